@@ -1,0 +1,13 @@
+# headroom_options: the compile flags of our own code, for every target of this build.
+add_library(headroom_options INTERFACE)
+target_compile_options(headroom_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
+if(HEADROOM_WERROR)
+  target_compile_options(headroom_options INTERFACE -Werror)
+endif()
+if(HEADROOM_SANITIZE)
+  add_compile_options(-fsanitize=${HEADROOM_SANITIZE} -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=${HEADROOM_SANITIZE})
+  if(HEADROOM_SANITIZE MATCHES undefined)
+    add_compile_options(-fno-sanitize-recover=undefined)
+  endif()
+endif()

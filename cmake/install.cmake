@@ -1,0 +1,16 @@
+# find_package(headroom) and pkg-config.
+include(CMakePackageConfigHelpers)
+install(TARGETS headroom EXPORT headroom_targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library)
+install(DIRECTORY include/headroom DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+install(EXPORT headroom_targets NAMESPACE headroom:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/headroom
+  COMPONENT development)
+configure_package_config_file(cmake/headroom-config.cmake.in ${PROJECT_BINARY_DIR}/headroom-config.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/headroom)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/headroom-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/headroom-config.cmake ${PROJECT_BINARY_DIR}/headroom-config-version.cmake
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/headroom COMPONENT development)
+configure_file(cmake/headroom.pc.in ${PROJECT_BINARY_DIR}/headroom.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/headroom.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)

@@ -1,0 +1,247 @@
+/* Headroom: the loss of a language model's head and its gradients, without the N x V logits. C ABI.
+ *
+ *   z_ij   = t(scale * (E_i . C_j) + bias_j)      t = identity, or softcap * tanh(. / softcap)
+ *   lse_i  = log sum_j exp z_ij,  nll_i = lse_i - z_iy,  entropy_i = lse_i - sum_j p_ij z_ij
+ *   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
+ *            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
+ *
+ * E = hidden [N, D], C = classifier [V, D], y = targets [N], w = class weights [V_total] (1 without).
+ * Reductions: none [N]; sum; mean = sum / divisor, the divisor being num_items when it is given, else the sum
+ * over valid rows of token_weight_i * w_y (0 / 0 = NaN without any valid row, as in PyTorch). A row whose
+ * target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax -1).
+ *
+ * Use: context -> plan -> run. Planning allocates no workspace; running allocates nothing.
+ * Every function that can fail returns a headroom_status; headroom_last_error() then holds the calling
+ * thread's message, which names the argument, what was expected and what was got. No function exits or throws.
+ * A context or plan may be used by several threads at once; buffers and workspace belong to one run at a time.
+ *
+ * Structs begin with struct_size, which the caller sets to sizeof the struct it was compiled with (the _init
+ * functions do); fields that a caller does not know keep their defaults, larger sizes than the library's are
+ * refused. */
+#ifndef HEADROOM_HEADROOM_H_
+#define HEADROOM_HEADROOM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(HEADROOM_BUILDING) && defined(__GNUC__)
+#define HEADROOM_API __attribute__((visibility("default")))
+#else
+#define HEADROOM_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HEADROOM_VERSION_MAJOR 0
+#define HEADROOM_VERSION_MINOR 1
+#define HEADROOM_VERSION_PATCH 0
+
+typedef enum headroom_status {
+  HEADROOM_OK = 0,
+  HEADROOM_INVALID_ARGUMENT = 1,
+  HEADROOM_INVALID_TARGET = 2,      /* a target outside [0, V_total) that is not ignore_index; nothing was written */
+  HEADROOM_BUDGET_TOO_SMALL = 3,    /* the message names the smallest budget that works */
+  HEADROOM_UNSUPPORTED = 4,         /* no backend of the context can run the problem */
+  HEADROOM_BACKEND_UNAVAILABLE = 5, /* a backend or instruction set asked for by name is not usable here */
+  HEADROOM_OUT_OF_MEMORY = 6,
+  HEADROOM_INTERNAL = 7
+} headroom_status;
+
+typedef enum headroom_dtype {
+  HEADROOM_F32 = 0,
+  HEADROOM_BF16 = 1,
+  HEADROOM_F16 = 2,
+  HEADROOM_F64 = 3, /* the reference backend only; then every tensor and statistic is float64 */
+  HEADROOM_I32 = 4,
+  HEADROOM_I64 = 5
+} headroom_dtype;
+
+typedef enum headroom_reduction {
+  HEADROOM_REDUCTION_NONE = 0,
+  HEADROOM_REDUCTION_SUM = 1,
+  HEADROOM_REDUCTION_MEAN = 2
+} headroom_reduction;
+
+typedef enum headroom_pass {
+  HEADROOM_FORWARD = 0,         /* row statistics and losses */
+  HEADROOM_BACKWARD = 1,        /* gradients, from the lse (and entropy) of an earlier forward pass */
+  HEADROOM_FORWARD_BACKWARD = 2 /* both in one run; the only upstream gradient is grad_loss */
+} headroom_pass;
+
+typedef enum headroom_plan_kind {
+  HEADROOM_PLAN_FORWARD = 0,      /* loss only, 1F (F = 2NVD FLOP, one matrix product) */
+  HEADROOM_PLAN_WHOLE = 1,        /* all exponentials are kept, 3F */
+  HEADROOM_PLAN_TOKEN_CHUNKS = 2, /* those of a chunk of tokens are kept, 3F */
+  HEADROOM_PLAN_VOCAB_CHUNKS = 3, /* logits are computed again for the gradients, up to 4F */
+  HEADROOM_PLAN_BACKWARD = 4      /* gradients from a known lse, 3F */
+} headroom_plan_kind;
+
+typedef struct headroom_context headroom_context;
+typedef struct headroom_plan headroom_plan;
+
+/* A host's own thread pool: call body(task, worker, body_data) once for every task in [0, tasks), workers
+ * numbered in [0, threads), no two calls with one worker number at once; return when all are done. */
+typedef void (*headroom_task)(int64_t task, int32_t worker, void* body_data);
+typedef void (*headroom_parallel_for)(int64_t tasks, headroom_task body, void* body_data, void* pool);
+
+typedef struct headroom_context_options {
+  size_t struct_size;
+  const char* backend; /* "cpu" or "reference"; null: the first of headroom_backend_count() that can run a problem */
+  const char* isa;     /* instruction set of the CPU backend by name; null: the best of this machine */
+  int32_t threads;     /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
+  headroom_parallel_for parallel_for; /* null: OpenMP */
+  void* pool;                         /* passed to parallel_for */
+} headroom_context_options;
+
+/* What to compute. Dimensions in elements; flags are 0 or 1. */
+typedef struct headroom_problem {
+  size_t struct_size;
+  int32_t pass;             /* headroom_pass */
+  int32_t reduction;        /* headroom_reduction; default mean */
+  int64_t tokens;           /* N >= 0 */
+  int64_t vocab;            /* V >= 1, rows of the classifier at hand */
+  int64_t hidden;           /* D >= 1 */
+  int64_t vocab_start;      /* a shard holds the ids [vocab_start, vocab_start + vocab) of vocab_total */
+  int64_t vocab_total;      /* 0: vocab, the whole vocabulary. Targets are always global ids */
+  int32_t hidden_dtype;     /* headroom_dtype, any float; default float32, as are the others */
+  int32_t classifier_dtype;
+  int32_t bias_dtype;
+  int32_t target_dtype;     /* HEADROOM_I32 or HEADROOM_I64 (default) */
+  int32_t d_hidden_dtype;   /* dtype of the gradient's buffer, any float: rounded once from fp32 */
+  int32_t d_classifier_dtype;
+  int32_t d_bias_dtype;
+  int32_t has_bias;
+  int32_t has_class_weight;
+  int32_t has_token_weight;
+  double scale;             /* default 1 */
+  double softcap;           /* 0 (default): none */
+  double label_smoothing;   /* [0, 1] */
+  double z_loss;            /* factor of lse^2 */
+  double num_items;         /* divisor of the mean; 0 (default): the weights of the valid rows */
+  int64_t ignore_index;     /* default -100 */
+  int64_t shift;            /* >= 0: row s of a sequence predicts its target s + shift; rows without one are ignored */
+  int64_t sequence_length;  /* tokens is a multiple of it; 0: all tokens are one sequence */
+  int32_t want_entropy;
+  int32_t want_argmax;      /* argmax and correct_count */
+  int32_t want_d_hidden;    /* a gradient that is not wanted is neither computed nor allocated */
+  int32_t want_d_classifier;
+  int32_t want_d_bias;
+  int32_t has_grad_nll;     /* backward only: further upstream gradients */
+  int32_t has_grad_lse;
+  int32_t has_grad_entropy;
+  int32_t accumulate_d_hidden; /* add to the (float32) buffer instead of overwriting it */
+  int32_t accumulate_d_classifier;
+  int32_t accumulate_d_bias;
+  int32_t reserved;
+  size_t max_workspace_bytes; /* hard; 0 (default): as the fastest plan wants */
+} headroom_problem;
+
+/* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
+ * contiguous; strides between rows in elements, 0: tightly packed. */
+typedef struct headroom_buffers {
+  size_t struct_size;
+  const void* hidden;       /* [N, D] */
+  int64_t hidden_stride;
+  const void* classifier;   /* [V, D] */
+  int64_t classifier_stride;
+  const void* bias;         /* [V] */
+  const void* targets;      /* [N] */
+  const void* class_weight; /* [V_total] stats */
+  const void* token_weight; /* [N] stats */
+  const void* grad_loss;    /* scalar, or [N] with reduction none; stats; null: 1 */
+  const void* grad_nll;     /* [N] stats */
+  const void* grad_lse;     /* [N] stats */
+  const void* grad_entropy; /* [N] stats */
+  /* Row statistics, outputs of a forward pass. Required of a shard, where several are joined by
+   * headroom_row_stats_merge (or _rebase and a sum) before headroom_loss_from_row_stats. */
+  void* max;                /* [N] stats: max_j z_ij */
+  void* sum_exp;            /* [N] stats: sum_j exp(z_ij - max_i) */
+  void* target_logit;       /* [N] stats: z_iy, 0 where y is in another shard */
+  void* sum_exp_logit;      /* [N] stats: sum_j exp(z_ij - max_i) z_ij; only with want_entropy */
+  void* weighted_logit_sum; /* [N] stats: sum_j w_j z_ij; only with label smoothing */
+  /* Losses, outputs of a forward pass over a whole vocabulary. */
+  void* loss;               /* scalar, or [N] with reduction none; stats */
+  void* nll;                /* [N] stats; -nll is the target's log probability */
+  void* lse;                /* [N] stats; INPUT of a backward pass */
+  void* entropy;            /* [N] stats; INPUT of a backward pass with grad_entropy */
+  int64_t* argmax;          /* [N] global id of the largest logit (the first of equals) */
+  int64_t* correct_count;   /* scalar: rows whose argmax is their target */
+  int64_t* valid_count;     /* scalar: rows that are not ignored */
+  /* Gradients. Those of a shard: d_hidden is the shard's part of a sum over shards, the others are its own. */
+  void* d_hidden;           /* [N, D] */
+  int64_t d_hidden_stride;
+  void* d_classifier;       /* [V, D] */
+  int64_t d_classifier_stride;
+  void* d_bias;             /* [V] */
+} headroom_buffers;
+
+typedef struct headroom_plan_info {
+  size_t struct_size;
+  int32_t kind;             /* headroom_plan_kind */
+  int32_t threads;
+  size_t workspace_bytes;   /* beyond inputs and outputs: exact, and all that the run uses */
+  double cost_f;            /* work in units of F */
+  double predicted_seconds;
+  int64_t token_chunk;      /* rows whose exponentials are kept at once; 0: none */
+  char backend[32];
+  char config[96];          /* the kernels' configuration, for people */
+} headroom_plan_info;
+
+HEADROOM_API const char* headroom_version(void); /* "0.1.0" */
+HEADROOM_API const char* headroom_status_name(headroom_status status);
+HEADROOM_API const char* headroom_plan_kind_name(headroom_plan_kind kind);
+/* The calling thread's last failure; "" before any. Valid until its next failing call. */
+HEADROOM_API const char* headroom_last_error(void);
+
+/* Backends in order of preference, usable or not. */
+HEADROOM_API int32_t headroom_backend_count(void);
+HEADROOM_API const char* headroom_backend_name(int32_t index); /* null past the end */
+/* Writes one line about the device, and why the backend is not usable ("" when it is), both cut to their sizes. */
+HEADROOM_API headroom_status headroom_backend_info(int32_t index, char* description, size_t description_size,
+                                                   char* why_unavailable, size_t why_unavailable_size);
+
+/* Set struct_size and all defaults. */
+HEADROOM_API void headroom_context_options_init(headroom_context_options* options);
+HEADROOM_API void headroom_problem_init(headroom_problem* problem);
+HEADROOM_API void headroom_buffers_init(headroom_buffers* buffers);
+HEADROOM_API void headroom_plan_info_init(headroom_plan_info* info);
+
+HEADROOM_API headroom_status headroom_context_create(const headroom_context_options* options, /* null: defaults */
+                                                     headroom_context** context);
+HEADROOM_API void headroom_context_destroy(headroom_context* context); /* null is fine */
+
+/* The fastest plan within max_workspace_bytes. */
+HEADROOM_API headroom_status headroom_plan_create(const headroom_context* context, const headroom_problem* problem,
+                                                  headroom_plan** plan);
+HEADROOM_API void headroom_plan_destroy(headroom_plan* plan); /* null is fine */
+HEADROOM_API headroom_status headroom_plan_get_info(const headroom_plan* plan, headroom_plan_info* info);
+/* All plans considered: writes at most capacity of them (infos[0].struct_size set) and how many there are. */
+HEADROOM_API headroom_status headroom_plan_list(const headroom_context* context, const headroom_problem* problem,
+                                                headroom_plan_info* infos, int32_t capacity, int32_t* count);
+
+/* Runs a plan. workspace: plan's workspace_bytes, 64-byte aligned. stream: null on the CPU. Targets are
+ * checked before anything is written. */
+HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers, void* workspace,
+                                          size_t workspace_bytes, void* stream);
+
+/* Pieces for a vocabulary cut into shards. They work on host memory and read only the problem's
+ * sizes, dtypes and options.
+ * merge: joins the statistics of `from` (another shard, same rows) into `into`; associative.
+ * rebase: changes the anchor of the sums to new_max [N] stats >= max (a maximum over all shards), after which
+ * sum_exp, target_logit, sum_exp_logit and weighted_logit_sum of all shards simply add up (an all-reduce).
+ * loss: from the joined statistics to loss, nll, lse, entropy, argmax and correct_count. Needs targets and
+ * weights in the buffers. */
+HEADROOM_API headroom_status headroom_row_stats_merge(const headroom_problem* problem, const headroom_buffers* from,
+                                                      const headroom_buffers* into);
+HEADROOM_API headroom_status headroom_row_stats_rebase(const headroom_problem* problem, const headroom_buffers* stats,
+                                                       const void* new_max);
+HEADROOM_API headroom_status headroom_loss_from_row_stats(const headroom_problem* problem,
+                                                          const headroom_buffers* buffers);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* HEADROOM_HEADROOM_H_ */

@@ -1,0 +1,276 @@
+// Every entry point catches everything and turns it into a status and the thread's message.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "backends.h"
+#include "c_structs.h"
+#include "core/host_loss.h"
+#include "core/status.h"
+#include "core/targets.h"
+#include "core/validate.h"
+#include "headroom/headroom.h"
+#include "openmp_parallel_for.h"
+#include "run.h"
+
+using namespace headroom;
+
+struct headroom_context {
+  Context context;
+};
+
+struct headroom_plan {
+  PlannedProblem planned;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+headroom_status fail(Status status, const char* message) noexcept {
+  try {
+    last_error = message;
+  } catch (...) {
+    last_error.clear();
+  }
+  return static_cast<headroom_status>(status);
+}
+
+template <class F>
+headroom_status guarded(F&& body) noexcept {
+  try {
+    body();
+    return HEADROOM_OK;
+  } catch (const Error& error) {
+    return fail(error.status(), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(Status::kOutOfMemory, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(Status::kInternal, error.what());
+  } catch (...) {
+    return fail(Status::kInternal, "an unknown exception");
+  }
+}
+
+template <class T>
+T* required(T* pointer, const char* argument) {
+  if (pointer == nullptr) throw_invalid(argument, "a pointer", "null");
+  return pointer;
+}
+
+template <class T>
+void init_struct(T* out) {
+  if (out == nullptr) return;
+  std::memset(out, 0, sizeof(T));
+  out->struct_size = sizeof(T);
+}
+
+// A problem for the functions on row statistics: only sizes, dtypes and options matter.
+Problem stats_problem(const headroom_problem* problem) {
+  Problem p = to_problem(complete(problem));
+  p.pass = Pass::kForward;
+  p.want_d_hidden = p.want_d_classifier = p.want_d_bias = false;
+  p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = false;
+  p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = false;
+  return validated(p);
+}
+
+Buffers stats_buffers(const Problem& problem, const headroom_buffers* buffers) {
+  const Buffers b = to_buffers(complete(buffers));
+  if (problem.tokens == 0) return b;
+  required(b.max, "max");
+  required(b.sum_exp, "sum_exp");
+  required(b.target_logit, "target_logit");
+  if (problem.needs_logit_mean()) required(b.sum_exp_logit, "sum_exp_logit");
+  if (problem.needs_weighted_logit_sum()) required(b.weighted_logit_sum, "weighted_logit_sum");
+  if (problem.want_argmax) required(b.argmax, "argmax");
+  return b;
+}
+
+void write_row_stats(const Problem& problem, const Buffers& b, int64_t row, const RowStats<double>& stats) {
+  const DType dtype = problem.stats_dtype();
+  const auto store = [&](void* data, double value) {
+    if (data != nullptr) store_from_double(data, dtype, row, value);
+  };
+  store(b.max, stats.max);
+  store(b.sum_exp, stats.sum_exp);
+  store(b.target_logit, stats.target_logit);
+  store(b.sum_exp_logit, stats.sum_exp_logit);
+  store(b.weighted_logit_sum, stats.weighted_logit_sum);
+  if (b.argmax != nullptr) b.argmax[row] = stats.argmax;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* headroom_version(void) {
+  return "0.1.0";
+}
+
+const char* headroom_status_name(headroom_status status) {
+  return status_name(static_cast<Status>(status));
+}
+
+const char* headroom_plan_kind_name(headroom_plan_kind kind) {
+  return plan_kind_name(static_cast<PlanKind>(kind));
+}
+
+const char* headroom_last_error(void) {
+  return last_error.c_str();
+}
+
+int32_t headroom_backend_count(void) {
+  return static_cast<int32_t>(all_backends().size());
+}
+
+const char* headroom_backend_name(int32_t index) {
+  if (index < 0 || index >= headroom_backend_count()) return nullptr;
+  return all_backends()[static_cast<size_t>(index)]->name;
+}
+
+headroom_status headroom_backend_info(int32_t index, char* description, size_t description_size,
+                                      char* why_unavailable, size_t why_unavailable_size) {
+  return guarded([&] {
+    if (headroom_backend_name(index) == nullptr) {
+      throw_invalid("index", "0 to " + std::to_string(headroom_backend_count() - 1), std::to_string(index));
+    }
+    const Backend& backend = *all_backends()[static_cast<size_t>(index)];
+    BackendOptions options;
+    options.parallel_for = openmp_parallel_for(0);
+    write_text(backend.describe(options).c_str(), description, description_size);
+    write_text(backend.why_unavailable(options).c_str(), why_unavailable, why_unavailable_size);
+  });
+}
+
+void headroom_context_options_init(headroom_context_options* options) {
+  init_struct(options);
+}
+
+void headroom_problem_init(headroom_problem* problem) {
+  init_struct(problem);
+  if (problem == nullptr) return;
+  problem->reduction = HEADROOM_REDUCTION_MEAN;
+  problem->target_dtype = HEADROOM_I64;
+  problem->scale = 1;
+  problem->ignore_index = -100;
+}
+
+void headroom_buffers_init(headroom_buffers* buffers) {
+  init_struct(buffers);
+}
+
+void headroom_plan_info_init(headroom_plan_info* info) {
+  init_struct(info);
+}
+
+headroom_status headroom_context_create(const headroom_context_options* options, headroom_context** context) {
+  return guarded([&] {
+    required(context, "context");
+    headroom_context_options defaults;
+    headroom_context_options_init(&defaults);
+    const headroom_context_options given = options == nullptr ? defaults : complete(options);
+    auto made = std::make_unique<headroom_context>(headroom_context{to_context(given)});
+    if (!made->context.backend.empty()) backend_by_name(made->context.backend, made->context.options);
+    if (!made->context.options.isa.empty()) backend_by_name("cpu", made->context.options);
+    *context = made.release();
+  });
+}
+
+void headroom_context_destroy(headroom_context* context) {
+  delete context;
+}
+
+headroom_status headroom_plan_create(const headroom_context* context, const headroom_problem* problem,
+                                     headroom_plan** plan) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    required(plan, "plan");
+    const headroom_problem given = complete(problem);
+    auto made = std::make_unique<headroom_plan>(
+        headroom_plan{make_plan(c, to_problem(given), given.max_workspace_bytes)});
+    *plan = made.release();
+  });
+}
+
+void headroom_plan_destroy(headroom_plan* plan) {
+  delete plan;
+}
+
+headroom_status headroom_plan_get_info(const headroom_plan* plan, headroom_plan_info* info) {
+  return guarded([&] {
+    const PlannedProblem& planned = required(plan, "plan")->planned;
+    write_plan_info(planned.plan, planned.backend->name, info);
+  });
+}
+
+headroom_status headroom_plan_list(const headroom_context* context, const headroom_problem* problem,
+                                   headroom_plan_info* infos, int32_t capacity, int32_t* count) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    required(count, "count");
+    const headroom_problem given = complete(problem);
+    const Backend* backend = nullptr;
+    const std::vector<Plan> plans = list_plans(c, to_problem(given), given.max_workspace_bytes, &backend);
+    const auto total = static_cast<int32_t>(plans.size());
+    if (capacity > 0) required(infos, "infos");
+    for (int32_t i = 0; i < std::min(total, capacity); ++i) {
+      infos[i].struct_size = infos[0].struct_size;
+      write_plan_info(plans[static_cast<size_t>(i)], backend->name, &infos[i]);
+    }
+    *count = total;
+  });
+}
+
+headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers, void* workspace,
+                             size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    const PlannedProblem& planned = required(plan, "plan")->planned;
+    if (stream != nullptr) throw_invalid("stream", "null on the CPU", "a pointer");
+    run(planned, to_buffers(complete(buffers)), workspace, workspace_bytes);
+  });
+}
+
+headroom_status headroom_row_stats_merge(const headroom_problem* problem, const headroom_buffers* from,
+                                         const headroom_buffers* into) {
+  return guarded([&] {
+    const Problem p = stats_problem(problem);
+    const Buffers a = stats_buffers(p, into);
+    const Buffers b = stats_buffers(p, from);
+    for (int64_t row = 0; row < p.tokens; ++row) {
+      write_row_stats(p, a, row, merge(read_row_stats(p, a, row), read_row_stats(p, b, row)));
+    }
+  });
+}
+
+headroom_status headroom_row_stats_rebase(const headroom_problem* problem, const headroom_buffers* stats,
+                                          const void* new_max) {
+  return guarded([&] {
+    const Problem p = stats_problem(problem);
+    const Buffers b = stats_buffers(p, stats);
+    if (p.tokens > 0) required(new_max, "new_max");
+    for (int64_t row = 0; row < p.tokens; ++row) {
+      const double anchor = load_as_double(new_max, p.stats_dtype(), row);
+      write_row_stats(p, b, row, rebase(read_row_stats(p, b, row), anchor));
+    }
+  });
+}
+
+headroom_status headroom_loss_from_row_stats(const headroom_problem* problem,
+                                             const headroom_buffers* buffers) {
+  return guarded([&] {
+    const Problem p = stats_problem(problem);
+    const Buffers b = stats_buffers(p, buffers);
+    if (p.tokens > 0) required(b.targets, "targets");
+    if (p.has_class_weight) required(b.class_weight, "class_weight");
+    if (p.tokens > 0 && p.has_token_weight) required(b.token_weight, "token_weight");
+    check_targets(p, b.targets);
+    std::vector<int64_t> rows(static_cast<size_t>(p.tokens));
+    losses_from_row_stats(p, b, rows.data());
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,191 @@
+#include "c_structs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/status.h"
+#include "core/validate.h"
+#include "openmp_parallel_for.h"
+
+namespace headroom {
+namespace {
+
+template <class T>
+T complete_struct(const T* given, void (*init)(T*), const char* name) {
+  if (given == nullptr) throw_invalid(name, "a pointer", "null");
+  if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(T)) {
+    throw_invalid(std::string(name) + ".struct_size",
+                  "at most " + std::to_string(sizeof(T)) + " (set by " + name + "_init)",
+                  std::to_string(given->struct_size));
+  }
+  T out;
+  init(&out);
+  std::memcpy(&out, given, given->struct_size);
+  out.struct_size = sizeof(T);
+  return out;
+}
+
+template <class E>
+E to_enum(int32_t value, E last, const char* argument) {
+  if (value < 0 || value > static_cast<int32_t>(last)) {
+    throw_invalid(argument, "0 to " + std::to_string(static_cast<int>(last)), std::to_string(value));
+  }
+  return static_cast<E>(value);
+}
+
+bool to_flag(int32_t value, const char* argument) {
+  if (value != 0 && value != 1) throw_invalid(argument, "0 or 1", std::to_string(value));
+  return value == 1;
+}
+
+DType to_dtype(int32_t value, const char* argument) {
+  return to_enum(value, DType::kI64, argument);
+}
+
+// A host's pool called through the C function pointers; an OpenMP one otherwise.
+ParallelFor to_parallel_for(const headroom_context_options& options) {
+  if (options.parallel_for == nullptr) return openmp_parallel_for(options.threads);
+  if (options.threads < 1) {
+    throw_invalid("threads", "the number of workers of the given parallel_for",
+                  std::to_string(options.threads));
+  }
+  using Body = std::function<void(int64_t, int)>;
+  return {options.threads,
+          [pool = options.pool, call = options.parallel_for](int64_t tasks, const Body& body) {
+            const auto task = [](int64_t index, int32_t worker, void* data) {
+              (*static_cast<const Body*>(data))(index, worker);
+            };
+            call(tasks, task, const_cast<Body*>(&body), pool);
+          }};
+}
+
+}  // namespace
+
+headroom_context_options complete(const headroom_context_options* given) {
+  return complete_struct(given, headroom_context_options_init, "headroom_context_options");
+}
+
+headroom_problem complete(const headroom_problem* given) {
+  return complete_struct(given, headroom_problem_init, "headroom_problem");
+}
+
+headroom_buffers complete(const headroom_buffers* given) {
+  return complete_struct(given, headroom_buffers_init, "headroom_buffers");
+}
+
+Context to_context(const headroom_context_options& options) {
+  constexpr int32_t kMostThreads = 4096;
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    throw_invalid("threads", "0 to " + std::to_string(kMostThreads), std::to_string(options.threads));
+  }
+  Context context;
+  context.backend = options.backend != nullptr ? options.backend : "";
+  context.options.isa = options.isa != nullptr ? options.isa : "";
+  context.options.parallel_for = to_parallel_for(options);
+  return context;
+}
+
+Problem to_problem(const headroom_problem& c) {
+  Problem p;
+  p.pass = to_enum(c.pass, Pass::kForwardBackward, "pass");
+  p.reduction = to_enum(c.reduction, Reduction::kMean, "reduction");
+  p.tokens = c.tokens;
+  p.vocab = c.vocab;
+  p.hidden = c.hidden;
+  p.vocab_start = c.vocab_start;
+  p.vocab_total = c.vocab_total;
+  p.hidden_dtype = to_dtype(c.hidden_dtype, "hidden_dtype");
+  p.classifier_dtype = to_dtype(c.classifier_dtype, "classifier_dtype");
+  p.bias_dtype = to_dtype(c.bias_dtype, "bias_dtype");
+  p.target_dtype = to_dtype(c.target_dtype, "target_dtype");
+  p.d_hidden_dtype = to_dtype(c.d_hidden_dtype, "d_hidden_dtype");
+  p.d_classifier_dtype = to_dtype(c.d_classifier_dtype, "d_classifier_dtype");
+  p.d_bias_dtype = to_dtype(c.d_bias_dtype, "d_bias_dtype");
+  p.has_bias = to_flag(c.has_bias, "has_bias");
+  p.has_class_weight = to_flag(c.has_class_weight, "has_class_weight");
+  p.has_token_weight = to_flag(c.has_token_weight, "has_token_weight");
+  p.scale = c.scale;
+  p.softcap = c.softcap;
+  p.label_smoothing = c.label_smoothing;
+  p.z_loss = c.z_loss;
+  p.num_items = c.num_items;
+  p.ignore_index = c.ignore_index;
+  p.shift = c.shift;
+  p.sequence_length = c.sequence_length;
+  p.want_entropy = to_flag(c.want_entropy, "want_entropy");
+  p.want_argmax = to_flag(c.want_argmax, "want_argmax");
+  p.want_d_hidden = to_flag(c.want_d_hidden, "want_d_hidden");
+  p.want_d_classifier = to_flag(c.want_d_classifier, "want_d_classifier");
+  p.want_d_bias = to_flag(c.want_d_bias, "want_d_bias");
+  p.has_grad_nll = to_flag(c.has_grad_nll, "has_grad_nll");
+  p.has_grad_lse = to_flag(c.has_grad_lse, "has_grad_lse");
+  p.has_grad_entropy = to_flag(c.has_grad_entropy, "has_grad_entropy");
+  p.accumulate_d_hidden = to_flag(c.accumulate_d_hidden, "accumulate_d_hidden");
+  p.accumulate_d_classifier = to_flag(c.accumulate_d_classifier, "accumulate_d_classifier");
+  p.accumulate_d_bias = to_flag(c.accumulate_d_bias, "accumulate_d_bias");
+  return p;
+}
+
+Buffers to_buffers(const headroom_buffers& c) {
+  Buffers b;
+  b.hidden = c.hidden;
+  b.hidden_stride = c.hidden_stride;
+  b.classifier = c.classifier;
+  b.classifier_stride = c.classifier_stride;
+  b.bias = c.bias;
+  b.targets = c.targets;
+  b.class_weight = c.class_weight;
+  b.token_weight = c.token_weight;
+  b.grad_loss = c.grad_loss;
+  b.grad_nll = c.grad_nll;
+  b.grad_lse = c.grad_lse;
+  b.grad_entropy = c.grad_entropy;
+  b.max = c.max;
+  b.sum_exp = c.sum_exp;
+  b.target_logit = c.target_logit;
+  b.sum_exp_logit = c.sum_exp_logit;
+  b.weighted_logit_sum = c.weighted_logit_sum;
+  b.loss = c.loss;
+  b.nll = c.nll;
+  b.lse = c.lse;
+  b.entropy = c.entropy;
+  b.argmax = c.argmax;
+  b.correct_count = c.correct_count;
+  b.valid_count = c.valid_count;
+  b.d_hidden = c.d_hidden;
+  b.d_hidden_stride = c.d_hidden_stride;
+  b.d_classifier = c.d_classifier;
+  b.d_classifier_stride = c.d_classifier_stride;
+  b.d_bias = c.d_bias;
+  return b;
+}
+
+void write_text(const char* text, char* buffer, size_t size) {
+  if (buffer == nullptr || size == 0) return;
+  const size_t length = std::min(std::strlen(text), size - 1);
+  std::memcpy(buffer, text, length);
+  buffer[length] = '\0';
+}
+
+void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* info) {
+  if (info == nullptr) throw_invalid("info", "a pointer", "null");
+  if (info->struct_size < sizeof(size_t) || info->struct_size > sizeof(headroom_plan_info)) {
+    throw_invalid("headroom_plan_info.struct_size", "at most " + std::to_string(sizeof(headroom_plan_info)),
+                  std::to_string(info->struct_size));
+  }
+  headroom_plan_info out;
+  headroom_plan_info_init(&out);
+  out.struct_size = info->struct_size;
+  out.kind = static_cast<int32_t>(plan.kind);
+  out.threads = plan.threads;
+  out.workspace_bytes = plan.workspace_bytes;
+  out.cost_f = plan.cost_f;
+  out.predicted_seconds = plan.predicted_seconds;
+  out.token_chunk = plan.token_chunk;
+  write_text(backend, out.backend, sizeof out.backend);
+  write_text(plan.config.c_str(), out.config, sizeof out.config);
+  std::memcpy(info, &out, out.struct_size);
+}
+
+}  // namespace headroom

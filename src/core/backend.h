@@ -1,0 +1,39 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/buffers.h"
+#include "core/parallel.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/workspace.h"
+
+namespace headroom {
+
+// What a context asks of its backends.
+struct BackendOptions {
+  std::string isa;  // instruction set by name; empty: the best of this machine
+  ParallelFor parallel_for;
+};
+
+// A backend is one row of this table; src/backends.cpp lists them in order of preference.
+struct Backend {
+  const char* name;
+  // Empty when usable on this machine, else why not.
+  std::string (*why_unavailable)(const BackendOptions& options);
+  // One line of facts about the device: processor, instruction sets, the one chosen.
+  std::string (*describe)(const BackendOptions& options);
+  // Empty when it can run the (already validated) problem, else why not.
+  std::string (*why_unsupported)(const Problem& problem, const BackendOptions& options);
+  // All plans worth choosing from that fit the budget (0: none), and always the one that needs least memory.
+  // Allocates no workspace and touches no data.
+  std::vector<Plan> (*plans)(const Problem& problem, const BackendOptions& options,
+                             size_t max_workspace_bytes);
+  // Runs a plan of this backend. Buffers are complete for the problem; the workspace has plan.workspace_bytes
+  // at 64-byte alignment. Allocates nothing.
+  void (*run)(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
+              const BackendOptions& options);
+};
+
+}  // namespace headroom

@@ -1,0 +1,46 @@
+#pragma once
+#include <cstdint>
+
+namespace headroom {
+
+// Pointers of one run. Optional ones are null when the Problem does not ask for them. Strides are in
+// elements; the innermost dimension is contiguous. "stats" is Problem::stats_dtype().
+struct Buffers {
+  // inputs
+  const void* hidden = nullptr;  // [N, D]
+  int64_t hidden_stride = 0;
+  const void* classifier = nullptr;  // [V, D]
+  int64_t classifier_stride = 0;
+  const void* bias = nullptr;          // [V]
+  const void* targets = nullptr;       // [N], global vocabulary ids
+  const void* class_weight = nullptr;  // [V_total] stats
+  const void* token_weight = nullptr;  // [N] stats
+  // upstream gradients; null grad_loss means 1
+  const void* grad_loss = nullptr;     // scalar, or [N] with Reduction::kNone; stats
+  const void* grad_nll = nullptr;      // [N] stats
+  const void* grad_lse = nullptr;      // [N] stats
+  const void* grad_entropy = nullptr;  // [N] stats
+  // Row statistics (forward), each [N] stats. Any may be null except for a shard, where all that the loss
+  // needs must be given. Ignored rows hold the statistics of no column: max -inf, the sums 0.
+  void* max = nullptr;                 // max_j z_ij
+  void* sum_exp = nullptr;             // sum_j exp(z_ij - max)
+  void* target_logit = nullptr;        // z_iy, 0 when y is not in this shard
+  void* sum_exp_logit = nullptr;       // sum_j exp(z_ij - max) z_ij
+  void* weighted_logit_sum = nullptr;  // sum_j w_j z_ij
+  // losses (forward of a whole vocabulary); ignored rows hold 0 (argmax -1)
+  void* loss = nullptr;              // scalar, or [N] with Reduction::kNone; stats
+  void* nll = nullptr;               // [N] stats: lse - z_iy; the target's log probability is -nll
+  void* lse = nullptr;               // [N] stats; an input of the backward pass
+  void* entropy = nullptr;           // [N] stats; an input of the backward pass with grad_entropy
+  int64_t* argmax = nullptr;         // [N] global id of the largest logit, the first of equals
+  int64_t* correct_count = nullptr;  // scalar: rows whose argmax is the target
+  int64_t* valid_count = nullptr;    // scalar: rows that are not ignored
+  // gradients
+  void* d_hidden = nullptr;  // [N, D]; ignored rows are zero
+  int64_t d_hidden_stride = 0;
+  void* d_classifier = nullptr;  // [V, D]
+  int64_t d_classifier_stride = 0;
+  void* d_bias = nullptr;  // [V]
+};
+
+}  // namespace headroom

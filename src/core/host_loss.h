@@ -1,0 +1,53 @@
+#pragma once
+#include <cstdint>
+
+#include "core/buffers.h"
+#include "core/problem.h"
+#include "core/row_coefficients.h"
+#include "core/row_stats.h"
+
+namespace headroom {
+
+// The N-vector work around the kernels for backends whose buffers are host memory: from merged row statistics
+// to losses and outputs, and from upstream gradients to row coefficients. All in double, rows in order.
+struct HostLoss {
+  const Problem& problem;
+  const Buffers& buffers;
+  LossParams<double> params;
+  double divisor = 1;  // of the reduction
+};
+
+// rows: the row_count rows that are not ignored.
+HostLoss make_host_loss(const Problem& problem, const Buffers& buffers, const int64_t* rows,
+                        int64_t row_count);
+
+RowWeights<double> row_weights(const HostLoss& context, int64_t row);
+
+// Coefficients of one valid row; entropy is read only with a gradient of it.
+RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row, double lse, double entropy);
+
+// Fills every per-token output of the forward pass with the values of an ignored row.
+void write_ignored_defaults(const Problem& problem, const Buffers& buffers);
+
+// Takes the statistics of the valid rows in ascending order and writes the outputs that the buffers ask for.
+class HostLossWriter {
+ public:
+  explicit HostLossWriter(const HostLoss& context) : context_(context) {}
+  void add(int64_t row, const RowStats<double>& stats);
+  void finish();  // the reduced loss and the counts
+
+ private:
+  const HostLoss& context_;
+  double sum_ = 0;
+  int64_t valid_ = 0;
+  int64_t correct_ = 0;
+};
+
+// Statistics of one row from the buffers of an earlier (merged) forward pass.
+RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, int64_t row);
+
+// From row statistics in the buffers to losses, for a caller that merged the shards of a vocabulary.
+// rows: workspace of N.
+void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64_t* rows);
+
+}  // namespace headroom

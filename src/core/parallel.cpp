@@ -1,0 +1,11 @@
+#include "core/parallel.h"
+
+namespace headroom {
+
+ParallelFor serial_parallel_for() {
+  return {1, [](int64_t tasks, const std::function<void(int64_t, int)>& body) {
+            for (int64_t task = 0; task < tasks; ++task) body(task, 0);
+          }};
+}
+
+}  // namespace headroom

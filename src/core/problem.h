@@ -1,0 +1,86 @@
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace headroom {
+
+enum class Reduction : int { kNone = 0, kSum = 1, kMean = 2 };
+
+// What a run computes.
+enum class Pass : int {
+  kForward = 0,          // row statistics, and from them the losses (the losses not for a vocabulary shard)
+  kBackward = 1,         // gradients, from lse (and entropy) of an earlier forward and any upstream gradients
+  kForwardBackward = 2,  // both in one run; upstream gradients are those of the reduced loss only
+};
+
+// Everything a plan depends on. Shapes and meanings: N tokens, V rows of the classifier at hand, D hidden.
+//   z_ij  = t(scale * (E_i . C_j) + bias_j),  t = identity, or softcap * tanh(. / softcap)
+//   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
+//            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
+// with w the class weights (all one without). Reductions: none [N]; sum; mean = sum / divisor where the
+// divisor is num_items when given, else sum over valid rows of token_weight_i * w_y.
+struct Problem {
+  Pass pass = Pass::kForward;
+  int64_t tokens = 0;  // N
+  int64_t vocab = 0;   // V, rows of the classifier at hand
+  int64_t hidden = 0;  // D
+
+  // A vocabulary shard holds the rows [vocab_start, vocab_start + vocab) of vocab_total; targets are global.
+  int64_t vocab_start = 0;
+  int64_t vocab_total = 0;
+
+  DType hidden_dtype = DType::kF32;
+  DType classifier_dtype = DType::kF32;
+  DType bias_dtype = DType::kF32;
+  DType target_dtype = DType::kI64;
+  DType d_hidden_dtype = DType::kF32;
+  DType d_classifier_dtype = DType::kF32;
+  DType d_bias_dtype = DType::kF32;
+
+  double scale = 1;
+  double softcap = 0;  // 0: none
+  double label_smoothing = 0;
+  double z_loss = 0;
+  double num_items = 0;  // 0: none
+  Reduction reduction = Reduction::kMean;
+  int64_t ignore_index = -100;
+  // Row (b, s) of sequences of length sequence_length predicts targets[b, s + shift]; rows without one are
+  // ignored.
+  int64_t shift = 0;
+  int64_t sequence_length = 0;  // 0: all tokens are one sequence
+
+  bool has_bias = false;
+  bool has_class_weight = false;
+  bool has_token_weight = false;
+  bool want_entropy = false;
+  bool want_argmax = false;
+  bool want_d_hidden = false;
+  bool want_d_classifier = false;
+  bool want_d_bias = false;
+  // Backward only: which per-token upstream gradients are given besides that of the loss.
+  bool has_grad_nll = false;
+  bool has_grad_lse = false;
+  bool has_grad_entropy = false;
+  // Add to what the gradient buffer holds (fp32 or fp64 buffers only) instead of overwriting it.
+  bool accumulate_d_hidden = false;
+  bool accumulate_d_classifier = false;
+  bool accumulate_d_bias = false;
+
+  bool is_shard() const { return vocab != vocab_total; }
+  bool has_gradients() const { return want_d_hidden || want_d_classifier || want_d_bias; }
+  bool needs_forward() const { return pass != Pass::kBackward; }
+  bool needs_backward() const { return pass != Pass::kForward; }
+  // dtype of every N-vector of floating point numbers and of the loss.
+  DType stats_dtype() const { return hidden_dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  // Row statistics beyond max, sum_exp and the target logit.
+  bool needs_logit_mean() const { return want_entropy; }                 // sum_j p_ij z_ij
+  bool needs_weighted_logit_sum() const { return label_smoothing > 0; }  // sum_j w_j z_ij
+};
+
+// FLOP of one bare GEMM of the problem: the unit F of costs.
+inline double gemm_flop(const Problem& p) {
+  return 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.vocab) * static_cast<double>(p.hidden);
+}
+
+}  // namespace headroom

@@ -1,0 +1,31 @@
+#include "core/status.h"
+
+namespace headroom {
+
+const char* status_name(Status status) {
+  switch (status) {
+    case Status::kOk:
+      return "ok";
+    case Status::kInvalidArgument:
+      return "invalid argument";
+    case Status::kInvalidTarget:
+      return "invalid target";
+    case Status::kBudgetTooSmall:
+      return "workspace budget too small";
+    case Status::kUnsupported:
+      return "unsupported";
+    case Status::kBackendUnavailable:
+      return "backend unavailable";
+    case Status::kOutOfMemory:
+      return "out of memory";
+    case Status::kInternal:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+void throw_invalid(const std::string& argument, const std::string& expected, const std::string& got) {
+  throw Error(Status::kInvalidArgument, argument + ": expected " + expected + ", got " + got);
+}
+
+}  // namespace headroom

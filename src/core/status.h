@@ -1,0 +1,35 @@
+#pragma once
+#include <stdexcept>
+#include <string>
+
+namespace headroom {
+
+// Numbered as headroom_status in the C header.
+enum class Status : int {
+  kOk = 0,
+  kInvalidArgument = 1,
+  kInvalidTarget = 2,       // a target outside [0, vocab_total) that is not ignore_index
+  kBudgetTooSmall = 3,      // max_workspace_bytes admits no plan; the message names the smallest that works
+  kUnsupported = 4,         // no backend of the context can run the problem
+  kBackendUnavailable = 5,  // a backend or instruction set asked for by name is not usable here
+  kOutOfMemory = 6,
+  kInternal = 7,
+};
+
+const char* status_name(Status status);
+
+// The one exception of the library; messages name the argument, what was expected and what was got.
+class Error : public std::runtime_error {
+ public:
+  Error(Status status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  Status status() const { return status_; }
+
+ private:
+  Status status_;
+};
+
+// "<argument>: expected <expected>, got <got>"
+[[noreturn]] void throw_invalid(const std::string& argument, const std::string& expected,
+                                const std::string& got);
+
+}  // namespace headroom

@@ -1,0 +1,53 @@
+#include "core/targets.h"
+
+#include <string>
+
+#include "core/status.h"
+
+namespace headroom {
+
+int64_t compact_rows(const Problem& problem, const void* targets, int64_t* rows) {
+  int64_t count = 0;
+  for (int64_t row = 0; row < problem.tokens; ++row) {
+    if (target_of_row(problem, targets, row) != problem.ignore_index) rows[count++] = row;
+  }
+  return count;
+}
+
+void check_targets(const Problem& problem, const void* targets) {
+  for (int64_t row = 0; row < problem.tokens; ++row) {
+    const int64_t target = target_of_row(problem, targets, row);
+    if (target == problem.ignore_index || (target >= 0 && target < problem.vocab_total)) continue;
+    throw Error(Status::kInvalidTarget, "targets: expected 0 <= target < " +
+                                            std::to_string(problem.vocab_total) + " or ignore_index " +
+                                            std::to_string(problem.ignore_index) + ", got " +
+                                            std::to_string(target) + " for row " + std::to_string(row));
+  }
+}
+
+double class_weight_sum(const Problem& problem, const Buffers& buffers) {
+  if (!problem.has_class_weight) return static_cast<double>(problem.vocab_total);
+  double sum = 0;
+  for (int64_t j = 0; j < problem.vocab_total; ++j) {
+    sum += load_as_double(buffers.class_weight, problem.stats_dtype(), j);
+  }
+  return sum;
+}
+
+double reduction_divisor(const Problem& problem, const Buffers& buffers, const int64_t* rows,
+                         int64_t row_count) {
+  if (problem.reduction != Reduction::kMean) return 1;
+  if (problem.num_items > 0) return problem.num_items;
+  if (!problem.has_class_weight && !problem.has_token_weight) return static_cast<double>(row_count);
+  const DType dtype = problem.stats_dtype();
+  double sum = 0;
+  for (int64_t i = 0; i < row_count; ++i) {
+    const int64_t target = target_of_row(problem, buffers.targets, rows[i]);
+    const double token = problem.has_token_weight ? load_as_double(buffers.token_weight, dtype, rows[i]) : 1;
+    const double weight = problem.has_class_weight ? load_as_double(buffers.class_weight, dtype, target) : 1;
+    sum += token * weight;
+  }
+  return sum;
+}
+
+}  // namespace headroom

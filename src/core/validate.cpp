@@ -1,0 +1,192 @@
+#include "core/validate.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/status.h"
+
+namespace headroom {
+namespace {
+
+void require(bool ok, const char* argument, const std::string& expected, const std::string& got) {
+  if (!ok) throw_invalid(argument, expected, got);
+}
+
+std::string text(int64_t value) {
+  return std::to_string(value);
+}
+
+std::string text(double value) {
+  std::string s = std::to_string(value);
+  return s;
+}
+
+void check_range(const char* argument, int64_t value, int64_t low, int64_t high) {
+  require(value >= low && value <= high, argument, "a number in [" + text(low) + ", " + text(high) + "]",
+          text(value));
+}
+
+void check_non_negative(const char* argument, double value) {
+  require(std::isfinite(value) && value >= 0, argument, "a finite number >= 0", text(value));
+}
+
+// Products of two dimensions and an element size must fit into 63 bits with room to spare.
+void check_product(const char* argument, int64_t a, int64_t b) {
+  require(a == 0 || b <= (int64_t{1} << 58) / a, argument, "a product of dimensions below 2^58",
+          text(a) + " x " + text(b));
+}
+
+void check_float(const char* argument, DType dtype, bool fp64_problem) {
+  require(is_float(dtype), argument, "a floating point dtype", dtype_name(dtype));
+  require((dtype == DType::kF64) == fp64_problem, argument,
+          fp64_problem ? "float64, as hidden_dtype is float64"
+                       : "float32, bfloat16 or float16, as hidden_dtype is not float64",
+          dtype_name(dtype));
+}
+
+void check_accumulate(const char* argument, bool accumulate, bool wanted, DType dtype) {
+  if (!accumulate) return;
+  require(wanted, argument, "false without the gradient itself", "true");
+  require(dtype == DType::kF32 || dtype == DType::kF64, argument, "a float32 (or float64) gradient to add to",
+          dtype_name(dtype));
+}
+
+void check_shapes(const Problem& p) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  check_range("tokens", p.tokens, 0, kMost);
+  check_range("vocab", p.vocab, 1, kMost);
+  check_range("hidden", p.hidden, 1, kMost);
+  check_product("tokens x vocab", p.tokens, p.vocab);
+  check_product("tokens x hidden", p.tokens, p.hidden);
+  check_product("vocab x hidden", p.vocab, p.hidden);
+  check_range("vocab_total", p.vocab_total, p.vocab, kMost);
+  check_range("vocab_start", p.vocab_start, 0, p.vocab_total - p.vocab);
+  check_range("shift", p.shift, 0, kMost);
+  check_range("sequence_length", p.sequence_length, p.tokens == 0 ? 0 : 1, kMost);
+  require(p.tokens == 0 || p.tokens % p.sequence_length == 0, "sequence_length",
+          "a divisor of tokens = " + text(p.tokens), text(p.sequence_length));
+}
+
+void check_dtypes(const Problem& p) {
+  const bool fp64 = p.hidden_dtype == DType::kF64;
+  check_float("hidden_dtype", p.hidden_dtype, fp64);
+  check_float("classifier_dtype", p.classifier_dtype, fp64);
+  if (p.has_bias) check_float("bias_dtype", p.bias_dtype, fp64);
+  if (p.want_d_hidden) check_float("d_hidden_dtype", p.d_hidden_dtype, fp64);
+  if (p.want_d_classifier) check_float("d_classifier_dtype", p.d_classifier_dtype, fp64);
+  if (p.want_d_bias) check_float("d_bias_dtype", p.d_bias_dtype, fp64);
+  require(p.target_dtype == DType::kI32 || p.target_dtype == DType::kI64, "target_dtype", "int32 or int64",
+          dtype_name(p.target_dtype));
+}
+
+void check_options(const Problem& p) {
+  require(std::isfinite(p.scale), "scale", "a finite number", text(p.scale));
+  check_non_negative("softcap", p.softcap);
+  check_non_negative("z_loss", p.z_loss);
+  check_non_negative("num_items", p.num_items);
+  require(p.label_smoothing >= 0 && p.label_smoothing <= 1, "label_smoothing", "a number in [0, 1]",
+          text(p.label_smoothing));
+  require(p.num_items == 0 || p.reduction == Reduction::kMean, "num_items", "0 unless the reduction is mean",
+          text(p.num_items));
+  require(!p.want_d_bias || p.has_bias, "want_d_bias", "a problem with a bias", "none");
+  check_accumulate("accumulate_d_hidden", p.accumulate_d_hidden, p.want_d_hidden, p.d_hidden_dtype);
+  check_accumulate("accumulate_d_classifier", p.accumulate_d_classifier, p.want_d_classifier,
+                   p.d_classifier_dtype);
+  check_accumulate("accumulate_d_bias", p.accumulate_d_bias, p.want_d_bias, p.d_bias_dtype);
+}
+
+void check_pass(const Problem& p) {
+  const bool upstream = p.has_grad_nll || p.has_grad_lse || p.has_grad_entropy;
+  if (p.pass == Pass::kForward) {
+    require(!p.has_gradients(), "pass", "backward or forward_backward when gradients are wanted", "forward");
+  } else {
+    require(p.has_gradients(), "pass", "forward when no gradient is wanted", "a pass with gradients");
+  }
+  if (p.pass == Pass::kForwardBackward) {
+    require(!p.is_shard(), "pass", "forward, then backward, for a shard of the vocabulary",
+            "forward_backward");
+  }
+  require(p.pass == Pass::kBackward || !upstream, "has_grad_nll/lse/entropy",
+          "false outside the backward pass", "true");
+}
+
+void need(const void* pointer, bool condition, const char* argument, const char* why) {
+  if (condition && pointer == nullptr)
+    throw_invalid(argument, std::string("a pointer (") + why + ")", "null");
+}
+
+void check_stride(const char* argument, int64_t* stride, int64_t row_length, const void* data) {
+  if (data == nullptr) return;
+  if (*stride == 0) *stride = row_length;
+  require(*stride >= row_length && *stride < (int64_t{1} << 58), argument,
+          "at least the row length " + text(row_length), text(*stride));
+}
+
+void check_shard_outputs(const Buffers& b) {
+  const char* expected =
+      "null for a shard of the vocabulary (merge the row statistics, then losses_from_row_stats)";
+  for (const void* output :
+       {static_cast<const void*>(b.loss), static_cast<const void*>(b.nll), static_cast<const void*>(b.lse),
+        static_cast<const void*>(b.entropy), static_cast<const void*>(b.correct_count)}) {
+    require(output == nullptr, "loss, nll, lse, entropy, correct_count", expected, "a pointer");
+  }
+}
+
+}  // namespace
+
+Problem validated(Problem p) {
+  if (p.vocab_total == 0) p.vocab_total = p.vocab;
+  if (p.sequence_length == 0) p.sequence_length = p.tokens;
+  check_shapes(p);
+  check_dtypes(p);
+  check_options(p);
+  check_pass(p);
+  return p;
+}
+
+Buffers validated(const Problem& p, Buffers b) {
+  const bool rows = p.tokens > 0;
+  need(b.hidden, rows, "hidden", "tokens > 0");
+  need(b.classifier, true, "classifier", "always");
+  need(b.targets, rows, "targets", "tokens > 0");
+  need(b.bias, p.has_bias, "bias", "has_bias");
+  need(b.class_weight, p.has_class_weight, "class_weight", "has_class_weight");
+  need(b.token_weight, rows && p.has_token_weight, "token_weight", "has_token_weight");
+  check_stride("hidden_stride", &b.hidden_stride, p.hidden, b.hidden);
+  check_stride("classifier_stride", &b.classifier_stride, p.hidden, b.classifier);
+  check_stride("d_hidden_stride", &b.d_hidden_stride, p.hidden, b.d_hidden);
+  check_stride("d_classifier_stride", &b.d_classifier_stride, p.hidden, b.d_classifier);
+  if (p.needs_forward()) {
+    if (p.is_shard()) {
+      check_shard_outputs(b);
+      need(b.max, rows, "max", "a shard of the vocabulary");
+      need(b.sum_exp, rows, "sum_exp", "a shard of the vocabulary");
+      need(b.target_logit, rows, "target_logit", "a shard of the vocabulary");
+      need(b.sum_exp_logit, rows && p.want_entropy, "sum_exp_logit", "entropy of a shard");
+      need(b.weighted_logit_sum, rows && p.label_smoothing > 0, "weighted_logit_sum",
+           "label smoothing of a shard");
+    }
+    require(b.entropy == nullptr || p.want_entropy, "entropy", "null unless want_entropy", "a pointer");
+    require(b.sum_exp_logit == nullptr || p.want_entropy, "sum_exp_logit", "null unless want_entropy",
+            "a pointer");
+    require(b.weighted_logit_sum == nullptr || p.label_smoothing > 0, "weighted_logit_sum",
+            "null without label_smoothing", "a pointer");
+    require(p.want_argmax || (b.argmax == nullptr && b.correct_count == nullptr), "argmax, correct_count",
+            "null unless want_argmax", "a pointer");
+  } else {
+    need(b.lse, rows, "lse", "an input of the backward pass");
+    need(b.entropy, rows && p.has_grad_entropy, "entropy", "an input of the backward pass with grad_entropy");
+  }
+  need(b.grad_loss, rows && p.pass == Pass::kBackward && p.reduction == Reduction::kNone, "grad_loss",
+       "reduction none");
+  need(b.grad_nll, rows && p.has_grad_nll, "grad_nll", "has_grad_nll");
+  need(b.grad_lse, rows && p.has_grad_lse, "grad_lse", "has_grad_lse");
+  need(b.grad_entropy, rows && p.has_grad_entropy, "grad_entropy", "has_grad_entropy");
+  need(b.d_hidden, rows && p.want_d_hidden, "d_hidden", "want_d_hidden");
+  need(b.d_classifier, p.want_d_classifier, "d_classifier", "want_d_classifier");
+  need(b.d_bias, p.want_d_bias, "d_bias", "want_d_bias");
+  return b;
+}
+
+}  // namespace headroom

@@ -1,0 +1,13 @@
+#pragma once
+#include "core/buffers.h"
+#include "core/problem.h"
+
+namespace headroom {
+
+// The problem with its defaults filled in (vocab_total, sequence_length); throws Error on any nonsense.
+Problem validated(Problem problem);
+
+// Throws Error unless the buffers hold all that the problem needs; fills in default strides.
+Buffers validated(const Problem& problem, Buffers buffers);
+
+}  // namespace headroom

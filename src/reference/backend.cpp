@@ -1,0 +1,50 @@
+#include "reference/backend.h"
+
+#include "reference/reference.h"
+
+namespace headroom {
+namespace {
+
+std::string why_unavailable(const BackendOptions&) {
+  return "";
+}
+std::string describe(const BackendOptions&) {
+  return "portable C++, float64 arithmetic, one thread per row";
+}
+std::string why_unsupported(const Problem&, const BackendOptions&) {
+  return "";
+}
+
+PlanKind kind_of(const Problem& problem) {
+  if (problem.pass == Pass::kForward) return PlanKind::kForward;
+  return problem.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
+}
+
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t) {
+  Plan plan;
+  plan.kind = kind_of(problem);
+  plan.threads = options.parallel_for.threads;
+  Workspace counter;
+  reference::lay_out(problem, plan.threads, counter);
+  plan.workspace_bytes = counter.used();
+  plan.cost_f = (problem.needs_forward() ? 1 : 0) + (problem.want_d_hidden ? 2 : 0) +
+                (problem.want_d_classifier || problem.want_d_bias ? 2 : 0);
+  constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
+  plan.predicted_seconds = plan.cost_f * gemm_flop(problem) / kFlopPerSecond / plan.threads;
+  plan.config = "float64";
+  return {plan};
+}
+
+void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
+         const BackendOptions& options) {
+  reference::run(problem, plan.threads, buffers, workspace, options.parallel_for);
+}
+
+}  // namespace
+
+const Backend& reference_backend() {
+  static const Backend kBackend = {"reference", why_unavailable, describe, why_unsupported, plans, run};
+  return kBackend;
+}
+
+}  // namespace headroom

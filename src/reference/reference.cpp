@@ -1,0 +1,193 @@
+#include "reference/reference.h"
+
+#include <cmath>
+
+#include "core/host_loss.h"
+#include "core/targets.h"
+
+namespace headroom::reference {
+namespace {
+
+double load(const void* data, DType dtype, int64_t index) {
+  return load_as_double(data, dtype, index);
+}
+
+struct Logit {
+  double z = 0;
+  double slope = 1;  // dz / d(scale * dot + bias), the derivative of the softcap
+};
+
+Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
+  double dot = 0;
+  for (int64_t k = 0; k < p.hidden; ++k) {
+    dot += load(b.hidden, p.hidden_dtype, row * b.hidden_stride + k) *
+           load(b.classifier, p.classifier_dtype, column * b.classifier_stride + k);
+  }
+  Logit out{p.scale * dot};
+  if (p.has_bias) out.z += load(b.bias, p.bias_dtype, column);
+  if (p.softcap > 0) {
+    const double t = std::tanh(out.z / p.softcap);
+    out = {p.softcap * t, 1 - t * t};
+  }
+  return out;
+}
+
+double class_weight(const Problem& p, const Buffers& b, int64_t column) {
+  return p.has_class_weight ? load(b.class_weight, p.stats_dtype(), p.vocab_start + column) : 1;
+}
+
+// Statistics of one logit; p z is 0 at z = -inf.
+RowStats<double> single(double z, int64_t id) {
+  RowStats<double> stats;
+  stats.max = z;
+  stats.sum_exp = std::isnan(z) ? z : (z == -INFINITY ? 0 : 1);
+  stats.sum_exp_logit = z == -INFINITY ? 0 : z;
+  stats.argmax = id;
+  return stats;
+}
+
+RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row) {
+  const int64_t target = target_of_row(p, b.targets, row) - p.vocab_start;
+  RowStats<double> total;
+  for (int64_t j = 0; j < p.vocab; ++j) {
+    const double z = logit(p, b, row, j).z;
+    RowStats<double> one = single(z, p.vocab_start + j);
+    if (j == target) one.target_logit = z;
+    if (p.needs_weighted_logit_sum()) one.weighted_logit_sum = class_weight(p, b, j) * z;
+    total = merge(total, one);
+  }
+  return total;
+}
+
+// dL / d(scale * dot + bias) of one logit.
+double d_logit(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, int64_t column) {
+  const int64_t row = s.rows[static_cast<size_t>(i)];
+  const RowCoefficients<double>& k = s.coefficients[static_cast<size_t>(i)];
+  const auto [z, slope] = logit(p, b, row, column);
+  const double probability = std::exp(z - s.lse[static_cast<size_t>(i)]);
+  double d = probability * k.a;
+  if (k.b != 0 && probability != 0) d += probability * k.b * z;
+  if (k.c != 0) d += k.c * class_weight(p, b, column);
+  if (target_of_row(p, b.targets, row) == p.vocab_start + column) d -= k.g;
+  return d * slope;
+}
+
+void store_gradient(void* data, DType dtype, int64_t index, double value, bool accumulate) {
+  if (accumulate) value += load(data, dtype, index);
+  store_from_double(data, dtype, index, value);
+}
+
+void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_t count,
+             const ParallelFor& parallel_for) {
+  const Buffers& b = context.buffers;
+  write_ignored_defaults(p, b);
+  parallel_for(count, [&](int64_t i, int) {
+    s.stats[static_cast<size_t>(i)] = row_stats(p, b, s.rows[static_cast<size_t>(i)]);
+  });
+  HostLossWriter writer(context);
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) writer.add(s.rows[i], s.stats[i]);
+  writer.finish();
+}
+
+void fill_coefficients(const Problem& p, const HostLoss& context, const Scratch& s, int64_t count) {
+  const Buffers& b = context.buffers;
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    const int64_t row = s.rows[i];
+    double entropy = 0;
+    if (p.needs_forward()) {
+      s.lse[i] = log_sum_exp(s.stats[i]);
+    } else {
+      s.lse[i] = load(b.lse, p.stats_dtype(), row);
+      if (p.has_grad_entropy) entropy = load(b.entropy, p.stats_dtype(), row);
+    }
+    s.coefficients[i] = coefficients_of_row(context, row, s.lse[i], entropy);
+  }
+}
+
+// One row of dE: scale * sum_j dz_ij C_j.
+void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, double* accumulator) {
+  for (int64_t k = 0; k < p.hidden; ++k) accumulator[k] = 0;
+  for (int64_t j = 0; j < p.vocab; ++j) {
+    const double d = p.scale * d_logit(p, b, s, i, j);
+    for (int64_t k = 0; k < p.hidden; ++k) {
+      accumulator[k] += d * load(b.classifier, p.classifier_dtype, j * b.classifier_stride + k);
+    }
+  }
+  const int64_t row = s.rows[static_cast<size_t>(i)];
+  for (int64_t k = 0; k < p.hidden; ++k) {
+    store_gradient(b.d_hidden, p.d_hidden_dtype, row * b.d_hidden_stride + k, accumulator[k],
+                   p.accumulate_d_hidden);
+  }
+}
+
+// One row of dC, scale * sum_i dz_ij E_i, and of dbias, sum_i dz_ij.
+void d_classifier_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t count, int64_t j,
+                      double* accumulator) {
+  double d_bias = 0;
+  for (int64_t k = 0; k < p.hidden; ++k) accumulator[k] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double d = d_logit(p, b, s, i, j);
+    d_bias += d;
+    if (!p.want_d_classifier) continue;
+    const int64_t row = s.rows[static_cast<size_t>(i)];
+    for (int64_t k = 0; k < p.hidden; ++k) {
+      accumulator[k] += p.scale * d * load(b.hidden, p.hidden_dtype, row * b.hidden_stride + k);
+    }
+  }
+  if (p.want_d_bias) store_gradient(b.d_bias, p.d_bias_dtype, j, d_bias, p.accumulate_d_bias);
+  if (!p.want_d_classifier) return;
+  for (int64_t k = 0; k < p.hidden; ++k) {
+    store_gradient(b.d_classifier, p.d_classifier_dtype, j * b.d_classifier_stride + k, accumulator[k],
+                   p.accumulate_d_classifier);
+  }
+}
+
+void zero_ignored_d_hidden(const Problem& p, const Buffers& b) {
+  if (!p.want_d_hidden || p.accumulate_d_hidden) return;
+  for (int64_t row = 0; row < p.tokens; ++row) {
+    if (target_of_row(p, b.targets, row) != p.ignore_index) continue;
+    for (int64_t k = 0; k < p.hidden; ++k) {
+      store_from_double(b.d_hidden, p.d_hidden_dtype, row * b.d_hidden_stride + k, 0);
+    }
+  }
+}
+
+void backward(const Problem& p, const HostLoss& context, const Scratch& s, int64_t count,
+              const ParallelFor& parallel_for) {
+  const Buffers& b = context.buffers;
+  fill_coefficients(p, context, s, count);
+  zero_ignored_d_hidden(p, b);
+  const auto accumulator = [&](int worker) { return s.accumulator.data() + worker * p.hidden; };
+  if (p.want_d_hidden) {
+    parallel_for(count, [&](int64_t i, int worker) { d_hidden_row(p, b, s, i, accumulator(worker)); });
+  }
+  if (p.want_d_classifier || p.want_d_bias) {
+    parallel_for(p.vocab,
+                 [&](int64_t j, int worker) { d_classifier_row(p, b, s, count, j, accumulator(worker)); });
+  }
+}
+
+}  // namespace
+
+Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
+  Scratch s;
+  s.rows = workspace.take<int64_t>(problem.tokens);
+  if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
+  if (problem.needs_backward()) {
+    s.coefficients = workspace.take<RowCoefficients<double>>(problem.tokens);
+    s.lse = workspace.take<double>(problem.tokens);
+    s.accumulator = workspace.take<double>(threads * problem.hidden);
+  }
+  return s;
+}
+
+void run(const Problem& problem, int threads, const Buffers& buffers, Workspace workspace,
+         const ParallelFor& parallel_for) {
+  const Scratch scratch = lay_out(problem, threads, workspace);
+  const int64_t count = compact_rows(problem, buffers.targets, scratch.rows.data());
+  const HostLoss context = make_host_loss(problem, buffers, scratch.rows.data(), count);
+  if (problem.needs_forward()) forward(problem, context, scratch, count, parallel_for);
+  if (problem.needs_backward()) backward(problem, context, scratch, count, parallel_for);
+}
+
+}  // namespace headroom::reference

@@ -1,0 +1,26 @@
+#pragma once
+#include <span>
+
+#include "core/buffers.h"
+#include "core/parallel.h"
+#include "core/problem.h"
+#include "core/row_coefficients.h"
+#include "core/row_stats.h"
+#include "core/workspace.h"
+
+namespace headroom::reference {
+
+struct Scratch {
+  std::span<int64_t> rows;                          // [N] the rows that are not ignored
+  std::span<RowStats<double>> stats;                // [N] forward
+  std::span<RowCoefficients<double>> coefficients;  // [N] backward
+  std::span<double> lse;                            // [N] backward
+  std::span<double> accumulator;                    // [threads, D] backward
+};
+
+Scratch lay_out(const Problem& problem, int threads, Workspace& workspace);
+
+void run(const Problem& problem, int threads, const Buffers& buffers, Workspace workspace,
+         const ParallelFor& parallel_for);
+
+}  // namespace headroom::reference
