@@ -1,0 +1,41 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "options.h"
+
+namespace headroom::cli {
+
+// Progress of long work on stderr: a bar redrawn in place on a terminal, else a line every few seconds.
+// Nothing is shown for work that ends within a second, nor with --quiet.
+class Progress {
+ public:
+  Progress(const GlobalOptions& options, std::string label, int64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // `note` is short text behind the bar, such as the loss so far.
+  void update(int64_t done, const std::string& note = {});
+  // Ends the bar's line; called by the destructor too.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string line(int64_t done, const std::string& note, double seconds) const;
+
+  std::string label_;
+  int64_t total_;
+  bool enabled_;
+  bool terminal_;
+  bool drawn_ = false;
+  size_t last_width_ = 0;
+  Clock::time_point start_;
+  Clock::time_point next_draw_;
+};
+
+// "12s", "3m05s", "2h10m"
+std::string format_duration(double seconds);
+
+}  // namespace headroom::cli

@@ -1,0 +1,81 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "io/file_error.h"
+#include "io/mapped_file.h"
+#include "io/npy.h"
+#include "io/safetensors_writer.h"
+#include "io/tensor_source.h"
+
+namespace headroom::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("headroom_files_" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  void write(const std::string& name, const std::vector<std::string>& tensors) const {
+    const float value = 1;
+    std::vector<TensorToWrite> list;
+    for (const std::string& tensor : tensors) {
+      list.push_back({tensor, ElementType::kF32, {1}, std::as_bytes(std::span(&value, 1))});
+    }
+    write_safetensors(path(name), list);
+  }
+  fs::path folder_;
+};
+
+TEST_F(Files, MappedFileHandlesEmptyMissingFolderAndPipe) {
+  std::ofstream(path("empty")).flush();
+  EXPECT_TRUE(MappedFile::open(path("empty"))->bytes().empty());
+  EXPECT_THROW(MappedFile::open(path("missing")), FileError);
+  EXPECT_THROW(MappedFile::open(folder_.string()), FileError);
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  EXPECT_THROW(MappedFile::open(path("pipe")), FileError);
+  EXPECT_THROW(MappedFile::open("/dev/zero"), FileError);
+  std::ofstream(path("full")) << "abc";
+  EXPECT_EQ(MappedFile::open(path("full"))->bytes().size(), 3u);
+}
+
+TEST_F(Files, ReferencesSplitAtTheFileThatExists) {
+  write("a.safetensors", {"x"});
+  write("a.safetensors:b.safetensors", {"y"});
+  EXPECT_EQ(parse_tensor_reference(path("a.safetensors")).tensor, "");
+  EXPECT_EQ(parse_tensor_reference(path("a.safetensors:x:1")).tensor, "x:1");
+  EXPECT_EQ(parse_tensor_reference(path("a.safetensors:b.safetensors")).tensor, "");
+  EXPECT_EQ(parse_tensor_reference(path("a.safetensors:b.safetensors:y")).tensor, "y");
+  EXPECT_EQ(parse_tensor_reference("gone.safetensors:w").file, "gone.safetensors");
+  EXPECT_EQ(parse_tensor_reference("gone").file, "gone");
+}
+
+TEST_F(Files, SourceChoosesTheOnlyOrTheUsualTensor) {
+  write("one.safetensors", {"x"});
+  write("two.safetensors", {"x", "lm_head.weight"});
+  TensorSource source;
+  EXPECT_EQ(source.open("classifier", path("one.safetensors")).name, path("one.safetensors") + ":x");
+  EXPECT_EQ(source.open("classifier", path("two.safetensors"), {"absent", "lm_head.weight"}).name,
+            path("two.safetensors") + ":lm_head.weight");
+  EXPECT_THROW(source.open("classifier", path("two.safetensors")), FileError);
+  EXPECT_THROW(source.open("classifier", path("two.safetensors:none")), FileError);
+  EXPECT_THROW(source.open("classifier", path("missing.safetensors:x")), FileError);
+  EXPECT_THROW(source.open("classifier", folder_.string()), FileError);
+  std::ofstream(path("text.txt")) << "abc";
+  EXPECT_THROW(source.open("classifier", path("text.txt")), FileError);
+  const float value = 2;
+  write_npy(path("v.npy"), ElementType::kF32, {1}, std::as_bytes(std::span(&value, 1)));
+  EXPECT_EQ(source.open("hidden", path("v.npy")).elements(), 1);
+  EXPECT_THROW(source.open("hidden", path("v.npy:x")), FileError);
+}
+
+}  // namespace
+}  // namespace headroom::cli

@@ -1,0 +1,206 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "io/file_error.h"
+#include "io/safetensors.h"
+#include "io/safetensors_writer.h"
+
+namespace headroom::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A file of this header and `data_bytes` bytes of data.
+std::string file_of(const std::string& header, size_t data_bytes) {
+  std::string bytes;
+  for (int i = 0; i < 8; ++i) bytes += static_cast<char>(static_cast<uint64_t>(header.size()) >> (8 * i));
+  return bytes + header + std::string(data_bytes, '\1');
+}
+
+SafetensorsHeader parse(const std::string& bytes) {
+  return parse_safetensors(std::as_bytes(std::span(bytes)), "f");
+}
+
+std::string error_of(const std::string& bytes) {
+  try {
+    parse(bytes);
+  } catch (const FileError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_refused(const std::string& header, size_t data_bytes, const std::string& part) {
+  EXPECT_NE(error_of(file_of(header, data_bytes)).find(part), std::string::npos)
+      << header << "\n  gave: " << error_of(file_of(header, data_bytes));
+}
+
+class Safetensors_ : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("headroom_io_" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  void write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+  }
+  fs::path folder_;
+};
+
+TEST_F(Safetensors_, ReadsTensorsMetadataAndPadding) {
+  const SafetensorsHeader header = parse(file_of(
+      R"({"__metadata__":{"a":"b"},"x":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},)"
+      R"("y":{"dtype":"I64","shape":[],"data_offsets":[12,20]},"z":{"dtype":"F32","shape":[0,7],"data_offsets":[20,20]}}   )",
+      20));
+  EXPECT_EQ(header.metadata.at("a"), "b");
+  EXPECT_EQ(header.tensors.at("x").shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(header.tensors.at("y").end, 20u);
+  EXPECT_EQ(header.tensors.size(), 3u);
+}
+
+TEST_F(Safetensors_, RefusesBadLengths) {
+  EXPECT_NE(error_of("").find("at least 8 bytes"), std::string::npos);
+  EXPECT_NE(error_of("1234567").find("at least 8 bytes"), std::string::npos);
+  EXPECT_NE(error_of(std::string(8, '\xff')).find("the format allows"), std::string::npos);
+  EXPECT_NE(error_of(std::string("\x40\0\0\0\0\0\0\0{}", 10)).find("truncated"), std::string::npos);
+}
+
+TEST_F(Safetensors_, RefusesBadJson) {
+  expect_refused("", 0, "does not start with '{'");
+  expect_refused("[]", 0, "does not start with '{'");
+  expect_refused("{", 0, "not valid JSON");
+  expect_refused("{} x", 0, "not valid JSON");
+  expect_refused("{\"\xff\":1}", 0, "not valid JSON");
+  expect_refused("{" + std::string(100000, '['), 0, "not valid JSON");
+  expect_refused("{\"a\":" + std::string(100000, '['), 0, "nested deeper");
+  expect_refused(
+      R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+      1, "'x' twice");
+  expect_refused(R"({"x":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, "'dtype' twice");
+  // The same key in different objects is right.
+  EXPECT_EQ(
+      error_of(file_of(
+          R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+          2)),
+      "");
+}
+
+TEST_F(Safetensors_, RefusesBadEntries) {
+  expect_refused(R"({"x":3})", 0, "expected a JSON object");
+  expect_refused(R"({"x":{"shape":[1],"data_offsets":[0,1]}})", 1, "'dtype' is missing");
+  expect_refused(R"({"x":{"dtype":"U9","shape":[1],"data_offsets":[0,1]}})", 1, "unknown dtype");
+  expect_refused(R"({"x":{"dtype":7,"shape":[1],"data_offsets":[0,1]}})", 1, "unknown dtype");
+  expect_refused(R"({"x":{"dtype":"U8","shape":1,"data_offsets":[0,1]}})", 1, "'shape' to be an array");
+  expect_refused(R"({"x":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1, "whole number");
+  expect_refused(R"({"x":{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}})", 1, "whole number");
+  expect_refused(R"({"x":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]}})", 1,
+                 "whole number");
+  expect_refused(R"({"x":{"dtype":"U8","shape":[99999999999999999999999],"data_offsets":[0,1]}})", 1,
+                 "whole number");
+  expect_refused(R"({"x":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", 0,
+                 "not a number of bytes");
+  expect_refused(R"({"x":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})", 1, "not a number of bytes");
+  expect_refused(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "expected 8 bytes");
+  expect_refused(R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[2,0]}})", 2, "expected 2 bytes");
+  expect_refused(R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2,3]}})", 2, "two numbers");
+  expect_refused(R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2],"more":1}})", 2,
+                 "unknown key 'more'");
+  expect_refused(R"({"__metadata__":{"a":1}})", 0, "expected a string");
+  expect_refused(R"({"__metadata__":[]})", 0, "expected a JSON object");
+}
+
+TEST_F(Safetensors_, RefusesHolesOverlapsAndWrongFileSizes) {
+  const auto two = [](int begin) {
+    return R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[)" +
+           std::to_string(begin) + "," + std::to_string(begin + 4) + "]}}";
+  };
+  EXPECT_EQ(error_of(file_of(two(4), 8)), "");
+  expect_refused(two(5), 9, "comes after a hole");
+  expect_refused(two(3), 8, "overlaps");
+  expect_refused(two(0), 8, "overlaps");
+  expect_refused(two(4), 7, "truncated");
+  expect_refused(two(4), 9, "expected 8 bytes of data after the header, got 9");
+}
+
+TEST_F(Safetensors_, WriterGoesThroughTheReader) {
+  const std::vector<uint8_t> bytes{1, 2, 3};
+  const std::vector<double> doubles{0.5, -2};
+  write_safetensors(path("w.safetensors"),
+                    {{"bytes", ElementType::kU8, {3}, std::as_bytes(std::span(bytes))},
+                     {"doubles \"quoted\"", ElementType::kF64, {2, 1}, std::as_bytes(std::span(doubles))},
+                     {"empty", ElementType::kF32, {0}, {}}},
+                    {{"format", "pt"}});
+  Safetensors file = Safetensors::open(path("w.safetensors"));
+  EXPECT_EQ(file.names().size(), 3u);
+  const TensorView view = file.tensor("doubles \"quoted\"");
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data.data()) % 8, 0u);
+  EXPECT_EQ(reinterpret_cast<const double*>(view.data.data())[1], -2);
+  EXPECT_EQ(file.tensor("bytes").data[2], std::byte{3});
+  EXPECT_EQ(file.tensor("empty").elements(), 0);
+  EXPECT_THROW(file.tensor("none"), FileError);
+}
+
+TEST_F(Safetensors_, WriterLeavesNothingBehindOnError) {
+  write("keep.safetensors", "old");
+  const std::vector<float> data(4);
+  const auto bytes = std::as_bytes(std::span(data));
+  EXPECT_THROW(write_safetensors(path("keep.safetensors"), {{"x", ElementType::kF32, {5}, bytes}}),
+               FileError);
+  EXPECT_THROW(write_safetensors(path("keep.safetensors"), {{"x", ElementType::kF32, {4}, bytes},
+                                                            {"x", ElementType::kF32, {4}, bytes}}),
+               FileError);
+  EXPECT_THROW(write_safetensors(path("none/x.safetensors"), {{"x", ElementType::kF32, {4}, bytes}}),
+               FileError);
+  EXPECT_THROW(write_safetensors(folder_.string(), {}), FileError);
+  std::ifstream kept(path("keep.safetensors"));
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "old");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+TEST_F(Safetensors_, UnalignedTensorsAreCopied) {
+  // Data begins at an odd byte of the file.
+  std::string header = R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+  while ((header.size() + 8) % 2 == 0) header += ' ';
+  write("odd.safetensors", file_of(header, 4));
+  const TensorView view = Safetensors::open(path("odd.safetensors")).tensor("x");
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data.data()) % 4, 0u);
+  EXPECT_EQ(view.data[3], std::byte{1});
+}
+
+TEST_F(Safetensors_, ReadsShardedCheckpointsAndFolders) {
+  const std::vector<float> a{1, 2};
+  const std::vector<float> b{3};
+  write_safetensors(path("m-1.safetensors"), {{"a", ElementType::kF32, {2}, std::as_bytes(std::span(a))}});
+  write_safetensors(path("m-2.safetensors"), {{"b", ElementType::kF32, {1}, std::as_bytes(std::span(b))}});
+  const std::string index = "model.safetensors.index.json";
+  write(
+      index,
+      R"({"metadata":{"total_size":12},"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors","c":"m-2.safetensors","d":"gone.safetensors"}})");
+  for (const std::string& name : {path(index), folder_.string()}) {
+    Safetensors file = Safetensors::open(name);
+    EXPECT_EQ(file.tensor("a").shape[0], 2);
+    EXPECT_EQ(reinterpret_cast<const float*>(file.tensor("b").data.data())[0], 3);
+    EXPECT_THROW(file.tensor("c"), FileError);
+    EXPECT_THROW(file.tensor("d"), FileError);
+  }
+}
+
+TEST_F(Safetensors_, IndexMayNotNameFilesElsewhere) {
+  const auto refused = [](const std::string& target) {
+    const std::string text = R"({"weight_map":{"a":")" + target + R"("}})";
+    EXPECT_THROW(parse_safetensors_index(std::as_bytes(std::span(text)), "i"), FileError) << target;
+  };
+  for (const char* target : {"../x.safetensors", "/etc/passwd", "a/b", "..", ".", "", "a\\\\b", "a\\u0000b"})
+    refused(target);
+  for (const std::string text : {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})"}) {
+    EXPECT_THROW(parse_safetensors_index(std::as_bytes(std::span(text)), "i"), FileError) << text;
+  }
+}
+
+}  // namespace
+}  // namespace headroom::cli
