@@ -1,0 +1,119 @@
+#include "plot/scale.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+namespace headroom::plot {
+namespace {
+
+// A step of 1, 2 or 5 (1, 2, 4 or 8 for bytes) times a power of the base, for about `wanted` ticks.
+double round_step(double range, double wanted, Unit unit) {
+  const double raw = range / wanted;
+  if (unit == Unit::kBytes) return std::exp2(std::ceil(std::log2(raw)));
+  const double power = std::pow(10.0, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= raw * (1 - 1e-9)) return factor * power;
+  }
+  return 10.0 * power;
+}
+
+std::string trimmed(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+  // %g changes to exponents from 10^digits on; such values are whole numbers here.
+  const bool has_exponent = std::string(text.data()).find('e') != std::string::npos;
+  if (has_exponent && std::abs(value) >= 1 && std::abs(value) < 1e7) {
+    std::snprintf(text.data(), text.size(), "%.0f", value);
+  }
+  return text.data();
+}
+
+}  // namespace
+
+std::string format_value(double value, Unit unit, int digits) {
+  if (value == 0.0) return "0";
+  const double size = std::abs(value);
+  if (unit == Unit::kBytes) {
+    static constexpr std::array<const char*, 6> kNames = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    size_t power = 0;
+    double scaled = value;
+    while (std::abs(scaled) >= 1024 && power + 1 < kNames.size()) {
+      scaled /= 1024;
+      ++power;
+    }
+    return trimmed(scaled, digits) + " " + kNames[power];
+  }
+  if (unit == Unit::kSeconds) {
+    if (size < 1e-3) return trimmed(value * 1e6, digits) + " us";
+    if (size < 1.0) return trimmed(value * 1e3, digits) + " ms";
+    return trimmed(value, digits) + " s";
+  }
+  if (size >= 1e9) return trimmed(value / 1e9, digits) + "G";
+  if (size >= 1e6) return trimmed(value / 1e6, digits) + "M";
+  if (size >= 1e4) return trimmed(value / 1e3, digits) + "k";
+  return trimmed(value, digits);
+}
+
+Scale::Scale(const Axis& axis, double low, double high, double from, double to)
+    : log_(axis.log), from_(from), to_(to) {
+  low = axis.min.value_or(low);
+  high = axis.max.value_or(high);
+  if (log_) {
+    fit_log(axis, low, high);
+  } else {
+    fit_linear(axis, low, high);
+  }
+}
+
+void Scale::fit_linear(const Axis& axis, double low, double high) {
+  if (!(high > low)) {  // one value: give it room
+    const double room = low == 0.0 ? 1.0 : std::abs(low) * 0.5;
+    if (!axis.min) low -= room;
+    high = low + 2 * room;
+  }
+  const double step = round_step(high - low, 5.0, axis.unit);
+  min_ = axis.min ? low : std::floor(low / step + 1e-9) * step;
+  max_ = axis.max ? high : std::ceil(high / step - 1e-9) * step;
+  const double first = std::ceil(min_ / step - 1e-9);
+  for (double k = first; k * step <= max_ + step * 1e-9; k += 1.0) ticks_.push_back(k * step);
+}
+
+void Scale::fit_log(const Axis& axis, double low, double high) {
+  const double base = axis.unit == Unit::kBytes ? 2.0 : 10.0;
+  if (!(high > low)) high = low * base;
+  const double decades = std::log(high / low) / std::log(base);
+  // Marks a tick may have inside one power of the base: 1, 2 and 5 while there are few powers of ten.
+  const std::vector<double> factors =
+      base == 10.0 && decades < 3.0 ? std::vector<double>{1.0, 2.0, 5.0} : std::vector<double>{1.0};
+  std::vector<double> marks;
+  const double first = std::floor(std::log(low) / std::log(base)) - 1.0;
+  const double last = std::ceil(std::log(high) / std::log(base)) + 1.0;
+  for (double power = first; power <= last; power += 1.0) {
+    for (const double factor : factors) marks.push_back(factor * std::pow(base, power));
+  }
+  // The axis runs from the last mark at or below the data to the first at or above.
+  const double slack = 1 + 1e-9;
+  min_ = marks.front();
+  for (const double mark : marks) {
+    if (mark <= low * slack) min_ = mark;
+  }
+  max_ = *std::find_if(marks.begin(), marks.end(), [&](double mark) { return mark * slack >= high; });
+  if (axis.min) min_ = low;
+  if (axis.max) max_ = high;
+  std::erase_if(marks, [&](double mark) { return mark * slack < min_ || mark > max_ * slack; });
+  const size_t stride = marks.size() / 9 + 1;
+  for (size_t i = 0; i < marks.size(); i += stride) ticks_.push_back(marks[i]);
+}
+
+bool Scale::shows(double value) const {
+  return std::isfinite(value) && (!log_ || value > 0.0);
+}
+
+double Scale::pixel(double value) const {
+  const double place = log_ ? std::log(value / min_) / std::log(max_ / min_) : (value - min_) / (max_ - min_);
+  return from_ + std::clamp(place, 0.0, 1.0) * (to_ - from_);
+}
+
+}  // namespace headroom::plot
