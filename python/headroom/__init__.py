@@ -1,0 +1,81 @@
+"""Headroom: the loss of a language model's head and its gradients, without the logits.
+
+``headroom.linear_cross_entropy`` and ``headroom.LinearCrossEntropyLoss`` need PyTorch (2.6 or newer);
+``headroom.numpy.linear_cross_entropy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._plan import PlanInfo
+from .errors import (
+    BackendUnavailableError,
+    BudgetTooSmallError,
+    HeadroomError,
+    InternalError,
+    InvalidArgumentError,
+    InvalidTargetError,
+    LibraryNotFoundError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from .inspection import Backend, backends, plan, plans, version
+
+if TYPE_CHECKING:
+    from . import numpy
+    from .functional import LinearCrossEntropyOutput, linear_cross_entropy
+    from .module import LinearCrossEntropyLoss
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BackendUnavailableError",
+    "BudgetTooSmallError",
+    "HeadroomError",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidTargetError",
+    "LibraryNotFoundError",
+    "LinearCrossEntropyLoss",
+    "LinearCrossEntropyOutput",
+    "OutOfMemoryError",
+    "PlanInfo",
+    "UnsupportedError",
+    "backends",
+    "linear_cross_entropy",
+    "numpy",
+    "plan",
+    "plans",
+    "version",
+]
+
+_TORCH = {
+    "linear_cross_entropy": "functional",
+    "LinearCrossEntropyOutput": "functional",
+    "LinearCrossEntropyLoss": "module",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports PyTorch or numpy only when something that needs it is used."""
+    if name == "numpy":
+        return importlib.import_module(".numpy", __name__)
+    if name not in _TORCH:
+        raise AttributeError(f"module 'headroom' has no attribute {name!r}")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"headroom.{name} needs PyTorch 2.6 or newer, which is not installed; "
+            "headroom.numpy.linear_cross_entropy works without it"
+        ) from error
+    value = getattr(importlib.import_module(f".{_TORCH[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,231 @@
+"""The C ABI (include/headroom/headroom.h) through ctypes: struct mirrors, function prototypes, status to exception.
+
+ctypes releases the GIL during every call. tests/python compares the mirrors with the header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import sys
+from ctypes import c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+
+from . import errors
+
+F32, BF16, F16, F64, I32, I64 = range(6)
+REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)
+OK, BUDGET_TOO_SMALL = 0, 3
+
+LIBRARY_VARIABLE = "HEADROOM_LIBRARY"
+
+
+class ContextOptions(ctypes.Structure):
+    """headroom_context_options"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("backend", c_char_p),
+        ("isa", c_char_p),
+        ("threads", c_int32),
+        ("parallel_for", c_void_p),
+        ("pool", c_void_p),
+    ]
+
+
+class Problem(ctypes.Structure):
+    """headroom_problem"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("pass", c_int32),
+        ("reduction", c_int32),
+        ("tokens", c_int64),
+        ("vocab", c_int64),
+        ("hidden", c_int64),
+        ("vocab_start", c_int64),
+        ("vocab_total", c_int64),
+        ("hidden_dtype", c_int32),
+        ("classifier_dtype", c_int32),
+        ("bias_dtype", c_int32),
+        ("target_dtype", c_int32),
+        ("d_hidden_dtype", c_int32),
+        ("d_classifier_dtype", c_int32),
+        ("d_bias_dtype", c_int32),
+        ("has_bias", c_int32),
+        ("has_class_weight", c_int32),
+        ("has_token_weight", c_int32),
+        ("scale", c_double),
+        ("softcap", c_double),
+        ("label_smoothing", c_double),
+        ("z_loss", c_double),
+        ("num_items", c_double),
+        ("ignore_index", c_int64),
+        ("shift", c_int64),
+        ("sequence_length", c_int64),
+        ("want_entropy", c_int32),
+        ("want_argmax", c_int32),
+        ("want_d_hidden", c_int32),
+        ("want_d_classifier", c_int32),
+        ("want_d_bias", c_int32),
+        ("has_grad_nll", c_int32),
+        ("has_grad_lse", c_int32),
+        ("has_grad_entropy", c_int32),
+        ("accumulate_d_hidden", c_int32),
+        ("accumulate_d_classifier", c_int32),
+        ("accumulate_d_bias", c_int32),
+        ("reserved", c_int32),
+        ("max_workspace_bytes", c_size_t),
+    ]
+
+
+class Buffers(ctypes.Structure):
+    """headroom_buffers"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("hidden", c_void_p),
+        ("hidden_stride", c_int64),
+        ("classifier", c_void_p),
+        ("classifier_stride", c_int64),
+        ("bias", c_void_p),
+        ("targets", c_void_p),
+        ("class_weight", c_void_p),
+        ("token_weight", c_void_p),
+        ("grad_loss", c_void_p),
+        ("grad_nll", c_void_p),
+        ("grad_lse", c_void_p),
+        ("grad_entropy", c_void_p),
+        ("max", c_void_p),
+        ("sum_exp", c_void_p),
+        ("target_logit", c_void_p),
+        ("sum_exp_logit", c_void_p),
+        ("weighted_logit_sum", c_void_p),
+        ("loss", c_void_p),
+        ("nll", c_void_p),
+        ("lse", c_void_p),
+        ("entropy", c_void_p),
+        ("argmax", c_void_p),
+        ("correct_count", c_void_p),
+        ("valid_count", c_void_p),
+        ("d_hidden", c_void_p),
+        ("d_hidden_stride", c_int64),
+        ("d_classifier", c_void_p),
+        ("d_classifier_stride", c_int64),
+        ("d_bias", c_void_p),
+    ]
+
+
+class PlanInfo(ctypes.Structure):
+    """headroom_plan_info"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kind", c_int32),
+        ("threads", c_int32),
+        ("workspace_bytes", c_size_t),
+        ("cost_f", c_double),
+        ("predicted_seconds", c_double),
+        ("token_chunk", c_int64),
+        ("backend", c_char * 32),
+        ("config", c_char * 96),
+    ]
+
+
+_STRUCTS = {
+    "headroom_context_options": ContextOptions,
+    "headroom_problem": Problem,
+    "headroom_buffers": Buffers,
+    "headroom_plan_info": PlanInfo,
+}
+
+
+def _library_names() -> tuple[str, ...]:
+    if sys.platform == "win32":
+        return ("headroom.dll",)
+    if sys.platform == "darwin":
+        return ("libheadroom.dylib",)
+    return ("libheadroom.so",)
+
+
+def library_path() -> Path:
+    """The file of the native library: ``HEADROOM_LIBRARY`` when it is set, else the one inside this package."""
+    override = os.environ.get(LIBRARY_VARIABLE)
+    if override:
+        path = Path(override)
+        if not path.is_file():
+            raise errors.LibraryNotFoundError(f"{LIBRARY_VARIABLE}: expected the path of the library, got {override}")
+        return path
+    folder = Path(__file__).resolve().parent
+    for name in _library_names():
+        if (folder / name).is_file():
+            return folder / name
+    raise errors.LibraryNotFoundError(
+        f"the native library {_library_names()[0]} is not in {folder}: install the package with pip, "
+        f"or point {LIBRARY_VARIABLE} at a build of it"
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """Loads the library once and declares its functions."""
+    lib = ctypes.CDLL(str(library_path()))
+    prototypes = {
+        "version": (c_char_p, []),
+        "plan_kind_name": (c_char_p, [c_int32]),
+        "last_error": (c_char_p, []),
+        "backend_count": (c_int32, []),
+        "backend_name": (c_char_p, [c_int32]),
+        "backend_info": (c_int32, [c_int32, c_char_p, c_size_t, c_char_p, c_size_t]),
+        "context_create": (c_int32, [ctypes.POINTER(ContextOptions), ctypes.POINTER(c_void_p)]),
+        "context_destroy": (None, [c_void_p]),
+        "plan_create": (c_int32, [c_void_p, ctypes.POINTER(Problem), ctypes.POINTER(c_void_p)]),
+        "plan_destroy": (None, [c_void_p]),
+        "plan_get_info": (c_int32, [c_void_p, ctypes.POINTER(PlanInfo)]),
+        "plan_list": (
+            c_int32,
+            [c_void_p, ctypes.POINTER(Problem), ctypes.POINTER(PlanInfo), c_int32, ctypes.POINTER(c_int32)],
+        ),
+        "run": (c_int32, [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p]),
+    }
+    for name, (result, arguments) in prototypes.items():
+        function = getattr(lib, f"headroom_{name}")
+        function.restype = result
+        function.argtypes = arguments
+    for name in _STRUCTS:
+        init = getattr(lib, f"{name}_init")
+        init.restype = None
+        init.argtypes = [c_void_p]
+    return lib
+
+
+def make(struct_name: str) -> ctypes.Structure:
+    """A struct of the ABI with its defaults, such as ``make("headroom_problem")``."""
+    struct = _STRUCTS[struct_name]()
+    getattr(library(), f"{struct_name}_init")(ctypes.byref(struct))
+    return struct
+
+
+_ERRORS: dict[int, type[errors.HeadroomError]] = {
+    1: errors.InvalidArgumentError,
+    2: errors.InvalidTargetError,
+    BUDGET_TOO_SMALL: errors.BudgetTooSmallError,
+    4: errors.UnsupportedError,
+    5: errors.BackendUnavailableError,
+    6: errors.OutOfMemoryError,
+    7: errors.InternalError,
+}
+
+
+def check(status: int) -> None:
+    """Raises the exception of a failed call. The message is the calling thread's own."""
+    if status == OK:
+        return
+    message = library().headroom_last_error().decode(errors="replace")
+    if status == BUDGET_TOO_SMALL:
+        found = re.search(r"at least (\d+)", message)
+        raise errors.BudgetTooSmallError(message, int(found.group(1)) if found else None)
+    raise _ERRORS.get(status, errors.InternalError)(message)

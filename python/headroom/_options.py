@@ -1,0 +1,85 @@
+"""The options that the PyTorch and the numpy interface share: their types checked, None made the ABI's defaults.
+
+Ranges are checked by the library, whose messages name argument, expected and got.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+REDUCTIONS = ("none", "sum", "mean")
+STATS = ("nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
+
+
+def shape_text(shape: Any) -> str:
+    return "[" + ", ".join(str(n) for n in shape) + "]"
+
+
+def number(name: str, value: Any) -> float:
+    if isinstance(value, (bool, str)) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    return value  # type: ignore[no-any-return]
+
+
+def integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
+    return value  # type: ignore[no-any-return]
+
+
+def checked_num_items(value: Any, reduction: str) -> float:
+    if reduction != "mean":
+        raise ValueError(f'num_items: expected None unless reduction is "mean", got {value!r} with "{reduction}"')
+    items = float(number("num_items", value))
+    if not (math.isfinite(items) and items > 0):
+        raise ValueError(f"num_items: expected a finite number > 0, got {items}")
+    return items
+
+
+def make_options(
+    *,
+    reduction: str,
+    ignore_index: int | None,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    z_loss: float,
+    num_items: float | None,
+    shift: int,
+    sequence_length: int,
+    max_workspace_bytes: int | None,
+) -> dict[str, Any]:
+    """The options as the operators and Spec take them (reduction by name, 0 for None)."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
+    budget = 0
+    if max_workspace_bytes is not None:
+        budget = integer("max_workspace_bytes", max_workspace_bytes)
+        if budget <= 0:
+            raise ValueError(f"max_workspace_bytes: expected a positive number of bytes or None, got {budget}")
+    return {
+        "reduction": reduction,
+        "ignore_index": -100 if ignore_index is None else integer("ignore_index", ignore_index),
+        "label_smoothing": number("label_smoothing", label_smoothing),
+        "scale": number("scale", scale),
+        "softcap": 0.0 if softcap is None else number("softcap", softcap),
+        "z_loss": number("z_loss", z_loss),
+        "num_items": 0.0 if num_items is None else checked_num_items(num_items, reduction),
+        "shift": integer("shift", shift),
+        "sequence_length": sequence_length,
+        "max_workspace_bytes": budget,
+    }
+
+
+def stats_names(return_stats: bool | Sequence[str]) -> tuple[str, ...]:
+    """Which statistics are asked for."""
+    if isinstance(return_stats, bool):
+        return STATS if return_stats else ()
+    if isinstance(return_stats, str):
+        raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
+    for name in return_stats:
+        if name not in STATS:
+            raise ValueError(f"return_stats: expected names out of {', '.join(STATS)}, got {name!r}")
+    return tuple(return_stats)

@@ -1,0 +1,187 @@
+"""Contexts and plans, cached: the part of every call that does not depend on data.
+
+A plan depends on shapes, dtypes and options only. Contexts and plans may be used by several threads at once, and
+hold no threads of their own, so they survive a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import mmap
+import sys
+from typing import Any
+
+from . import _c
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a plan depends on; the fields are those of headroom_problem (``pass_`` is its ``pass``)."""
+
+    pass_: int
+    tokens: int
+    vocab: int
+    hidden: int
+    reduction: int = 2
+    hidden_dtype: int = _c.F32
+    classifier_dtype: int = _c.F32
+    bias_dtype: int = _c.F32
+    target_dtype: int = _c.I64
+    d_hidden_dtype: int = _c.F32
+    d_classifier_dtype: int = _c.F32
+    d_bias_dtype: int = _c.F32
+    has_bias: bool = False
+    has_class_weight: bool = False
+    has_token_weight: bool = False
+    scale: float = 1.0
+    softcap: float = 0.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    num_items: float = 0.0
+    ignore_index: int = -100
+    shift: int = 0
+    sequence_length: int = 0
+    want_entropy: bool = False
+    want_argmax: bool = False
+    want_d_hidden: bool = False
+    want_d_classifier: bool = False
+    want_d_bias: bool = False
+    has_grad_nll: bool = False
+    has_grad_lse: bool = False
+    has_grad_entropy: bool = False
+    accumulate_d_classifier: bool = False
+    max_workspace_bytes: int = 0
+
+    def to_c(self) -> ctypes.Structure:
+        problem = _c.make("headroom_problem")
+        for name, value in self.__dict__.items():
+            setattr(problem, name.rstrip("_"), value)
+        return problem
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanInfo:
+    """How one problem would be run.
+
+    Attributes:
+        kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks`` or ``backward``.
+        backend: which backend runs it.
+        threads: threads used.
+        workspace_bytes: memory beyond inputs and outputs; exact.
+        cost_f: work in units of one bare matrix product of the problem (2 N V D FLOP).
+        predicted_seconds: the planner's estimate.
+        token_chunk: rows whose exponentials are kept at once, 0 for none.
+        config: the kernels' configuration, for people.
+    """
+
+    kind: str
+    backend: str
+    threads: int
+    workspace_bytes: int
+    cost_f: float
+    predicted_seconds: float
+    token_chunk: int
+    config: str
+
+
+def _to_info(info: Any) -> PlanInfo:
+    return PlanInfo(
+        kind=_c.library().headroom_plan_kind_name(info.kind).decode(),
+        backend=info.backend.decode(),
+        threads=info.threads,
+        workspace_bytes=info.workspace_bytes,
+        cost_f=info.cost_f,
+        predicted_seconds=info.predicted_seconds,
+        token_chunk=info.token_chunk,
+        config=info.config.decode(),
+    )
+
+
+class _Handle:
+    """Owns one object of the library."""
+
+    def __init__(self, pointer: ctypes.c_void_p, destroy: Any) -> None:
+        self.pointer = pointer
+        self._destroy = destroy
+
+    def __del__(self) -> None:
+        self._destroy(self.pointer)
+
+
+@functools.lru_cache(maxsize=64)
+def _context(threads: int, backend: str | None) -> _Handle:
+    lib = _c.library()
+    options: Any = _c.make("headroom_context_options")
+    options.threads = threads
+    if backend is not None:
+        options.backend = backend.encode()
+    pointer = ctypes.c_void_p()
+    _c.check(lib.headroom_context_create(ctypes.byref(options), ctypes.byref(pointer)))
+    return _Handle(pointer, lib.headroom_context_destroy)
+
+
+class Plan(_Handle):
+    """A headroom_plan; it holds copies of all that it needs of its context."""
+
+    def __init__(self, spec: Spec, threads: int, backend: str | None = None) -> None:
+        lib = _c.library()
+        pointer = ctypes.c_void_p()
+        context = _context(threads, backend)
+        _c.check(lib.headroom_plan_create(context.pointer, ctypes.byref(spec.to_c()), ctypes.byref(pointer)))
+        super().__init__(pointer, lib.headroom_plan_destroy)
+        info = _c.make("headroom_plan_info")
+        _c.check(lib.headroom_plan_get_info(pointer, ctypes.byref(info)))
+        self.info = _to_info(info)
+
+
+@functools.lru_cache(maxsize=256)
+def plan_of(spec: Spec, threads: int, backend: str | None = None) -> Plan:
+    return Plan(spec, threads, backend)
+
+
+def list_plans(spec: Spec, threads: int, backend: str | None = None) -> list[PlanInfo]:
+    """All plans that the planner considers for a problem."""
+    capacity = 64
+    infos: Any = (_c.PlanInfo * capacity)()
+    infos[0].struct_size = ctypes.sizeof(_c.PlanInfo)
+    count = ctypes.c_int32()
+    context = _context(threads, backend)
+    status = _c.library().headroom_plan_list(
+        context.pointer, ctypes.byref(spec.to_c()), infos, capacity, ctypes.byref(count)
+    )
+    _c.check(status)
+    return [_to_info(infos[i]) for i in range(min(count.value, capacity))]
+
+
+class Workspace:
+    """Page-aligned memory of one run, given back to the system with this object.
+
+    Huge pages, where the system lends them on request, save most of the page faults of a fresh allocation.
+    """
+
+    _HUGE = 4 << 20
+
+    def __init__(self, size: int) -> None:
+        self.address: int | None = None
+        if size == 0:
+            return
+        if sys.platform == "win32":
+            self._memory = mmap.mmap(-1, size)
+        else:
+            self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if size >= self._HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._view = ctypes.c_char.from_buffer(self._memory)
+        self.address = ctypes.addressof(self._view)
+
+
+def run(plan: Plan, pointers: dict[str, Any]) -> None:
+    """Runs a plan on pointers named as the fields of headroom_buffers."""
+    buffers = _c.make("headroom_buffers")
+    for name, value in pointers.items():
+        setattr(buffers, name, value)
+    size = plan.info.workspace_bytes
+    workspace = Workspace(size)
+    _c.check(_c.library().headroom_run(plan.pointer, ctypes.byref(buffers), workspace.address, size, None))

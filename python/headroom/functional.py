@@ -1,0 +1,346 @@
+"""``headroom.linear_cross_entropy`` for PyTorch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
+
+import torch
+from torch import Tensor
+
+from . import _ops, _options
+from ._options import shape_text
+from ._torch import Losses, stats_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class LinearCrossEntropyOutput(NamedTuple):
+    """What ``return_stats`` asked for; the others are None. Per-token tensors have the target's shape.
+
+    Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``
+    and ``entropy`` are differentiable (see ``differentiable_stats``). The target's log-probability is ``-nll``.
+    """
+
+    loss: Tensor
+    nll: Tensor | None = None
+    lse: Tensor | None = None
+    entropy: Tensor | None = None
+    argmax: Tensor | None = None
+    correct_count: Tensor | None = None
+    valid_count: Tensor | None = None
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: expected a tensor on the CPU, got device {tensor.device}")
+    if not torch.compiler.is_compiling():
+        _check_plain(name, tensor)
+
+
+def _check_plain(name: str, tensor: Tensor) -> None:
+    if hasattr(type(tensor), "__tensor_flatten__"):  # DTensor, quantised weights and other wrappers
+        raise TypeError(
+            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} "
+            "(gather or unwrap it first, such as with full_tensor() or to_local())"
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(
+            f"{name}: headroom.linear_cross_entropy does not support the transforms of torch.func (vmap, grad, jvp); "
+            'use leading batch dimensions, reduction="none" and torch.autograd instead'
+        )
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        raise NotImplementedError(
+            f"{name}: headroom.linear_cross_entropy does not support forward-mode differentiation"
+        )
+
+
+def _check_float(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _FLOATS:
+        raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {tensor.dtype}")
+
+
+def _check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(tensor.shape)}")
+
+
+def _check_constant(name: str, tensor: Tensor, hint: str) -> None:
+    if tensor.requires_grad:
+        raise ValueError(f"{name}: expected a tensor that does not require grad, got one that does ({hint})")
+
+
+def _check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor) -> None:
+    tensors = {"input": input, "linear_weight": linear_weight}
+    if linear_bias is not None:
+        tensors["linear_bias"] = linear_bias
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor)
+        _check_float(name, tensor)
+    _check_tensor("target", target)
+    if target.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"target: expected int64 or int32 class indices, got {target.dtype}")
+    if linear_weight.dim() != 2:
+        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
+    if input.dim() < 1 or input.shape[-1] != linear_weight.shape[1]:
+        raise ValueError(
+            f"input: expected shape [..., D] with D = {linear_weight.shape[1]} of linear_weight, "
+            f"got {shape_text(input.shape)}"
+        )
+    _check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
+    if linear_bias is not None:
+        _check_shape("linear_bias", linear_bias, linear_weight.shape[:1], "V")
+
+
+def _check_float64(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
+    tensors = {"linear_weight": linear_weight, "linear_bias": linear_bias}
+    for name, tensor in tensors.items():
+        if tensor is not None and (tensor.dtype == torch.float64) != (input.dtype == torch.float64):
+            raise TypeError(
+                f"{name}: expected float64 for all of input, linear_weight and linear_bias or for none, "
+                f"got {tensor.dtype} with input {input.dtype}"
+            )
+
+
+def _check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype) -> None:
+    _check_tensor("main_grad", main_grad)
+    if main_grad.dtype != stats:
+        raise TypeError(f"main_grad: expected {stats}, got {main_grad.dtype}")
+    _check_shape("main_grad", main_grad, linear_weight.shape, "that of linear_weight")
+    _check_constant("main_grad", main_grad, "it is a buffer that gradients are added to")
+    rows, columns = main_grad.shape
+    if (columns > 1 and main_grad.stride(1) != 1) or (rows > 1 and main_grad.stride(0) < columns):
+        raise ValueError(f"main_grad: expected contiguous rows, got strides {shape_text(main_grad.stride())}")
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """Casts as autocast casts the arguments of F.linear: not float64."""
+    if torch.is_autocast_enabled("cpu") and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype("cpu"))
+    return tensor
+
+
+class _Options(TypedDict, total=False):
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: str
+    ignore_index: int | None
+    label_smoothing: float
+    scale: float
+    softcap: float | None
+    z_loss: float
+    token_weight: Tensor | None
+    num_items: float | Tensor | None
+    shift: int
+    max_workspace_bytes: int | None
+    main_grad: Tensor | None
+    differentiable_stats: bool
+
+
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    return_stats: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Tensor: ...
+
+
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    return_stats: bool | Sequence[str],
+    **options: Unpack[_Options],
+) -> Tensor | LinearCrossEntropyOutput: ...
+
+
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    return_stats: Literal[True] | Sequence[str],
+    **options: Unpack[_Options],
+) -> LinearCrossEntropyOutput: ...
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    token_weight: Tensor | None = None,
+    num_items: float | Tensor | None = None,
+    shift: int = 0,
+    max_workspace_bytes: int | None = None,
+    main_grad: Tensor | None = None,
+    return_stats: bool | Sequence[str] = False,
+    differentiable_stats: bool = True,
+) -> Tensor | LinearCrossEntropyOutput:
+    """Cross entropy of ``softmax(input @ linear_weight.T)`` and its gradients, without ever holding the logits.
+
+    For row i with hidden state E_i, target y and class weights w (ones without)::
+
+        z_ij   = t(scale * (E_i . C_j) + bias_j),   t = identity, or softcap * tanh(. / softcap)
+        lse_i  = log sum_j exp z_ij,  nll_i = lse_i - z_iy,  entropy_i = lse_i - sum_j p_ij z_ij
+        loss_i = token_weight_i * ((1 - label_smoothing) * w_y * nll_i
+                 + label_smoothing / V * sum_j w_j (lse_i - z_ij) + z_loss * lse_i ** 2)
+
+    With ``scale = 1`` and without softcap, z_loss and token weights this is
+    ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
+
+    Args:
+        input: hidden states, ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is float64, on
+            the slow reference backend). Row strides are honoured; the last dimension is copied unless contiguous.
+        linear_weight: the head's weight, ``[V, D]``; any of these dtypes, not necessarily that of ``input``.
+        target: class indices, int64 or int32, of shape ``input.shape[:-1]``.
+        linear_bias: ``[V]``.
+        weight: class weights, ``[V]``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``. The mean divides by ``num_items``, or without it by the sum
+            of ``token_weight_i * w_y`` over valid rows: NaN without any valid row.
+        ignore_index: rows with this target cost nothing and have no gradient. None means -100.
+        label_smoothing: in [0, 1].
+        scale: factor of the logits before bias and softcap (an inverse temperature).
+        softcap: bound of the logits; None or 0 for none.
+        z_loss: factor of ``lse ** 2``.
+        token_weight: weights of rows, of the target's shape; row s is the one that *predicts* ``target[s + shift]``.
+        num_items: divisor of the mean, a number or a tensor of one element.
+        shift: position s of the last target dimension predicts ``target[..., s + shift]``, without copying input.
+        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; None: as much
+            as the fastest plan wants.
+        main_grad: a float32 ``[V, D]`` buffer to which the gradient of ``linear_weight`` is added in the backward
+            pass; autograd then sees no gradient of ``linear_weight``. Used only when ``linear_weight`` requires grad.
+        return_stats: True, or names out of ``nll, lse, entropy, argmax, correct_count, valid_count``.
+        differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
+
+    Returns:
+        The loss: a scalar, or of the target's shape with reduction "none"; float32 (float64 for float64 inputs),
+        also under autocast. With ``return_stats`` a :class:`LinearCrossEntropyOutput`.
+
+    Raises:
+        TypeError: wrong type, dtype or layout of an argument.
+        ValueError: wrong shape, device or range; ``InvalidTargetError`` for a target outside ``[0, V)``;
+            ``BudgetTooSmallError`` (with ``required_bytes``) when no plan fits ``max_workspace_bytes``.
+        NotImplementedError: double backward, forward-mode differentiation, transforms of torch.func.
+
+    Work, in units of one product of input and weight: loss only 1; with gradients 3, computed already in the forward
+    pass (reduction "mean" and "sum"); 4 where the upstream gradients must be known first: reduction "none",
+    ``main_grad``, float16 gradients (which would underflow before a loss scale is applied), and differentiable
+    ``nll``, ``lse`` or ``entropy``. Under autocast input and weight are cast as for ``F.linear``.
+    """
+    _check_head(input, linear_weight, linear_bias, target)
+    input, linear_weight = _autocast(input), _autocast(linear_weight)
+    _check_float64(input, linear_weight, linear_bias)
+    stats = stats_dtype(input)
+    if weight is not None:
+        _check_tensor("weight", weight)
+        _check_shape("weight", weight, linear_weight.shape[:1], "V")
+        _check_constant("weight", weight, "class weights have no gradient")
+        weight = weight.to(stats)
+    if token_weight is not None:
+        _check_tensor("token_weight", token_weight)
+        _check_shape("token_weight", token_weight, target.shape, "that of target")
+        _check_constant("token_weight", token_weight, 'use reduction="none" and multiply')
+        token_weight = token_weight.to(stats).reshape(-1)
+    num_items_tensor = None
+    if isinstance(num_items, Tensor):
+        if num_items.numel() != 1:
+            raise ValueError(f"num_items: expected one element, got shape {shape_text(num_items.shape)}")
+        num_items_tensor, num_items = num_items.detach(), None
+    if main_grad is not None:
+        _check_main_grad(main_grad, linear_weight, stats)
+    names = _options.stats_names(return_stats)
+    options = _options.make_options(
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        scale=scale,
+        softcap=softcap,
+        z_loss=z_loss,
+        num_items=num_items,
+        shift=shift,
+        sequence_length=target.shape[-1] if target.dim() > 0 else 1,
+        max_workspace_bytes=max_workspace_bytes,
+    )
+    rows = (input.reshape(-1, input.shape[-1]), linear_weight, target.reshape(-1))
+    tensors = (*rows, linear_bias, weight, token_weight, num_items_tensor)
+    out = _dispatch(tensors, main_grad, names, differentiable_stats, options)
+    if return_stats is False:
+        return out.loss.reshape(target.shape) if reduction == "none" else out.loss
+    return _collect(out, target, reduction, names, differentiable_stats)
+
+
+def _dispatch(
+    tensors: tuple[Tensor | None, ...],
+    main_grad: Tensor | None,
+    names: tuple[str, ...],
+    differentiable_stats: bool,
+    options: dict[str, object],
+) -> Losses:
+    """Chooses between gradients computed with the loss (3F) and after it, once the upstream gradients are known."""
+    hidden, linear_weight, bias = tensors[0], tensors[1], tensors[3]
+    assert hidden is not None and linear_weight is not None
+    grad = torch.is_grad_enabled()
+    trained = [grad and t is not None and t.requires_grad for t in (hidden, linear_weight, bias)]
+    half = any(
+        t is not None and on and t.dtype == torch.float16 for t, on in zip((hidden, linear_weight, bias), trained)
+    )
+    stats_need_gradients = differentiable_stats and any(name in ("nll", "lse", "entropy") for name in names)
+    flags = {
+        "want_entropy": "entropy" in names,
+        "want_argmax": "argmax" in names or "correct_count" in names,
+    }
+    later = options["reduction"] == "none" or main_grad is not None or half or stats_need_gradients
+    if any(trained) and not later:
+        output = _ops.forward_backward(
+            *tensors,
+            **options,
+            **flags,
+            per_token="nll" in names or "lse" in names,
+            want_d_hidden=trained[0],
+            want_d_weight=trained[1],
+            want_d_bias=trained[2],
+        )
+        return Losses(*output[:6])
+    per_token = any(trained) or "nll" in names or "lse" in names  # a later backward pass reads lse
+    return Losses(*_ops.forward(*tensors, main_grad, **options, **flags, per_token=per_token))
+
+
+def _collect(
+    out: Losses, target: Tensor, reduction: str, names: tuple[str, ...], differentiable: bool
+) -> LinearCrossEntropyOutput:
+    def per_token(name: str, value: Tensor) -> Tensor | None:
+        if name not in names:
+            return None
+        return (value if differentiable else value.detach()).reshape(target.shape)
+
+    return LinearCrossEntropyOutput(
+        loss=out.loss.reshape(target.shape) if reduction == "none" else out.loss,
+        nll=per_token("nll", out.nll),
+        lse=per_token("lse", out.lse),
+        entropy=per_token("entropy", out.entropy),
+        argmax=per_token("argmax", out.argmax),
+        correct_count=out.counts[0] if "correct_count" in names else None,
+        valid_count=out.counts[1] if "valid_count" in names else None,
+    )

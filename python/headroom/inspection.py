@@ -1,0 +1,154 @@
+"""What the library would do: its version, backends and plans. Needs neither PyTorch nor numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from . import _c, _plan
+from ._plan import PlanInfo
+
+_DTYPES = {"float32": _c.F32, "bfloat16": _c.BF16, "float16": _c.F16, "float64": _c.F64}
+_GRADIENTS = ("input", "linear_weight", "linear_bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A backend of the library, in order of preference.
+
+    Attributes:
+        name: ``cpu`` or ``reference``.
+        description: the device, its instruction sets and the one chosen.
+        why_unavailable: empty when it is usable on this machine.
+    """
+
+    name: str
+    description: str
+    why_unavailable: str
+
+
+def version() -> str:
+    """The version of the native library."""
+    text: bytes = _c.library().headroom_version()
+    return text.decode()
+
+
+def backends() -> list[Backend]:
+    """All backends, usable or not."""
+    lib = _c.library()
+    result = []
+    for index in range(lib.headroom_backend_count()):
+        description, why = ctypes.create_string_buffer(512), ctypes.create_string_buffer(512)
+        _c.check(lib.headroom_backend_info(index, description, len(description), why, len(why)))
+        result.append(
+            Backend(lib.headroom_backend_name(index).decode(), description.value.decode(), why.value.decode())
+        )
+    return result
+
+
+def default_threads() -> int:
+    """PyTorch's number of threads where PyTorch is in use, else as many as the machine gives."""
+    torch: Any = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else 0
+
+
+def dtype_name(dtype: Any) -> str:
+    """``float32`` of "float32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
+    return getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
+
+
+def _dtype_code(argument: str, dtype: Any) -> int:
+    name = dtype_name(dtype)
+    if name not in _DTYPES:
+        raise TypeError(f"{argument}: expected one of {', '.join(_DTYPES)}, got {dtype!r}")
+    return _DTYPES[name]
+
+
+def _spec(
+    tokens: int,
+    vocab: int,
+    hidden: int,
+    dtype: Any,
+    weight_dtype: Any,
+    gradients: Collection[str],
+    linear_bias: bool,
+    max_workspace_bytes: int | None,
+) -> _plan.Spec:
+    for name in gradients:
+        if name not in _GRADIENTS:
+            raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")
+    hidden_dtype = _dtype_code("dtype", dtype)
+    classifier_dtype = hidden_dtype if weight_dtype is None else _dtype_code("weight_dtype", weight_dtype)
+    return _plan.Spec(
+        pass_=_c.FORWARD_BACKWARD if gradients else _c.FORWARD,
+        tokens=tokens,
+        vocab=vocab,
+        hidden=hidden,
+        hidden_dtype=hidden_dtype,
+        classifier_dtype=classifier_dtype,
+        bias_dtype=classifier_dtype,
+        d_hidden_dtype=hidden_dtype,
+        d_classifier_dtype=classifier_dtype,
+        d_bias_dtype=classifier_dtype,
+        has_bias=linear_bias,
+        want_d_hidden="input" in gradients,
+        want_d_classifier="linear_weight" in gradients,
+        want_d_bias="linear_bias" in gradients,
+        max_workspace_bytes=max_workspace_bytes or 0,
+    )
+
+
+def plan(
+    tokens: int,
+    vocab: int,
+    hidden: int,
+    *,
+    dtype: Any = "float32",
+    weight_dtype: Any = None,
+    gradients: Collection[str] = ("input", "linear_weight"),
+    linear_bias: bool = False,
+    max_workspace_bytes: int | None = None,
+    threads: int | None = None,
+    backend: str | None = None,
+) -> PlanInfo:
+    """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
+
+    Args:
+        tokens: N, rows of input.
+        vocab: V, rows of the head's weight.
+        hidden: D, columns of both.
+        dtype: of input; a name, a torch dtype or a numpy dtype.
+        weight_dtype: of the head's weight; None: as ``dtype``.
+        gradients: which are wanted, out of ``input``, ``linear_weight``, ``linear_bias``; none: loss only.
+        linear_bias: whether there is a bias.
+        max_workspace_bytes: hard bound of memory beyond inputs and outputs; None: as the fastest plan wants.
+        threads: None: PyTorch's number where PyTorch is in use, else the machine's.
+        backend: by name; None: the first of :func:`backends` that can run the problem.
+
+    Raises:
+        BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.
+        InvalidArgumentError: a size out of range.
+    """
+    spec = _spec(tokens, vocab, hidden, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes)
+    return _plan.plan_of(spec, default_threads() if threads is None else threads, backend).info
+
+
+def plans(
+    tokens: int,
+    vocab: int,
+    hidden: int,
+    *,
+    dtype: Any = "float32",
+    weight_dtype: Any = None,
+    gradients: Collection[str] = ("input", "linear_weight"),
+    linear_bias: bool = False,
+    max_workspace_bytes: int | None = None,
+    threads: int | None = None,
+    backend: str | None = None,
+) -> list[PlanInfo]:
+    """All plans considered for the same arguments as :func:`plan`'s, fitting or not."""
+    spec = _spec(tokens, vocab, hidden, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes)
+    return _plan.list_plans(spec, default_threads() if threads is None else threads, backend)

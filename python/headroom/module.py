@@ -1,0 +1,120 @@
+"""``headroom.LinearCrossEntropyLoss``: a head and its loss as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .functional import LinearCrossEntropyOutput, linear_cross_entropy
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """A linear head and its cross entropy, with the constructor and state_dict of ``torch.nn.LinearCrossEntropyLoss``.
+
+    The head is ``self.linear``; assign another module's weight to ``self.linear.weight`` to tie them. Options are
+    those of :func:`headroom.linear_cross_entropy`.
+
+    Args:
+        in_features: D, size of each hidden state.
+        num_classes: V, size of the vocabulary.
+        out_features: only ``()``; here for the signature.
+        bias: whether the head has a bias ``[V]``.
+        device: of the head; only the CPU can compute the loss.
+        dtype: of the head.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        weight: class weights ``[V]``, kept as a buffer.
+        ignore_index: None means -100.
+        label_smoothing: in [0, 1].
+        options: PyTorch's choice of chunks; accepted and not used, for Headroom plans from ``max_workspace_bytes``.
+        scale, softcap, z_loss, shift, max_workspace_bytes: as in :func:`headroom.linear_cross_entropy`.
+
+    Shapes: input ``[..., D]``, target ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: object = None,
+        scale: float = 1.0,
+        softcap: float | None = None,
+        z_loss: float = 0.0,
+        shift: int = 0,
+        max_workspace_bytes: int | None = None,
+    ) -> None:
+        super().__init__()
+        if tuple(out_features) != ():
+            raise NotImplementedError(f"out_features: expected (), got {out_features}; use leading batch dimensions")
+        if weight is not None and tuple(weight.shape) != (num_classes,):
+            raise ValueError(f"weight: expected shape [{num_classes}], got {list(weight.shape)}")
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
+        if reduction not in ("none", "sum", "mean"):
+            raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
+        self.num_classes = num_classes
+        self.out_features = ()
+        self.reduction = reduction
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.options = options
+        self.scale = scale
+        self.softcap = softcap
+        self.z_loss = z_loss
+        self.shift = shift
+        self.max_workspace_bytes = max_workspace_bytes
+        self.register_buffer("weight", weight)
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weight: Tensor | None = None,
+        num_items: float | Tensor | None = None,
+        main_grad: Tensor | None = None,
+        return_stats: bool | Sequence[str] = False,
+        differentiable_stats: bool = True,
+    ) -> Tensor | LinearCrossEntropyOutput:
+        """The loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`."""
+        return linear_cross_entropy(
+            input,
+            self.linear.weight,
+            target,
+            linear_bias=self.linear.bias,
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            scale=self.scale,
+            softcap=self.softcap,
+            z_loss=self.z_loss,
+            token_weight=token_weight,
+            num_items=num_items,
+            shift=self.shift,
+            max_workspace_bytes=self.max_workspace_bytes,
+            main_grad=main_grad,
+            return_stats=return_stats,
+            differentiable_stats=differentiable_stats,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.linear.in_features}, num_classes={self.num_classes}, "
+            f"bias={self.linear.bias is not None}, reduction={self.reduction}, ignore_index={self.ignore_index}, "
+            f"label_smoothing={self.label_smoothing}, scale={self.scale}, softcap={self.softcap}, "
+            f"z_loss={self.z_loss}, shift={self.shift}, max_workspace_bytes={self.max_workspace_bytes}"
+        )

@@ -1,0 +1,265 @@
+"""``headroom.numpy.linear_cross_entropy``: loss and gradients of numpy arrays. Needs numpy, not PyTorch.
+
+Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _c, _options, _plan
+from ._options import shape_text
+from .inspection import default_threads, dtype_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+else:
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ImportError("headroom.numpy needs numpy, which is not installed") from error
+
+__all__ = ["LinearCrossEntropyResult", "linear_cross_entropy"]
+
+_FLOATS = {"float32": _c.F32, "bfloat16": _c.BF16, "float16": _c.F16, "float64": _c.F64}
+_TARGETS = {"int32": _c.I32, "int64": _c.I64}
+_GRADIENTS = ("input", "linear_weight", "linear_bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearCrossEntropyResult:
+    """Loss, and of statistics and gradients those asked for; the others are None.
+
+    Statistics have the target's shape (rows without a target hold 0, and -1 in ``argmax``), gradients the shape and
+    dtype of their arrays. Gradients are those of the reduced loss, or of ``grad_loss * loss`` summed.
+    """
+
+    loss: Any
+    nll: Any = None
+    lse: Any = None
+    entropy: Any = None
+    argmax: Any = None
+    correct_count: int | None = None
+    valid_count: int | None = None
+    d_input: Any = None
+    d_linear_weight: Any = None
+    d_linear_bias: Any = None
+
+
+def _float_code(name: str, array: NDArray[Any]) -> int:
+    code = _FLOATS.get(dtype_name(array.dtype))
+    if code is None:
+        raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {array.dtype}")
+    return code
+
+
+def _rows(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself when the library can read it by a stride between rows."""
+    item, (rows, columns) = array.itemsize, array.shape
+    contiguous_rows = columns == 1 or array.strides[1] == item
+    ordered = rows <= 1 or (array.strides[0] >= columns * item and array.strides[0] % item == 0)
+    aligned = array.flags.aligned and array.dtype.isnative
+    return array if contiguous_rows and ordered and aligned else np.array(array, array.dtype.newbyteorder("="))
+
+
+def _vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, meaning: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(array.shape)}")
+    return np.require(array, dtype, ["C", "A"]).reshape(-1)
+
+
+def _check_shapes(x: NDArray[Any], c: NDArray[Any], y: NDArray[Any]) -> None:
+    if c.ndim != 2:
+        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(c.shape)}")
+    if x.ndim < 1 or x.shape[-1] != c.shape[1]:
+        raise ValueError(f"input: expected shape [..., D] with D = {c.shape[1]}, got {shape_text(x.shape)}")
+    if y.shape != x.shape[:-1]:
+        raise ValueError(f"target: expected shape {shape_text(x.shape[:-1])}, got {shape_text(y.shape)}")
+    if dtype_name(y.dtype) not in _TARGETS:
+        raise TypeError(f"target: expected int64 or int32 class indices, got {y.dtype}")
+
+
+def linear_cross_entropy(
+    input: ArrayLike,
+    linear_weight: ArrayLike,
+    target: ArrayLike,
+    *,
+    linear_bias: ArrayLike | None = None,
+    weight: ArrayLike | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    num_items: float | None = None,
+    shift: int = 0,
+    max_workspace_bytes: int | None = None,
+    return_stats: bool | Sequence[str] = False,
+    gradients: bool | Collection[str] = False,
+    grad_loss: ArrayLike | None = None,
+    threads: int = 0,
+    backend: str | None = None,
+) -> LinearCrossEntropyResult:
+    """Cross entropy of ``softmax(input @ linear_weight.T)`` without the logits; formulas and options as in
+    :func:`headroom.linear_cross_entropy`.
+
+    Args:
+        input: ``[..., D]``.
+        linear_weight: ``[V, D]``.
+        target: ``[...]``, int64 or int32.
+        linear_bias: ``[V]``.
+        gradients: True for all, or names out of ``input``, ``linear_weight``, ``linear_bias``.
+        grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
+        threads: 0: as many as the machine gives.
+        backend: by name; None: the first that can run the problem.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or range.
+        HeadroomError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
+    """
+    x, c, y = np.asarray(input), np.asarray(linear_weight), np.asarray(target)
+    _check_shapes(x, c, y)
+    names = _options.stats_names(return_stats)
+    wanted = _gradient_names(gradients, linear_bias is not None)
+    options = _options.make_options(
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        scale=scale,
+        softcap=softcap,
+        z_loss=z_loss,
+        num_items=num_items,
+        shift=shift,
+        sequence_length=y.shape[-1] if y.ndim > 0 else 1,
+        max_workspace_bytes=max_workspace_bytes,
+    )
+    hidden, classifier = _rows(x.reshape(-1, x.shape[-1])), _rows(c)
+    stats = np.float64 if hidden.dtype == np.float64 else np.float32
+    tokens, vocab = hidden.shape[0], classifier.shape[0]
+    arrays: dict[str, NDArray[Any]] = {"hidden": hidden, "classifier": classifier}
+    arrays["targets"] = np.require(y, y.dtype.newbyteorder("="), ["C", "A"])
+    spec: dict[str, Any] = options | {
+        "reduction": _c.REDUCTIONS[reduction],
+        "tokens": tokens,
+        "vocab": vocab,
+        "hidden": hidden.shape[1],
+        "hidden_dtype": _float_code("input", hidden),
+        "classifier_dtype": _float_code("linear_weight", classifier),
+        "target_dtype": _TARGETS[dtype_name(y.dtype)],
+        "has_bias": linear_bias is not None,
+        "has_class_weight": weight is not None,
+        "has_token_weight": token_weight is not None,
+        "want_entropy": "entropy" in names,
+        "want_argmax": "argmax" in names or "correct_count" in names,
+    }
+    if linear_bias is not None:
+        bias = np.asarray(linear_bias)
+        spec["bias_dtype"] = _float_code("linear_bias", bias)
+        arrays["bias"] = _vector("linear_bias", bias, (vocab,), bias.dtype.newbyteorder("="), "V")
+    if weight is not None:
+        arrays["class_weight"] = _vector("weight", weight, (vocab,), stats, "V")
+    if token_weight is not None:
+        arrays["token_weight"] = _vector("token_weight", token_weight, y.shape, stats, "that of target")
+    upstream = None
+    if grad_loss is not None:
+        shape = y.shape if reduction == "none" else ()
+        upstream = _vector("grad_loss", grad_loss, shape, stats, "that of the loss")
+    out = _outputs(tokens, stats, reduction, names)
+    run = _Run(spec, arrays, out, threads or default_threads(), backend)
+    found = run(wanted, upstream)
+
+    def shaped(name: str) -> Any:
+        return out[name].reshape(y.shape) if name in names else None
+
+    loss = out["loss"].reshape(y.shape) if reduction == "none" else out["loss"][()]
+    return LinearCrossEntropyResult(
+        loss=loss,
+        nll=shaped("nll"),
+        lse=shaped("lse"),
+        entropy=shaped("entropy"),
+        argmax=shaped("argmax"),
+        correct_count=int(out["correct_count"]) if "correct_count" in names else None,
+        valid_count=int(out["valid_count"]) if "valid_count" in names else None,
+        d_input=found["d_hidden"].reshape(x.shape) if "input" in wanted else None,
+        d_linear_weight=found["d_classifier"] if "linear_weight" in wanted else None,
+        d_linear_bias=found["d_bias"] if "linear_bias" in wanted else None,
+    )
+
+
+def _gradient_names(gradients: bool | Collection[str], has_bias: bool) -> tuple[str, ...]:
+    possible = _GRADIENTS if has_bias else _GRADIENTS[:2]
+    if isinstance(gradients, bool):
+        return possible if gradients else ()
+    for name in gradients:
+        if name not in possible:
+            raise ValueError(f"gradients: expected names out of {', '.join(possible)}, got {name!r}")
+    return tuple(gradients)
+
+
+def _outputs(tokens: int, stats: Any, reduction: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Arrays of a forward pass; lse is always among them, for a later backward pass."""
+    out = {"loss": np.zeros((tokens,) if reduction == "none" else (), stats), "lse": np.zeros(tokens, stats)}
+    for name in ("nll", "entropy"):
+        if name in names:
+            out[name] = np.zeros(tokens, stats)
+    if "argmax" in names:
+        out["argmax"] = np.zeros(tokens, np.int64)
+    for name in ("correct_count", "valid_count"):
+        if name in names:
+            out[name] = np.zeros((), np.int64)
+    return out
+
+
+class _Run:
+    """One problem: a forward pass, both in one, or forward and then backward with reduction "none"."""
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        arrays: dict[str, NDArray[Any]],
+        out: dict[str, NDArray[Any]],
+        threads: int,
+        backend: str | None,
+    ) -> None:
+        self.spec, self.arrays, self.out = spec, arrays, out
+        self.threads, self.backend = threads, backend
+
+    def __call__(self, wanted: tuple[str, ...], upstream: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+        if not wanted:
+            self._run(_c.FORWARD, self.arrays | self.out)
+            return {}
+        gradients, fields = self._gradients(wanted)
+        given = {} if upstream is None else {"grad_loss": upstream}
+        if self.spec["reduction"] != _c.REDUCTIONS["none"]:
+            self._run(_c.FORWARD_BACKWARD, self.arrays | self.out | gradients | given, fields)
+            return gradients
+        if upstream is None:
+            given["grad_loss"] = np.ones_like(self.out["lse"])
+        self._run(_c.FORWARD, self.arrays | self.out)
+        saved = {"lse": self.out["lse"]}
+        self._run(_c.BACKWARD, self.arrays | saved | gradients | given, fields)
+        return gradients
+
+    def _gradients(self, wanted: tuple[str, ...]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        arrays: dict[str, NDArray[Any]] = {}
+        fields: dict[str, Any] = {}
+        for argument, name in zip(_GRADIENTS, ("hidden", "classifier", "bias")):
+            if argument in wanted:
+                arrays[f"d_{name}"] = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
+                fields |= {f"want_d_{name}": True, f"d_{name}_dtype": self.spec[f"{name}_dtype"]}
+        return arrays, fields
+
+    def _run(self, pass_: int, arrays: dict[str, NDArray[Any]], fields: dict[str, Any] | None = None) -> None:
+        spec = self.spec | {"pass_": pass_} | (fields or {})
+        plan = _plan.plan_of(_plan.Spec(**spec), self.threads, self.backend)
+        pointers: dict[str, Any] = {name: array.ctypes.data for name, array in arrays.items()}
+        for name in ("hidden", "classifier"):
+            array = arrays[name]
+            pointers[f"{name}_stride"] = array.strides[0] // array.itemsize if array.shape[0] > 1 else 0
+        _plan.run(plan, pointers)
