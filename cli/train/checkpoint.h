@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+
+#include "train/model.h"
+
+namespace headroom::train {
+
+// All parameters of the model, and `hidden` [N, D] and `targets` [N] of one batch, in a safetensors file.
+// hidden, lm_head.weight and targets are what `headroom loss` needs.
+void write_checkpoint(const std::filesystem::path& path, const Model& model, std::span<const float> hidden,
+                      std::span<const int32_t> targets, const std::map<std::string, std::string>& metadata);
+
+}  // namespace headroom::train

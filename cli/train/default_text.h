@@ -1,0 +1,18 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace headroom::train {
+
+struct DefaultText {
+  std::string description;
+  std::vector<std::filesystem::path> files;
+};
+
+// Text that development machines have: the sources of Python's standard library, else the headers in
+// /usr/include. Empty `files` when there is neither.
+DefaultText find_default_text();
+
+}  // namespace headroom::train

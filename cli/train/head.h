@@ -1,0 +1,53 @@
+#pragma once
+
+// The head of the model: logits = hidden * classifier^T, softmax, mean cross entropy, and the gradients of
+// hidden and classifier. Two ways to compute the same numbers: with the N x V logits in memory, and fused.
+
+#include <headroom/headroom.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace headroom::train {
+
+struct HeadInput {
+  std::span<const float> hidden;      // [N, D]
+  std::span<const float> classifier;  // [V, D]
+  std::span<const int32_t> targets;   // [N], values in [0, V)
+  int64_t vocab;
+  int64_t dim;
+  int64_t tokens() const { return static_cast<int64_t>(targets.size()); }
+};
+
+class Head {
+ public:
+  virtual ~Head() = default;
+  Head() = default;
+  Head(const Head&) = delete;
+  Head& operator=(const Head&) = delete;
+
+  virtual std::string name() const = 0;
+  // How it computes, for people; complete after the first call with gradients.
+  virtual std::string description() const = 0;
+
+  // Mean loss.
+  virtual double loss(const HeadInput& input) = 0;
+
+  // Mean loss; writes d_hidden [N, D] and d_classifier [V, D].
+  virtual double loss_and_gradients(const HeadInput& input, std::span<float> d_hidden,
+                                    std::span<float> d_classifier) = 0;
+
+  // The most bytes this head has held beyond its inputs and the gradients.
+  virtual int64_t workspace_bytes() const = 0;
+};
+
+// Stores the logits [N, V], turns them into their own gradient in place, and multiplies: three GEMMs and one
+// N x V block of fp32. Frameworks hold two or three such blocks.
+std::unique_ptr<Head> make_materialized_head();
+
+// The library through its public C++ interface, fp32, with a hard limit on the workspace.
+std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes);
+
+}  // namespace headroom::train

@@ -1,0 +1,32 @@
+#include "train/process_memory.h"
+
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+namespace headroom::train {
+
+int64_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmHWM:", 0) == 0) return std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;
+  }
+  rusage usage{};
+  if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+#ifdef __APPLE__
+  return usage.ru_maxrss;
+#else
+  return usage.ru_maxrss * 1024;
+#endif
+}
+
+bool reset_peak_resident_bytes() {
+  std::ofstream clear("/proc/self/clear_refs");
+  clear << "5\n";
+  clear.flush();
+  return static_cast<bool>(clear);
+}
+
+}  // namespace headroom::train

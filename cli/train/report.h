@@ -1,0 +1,22 @@
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "train/results.h"
+#include "train/settings.h"
+
+namespace headroom::train {
+
+// The closing comparison, for people.
+std::string summary(const Results& results, const Settings& settings);
+
+// All figures.
+nlohmann::ordered_json to_json(const Results& results, const Settings& settings);
+
+// Writes loss.svg, memory.svg and, after a comparison, agreement.svg into the folder; returns their paths.
+std::vector<std::filesystem::path> write_plots(const Results& results, const std::filesystem::path& folder);
+
+}  // namespace headroom::train

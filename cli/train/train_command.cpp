@@ -1,0 +1,173 @@
+#include "train/train_command.h"
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "commands/context.h"
+#include "commands/units.h"
+#include "io/atomic_file.h"
+#include "train/demonstration.h"
+#include "train/report.h"
+
+namespace headroom::cli {
+namespace {
+
+constexpr const char* kDescription =
+    "Train a small language model on this machine with the fused head, beside the materialized one.\n"
+    "\n"
+    "The model: embedding, gated linear recurrences with RMS norm and residual, and a head of its own. It\n"
+    "learns its vocabulary (byte-level BPE) from the text, trains a few steps with the N x V logits in "
+    "memory\n"
+    "(the materialized head), starts again from the same parameters with the fused head, checks that both\n"
+    "give the same losses and gradients, and goes on with the fused head alone.";
+
+constexpr const char* kFooter =
+    "\nWritten into the output folder:\n"
+    "  model.safetensors  the model; also hidden and targets of a validation batch, for 'headroom loss'\n"
+    "  tokenizer.json     the vocabulary, in the format of the Hugging Face tokenizers library\n"
+    "  figures.json       all figures, as --json prints them\n"
+    "  loss.svg, memory.svg, agreement.svg\n"
+    "\n"
+    "Ctrl-C ends training after the step at hand and writes everything; a second Ctrl-C quits at once.\n"
+    "With --steps the result depends on the seed, the text and the number of threads alone; with --minutes "
+    "the\n"
+    "number of steps is set from the speed of the first ones, and printed.\n"
+    "Exit code 1 if the two heads do not agree.\n"
+    "\n"
+    "Examples:\n"
+    "  headroom train                                    about three minutes on two cores\n"
+    "  headroom train --minutes 10 ~/books src/          text from a folder and another\n"
+    "  headroom train --steps 200 --compare-steps 0 --batch 4 --vocab 8192 notes.txt";
+
+struct Options {
+  train::Settings settings;
+  std::vector<std::string> paths;
+  std::string budget = "32MiB";
+  std::string most_text = "32MiB";
+  std::string output = "headroom-train";
+};
+
+void add_options(CLI::App& command, Options& options) {
+  train::Settings& s = options.settings;
+  command.add_option(
+      "text", options.paths,
+      "Files and folders of text. Default: the sources of Python's standard library, else the C "
+      "and C++ headers in /usr/include");
+  command.add_option("--output,-o", options.output, "Folder for all results")->capture_default_str();
+
+  const std::string length = "How long";
+  auto* minutes = command.add_option("--minutes", s.minutes, "Minutes of training with the fused head")
+                      ->check(CLI::Range(0.01, 1e5))
+                      ->capture_default_str()
+                      ->group(length);
+  command.add_option("--steps", s.steps, "Steps to train, instead of --minutes")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->excludes(minutes)
+      ->group(length);
+  command
+      .add_option("--compare-steps", s.compare_steps, "First steps, trained with both heads; 0: fused only")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str()
+      ->group(length);
+
+  const std::string data = "Data";
+  command.add_option("--vocab", s.vocab, "Vocabulary entries")
+      ->check(CLI::Range(258, 1 << 24))
+      ->capture_default_str()
+      ->group(data);
+  command.add_option("--max-text", options.most_text, "Text read at the most, such as 32MiB")
+      ->capture_default_str()
+      ->group(data);
+  command.add_option("--seed", s.trainer.seed, "Seed of the split, the parameters and the batches")
+      ->capture_default_str()
+      ->group(data);
+
+  const std::string model = "Model";
+  command.add_option("--dim", s.trainer.model.dim, "Width D of the hidden states")
+      ->check(CLI::Range(8, 65536))
+      ->capture_default_str()
+      ->group(model);
+  command.add_option("--inner", s.trainer.model.inner, "Channels of each recurrence")
+      ->check(CLI::Range(8, 65536))
+      ->capture_default_str()
+      ->group(model);
+  command.add_option("--layers", s.trainer.model.layers, "Recurrences")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group(model);
+
+  const std::string training = "Training";
+  command.add_option("--batch", s.trainer.batch.batch, "Sequences a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(training);
+  command.add_option("--sequence-length", s.trainer.batch.length, "Tokens of a sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(training);
+  command.add_option("--learning-rate", s.schedule.peak, "Peak of the learning rate")
+      ->check(CLI::Range(1e-9, 1.0))
+      ->capture_default_str()
+      ->group(training);
+  command
+      .add_option("--warmup-steps", s.schedule.warmup, "Steps to the peak; then a cosine to a tenth of it")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str()
+      ->group(training);
+  command.add_option("--weight-decay", s.trainer.optimizer.weight_decay, "AdamW's decay of the matrices")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str()
+      ->group(training);
+  command.add_option("--validation-batches", s.trainer.validation_batches, "Batches of each validation")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(training);
+  command.add_option("--budget", options.budget, "Largest workspace of the fused head, such as 32MiB")
+      ->capture_default_str()
+      ->group(training);
+}
+
+void run(Options& options, const GlobalOptions& global) {
+  train::Settings& settings = options.settings;
+  settings.corpus.paths.assign(options.paths.begin(), options.paths.end());
+  settings.corpus.max_bytes = static_cast<int64_t>(parse_size("--max-text", options.most_text));
+  settings.corpus.seed = settings.trainer.seed;
+  settings.max_workspace_bytes = static_cast<int64_t>(parse_size("--budget", options.budget));
+  settings.output = options.output;
+  // What people read goes to stdout as it happens; with --json that is left to the document.
+  const auto say = [&global](const std::string& line) {
+    if (global.json && global.quiet) return;
+    std::FILE* stream = global.json ? stderr : stdout;
+    std::fprintf(stream, "%s\n", line.c_str());
+    std::fflush(stream);
+  };
+  const train::Results results = train::run_demonstration(settings, global, say);
+  nlohmann::ordered_json figures = train::to_json(results, settings);
+  std::string written;
+  for (const std::filesystem::path& path : train::write_plots(results, settings.output)) {
+    written += (written.empty() ? "" : ", ") + path.filename().string();
+  }
+  write_text_file((settings.output / "figures.json").string(), figures.dump(1) + "\n");
+  say(train::summary(results, settings));
+  say("Written to " + settings.output.string() + ": model.safetensors, tokenizer.json, figures.json, " +
+      written);
+  if (global.json) print_json(figures);
+  if (results.agreement && !results.agreement->holds()) {
+    throw std::runtime_error("the fused and the materialized head do not agree: see the differences above");
+  }
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, const GlobalOptions& global) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("train", kDescription);
+  command->footer(kFooter);
+  add_options(*command, *options);
+  command->callback([options, &global] { run(*options, global); });
+}
+
+}  // namespace headroom::cli
