@@ -1,0 +1,205 @@
+// Numbers at the edges: huge logits, infinities, NaN, the ends of the 16-bit formats.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "compare.h"
+#include "formats.h"
+
+namespace headroom_test {
+namespace {
+
+class HostileValues : public testing::TestWithParam<Engine> {
+ protected:
+  const Engine& engine() const { return GetParam(); }
+  headroom::Context context_ = make_context(GetParam());
+};
+
+bool all_finite(const std::vector<double>& values) {
+  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+}
+
+// |logit| about 1e4: exp of it overflows everything, the loss must not.
+TEST_P(HostileValues, HugeLogits) {
+  for (double sign : {1.0, -1.0}) {
+    for (bool smoothing : {false, true}) {
+      Case c = plain_case(5, {17, 300, 9});
+      c.problem.scale = sign * 3000;
+      c.problem.label_smoothing = smoothing ? 0.1 : 0;
+      c.problem.want_entropy = c.problem.want_argmax = 1;
+      const Expected expected(c);
+      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+        c.mode = mode;
+        const Outputs got = solve(context_, c);
+        EXPECT_TRUE(all_finite(got.lse));
+        EXPECT_TRUE(all_finite(got.d_hidden));
+        expected.check(engine(), got);
+      }
+    }
+  }
+}
+
+// All of a row's logits huge and of one sign, by the bias: nothing but their differences matters.
+TEST_P(HostileValues, HugeCommonLogit) {
+  for (double common : {1e4, -1e4, 3e38, -3e38}) {
+    Case c = plain_case(6, {9, 40, 5});
+    c.problem.scale = 0;
+    std::fill(c.bias.begin(), c.bias.end(), rounded(common, HEADROOM_F32));
+    const Outputs got = solve(context_, c);
+    for (double nll : got.nll)
+      EXPECT_NEAR(nll, std::log(40.0), 0x1p-24 * std::max(4.0, 2 * std::fabs(common)));
+    for (double max : got.max) EXPECT_EQ(max, rounded(common, HEADROOM_F32));
+    for (double sum : got.sum_exp) EXPECT_EQ(sum, 40);
+  }
+}
+
+// One winner, far ahead: the loss of its rows is 0 or the gap, gradients 0 or 1.
+TEST_P(HostileValues, Saturated) {
+  Case c = plain_case(7, {2, 300, 1});
+  std::fill(c.hidden.begin(), c.hidden.end(), 1);
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  c.classifier[123] = 10000;
+  c.targets = {123, 7};
+  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  const Outputs got = solve(context_, c);
+  EXPECT_EQ(got.nll, (std::vector<double>{0, 10000}));
+  for (size_t j = 0; j < 300; ++j) EXPECT_EQ(got.d_bias[j], j == 123 ? 1 : (j == 7 ? -1 : 0)) << j;
+  EXPECT_EQ(got.d_hidden, (std::vector<double>{0, 10000}));
+}
+
+// A masked vocabulary entry (bias -inf) has probability 0 and takes no gradient.
+TEST_P(HostileValues, MaskedEntries) {
+  Case c = plain_case(8, {12, 300, 8});
+  c.problem.want_entropy = c.problem.want_argmax = 1;
+  for (size_t j = 0; j < 300; ++j) {
+    if (std::find(c.targets.begin(), c.targets.end(), static_cast<int64_t>(j)) == c.targets.end() &&
+        j % 3 != 0) {
+      c.bias[j] = -INFINITY;
+    }
+  }
+  const Outputs got = solve(context_, c);
+  // The same with these entries left out.
+  Case fewer = c;
+  fewer.classifier.clear();
+  fewer.bias.clear();
+  std::vector<int64_t> new_id(300, -1);
+  for (size_t j = 0; j < 300; ++j) {
+    if (std::isinf(c.bias[j])) continue;
+    new_id[j] = static_cast<int64_t>(fewer.bias.size());
+    fewer.bias.push_back(c.bias[j]);
+    fewer.classifier.insert(fewer.classifier.end(), c.classifier.begin() + static_cast<std::ptrdiff_t>(8 * j),
+                            c.classifier.begin() + static_cast<std::ptrdiff_t>(8 * j + 8));
+  }
+  fewer.problem.vocab = static_cast<int64_t>(fewer.bias.size());
+  for (int64_t& target : fewer.targets) target = new_id[static_cast<size_t>(target)];
+  const Expected expected(fewer);
+  const Bounds bounds = expected.bounds_of(engine());
+  EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, HEADROOM_F32));
+  EXPECT_TRUE(close("entropy", got.entropy, expected.truth().entropy, bounds.entropy, HEADROOM_F32));
+  EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+  for (size_t j = 0; j < 300; ++j) {
+    if (new_id[j] >= 0) continue;
+    EXPECT_EQ(got.d_bias[j], 0);
+    for (size_t k = 8 * j; k < 8 * j + 8; ++k) EXPECT_EQ(got.d_classifier[k], 0);
+  }
+}
+
+// A masked target costs infinity in its own row; the others do not notice.
+TEST_P(HostileValues, MaskedTarget) {
+  Case c = plain_case(9, {6, 50, 4});
+  c.problem.reduction = HEADROOM_REDUCTION_NONE;
+  c.targets = {1, 2, 3, 4, 5, 6};
+  c.bias[3] = -INFINITY;
+  const Outputs got = solve(context_, c);
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(std::isinf(got.loss[i]), i == 2);
+    EXPECT_FALSE(std::isnan(got.loss[i]));
+  }
+}
+
+// NaN or infinity in one token's hidden row stays in its row.
+TEST_P(HostileValues, NonFiniteHiddenRow) {
+  for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+    for (double bad :
+         {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+        constexpr size_t kTokens = 37, kHidden = 11, kBadRow = 17;
+        Case c = plain_case(10, {kTokens, 300, kHidden}, dtype);
+        c.mode = mode;
+        c.problem.reduction = HEADROOM_REDUCTION_NONE;
+        c.grad_loss.assign(kTokens, 1);
+        const Outputs before = solve(context_, c);
+        c.hidden[kBadRow * kHidden + 3] = bad;
+        const Outputs after = solve(context_, c);
+        for (size_t i = 0; i < kTokens; ++i) {
+          SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << bad << " row " << i);
+          if (i == kBadRow) {
+            EXPECT_FALSE(std::isfinite(after.loss[i]));
+            EXPECT_FALSE(std::isfinite(after.lse[i]));
+          } else {
+            EXPECT_EQ(after.loss[i], before.loss[i]);
+          }
+          bool finite = true;
+          for (size_t k = i * kHidden; k < (i + 1) * kHidden; ++k) {
+            finite = finite && std::isfinite(after.d_hidden[k]);
+            if (i != kBadRow) {
+              EXPECT_EQ(after.d_hidden[k], before.d_hidden[k]);
+            }
+          }
+          EXPECT_EQ(finite, i != kBadRow);
+        }
+        EXPECT_FALSE(all_finite(after.d_classifier));  // never hidden: a trainer must see it
+      }
+    }
+  }
+}
+
+// A NaN in the classifier is in every logit's row, so in every loss.
+TEST_P(HostileValues, NaNInTheClassifier) {
+  Case c = plain_case(11, {5, 300, 4});
+  c.problem.reduction = HEADROOM_REDUCTION_NONE;
+  for (size_t column : {size_t{0}, size_t{150}, size_t{299}}) {
+    Case bad = c;
+    bad.classifier[column * 4 + 1] = NAN;
+    const Outputs got = solve(context_, bad);
+    for (double loss : got.loss) EXPECT_TRUE(std::isnan(loss)) << "column " << column;
+    for (double d : got.d_hidden) EXPECT_TRUE(std::isnan(d));
+  }
+}
+
+// The largest and the smallest numbers of the 16-bit formats.
+TEST_P(HostileValues, EndsOfTheFormats) {
+  for (headroom_dtype dtype : {HEADROOM_F16, HEADROOM_BF16}) {
+    Case c = plain_case(12, {9, 40, 6}, dtype);
+    const double smallest = 2 * subnormal_unit(dtype);
+    const double largest = dtype == HEADROOM_F16 ? 65504 : 0x1.fep15;
+    for (size_t i = 0; i < c.hidden.size(); ++i)
+      c.hidden[i] = i % 3 == 0 ? largest : static_cast<double>(i % 5) * smallest;
+    for (double& value : c.classifier) value = rounded(value * 1e-5, dtype);
+    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = HEADROOM_F32;
+    Expected(c).check(engine(), solve(context_, c));
+  }
+}
+
+// The first of equal largest logits wins, wherever a block ends.
+TEST_P(HostileValues, ArgmaxOfEqualLogits) {
+  for (int64_t first : {0, 1, 255, 256, 299, 512, 599}) {
+    Case c = plain_case(13, {3, 600, 4});
+    c.problem.want_argmax = 1;
+    std::fill(c.classifier.begin(), c.classifier.end(), 0);
+    std::fill(c.bias.begin(), c.bias.end(), 0);
+    for (size_t j = static_cast<size_t>(first); j < 600; ++j) c.bias[j] = 1;
+    c.targets = {first, first, 598};
+    const Outputs got = solve(context_, c);
+    EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(first)));
+    EXPECT_EQ(got.correct_count, std::vector<double>{first == 598 ? 3.0 : 2.0});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, HostileValues, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

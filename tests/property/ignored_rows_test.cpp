@@ -1,0 +1,100 @@
+// Rows without a target are never multiplied: whatever they hold, nothing changes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+class IgnoredRows : public testing::TestWithParam<Engine> {
+ protected:
+  headroom::Context context_ = make_context(GetParam());
+};
+
+std::vector<bool> ignored_rows(const Case& c) {
+  std::vector<bool> out;
+  for (int64_t row = 0; row < c.problem.tokens; ++row)
+    out.push_back(c.target_of(row) == c.problem.ignore_index);
+  return out;
+}
+
+// NaN in everything that belongs to the ignored rows.
+Case poisoned(Case c) {
+  const std::vector<bool> ignored = ignored_rows(c);
+  const auto poison = [&](std::vector<double>* values, size_t width) {
+    for (size_t i = 0; i < values->size(); ++i) {
+      if (ignored[i / width]) (*values)[i] = NAN;
+    }
+  };
+  poison(&c.hidden, static_cast<size_t>(c.problem.hidden));
+  for (auto* rows : {&c.token_weight, &c.grad_nll, &c.grad_lse, &c.grad_entropy}) poison(rows, 1);
+  if (c.problem.reduction == HEADROOM_REDUCTION_NONE) poison(&c.grad_loss, 1);
+  return c;
+}
+
+TEST_P(IgnoredRows, MayHoldNaN) {
+  int tested = 0;
+  for (uint64_t seed = 100; tested < 40; ++seed) {
+    const Case c = random_case(seed, {.allow_fp64 = GetParam().is_reference()});
+    const std::vector<bool> ignored = ignored_rows(c);
+    if (std::count(ignored.begin(), ignored.end(), true) == 0) continue;
+    ++tested;
+    SCOPED_TRACE(describe(c));
+    const Outputs got = solve(context_, poisoned(c));
+    EXPECT_STREQ(first_difference(got, solve(context_, c)), "");
+    const auto width = static_cast<size_t>(c.problem.hidden);
+    for (size_t i = 0; i < ignored.size(); ++i) {
+      if (!ignored[i]) continue;
+      EXPECT_EQ(got.nll[i], 0);
+      EXPECT_EQ(got.lse[i], 0);
+      EXPECT_EQ(got.max[i], -INFINITY);
+      EXPECT_EQ(got.sum_exp[i], 0);
+      if (c.problem.reduction == HEADROOM_REDUCTION_NONE) {
+        EXPECT_EQ(got.loss[i], 0);
+      }
+      if (c.problem.want_argmax) {
+        EXPECT_EQ(got.argmax[i], -1);
+      }
+      for (size_t k = i * width; k < (i + 1) * width && !got.d_hidden.empty(); ++k) {
+        EXPECT_EQ(got.d_hidden[k], c.problem.accumulate_d_hidden ? c.d_hidden_start[k] : 0);
+      }
+    }
+  }
+}
+
+// Removing them is the same as ignoring them.
+TEST_P(IgnoredRows, MayBeAbsent) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    Case c = plain_case(seed, {37, 61, 19});
+    Case fewer = c;
+    fewer.targets.clear();
+    fewer.hidden.clear();
+    Random random(seed);
+
+    for (size_t row = 0; row < c.targets.size(); ++row) {
+      if (random.chance(0.5)) {
+        c.targets[row] = c.problem.ignore_index;
+        continue;
+      }
+      fewer.targets.push_back(c.targets[row]);
+      fewer.hidden.insert(fewer.hidden.end(), c.hidden.begin() + static_cast<std::ptrdiff_t>(row * 19),
+                          c.hidden.begin() + static_cast<std::ptrdiff_t>((row + 1) * 19));
+    }
+    fewer.problem.tokens = static_cast<int64_t>(fewer.targets.size());
+    const Outputs with = solve(context_, c);
+    const Outputs without = solve(context_, fewer);
+    EXPECT_EQ(with.loss, without.loss);
+    EXPECT_EQ(with.valid_count, without.valid_count);
+    EXPECT_EQ(with.d_classifier, without.d_classifier);
+    EXPECT_EQ(with.d_bias, without.d_bias);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, IgnoredRows, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

@@ -1,0 +1,200 @@
+// What must not change the results, or must change them in a known way, without any oracle's word for it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+class Invariance : public testing::TestWithParam<Engine> {
+ protected:
+  const Engine& engine() const { return GetParam(); }
+  headroom::Context context_ = make_context(GetParam());
+};
+
+// Random problems this engine can run.
+std::vector<Case> random_cases(uint64_t first_seed, int count,
+                               const std::function<void(Case*)>& change = {}) {
+  std::vector<Case> cases;
+  for (uint64_t seed = first_seed; static_cast<int>(cases.size()) < count; ++seed) {
+    Case c = random_case(seed, {.allow_fp64 = false});
+    if (c.mode == Mode::kForward) continue;
+    if (change) change(&c);
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+// Adding one number to all logits changes no loss but z-loss, and no gradient.
+TEST_P(Invariance, ShiftOfAllLogits) {
+  const auto plain = [](Case* c) {
+    c->problem.z_loss = c->problem.softcap = 0;
+    if (c->problem.has_bias == 0) {
+      c->problem.has_bias = 1;
+      c->bias.assign(static_cast<size_t>(c->problem.vocab), 0);
+    }
+    c->problem.bias_dtype = HEADROOM_F32;
+    for (double& b : c->bias) b = std::round(b * 1024) / 1024;  // so that adding 3 is exact
+  };
+  for (const Case& c : random_cases(1000, 20, plain)) {
+    Case shifted = c;
+    for (double& b : shifted.bias) b += 3;
+    const Bounds bounds = Expected(c).bounds() + Expected(shifted).bounds();
+    expect_same_results(c, solve(context_, shifted), solve(context_, c), bounds);
+  }
+}
+
+// sum_j dz_ij is 0 but for the gradients that come through lse itself; the gradient of the bias is sum_i
+// dz_ij.
+TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
+  const auto with_bias_gradient = [](Case* c) {
+    Random random(c->seed);
+    headroom::Problem& p = c->problem;
+    p.has_bias = p.want_d_bias = 1;
+    p.d_bias_dtype = HEADROOM_F32;
+    p.z_loss = p.softcap = p.accumulate_d_bias = 0;
+    c->bias = normal_values(random, p.vocab, 1, static_cast<headroom_dtype>(p.bias_dtype));
+    c->d_bias_start.clear();
+  };
+  for (const Case& c : random_cases(2000, 20, with_bias_gradient)) {
+    SCOPED_TRACE(describe(c));
+    const Outputs got = solve(context_, c);
+    double through_lse = 0;
+    for (size_t i = 0; i < c.grad_lse.size(); ++i) {
+      if (c.target_of(static_cast<int64_t>(i)) != c.problem.ignore_index) through_lse += c.grad_lse[i];
+    }
+    const double sum = std::accumulate(got.d_bias.begin(), got.d_bias.end(), 0.0);
+    double rounding = 0;
+    for (double d : got.d_bias) rounding += std::fabs(d) * 0x1p-24;
+    const Expected expected(c);
+    if (std::isnan(expected.truth().loss[0]) && c.problem.reduction == HEADROOM_REDUCTION_MEAN) continue;
+    EXPECT_NEAR(sum, through_lse, static_cast<double>(c.problem.vocab) * expected.bounds().d_bias + rounding);
+  }
+}
+
+// A power of two times the upstream gradient is exactly that times the gradients.
+TEST_P(Invariance, LinearInTheUpstreamGradient) {
+  const auto float_gradients = [](Case* c) {
+    headroom::Problem& p = c->problem;
+    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+    p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
+    const bool per_row = p.reduction == HEADROOM_REDUCTION_NONE;
+    if (c->grad_loss.empty()) c->grad_loss.assign(per_row ? static_cast<size_t>(p.tokens) : 1, 0.75);
+  };
+  for (const Case& c : random_cases(3000, 20, float_gradients)) {
+    SCOPED_TRACE(describe(c));
+    Case larger = c;
+    for (auto* upstream : {&larger.grad_loss, &larger.grad_nll, &larger.grad_lse, &larger.grad_entropy}) {
+      for (double& value : *upstream) value *= 4;
+    }
+    Outputs once = solve(context_, c);
+    for (auto* gradient : {&once.d_hidden, &once.d_classifier, &once.d_bias}) {
+      for (double& value : *gradient) value *= 4;
+    }
+    EXPECT_STREQ(first_difference(solve(context_, larger), once), "");
+  }
+}
+
+std::vector<double> permuted(const std::vector<double>& rows, const std::vector<size_t>& order) {
+  if (rows.empty()) return {};
+  const size_t width = rows.size() / order.size();
+  std::vector<double> out;
+  for (size_t row : order) {
+    out.insert(out.end(), rows.begin() + static_cast<std::ptrdiff_t>(row * width),
+               rows.begin() + static_cast<std::ptrdiff_t>((row + 1) * width));
+  }
+  return out;
+}
+
+TEST_P(Invariance, PermutationOfTheRows) {
+  const auto unshifted = [](Case* c) { c->problem.shift = 0; };
+  for (const Case& c : random_cases(4000, 20, unshifted)) {
+    Random random(c.seed);
+    std::vector<size_t> order(static_cast<size_t>(c.problem.tokens));
+    std::iota(order.begin(), order.end(), 0);
+    for (size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1], order[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
+    }
+    Case other = c;
+    for (size_t i = 0; i < order.size(); ++i) other.targets[i] = c.targets[order[i]];
+    const bool per_row = c.problem.reduction == HEADROOM_REDUCTION_NONE;
+    const auto reorder = [&](std::vector<double>* rows) { *rows = permuted(*rows, order); };
+    for (auto* rows : {&other.hidden, &other.token_weight, &other.grad_nll, &other.grad_lse,
+                       &other.grad_entropy, &other.d_hidden_start}) {
+      reorder(rows);
+    }
+    if (per_row) reorder(&other.grad_loss);
+    Outputs expected = solve(context_, c);
+    for (auto* rows : {&expected.nll, &expected.entropy, &expected.d_hidden}) reorder(rows);
+    if (per_row) reorder(&expected.loss);
+    expect_same_results(c, solve(context_, other), expected, 2 * Expected(c).bounds());
+  }
+}
+
+// One run of both passes, or one of each.
+TEST_P(Invariance, ForwardThenBackwardIsForwardBackward) {
+  const auto no_further_upstream = [](Case* c) {
+    headroom::Problem& p = c->problem;
+    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 0;
+    if (p.reduction == HEADROOM_REDUCTION_NONE && c->grad_loss.empty()) {
+      c->grad_loss.assign(static_cast<size_t>(p.tokens), 1);
+    }
+  };
+  for (Case c : random_cases(5000, 30, no_further_upstream)) {
+    c.mode = Mode::kForwardBackward;
+    const Outputs at_once = solve(context_, c);
+    c.mode = Mode::kForwardThenBackward;
+    expect_same_results(c, solve(context_, c), at_once, 2 * Expected(c).bounds());
+  }
+}
+
+// A gradient is the same whether or not others are computed beside it.
+TEST_P(Invariance, FrozenSides) {
+  for (const Case& c : random_cases(6000, 20)) {
+    const Outputs all = solve(context_, c);
+    const Bounds bounds = 2 * Expected(c).bounds();
+    for (int side = 0; side < 3; ++side) {
+      Case one = c;
+      headroom::Problem& p = one.problem;
+      if (side != 0) p.want_d_hidden = p.accumulate_d_hidden = 0;
+      if (side != 1) p.want_d_classifier = p.accumulate_d_classifier = 0;
+      if (side != 2) p.want_d_bias = p.accumulate_d_bias = 0;
+      if (!one.wants_gradients()) continue;
+      Outputs expected = all;
+      if (side != 0) expected.d_hidden.clear();
+      if (side != 1) expected.d_classifier.clear();
+      if (side != 2) expected.d_bias.clear();
+      expect_same_results(one, solve(context_, one), expected, bounds);
+    }
+  }
+}
+
+// Strides, alignment and the targets' width change no bit.
+TEST_P(Invariance, WhereTheDataLies) {
+  for (const Case& c : random_cases(7000, 20)) {
+    SCOPED_TRACE(describe(c));
+    Case tight = c;
+    tight.hidden_layout = tight.classifier_layout = tight.d_hidden_layout = tight.d_classifier_layout = {};
+    tight.skew = 0;
+    tight.problem.target_dtype = HEADROOM_I64;
+    Case loose = c;
+    loose.hidden_layout = {7, 1};
+    loose.classifier_layout = {3, 5};
+    loose.d_hidden_layout = {1, 7};
+    loose.d_classifier_layout = {9, 3};
+    loose.skew = 5;
+    loose.problem.target_dtype = HEADROOM_I32;
+    EXPECT_STREQ(first_difference(solve(context_, loose), solve(context_, tight)), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Invariance, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

@@ -1,0 +1,145 @@
+// Every plan and every budget gives the same results, and no budget is exceeded.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+class Plans : public testing::TestWithParam<Engine> {
+ protected:
+  headroom::Context context_ = make_context(GetParam());
+
+  // The smallest budget, as the refusal of one byte names it.
+  size_t smallest_budget(headroom::Problem problem) const {
+    problem.max_workspace_bytes = 1;
+    try {
+      const headroom::Plan plan(context_, problem);
+    } catch (const headroom::Error& error) {
+      EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL);
+      const std::string message = error.what();
+      const std::string expected = "max_workspace_bytes: expected at least ";
+      EXPECT_EQ(message.substr(0, expected.size()), expected);
+      EXPECT_NE(message.find("got 1"), std::string::npos) << message;
+      return std::stoull(message.substr(expected.size()));
+    }
+    ADD_FAILURE() << "a budget of one byte was not refused";
+    return 0;
+  }
+
+  headroom_pass pass_of(const Case& c) const {
+    return c.mode == Mode::kForward ? HEADROOM_FORWARD : HEADROOM_FORWARD_BACKWARD;
+  }
+};
+
+std::vector<Case> cases_for(const Engine& engine) {
+  std::vector<Case> out;
+  for (uint64_t seed = 300; out.size() < 25; ++seed) {
+    Case c = random_case(seed, {.allow_fp64 = engine.is_reference()});
+    if (c.mode == Mode::kForwardThenBackward) continue;
+    out.push_back(std::move(c));
+  }
+  const bool fast = !engine.is_reference();
+  for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+    out.push_back(plain_case(1, fast ? PlainSize{520, 1100, 40} : PlainSize{30, 100, 20}, dtype));
+  }
+  return out;
+}
+
+TEST_P(Plans, EveryBudgetAgrees) {
+  for (const Case& c : cases_for(GetParam())) {
+    SCOPED_TRACE(describe(c));
+    const headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    const Expected expected(c);
+    std::set<size_t> budgets;
+    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+      if (plan.workspace_bytes > 0) budgets.insert(plan.workspace_bytes);
+    }
+    const size_t smallest = smallest_budget(problem);
+    const size_t most = headroom::Plan(context_, problem).info().workspace_bytes;
+    for (double budget = static_cast<double>(smallest); budget < static_cast<double>(most); budget *= 1.7) {
+      budgets.insert(static_cast<size_t>(std::ceil(budget)));
+    }
+    EXPECT_GE(most, smallest);
+    size_t before = 0;
+    for (size_t budget : budgets) {
+      SCOPED_TRACE(budget);
+      const Outputs got = solve(context_, c, budget);
+      EXPECT_GE(got.workspace_bytes, smallest);
+      EXPECT_LE(got.workspace_bytes, budget);
+      before = got.workspace_bytes;
+      expected.check(GetParam(), got);
+    }
+    EXPECT_LE(before, most);
+  }
+}
+
+TEST_P(Plans, TheSmallestBudgetIsNamedAndTight) {
+  for (const Case& c : cases_for(GetParam())) {
+    SCOPED_TRACE(describe(c));
+    headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    const size_t smallest = smallest_budget(problem);
+    problem.max_workspace_bytes = smallest;
+    EXPECT_EQ(headroom::Plan(context_, problem).info().workspace_bytes, smallest);
+    problem.max_workspace_bytes = smallest - 1;
+    EXPECT_THROW(headroom::Plan(context_, problem), headroom::Error);
+  }
+}
+
+// A list of plans: the chosen one is in it, and is the fastest.
+TEST_P(Plans, TheFastestIsChosen) {
+  for (const Case& c : cases_for(GetParam())) {
+    const headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    const headroom::PlanInfo chosen = headroom::Plan(context_, problem).info();
+    EXPECT_EQ(std::string(chosen.backend), GetParam().backend);
+    EXPECT_GT(chosen.cost_f, 0);
+    bool listed = false;
+    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+      EXPECT_LE(chosen.predicted_seconds, plan.predicted_seconds);
+      listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
+    }
+    EXPECT_TRUE(listed) << describe(c);
+  }
+}
+
+TEST_P(Plans, WorkspaceIsChecked) {
+  const Case c = plain_case(1, {5, 7, 3});
+  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const size_t bytes = plan.info().workspace_bytes;
+  std::vector<float> hidden(15), classifier(21), bias(7), d_hidden(15), d_classifier(21), d_bias(7);
+  headroom::Buffers b;
+  b.hidden = hidden.data();
+  b.classifier = classifier.data();
+  b.bias = bias.data();
+  b.targets = c.targets.data();
+  b.d_hidden = d_hidden.data();
+  b.d_classifier = d_classifier.data();
+  b.d_bias = d_bias.data();
+  const headroom::Workspace workspace(bytes + 64);
+  EXPECT_NO_THROW(plan.run(b, workspace.bytes()));
+  const auto refusal = [&](std::span<std::byte> memory) -> std::string {
+    try {
+      plan.run(b, memory);
+    } catch (const headroom::Error& error) {
+      EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(
+      refusal(workspace.bytes().first(bytes - 1)),
+      "workspace_bytes: expected at least " + std::to_string(bytes) + ", got " + std::to_string(bytes - 1));
+  EXPECT_EQ(refusal({static_cast<std::byte*>(nullptr), bytes}), "workspace: expected a pointer, got null");
+  EXPECT_EQ(refusal(workspace.bytes().subspan(8)),
+            "workspace: expected 64-byte alignment, got a pointer off by 8");
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Plans, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

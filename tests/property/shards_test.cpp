@@ -1,0 +1,249 @@
+// A vocabulary cut into shards, in every way, gives the loss and the gradients of the whole.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+enum class Join { kForwards, kBackwards, kPairs, kRebaseAndSum };
+
+// Row statistics and losses in caller's memory, for the functions that work on them.
+class RowStats {
+ public:
+  RowStats(const headroom::Problem& p, const Case& c, const Outputs& from)
+      : stats_(stats_dtype(p)),
+        max_(stats_, p.tokens, 1),
+        sum_exp_(stats_, p.tokens, 1),
+        target_logit_(stats_, p.tokens, 1),
+        sum_exp_logit_(stats_, p.tokens, 1),
+        weighted_logit_sum_(stats_, p.tokens, 1),
+        argmax_(HEADROOM_I64, p.tokens, 1),
+        targets_(static_cast<headroom_dtype>(p.target_dtype), p.tokens, 1),
+        class_weight_(stats_, static_cast<int64_t>(c.class_weight.size()), 1),
+        token_weight_(stats_, static_cast<int64_t>(c.token_weight.size()), 1) {
+    max_.fill(from.max);
+    sum_exp_.fill(from.sum_exp);
+    target_logit_.fill(from.target_logit);
+    targets_.fill({c.targets.begin(), c.targets.end()});
+    class_weight_.fill(c.class_weight);
+    token_weight_.fill(c.token_weight);
+    b_.max = max_.data();
+    b_.sum_exp = sum_exp_.data();
+    b_.target_logit = target_logit_.data();
+    b_.targets = targets_.data();
+    if (p.has_class_weight) b_.class_weight = class_weight_.data();
+    if (p.has_token_weight) b_.token_weight = token_weight_.data();
+    if (p.want_entropy) {
+      sum_exp_logit_.fill(from.sum_exp_logit);
+      b_.sum_exp_logit = sum_exp_logit_.data();
+    }
+    if (p.label_smoothing > 0) {
+      weighted_logit_sum_.fill(from.weighted_logit_sum);
+      b_.weighted_logit_sum = weighted_logit_sum_.data();
+    }
+    if (p.want_argmax) {
+      argmax_.fill(from.argmax);
+      b_.argmax = static_cast<int64_t*>(argmax_.data());
+    }
+  }
+  headroom::Buffers& buffers() { return b_; }
+  const Tensor& max() const { return max_; }
+
+  void add_sums_of(const RowStats& other) {
+    for (Tensor RowStats::*each : {&RowStats::sum_exp_, &RowStats::target_logit_, &RowStats::sum_exp_logit_,
+                                   &RowStats::weighted_logit_sum_}) {
+      std::vector<double> sum = (this->*each).values();
+      const std::vector<double> more = (other.*each).values();
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+      (this->*each).fill(sum);
+    }
+  }
+
+  std::vector<double> argmax() const { return argmax_.values(); }
+  void set_argmax(const std::vector<double>& values) { argmax_.fill(values); }
+
+ private:
+  headroom_dtype stats_;
+  Tensor max_, sum_exp_, target_logit_, sum_exp_logit_, weighted_logit_sum_, argmax_, targets_, class_weight_,
+      token_weight_;
+  headroom::Buffers b_;
+};
+
+// Joins the shards' statistics into the first.
+void join(const headroom::Problem& p, std::vector<std::unique_ptr<RowStats>>* shards, Join how) {
+  auto& s = *shards;
+  const auto merge = [&](size_t from, size_t into) {
+    headroom::merge_row_stats(p, s[from]->buffers(), s[into]->buffers());
+  };
+  switch (how) {
+    case Join::kForwards:
+      for (size_t i = 1; i < s.size(); ++i) merge(i, 0);
+      return;
+    case Join::kBackwards:
+      for (size_t i = s.size() - 1; i > 0; --i) merge(i, i - 1);
+      return;
+    case Join::kPairs:
+      for (size_t step = 1; step < s.size(); step *= 2) {
+        for (size_t i = 0; i + step < s.size(); i += 2 * step) merge(i + step, i);
+      }
+      return;
+    case Join::kRebaseAndSum: {
+      // What an all-reduce of maxima, and one of the ids that reach them, would give.
+      std::vector<double> top = s[0]->max().values();
+      std::vector<double> best = s[0]->argmax();
+      for (size_t shard = 1; shard < s.size(); ++shard) {
+        const std::vector<double> max = s[shard]->max().values();
+        const std::vector<double> argmax = s[shard]->argmax();
+        for (size_t i = 0; i < top.size(); ++i) {
+          if (max[i] <= top[i]) continue;
+          top[i] = max[i];
+          best[i] = argmax[i];
+        }
+      }
+      if (p.want_argmax) s[0]->set_argmax(best);
+      Tensor new_max(stats_dtype(p), p.tokens, 1);
+      new_max.fill(top);
+      for (const auto& shard : s) headroom::rebase_row_stats(p, shard->buffers(), new_max.data());
+      for (size_t i = 1; i < s.size(); ++i) s[0]->add_sums_of(*s[i]);
+      return;
+    }
+  }
+}
+
+std::vector<headroom::Problem> cut(const headroom::Problem& whole, const std::vector<int64_t>& sizes) {
+  std::vector<headroom::Problem> shards;
+  int64_t start = 0;
+  for (int64_t size : sizes) {
+    headroom::Problem shard = whole;
+    shard.vocab_start = start;
+    shard.vocab = size;
+    shard.vocab_total = whole.vocab;
+    start += size;
+    shards.push_back(shard);
+  }
+  return shards;
+}
+
+Outputs solve_in_shards(const headroom::Context& context, const Case& c, const std::vector<int64_t>& sizes,
+                        Join how) {
+  std::vector<std::unique_ptr<RowStats>> stats;
+  Outputs out;
+  const headroom::Problem whole = pass_problem(c, headroom::Pass::forward);
+  for (const headroom::Problem& shard : cut(whole, sizes)) {
+    const Outputs one = run_pass(context, shard, c);
+    out.valid_count = one.valid_count;
+    stats.push_back(std::make_unique<RowStats>(shard, c, one));
+  }
+  join(whole, &stats, how);
+  const headroom_dtype dtype = stats_dtype(whole);
+  const bool per_row = whole.reduction == HEADROOM_REDUCTION_NONE;
+  Tensor loss(dtype, per_row ? whole.tokens : 1, 1), nll(dtype, whole.tokens, 1), lse(dtype, whole.tokens, 1),
+      entropy(dtype, whole.tokens, 1), correct(HEADROOM_I64, 1, 1);
+  headroom::Buffers& b = stats[0]->buffers();
+  b.loss = loss.data();
+  b.nll = nll.data();
+  b.lse = lse.data();
+  if (whole.want_entropy) b.entropy = entropy.data();
+  if (whole.want_argmax) b.correct_count = static_cast<int64_t*>(correct.data());
+  headroom::loss_from_row_stats(whole, b);
+  for (Tensor* each : {&loss, &nll, &lse, &entropy, &correct}) EXPECT_EQ(each->violation(), "");
+  out.loss = loss.values();
+  out.nll = nll.values();
+  out.lse = lse.values();
+  if (whole.want_entropy) out.entropy = entropy.values();
+  if (whole.want_argmax) {
+    out.argmax = stats[0]->argmax();
+    out.correct_count = correct.values();
+  }
+  if (c.mode == Mode::kForward) return out;
+  for (const headroom::Problem& shard : cut(pass_problem(c, headroom::Pass::backward), sizes)) {
+    const Outputs one = run_pass(context, shard, c, &out);
+    if (out.d_hidden.empty()) out.d_hidden.assign(one.d_hidden.size(), 0);
+    for (size_t i = 0; i < one.d_hidden.size(); ++i) out.d_hidden[i] += one.d_hidden[i];
+    out.d_classifier.insert(out.d_classifier.end(), one.d_classifier.begin(), one.d_classifier.end());
+    out.d_bias.insert(out.d_bias.end(), one.d_bias.begin(), one.d_bias.end());
+  }
+  return out;
+}
+
+// Calls back with every way to write total as an ordered sum of positive sizes.
+void for_every_cut(int64_t total, const std::function<void(const std::vector<int64_t>&)>& use) {
+  for (uint64_t bars = 0; bars < uint64_t{1} << (total - 1); ++bars) {
+    std::vector<int64_t> sizes{1};
+    for (int64_t j = 1; j < total; ++j) {
+      if ((bars >> (j - 1)) & 1)
+        sizes.push_back(1);
+      else
+        ++sizes.back();
+    }
+    use(sizes);
+  }
+}
+
+class Shards : public testing::TestWithParam<Engine> {
+ protected:
+  // A random case as shards can run it: forward, then backward; a sum of parts needs parts in float32.
+  Case shardable(uint64_t seed, const CaseLimits& limits) const {
+    Case c = random_case(seed, limits);
+    if (c.mode == Mode::kForwardBackward) c.mode = Mode::kForwardThenBackward;
+    headroom::Problem& p = c.problem;
+    p.accumulate_d_hidden = 0;
+    c.d_hidden_start.clear();
+    if (p.hidden_dtype != HEADROOM_F64) p.d_hidden_dtype = HEADROOM_F32;
+    if (p.reduction == HEADROOM_REDUCTION_NONE && c.grad_loss.empty()) {
+      c.grad_loss.assign(static_cast<size_t>(p.tokens), 1);
+    }
+    return c;
+  }
+
+  void expect_shards_agree(const Case& c, const Expected& expected, const std::vector<int64_t>& sizes,
+                           Join how) {
+    SCOPED_TRACE(testing::Message() << "cut into " << testing::PrintToString(sizes) << ", joined by "
+                                    << static_cast<int>(how));
+    // Every joining rounds the statistics once more, as each shard's part of d_hidden is rounded.
+    const double times = static_cast<double>(sizes.size() + 1);
+    Bounds bounds = times * expected.bounds();
+    const double unit = stats_dtype(c.problem) == HEADROOM_F64 ? 0x1p-53 : 0x1p-24;
+    bounds.lse += times * unit;  // of log(sum_exp): one rounding of its argument
+    bounds.nll += times * unit;
+    expected.check(solve_in_shards(context_, c, sizes, how), bounds);
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kRebaseAndSum};
+
+TEST_P(Shards, EveryCutOfSmallVocabularies) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const Case c = shardable(seed, {.largest_dimension = 7, .allow_fp64 = GetParam().is_reference()});
+    const Expected expected(c);
+    const Join how = kJoins[seed % std::size(kJoins)];
+    for_every_cut(c.problem.vocab, [&](const auto& sizes) { expect_shards_agree(c, expected, sizes, how); });
+  }
+}
+
+TEST_P(Shards, RandomCutsOfLargerVocabularies) {
+  for (uint64_t seed = 500; seed < 530; ++seed) {
+    const Case c = shardable(seed, {.largest_dimension = 700, .allow_fp64 = GetParam().is_reference()});
+    const Expected expected(c);
+    Random random(seed);
+    std::vector<int64_t> sizes;
+    int64_t left = c.problem.vocab;
+    while (left > 0) {
+      sizes.push_back(random.integer(1, left));
+      left -= sizes.back();
+    }
+    for (Join how : kJoins) expect_shards_agree(c, expected, sizes, how);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Shards, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

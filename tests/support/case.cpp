@@ -1,0 +1,226 @@
+#include "case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "formats.h"
+
+namespace headroom_test {
+namespace {
+
+std::vector<double> uniform_values(Random& random, int64_t count, double low, double high,
+                                   headroom_dtype dtype) {
+  std::vector<double> out(static_cast<size_t>(count));
+  for (double& value : out) value = rounded(random.uniform(low, high), dtype);
+  return out;
+}
+
+// Weights in [0, 2], some of them exactly 0.
+std::vector<double> weights(Random& random, int64_t count, headroom_dtype dtype) {
+  std::vector<double> out = uniform_values(random, count, 0, 2, dtype);
+  for (double& value : out) {
+    if (random.chance(0.1)) value = 0;
+  }
+  return out;
+}
+
+// Small ones, those around the blocks of the kernels, and anything between.
+int64_t random_dimension(Random& random, int64_t largest) {
+  if (random.chance(0.4)) {
+    return std::min(largest, random.pick<int64_t>({1,   2,   3,   6,   7,   8,   13,  14,  15,  16,
+                                                   17,  31,  32,  33,  64,  65,  96,  127, 128, 129,
+                                                   251, 252, 253, 255, 256, 257, 511, 512, 513, 1031}));
+  }
+  return static_cast<int64_t>(std::exp(random.uniform(0, std::log(static_cast<double>(largest) + 0.99))));
+}
+
+void choose_shape(Random& random, const CaseLimits& limits, headroom::Problem* p) {
+  do {
+    p->tokens = random_dimension(random, limits.largest_dimension);
+    p->vocab = random_dimension(random, limits.largest_dimension);
+    p->hidden = random_dimension(random, limits.largest_dimension);
+  } while (p->tokens * p->vocab * p->hidden > limits.most_products);
+}
+
+void choose_dtypes(Random& random, const CaseLimits& limits, headroom::Problem* p) {
+  if (limits.allow_fp64 && random.chance(0.1)) {
+    for (int32_t* dtype : {&p->hidden_dtype, &p->classifier_dtype, &p->bias_dtype, &p->d_hidden_dtype,
+                           &p->d_classifier_dtype, &p->d_bias_dtype}) {
+      *dtype = HEADROOM_F64;
+    }
+    return;
+  }
+  const auto pick = [&] { return random.pick<int32_t>({HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}); };
+  p->hidden_dtype = pick();
+  p->classifier_dtype = random.chance(0.6) ? p->hidden_dtype : pick();
+  p->bias_dtype = random.chance(0.6) ? p->classifier_dtype : pick();
+  p->d_hidden_dtype = random.chance(0.5) ? p->hidden_dtype : pick();
+  p->d_classifier_dtype = random.chance(0.5) ? p->classifier_dtype : pick();
+  p->d_bias_dtype = random.chance(0.5) ? p->bias_dtype : pick();
+}
+
+void choose_loss(Random& random, headroom::Problem* p) {
+  p->reduction =
+      random.pick<int32_t>({HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN});
+  p->has_bias = random.chance(0.5);
+  p->has_class_weight = random.chance(0.3);
+  p->has_token_weight = random.chance(0.3);
+  if (random.chance(0.3)) p->scale = random.pick<double>({0.125, -1.0, 2.5, 0.0});
+  if (random.chance(0.3)) p->softcap = random.pick<double>({0.5, 5.0, 30.0});
+  if (random.chance(0.4)) p->label_smoothing = random.pick<double>({0.1, 0.5, 1.0});
+  if (random.chance(0.3)) p->z_loss = random.pick<double>({1e-4, 0.1});
+  if (p->reduction == HEADROOM_REDUCTION_MEAN && random.chance(0.4)) p->num_items = random.uniform(1, 50);
+  p->ignore_index = random.pick<int64_t>({-100, -100, -1, 0, p->vocab - 1, 1'000'000});
+  p->target_dtype = random.pick<int32_t>({HEADROOM_I32, HEADROOM_I64});
+  if (random.chance(0.3)) {
+    std::vector<int64_t> divisors;
+    for (int64_t d = 1; d <= p->tokens; ++d) {
+      if (p->tokens % d == 0) divisors.push_back(d);
+    }
+    p->sequence_length =
+        divisors[static_cast<size_t>(random.integer(0, static_cast<int64_t>(divisors.size()) - 1))];
+    p->shift = random.integer(0, random.chance(0.9) ? 3 : p->sequence_length + 1);
+  } else if (random.chance(0.2)) {
+    p->shift = random.integer(1, 3);
+  }
+}
+
+void choose_outputs(Random& random, Case* c) {
+  headroom::Problem& p = c->problem;
+  p.want_entropy = random.chance(0.5);
+  p.want_argmax = random.chance(0.5);
+  c->mode = random.chance(0.15) ? Mode::kForward
+                                : random.pick<Mode>({Mode::kForwardBackward, Mode::kForwardThenBackward});
+  if (c->mode == Mode::kForward) return;
+  do {
+    p.want_d_hidden = random.chance(0.75);
+    p.want_d_classifier = random.chance(0.75);
+    p.want_d_bias = p.has_bias != 0 && random.chance(0.6);
+  } while (!c->wants_gradients());
+  if (c->mode == Mode::kForwardThenBackward) {
+    p.has_grad_nll = random.chance(0.4);
+    p.has_grad_lse = random.chance(0.4);
+    p.has_grad_entropy = p.want_entropy != 0 && random.chance(0.6);
+  }
+  const auto adds = [&](int32_t wanted, int32_t dtype) {
+    return wanted != 0 && (dtype == HEADROOM_F32 || dtype == HEADROOM_F64) && random.chance(0.4);
+  };
+  p.accumulate_d_hidden = adds(p.want_d_hidden, p.d_hidden_dtype);
+  p.accumulate_d_classifier = adds(p.want_d_classifier, p.d_classifier_dtype);
+  p.accumulate_d_bias = adds(p.want_d_bias, p.d_bias_dtype);
+}
+
+void draw_targets(Random& random, Case* c) {
+  const headroom::Problem& p = c->problem;
+  const double ignored = random.pick<double>({0.0, 0.0, 0.3, 0.95, 1.0});
+  for (int64_t row = 0; row < p.tokens; ++row) {
+    c->targets.push_back(random.chance(ignored) ? p.ignore_index : random.integer(0, p.vocab - 1));
+  }
+}
+
+void draw_values(Random& random, Case* c) {
+  const headroom::Problem& p = c->problem;
+  const auto dtype = [](int32_t value) { return static_cast<headroom_dtype>(value); };
+  const headroom_dtype stats = stats_dtype(p);
+  const double logit_deviation = random.pick<double>({0.1, 1.0, 4.0});
+  c->hidden = normal_values(random, p.tokens * p.hidden, 1, dtype(p.hidden_dtype));
+  c->classifier =
+      normal_values(random, p.vocab * p.hidden, logit_deviation / std::sqrt(static_cast<double>(p.hidden)),
+                    dtype(p.classifier_dtype));
+  if (p.has_bias) c->bias = normal_values(random, p.vocab, 1, dtype(p.bias_dtype));
+  if (p.has_class_weight) c->class_weight = weights(random, p.vocab, stats);
+  if (p.has_token_weight) c->token_weight = weights(random, p.tokens, stats);
+  const bool per_row = p.reduction == HEADROOM_REDUCTION_NONE;
+  const bool must = per_row && c->mode == Mode::kForwardThenBackward;
+  if (must || random.chance(0.5)) c->grad_loss = uniform_values(random, per_row ? p.tokens : 1, -1, 2, stats);
+  if (p.has_grad_nll) c->grad_nll = uniform_values(random, p.tokens, -1, 1, stats);
+  if (p.has_grad_lse) c->grad_lse = uniform_values(random, p.tokens, -1, 1, stats);
+  if (p.has_grad_entropy) c->grad_entropy = uniform_values(random, p.tokens, -1, 1, stats);
+  if (p.accumulate_d_hidden) c->d_hidden_start = normal_values(random, p.tokens * p.hidden, 1, stats);
+  if (p.accumulate_d_classifier) c->d_classifier_start = normal_values(random, p.vocab * p.hidden, 1, stats);
+  if (p.accumulate_d_bias) c->d_bias_start = normal_values(random, p.vocab, 1, stats);
+}
+
+Layout random_layout(Random& random) {
+  return {random.pick<int64_t>({0, 0, 1, 5, 64}), random.pick<int64_t>({0, 0, 1, 3})};
+}
+
+}  // namespace
+
+headroom_dtype stats_dtype(const headroom_problem& problem) {
+  return problem.hidden_dtype == HEADROOM_F64 ? HEADROOM_F64 : HEADROOM_F32;
+}
+
+std::vector<double> normal_values(Random& random, int64_t count, double deviation, headroom_dtype dtype) {
+  std::vector<double> out(static_cast<size_t>(count));
+  for (double& value : out) value = rounded(deviation * random.normal(), dtype);
+  return out;
+}
+
+int64_t Case::target_of(int64_t row) const {
+  const int64_t length = problem.sequence_length == 0 ? problem.tokens : problem.sequence_length;
+  const int64_t sequence = row / length;
+  const int64_t position = row % length + problem.shift;
+  if (position >= length) return problem.ignore_index;
+  return targets[static_cast<size_t>(sequence * length + position)];
+}
+
+Case random_case(uint64_t seed, const CaseLimits& limits) {
+  Random random(seed);
+  Case c;
+  c.seed = seed;
+  choose_shape(random, limits, &c.problem);
+  choose_dtypes(random, limits, &c.problem);
+  choose_loss(random, &c.problem);
+  choose_outputs(random, &c);
+  draw_targets(random, &c);
+  draw_values(random, &c);
+  c.hidden_layout = random_layout(random);
+  c.classifier_layout = random_layout(random);
+  c.d_hidden_layout = random_layout(random);
+  c.d_classifier_layout = random_layout(random);
+  c.skew = random.pick<int64_t>({0, 1, 3});
+  return c;
+}
+
+Case plain_case(uint64_t seed, PlainSize size, headroom_dtype dtype) {
+  Random random(seed);
+  Case c;
+  c.seed = seed;
+  headroom::Problem& p = c.problem;
+  p.tokens = size.tokens;
+  p.vocab = size.vocab;
+  p.hidden = size.hidden;
+  for (int32_t* each : {&p.hidden_dtype, &p.classifier_dtype, &p.bias_dtype, &p.d_hidden_dtype,
+                        &p.d_classifier_dtype, &p.d_bias_dtype}) {
+    *each = dtype;
+  }
+  p.has_bias = p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 1;
+  for (int64_t row = 0; row < p.tokens; ++row) c.targets.push_back(random.integer(0, p.vocab - 1));
+  draw_values(random, &c);
+  c.grad_loss.clear();
+  return c;
+}
+
+std::string describe(const Case& c) {
+  const headroom::Problem& p = c.problem;
+  const auto name = [](int32_t dtype) { return name_of(static_cast<headroom_dtype>(dtype)); };
+  std::ostringstream out;
+  out << "seed " << c.seed << ": N " << p.tokens << " V " << p.vocab << " D " << p.hidden << ", mode "
+      << static_cast<int>(c.mode) << ", reduction " << p.reduction << ", E " << name(p.hidden_dtype) << " C "
+      << name(p.classifier_dtype) << " dE " << name(p.d_hidden_dtype) << " dC " << name(p.d_classifier_dtype)
+      << ", wants " << p.want_d_hidden << p.want_d_classifier << p.want_d_bias << ", adds "
+      << p.accumulate_d_hidden << p.accumulate_d_classifier << p.accumulate_d_bias << ", upstream "
+      << p.has_grad_nll << p.has_grad_lse << p.has_grad_entropy << ", bias " << p.has_bias << " ("
+      << name(p.bias_dtype) << ", gradient " << name(p.d_bias_dtype) << "), class weight "
+      << p.has_class_weight << ", token weight " << p.has_token_weight << ", scale " << p.scale
+      << ", softcap " << p.softcap << ", smoothing " << p.label_smoothing << ", z_loss " << p.z_loss
+      << ", num_items " << p.num_items << ", ignore " << p.ignore_index << ", shift " << p.shift << " of "
+      << p.sequence_length << ", entropy " << p.want_entropy << ", argmax " << p.want_argmax << ", strides +"
+      << c.hidden_layout.padding << " +" << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding
+      << " +" << c.d_classifier_layout.padding;
+  return out.str();
+}
+
+}  // namespace headroom_test

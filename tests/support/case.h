@@ -1,0 +1,71 @@
+#pragma once
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <string>
+#include <vector>
+
+#include "random.h"
+#include "tensor.h"
+
+namespace headroom_test {
+
+// How the gradients are asked for.
+enum class Mode { kForward, kForwardBackward, kForwardThenBackward };
+
+// A problem with its data. The values are exactly representable in the dtypes of the problem.
+struct Case {
+  uint64_t seed = 0;
+  Mode mode = Mode::kForwardBackward;
+  // The whole vocabulary; pass and budget are set by those who run it. Options of the backward pass alone
+  // (has_grad_...) only with Mode::kForwardThenBackward.
+  headroom::Problem problem;
+
+  std::vector<double> hidden;        // [N, D]
+  std::vector<double> classifier;    // [V, D]
+  std::vector<double> bias;          // [V]
+  std::vector<int64_t> targets;      // [N]
+  std::vector<double> class_weight;  // [V]
+  std::vector<double> token_weight;  // [N]
+  std::vector<double> grad_loss;     // empty: 1; [1], or [N] with reduction none
+  std::vector<double> grad_nll;      // [N], as the next two
+  std::vector<double> grad_lse;
+  std::vector<double> grad_entropy;
+  std::vector<double> d_hidden_start;  // what the gradients' buffers hold before an accumulation
+  std::vector<double> d_classifier_start;
+  std::vector<double> d_bias_start;
+
+  Layout hidden_layout, classifier_layout, d_hidden_layout, d_classifier_layout;
+  int64_t skew = 0;  // elements by which all other buffers are off a 64-byte boundary
+
+  bool wants_gradients() const {
+    return problem.want_d_hidden != 0 || problem.want_d_classifier != 0 || problem.want_d_bias != 0;
+  }
+  // The global target of a row after the shift; problem.ignore_index for an ignored row.
+  int64_t target_of(int64_t row) const;
+};
+
+// Everything needed to see what a failing case was.
+std::string describe(const Case& c);
+
+struct CaseLimits {
+  int64_t largest_dimension = 300;
+  int64_t most_products = 200'000;  // N x V x D
+  bool allow_fp64 = true;
+};
+
+// A random problem over all options.
+Case random_case(uint64_t seed, const CaseLimits& limits = {});
+
+// A plain cross entropy of standard normal data: mean, no options, all gradients that exist.
+struct PlainSize {
+  int64_t tokens, vocab, hidden;
+};
+Case plain_case(uint64_t seed, PlainSize size, headroom_dtype dtype = HEADROOM_F32);
+
+// The stats dtype of a problem: of its weights, upstream gradients, losses and row statistics.
+headroom_dtype stats_dtype(const headroom_problem& problem);
+
+// count draws of deviation * N(0, 1), rounded to the dtype.
+std::vector<double> normal_values(Random& random, int64_t count, double deviation, headroom_dtype dtype);
+
+}  // namespace headroom_test

@@ -1,0 +1,191 @@
+#include "compare.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "formats.h"
+
+namespace headroom_test {
+namespace {
+
+// What double arithmetic may be off by, relative to the terms of a sum: far below every output's rounding.
+constexpr double kDoubleArithmetic = 1e-12;
+
+double largest_error(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::fabs(a[i] - b[i]));
+  return largest;
+}
+
+bool is_short(int32_t dtype) {
+  return dtype == HEADROOM_BF16 || dtype == HEADROOM_F16;
+}
+
+// With a 16-bit operand the gradient of the logits may be rounded to bfloat16.
+bool short_gradients(const Case& c) {
+  return is_short(c.problem.hidden_dtype) || is_short(c.problem.classifier_dtype);
+}
+
+Answer true_answer(const Case& c) {
+  return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<long double>(c) : materialise<double>(c);
+}
+
+Answer naive_answer(const Case& c) {
+  return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<double>(c)
+                                                : materialise<float>(c, short_gradients(c));
+}
+
+headroom_dtype as_dtype(int32_t value) {
+  return static_cast<headroom_dtype>(value);
+}
+
+}  // namespace
+
+testing::AssertionResult close(const char* what, const std::vector<double>& got,
+                               const std::vector<double>& expected, double error, headroom_dtype dtype) {
+  if (got.size() != expected.size()) {
+    return testing::AssertionFailure()
+           << what << ": " << got.size() << " elements instead of " << expected.size();
+  }
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double bound = error + rounding_unit(dtype) * std::fabs(expected[i]) + subnormal_unit(dtype);
+    const bool same = got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i])) ||
+                      rounded(expected[i], dtype) == got[i];
+    if (same || std::fabs(got[i] - expected[i]) <= bound) continue;
+    return testing::AssertionFailure()
+           << what << "[" << i << "] = " << got[i] << " instead of " << expected[i] << ", off by "
+           << std::fabs(got[i] - expected[i]) << ", allowed " << bound;
+  }
+  return testing::AssertionSuccess();
+}
+
+Bounds operator*(double factor, const Bounds& b) {
+  return {factor * b.lse,  factor * b.nll,      factor * b.entropy,      factor * b.logit,
+          factor * b.loss, factor * b.d_hidden, factor * b.d_classifier, factor * b.d_bias};
+}
+
+Bounds operator+(const Bounds& a, const Bounds& b) {
+  return {a.lse + b.lse,   a.nll + b.nll,           a.entropy + b.entropy,           a.logit + b.logit,
+          a.loss + b.loss, a.d_hidden + b.d_hidden, a.d_classifier + b.d_classifier, a.d_bias + b.d_bias};
+}
+
+Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {}
+
+Bounds Expected::bounds() const {
+  const Answer& t = truth_;
+  const double unit = rounding_unit(stats_dtype(c_.problem));
+  const double gradient_unit = short_gradients(c_) ? rounding_unit(HEADROOM_BF16) : unit;
+  const auto bound = [&](const std::vector<double>& naive, const std::vector<double>& truth, double term) {
+    return 2 * largest_error(naive, truth) + unit * term;
+  };
+  const auto gradient = [&](const std::vector<double>& naive, const std::vector<double>& truth,
+                            const Answer::Terms::Gradient& term) {
+    return bound(naive, truth, term.by_logit) + gradient_unit * term.part;
+  };
+  Bounds out;
+  out.logit = bound(naive_.logits, t.logits, t.terms.logit);
+  out.lse = bound(naive_.lse, t.lse, t.terms.logit);
+  out.nll = bound(naive_.nll, t.nll, 2 * t.terms.logit);
+  out.entropy = bound(naive_.entropy, t.entropy, t.terms.entropy);
+  out.d_hidden = gradient(naive_.d_hidden, t.d_hidden, t.terms.d_hidden);
+  out.d_classifier = gradient(naive_.d_classifier, t.d_classifier, t.terms.d_classifier);
+  out.d_bias = gradient(naive_.d_bias, t.d_bias, t.terms.d_bias);
+  if (c_.problem.reduction == HEADROOM_REDUCTION_NONE) {
+    out.loss = bound(naive_.row_loss, t.row_loss, t.terms.row_loss);
+    return out;
+  }
+  // A sum: the rows' errors add up, and each addition rounds once, in double.
+  const double summing = rounding_unit(HEADROOM_F64) * static_cast<double>(t.row_loss.size());
+  for (size_t i = 0; i < t.row_loss.size(); ++i) {
+    out.loss += 2 * std::fabs(naive_.row_loss[i] - t.row_loss[i]) + unit * t.terms.loss[i] +
+                summing * std::fabs(t.row_loss[i]);
+  }
+  out.loss = t.divisor == 0 ? 0 : out.loss / std::fabs(t.divisor);
+  return out;
+}
+
+Bounds Expected::bounds_of_double() const {
+  const Answer::Terms& terms = truth_.terms;
+  const auto gradient = [](const Answer::Terms::Gradient& term) { return term.part + term.by_logit; };
+  double loss = terms.row_loss;
+  if (c_.problem.reduction != HEADROOM_REDUCTION_NONE) {
+    loss = 0;
+    for (double term : terms.loss) loss += truth_.divisor == 0 ? 0 : term / std::fabs(truth_.divisor);
+  }
+  return kDoubleArithmetic * Bounds{terms.logit,
+                                    2 * terms.logit,
+                                    terms.entropy,
+                                    terms.logit,
+                                    loss,
+                                    gradient(terms.d_hidden),
+                                    gradient(terms.d_classifier),
+                                    gradient(terms.d_bias)};
+}
+
+Bounds Expected::bounds_of(const Engine& engine) const {
+  if (!engine.is_reference() || c_.problem.hidden_dtype == HEADROOM_F64) return bounds();
+  Bounds exact = bounds_of_double();
+  if (c_.mode != Mode::kForwardThenBackward) return exact;
+  const Bounds from_rounded_lse = bounds();
+  exact.d_hidden = from_rounded_lse.d_hidden;
+  exact.d_classifier = from_rounded_lse.d_classifier;
+  exact.d_bias = from_rounded_lse.d_bias;
+  return exact;
+}
+
+void Expected::check(const Outputs& got, const Bounds& bounds) const {
+  SCOPED_TRACE(describe(c_));
+  const headroom::Problem& p = c_.problem;
+  const headroom_dtype stats = stats_dtype(p);
+  EXPECT_TRUE(close("lse", got.lse, truth_.lse, bounds.lse, stats));
+  EXPECT_TRUE(close("nll", got.nll, truth_.nll, bounds.nll, stats));
+  if (p.want_entropy) {
+    EXPECT_TRUE(close("entropy", got.entropy, truth_.entropy, bounds.entropy, stats));
+  }
+  EXPECT_TRUE(close("loss", got.loss, truth_.loss, bounds.loss, stats));
+  EXPECT_EQ(got.valid_count, std::vector<double>{static_cast<double>(truth_.valid_count)});
+  if (p.want_argmax) check_argmax(got, bounds.logit);
+  EXPECT_TRUE(close("d_hidden", got.d_hidden, truth_.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype)));
+  EXPECT_TRUE(close("d_classifier", got.d_classifier, truth_.d_classifier, bounds.d_classifier,
+                    as_dtype(p.d_classifier_dtype)));
+  EXPECT_TRUE(close("d_bias", got.d_bias, truth_.d_bias, bounds.d_bias, as_dtype(p.d_bias_dtype)));
+}
+
+// A largest logit is found, up to the logits' own errors; the count fits to it.
+void Expected::check_argmax(const Outputs& got, double logit_error) const {
+  double correct = 0;
+  ASSERT_EQ(got.argmax.size(), truth_.argmax.size());
+  for (size_t i = 0; i < truth_.argmax.size(); ++i) {
+    const auto best = static_cast<int64_t>(got.argmax[i]);
+    if (truth_.argmax[i] < 0 || best < 0 || best >= c_.problem.vocab) {
+      EXPECT_EQ(best, truth_.argmax[i]) << "argmax[" << i << "]";
+      continue;
+    }
+    const double* logits = truth_.logits.data() + i * static_cast<size_t>(c_.problem.vocab);
+    EXPECT_GE(logits[best], logits[truth_.argmax[i]] - 2 * logit_error) << "argmax[" << i << "] = " << best;
+    if (best == c_.target_of(static_cast<int64_t>(i))) ++correct;
+  }
+  EXPECT_EQ(got.correct_count, std::vector<double>{correct});
+}
+
+void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds) {
+  SCOPED_TRACE(describe(c));
+  const headroom::Problem& p = c.problem;
+  const headroom_dtype stats = stats_dtype(p);
+  // Each of the two was rounded to its output's dtype: close() allows one rounding, so a second is added.
+  const auto same = [](const char* what, const std::vector<double>& x, const std::vector<double>& y,
+                       double error, headroom_dtype dtype) {
+    double largest = 0;
+    for (double value : y) largest = std::max(largest, std::fabs(value));
+    const double second = rounding_unit(dtype) * largest + subnormal_unit(dtype);
+    EXPECT_TRUE(close(what, x, y, error + second, dtype));
+  };
+  same("loss", a.loss, b.loss, bounds.loss, stats);
+  same("nll", a.nll, b.nll, bounds.nll, stats);
+  same("entropy", a.entropy, b.entropy, bounds.entropy, stats);
+  same("d_hidden", a.d_hidden, b.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype));
+  same("d_classifier", a.d_classifier, b.d_classifier, bounds.d_classifier, as_dtype(p.d_classifier_dtype));
+  same("d_bias", a.d_bias, b.d_bias, bounds.d_bias, as_dtype(p.d_bias_dtype));
+}
+
+}  // namespace headroom_test

@@ -1,0 +1,55 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "case.h"
+#include "engine.h"
+#include "oracle.h"
+#include "solve.h"
+
+namespace headroom_test {
+
+// How far a result may be off before it is rounded to the dtype of its output.
+struct Bounds {
+  double lse = 0, nll = 0, entropy = 0, logit = 0, loss = 0;
+  double d_hidden = 0, d_classifier = 0, d_bias = 0;
+};
+
+Bounds operator*(double factor, const Bounds& bounds);
+Bounds operator+(const Bounds& a, const Bounds& b);
+
+// The truth about a case, and its fair error:
+//   2 x (largest error of the naive computation of the same precision, over that result)
+//   + one rounding of the largest term behind the result, in the format of the arithmetic.
+class Expected {
+ public:
+  explicit Expected(const Case& c);
+
+  const Answer& truth() const { return truth_; }
+
+  Bounds bounds() const;
+  // Of the reference backend, which computes in double: only its outputs are rounded. Not for a backward pass
+  // on its own, which begins from a rounded lse.
+  Bounds bounds_of_double() const;
+  Bounds bounds_of(const Engine& engine) const;
+
+  // Every output of a run. Failures name output, index, got, expected and the bound.
+  void check(const Engine& engine, const Outputs& got) const { check(got, bounds_of(engine)); }
+  void check(const Outputs& got, const Bounds& bounds) const;
+
+ private:
+  void check_argmax(const Outputs& got, double logit_error) const;
+
+  const Case& c_;
+  Answer truth_, naive_;
+};
+
+// |got - expected| <= error + one rounding of expected to the dtype, element by element; NaN matches NaN.
+testing::AssertionResult close(const char* what, const std::vector<double>& got,
+                               const std::vector<double>& expected, double error, headroom_dtype dtype);
+
+// Two runs agree in losses and gradients, each with its own error; per-row outputs must be in the same order.
+void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds);
+
+}  // namespace headroom_test

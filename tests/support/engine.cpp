@@ -1,0 +1,81 @@
+#include "engine.h"
+
+#include <atomic>
+#include <thread>
+
+#if defined(__SANITIZE_THREAD__)
+#define HEADROOM_TEST_THREAD_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define HEADROOM_TEST_THREAD_SANITIZER
+#endif
+#endif
+
+namespace headroom_test {
+namespace {
+
+headroom::ContextOptions options_of(const Engine& engine, int threads) {
+  headroom::ContextOptions options;
+  options.backend = engine.backend.c_str();
+  options.isa = engine.isa.empty() ? nullptr : engine.isa.c_str();
+  options.threads = threads;
+  return options;
+}
+
+bool usable(const Engine& engine) {
+  try {
+    headroom::Context context(options_of(engine, 1));
+    return true;
+  } catch (const headroom::Error&) {
+    return false;
+  }
+}
+
+void run_on_threads(int64_t tasks, headroom_task body, void* body_data, void* pool) {
+  const int threads = *static_cast<const int*>(pool);
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int32_t worker) {
+    for (int64_t task = next++; task < tasks; task = next++) body(task, worker, body_data);
+  };
+  std::vector<std::thread> others;
+  for (int worker = 1; worker < threads; ++worker) others.emplace_back(work, worker);
+  work(0);
+  for (std::thread& thread : others) thread.join();
+}
+
+}  // namespace
+
+std::vector<Engine> engines() {
+  std::vector<Engine> found;
+  for (const char* isa : {"avx512_bf16", "avx512", "avx2", "neon", "portable"}) {
+    if (usable({"cpu", isa})) found.push_back({"cpu", isa});
+  }
+  found.push_back({"reference", ""});
+  return found;
+}
+
+Engine best_engine() {
+  return engines().front();
+}
+
+headroom::Context make_context(const Engine& engine, int threads) {
+#ifdef HEADROOM_TEST_THREAD_SANITIZER
+  return make_hosted_context(engine, threads == 0 ? 2 : threads);
+#else
+  return headroom::Context(options_of(engine, threads));
+#endif
+}
+
+headroom::Context make_hosted_context(const Engine& engine, int threads) {
+  static const std::vector<int> kCounts = [] {
+    std::vector<int> counts(65);
+    for (size_t i = 0; i < counts.size(); ++i) counts[i] = static_cast<int>(i);
+    return counts;
+  }();
+  headroom::ContextOptions options = options_of(engine, threads);
+  options.parallel_for = run_on_threads;
+  options.pool = const_cast<int*>(&kCounts.at(static_cast<size_t>(threads)));
+  return headroom::Context(options);
+}
+
+}  // namespace headroom_test

@@ -1,0 +1,40 @@
+#pragma once
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "case.h"
+
+namespace headroom_test {
+
+// One way of computing on this machine: a backend, and for the CPU backend an instruction set.
+struct Engine {
+  std::string backend;
+  std::string isa;
+  // Double precision inside, so only the outputs are rounded.
+  bool is_reference() const { return backend == "reference"; }
+  bool can_run(const headroom_problem& problem) const {
+    return is_reference() || problem.hidden_dtype != HEADROOM_F64;
+  }
+  std::string name() const { return isa.empty() ? backend : backend + "_" + isa; }
+};
+
+inline void PrintTo(const Engine& engine, std::ostream* out) {
+  *out << engine.name();
+}
+
+// All usable ones. The reference is the last.
+std::vector<Engine> engines();
+// The first: what a user gets.
+Engine best_engine();
+
+// threads 0: the default. ThreadSanitizer builds get spawned threads, as it does not understand OpenMP.
+headroom::Context make_context(const Engine& engine, int threads = 0);
+
+// A context that is given its threads by the host: `threads` of them are started for every loop and take
+// tasks from a counter, so their order is up to the scheduler.
+headroom::Context make_hosted_context(const Engine& engine, int threads);
+
+}  // namespace headroom_test

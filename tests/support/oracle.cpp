@@ -1,0 +1,244 @@
+#include "oracle.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "formats.h"
+
+namespace headroom_test {
+namespace {
+
+template <class T>
+class Materialised {
+ public:
+  Materialised(const Case& c, bool short_gradients)
+      : c_(c),
+        p_(c.problem),
+        tokens_(static_cast<size_t>(p_.tokens)),
+        vocab_(static_cast<size_t>(p_.vocab)),
+        dim_(static_cast<size_t>(p_.hidden)),
+        short_gradients_(short_gradients),
+        hidden_(c.hidden.begin(), c.hidden.end()),
+        classifier_(c.classifier.begin(), c.classifier.end()),
+        logits_(tokens_ * vocab_),
+        slope_(tokens_ * vocab_, T(1)) {}
+
+  Answer run() {
+    compute_logits();
+    forward();
+    if (c_.wants_gradients()) backward();
+    answer_.logits.assign(logits_.begin(), logits_.end());
+    return answer_;
+  }
+
+ private:
+  static T at(const std::vector<double>& values, size_t i, T otherwise) {
+    return values.empty() ? otherwise : static_cast<T>(values[i]);
+  }
+  bool ignored(size_t i) const { return c_.target_of(static_cast<int64_t>(i)) == p_.ignore_index; }
+  size_t target(size_t i) const { return static_cast<size_t>(c_.target_of(static_cast<int64_t>(i))); }
+  T class_weight(size_t j) const { return at(c_.class_weight, j, 1); }
+  T token_weight(size_t i) const { return at(c_.token_weight, i, 1); }
+  T smoothing() const { return static_cast<T>(p_.label_smoothing); }
+
+  static void raise(double* largest, T term) {
+    const auto magnitude = static_cast<double>(std::fabs(term));
+    if (magnitude > *largest) *largest = magnitude;
+  }
+
+  // logits = softcap(scale * hidden classifier^T + bias)
+  void compute_logits() {
+    for (size_t i = 0; i < tokens_; ++i) {
+      for (size_t j = 0; j < vocab_ && !ignored(i); ++j) {
+        T dot = 0;
+        for (size_t k = 0; k < dim_; ++k) {
+          const T term = hidden_[i * dim_ + k] * classifier_[j * dim_ + k];
+          dot += term;
+          raise(&answer_.terms.logit, static_cast<T>(p_.scale) * term);
+        }
+        T z = static_cast<T>(p_.scale) * dot + at(c_.bias, j, 0);
+        raise(&answer_.terms.logit, z);
+        raise(&answer_.terms.logit, at(c_.bias, j, 0));
+        if (p_.softcap > 0) {
+          const auto cap = static_cast<T>(p_.softcap);
+          const T tanh = std::tanh(z / cap);
+          z = cap * tanh;
+          slope_[i * vocab_ + j] = 1 - tanh * tanh;
+        }
+        logits_[i * vocab_ + j] = z;
+      }
+    }
+  }
+
+  void forward() {
+    answer_.argmax.assign(tokens_, -1);
+    lse_.assign(tokens_, 0);
+    row_loss_.assign(tokens_, 0);
+    for (std::vector<double>* out : {&answer_.nll, &answer_.entropy, &answer_.terms.loss})
+      out->assign(tokens_, 0);
+    T sum = 0;
+    T weights = 0;
+    for (size_t i = 0; i < tokens_; ++i) {
+      if (ignored(i)) continue;
+      ++answer_.valid_count;
+      forward_row(i);
+      sum += row_loss_[i];
+      weights += token_weight(i) * class_weight(target(i));
+    }
+    answer_.lse.assign(lse_.begin(), lse_.end());
+    answer_.row_loss.assign(row_loss_.begin(), row_loss_.end());
+    divisor_ = 1;
+    if (p_.reduction == HEADROOM_REDUCTION_MEAN)
+      divisor_ = p_.num_items > 0 ? static_cast<T>(p_.num_items) : weights;
+    answer_.divisor = static_cast<double>(divisor_);
+    if (p_.reduction == HEADROOM_REDUCTION_NONE)
+      answer_.loss = answer_.row_loss;
+    else
+      answer_.loss = {static_cast<double>(sum / divisor_)};
+  }
+
+  void forward_row(size_t i) {
+    const T* z = logits_.data() + i * vocab_;
+    const size_t y = target(i);
+    const size_t best = static_cast<size_t>(std::max_element(z, z + vocab_) - z);
+    T sum = 0;
+    for (size_t j = 0; j < vocab_; ++j) sum += std::exp(z[j] - z[best]);
+    const T lse = lse_[i] = z[best] + std::log(sum);
+    T entropy = 0;  // -sum p log p
+    T smooth = 0;   // -sum w log p
+    T smooth_terms = 0;
+    const auto largest_logit = static_cast<T>(answer_.terms.logit);
+    for (size_t j = 0; j < vocab_; ++j) {
+      const T log_p = z[j] - lse;
+      if (std::exp(log_p) > 0) entropy -= std::exp(log_p) * log_p;
+      smooth -= class_weight(j) * log_p;
+      smooth_terms += class_weight(j) * (std::fabs(z[j]) + std::fabs(lse) + largest_logit);
+    }
+    const T nll = lse - z[y];
+    const T z_loss = static_cast<T>(p_.z_loss);
+    const T total = static_cast<T>(p_.vocab);
+    const T hard = (1 - smoothing()) * class_weight(y);
+    row_loss_[i] = token_weight(i) * (hard * nll + smoothing() / total * smooth + z_loss * lse * lse);
+    answer_.terms.loss[i] = static_cast<double>(
+        token_weight(i) *
+        (hard * (std::fabs(lse) + std::fabs(z[y]) + largest_logit) + smoothing() / total * smooth_terms +
+         z_loss * std::fabs(lse) * (std::fabs(lse) + 2 * largest_logit)));
+    raise(&answer_.terms.row_loss, static_cast<T>(answer_.terms.loss[i]));
+    raise(&answer_.terms.entropy, std::fabs(lse) + largest_logit * (1 + std::fabs(entropy)));
+    answer_.nll[i] = static_cast<double>(nll);
+    answer_.entropy[i] = static_cast<double>(entropy);
+    answer_.argmax[i] = static_cast<int64_t>(best);
+    if (best == y) ++answer_.correct_count;
+  }
+
+  // Gradient of scale * dot + bias of one logit, and its terms.
+  struct Gradient {
+    T value, part, by_logit;
+  };
+
+  // Through the losses to log_softmax, through it to the logits, through the softcap.
+  void d_logits_row(size_t i, std::vector<Gradient>* d) const {
+    const T* z = logits_.data() + i * vocab_;
+    const size_t y = target(i);
+    const size_t loss_index = p_.reduction == HEADROOM_REDUCTION_NONE ? i : 0;
+    const T upstream = at(c_.grad_loss, loss_index, 1) / divisor_ * token_weight(i);
+    const T d_entropy = at(c_.grad_entropy, i, 0);
+    const T d_lse = upstream * 2 * static_cast<T>(p_.z_loss) * lse_[i] + at(c_.grad_lse, i, 0);
+    T sum = 0;
+    T terms = std::fabs(d_lse);
+    for (size_t j = 0; j < vocab_; ++j) {
+      const T log_p = z[j] - lse_[i];
+      const T probability = std::exp(log_p);
+      T d_log_p = -upstream * smoothing() / static_cast<T>(p_.vocab) * class_weight(j);
+      if (j == y) d_log_p -= upstream * (1 - smoothing()) * class_weight(y) + at(c_.grad_nll, i, 0);
+      T part = std::fabs(d_log_p);
+      if (d_entropy != 0 && probability > 0) {
+        d_log_p -= d_entropy * probability * (log_p + 1);
+        part += std::fabs(d_entropy) * probability * (std::fabs(z[j]) + std::fabs(lse_[i]) + 1);
+      }
+      (*d)[j] = {d_log_p, part, 0};
+      sum += d_log_p;
+      terms += part;
+    }
+    const T logit_terms = std::fabs(lse_[i]) + static_cast<T>(answer_.terms.logit);
+    for (size_t j = 0; j < vocab_; ++j) {
+      const T probability = std::exp(z[j] - lse_[i]);
+      const T slope = slope_[i * vocab_ + j];
+      T value = ((*d)[j].value + probability * (d_lse - sum)) * slope;
+      if (short_gradients_) value = static_cast<T>(rounded(static_cast<double>(value), HEADROOM_BF16));
+      const T part = (*d)[j].part + probability * terms;
+      // Of the softcap's slope 1 - tanh^2: at most 2 tanh / cap times the rounding.
+      const T by_slope = p_.softcap > 0 ? part * 2 / static_cast<T>(p_.softcap) * logit_terms : 0;
+      (*d)[j] = {value, part, probability * terms * logit_terms + by_slope};
+    }
+  }
+
+  static void raise(Answer::Terms::Gradient* largest, const Gradient& d, T factor) {
+    raise(&largest->part, d.part * factor);
+    raise(&largest->by_logit, d.by_logit * factor);
+  }
+
+  void backward() {
+    std::vector<T> d_hidden(tokens_ * dim_), d_classifier(vocab_ * dim_), d_bias(vocab_);
+    const auto scale = static_cast<T>(p_.scale);
+    std::vector<Gradient> d(vocab_);
+    for (size_t i = 0; i < tokens_; ++i) {
+      if (ignored(i)) continue;
+      d_logits_row(i, &d);
+      for (size_t j = 0; j < vocab_; ++j) {
+        d_bias[j] += d[j].value;
+        raise(&answer_.terms.d_bias, d[j], 1);
+        T largest_hidden = 0;
+        T largest_classifier = 0;
+        for (size_t k = 0; k < dim_; ++k) {
+          const T e = hidden_[i * dim_ + k];
+          const T c = classifier_[j * dim_ + k];
+          d_hidden[i * dim_ + k] += d[j].value * c;
+          d_classifier[j * dim_ + k] += d[j].value * e;
+          largest_hidden = std::max(largest_hidden, std::fabs(e));
+          largest_classifier = std::max(largest_classifier, std::fabs(c));
+        }
+        raise(&answer_.terms.d_hidden, d[j], scale * largest_classifier);
+        raise(&answer_.terms.d_classifier, d[j], scale * largest_hidden);
+      }
+    }
+    if (p_.want_d_hidden)
+      answer_.d_hidden = finished(d_hidden, scale, c_.d_hidden_start, &answer_.terms.d_hidden);
+    if (p_.want_d_classifier) {
+      answer_.d_classifier =
+          finished(d_classifier, scale, c_.d_classifier_start, &answer_.terms.d_classifier);
+    }
+    if (p_.want_d_bias) answer_.d_bias = finished(d_bias, 1, c_.d_bias_start, &answer_.terms.d_bias);
+  }
+
+  static std::vector<double> finished(const std::vector<T>& gradient, T scale,
+                                      const std::vector<double>& start, Answer::Terms::Gradient* terms) {
+    std::vector<double> out(gradient.size());
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = static_cast<double>(at(start, i, 0) + scale * gradient[i]);
+      raise(&terms->by_logit, at(start, i, 0));
+    }
+    return out;
+  }
+
+  const Case& c_;
+  const headroom::Problem& p_;
+  size_t tokens_, vocab_, dim_;
+  bool short_gradients_;
+  std::vector<T> hidden_, classifier_, logits_, slope_, lse_, row_loss_;
+  T divisor_ = 1;
+  Answer answer_;
+};
+
+}  // namespace
+
+template <class T>
+Answer materialise(const Case& c, bool short_gradients) {
+  return Materialised<T>(c, short_gradients).run();
+}
+
+template Answer materialise<float>(const Case&, bool);
+template Answer materialise<double>(const Case&, bool);
+template Answer materialise<long double>(const Case&, bool);
+
+}  // namespace headroom_test

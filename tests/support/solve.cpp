@@ -1,0 +1,236 @@
+#include "solve.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+
+namespace headroom_test {
+namespace {
+
+headroom_dtype as_dtype(int32_t value) {
+  return static_cast<headroom_dtype>(value);
+}
+
+std::vector<double> slice(const std::vector<double>& values, int64_t begin, int64_t count) {
+  if (values.empty()) return {};
+  const auto first = values.begin() + static_cast<std::ptrdiff_t>(begin);
+  return {first, first + static_cast<std::ptrdiff_t>(count)};
+}
+
+// The tensors of one run.
+class Run {
+ public:
+  Run(const headroom::Problem& problem, const Case& c) : p_(problem), c_(c), stats_(stats_dtype(problem)) {}
+
+  Outputs run(const headroom::Context& context, const Outputs* known) {
+    add_inputs();
+    if (p_.pass == HEADROOM_BACKWARD) {
+      add_known(*known);
+    } else {
+      add_forward_outputs();
+    }
+    if (p_.pass != HEADROOM_FORWARD) add_gradients();
+    const headroom::Plan plan(context, p_);
+    out_.workspace_bytes = plan.info().workspace_bytes;
+    if (p_.max_workspace_bytes != 0) {
+      EXPECT_LE(out_.workspace_bytes, p_.max_workspace_bytes);
+    }
+    GuardedMemory workspace(out_.workspace_bytes);
+    workspace.fill(std::byte{0xff});
+    plan.run(b_, {workspace.data(), workspace.size()});
+    EXPECT_EQ(workspace.violation(), "") << "workspace";
+    check_and_read();
+    return out_;
+  }
+
+ private:
+  struct Named {
+    Named(const char* its_name, headroom_dtype dtype, int64_t rows, int64_t columns, Layout layout,
+          std::vector<double>* where = nullptr)
+        : name(its_name), tensor(dtype, rows, columns, layout), values(where) {}
+    const char* name;
+    Tensor tensor;
+    std::vector<double>* values;  // of an output
+  };
+
+  const Tensor& input(const char* name, headroom_dtype dtype, int64_t rows, int64_t columns,
+                      const std::vector<double>& values, Layout layout) {
+    Tensor& tensor = inputs_.emplace_back(name, dtype, rows, columns, layout).tensor;
+    tensor.fill(values);
+    tensor.remember();
+    return tensor;
+  }
+
+  const void* vector_input(const char* name, headroom_dtype dtype, const std::vector<double>& values) {
+    if (values.empty()) return nullptr;
+    return input(name, dtype, static_cast<int64_t>(values.size()), 1, values, {0, c_.skew}).data();
+  }
+
+  Tensor& output(const char* name, headroom_dtype dtype, int64_t rows, int64_t columns,
+                 std::vector<double>* values, Layout layout) {
+    return outputs_.emplace_back(name, dtype, rows, columns, layout, values).tensor;
+  }
+
+  void* vector_output(const char* name, int64_t rows, std::vector<double>* values) {
+    return output(name, stats_, rows, 1, values, {0, c_.skew}).data();
+  }
+
+  int64_t* count_output(const char* name, int64_t rows, std::vector<double>* values) {
+    return static_cast<int64_t*>(output(name, HEADROOM_I64, rows, 1, values, {0, c_.skew}).data());
+  }
+
+  void add_inputs() {
+    const int64_t d = p_.hidden;
+    const Tensor& hidden =
+        input("hidden", as_dtype(p_.hidden_dtype), p_.tokens, d, c_.hidden, c_.hidden_layout);
+    b_.hidden = hidden.data();
+    b_.hidden_stride = c_.hidden_layout.padding == 0 ? 0 : hidden.stride();
+    const Tensor& classifier =
+        input("classifier", as_dtype(p_.classifier_dtype), p_.vocab, d,
+              slice(c_.classifier, p_.vocab_start * d, p_.vocab * d), c_.classifier_layout);
+    b_.classifier = classifier.data();
+    b_.classifier_stride = classifier.stride();
+    b_.bias = vector_input("bias", as_dtype(p_.bias_dtype), slice(c_.bias, p_.vocab_start, p_.vocab));
+    b_.targets = vector_input("targets", as_dtype(p_.target_dtype), {c_.targets.begin(), c_.targets.end()});
+    b_.class_weight = vector_input("class_weight", stats_, c_.class_weight);
+    b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
+    if (p_.pass == HEADROOM_FORWARD) return;
+    b_.grad_loss = vector_input("grad_loss", stats_, c_.grad_loss);
+    if (p_.has_grad_nll) b_.grad_nll = vector_input("grad_nll", stats_, c_.grad_nll);
+    if (p_.has_grad_lse) b_.grad_lse = vector_input("grad_lse", stats_, c_.grad_lse);
+    if (p_.has_grad_entropy) b_.grad_entropy = vector_input("grad_entropy", stats_, c_.grad_entropy);
+  }
+
+  void add_known(const Outputs& known) {
+    b_.lse = const_cast<void*>(vector_input("lse", stats_, known.lse));
+    if (p_.has_grad_entropy) b_.entropy = const_cast<void*>(vector_input("entropy", stats_, known.entropy));
+  }
+
+  void add_forward_outputs() {
+    const int64_t n = p_.tokens;
+    b_.max = vector_output("max", n, &out_.max);
+    b_.sum_exp = vector_output("sum_exp", n, &out_.sum_exp);
+    b_.target_logit = vector_output("target_logit", n, &out_.target_logit);
+    if (p_.want_entropy) b_.sum_exp_logit = vector_output("sum_exp_logit", n, &out_.sum_exp_logit);
+    if (p_.label_smoothing > 0)
+      b_.weighted_logit_sum = vector_output("weighted_logit_sum", n, &out_.weighted_logit_sum);
+    if (p_.want_argmax) b_.argmax = count_output("argmax", n, &out_.argmax);
+    b_.valid_count = count_output("valid_count", 1, &out_.valid_count);
+    if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total) return;
+    b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
+    b_.nll = vector_output("nll", n, &out_.nll);
+    b_.lse = vector_output("lse", n, &out_.lse);
+    if (p_.want_entropy) b_.entropy = vector_output("entropy", n, &out_.entropy);
+    if (p_.want_argmax) b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
+  }
+
+  void add_gradients() {
+    const int64_t d = p_.hidden;
+    if (p_.want_d_hidden) {
+      Tensor& t =
+          output("d_hidden", as_dtype(p_.d_hidden_dtype), p_.tokens, d, &out_.d_hidden, c_.d_hidden_layout);
+      if (p_.accumulate_d_hidden) t.fill(c_.d_hidden_start);
+      b_.d_hidden = t.data();
+      b_.d_hidden_stride = t.stride();
+    }
+    if (p_.want_d_classifier) {
+      Tensor& t = output("d_classifier", as_dtype(p_.d_classifier_dtype), p_.vocab, d, &out_.d_classifier,
+                         c_.d_classifier_layout);
+      if (p_.accumulate_d_classifier) t.fill(slice(c_.d_classifier_start, p_.vocab_start * d, p_.vocab * d));
+      b_.d_classifier = t.data();
+      b_.d_classifier_stride = t.stride();
+    }
+    if (p_.want_d_bias) {
+      Tensor& t = output("d_bias", as_dtype(p_.d_bias_dtype), p_.vocab, 1, &out_.d_bias, {0, c_.skew});
+      if (p_.accumulate_d_bias) t.fill(slice(c_.d_bias_start, p_.vocab_start, p_.vocab));
+      b_.d_bias = t.data();
+    }
+  }
+
+  void check_and_read() {
+    for (Named& each : inputs_) {
+      EXPECT_EQ(each.tensor.violation(), "") << each.name;
+      EXPECT_TRUE(each.tensor.unchanged()) << "the input " << each.name << " was written to";
+    }
+    for (Named& each : outputs_) {
+      EXPECT_EQ(each.tensor.violation(), "") << each.name;
+      *each.values = each.tensor.values();
+    }
+  }
+
+  const headroom::Problem& p_;
+  const Case& c_;
+  headroom_dtype stats_;
+  std::deque<Named> inputs_;  // deque: the tensors never move
+  std::deque<Named> outputs_;
+  headroom::Buffers b_;
+  Outputs out_;
+};
+
+}  // namespace
+
+headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
+  headroom::Problem p = c.problem;
+  p.pass = static_cast<int32_t>(pass);
+  if (pass != headroom::Pass::backward) p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 0;
+  if (pass == headroom::Pass::forward) {
+    p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+    p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
+  }
+  return p;
+}
+
+Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
+                 const Outputs* known) {
+  return Run(problem, c).run(context, known);
+}
+
+Outputs solve(const headroom::Context& context, const Case& c, size_t max_workspace_bytes) {
+  const auto run = [&](headroom::Pass pass, const Outputs* known) {
+    headroom::Problem problem = pass_problem(c, pass);
+    problem.max_workspace_bytes = max_workspace_bytes;
+    return run_pass(context, problem, c, known);
+  };
+  if (c.mode == Mode::kForwardBackward) return run(headroom::Pass::forward_backward, nullptr);
+  Outputs out = run(headroom::Pass::forward, nullptr);
+  if (c.mode == Mode::kForward) return out;
+  Outputs gradients = run(headroom::Pass::backward, &out);
+  out.d_hidden = std::move(gradients.d_hidden);
+  out.d_classifier = std::move(gradients.d_classifier);
+  out.d_bias = std::move(gradients.d_bias);
+  return out;
+}
+
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+}
+
+const char* first_difference(const Outputs& a, const Outputs& b) {
+  struct Pair {
+    const char* name;
+    const std::vector<double> Outputs::*member;
+  };
+  static constexpr Pair kAll[] = {{"max", &Outputs::max},
+                                  {"sum_exp", &Outputs::sum_exp},
+                                  {"target_logit", &Outputs::target_logit},
+                                  {"sum_exp_logit", &Outputs::sum_exp_logit},
+                                  {"weighted_logit_sum", &Outputs::weighted_logit_sum},
+                                  {"loss", &Outputs::loss},
+                                  {"nll", &Outputs::nll},
+                                  {"lse", &Outputs::lse},
+                                  {"entropy", &Outputs::entropy},
+                                  {"argmax", &Outputs::argmax},
+                                  {"correct_count", &Outputs::correct_count},
+                                  {"valid_count", &Outputs::valid_count},
+                                  {"d_hidden", &Outputs::d_hidden},
+                                  {"d_classifier", &Outputs::d_classifier},
+                                  {"d_bias", &Outputs::d_bias}};
+  for (const Pair& each : kAll) {
+    if (!same_bits(a.*each.member, b.*each.member)) return each.name;
+  }
+  return "";
+}
+
+}  // namespace headroom_test

@@ -1,0 +1,37 @@
+#pragma once
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <vector>
+
+#include "case.h"
+
+namespace headroom_test {
+
+// What runs wrote; empty where nothing was asked for. Scalars are vectors of one.
+struct Outputs {
+  std::vector<double> max, sum_exp, target_logit, sum_exp_logit, weighted_logit_sum;
+  std::vector<double> loss, nll, lse, entropy;
+  std::vector<double> argmax, correct_count, valid_count;
+  std::vector<double> d_hidden, d_classifier, d_bias;
+  size_t workspace_bytes = 0;
+};
+
+// The problem of one pass of a case: the passes differ in which options they allow.
+headroom::Problem pass_problem(const Case& c, headroom::Pass pass);
+
+// Plans and runs one pass with every output it can have. The problem is pass_problem() or one that was
+// changed after: its shard of the vocabulary, its budget. All memory is guarded, the workspace has exactly
+// the planned size and is full of NaN, and outputs begin as NaN; anything written outside an output, or into
+// an input, fails the test. known: lse (and entropy) for a backward pass.
+Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
+                 const Outputs* known = nullptr);
+
+// Runs the passes of the case's mode and returns the outputs of all.
+Outputs solve(const headroom::Context& context, const Case& c, size_t max_workspace_bytes = 0);
+
+// Bitwise the same, NaNs included.
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b);
+// Names the first output that differs; empty when none does.
+const char* first_difference(const Outputs& a, const Outputs& b);
+
+}  // namespace headroom_test

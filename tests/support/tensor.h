@@ -1,0 +1,71 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <string>
+#include <vector>
+
+namespace headroom_test {
+
+// Bytes between two guards of a known pattern. The pattern is a NaN in every floating point format, so a
+// value read from a guard poisons what is computed from it; AddressSanitizer also sees the guards as not
+// readable.
+class GuardedMemory {
+ public:
+  // offset: bytes past a 64-byte boundary at which the memory begins.
+  explicit GuardedMemory(size_t size = 0, size_t offset = 0);
+  ~GuardedMemory();
+  GuardedMemory(const GuardedMemory&) = delete;
+  GuardedMemory& operator=(const GuardedMemory&) = delete;
+
+  std::byte* data() { return begin_; }
+  const std::byte* data() const { return begin_; }
+  size_t size() const { return size_; }
+  void fill(std::byte value);
+  // Empty, or which guard was written to.
+  std::string violation();
+
+ private:
+  static constexpr size_t kGuard = 128;
+  void forbid_guards(bool forbid);
+
+  size_t size_;
+  std::vector<std::byte> memory_;
+  std::byte* begin_;
+};
+
+// How a matrix lies in memory.
+struct Layout {
+  int64_t padding = 0;  // elements after each row
+  int64_t skew = 0;     // elements past a 64-byte boundary
+};
+
+// A matrix [rows, columns] (a vector has one column) of some dtype in guarded memory; the padding between its
+// rows is guarded too.
+class Tensor {
+ public:
+  Tensor(headroom_dtype dtype, int64_t rows, int64_t columns, Layout layout = {});
+
+  void fill(const std::vector<double>& values);
+  std::vector<double> values() const;
+  void remember();  // its present bytes, for unchanged()
+
+  void* data() { return memory_.data(); }
+  const void* data() const { return memory_.data(); }
+  int64_t stride() const { return stride_; }
+  headroom_dtype dtype() const { return dtype_; }
+
+  // Empty, or what was written outside the elements.
+  std::string violation();
+  bool unchanged() const;
+
+ private:
+  int64_t index(int64_t row, int64_t column) const { return row * stride_ + column; }
+
+  headroom_dtype dtype_;
+  int64_t rows_, columns_, stride_;
+  GuardedMemory memory_;
+  std::vector<std::byte> remembered_;
+};
+
+}  // namespace headroom_test
