@@ -1,0 +1,200 @@
+#include "commands/bench_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <random>
+
+#include "commands/context.h"
+#include "commands/loss_options.h"
+#include "commands/units.h"
+#include "io/real_element.h"
+#include "train/process_memory.h"
+#ifdef HEADROOM_HAS_TRAIN
+#include "train/head.h"
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace headroom::cli {
+namespace {
+
+// Operands as the library takes them and, for the materialized computation, as float32.
+struct Operands {
+  std::vector<float> hidden;       // [N, D]
+  std::vector<float> classifier;   // [V, D]
+  std::vector<uint16_t> hidden16;  // the same numbers in 16 bits; empty for float32
+  std::vector<uint16_t> classifier16;
+  std::vector<int32_t> targets;
+  std::vector<float> d_hidden;  // written before the clock starts, so that its pages exist
+  std::vector<float> d_classifier;
+};
+
+void fill(std::vector<float>& values, std::vector<uint16_t>& half, int64_t count, double std,
+          headroom_dtype dtype, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  // A pool of normal numbers read at a stride: drawing each would take longer than the measurement.
+  std::normal_distribution<float> normal(0, static_cast<float>(std));
+  std::vector<float> pool(1 << 16);
+  for (float& value : pool) value = normal(random);
+  values.resize(static_cast<size_t>(count));
+  const bool narrow = dtype != HEADROOM_F32;
+  if (narrow) half.resize(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float value = pool[(i * 40503 + i / 65537) % pool.size()];
+    if (!narrow) {
+      values[i] = value;
+      continue;
+    }
+    half[i] = dtype == HEADROOM_BF16 ? float_to_bf16(value) : float_to_f16(value);
+    values[i] = dtype == HEADROOM_BF16 ? bf16_to_float(half[i]) : f16_to_float(half[i]);
+  }
+}
+
+Operands make_operands(const BenchRequest& request) {
+  const auto& [tokens, vocab, dim] = request.shape;
+  Operands o;
+  fill(o.hidden, o.hidden16, tokens * dim, 1, request.dtype, 1);
+  fill(o.classifier, o.classifier16, vocab * dim, 2 / std::sqrt(static_cast<double>(dim)), request.dtype, 2);
+  std::mt19937_64 random(3);
+  std::uniform_int_distribution<int32_t> ids(0, static_cast<int32_t>(vocab - 1));
+  for (int64_t i = 0; i < tokens; ++i) o.targets.push_back(ids(random));
+  o.d_hidden.assign(o.hidden.size(), 1.0F);
+  o.d_classifier.assign(o.classifier.size(), 1.0F);
+  return o;
+}
+
+Problem make_problem(const BenchRequest& request, const BenchResult& method) {
+  Problem problem;
+  problem.tokens = request.shape.tokens;
+  problem.vocab = request.shape.vocab;
+  problem.hidden = request.shape.dim;
+  problem.hidden_dtype = problem.classifier_dtype = request.dtype;
+  problem.target_dtype = HEADROOM_I32;
+  // The gradients have the operands' dtype, in the same memory for all.
+  problem.d_hidden_dtype = problem.d_classifier_dtype = request.dtype;
+  if (method.gradients) {
+    problem.pass = HEADROOM_FORWARD_BACKWARD;
+    problem.want_d_hidden = problem.want_d_classifier = 1;
+  }
+  problem.max_workspace_bytes = *method.budget_bytes;
+  return problem;
+}
+
+void run_headroom(const Context& context, const BenchRequest& request, Operands& o, BenchResult& result) {
+  const bool f32 = request.dtype == HEADROOM_F32;
+  float loss = 0;
+  Buffers buffers;
+  buffers.hidden = f32 ? static_cast<const void*>(o.hidden.data()) : o.hidden16.data();
+  buffers.classifier = f32 ? static_cast<const void*>(o.classifier.data()) : o.classifier16.data();
+  buffers.targets = o.targets.data();
+  buffers.loss = &loss;
+  if (result.gradients) {
+    buffers.d_hidden = o.d_hidden.data();
+    buffers.d_classifier = o.d_classifier.data();
+  }
+  const PlanInfo info = run_once(context, make_problem(request, result), buffers);
+  result.loss = static_cast<double>(loss);
+  result.workspace_bytes = static_cast<int64_t>(info.workspace_bytes);
+  result.detail = std::string(headroom_plan_kind_name(static_cast<headroom_plan_kind>(info.kind))) + ", " +
+                  info.backend + " " + info.config;
+}
+
+#ifdef HEADROOM_HAS_TRAIN
+void run_materialized(const BenchRequest& request, Operands& o, BenchResult& result) {
+  const auto head = train::make_materialized_head();
+  const train::HeadInput input{o.hidden, o.classifier, o.targets, request.shape.vocab, request.shape.dim};
+  result.loss =
+      result.gradients ? head->loss_and_gradients(input, o.d_hidden, o.d_classifier) : head->loss(input);
+  result.workspace_bytes = head->workspace_bytes();
+  result.detail = head->description();
+}
+#endif
+
+// The methods, in the order of the report.
+std::vector<BenchResult> list_methods(const BenchRequest& request) {
+  std::vector<BenchResult> methods;
+  for (const bool gradients : {false, true}) {
+    BenchResult method;
+    method.gradients = gradients;
+    if (why_not_materialized().empty()) {
+      method.method = "materialized";
+      methods.push_back(method);
+    }
+    for (const size_t budget : request.budgets) {
+      method.budget_bytes = budget;
+      method.method =
+          budget == 0 ? "headroom, no budget" : "headroom, " + format_bytes(static_cast<double>(budget));
+      methods.push_back(method);
+    }
+  }
+  return methods;
+}
+
+}  // namespace
+
+std::string BenchShape::text() const {
+  return std::to_string(tokens) + " x " + std::to_string(vocab) + " x " + std::to_string(dim);
+}
+
+double BenchResult::median_seconds() const {
+  if (seconds.empty()) return NAN;
+  std::vector<double> sorted = seconds;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t middle = sorted.size() / 2;
+  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+int64_t bench_steps(const BenchRequest& request) {
+  return static_cast<int64_t>(list_methods(request).size()) * request.repeats;
+}
+
+std::string why_not_materialized() {
+#ifdef HEADROOM_HAS_TRAIN
+  return "";
+#else
+  return "this build has no oneDNN to multiply with";
+#endif
+}
+
+std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequest& request,
+                                   const std::function<void(const std::string&)>& step) {
+#ifdef _OPENMP
+  if (globals.threads > 0) omp_set_num_threads(globals.threads);  // for the materialized computation
+#endif
+  const Context context = make_context(globals);
+  Operands operands = make_operands(request);
+  std::vector<BenchResult> results = list_methods(request);
+  for (int repeat = 0; repeat < request.repeats; ++repeat) {
+    for (BenchResult& result : results) {
+      if (!result.refusal.empty()) continue;
+      train::reset_peak_resident_bytes();
+      const int64_t before = train::peak_resident_bytes();
+      const auto start = std::chrono::steady_clock::now();
+      try {
+        if (result.budget_bytes) {
+          run_headroom(context, request, operands, result);
+        } else {
+#ifdef HEADROOM_HAS_TRAIN
+          run_materialized(request, operands, result);
+#endif
+        }
+      } catch (const Error& error) {
+        if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+        result.refusal = error.what();
+      } catch (const std::bad_alloc&) {
+        result.refusal = "not enough memory";
+      }
+      if (result.refusal.empty()) {
+        result.seconds.push_back(
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        result.peak_extra_bytes = std::max(result.peak_extra_bytes, train::peak_resident_bytes() - before);
+      }
+      step(request.shape.text() + ", " + result.method);
+    }
+  }
+  return results;
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,52 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <headroom/headroom.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "options.h"
+
+namespace headroom::cli {
+
+struct BenchShape {
+  int64_t tokens = 0;
+  int64_t vocab = 0;
+  int64_t dim = 0;
+  std::string text() const;  // "1024 x 32768 x 512"
+};
+
+// One way to compute the loss (and gradients) of a shape.
+struct BenchResult {
+  std::string method;  // "materialized", or "headroom" with its budget
+  bool gradients = false;
+  std::string refusal;  // why it did not run; else empty
+  std::string detail;   // plan and configuration
+  std::optional<size_t> budget_bytes;
+  int64_t workspace_bytes = 0;   // by the method's own account
+  int64_t peak_extra_bytes = 0;  // resident memory beyond inputs and outputs, measured
+  std::vector<double> seconds;   // of each repeat
+  double loss = 0;
+  double median_seconds() const;
+};
+
+struct BenchRequest {
+  BenchShape shape;
+  headroom_dtype dtype = HEADROOM_F32;
+  std::vector<size_t> budgets;  // 0: none
+  int repeats = 3;
+};
+
+// All methods in turn, `repeats` times over, so that none has a better moment of the machine. Workspaces and
+// logits are allocated and released inside the time. Calls `step` after each run.
+std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequest& request,
+                                   const std::function<void(const std::string&)>& step);
+
+// Runs that run_bench() makes.
+int64_t bench_steps(const BenchRequest& request);
+
+// Empty, or why this build cannot compute with materialized logits.
+std::string why_not_materialized();
+
+}  // namespace headroom::cli

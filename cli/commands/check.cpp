@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <memory>
+
+#include "commands/check_cases.h"
+#include "commands/check_compare.h"
+#include "commands/check_library.h"
+#include "commands/check_naive.h"
+#include "commands/commands.h"
+#include "commands/context.h"
+#include "commands/units.h"
+#include "progress.h"
+
+namespace headroom::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kOracle = "reference";
+
+struct CheckOptions {
+  bool full = false;
+  bool verbose = false;
+};
+
+struct CaseResult {
+  std::string backend;
+  std::string name;
+  size_t workspace_bytes = 0;
+  std::vector<CheckedOutput> outputs;
+  bool passed() const {
+    return std::all_of(outputs.begin(), outputs.end(), [](const CheckedOutput& o) { return o.passed(); });
+  }
+};
+
+// The backends to check: the one asked for, or all that are usable beside the reference, which is the oracle.
+std::vector<std::string> chosen_backends(const GlobalOptions& globals) {
+  if (!globals.backend.empty()) return {globals.backend};
+  std::vector<std::string> names;
+  for (const BackendInfo& backend : backends()) {
+    if (backend.why_unavailable.empty() && backend.name != kOracle) names.push_back(backend.name);
+  }
+  if (names.empty()) names.push_back(kOracle);
+  return names;
+}
+
+std::vector<CaseResult> check_all(const GlobalOptions& globals, const std::vector<CheckCase>& grid) {
+  std::vector<std::pair<std::string, Context>> contexts;
+  for (const std::string& name : chosen_backends(globals))
+    contexts.emplace_back(name, make_context(globals, name));
+  const Context oracle = make_context(globals, kOracle);
+  std::vector<CaseResult> results;
+  Progress progress(globals, "check", static_cast<int64_t>(grid.size()));
+  int64_t done = 0;
+  for (const CheckCase& c : grid) {
+    const CheckData data = make_data(c);
+    const CheckOutputs reference = CheckRunner(c, data, true).run(oracle, 0);
+    const CheckOutputs naive = naive_float32(c, data);
+    const CheckRunner runner(c, data, false);
+    for (const auto& [name, context] : contexts) {
+      for (const size_t workspace : runner.workspaces(context)) {
+        results.push_back(
+            {name, c.name(), workspace, compare(c, data, reference, naive, runner.run(context, workspace))});
+      }
+    }
+    progress.update(++done, c.name());
+  }
+  return results;
+}
+
+// Worst error of each output as a share of its bound.
+struct Worst {
+  double ratio = -1;
+  const CaseResult* result = nullptr;
+  const CheckedOutput* output = nullptr;
+};
+
+double ratio_of(const CheckedOutput& output) {
+  if (output.passed() && output.error == 0) return 0;
+  return output.bound > 0 ? output.error / output.bound : HUGE_VAL;
+}
+
+std::map<std::pair<std::string, std::string>, Worst> find_worst(const std::vector<CaseResult>& results) {
+  std::map<std::pair<std::string, std::string>, Worst> worst;
+  for (const CaseResult& result : results) {
+    for (const CheckedOutput& output : result.outputs) {
+      Worst& entry = worst[{result.backend, output.name}];
+      const double ratio = ratio_of(output);
+      if (!(ratio <= entry.ratio)) entry = {ratio, &result, &output};
+    }
+  }
+  return worst;
+}
+
+ordered_json result_json(const CaseResult& result) {
+  ordered_json outputs;
+  for (const CheckedOutput& output : result.outputs) {
+    outputs[output.name] = {{"error", output.error}, {"bound", output.bound}, {"passed", output.passed()}};
+  }
+  return {{"backend", result.backend},
+          {"case", result.name},
+          {"workspace_bytes", result.workspace_bytes},
+          {"passed", result.passed()},
+          {"outputs", outputs}};
+}
+
+void print_case(const CaseResult& result) {
+  std::cout << (result.passed() ? "pass  " : "FAIL  ") << result.backend << "  " << result.name
+            << "  (workspace " << result.workspace_bytes << " bytes)\n";
+  for (const CheckedOutput& output : result.outputs) {
+    if (!output.passed()) {
+      std::cout << "      " << output.name << ": error " << format_number(output.error, 4) << ", bound "
+                << format_number(output.bound, 4) << "\n";
+    }
+  }
+}
+
+void print_text(const std::vector<CaseResult>& results, size_t failed, double seconds, bool verbose) {
+  for (const CaseResult& result : results) {
+    if (verbose || !result.passed()) print_case(result);
+  }
+  Table table({"backend, output", "worst error / bound", "error", "bound", "in case"});
+  for (const auto& [key, worst] : find_worst(results)) {
+    table.add({key.first + " " + key.second, format_number(worst.ratio, 3),
+               format_number(worst.output->error, 3), format_number(worst.output->bound, 3),
+               worst.result->name});
+  }
+  std::cout << table.text() << "\n"
+            << results.size() - failed << " of " << results.size() << " runs within their bounds, in "
+            << format_seconds(seconds) << "\n"
+            << "error: 2-norm of the difference to float64. bound: twice that of a naive float32 "
+               "computation, plus a\n"
+               "rounding unit of the output's dtype.\n";
+}
+
+void run_check(const CheckOptions& options, const GlobalOptions& globals) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<CaseResult> results = check_all(globals, check_grid(options.full));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto failed = static_cast<size_t>(std::count_if(
+      results.begin(), results.end(), [](const CaseResult& result) { return !result.passed(); }));
+  if (globals.json) {
+    ordered_json cases = ordered_json::array();
+    for (const CaseResult& result : results) cases.push_back(result_json(result));
+    ordered_json worst = ordered_json::array();
+    for (const auto& [key, entry] : find_worst(results)) {
+      worst.push_back({{"backend", key.first},
+                       {"output", key.second},
+                       {"error_over_bound", entry.ratio},
+                       {"case", entry.result->name}});
+    }
+    print_json({{"passed", failed == 0},
+                {"runs", results.size()},
+                {"failed", failed},
+                {"seconds", seconds},
+                {"worst", worst},
+                {"cases", cases}});
+  } else {
+    print_text(results, failed, seconds, options.verbose);
+  }
+  if (failed != 0) {
+    throw std::runtime_error("check: " + std::to_string(failed) + " of " + std::to_string(results.size()) +
+                             " runs exceed their error bound");
+  }
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app, const GlobalOptions& globals) {
+  CLI::App* command =
+      app.add_subcommand("check", "This machine's results against float64, over a grid of problems");
+  const auto options = std::make_shared<CheckOptions>();
+  command->add_flag("--full", options->full, "Larger shapes too (minutes)");
+  command->add_flag("--verbose,-v", options->verbose, "Every run, not only those that fail");
+  command->footer(
+      "\nEvery usable backend (or the one of --backend) runs shapes x dtypes x options with each of its "
+      "plans: loss,\n"
+      "lse, nll, entropy, argmax and all gradients. Exit code 1 when a result exceeds its error bound.\n"
+      "\n"
+      "Examples:\n"
+      "  headroom check\n"
+      "  headroom --backend cpu:avx2 check --verbose\n"
+      "  headroom --json check | jq '.worst'\n");
+  command->callback([options, &globals] { run_check(*options, globals); });
+}
+
+}  // namespace headroom::cli

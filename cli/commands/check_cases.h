@@ -1,0 +1,71 @@
+#pragma once
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <string>
+#include <vector>
+
+namespace headroom::cli {
+
+// One problem of the grid.
+struct CheckCase {
+  std::string options;  // name of the set of options
+  int64_t tokens = 0;
+  int64_t vocab = 0;
+  int64_t dim = 0;
+  headroom_dtype hidden_dtype = HEADROOM_F32;
+  headroom_dtype classifier_dtype = HEADROOM_F32;
+  double logit_std = 2;  // of the logits before the options
+  double scale = 1;
+  double softcap = 0;
+  double label_smoothing = 0;
+  double z_loss = 0;
+  double num_items = 0;
+  bool sum = false;
+  bool bias = false;
+  bool class_weight = false;
+  bool token_weight = false;
+  bool ignored_rows = false;
+  int64_t shift = 0;
+  int64_t sequence_length = 0;
+  bool grad_hidden = true;
+  bool grad_classifier = true;
+
+  std::string name() const;  // "64x1000x64 bf16 softcap"
+};
+
+// Shapes of every kind of remainder x dtypes x options; `full` adds larger shapes.
+std::vector<CheckCase> check_grid(bool full);
+
+// Operands of a case as float64 numbers that its dtypes hold exactly.
+struct CheckData {
+  std::vector<double> hidden;        // [N, D]
+  std::vector<double> classifier;    // [V, D]
+  std::vector<double> bias;          // [V] or empty, in the classifier's dtype
+  std::vector<double> class_weight;  // [V] or empty, float32
+  std::vector<double> token_weight;  // [N] or empty, float32
+  std::vector<int64_t> targets;      // [N]
+};
+CheckData make_data(const CheckCase& c);
+
+inline constexpr int64_t kCheckIgnoreIndex = -100;
+
+// The target of a row after the shift, or kCheckIgnoreIndex.
+int64_t shifted_target(const CheckCase& c, const CheckData& data, int64_t row);
+
+// What a computation of a case gives, as float64 numbers. Rows that are ignored hold 0.
+struct CheckOutputs {
+  double loss = 0;
+  std::vector<double> row_loss;      // [N], before the reduction
+  std::vector<double> nll;           // [N]
+  std::vector<double> lse;           // [N]
+  std::vector<double> entropy;       // [N]
+  std::vector<int64_t> argmax;       // [N]
+  std::vector<double> d_hidden;      // [N, D] or empty
+  std::vector<double> d_classifier;  // [V, D] or empty
+  std::vector<double> d_bias;        // [V] or empty
+};
+
+// A number as it is after storing it in the dtype.
+double rounded(double value, headroom_dtype dtype);
+
+}  // namespace headroom::cli

@@ -1,0 +1,31 @@
+#pragma once
+#include <headroom/headroom.hpp>
+#include <vector>
+
+#include "commands/check_cases.h"
+
+namespace headroom::cli {
+
+// A case through the library, with all outputs: in the dtypes of the case, or all in float64.
+class CheckRunner {
+ public:
+  CheckRunner(const CheckCase& c, const CheckData& data, bool float64);
+
+  // The workspaces that the context's plans take, each once.
+  std::vector<size_t> workspaces(const Context& context) const;
+  // Within a budget in bytes; 0: none.
+  CheckOutputs run(const Context& context, size_t budget) const;
+
+ private:
+  Problem make_problem(size_t budget) const;
+
+  const CheckCase& case_;
+  headroom_dtype hidden_dtype_;
+  headroom_dtype classifier_dtype_;
+  headroom_dtype stats_dtype_;
+  // Operands in these dtypes.
+  std::vector<std::byte> hidden_, classifier_, bias_, class_weight_, token_weight_;
+  std::vector<int64_t> targets_;
+};
+
+}  // namespace headroom::cli

@@ -1,0 +1,20 @@
+#pragma once
+#include <headroom/headroom.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "options.h"
+
+namespace headroom::cli {
+
+// The context that --backend NAME[:ISA] and --threads ask for; `backend` overrides the former when not empty.
+// Throws UsageError for a backend that this build does not have.
+Context make_context(const GlobalOptions& globals, const std::string& backend = {});
+
+// Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
+void print_json(const nlohmann::ordered_json& document);
+
+// What a plan is, as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, threads, config.
+nlohmann::ordered_json plan_json(const PlanInfo& info);
+
+}  // namespace headroom::cli

@@ -1,0 +1,283 @@
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "commands/commands.h"
+#include "commands/context.h"
+#include "commands/loss_inputs.h"
+#include "commands/loss_run.h"
+#include "commands/units.h"
+#include "io/npy.h"
+#include "io/safetensors_writer.h"
+#include "io/tensor_source.h"
+
+namespace headroom::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Options {
+  LossFiles files;
+  LossRequest request;
+  std::string reduction = "mean";
+  bool lse = false;
+  std::string per_token;  // file
+  std::string gradients;  // file
+  std::string gradients_of;
+  std::string gradients_dtype = "same";
+};
+
+// Outputs must not replace the inputs that they are computed from.
+void check_output(const std::string& option, const std::string& path, const LossFiles& files) {
+  if (path.empty()) return;
+  for (const std::string* input : {&files.hidden, &files.classifier, &files.targets, &files.bias,
+                                   &files.class_weight, &files.token_weight}) {
+    std::error_code error;
+    if (!input->empty() && std::filesystem::equivalent(path, parse_tensor_reference(*input).file, error)) {
+      throw UsageError(option + ": " + path + " is an input of this run");
+    }
+  }
+}
+
+void choose_gradients(Options& options) {
+  if (options.gradients.empty()) {
+    if (!options.gradients_of.empty()) throw UsageError("--gradients-of: expected --gradients FILE with it");
+    return;
+  }
+  if (!options.gradients.ends_with(".safetensors")) {
+    throw UsageError("--gradients: expected a name that ends in .safetensors, got '" + options.gradients +
+                     "'");
+  }
+  const bool has_bias = !options.files.bias.empty();
+  LossRequest& request = options.request;
+  if (options.gradients_of.empty()) {
+    request.grad_hidden = request.grad_classifier = true;
+    request.grad_bias = has_bias;
+  } else {
+    for (const std::string& name : split(options.gradients_of, ',')) {
+      if (name == "hidden") {
+        request.grad_hidden = true;
+      } else if (name == "classifier") {
+        request.grad_classifier = true;
+      } else if (name == "bias" && has_bias) {
+        request.grad_bias = true;
+      } else {
+        throw UsageError(std::string("--gradients-of: expected a list of hidden, classifier") +
+                         (has_bias ? ", bias" : " (and bias, with --bias)") + ", got '" + name + "'");
+      }
+    }
+  }
+  request.grads_in_f32 = options.gradients_dtype == "f32";
+}
+
+void prepare(Options& options) {
+  options.request.sum = options.reduction == "sum";
+  options.request.ignore_index = options.files.ignore_index;
+  if (options.request.sum && options.request.num_items != 0) {
+    throw UsageError("--num-items: expected --reduction mean with it");
+  }
+  choose_gradients(options);
+  const bool npy = options.per_token.ends_with(".npy");
+  if (!options.per_token.empty() && !npy && !options.per_token.ends_with(".safetensors")) {
+    throw UsageError("--per-token: expected a name that ends in .npy or .safetensors, got '" +
+                     options.per_token + "'");
+  }
+  if (npy && (options.lse || options.request.entropy)) {
+    throw UsageError(
+        "--per-token: an .npy file holds one array, the nll; with --lse or --entropy use .safetensors");
+  }
+  check_output("--per-token", options.per_token, options.files);
+  check_output("--gradients", options.gradients, options.files);
+}
+
+ordered_json make_report(const Options& options, const LossInputs& in, const LossResult& result) {
+  const auto valid = static_cast<double>(in.valid_tokens);
+  ordered_json report{{"loss", result.loss},
+                      {"reduction", options.reduction},
+                      {"nll", result.mean_nll},
+                      {"perplexity", std::exp(result.mean_nll)},
+                      {"token_accuracy", static_cast<double>(result.correct_tokens) / valid},
+                      {"tokens", in.tokens},
+                      {"valid_tokens", in.valid_tokens},
+                      {"correct_tokens", result.correct_tokens}};
+  if (options.lse) report["lse"] = result.mean_lse;
+  if (options.request.entropy) report["entropy"] = result.mean_entropy;
+  report["vocab"] = in.vocab;
+  report["hidden"] = in.dim;
+  report["inputs"] = {
+      {"hidden",
+       {{"tensor", in.hidden.name}, {"dtype", name_of(in.hidden.dtype)}, {"shape", in.hidden.shape}}},
+      {"classifier",
+       {{"tensor", in.classifier.name},
+        {"dtype", name_of(in.classifier.dtype)},
+        {"shape", in.classifier.shape}}}};
+  report["seconds"] = result.seconds;
+  report["tokens_per_second"] = static_cast<double>(in.tokens) / result.seconds;
+  report["workspace_bytes"] = result.workspace_bytes;
+  report["tokens_per_run"] = result.chunk_tokens;
+  report["plan"] = plan_json(result.plan);
+  if (!options.per_token.empty()) report["per_token_file"] = options.per_token;
+  if (!options.gradients.empty()) report["gradients_file"] = options.gradients;
+  return report;
+}
+
+void print_text(const Options& options, const ordered_json& report) {
+  const auto number = [&](const char* key, int digits) { return format_number(report[key], digits); };
+  Table table({"loss (" + options.reduction + ")", number("loss", 9)});
+  table.add({"negative log likelihood", number("nll", 9)});
+  table.add({"perplexity", number("perplexity", 7)});
+  table.add({"token accuracy", format_number(report["token_accuracy"].get<double>() * 100, 4) + " %"});
+  if (options.lse) table.add({"mean lse", number("lse", 9)});
+  if (options.request.entropy) table.add({"mean entropy", number("entropy", 9)});
+  table.add({"tokens", format_count(report["valid_tokens"]) + " of " + format_count(report["tokens"])});
+  table.add(
+      {"time", format_seconds(report["seconds"]) + ", " + number("tokens_per_second", 4) + " tokens/s"});
+  table.add({"workspace", format_bytes(report["workspace_bytes"].get<double>())});
+  std::cout << table.text();
+  const auto& inputs = report["inputs"];
+  for (const char* name : {"hidden", "classifier"}) {
+    std::cout << name << ": " << inputs[name]["tensor"].get<std::string>() << " "
+              << shape_text(inputs[name]["shape"].get<std::vector<int64_t>>()) << " "
+              << inputs[name]["dtype"].get<std::string>() << "\n";
+  }
+  if (!options.per_token.empty()) std::cout << "each token's values: " << options.per_token << "\n";
+  if (!options.gradients.empty()) std::cout << "gradients: " << options.gradients << "\n";
+}
+
+void write_per_token(const Options& options, const LossInputs& in, const LossResult& result) {
+  const ElementType stats = element_from_dtype(in.stats_dtype);
+  if (options.per_token.ends_with(".npy"))
+    return write_npy(options.per_token, stats, in.batch_shape, result.nll);
+  std::vector<TensorToWrite> tensors{
+      {"nll", stats, in.batch_shape, result.nll},
+      {"argmax", ElementType::kI64, in.batch_shape, std::as_bytes(std::span(result.argmax))},
+      {"targets", ElementType::kI64, in.batch_shape, std::as_bytes(std::span(in.targets))}};
+  if (!result.token_loss.empty()) tensors.push_back({"loss", stats, in.batch_shape, result.token_loss});
+  if (options.lse) tensors.push_back({"lse", stats, in.batch_shape, result.lse});
+  if (options.request.entropy) tensors.push_back({"entropy", stats, in.batch_shape, result.entropy});
+  write_safetensors(options.per_token, tensors,
+                    {{"ignore_index", std::to_string(options.files.ignore_index)}});
+}
+
+void write_gradients(const Options& options, const LossInputs& in, const LossResult& result) {
+  std::vector<TensorToWrite> tensors;
+  const auto add = [&](const char* name, const Gradient& gradient, const TensorView& of) {
+    if (gradient.data)
+      tensors.push_back({name, element_from_dtype(gradient.dtype), of.shape, gradient.data->bytes()});
+  };
+  add("d_hidden", result.d_hidden, in.hidden);
+  add("d_classifier", result.d_classifier, in.classifier);
+  add("d_bias", result.d_bias, in.bias);
+  write_safetensors(options.gradients, tensors,
+                    {{"loss", format_number(result.loss, 17)}, {"reduction", options.reduction}});
+}
+
+void run(Options options, const GlobalOptions& globals) {
+  prepare(options);
+  const LossInputs inputs = open_loss_inputs(options.files);
+  const LossResult result = run_loss(globals, inputs, options.request);
+  if (!options.per_token.empty()) write_per_token(options, inputs, result);
+  if (!options.gradients.empty()) write_gradients(options, inputs, result);
+  const ordered_json report = make_report(options, inputs, result);
+  if (globals.json) {
+    print_json(report);
+  } else {
+    print_text(options, report);
+  }
+}
+
+}  // namespace
+
+void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
+  CLI::App* command =
+      app.add_subcommand("loss", "Loss, perplexity and accuracy of tensors in files; gradients too");
+  const auto options = std::make_shared<Options>();
+  LossFiles& files = options->files;
+  const std::string inputs = "Inputs";
+  command->add_option("--hidden", files.hidden, "Hidden states [..., tokens, D]: FILE[:TENSOR]")
+      ->required()
+      ->group(inputs);
+  command->add_option("--classifier", files.classifier, "Head weight [V, D]: FILE[:TENSOR]")
+      ->required()
+      ->group(inputs);
+  command
+      ->add_option("--targets", files.targets, "Token ids, of hidden's leading shape or flat: FILE[:TENSOR]")
+      ->required()
+      ->group(inputs);
+  command->add_option("--bias", files.bias, "Bias of the head [V]: FILE[:TENSOR]")->group(inputs);
+  command
+      ->add_option("--class-weight", files.class_weight, "Weight of each vocabulary entry [V]: FILE[:TENSOR]")
+      ->group(inputs);
+  command->add_option("--token-weight", files.token_weight, "Weight of each token: FILE[:TENSOR]")
+      ->group(inputs);
+
+  const std::string loss = "The loss";
+  command->add_option("--reduction", options->reduction, "mean or sum")
+      ->check(CLI::IsMember({"mean", "sum"}))
+      ->group(loss)
+      ->capture_default_str();
+  command
+      ->add_option("--num-items", options->request.num_items,
+                   "Divisor of the mean; 0: the weights of the tokens that count")
+      ->check(CLI::NonNegativeNumber)
+      ->group(loss)
+      ->capture_default_str();
+  command->add_option("--ignore-index", files.ignore_index, "Target of tokens that do not count")
+      ->group(loss)
+      ->capture_default_str();
+  command
+      ->add_option("--shift", files.shift,
+                   "Each token predicts the target this many places later in its sequence")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+      ->group(loss)
+      ->capture_default_str();
+  command
+      ->add_option("--sequence-length", files.sequence_length,
+                   "Tokens of a sequence, for --shift; 0: hidden's second to last dimension")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+      ->group(loss)
+      ->capture_default_str();
+  add_loss_options(*command, options->request.loss);
+
+  const std::string outputs = "Outputs";
+  command->add_flag("--lse", options->lse, "Log of the sum of the exponentials too")->group(outputs);
+  command->add_flag("--entropy", options->request.entropy, "Entropy of the prediction too")->group(outputs);
+  command
+      ->add_option(
+          "--per-token", options->per_token,
+          "Write each token's nll to FILE.npy, or nll, loss, argmax, targets (and lse, entropy if asked "
+          "for) to FILE.safetensors")
+      ->group(outputs);
+  command
+      ->add_option("--gradients", options->gradients,
+                   "Write d_hidden, d_classifier and d_bias to FILE.safetensors")
+      ->group(outputs);
+  command
+      ->add_option("--gradients-of", options->gradients_of,
+                   "Which of them, such as hidden,classifier. Default: of all operands")
+      ->group(outputs);
+  command->add_option("--gradients-dtype", options->gradients_dtype, "same (as the operand) or f32")
+      ->check(CLI::IsMember({"same", "f32"}))
+      ->group(outputs)
+      ->capture_default_str();
+  command->footer(
+      "\nFiles are .safetensors (F32, BF16, F16, F64), a sharded checkpoint's model.safetensors.index.json, "
+      "a\n"
+      "checkpoint's folder, or .npy (F32, F16, F64). They are mapped, not loaded. TENSOR may be left out "
+      "when the\n"
+      "file has only one tensor or one of a usual name: hidden; lm_head.weight or else the embedding; "
+      "targets.\n"
+      "\n"
+      "Examples:\n"
+      "  headroom loss --hidden h.npy --classifier w.npy --targets y.npy\n"
+      "  headroom loss --hidden acts.safetensors:hidden --classifier gemma-2-2b/:model.embed_tokens.weight "
+      "\\\n"
+      "      --targets acts.safetensors:input_ids --shift 1 --softcap 30 --budget 256MiB\n"
+      "  headroom loss --hidden h.safetensors --classifier model.safetensors.index.json:lm_head.weight \\\n"
+      "      --targets y.npy --gradients g.safetensors --gradients-of hidden\n"
+      "  headroom --json loss --hidden h.npy --classifier w.npy --targets y.npy --per-token nll.npy\n");
+  command->callback([options, &globals] { run(*options, globals); });
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,48 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <string>
+#include <vector>
+
+#include "io/tensor_view.h"
+
+namespace headroom::cli {
+
+// What the user names: FILE[:TENSOR] each, empty where not given.
+struct LossFiles {
+  std::string hidden;
+  std::string classifier;
+  std::string targets;
+  std::string bias;
+  std::string class_weight;
+  std::string token_weight;
+  int64_t ignore_index = -100;
+  int64_t shift = 0;
+  int64_t sequence_length = 0;  // 0: the second to last dimension of hidden, all tokens if it has two
+};
+
+// Operands that fit together, ready for the library.
+struct LossInputs {
+  TensorView hidden;                          // [..., D], mapped
+  TensorView classifier;                      // [V, D], mapped
+  TensorView bias;                            // [V], mapped; no data without one
+  std::vector<int64_t> targets;               // [N], already shifted; ignore_index where a row has none
+  std::vector<std::byte> class_weight;        // [V] of stats_dtype; empty without
+  std::vector<std::byte> token_weight;        // [N] of stats_dtype; empty without
+  std::vector<int64_t> batch_shape;           // hidden's shape without D
+  int64_t tokens = 0;                         // N
+  int64_t vocab = 0;                          // V
+  int64_t dim = 0;                            // D
+  int64_t valid_tokens = 0;                   // targets that are not ignored
+  double weight_sum = 0;                      // of the valid rows: token weight x class weight of the target
+  headroom_dtype stats_dtype = HEADROOM_F32;  // of weights and of what is computed for each token
+};
+
+// Opens and checks everything; throws FileError naming tensor, expected and got.
+LossInputs open_loss_inputs(const LossFiles& files);
+
+// An element of a vector of stats_dtype.
+double stats_at(const std::vector<std::byte>& stats, headroom_dtype dtype, int64_t index);
+
+}  // namespace headroom::cli

@@ -1,0 +1,95 @@
+#include "commands/loss_options.h"
+
+#include <array>
+
+#include "commands/units.h"
+#include "options.h"
+
+namespace headroom::cli {
+namespace {
+
+struct DTypeRow {
+  headroom_dtype dtype;
+  ElementType element;
+  const char* text;
+  const char* long_text;
+};
+constexpr std::array<DTypeRow, 6> kDTypes{{
+    {HEADROOM_F32, ElementType::kF32, "f32", "float32"},
+    {HEADROOM_BF16, ElementType::kBF16, "bf16", "bfloat16"},
+    {HEADROOM_F16, ElementType::kF16, "f16", "float16"},
+    {HEADROOM_F64, ElementType::kF64, "f64", "float64"},
+    {HEADROOM_I32, ElementType::kI32, "i32", "int32"},
+    {HEADROOM_I64, ElementType::kI64, "i64", "int64"},
+}};
+
+const DTypeRow& row_of(headroom_dtype dtype) {
+  return kDTypes.at(static_cast<size_t>(dtype));
+}
+
+}  // namespace
+
+void add_loss_options(CLI::App& command, LossOptions& options) {
+  const std::string group = "The loss";
+  command
+      .add_option("--scale", options.scale, "Factor of the logits: 1 / temperature, or a model's logit scale")
+      ->group(group)
+      ->capture_default_str();
+  command
+      .add_option("--softcap", options.softcap, "Logits become softcap * tanh(logits / softcap); 0: no cap")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group)
+      ->capture_default_str();
+  command
+      .add_option("--label-smoothing", options.label_smoothing,
+                  "Share of the target spread over the vocabulary")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--z-loss", options.z_loss, "Factor of lse^2 added to each token's loss")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group)
+      ->capture_default_str();
+  command.add_option(
+      "--budget", options.budget,
+      "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. Default: as the fastest plan wants");
+}
+
+void apply(const LossOptions& options, Problem& problem) {
+  problem.scale = options.scale;
+  problem.softcap = options.softcap;
+  problem.label_smoothing = options.label_smoothing;
+  problem.z_loss = options.z_loss;
+  if (!options.budget.empty()) {
+    problem.max_workspace_bytes = parse_size("--budget", options.budget);
+    if (problem.max_workspace_bytes == 0) throw UsageError("--budget: expected more than 0 bytes");
+  }
+}
+
+headroom_dtype parse_dtype(const std::string& option, const std::string& text) {
+  for (const DTypeRow& row : kDTypes) {
+    if (row.dtype <= HEADROOM_F64 && (text == row.text || text == row.long_text)) return row.dtype;
+  }
+  throw UsageError(option + ": expected f32, bf16, f16 or f64, got '" + text + "'");
+}
+
+const char* dtype_text(headroom_dtype dtype) {
+  return row_of(dtype).text;
+}
+
+int64_t dtype_bytes(headroom_dtype dtype) {
+  return bits_of(row_of(dtype).element) / 8;
+}
+
+headroom_dtype dtype_from_element(ElementType type) {
+  for (const DTypeRow& row : kDTypes) {
+    if (row.element == type) return row.dtype;
+  }
+  throw std::logic_error("no dtype for elements of type " + std::string(name_of(type)));
+}
+
+ElementType element_from_dtype(headroom_dtype dtype) {
+  return row_of(dtype).element;
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,32 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <string>
+
+#include "io/element_type.h"
+
+namespace headroom::cli {
+
+// The numbers that define a loss, as the commands share them.
+struct LossOptions {
+  double scale = 1;
+  double softcap = 0;
+  double label_smoothing = 0;
+  double z_loss = 0;
+  std::string budget;  // text of --budget; empty: none
+};
+void add_loss_options(CLI::App& command, LossOptions& options);
+// Throws UsageError for a budget that is not a size.
+void apply(const LossOptions& options, Problem& problem);
+
+// "f32", "bf16", "f16" or "f64", as --dtype takes them and results show them.
+headroom_dtype parse_dtype(const std::string& option, const std::string& text);
+const char* dtype_text(headroom_dtype dtype);
+int64_t dtype_bytes(headroom_dtype dtype);
+
+// Between files and the library.
+headroom_dtype dtype_from_element(ElementType type);  // of real, I32 and I64 elements only
+ElementType element_from_dtype(headroom_dtype dtype);
+
+}  // namespace headroom::cli

@@ -1,0 +1,177 @@
+#include "commands/loss_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "commands/context.h"
+#include "commands/units.h"
+#include "progress.h"
+
+namespace headroom::cli {
+namespace {
+
+constexpr double kChunkSeconds = 1;
+// Each run reads the whole classifier; with this many tokens that costs little beside the arithmetic.
+constexpr int64_t kMinChunkTokens = 1024;
+constexpr double kAnnouncedSeconds = 3;
+
+Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t tokens) {
+  Problem problem;
+  problem.tokens = tokens;
+  problem.vocab = in.vocab;
+  problem.hidden = in.dim;
+  problem.hidden_dtype = dtype_from_element(in.hidden.dtype);
+  problem.classifier_dtype = dtype_from_element(in.classifier.dtype);
+  problem.has_bias = in.bias.owner != nullptr;
+  if (problem.has_bias) problem.bias_dtype = dtype_from_element(in.bias.dtype);
+  problem.has_class_weight = !in.class_weight.empty();
+  problem.has_token_weight = !in.token_weight.empty();
+  problem.ignore_index = request.ignore_index;
+  problem.reduction = HEADROOM_REDUCTION_NONE;
+  problem.want_argmax = 1;
+  problem.want_entropy = request.entropy;
+  apply(request.loss, problem);
+  return problem;
+}
+
+template <class T>
+T* at(std::vector<T>& values, int64_t offset) {
+  return values.empty() ? nullptr : values.data() + offset;
+}
+template <class T>
+const T* at(const std::vector<T>& values, int64_t offset) {
+  return values.empty() ? nullptr : values.data() + offset;
+}
+
+// Inputs and outputs of the tokens from `first` on.
+Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t first, int64_t* correct) {
+  const int64_t stats = dtype_bytes(in.stats_dtype);
+  Buffers buffers;
+  buffers.hidden = in.hidden.data.data() + first * in.dim * (bits_of(in.hidden.dtype) / 8);
+  buffers.classifier = in.classifier.data.data();
+  buffers.bias = in.bias.data.data();
+  buffers.targets = at(in.targets, first);
+  buffers.class_weight = at(in.class_weight, 0);
+  buffers.token_weight = at(in.token_weight, first * stats);
+  buffers.loss = at(out.token_loss, first * stats);
+  buffers.nll = at(out.nll, first * stats);
+  buffers.lse = at(out.lse, first * stats);
+  buffers.entropy = at(out.entropy, first * stats);
+  buffers.argmax = at(out.argmax, first);
+  buffers.correct_count = correct;
+  return buffers;
+}
+
+// Tokens of one run: all, or as many as take about a second.
+int64_t chunk_size(const Context& context, const LossInputs& in, const LossRequest& request) {
+  const double seconds = Plan(context, make_problem(in, request, in.tokens)).info().predicted_seconds;
+  const double chunks = std::max(1.0, std::ceil(seconds / kChunkSeconds));
+  const auto tokens = static_cast<int64_t>(std::ceil(static_cast<double>(in.tokens) / chunks));
+  return std::clamp<int64_t>(tokens, std::min(kMinChunkTokens, in.tokens), in.tokens);
+}
+
+double sum_of(const LossInputs& in, const std::vector<std::byte>& values, int64_t begin, int64_t end) {
+  double sum = 0;
+  for (int64_t i = begin; i < end; ++i) sum += stats_at(values, in.stats_dtype, i);
+  return sum;
+}
+
+void run_chunks(const Context& context, const GlobalOptions& globals, const LossInputs& in,
+                const LossRequest& request, LossResult& out) {
+  out.token_loss.resize(static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype)));
+  out.chunk_tokens = chunk_size(context, in, request);
+  Progress progress(globals, "loss", in.tokens);
+  double sum = 0;
+  std::unique_ptr<Workspace> workspace;
+  for (int64_t first = 0; first < in.tokens || first == 0; first += std::max<int64_t>(out.chunk_tokens, 1)) {
+    const int64_t last = std::min(in.tokens, first + out.chunk_tokens);
+    const Plan plan(context, make_problem(in, request, last - first));
+    const PlanInfo info = plan.info();
+    if (first == 0) out.plan = info;
+    if (!workspace || workspace->bytes().size() < info.workspace_bytes) {
+      workspace.reset();
+      workspace = std::make_unique<Workspace>(info.workspace_bytes);
+      out.workspace_bytes = info.workspace_bytes;
+    }
+    int64_t correct = 0;
+    plan.run(make_buffers(in, out, first, &correct), workspace->bytes());
+    out.correct_tokens += correct;
+    sum += sum_of(in, out.token_loss, first, last);
+    progress.update(last, "sum of the losses " + format_number(sum));
+  }
+  const double divisor = request.num_items != 0 ? request.num_items : in.weight_sum;
+  out.loss = request.sum ? sum : sum / divisor;
+}
+
+void allocate(Gradient& gradient, const TensorView& of, bool f32) {
+  const headroom_dtype own = dtype_from_element(of.dtype);
+  gradient.dtype = f32 && own != HEADROOM_F64 ? HEADROOM_F32 : own;
+  gradient.data =
+      std::make_unique<Workspace>(static_cast<size_t>(of.elements() * dtype_bytes(gradient.dtype)));
+}
+
+void run_with_gradients(const Context& context, const GlobalOptions& globals, const LossInputs& in,
+                        const LossRequest& request, LossResult& out) {
+  Problem problem = make_problem(in, request, in.tokens);
+  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  problem.reduction = request.sum ? HEADROOM_REDUCTION_SUM : HEADROOM_REDUCTION_MEAN;
+  problem.num_items = request.sum ? 0 : request.num_items;
+  problem.want_d_hidden = request.grad_hidden;
+  problem.want_d_classifier = request.grad_classifier;
+  problem.want_d_bias = request.grad_bias;
+  if (request.grad_hidden) allocate(out.d_hidden, in.hidden, request.grads_in_f32);
+  if (request.grad_classifier) allocate(out.d_classifier, in.classifier, request.grads_in_f32);
+  if (request.grad_bias) allocate(out.d_bias, in.bias, request.grads_in_f32);
+  problem.d_hidden_dtype = out.d_hidden.data ? out.d_hidden.dtype : problem.hidden_dtype;
+  problem.d_classifier_dtype = out.d_classifier.data ? out.d_classifier.dtype : problem.classifier_dtype;
+  problem.d_bias_dtype = out.d_bias.data ? out.d_bias.dtype : problem.bias_dtype;
+
+  const Plan plan(context, problem);
+  out.plan = plan.info();
+  out.chunk_tokens = in.tokens;
+  out.workspace_bytes = out.plan.workspace_bytes;
+  if (!globals.quiet && out.plan.predicted_seconds > kAnnouncedSeconds) {
+    std::fprintf(stderr, "loss and gradients of %s tokens, about %s\n", format_count(in.tokens).c_str(),
+                 format_duration(out.plan.predicted_seconds).c_str());
+  }
+  const Workspace workspace(out.plan.workspace_bytes);
+  double loss64 = 0;
+  float loss32 = 0;
+  Buffers buffers = make_buffers(in, out, 0, &out.correct_tokens);
+  buffers.loss = in.stats_dtype == HEADROOM_F64 ? static_cast<void*>(&loss64) : &loss32;
+  if (out.d_hidden.data) buffers.d_hidden = out.d_hidden.data->bytes().data();
+  if (out.d_classifier.data) buffers.d_classifier = out.d_classifier.data->bytes().data();
+  if (out.d_bias.data) buffers.d_bias = out.d_bias.data->bytes().data();
+  plan.run(buffers, workspace.bytes());
+  out.loss = in.stats_dtype == HEADROOM_F64 ? loss64 : static_cast<double>(loss32);
+}
+
+}  // namespace
+
+LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const LossRequest& request) {
+  const Context context = make_context(globals);
+  const auto bytes = static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype));
+  LossResult out;
+  out.nll.resize(bytes);
+  out.lse.resize(bytes);
+  if (request.entropy) out.entropy.resize(bytes);
+  out.argmax.resize(static_cast<size_t>(in.tokens));
+
+  const auto start = std::chrono::steady_clock::now();
+  if (request.has_gradients()) {
+    run_with_gradients(context, globals, in, request, out);
+  } else {
+    run_chunks(context, globals, in, request, out);
+  }
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  const auto valid = static_cast<double>(in.valid_tokens);
+  out.mean_nll = sum_of(in, out.nll, 0, in.tokens) / valid;
+  out.mean_lse = sum_of(in, out.lse, 0, in.tokens) / valid;
+  if (request.entropy) out.mean_entropy = sum_of(in, out.entropy, 0, in.tokens) / valid;
+  return out;
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,59 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <headroom/headroom.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "commands/loss_inputs.h"
+#include "commands/loss_options.h"
+#include "options.h"
+
+namespace headroom::cli {
+
+// What to compute from the inputs.
+struct LossRequest {
+  LossOptions loss;
+  bool sum = false;      // reduction: sum, else mean
+  double num_items = 0;  // divisor of the mean; 0: the weights of the valid tokens
+  bool entropy = false;
+  bool grad_hidden = false;
+  bool grad_classifier = false;
+  bool grad_bias = false;
+  bool grads_in_f32 = false;  // else each in the dtype of its operand
+  int64_t ignore_index = -100;
+  bool has_gradients() const { return grad_hidden || grad_classifier || grad_bias; }
+};
+
+struct Gradient {
+  headroom_dtype dtype = HEADROOM_F32;
+  std::unique_ptr<Workspace> data;  // null when not asked for
+};
+
+struct LossResult {
+  double loss = 0;
+  double mean_nll = 0;  // over valid tokens; NaN without any, as the other means
+  double mean_lse = 0;
+  double mean_entropy = 0;  // with request.entropy
+  int64_t correct_tokens = 0;
+  double seconds = 0;
+  PlanInfo plan;             // of the first chunk
+  int64_t chunk_tokens = 0;  // tokens that one run took
+  size_t workspace_bytes = 0;
+  // Of each token, in inputs.stats_dtype; ignored tokens hold 0 (argmax -1).
+  std::vector<std::byte> token_loss;  // unreduced; empty with gradients
+  std::vector<std::byte> nll;
+  std::vector<std::byte> lse;
+  std::vector<std::byte> entropy;  // with request.entropy
+  std::vector<int64_t> argmax;
+  Gradient d_hidden;
+  Gradient d_classifier;
+  Gradient d_bias;
+};
+
+// Without gradients the tokens run in chunks of about a second, so that progress can be shown; the chunks'
+// sums are joined in double precision. With gradients it is one run.
+LossResult run_loss(const GlobalOptions& globals, const LossInputs& inputs, const LossRequest& request);
+
+}  // namespace headroom::cli

@@ -1,0 +1,256 @@
+#include <headroom/headroom.hpp>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "commands/commands.h"
+#include "commands/context.h"
+#include "commands/loss_options.h"
+#include "commands/units.h"
+#include "models.h"
+
+namespace headroom::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct PlanOptions {
+  std::string tokens = "8192";
+  std::string vocab;
+  std::string hidden;
+  std::string model;
+  std::string dtype = "bf16";
+  std::string classifier_dtype;
+  bool list_models = false;
+  bool no_grad = false;
+  bool freeze_hidden = false;
+  bool freeze_classifier = false;
+  bool bias = false;
+  bool entropy = false;
+  bool accumulate = false;
+  LossOptions loss;
+};
+
+Problem make_problem(const PlanOptions& options, const CLI::App& command) {
+  PlanOptions chosen = options;
+  if (!options.model.empty()) {
+    const ModelHead& model = find_model(options.model);
+    if (chosen.vocab.empty()) chosen.vocab = std::to_string(model.vocab);
+    if (chosen.hidden.empty()) chosen.hidden = std::to_string(model.hidden);
+    if (command.count("--softcap") == 0) chosen.loss.softcap = model.softcap;
+    if (command.count("--scale") == 0) chosen.loss.scale = model.scale;
+  }
+  if (chosen.vocab.empty() || chosen.hidden.empty()) {
+    throw UsageError("plan: expected --model, or --vocab and --hidden");
+  }
+  Problem problem;
+  problem.tokens = parse_count("--tokens", chosen.tokens);
+  problem.vocab = parse_count("--vocab", chosen.vocab);
+  problem.hidden = parse_count("--hidden", chosen.hidden);
+  if (problem.vocab < 1) throw UsageError("--vocab: expected at least 1, got " + chosen.vocab);
+  if (problem.hidden < 1) throw UsageError("--hidden: expected at least 1, got " + chosen.hidden);
+  problem.hidden_dtype = problem.d_hidden_dtype = parse_dtype("--dtype", chosen.dtype);
+  problem.classifier_dtype = problem.hidden_dtype;
+  if (!chosen.classifier_dtype.empty()) {
+    problem.classifier_dtype = parse_dtype("--classifier-dtype", chosen.classifier_dtype);
+  }
+  problem.d_classifier_dtype = chosen.accumulate && problem.classifier_dtype != HEADROOM_F64
+                                   ? static_cast<int32_t>(HEADROOM_F32)
+                                   : problem.classifier_dtype;
+  problem.bias_dtype = problem.d_bias_dtype = problem.classifier_dtype;
+  problem.has_bias = chosen.bias;
+  problem.want_entropy = chosen.entropy;
+  apply(chosen.loss, problem);
+  if (!chosen.no_grad) {
+    problem.pass = HEADROOM_FORWARD_BACKWARD;
+    problem.want_d_hidden = !chosen.freeze_hidden;
+    problem.want_d_classifier = !chosen.freeze_classifier;
+    problem.want_d_bias = chosen.bias && !chosen.freeze_classifier;
+    problem.accumulate_d_classifier = chosen.accumulate && !chosen.freeze_classifier;
+    if (chosen.freeze_hidden && chosen.freeze_classifier) {
+      throw UsageError("plan: --freeze-hidden and --freeze-classifier leave no gradient; use --no-grad");
+    }
+  }
+  return problem;
+}
+
+// Those without a budget and those for the budget, each once, fastest first.
+std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem) {
+  Problem unbounded = problem;
+  unbounded.max_workspace_bytes = 0;
+  std::vector<PlanInfo> plans = context.plans(unbounded);
+  Problem smallest = problem;
+  smallest.max_workspace_bytes = 1;  // brings the plan that needs least
+  std::vector<Problem> further{smallest};
+  if (problem.max_workspace_bytes != 0) further.push_back(problem);
+  for (const Problem& other : further) {
+    for (const PlanInfo& plan : context.plans(other)) {
+      const bool known = std::any_of(plans.begin(), plans.end(), [&](const PlanInfo& old) {
+        return old.kind == plan.kind && old.workspace_bytes == plan.workspace_bytes;
+      });
+      if (!known) plans.push_back(plan);
+    }
+  }
+  std::stable_sort(plans.begin(), plans.end(), [](const PlanInfo& a, const PlanInfo& b) {
+    return a.predicted_seconds < b.predicted_seconds;
+  });
+  return plans;
+}
+
+ordered_json problem_json(const Problem& problem) {
+  return {{"tokens", problem.tokens},
+          {"vocab", problem.vocab},
+          {"hidden", problem.hidden},
+          {"dtype", dtype_text(static_cast<headroom_dtype>(problem.hidden_dtype))},
+          {"classifier_dtype", dtype_text(static_cast<headroom_dtype>(problem.classifier_dtype))},
+          {"gradients", problem.pass != HEADROOM_FORWARD},
+          {"scale", problem.scale},
+          {"softcap", problem.softcap},
+          {"label_smoothing", problem.label_smoothing},
+          {"z_loss", problem.z_loss},
+          {"budget_bytes", problem.max_workspace_bytes}};
+}
+
+void print_text(const ordered_json& result, const std::string& model) {
+  const auto& problem = result["problem"];
+  std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
+            << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
+            << format_count(problem["hidden"]) << ", " << problem["dtype"].get<std::string>()
+            << (problem["gradients"] ? ", loss and gradients" : ", loss only") << "\n\n";
+  Table table({"plan", "workspace", "cost", "time, predicted", "fits", "token chunk", "backend", "config"});
+  for (const auto& plan : result["plans"]) {
+    table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
+               format_bytes(plan["workspace_bytes"].get<double>()), format_number(plan["cost_f"], 3) + " F",
+               format_seconds(plan["predicted_seconds"]), plan["fits"] ? "yes" : "no",
+               plan["token_chunk"] == 0 ? "-" : format_count(plan["token_chunk"]),
+               plan["backend"].get<std::string>(), plan["config"].get<std::string>()});
+  }
+  std::cout << table.text();
+  const auto& materialized = result["materialized"];
+  std::cout << "\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
+            << "budget: "
+            << (problem["budget_bytes"] == 0 ? "none" : format_bytes(problem["budget_bytes"].get<double>()))
+            << ", the smallest that works: " << format_bytes(result["smallest_budget_bytes"].get<double>())
+            << " (" << result["smallest_budget_bytes"] << " bytes)\n"
+            << "materialized instead: " << format_bytes(materialized["logits_bytes"].get<double>())
+            << " of float32 logits";
+  if (problem["gradients"]) {
+    std::cout << ", " << format_bytes(materialized["logits_and_gradient_bytes"].get<double>())
+              << " with their gradient";
+  }
+  std::cout << "\n";
+  if (!result["chosen"].is_null()) {
+    const double workspace = result["chosen"]["workspace_bytes"].get<double>();
+    if (workspace > 0) {
+      const double held = materialized[problem["gradients"] ? "logits_and_gradient_bytes" : "logits_bytes"];
+      std::cout << "the chosen plan (*) holds 1/" << format_number(held / workspace, 3) << " of that\n";
+    }
+  }
+}
+
+void run_plan(const PlanOptions& options, const GlobalOptions& globals, const CLI::App& command) {
+  const Problem problem = make_problem(options, command);
+  const Context context = make_context(globals);
+  const std::vector<PlanInfo> plans = all_plans(context, problem);
+  const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);
+  size_t smallest = plans.empty() ? 0 : plans.front().workspace_bytes;
+  for (const PlanInfo& plan : plans) smallest = std::min(smallest, plan.workspace_bytes);
+
+  std::unique_ptr<PlanInfo> chosen;
+  std::string refusal;
+  try {
+    chosen = std::make_unique<PlanInfo>(Plan(context, problem).info());
+  } catch (const Error& error) {
+    if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+    refusal = error.what();
+  }
+  ordered_json list = ordered_json::array();
+  for (const PlanInfo& plan : plans) {
+    ordered_json entry = plan_json(plan);
+    entry["fits"] = problem.max_workspace_bytes == 0 || plan.workspace_bytes <= problem.max_workspace_bytes;
+    entry["chosen"] = chosen && chosen->kind == plan.kind && chosen->workspace_bytes == plan.workspace_bytes;
+    list.push_back(entry);
+  }
+  ordered_json result{
+      {"problem", problem_json(problem)},
+      {"f_flop", 2 * elements * static_cast<double>(problem.hidden)},
+      {"plans", list},
+      {"chosen", chosen ? plan_json(*chosen) : ordered_json(nullptr)},
+      {"smallest_budget_bytes", smallest},
+      {"materialized", {{"logits_bytes", 4 * elements}, {"logits_and_gradient_bytes", 8 * elements}}}};
+  if (!options.model.empty()) {
+    const ModelHead& model = find_model(options.model);
+    result["model"] = {{"name", model.name}, {"tied", model.tied}, {"source", model.source}};
+  }
+  if (globals.json) {
+    print_json(result);
+  } else {
+    print_text(result, options.model.empty() ? "" : std::string(find_model(options.model).name));
+  }
+  if (!refusal.empty()) throw std::runtime_error(refusal);
+}
+
+void list_models(bool json) {
+  ordered_json list = ordered_json::array();
+  Table table({"model", "vocab", "hidden", "softcap", "scale", "tied", "source (config.json of)"});
+  for (const ModelHead& model : known_models()) {
+    list.push_back({{"name", model.name},
+                    {"vocab", model.vocab},
+                    {"hidden", model.hidden},
+                    {"softcap", model.softcap},
+                    {"scale", model.scale},
+                    {"tied", model.tied},
+                    {"source", model.source}});
+    table.add({std::string(model.name), format_count(model.vocab), format_count(model.hidden),
+               model.softcap == 0 ? "-" : format_number(model.softcap), format_number(model.scale),
+               model.tied ? "yes" : "no", std::string(model.source)});
+  }
+  if (json) {
+    print_json(list);
+  } else {
+    std::cout << table.text();
+  }
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
+  CLI::App* command = app.add_subcommand("plan", "The plans for a head of some size: workspace, cost, time");
+  const auto options = std::make_shared<PlanOptions>();
+  command->add_option("--model", options->model, "A published model's head; --list-models shows them");
+  command->add_flag("--list-models", options->list_models, "Show the table of models and end");
+  command->add_option("--tokens,-N", options->tokens, "Tokens in the batch; 8192 or 8Ki alike")
+      ->capture_default_str();
+  command->add_option("--vocab,-V", options->vocab, "Vocabulary size: rows of the classifier");
+  command->add_option("--hidden,-D", options->hidden, "Hidden size: columns of the classifier");
+  command->add_option("--dtype", options->dtype, "Of hidden and classifier: f32, bf16, f16 or f64")
+      ->capture_default_str();
+  command->add_option("--classifier-dtype", options->classifier_dtype, "Of the classifier, where it differs");
+  command->add_flag("--no-grad", options->no_grad, "The loss only");
+  command->add_flag("--freeze-hidden", options->freeze_hidden, "No gradient of the hidden states");
+  command->add_flag("--freeze-classifier", options->freeze_classifier, "No gradient of the classifier");
+  command->add_flag("--accumulate", options->accumulate,
+                    "Add the classifier's gradient to the caller's float32 buffer");
+  command->add_flag("--bias", options->bias, "The head has a bias");
+  command->add_flag("--entropy", options->entropy, "Each token's entropy too");
+  add_loss_options(*command, options->loss);
+  command->footer(
+      "\nExamples:\n"
+      "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
+      "  headroom plan --model meta-llama/Meta-Llama-3-8B --no-grad\n"
+      "  headroom plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
+      "  headroom plan --list-models\n"
+      "\n"
+      "Costs are in F, the work of one bare matrix product of the head. Exit code 1 when no plan fits the\n"
+      "budget; the smallest that works is then named.");
+  command->callback([options, &globals, command] {
+    if (options->list_models) {
+      list_models(globals.json);
+    } else {
+      run_plan(*options, globals, *command);
+    }
+  });
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,112 @@
+#include <headroom/headroom.hpp>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "commands/commands.h"
+#include "options.h"
+#ifdef HEADROOM_HAS_TRAIN
+#include "train/train_command.h"
+#endif
+
+namespace {
+
+using headroom::cli::GlobalOptions;
+
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+
+constexpr const char* kDescription =
+    "Headroom computes a language model head's loss, and its gradients, without holding the logits.\n"
+    "\n"
+    "  logits = hidden [tokens, D] x classifier [vocab, D]^T; the loss is their softmax cross entropy.\n"
+    "  Only a workspace of a size that you set is ever held, not the tokens x vocab matrix.";
+
+constexpr const char* kFooter =
+    "\nExamples:\n"
+    "  headroom info                                     this machine and its backends\n"
+    "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
+    "  headroom loss --hidden h.npy --classifier model.safetensors:lm_head.weight --targets y.npy\n"
+    "  headroom check                                    this machine's results against float64\n"
+    "  headroom bench --shape 1024,32768,512             time and memory against materialized logits\n"
+    "  headroom COMMAND --help                           all options of a command, with examples\n"
+    "\n"
+    "Results go to stdout, progress and errors to stderr.\n"
+    "Exit codes: 0 success, 1 failure (unreadable input, failed check), 2 wrong usage.";
+
+// Without what training needs the command still exists, and says so.
+#ifdef HEADROOM_HAS_TRAIN
+void add_train(CLI::App& app, const GlobalOptions& globals) {
+  headroom::cli::add_train_command(app, globals);
+}
+#else
+void add_train(CLI::App& app, const GlobalOptions&) {
+  CLI::App* command = app.add_subcommand("train", "Train a small language model (not in this build)");
+  command->allow_extras();
+  command->callback([] {
+    throw std::runtime_error(
+        "train is not in this build: oneDNN, which multiplies the model's matrices, was not "
+        "found. Install it (Debian: libdnnl-dev) and configure again");
+  });
+}
+#endif
+
+int fail(const char* message, int code) {
+  std::fprintf(stderr, "headroom: error: %s\n", message);
+  return code;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(kDescription, "headroom");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string("headroom ") + headroom_version());
+  app.require_subcommand(1);
+  app.fallthrough();  // global options may stand behind the subcommand too
+
+  GlobalOptions globals;
+  app.add_flag("--json", globals.json, "Print the result as one JSON document");
+  app.add_flag("--quiet,-q", globals.quiet, "No progress on stderr");
+  app.add_option("--threads", globals.threads, "Threads to use; 0: all processors")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  app.add_option(
+      "--backend", globals.backend,
+      "Backend, and instruction set if wanted, as NAME[:ISA]; see 'headroom info'. Default: the best");
+
+  headroom::cli::add_info_command(app, globals);
+  headroom::cli::add_plan_command(app, globals);
+  headroom::cli::add_loss_command(app, globals);
+  headroom::cli::add_check_command(app, globals);
+  headroom::cli::add_bench_command(app, globals);
+  add_train(app, globals);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    app.exit(error, std::cerr, std::cerr);
+    return kUsage;
+  } catch (const headroom::cli::UsageError& error) {
+    return fail(error.what(), kUsage);
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory", kFailure);
+  } catch (const std::exception& error) {
+    return fail(error.what(), kFailure);
+  }
+  std::cout.flush();
+  if (!std::cout) return fail("stdout: cannot be written", kFailure);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    return fail(error.what(), kFailure);
+  }
+}

@@ -1,0 +1,72 @@
+"""Runs the built `headroom` binary, which the environment variable HEADROOM_CLI names."""
+
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def binary():
+    path = os.environ.get("HEADROOM_CLI")
+    if not path:
+        pytest.skip("HEADROOM_CLI does not name the headroom binary")
+    return path
+
+
+class Result:
+    def __init__(self, process):
+        self.code = process.returncode
+        self.out = process.stdout
+        self.err = process.stderr
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(binary, tmp_path):
+    """run(*arguments) -> Result, in an empty folder; a crash or a hang fails the test."""
+
+    def call(*arguments, timeout=120):
+        process = subprocess.run(
+            [binary, *map(str, arguments)], cwd=tmp_path, capture_output=True, text=True, timeout=timeout
+        )
+        assert process.returncode in (0, 1, 2), f"exit code {process.returncode}\n{process.stderr}"
+        return Result(process)
+
+    return call
+
+
+@pytest.fixture
+def ok(run):
+    """run() that must succeed."""
+
+    def call(*arguments, **keywords):
+        result = run(*arguments, **keywords)
+        assert result.code == 0, result.err
+        return result
+
+    return call
+
+
+@pytest.fixture
+def refused(run):
+    """run() that must fail with a code and a message on stderr, and print nothing on stdout."""
+
+    def call(code, message, *arguments):
+        result = run(*arguments)
+        assert result.code == code, (result.code, result.err)
+        assert message in result.err, result.err
+        assert result.out == ""
+        return result
+
+    return call
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(7)

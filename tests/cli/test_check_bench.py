@@ -1,0 +1,38 @@
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+
+def test_bench_measures_and_draws(ok, tmp_path):
+    report = ok("--json", "bench", "--shape", "64,512,32", "--budgets", "16MiB,0", "--repeat", 2, "--svg", "b.svg").json
+    (shape,) = report["shapes"]
+    assert (shape["tokens"], shape["vocab"], shape["hidden"]) == (64, 512, 32)
+    losses = {round(result["loss"], 4) for result in shape["results"]}
+    assert len(losses) == 1, losses  # every method computes the same loss
+    for result in shape["results"]:
+        assert result["refusal"] is None and len(result["seconds"]) == 2 and result["median_seconds"] > 0
+        if result["budget_bytes"]:
+            assert result["workspace_bytes"] <= result["budget_bytes"]
+    assert ElementTree.parse(tmp_path / "b.svg").getroot().tag.endswith("svg")
+
+
+def test_bench_shows_a_refused_budget(ok):
+    report = ok("--json", "bench", "--shape", "64,512,32", "--budgets", "1B", "--repeat", 1).json
+    refused = [result for result in report["shapes"][0]["results"] if result["budget_bytes"] == 1]
+    assert refused and all("expected at least" in result["refusal"] for result in refused)
+    assert "refused" in ok("bench", "--shape", "64,512,32", "--budgets", "1B", "--repeat", 1).out
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_bench_of_16_bit_operands(ok, dtype):
+    report = ok("--json", "bench", "--shape", "32,256,16", "--dtype", dtype, "--budgets", "0", "--repeat", 1).json
+    losses = [result["loss"] for result in report["shapes"][0]["results"]]
+    assert max(losses) - min(losses) < 1e-4
+
+
+def test_check_passes_on_this_machine(ok):
+    report = ok("--json", "check", timeout=600).json
+    assert report["passed"] and report["failed"] == 0 and report["runs"] == len(report["cases"]) > 300
+    for case in report["cases"]:
+        assert set(case["outputs"]) >= {"loss", "lse", "nll", "entropy", "argmax"}
+        assert all(output["error"] <= output["bound"] for output in case["outputs"].values())

@@ -1,0 +1,73 @@
+import pytest
+
+
+def test_info(ok):
+    facts = ok("--json", "info").json
+    assert facts["version"]
+    assert {backend["name"] for backend in facts["backends"]} >= {"reference"}
+    for backend in facts["backends"]:
+        assert backend["usable"] == (backend["why_unavailable"] == "")
+        assert backend["description"]
+    assert facts["chosen"]["float64"] == "reference"
+    assert facts["device"]["processors_usable"] >= 1
+    assert facts["device"]["memory_bytes"] > 0
+    text = ok("info").out
+    assert facts["device"]["processor"] in text
+
+
+def test_plan_json(ok):
+    result = ok("--json", "plan", "-N", 1024, "-V", 32768, "-D", 256, "--dtype", "f32", "--budget", "256MiB").json
+    assert result["f_flop"] == 2 * 1024 * 32768 * 256
+    assert result["materialized"]["logits_bytes"] == 4 * 1024 * 32768
+    assert result["problem"]["budget_bytes"] == 256 * 2**20
+    assert result["chosen"]["workspace_bytes"] <= 256 * 2**20
+    assert result["smallest_budget_bytes"] == min(plan["workspace_bytes"] for plan in result["plans"])
+    assert sum(plan["chosen"] for plan in result["plans"]) == 1
+    for plan in result["plans"]:
+        assert plan["fits"] == (plan["workspace_bytes"] <= 256 * 2**20)
+        assert plan["cost_f"] > 0 and plan["predicted_seconds"] > 0
+
+
+def test_smallest_budget_works_and_one_byte_less_does_not(ok, run):
+    problem = ["plan", "-N", 1000, "-V", 5000, "-D", 128, "--dtype", "bf16"]
+    smallest = ok("--json", *problem).json["smallest_budget_bytes"]
+    assert ok("--json", *problem, "--budget", smallest).json["chosen"]["workspace_bytes"] == smallest
+    refusal = run("--json", *problem, "--budget", smallest - 1)
+    assert refusal.code == 1
+    assert str(smallest) in refusal.err
+    assert refusal.json["chosen"] is None and refusal.json["plans"]
+
+
+def test_no_gradient_needs_less(ok):
+    problem = ["--json", "plan", "--model", "gpt2", "--tokens", "1k"]
+    assert ok(*problem, "--no-grad").json["chosen"]["cost_f"] <= 1
+    assert ok(*problem, "--no-grad").json["problem"]["gradients"] is False
+    assert ok(*problem).json["chosen"]["cost_f"] > 1
+
+
+def test_models_have_sources(ok):
+    models = ok("--json", "plan", "--list-models").json
+    assert len(models) >= 12
+    for model in models:
+        assert model["vocab"] > 1000 and model["hidden"] >= 512 and "/" in model["source"]
+    assert len({model["name"] for model in models}) == len(models)
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "Gemma_2_2B", "google/gemma-2-2b"])
+def test_model_sets_shape_and_softcap(ok, name):
+    problem = ok("--json", "plan", "--model", name).json["problem"]
+    assert (problem["vocab"], problem["hidden"], problem["softcap"]) == (256000, 2304, 30)
+
+
+def test_options_win_over_the_model(ok):
+    problem = ok("--json", "plan", "--model", "gemma-2-2b", "--softcap", 0, "--vocab", "1Ki").json["problem"]
+    assert (problem["vocab"], problem["softcap"]) == (1024, 0)
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [("256MiB", 2**28), ("1GB", 10**9), ("1.5GiB", 3 * 2**29), ("64m", 64 * 10**6), ("64 kib", 2**16), ("1048576", 2**20),
+     ("2097152B", 2**21)],
+)
+def test_sizes(ok, text, size):
+    assert ok("--json", "plan", "--model", "gpt2", "-N", 1, "--no-grad", "--budget", text).json["problem"]["budget_bytes"] == size

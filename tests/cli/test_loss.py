@@ -1,0 +1,207 @@
+import numpy as np
+import pytest
+from oracle import assert_close, both, forward
+from safetensors.numpy import load_file, save_file
+
+N, V, D = 60, 300, 24
+
+
+@pytest.fixture
+def problem(random):
+    return {
+        "hidden": random.standard_normal((N, D), np.float32),
+        "classifier": (random.standard_normal((V, D)) / 3).astype(np.float32),
+        "targets": random.integers(0, V, N),
+    }
+
+
+def write_npy(folder, arrays):
+    arguments = []
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        arguments += ["--" + name.replace("_", "-"), f"{name}.npy"]
+    return arguments
+
+
+def check_report(report, exact, naive):
+    rows = np.abs(exact["lse"]) + np.abs(exact["nll"])
+    row_error = np.abs(naive["row_loss"] - exact["row_loss"]).sum() / exact["divisor"]
+    bound = 2 * row_error + 2.0**-24 * (np.abs(exact["row_loss"]).sum() / exact["divisor"] + rows.max())
+    assert abs(report["loss"] - exact["loss"]) <= bound
+    mean_nll = exact["nll"].sum() / exact["valid"]
+    assert report["nll"] == pytest.approx(mean_nll, abs=2.0**-23 * rows.max() * 4)
+    assert report["perplexity"] == pytest.approx(np.exp(report["nll"]), rel=1e-12)
+    assert report["correct_tokens"] == exact["correct"]
+    assert report["token_accuracy"] == pytest.approx(exact["correct"] / exact["valid"])
+    assert report["valid_tokens"] == exact["valid"]
+
+
+OPTIONS = {
+    "plain": ({}, []),
+    "softcap": ({"softcap": 3.0}, ["--softcap", 3]),
+    "scale": ({"scale": 0.5}, ["--scale", 0.5]),
+    "smoothing": ({"label_smoothing": 0.1}, ["--label-smoothing", 0.1]),
+    "z-loss": ({"z_loss": 0.01}, ["--z-loss", 0.01]),
+    "all": (
+        {"softcap": 4.0, "scale": 1.5, "label_smoothing": 0.2, "z_loss": 0.001},
+        ["--softcap", 4, "--scale", 1.5, "--label-smoothing", 0.2, "--z-loss", 0.001],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("operands", ["none", "bias", "weights"])
+def test_against_float64(ok, tmp_path, problem, random, name, operands):
+    options, arguments = OPTIONS[name]
+    arrays, extra = dict(problem), {}
+    if operands == "bias":
+        extra["bias"] = random.standard_normal(V).astype(np.float32)
+    if operands == "weights":
+        extra["class_weight"] = random.uniform(0.5, 2, V).astype(np.float32)
+        extra["token_weight"] = random.uniform(0, 2, N).astype(np.float32)
+        arrays["targets"] = np.where(random.random(N) < 0.2, -100, arrays["targets"])
+    files = write_npy(tmp_path, {**arrays, **extra})
+    exact, naive = both(*arrays.values(), **extra, **options)
+
+    outputs = ["--lse", "--entropy", "--per-token", "t.safetensors"]
+    report = ok("--json", "loss", *files, *arguments, *outputs).json
+    check_report(report, exact, naive)
+    rows = np.abs(exact["lse"]) + np.abs(exact["nll"]) + np.abs(exact["entropy"])
+    tokens = load_file(tmp_path / "t.safetensors")
+    for key, mine in [("nll", "nll"), ("lse", "lse"), ("entropy", "entropy"), ("row_loss", "loss")]:
+        assert tokens[mine].dtype == np.float32 and tokens[mine].shape == (N,)
+        assert_close(tokens[mine], exact[key], naive[key], scale=np.maximum(rows, np.abs(exact[key])))
+    assert (tokens["argmax"] == exact["argmax"]).all()
+    assert (tokens["targets"] == arrays["targets"]).all()
+
+    report = ok("--json", "loss", *files, *arguments, "--gradients", "g.safetensors").json
+    check_report(report, exact, naive)
+    gradients = load_file(tmp_path / "g.safetensors")
+    assert set(gradients) == {"d_hidden", "d_classifier"} | ({"d_bias"} if operands == "bias" else set())
+    for key, gradient in gradients.items():
+        assert_close(gradient, exact[key], naive[key])
+
+
+@pytest.mark.parametrize("reduction", ["sum", "num-items"])
+def test_reductions(ok, tmp_path, problem, reduction):
+    files = write_npy(tmp_path, problem)
+    exact = forward(*problem.values())
+    arguments = ["--reduction", "sum"] if reduction == "sum" else ["--num-items", 7]
+    divisor = 1 if reduction == "sum" else 7
+    for outputs in ([], ["--gradients", "g.safetensors"]):
+        report = ok("--json", "loss", *files, *arguments, *outputs).json
+        assert report["loss"] == pytest.approx(exact["row_loss"].sum() / divisor, rel=1e-6)
+
+
+def test_shift_inside_sequences(ok, tmp_path, problem):
+    arrays = {**problem, "hidden": problem["hidden"].reshape(4, 15, D), "targets": problem["targets"].reshape(4, 15)}
+    files = write_npy(tmp_path, arrays)
+    shifted = np.full((4, 15), -100)
+    shifted[:, :-2] = arrays["targets"][:, 2:]
+    exact, naive = both(problem["hidden"], problem["classifier"], shifted)
+    report = ok("--json", "loss", *files, "--shift", 2, "--per-token", "t.npy", "--gradients", "g.safetensors").json
+    check_report(report, exact, naive)
+    assert np.load(tmp_path / "t.npy").shape == (4, 15)
+    gradients = load_file(tmp_path / "g.safetensors")
+    assert gradients["d_hidden"].shape == (4, 15, D)
+    assert_close(gradients["d_hidden"].reshape(N, D), exact["d_hidden"], naive["d_hidden"])
+    # The same with flat tokens and the sequences' length given.
+    flat = write_npy(tmp_path, problem)
+    again = ok("--json", "loss", *flat, "--shift", 2, "--sequence-length", 15).json
+    assert again["nll"] == pytest.approx(report["nll"], rel=1e-6)
+    # A shift past the end leaves no token.
+    assert ok("--json", "loss", *flat, "--shift", 99).json["valid_tokens"] == 0
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.uint64])
+def test_integer_targets_of_any_width(ok, tmp_path, problem, dtype):
+    problem["targets"] %= 100
+    expected = forward(*problem.values())["loss"]
+    files = write_npy(tmp_path, {**problem, "targets": problem["targets"].astype(dtype)})
+    assert ok("--json", "loss", *files).json["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_float16_and_float64(ok, tmp_path, problem):
+    for dtype, unit in [(np.float16, 2.0**-11), (np.float64, 2.0**-53)]:
+        arrays = {name: x if name == "targets" else x.astype(dtype) for name, x in problem.items()}
+        files = write_npy(tmp_path, arrays)
+        exact, naive = both(*arrays.values())
+        report = ok("--json", "loss", *files, "--gradients", "g.safetensors").json
+        check_report(report, exact, naive)
+        gradients = load_file(tmp_path / "g.safetensors")
+        assert gradients["d_hidden"].dtype == dtype
+        smallest = 2.0**-25 if dtype == np.float16 else 0  # half of the smallest subnormal
+        for key, gradient in gradients.items():
+            rounded = exact[key] if dtype == np.float64 else naive[key].astype(dtype)
+            scale = np.abs(exact[key]) + smallest / unit
+            assert_close(gradient, exact[key], rounded, scale=scale, unit=max(unit, 2.0**-50))
+
+
+def test_bf16_checkpoint_in_shards(ok, tmp_path, problem):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+    import json
+
+    tensors = {name: torch.from_numpy(x) for name, x in problem.items()}
+    head = tensors["classifier"].bfloat16()
+    hidden = tensors["hidden"].bfloat16()
+    save_torch({"model.norm.weight": torch.ones(3)}, tmp_path / "model-1.safetensors")
+    save_torch({"lm_head.weight": head}, tmp_path / "model-2.safetensors")
+    names = {"model.norm.weight": "model-1.safetensors", "lm_head.weight": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    save_torch({"hidden": hidden, "input_ids": tensors["targets"].int()}, tmp_path / "acts.safetensors")
+    exact, naive = both(hidden.float().numpy(), head.float().numpy(), problem["targets"])
+    for classifier in (".", "model.safetensors.index.json:lm_head.weight", "model-2.safetensors"):
+        report = ok("--json", "loss", "--hidden", "acts.safetensors:hidden", "--classifier", classifier, "--targets",
+                    "acts.safetensors", "--gradients", "g.safetensors").json
+        check_report(report, exact, naive)
+        assert report["inputs"]["classifier"]["tensor"].endswith("model-2.safetensors:lm_head.weight")
+    gradients = load_torch(tmp_path / "g.safetensors")
+    for key in ("d_hidden", "d_classifier"):
+        assert gradients[key].dtype == torch.bfloat16
+        rounded = torch.from_numpy(naive[key]).bfloat16().float().numpy()
+        assert_close(gradients[key].float().numpy(), exact[key], rounded, unit=2.0**-8)
+
+
+def test_chosen_gradients_and_their_dtype(ok, tmp_path, problem):
+    files = write_npy(tmp_path, {**problem, "hidden": problem["hidden"].astype(np.float16)})
+    ok("loss", *files, "--gradients", "g.safetensors", "--gradients-of", "hidden", "--gradients-dtype", "f32")
+    gradients = load_file(tmp_path / "g.safetensors")
+    assert set(gradients) == {"d_hidden"} and gradients["d_hidden"].dtype == np.float32
+
+
+def test_budget_is_kept_and_refused(ok, run, tmp_path, problem):
+    files = write_npy(tmp_path, problem)
+    report = ok("--json", "loss", *files, "--gradients", "g.safetensors", "--budget", "64MiB").json
+    assert report["workspace_bytes"] <= 64 * 2**20
+    refusal = run("loss", *files, "--budget", "1")
+    assert refusal.code == 1 and "expected at least" in refusal.err
+
+
+def test_no_valid_token_and_no_token(ok, tmp_path, problem):
+    files = write_npy(tmp_path, {**problem, "targets": np.full(N, -100)})
+    report = ok("--json", "loss", *files).json
+    assert report["loss"] is None and report["valid_tokens"] == 0  # NaN
+    files = write_npy(tmp_path, {**problem, "targets": np.zeros(0, int), "hidden": np.zeros((0, D), np.float32)})
+    report = ok("--json", "loss", *files).json
+    assert report["loss"] is None and report["tokens"] == 0
+
+
+def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random):
+    """More tokens than one run takes."""
+    arrays = {
+        "hidden": random.standard_normal((6000, 64)).astype(np.float32),
+        "classifier": random.standard_normal((3000, 64)).astype(np.float32) / 8,
+        "targets": random.integers(0, 3000, 6000),
+    }
+    files = write_npy(tmp_path, arrays)
+    report = ok("--json", "--backend", "reference", "loss", *files).json
+    assert report["tokens_per_run"] < 6000
+    check_report(report, *both(*arrays.values()))
+
+
+def test_text_report(ok, tmp_path, problem):
+    text = ok("loss", *write_npy(tmp_path, problem), "--lse", "--entropy").out
+    for part in ("loss (mean)", "perplexity", "token accuracy", "mean lse", "mean entropy", "hidden: hidden.npy"):
+        assert part in text

@@ -1,0 +1,80 @@
+import pytest
+
+COMMANDS = ["info", "plan", "loss", "check", "bench", "train"]
+
+
+def test_help_names_every_command(ok):
+    text = ok("--help").out
+    for command in COMMANDS:
+        assert f"  {command} " in text
+    assert "Examples:" in text
+
+
+@pytest.mark.parametrize("command", ["info", "plan", "loss", "check", "bench"])
+def test_each_command_has_help_with_examples(ok, command):
+    text = ok(command, "--help").out
+    assert "Examples:" in text
+    assert f"headroom {command}" in text or f"{command}" in text
+
+
+def test_version(ok):
+    assert ok("--version").out.startswith("headroom ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["--nonsense"],
+        ["info", "--nonsense"],
+        ["info", "extra"],
+        ["--threads", "-1", "info"],
+        ["--threads", "many", "info"],
+        ["--backend", "nonsense", "plan", "--model", "gpt2"],
+        ["plan"],
+        ["plan", "--vocab", "10"],
+        ["plan", "--model", "no-such-model"],
+        ["plan", "--model", "gpt2", "--tokens", "-5"],
+        ["plan", "--model", "gpt2", "--tokens", "1.5"],
+        ["plan", "--vocab", "0", "--hidden", "4"],
+        ["plan", "--model", "gpt2", "--budget", "lots"],
+        ["plan", "--model", "gpt2", "--budget", "-1MB"],
+        ["plan", "--model", "gpt2", "--budget", "1e400"],
+        ["plan", "--model", "gpt2", "--dtype", "int8"],
+        ["plan", "--model", "gpt2", "--softcap", "-1"],
+        ["plan", "--model", "gpt2", "--label-smoothing", "2"],
+        ["plan", "--model", "gpt2", "--freeze-hidden", "--freeze-classifier"],
+        ["loss"],
+        ["loss", "--hidden", "h.npy", "--classifier", "c.npy"],
+        ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--reduction", "max"],
+        ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--shift", "-1"],
+        ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--per-token", "x.txt"],
+        ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--gradients", "x.npy"],
+        ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--gradients-of", "hidden"],
+        ["bench", "--shape", "1,2"],
+        ["bench", "--shape", "0,2,3"],
+        ["bench", "--dtype", "f64"],
+        ["bench", "--repeat", "0"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(run, arguments):
+    result = run(*arguments)
+    assert result.code == 2, result.err
+    assert result.err.strip()
+    assert result.out == ""
+
+
+def test_global_options_stand_on_either_side(ok):
+    before = ok("--json", "plan", "--model", "gpt2").json
+    behind = ok("plan", "--model", "gpt2", "--json").json
+    assert before["problem"] == behind["problem"]
+
+
+def test_full_stdout_is_a_failure(binary):
+    import subprocess
+
+    with open("/dev/full", "w") as full:
+        process = subprocess.run([binary, "info"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert process.returncode == 1
+    assert "stdout" in process.stderr
