@@ -1,0 +1,68 @@
+#include "cpu/arena.h"
+
+namespace headroom::cpu {
+
+WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, Workspace& workspace) {
+  WorkerArena w;
+  w.logits = workspace.take<float>(k.mr * s.vocab_block);
+  w.classifier = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);
+  if (p.has_bias) w.bias = workspace.take<float>(s.vocab_block);
+  if (p.has_class_weight) w.class_weight = workspace.take<float>(s.vocab_block);
+  if (p.want_d_classifier) {
+    if (k.pair == 2) w.dz_pairs = workspace.take<uint32_t>(s.token_block / 2 * s.vocab_block);
+    w.d_classifier = workspace.take<float>(s.vocab_block * s.range);
+  }
+  w.packed_block = workspace.take<int64_t>(1);
+  return w;
+}
+
+Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& plan, Workspace& workspace) {
+  const int64_t tokens = plan.token_chunk;
+  const bool one_chunk = tokens >= p.tokens;
+  Arena a;
+  a.rows = workspace.take<int64_t>(p.tokens);
+  a.target = workspace.take<int64_t>(tokens);
+  a.lse = workspace.take<double>(tokens);
+  a.target_logit = workspace.take<float>(tokens);
+  a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
+  if (p.needs_forward()) {
+    const int64_t window = forward_window(plan) * tokens;
+    a.stats = workspace.take<RowStats<double>>(tokens);
+    a.block_max = workspace.take<float>(window);
+    a.block_sum = workspace.take<float>(window);
+    if (p.needs_logit_mean()) a.block_offset = workspace.take<float>(window);
+    if (p.needs_weighted_logit_sum()) a.block_weighted = workspace.take<float>(window);
+    if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
+  }
+  if (p.needs_backward()) {
+    for (auto* vector : {&a.lse32, &a.a, &a.b, &a.c, &a.g, &a.target_gradient}) {
+      *vector = workspace.take<float>(tokens);
+    }
+    if (p.want_d_hidden) {
+      a.d_hidden = workspace.take<float>(tokens * s.gradient_stride);
+      a.window_panels =
+          workspace.take<uint32_t>(backward_window(plan) * s.hidden_padded * (s.vocab_block / k.pair));
+    }
+    if (p.want_d_classifier) {
+      a.hidden_panels = workspace.take<uint32_t>(ceil_div(tokens, k.pair) * s.hidden_padded);
+      if (!one_chunk && p.d_classifier_dtype != DType::kF32) {
+        a.d_classifier = workspace.take<float>(p.vocab * s.hidden_padded);
+      }
+    }
+    if (p.want_d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);
+    const int64_t block_bytes = tokens * s.vocab_block * element_bytes(k);
+    a.kept_exps = workspace.take<std::byte>(plan.cached_vocab_blocks * block_bytes);
+    a.kept_anchor = workspace.take<float>(plan.cached_vocab_blocks * tokens);
+    if (plan.cached_vocab_blocks < s.blocks) {
+      a.window_exps = workspace.take<std::byte>(backward_window(plan) * block_bytes);
+      a.window_anchor = workspace.take<float>(backward_window(plan) * tokens);
+    }
+  }
+  Workspace worker;
+  lay_out_worker(p, k, s, worker);
+  a.worker_bytes = worker.used();
+  a.worker_memory = workspace.take<std::byte>(plan.threads * static_cast<int64_t>(a.worker_bytes));
+  return a;
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,72 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/row_stats.h"
+#include "core/workspace.h"
+#include "cpu/kernels.h"
+#include "cpu/shape.h"
+
+namespace headroom::cpu {
+
+// The backend's own numbers in a Plan.
+inline int64_t& forward_window(Plan& plan) {
+  return plan.detail[0];  // vocabulary blocks whose statistics are kept until they are merged
+}
+inline int64_t forward_window(const Plan& plan) {
+  return plan.detail[0];
+}
+inline int64_t& backward_window(Plan& plan) {
+  return plan.detail[1];  // vocabulary blocks whose gradients are turned into d_hidden together
+}
+inline int64_t backward_window(const Plan& plan) {
+  return plan.detail[1];
+}
+
+// Scratch of one worker.
+struct WorkerArena {
+  std::span<float> logits;          // [mr, vocab_block]
+  std::span<uint32_t> classifier;   // [vocab_block / nr, hidden_units, nr], of block `packed_block`
+  std::span<float> bias;            // [vocab_block]
+  std::span<float> class_weight;    // [vocab_block]
+  std::span<uint32_t> dz_pairs;     // [token_block / 2, vocab_block], bf16 pairs only
+  std::span<float> d_classifier;    // [vocab_block, range]
+  std::span<int64_t> packed_block;  // [1]
+};
+
+// Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W a window.
+struct Arena {
+  std::span<int64_t> rows;            // [N] rows that are not ignored
+  std::span<int64_t> target;          // [T] column of the target in this vocabulary, -1 outside
+  std::span<RowStats<double>> stats;  // [T]
+  std::span<double> lse;              // [T]
+  std::span<float> target_logit;      // [T]
+  std::span<float> lse32, a, b, c, g, target_gradient;  // [T] each
+  std::span<uint32_t> hidden_rows;                      // [T, hidden_stride] rows operand of the logits
+  std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_classifier
+  std::span<float> d_hidden;          // [T, gradient_stride]
+  std::span<float> d_classifier;  // [V, hidden_padded] when neither one chunk nor the output can hold the sum
+  std::span<float> d_bias;        // [blocks * B]
+  // Statistics of the blocks of a forward window, [W, T] each.
+  std::span<float> block_max, block_sum, block_offset, block_weighted;
+  std::span<int32_t> block_argmax;
+  // Kept exps of the first cached_vocab_blocks blocks, and of a backward window for the others.
+  std::span<std::byte> kept_exps;      // [blocks, T, B] elements
+  std::span<float> kept_anchor;        // [blocks, T]
+  std::span<std::byte> window_exps;    // [W, T, B] elements
+  std::span<float> window_anchor;      // [W, T]
+  std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the classifier
+  std::span<std::byte> worker_memory;  // `threads` times worker_bytes
+  size_t worker_bytes = 0;
+};
+
+// With a Workspace that only counts, how many bytes the plan needs (workspace.used()).
+Arena lay_out(const Problem& problem, const Kernels& kernels, const Shape& shape, const Plan& plan,
+              Workspace& workspace);
+
+WorkerArena lay_out_worker(const Problem& problem, const Kernels& kernels, const Shape& shape,
+                           Workspace& workspace);
+
+}  // namespace headroom::cpu

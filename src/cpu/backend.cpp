@@ -1,0 +1,47 @@
+#include "cpu/backend.h"
+
+#include <fstream>
+
+#include "cpu/isa.h"
+#include "cpu/plans.h"
+#include "cpu/run.h"
+
+namespace headroom {
+namespace {
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(info, line)) {
+    const size_t colon = line.find(':');
+    if (line.starts_with("model name") && colon + 2 < line.size()) return line.substr(colon + 2);
+  }
+  return "processor";
+}
+
+std::string why_unavailable(const BackendOptions& options) {
+  return cpu::why_isa_unavailable(options.isa);
+}
+
+std::string describe(const BackendOptions& options) {
+  Problem bf16;
+  bf16.hidden_dtype = DType::kBF16;
+  bf16.classifier_dtype = DType::kBF16;
+  const std::string pairs = cpu::select_kernels(bf16, options.isa).name;
+  const std::string other = cpu::select_kernels(Problem{}, options.isa).name;
+  return processor_name() + ", " + std::to_string(options.parallel_for.threads) + " threads; runs " +
+         cpu::usable_isas() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
+}
+
+std::string why_unsupported(const Problem& problem, const BackendOptions&) {
+  return problem.hidden_dtype == DType::kF64 ? "float64 is computed by the reference backend" : "";
+}
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const Backend backend{"cpu", why_unavailable, describe, why_unsupported, cpu::plans, cpu::run};
+  return backend;
+}
+
+}  // namespace headroom

@@ -1,0 +1,39 @@
+// bf16 kernels for processors with AVX-512 and its bf16 dot product.
+#define HWY_DISABLED_TARGETS (~(HWY_AVX3 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/bf16_kernels.cpp"
+#include <hwy/foreach_target.h>
+// highway.h after foreach_target.h
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu/isa.h"
+
+#if HWY_TARGET == HWY_AVX3
+#include <immintrin.h>
+
+#define HEADROOM_UNITS bf16_pairs
+#define HEADROOM_BF16_PAIRS 1
+#define HEADROOM_BEFORE_KERNELS HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16")
+#define HEADROOM_AFTER_KERNELS HWY_POP_ATTRIBUTES
+#include "cpu/simd/kernels-inl.h"
+#endif
+
+#if HWY_ONCE
+namespace headroom::cpu {
+
+const Kernels* bf16_pair_kernels() {
+#if HWY_TARGETS & HWY_AVX3
+  static const Kernels kKernels = bf16_pairs::N_AVX3::make_kernels("avx512_bf16", 185);
+  return &kKernels;
+#else
+  return nullptr;
+#endif
+}
+
+}  // namespace headroom::cpu
+#endif

@@ -1,0 +1,49 @@
+#include <algorithm>
+
+#include "core/targets.h"
+#include "cpu/runner.h"
+
+namespace headroom::cpu {
+namespace {
+
+// The caller's row behind row i of the chunk.
+int64_t source_row(const Runner& run, const Chunk& chunk, int64_t i) {
+  return run.arena.rows[static_cast<size_t>(chunk.first + i)];
+}
+
+void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
+  const Problem& p = run.problem;
+  const Shape& s = run.shape;
+  const int64_t row = source_row(run, chunk, i);
+  const auto* hidden = static_cast<const std::byte*>(run.buffers.hidden) +
+                       row * run.buffers.hidden_stride * static_cast<int64_t>(size_of(p.hidden_dtype));
+  run.kernels.convert_row(hidden, p.hidden_dtype, p.hidden, s.hidden_units * run.kernels.pair,
+                          run.arena.hidden_rows.data() + i * s.hidden_stride);
+  const int64_t column = target_of_row(p, run.buffers.targets, row) - p.vocab_start;
+  run.arena.target[static_cast<size_t>(i)] = column >= 0 && column < p.vocab ? column : -1;
+}
+
+}  // namespace
+
+void load_chunk(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  const Shape& s = run.shape;
+  const Kernels& k = run.kernels;
+  constexpr int64_t kRows = 64;
+  run.parallel_for(ceil_div(chunk.count, kRows), [&](int64_t task, int) {
+    const int64_t end = std::min(chunk.count, (task + 1) * kRows);
+    for (int64_t i = task * kRows; i < end; ++i) load_row(run, chunk, i);
+  });
+  if (!p.needs_backward() || !p.want_d_classifier) return;
+  // Token blocks of [hidden_padded / nr, units, nr]: K of d_classifier runs along the tokens.
+  run.parallel_for(ceil_div(chunk.count, s.token_block), [&](int64_t task, int) {
+    const int64_t first = task * s.token_block;
+    const int64_t rows = std::min(s.token_block, chunk.count - first);
+    const MatrixView source{run.arena.hidden_rows.data() + first * s.hidden_stride, element_dtype(k),
+                            s.hidden_stride * k.pair};
+    k.pack_interleaved(source, rows, p.hidden, ceil_div(rows, k.pair), s.hidden_padded / k.nr, k.nr,
+                       run.arena.hidden_panels.data() + first / k.pair * s.hidden_padded);
+  });
+}
+
+}  // namespace headroom::cpu

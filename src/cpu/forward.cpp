@@ -1,0 +1,83 @@
+#include <algorithm>
+
+#include "cpu/runner.h"
+
+namespace headroom::cpu {
+namespace {
+
+BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
+  const Arena& a = run.arena;
+  const int64_t at = slot * run.plan.token_chunk + row;
+  const auto pick = [at](auto span) { return span.empty() ? nullptr : span.data() + at; };
+  return {pick(a.block_max),    pick(a.block_sum),      a.target_logit.data() + row,
+          pick(a.block_offset), pick(a.block_weighted), pick(a.block_argmax)};
+}
+
+void block_task(const Runner& run, int worker_index, int64_t block, int64_t slot, int64_t row,
+                int64_t row_end) {
+  WorkerArena w = run.worker(worker_index);
+  prepare_block(run, w, block);
+  const LogitTransform transform = run.transform(w);
+  const int64_t stride = run.shape.vocab_block;
+  const bool keep = run.is_kept(block);
+  std::byte* exps = keep ? run.block_exps(block, 0) : nullptr;
+  int32_t targets[kMaxStripRows];
+  for (; row < row_end; row += run.kernels.mr) {
+    const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));
+    strip_logits(run, w, row, rows);
+    const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
+    const BlockStats stats = block_stats(run, slot, row);
+    std::byte* row_exps = keep ? exps + row * stride * element_bytes(run.kernels) : nullptr;
+    run.kernels.softmax_strip(strip, transform, stats, row_exps, stride);
+    if (keep) std::copy_n(stats.max, rows, run.block_anchor(block, 0) + row);
+  }
+}
+
+// Merges the window's blocks into the rows' statistics, in the order of the vocabulary.
+void merge_rows(const Runner& run, int64_t window_start, int64_t window_end, int64_t row, int64_t row_end) {
+  for (; row < row_end; ++row) {
+    RowStats<double>& stats = run.arena.stats[static_cast<size_t>(row)];
+    for (int64_t block = window_start; block < window_end; ++block) {
+      const BlockStats in = block_stats(run, block - window_start, row);
+      RowStats<double> s;
+      s.max = *in.max;
+      s.sum_exp = *in.sum_exp;
+      // exp(z - max) z = exp(z - max) (z - max) + exp(z - max) max; a masked block adds nothing
+      if (in.sum_exp_offset != nullptr && s.sum_exp != 0)
+        s.sum_exp_logit = *in.sum_exp_offset + s.max * s.sum_exp;
+      if (in.weighted_logit_sum != nullptr) s.weighted_logit_sum = *in.weighted_logit_sum;
+      if (in.argmax != nullptr) {
+        s.argmax = run.problem.vocab_start + block * run.shape.vocab_block + *in.argmax;
+      }
+      stats = merge(stats, s);
+    }
+  }
+}
+
+}  // namespace
+
+void forward_chunk(const Runner& run, const Chunk& chunk) {
+  std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
+  std::fill_n(run.arena.target_logit.begin(), chunk.count, 0.0f);
+  const int64_t window = forward_window(run.plan);
+  for (int64_t start = 0; start < run.shape.blocks; start += window) {
+    const int64_t end = std::min(run.shape.blocks, start + window);
+    const int64_t wanted = ceil_div(kTasksPerThread * run.plan.threads, end - start);
+    const int64_t range = rows_per_range(run, chunk.count, wanted);
+    const int64_t ranges = ceil_div(chunk.count, range);
+    run.parallel_for((end - start) * ranges, [&](int64_t task, int worker) {
+      const int64_t row = task % ranges * range;
+      const int64_t slot = task / ranges;
+      block_task(run, worker, start + slot, slot, row, std::min(chunk.count, row + range));
+    });
+    constexpr int64_t kMergeRows = 64;
+    run.parallel_for(ceil_div(chunk.count, kMergeRows), [&](int64_t task, int) {
+      merge_rows(run, start, end, task * kMergeRows, std::min(chunk.count, (task + 1) * kMergeRows));
+    });
+  }
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    run.arena.stats[static_cast<size_t>(i)].target_logit = run.arena.target_logit[static_cast<size_t>(i)];
+  }
+}
+
+}  // namespace headroom::cpu

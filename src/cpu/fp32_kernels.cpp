@@ -1,0 +1,51 @@
+// fp32 kernels for every target that Highway compiles here; anything without one of these runs "portable".
+#define HWY_DISABLED_TARGETS (~(HWY_AVX3 | HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/fp32_kernels.cpp"
+#include <hwy/foreach_target.h>
+// highway.h after foreach_target.h
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu/isa.h"
+
+#undef HEADROOM_UNITS
+#undef HEADROOM_BF16_PAIRS
+#undef HEADROOM_BEFORE_KERNELS
+#undef HEADROOM_AFTER_KERNELS
+#define HEADROOM_UNITS fp32_units
+#define HEADROOM_BF16_PAIRS 0
+#define HEADROOM_BEFORE_KERNELS HWY_BEFORE_NAMESPACE();
+#define HEADROOM_AFTER_KERNELS HWY_AFTER_NAMESPACE();
+#include "cpu/simd/kernels-inl.h"
+
+#if HWY_ONCE
+namespace headroom::cpu {
+
+std::span<const Kernels> fp32_kernels() {
+  static const Kernels kKernels[] = {
+#if HWY_TARGETS & HWY_AVX3
+    fp32_units::N_AVX3::make_kernels("avx512", 95),
+#endif
+#if HWY_TARGETS & HWY_AVX2
+    fp32_units::N_AVX2::make_kernels("avx2", 80),
+#endif
+#if HWY_TARGETS & HWY_NEON
+    fp32_units::N_NEON::make_kernels("neon", 30),
+#endif
+#if HWY_TARGETS & HWY_EMU128
+    fp32_units::N_EMU128::make_kernels("portable", 8),
+#endif
+#if HWY_TARGETS & HWY_SCALAR
+    fp32_units::N_SCALAR::make_kernels("portable", 4),
+#endif
+  };
+  return kKernels;
+}
+
+}  // namespace headroom::cpu
+#endif

@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/runner.h"
+
+namespace headroom::cpu {
+namespace {
+
+// Row of an output matrix, from column `column`.
+std::byte* output_row(void* data, DType dtype, int64_t stride, int64_t row, int64_t column) {
+  return static_cast<std::byte*>(data) + (row * stride + column) * static_cast<int64_t>(size_of(dtype));
+}
+
+// Where the sum of d_classifier over chunks is kept, null when one chunk is all.
+float* running_row(const Runner& run, int64_t row, int64_t column) {
+  const Problem& p = run.problem;
+  if (p.d_classifier_dtype == DType::kF32) {
+    return static_cast<float*>(run.buffers.d_classifier) + row * run.buffers.d_classifier_stride + column;
+  }
+  if (run.arena.d_classifier.empty()) return nullptr;
+  return run.arena.d_classifier.data() + row * run.shape.hidden_padded + column;
+}
+
+}  // namespace
+
+// d_classifier[block, range] += dz[:, block]^T hidden[:, range], over the chunk's tokens.
+void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
+                      int64_t window_start, int64_t range) {
+  const Problem& p = run.problem;
+  const Shape& s = run.shape;
+  const Kernels& k = run.kernels;
+  const int64_t vocab = s.block_columns(p.vocab, block);
+  const int64_t column = range * s.range;
+  const int64_t padded = std::min(s.range, s.hidden_padded - column);
+  const int64_t columns = std::min(padded, p.hidden - column);
+  float* sums = w.d_classifier.data();
+  const bool add_to_running = !chunk.is_first || p.accumulate_d_classifier;
+  if (add_to_running) {
+    for (int64_t j = 0; j < vocab; ++j) {
+      std::copy_n(running_row(run, block * s.vocab_block + j, column), columns, sums + j * padded);
+      std::fill_n(sums + j * padded + columns, padded - columns, 0.0f);
+    }
+  }
+  const auto* dz = run.block_exps(block, window_start);
+  const int64_t dz_row_bytes = s.vocab_block * element_bytes(k);
+  for (int64_t token = 0; token < chunk.count; token += s.token_block) {
+    const int64_t tokens = std::min(s.token_block, chunk.count - token);
+    const int64_t units = ceil_div(tokens, k.pair);
+    const std::byte* dz_rows = dz + token * dz_row_bytes;
+    GemmStrip g;
+    if (k.pair == 1) {
+      g.a = reinterpret_cast<const uint32_t*>(dz_rows);
+    } else {
+      k.pack_interleaved({dz_rows, element_dtype(k), s.vocab_block}, tokens, s.vocab_block, units, 1,
+                         s.vocab_block, w.dz_pairs.data());
+      g.a = w.dz_pairs.data();
+    }
+    const uint32_t* a = g.a;
+    g.a_stride = s.vocab_block;
+    g.k = units;
+    g.b = run.arena.hidden_panels.data() + token / k.pair * s.hidden_padded + column * units;
+    g.b_panel_stride = units * k.nr;
+    g.panels = padded / k.nr;
+    g.c_stride = padded;
+    g.add = token > 0 || add_to_running;
+    for (int64_t j = 0; j < vocab; j += k.mr) {
+      g.a = a + j;
+      g.c = sums + j * padded;
+      g.rows = static_cast<int>(std::min<int64_t>(k.mr, vocab - j));
+      k.gemm_columns(g);
+    }
+  }
+  for (int64_t j = 0; j < vocab; ++j) {
+    const int64_t row = block * s.vocab_block + j;
+    const float* from = sums + j * padded;
+    if (!chunk.is_last || p.d_classifier_dtype == DType::kF32) {
+      std::copy_n(from, columns, running_row(run, row, column));
+    } else {
+      k.store_row(from, columns, 1, false, p.d_classifier_dtype,
+                  output_row(run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
+                             row, column));
+    }
+  }
+}
+
+// d_hidden[row, :] += dz[row, window] classifier[window, :], one partial sum for every block.
+void add_d_hidden(const Runner& run, int64_t window_start, int64_t window_end, int64_t row, int64_t row_end) {
+  const Shape& s = run.shape;
+  const Kernels& k = run.kernels;
+  const int64_t units = s.vocab_block / k.pair;
+  GemmStrip g;
+  g.a_stride = units;
+  g.k = units;
+  g.b_panel_stride = units * k.nr;
+  g.panels = s.hidden_padded / k.nr;
+  g.c_stride = s.gradient_stride;
+  for (int64_t block = window_start; block < window_end; ++block) {
+    g.b = run.arena.window_panels.data() + (block - window_start) * units * s.hidden_padded;
+    g.add = block > 0;
+    const auto* dz = reinterpret_cast<const uint32_t*>(run.block_exps(block, window_start));
+    for (int64_t i = row; i < row_end; i += k.mr) {
+      g.a = dz + i * units;
+      g.rows = static_cast<int>(std::min<int64_t>(k.mr, row_end - i));
+      g.c = run.arena.d_hidden.data() + i * s.gradient_stride;
+      k.gemm_rows(g);
+    }
+  }
+}
+
+void store_d_hidden(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  constexpr int64_t kRows = 64;
+  run.parallel_for(ceil_div(chunk.count, kRows), [&](int64_t task, int) {
+    const int64_t end = std::min(chunk.count, (task + 1) * kRows);
+    for (int64_t i = task * kRows; i < end; ++i) {
+      const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
+      run.kernels.store_row(
+          run.arena.d_hidden.data() + i * run.shape.gradient_stride, p.hidden, 1, p.accumulate_d_hidden,
+          p.d_hidden_dtype,
+          output_row(run.buffers.d_hidden, p.d_hidden_dtype, run.buffers.d_hidden_stride, row, 0));
+    }
+  });
+}
+
+void store_d_bias(const Runner& run) {
+  const Problem& p = run.problem;
+  const auto factor = static_cast<float>(p.scale != 0 ? 1 / p.scale : 1.0);
+  run.kernels.store_row(run.arena.d_bias.data(), p.vocab, factor, p.accumulate_d_bias, p.d_bias_dtype,
+                        run.buffers.d_bias);
+}
+
+void zero_d_hidden(const Runner& run, bool ignored_only) {
+  const Problem& p = run.problem;
+  if (p.accumulate_d_hidden) return;
+  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.d_hidden_dtype);
+  int64_t next = 0;
+  for (int64_t row = 0; row < p.tokens; ++row) {
+    const bool valid = next < run.row_count && run.arena.rows[static_cast<size_t>(next)] == row;
+    if (valid) ++next;
+    if (valid && ignored_only) continue;
+    std::memset(output_row(run.buffers.d_hidden, p.d_hidden_dtype, run.buffers.d_hidden_stride, row, 0), 0,
+                bytes);
+  }
+}
+
+void zero_d_classifier(const Runner& run) {
+  const Problem& p = run.problem;
+  if (p.accumulate_d_classifier) return;
+  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.d_classifier_dtype);
+  for (int64_t row = 0; row < p.vocab; ++row) {
+    std::memset(
+        output_row(run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride, row, 0),
+        0, bytes);
+  }
+}
+
+}  // namespace headroom::cpu

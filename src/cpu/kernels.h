@@ -1,0 +1,131 @@
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace headroom::cpu {
+
+// All GEMM operands are made of 32-bit *units* along K: one fp32 number, or a pair of bf16 numbers for
+// instruction sets with a bf16 dot product. An *element* is what a unit holds: fp32 or bf16.
+//   rows operand    a[i * stride + k]            a matrix as it lies in memory
+//   columns operand a[k * stride + i]            its transpose, pairs of rows interleaved
+//   panels          b[panel][k][nr]              `nr` columns side by side; the vector operand
+
+// One strip of at most `mr` rows against `panels` panels: C[i, panel * nr + j] (+)= sum_k A(i, k) B(k, j).
+struct GemmStrip {
+  const uint32_t* a = nullptr;
+  int64_t a_stride = 0;  // units between rows (rows operand) or between k (columns operand)
+  const uint32_t* b = nullptr;
+  int64_t b_panel_stride = 0;  // units
+  int64_t k = 0;               // units
+  int rows = 0;
+  int64_t panels = 0;
+  float* c = nullptr;
+  int64_t c_stride = 0;
+  bool add = false;
+};
+
+// A matrix in the caller's memory.
+struct MatrixView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;  // elements
+};
+
+// What turns dot products into logits: z = t(scale * dot + bias).
+struct LogitTransform {
+  float scale = 1;
+  float softcap = 0;            // 0: none
+  const float* bias = nullptr;  // [columns], null: none
+};
+
+// A strip of logits of one vocabulary block, one row after the other with `stride` floats between them.
+struct LogitStrip {
+  float* z = nullptr;  // in: dot products; scratch of the kernel afterwards
+  int64_t stride = 0;
+  int rows = 0;
+  int64_t columns = 0;                  // real ones
+  int64_t padded_columns = 0;           // the rest of the output rows is set to zero
+  const int32_t* target = nullptr;      // [rows] column of the target, negative when not in this block
+  const float* class_weight = nullptr;  // [columns], null: all one
+};
+
+// Statistics of one block, each [rows]; null where not wanted.
+struct BlockStats {
+  float* max = nullptr;
+  float* sum_exp = nullptr;             // sum exp(z - max)
+  float* target_logit = nullptr;        // written for rows with a target in this block only
+  float* sum_exp_offset = nullptr;      // sum exp(z - max) (z - max)
+  float* weighted_logit_sum = nullptr;  // sum w z
+  int32_t* argmax = nullptr;            // first column of the maximum
+};
+
+// dz = ((p (a + b z) + c w) - g [target]) t'(z), p = exp(z - lse), every vector [rows].
+struct StripCoefficients {
+  const float* lse = nullptr;
+  const float* a = nullptr;
+  const float* b = nullptr;
+  const float* c = nullptr;
+  const float* g = nullptr;
+};
+
+// Stored exps A = exp(z - max) t'(z) of one strip to dz = factor * A + c w, then the exact value at the
+// target; in place.
+struct FinishStrip {
+  void* exps = nullptr;  // elements
+  int64_t stride = 0;    // elements
+  int rows = 0;
+  int64_t columns = 0;
+  const float* factor = nullptr;  // [rows]
+  const float* c = nullptr;       // [rows], null: zero
+  const float* class_weight = nullptr;
+  const int32_t* target = nullptr;      // [rows]
+  const float* target_value = nullptr;  // [rows]
+};
+
+// The kernels of one instruction set and unit.
+struct Kernels {
+  const char* name = "";
+  int mr = 0;                // rows of the register tile
+  int nr = 0;                // columns of the register tile: two vectors
+  int pair = 1;              // elements in a unit
+  double gflops_thread = 1;  // rough rate of one thread, for predicted times
+
+  void (*gemm_rows)(const GemmStrip&) = nullptr;
+  void (*gemm_columns)(const GemmStrip&) = nullptr;
+  // Elements of one row, zeros up to padded.
+  void (*convert_row)(const void* source, DType dtype, int64_t count, int64_t padded,
+                      void* elements) = nullptr;
+  // Panels of the transpose: rows [0, rows) become columns, units of `depth` elements along K. rows is
+  // padded with zeros to `panels` panels. [panel][ceil(depth / pair)][nr]
+  void (*pack_transposed)(const MatrixView& source, int64_t rows, int64_t depth, int64_t panels,
+                          uint32_t* out) = nullptr;
+  // K runs along the rows: [panel][units][width], zero padded to `panels` panels of `width` columns.
+  void (*pack_interleaved)(const MatrixView& source, int64_t rows, int64_t columns, int64_t units,
+                           int64_t panels, int64_t width, uint32_t* out) = nullptr;
+  // Logits to statistics, and exp(z - max) t'(z) to `exps` when not null.
+  void (*softmax_strip)(const LogitStrip&, const LogitTransform&, const BlockStats&, void* exps,
+                        int64_t exps_stride) = nullptr;
+  // Logits to gradients of the dot products.
+  void (*gradient_strip)(const LogitStrip&, const LogitTransform&, const StripCoefficients&, void* dz,
+                         int64_t dz_stride) = nullptr;
+  void (*finish_strip)(const FinishStrip&) = nullptr;
+  // sums[j] += sum_i dz[i, j]
+  void (*add_column_sums)(const void* dz, int64_t stride, int64_t rows, int64_t columns,
+                          float* sums) = nullptr;
+  // out[j] = factor * values[j] (+ out[j]); out fp32, bf16 or fp16, rounded once.
+  void (*store_row)(const float* values, int64_t count, float factor, bool add, DType dtype,
+                    void* out) = nullptr;
+  // out[i] = exp(x[i])
+  void (*exp_row)(const float* x, int64_t count, float* out) = nullptr;
+};
+
+inline int64_t element_bytes(const Kernels& k) {
+  return 4 / k.pair;
+}
+// The dtype of an element.
+inline DType element_dtype(const Kernels& k) {
+  return k.pair == 2 ? DType::kBF16 : DType::kF32;
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,94 @@
+#include <algorithm>
+
+#include "cpu/runner.h"
+
+namespace headroom::cpu {
+
+WorkerArena Runner::worker(int index) const {
+  Workspace memory(arena.worker_memory.data() + static_cast<size_t>(index) * arena.worker_bytes);
+  return lay_out_worker(problem, kernels, shape, memory);
+}
+
+LogitTransform Runner::transform(const WorkerArena& w) const {
+  return {static_cast<float>(problem.scale), static_cast<float>(problem.softcap),
+          problem.has_bias ? w.bias.data() : nullptr};
+}
+
+std::byte* Runner::block_exps(int64_t block, int64_t window_start) const {
+  const int64_t bytes = plan.token_chunk * shape.vocab_block * element_bytes(kernels);
+  if (is_kept(block)) return arena.kept_exps.data() + block * bytes;
+  return arena.window_exps.data() + (block - window_start) * bytes;
+}
+
+float* Runner::block_anchor(int64_t block, int64_t window_start) const {
+  if (is_kept(block)) return arena.kept_anchor.data() + block * plan.token_chunk;
+  return arena.window_anchor.data() + (block - window_start) * plan.token_chunk;
+}
+
+void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
+  if (w.packed_block[0] == block) return;
+  const Problem& p = run.problem;
+  const Shape& s = run.shape;
+  const int64_t first = block * s.vocab_block;
+  const int64_t columns = s.block_columns(p.vocab, block);
+  const auto* classifier =
+      static_cast<const std::byte*>(run.buffers.classifier) +
+      first * run.buffers.classifier_stride * static_cast<int64_t>(size_of(p.classifier_dtype));
+  run.kernels.pack_transposed({classifier, p.classifier_dtype, run.buffers.classifier_stride}, columns,
+                              p.hidden, s.vocab_block / run.kernels.nr, w.classifier.data());
+  for (int64_t j = 0; j < s.vocab_block; ++j) {
+    const bool real = j < columns;
+    if (p.has_bias) {
+      w.bias[static_cast<size_t>(j)] =
+          real ? static_cast<float>(load_as_double(run.buffers.bias, p.bias_dtype, first + j)) : 0.0f;
+    }
+    if (p.has_class_weight) {
+      w.class_weight[static_cast<size_t>(j)] =
+          real ? static_cast<const float*>(run.buffers.class_weight)[p.vocab_start + first + j] : 0.0f;
+    }
+  }
+  w.packed_block[0] = block;
+}
+
+void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows) {
+  const Shape& s = run.shape;
+  GemmStrip g;
+  g.a = run.arena.hidden_rows.data() + row * s.hidden_stride;
+  g.a_stride = s.hidden_stride;
+  g.b = w.classifier.data();
+  g.b_panel_stride = s.hidden_units * run.kernels.nr;
+  g.k = s.hidden_units;
+  g.rows = rows;
+  g.panels = s.vocab_block / run.kernels.nr;
+  g.c = w.logits.data();
+  g.c_stride = s.vocab_block;
+  run.kernels.gemm_rows(g);
+}
+
+LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
+                       int32_t* target_columns) {
+  const Shape& s = run.shape;
+  LogitStrip strip;
+  strip.z = w.logits.data();
+  strip.stride = s.vocab_block;
+  strip.rows = rows;
+  strip.columns = s.block_columns(run.problem.vocab, block);
+  strip.padded_columns = s.vocab_block;
+  strip.class_weight = run.problem.has_class_weight ? w.class_weight.data() : nullptr;
+  strip.target = target_columns;
+  const int64_t first = block * s.vocab_block;
+  for (int i = 0; i < rows; ++i) {
+    const int64_t column = run.arena.target[static_cast<size_t>(row + i)] - first;
+    target_columns[i] = column >= 0 && column < strip.columns ? static_cast<int32_t>(column) : -1;
+  }
+  return strip;
+}
+
+int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted) {
+  constexpr int64_t kFewestStrips = 4;
+  const int64_t strips = ceil_div(rows, run.kernels.mr);
+  const int64_t ranges = std::clamp<int64_t>(wanted, 1, ceil_div(strips, kFewestStrips));
+  return ceil_div(strips, ranges) * run.kernels.mr;
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,155 @@
+#include "cpu/plans.h"
+
+#include <algorithm>
+#include <map>
+
+#include "cpu/arena.h"
+#include "cpu/isa.h"
+#include "cpu/shape.h"
+
+namespace headroom::cpu {
+namespace {
+
+struct Windows {
+  int64_t forward;
+  int64_t backward;
+};
+// Large windows mean few barriers and read every packed classifier block often; small ones little memory.
+constexpr Windows kWindows[] = {{64, 16}, {32, 8}, {16, 4}, {8, 2}, {1, 1}};
+
+// Bytes a second that one thread moves when it packs or adds matrices, for predicted times.
+constexpr double kPackBytesPerSecond = 8e9;
+
+class Planner {
+ public:
+  Planner(const Problem& problem, const BackendOptions& options, size_t budget)
+      : problem_(problem),
+        kernels_(select_kernels(problem, options.isa)),
+        shape_(make_shape(problem, kernels_)),
+        threads_(options.parallel_for.threads),
+        budget_(budget) {}
+
+  std::vector<Plan> all() {
+    for (int64_t chunk : token_chunks()) {
+      for (const Windows& windows : kWindows) {
+        Plan plan;
+        plan.token_chunk = chunk;
+        plan.threads = threads_;
+        forward_window(plan) = std::min(windows.forward, shape_.blocks);
+        backward_window(plan) = std::min(windows.backward, shape_.blocks);
+        consider(plan);
+        if (keeps_exps(problem_)) consider_kept(plan);
+      }
+    }
+    std::vector<Plan> out;
+    for (const auto& [kind, plan] : best_) out.push_back(plan);
+    const bool listed = std::any_of(out.begin(), out.end(), [&](const Plan& p) {
+      return p.workspace_bytes == smallest_.workspace_bytes;
+    });
+    if (!listed) out.push_back(smallest_);
+    return out;
+  }
+
+ private:
+  // All tokens, then halves of that in whole token blocks: the sums over tokens stay the same.
+  std::vector<int64_t> token_chunks() const {
+    const int64_t all = std::max<int64_t>(problem_.tokens, 1);
+    const int64_t unit = problem_.needs_backward() ? shape_.token_block : 8 * kernels_.mr;
+    std::vector<int64_t> chunks{all};
+    for (int64_t chunk = ceil_div(all, 2); chunks.back() > unit; chunk = ceil_div(chunk, 2)) {
+      chunks.push_back(round_up(chunk, unit));
+    }
+    return chunks;
+  }
+
+  size_t bytes_of(const Plan& plan) const {
+    Workspace counter;
+    lay_out(problem_, kernels_, shape_, plan, counter);
+    return counter.used();
+  }
+
+  // As many kept blocks as the budget has room for, and all of them.
+  void consider_kept(Plan plan) {
+    plan.cached_vocab_blocks = shape_.blocks;
+    consider(plan);
+    if (budget_ == 0 || shape_.blocks < 2) return;
+    int64_t fits = 0;
+    int64_t too_many = shape_.blocks;
+    while (too_many - fits > 1) {
+      plan.cached_vocab_blocks = fits + (too_many - fits) / 2;
+      (bytes_of(plan) <= budget_ ? fits : too_many) = plan.cached_vocab_blocks;
+    }
+    plan.cached_vocab_blocks = fits;
+    if (fits > 0) consider(plan);
+  }
+
+  void consider(Plan plan) {
+    plan.workspace_bytes = bytes_of(plan);
+    plan.kind = kind_of(plan);
+    plan.cost_f = cost_of(plan);
+    plan.predicted_seconds = seconds_of(plan);
+    plan.config = config_of(plan);
+    if (smallest_.workspace_bytes == 0 || plan.workspace_bytes < smallest_.workspace_bytes) smallest_ = plan;
+    if (budget_ != 0 && plan.workspace_bytes > budget_) return;
+    const auto [at, is_new] = best_.try_emplace(plan.kind, plan);
+    if (!is_new && plan.predicted_seconds < at->second.predicted_seconds) at->second = plan;
+  }
+
+  PlanKind kind_of(const Plan& plan) const {
+    if (problem_.pass == Pass::kForward) return PlanKind::kForward;
+    if (problem_.pass == Pass::kBackward) return PlanKind::kBackward;
+    if (plan.cached_vocab_blocks < shape_.blocks) return PlanKind::kVocabChunks;
+    return plan.token_chunk >= problem_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+  }
+
+  double recomputed_share(const Plan& plan) const {
+    return 1 - static_cast<double>(plan.cached_vocab_blocks) / static_cast<double>(shape_.blocks);
+  }
+
+  double cost_of(const Plan& plan) const {
+    double cost = problem_.needs_forward() ? 1 : 0;
+    if (!problem_.needs_backward()) return cost;
+    cost += recomputed_share(plan);
+    cost += (problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0);
+    return cost;
+  }
+
+  // Arithmetic, what every chunk does anew to the whole classifier, and the ends of every window.
+  double seconds_of(const Plan& plan) const {
+    const double classifier = static_cast<double>(problem_.vocab) * static_cast<double>(problem_.hidden);
+    const auto chunks =
+        static_cast<double>(ceil_div(std::max<int64_t>(problem_.tokens, 1), plan.token_chunk));
+    const double window_ends =
+        chunks * static_cast<double>(
+                     ceil_div(shape_.blocks, forward_window(plan)) +
+                     (problem_.needs_backward() ? 2 * ceil_div(shape_.blocks, backward_window(plan)) : 0));
+    double bytes = classifier * 4 * plan.cost_f;
+    if (problem_.want_d_classifier && chunks > 1) bytes += classifier * 16;
+    const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);
+    return (arithmetic + chunks * bytes / kPackBytesPerSecond) / threads_ + window_ends * 100e-6;
+  }
+
+  std::string config_of(const Plan& plan) const {
+    const auto text = [](auto v) { return std::to_string(v); };
+    return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) +
+           ", vocabulary block " + text(shape_.vocab_block) + ", " + text(plan.token_chunk) +
+           " tokens at once, " + text(plan.cached_vocab_blocks) + " of " + text(shape_.blocks) +
+           " blocks kept, windows of " + text(forward_window(plan)) + " and " + text(backward_window(plan));
+  }
+
+  const Problem& problem_;
+  const Kernels& kernels_;
+  const Shape shape_;
+  const int threads_;
+  const size_t budget_;
+  std::map<PlanKind, Plan> best_;
+  Plan smallest_;
+};
+
+}  // namespace
+
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes) {
+  return Planner(problem, options, max_workspace_bytes).all();
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,10 @@
+#pragma once
+#include <vector>
+
+#include "core/backend.h"
+
+namespace headroom::cpu {
+
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes);
+
+}  // namespace headroom::cpu

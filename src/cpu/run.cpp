@@ -1,0 +1,61 @@
+#include "cpu/run.h"
+
+#include <algorithm>
+
+#include "core/targets.h"
+#include "cpu/isa.h"
+#include "cpu/runner.h"
+
+namespace headroom::cpu {
+namespace {
+
+void forget_packed_blocks(const Runner& run) {
+  for (int i = 0; i < run.plan.threads; ++i) run.worker(i).packed_block[0] = -1;
+}
+
+void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
+  load_chunk(run, chunk);
+  if (run.problem.needs_forward()) {
+    forward_chunk(run, chunk);
+    for (int64_t i = 0; i < chunk.count; ++i) {
+      writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)],
+                 run.arena.stats[static_cast<size_t>(i)]);
+    }
+  }
+  if (run.problem.needs_backward()) {
+    load_coefficients(run, loss, chunk);
+    backward_chunk(run, chunk);
+  }
+}
+
+}  // namespace
+
+void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
+         const BackendOptions& options) {
+  const Kernels& kernels = select_kernels(problem, options.isa);
+  const Shape shape = make_shape(problem, kernels);
+  Problem work = problem;
+  const Arena arena = lay_out(problem, kernels, shape, plan, workspace);
+  if (problem.scale == 0) {  // logits do not depend on the matrices: only the bias can have a gradient
+    work.want_d_hidden = false;
+    work.want_d_classifier = false;
+  }
+  const int64_t row_count = compact_rows(problem, buffers.targets, arena.rows.data());
+  const Runner run{work, buffers, plan, kernels, options.parallel_for, shape, arena, row_count};
+  forget_packed_blocks(run);
+  const HostLoss loss = make_host_loss(problem, buffers, arena.rows.data(), row_count);
+  if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
+  std::fill(arena.d_bias.begin(), arena.d_bias.end(), 0.0f);
+  HostLossWriter writer(loss);
+  for (int64_t first = 0; first < row_count; first += plan.token_chunk) {
+    const int64_t count = std::min(plan.token_chunk, row_count - first);
+    run_chunk(run, loss, writer, {first, count, first == 0, first + count == row_count});
+  }
+  if (problem.needs_forward()) writer.finish();
+  if (!problem.needs_backward()) return;
+  if (problem.want_d_hidden) zero_d_hidden(run, work.want_d_hidden);
+  if (problem.want_d_classifier && (row_count == 0 || !work.want_d_classifier)) zero_d_classifier(run);
+  if (problem.want_d_bias) store_d_bias(run);
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,76 @@
+#pragma once
+#include <cstdint>
+
+#include "core/buffers.h"
+#include "core/host_loss.h"
+#include "core/parallel.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cpu/arena.h"
+#include "cpu/kernels.h"
+#include "cpu/shape.h"
+
+namespace headroom::cpu {
+
+inline constexpr int kMaxStripRows = 16;        // at least every kernel's mr
+inline constexpr int64_t kTasksPerThread = 16;  // enough to even out the threads' ends
+
+// One run in progress: what every step of it reads.
+struct Runner {
+  const Problem& problem;
+  const Buffers& buffers;
+  const Plan& plan;
+  const Kernels& kernels;
+  const ParallelFor& parallel_for;
+  const Shape shape;
+  const Arena arena;
+  int64_t row_count = 0;  // rows that are not ignored
+
+  WorkerArena worker(int index) const;
+  LogitTransform transform(const WorkerArena& w) const;
+  // Where exps or gradients of a block are during a backward window that starts at window_start.
+  std::byte* block_exps(int64_t block, int64_t window_start) const;
+  float* block_anchor(int64_t block, int64_t window_start) const;
+  bool is_kept(int64_t block) const { return block < plan.cached_vocab_blocks; }
+};
+
+// Rows [first, first + count) of Arena::rows, worked on together.
+struct Chunk {
+  int64_t first = 0;
+  int64_t count = 0;
+  bool is_first = false;
+  bool is_last = false;
+};
+
+// chunk.cpp: gathers hidden rows, targets.
+void load_chunk(const Runner& run, const Chunk& chunk);
+
+// logits.cpp: packs a block of the classifier unless the worker holds it; dot products of a strip with it;
+// the strip as the softmax kernels want it.
+void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
+void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows);
+LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
+                       int32_t* target_columns);
+// Splits `rows` into equal ranges of whole strips so that about `wanted` tasks come out; returns rows a
+// range.
+int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);
+
+// forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks.
+void forward_chunk(const Runner& run, const Chunk& chunk);
+
+// coefficients.cpp: lse and row coefficients of the chunk's rows, from the statistics or from the buffers.
+void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk);
+
+// backward.cpp: gradients of the chunk.
+void backward_chunk(const Runner& run, const Chunk& chunk);
+
+// gradients.cpp
+void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
+                      int64_t window_start, int64_t range);
+void add_d_hidden(const Runner& run, int64_t window_start, int64_t window_end, int64_t row, int64_t row_end);
+void store_d_hidden(const Runner& run, const Chunk& chunk);
+void store_d_bias(const Runner& run);
+void zero_d_hidden(const Runner& run, bool ignored_only);
+void zero_d_classifier(const Runner& run);
+
+}  // namespace headroom::cpu

@@ -1,0 +1,101 @@
+// Register-tiled GEMM kernels. No include guard: kernels-inl.h includes this once per target.
+// Rows x two vectors of accumulators stay in registers over all of K; each K step loads two vectors of the
+// panel and broadcasts one unit of every row.
+
+#if HWY_TARGET == HWY_AVX3
+inline constexpr int kMr = 14;  // 28 accumulators + 2 panel vectors + 1 broadcast of 32 registers
+#elif HWY_TARGET == HWY_AVX2
+inline constexpr int kMr = 6;  // 12 + 2 + 1 of 16
+#elif HWY_TARGET == HWY_NEON
+inline constexpr int kMr = 12;  // 24 + 2 + 1 of 32
+#else
+inline constexpr int kMr = 4;
+#endif
+
+#if HEADROOM_BF16_PAIRS
+HWY_INLINE VF multiply_add_unit(VF acc, const uint32_t* a, const uint32_t* b) {
+  const __m512bh x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(*a)));
+  return VF{_mm512_dpbf16_ps(acc.raw, x, reinterpret_cast<__m512bh>(_mm512_load_si512(b)))};
+}
+#else
+HWY_INLINE VF multiply_add_unit(VF acc, const uint32_t* a, const uint32_t* b) {
+  const DF df;
+  return hn::MulAdd(hn::Set(df, *reinterpret_cast<const float*>(a)),
+                    hn::Load(df, reinterpret_cast<const float*>(b)), acc);
+}
+#endif
+
+// One register tile. Row i of a rows operand is reached from every third row's pointer, so that 14 rows take
+// five address registers and no spill.
+template <int kRows, bool kColumnsOperand>
+HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT b, float* HWY_RESTRICT c) {
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
+  const int64_t stride = g.a_stride;
+  const int64_t c_stride = g.c_stride;
+  VF acc[kRows][2];
+  HEADROOM_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    acc[i][0] = hn::Zero(df);
+    acc[i][1] = hn::Zero(df);
+  }
+  if (g.add) {
+    HEADROOM_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      hwy::Prefetch(c + i * c_stride);
+      hwy::Prefetch(c + i * c_stride + lanes);
+    }
+  }
+  constexpr int kGroups = (kRows + 2) / 3;
+  const uint32_t* a[kGroups];
+  HEADROOM_UNROLL
+  for (int i = 0; i < kGroups; ++i) a[i] = kColumnsOperand ? g.a + 3 * i : g.a + 3 * i * stride;
+  const int64_t row_step = kColumnsOperand ? 1 : stride;
+  const int64_t k_step = kColumnsOperand ? stride : 1;
+  const int64_t k_end = g.k;
+  for (int64_t k = 0; k < k_end; ++k) {
+    HEADROOM_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const uint32_t* unit = a[i / 3] + (i % 3) * row_step;
+      acc[i][0] = multiply_add_unit(acc[i][0], unit, b);
+      acc[i][1] = multiply_add_unit(acc[i][1], unit, b + lanes);
+    }
+    HEADROOM_UNROLL
+    for (int i = 0; i < kGroups; ++i) a[i] += k_step;
+    b += 2 * lanes;
+  }
+  HEADROOM_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    float* row = c + i * c_stride;
+    if (g.add) {
+      acc[i][0] = hn::Add(acc[i][0], hn::LoadU(df, row));
+      acc[i][1] = hn::Add(acc[i][1], hn::LoadU(df, row + lanes));
+    }
+    hn::StoreU(acc[i][0], df, row);
+    hn::StoreU(acc[i][1], df, row + lanes);
+  }
+}
+
+template <int kRows, bool kColumnsOperand>
+void multiply_strip(const GemmStrip& g) {
+  const size_t nr = 2 * hn::Lanes(DF());
+  for (int64_t p = 0; p < g.panels; ++p) {
+    multiply_tile<kRows, kColumnsOperand>(g, g.b + p * g.b_panel_stride, g.c + p * static_cast<int64_t>(nr));
+  }
+}
+
+// Picks the kernel with as many rows as the strip has: a short last strip costs no more than its rows.
+template <bool kColumnsOperand, int kRows = kMr>
+void multiply_rows(const GemmStrip& g) {
+  if constexpr (kRows > 0) {
+    if (g.rows == kRows) return multiply_strip<kRows, kColumnsOperand>(g);
+    multiply_rows<kColumnsOperand, kRows - 1>(g);
+  }
+}
+
+void gemm_rows(const GemmStrip& g) {
+  multiply_rows<false>(g);
+}
+void gemm_columns(const GemmStrip& g) {
+  multiply_rows<true>(g);
+}

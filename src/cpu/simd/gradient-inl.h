@@ -1,0 +1,68 @@
+// From exps or logits to gradients of the dot products. No include guard: kernels-inl.h includes this once
+// per target.
+
+void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const StripCoefficients& k, void* dz,
+                    int64_t dz_stride) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF inverse = hn::Set(df, t.softcap != 0 ? 1 / t.softcap : 0.0f);
+  for (int i = 0; i < strip.rows; ++i) {
+    float* z = strip.z + i * strip.stride;
+    Element* out = static_cast<Element*>(dz) + i * dz_stride;
+    transform_row(z, strip, t);
+    const VF lse = hn::Set(df, k.lse[i]);
+    const VF a = hn::Set(df, k.a[i]);
+    const VF b = hn::Set(df, k.b[i]);
+    const VF c = hn::Set(df, k.c[i]);
+    for (int64_t j = 0; j < strip.padded_columns; j += lanes) {
+      const VF zj = hn::LoadU(df, z + j);
+      const VF p = exp_lanes(hn::Sub(zj, lse));
+      VF v = hn::Mul(p, a);
+      if (k.b[i] != 0) {  // p z is 0 where p is, even for z = -inf
+        const VF with_entropy = hn::Mul(p, hn::MulAdd(b, zj, a));
+        v = hn::IfThenElse(hn::Eq(p, hn::Zero(df)), hn::Zero(df), with_entropy);
+      }
+      if (k.c[i] != 0) {
+        v = strip.class_weight == nullptr ? hn::Add(v, c)
+                                          : hn::MulAdd(c, hn::LoadU(df, strip.class_weight + j), v);
+      }
+      if (t.softcap != 0) v = hn::Mul(v, softcap_slope(zj, inverse));
+      store_element(v, out + j);
+    }
+    for (int64_t j = strip.columns; j < strip.padded_columns; ++j) out[j] = 0;
+    const int32_t y = strip.target[i];
+    if (y < 0) continue;
+    // At the target p a - g may cancel: in double, and before any rounding to an element.
+    const double zy = z[y];
+    const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
+    double v = std::exp(zy - k.lse[i]) * (k.a[i] + k.b[i] * zy) + k.c[i] * w - k.g[i];
+    if (t.softcap != 0) v *= 1 - (zy / t.softcap) * (zy / t.softcap);
+    store_scalar(static_cast<float>(v), out + y);
+  }
+}
+
+void finish_strip(const FinishStrip& strip) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  for (int i = 0; i < strip.rows; ++i) {
+    Element* row = static_cast<Element*>(strip.exps) + i * strip.stride;
+    const VF factor = hn::Set(df, strip.factor[i]);
+    if (strip.c == nullptr) {
+      for (int64_t j = 0; j < strip.columns; j += 2 * lanes) {  // exps are padded to two vectors with zeros
+        const VF v0 = hn::Mul(load_element(row + j), factor);
+        const VF v1 = hn::Mul(load_element(row + j + lanes), factor);
+        store_elements2(v0, v1, row + j);
+      }
+    } else {
+      const VF c = hn::Set(df, strip.c[i]);
+      for (int64_t j = 0; j < strip.columns; j += lanes) {
+        const VF w =
+            strip.class_weight == nullptr ? hn::Set(df, 1.0f) : hn::LoadU(df, strip.class_weight + j);
+        store_element(hn::MulAdd(load_element(row + j), factor, hn::Mul(c, w)), row + j);
+      }
+    }
+    const int64_t padded = (strip.columns + 2 * lanes - 1) / (2 * lanes) * (2 * lanes);
+    for (int64_t j = strip.columns; j < padded; ++j) row[j] = 0;
+    if (strip.target[i] >= 0) store_scalar(strip.target_value[i], row + strip.target[i]);
+  }
+}

@@ -1,0 +1,55 @@
+// All kernels of one target, with fp32 units or, with HEADROOM_BF16_PAIRS, bf16 pairs. Included once per
+// target and unit. HEADROOM_UNITS is the namespace of the unit; HEADROOM_BEFORE_KERNELS and
+// HEADROOM_AFTER_KERNELS set and restore the instruction set.
+#include <hwy/highway.h>
+
+#undef HEADROOM_PORTABLE
+#define HEADROOM_PORTABLE (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
+
+#ifndef HEADROOM_UNROLL
+#define HEADROOM_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+HEADROOM_BEFORE_KERNELS
+namespace headroom::cpu::HEADROOM_UNITS::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+
+// Each uses what is before it.
+// clang-format off
+#include "cpu/simd/elements-inl.h"
+#include "cpu/simd/exp-inl.h"
+#include "cpu/simd/gemm-inl.h"
+#include "cpu/simd/pack-inl.h"
+#include "cpu/simd/softmax-inl.h"
+#include "cpu/simd/gradient-inl.h"
+// clang-format on
+
+}  // namespace
+
+Kernels make_kernels(const char* name, double gflops_thread) {
+  Kernels k;
+  k.name = name;
+  k.mr = kMr;
+  k.nr = static_cast<int>(2 * hn::Lanes(DF()));
+  k.pair = static_cast<int>(kPair);
+  k.gflops_thread = gflops_thread;
+  k.gemm_rows = gemm_rows;
+  k.gemm_columns = gemm_columns;
+  k.convert_row = convert_row;
+  k.pack_transposed = pack_transposed;
+  k.pack_interleaved = pack_interleaved;
+  k.softmax_strip = softmax_strip;
+  k.gradient_strip = gradient_strip;
+  k.finish_strip = finish_strip;
+  k.add_column_sums = add_column_sums;
+  k.store_row = store_row;
+  k.exp_row = exp_row;
+  return k;
+}
+
+}  // namespace headroom::cpu::HEADROOM_UNITS::HWY_NAMESPACE
+HEADROOM_AFTER_KERNELS

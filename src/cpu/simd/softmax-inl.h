@@ -1,0 +1,131 @@
+// What happens to a strip of dot products while it is in cache. No include guard: kernels-inl.h includes this
+// once per target.
+
+inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+
+HWY_INLINE VF transform_lanes(VF dot, VF scale, VF bias, float softcap) {
+  const DF df;
+  const VF z = hn::MulAdd(dot, scale, bias);
+  if (softcap == 0) return z;
+  return hn::Mul(hn::Set(df, softcap), tanh_lanes(hn::Div(z, hn::Set(df, softcap))));
+}
+
+// t'(z) = 1 - (z / softcap)^2
+HWY_INLINE VF softcap_slope(VF z, VF inverse_softcap) {
+  const DF df;
+  const VF r = hn::Mul(z, inverse_softcap);
+  return hn::NegMulAdd(r, r, hn::Set(df, 1.0f));
+}
+
+// Dot products to logits in place; columns past the end become -inf. Returns the maximum of the row.
+HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform& t) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  if (t.scale != 1 || t.bias != nullptr || t.softcap != 0) {
+    const VF scale = hn::Set(df, t.scale);
+    for (int64_t j = 0; j < strip.columns; j += lanes) {  // z and bias are padded to whole vectors
+      const VF bias = t.bias != nullptr ? hn::LoadU(df, t.bias + j) : hn::Zero(df);
+      hn::StoreU(transform_lanes(hn::LoadU(df, z + j), scale, bias, t.softcap), df, z + j);
+    }
+  }
+  for (int64_t j = strip.columns; j < strip.padded_columns; ++j) z[j] = kNegativeInfinity;
+  VF max0 = hn::LoadU(df, z);
+  VF max1 = hn::LoadU(df, z + lanes);
+  for (int64_t j = 2 * lanes; j < strip.padded_columns; j += 2 * lanes) {
+    max0 = hn::Max(max0, hn::LoadU(df, z + j));
+    max1 = hn::Max(max1, hn::LoadU(df, z + j + lanes));
+  }
+  return hn::GetLane(hn::MaxOfLanes(df, hn::Max(max0, max1)));
+}
+
+HWY_INLINE float sum_of_lanes(VF v) {
+  return hn::GetLane(hn::SumOfLanes(DF(), v));
+}
+
+// exp(z - anchor) of a row: their sum, their sum times z - anchor when wanted, and the exps times t'(z) to
+// `exps` when not null.
+template <bool kWantOffset, bool kSoftcap>
+HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anchor, float softcap,
+                         float* sum_exp, float* sum_exp_offset, Element* HWY_RESTRICT exps) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF a = hn::Set(df, anchor);
+  const VF inverse = hn::Set(df, kSoftcap ? 1 / softcap : 0.0f);
+  VF sum0 = hn::Zero(df);
+  VF sum1 = hn::Zero(df);
+  VF offset = hn::Zero(df);
+  for (int64_t j = 0; j < padded; j += 2 * lanes) {
+    const VF z0 = hn::LoadU(df, z + j);
+    const VF z1 = hn::LoadU(df, z + j + lanes);
+    const VF d0 = clamp_exponent(hn::Sub(z0, a));
+    const VF d1 = clamp_exponent(hn::Sub(z1, a));
+    VF e0 = exp_clamped(d0);
+    VF e1 = exp_clamped(d1);
+    sum0 = hn::Add(sum0, e0);
+    sum1 = hn::Add(sum1, e1);
+    if constexpr (kWantOffset) offset = hn::MulAdd(e0, d0, hn::MulAdd(e1, d1, offset));
+    if (exps == nullptr) continue;
+    if constexpr (kSoftcap) {
+      e0 = hn::Mul(e0, softcap_slope(z0, inverse));
+      e1 = hn::Mul(e1, softcap_slope(z1, inverse));
+    }
+    store_elements2(e0, e1, exps + j);
+  }
+  *sum_exp = sum_of_lanes(hn::Add(sum0, sum1));
+  if constexpr (kWantOffset) *sum_exp_offset = sum_of_lanes(offset);
+}
+
+HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns,
+                              const float* HWY_RESTRICT weight) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  VF sum = hn::Zero(df);
+  int64_t j = 0;
+  for (; j + lanes <= columns; j += lanes) {
+    const VF v = hn::LoadU(df, z + j);
+    sum = weight == nullptr ? hn::Add(sum, v) : hn::MulAdd(hn::LoadU(df, weight + j), v, sum);
+  }
+  float total = sum_of_lanes(sum);
+  for (; j < columns; ++j) total += weight == nullptr ? z[j] : weight[j] * z[j];
+  return total;
+}
+
+// The first column that holds the maximum; column 0 when none equals it (a NaN).
+HWY_INLINE int32_t first_of(const float* HWY_RESTRICT z, int64_t padded, float max) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF m = hn::Set(df, max);
+  for (int64_t j = 0; j < padded; j += lanes) {
+    const intptr_t at = hn::FindFirstTrue(df, hn::Eq(hn::LoadU(df, z + j), m));
+    if (at >= 0) return static_cast<int32_t>(j + at);
+  }
+  return 0;
+}
+
+void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const BlockStats& out, void* exps,
+                   int64_t exps_stride) {
+  for (int i = 0; i < strip.rows; ++i) {
+    float* z = strip.z + i * strip.stride;
+    Element* row_exps = exps == nullptr ? nullptr : static_cast<Element*>(exps) + i * exps_stride;
+    const float max = transform_row(z, strip, t);
+    // All -inf (a masked block): any finite anchor makes its exps 0, where -inf would make them NaN.
+    const float anchor = max == kNegativeInfinity ? 0.0f : max;
+    float sum_exp = 0;
+    float offset = 0;
+    const bool want_offset = out.sum_exp_offset != nullptr;
+    const auto sums = want_offset ? (t.softcap != 0 ? exp_sums<true, true> : exp_sums<true, false>)
+                                  : (t.softcap != 0 ? exp_sums<false, true> : exp_sums<false, false>);
+    sums(z, strip.padded_columns, anchor, t.softcap, &sum_exp, &offset, row_exps);
+    if (row_exps != nullptr) {
+      for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row_exps[j] = 0;
+    }
+    out.max[i] = max;
+    out.sum_exp[i] = sum_exp;
+    if (want_offset) out.sum_exp_offset[i] = offset;
+    if (strip.target[i] >= 0) out.target_logit[i] = z[strip.target[i]];
+    if (out.weighted_logit_sum != nullptr) {
+      out.weighted_logit_sum[i] = weighted_sum(z, strip.columns, strip.class_weight);
+    }
+    if (out.argmax != nullptr) out.argmax[i] = first_of(z, strip.padded_columns, max);
+  }
+}
