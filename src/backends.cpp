@@ -1,19 +1,13 @@
 #include "backends.h"
 
 #include "core/status.h"
-#ifdef HEADROOM_HAS_CPU_BACKEND
 #include "cpu/backend.h"
-#endif
 #include "reference/backend.h"
 
 namespace headroom {
 
 std::span<const Backend* const> all_backends() {
-  static const Backend* const kBackends[] = {
-#ifdef HEADROOM_HAS_CPU_BACKEND
-      &cpu_backend(),
-#endif
-      &reference_backend()};
+  static const Backend* const kBackends[] = {&cpu_backend(), &reference_backend()};
   return kBackends;
 }
 
