@@ -216,10 +216,17 @@ headroom_status headroom_plan_list(const headroom_context* context, const headro
     const Backend* backend = nullptr;
     const std::vector<Plan> plans = list_plans(c, to_problem(given), given.max_workspace_bytes, &backend);
     const auto total = static_cast<int32_t>(plans.size());
-    if (capacity > 0) required(infos, "infos");
+    if (capacity > 0 && required(infos, "infos")->struct_size % alignof(headroom_plan_info) != 0) {
+      throw_invalid("headroom_plan_info.struct_size", "the size of a headroom_plan_info",
+                    std::to_string(infos->struct_size));
+    }
     for (int32_t i = 0; i < std::min(total, capacity); ++i) {
-      infos[i].struct_size = infos[0].struct_size;
-      write_plan_info(plans[static_cast<size_t>(i)], backend->name, &infos[i]);
+      // The elements are as far apart as the caller's struct is large, which may be smaller than ours.
+      const size_t size = infos->struct_size;
+      auto* info = reinterpret_cast<headroom_plan_info*>(reinterpret_cast<char*>(infos) +
+                                                         size * static_cast<size_t>(i));
+      std::memcpy(info, &size, sizeof size);
+      write_plan_info(plans[static_cast<size_t>(i)], backend->name, info);
     }
     *count = total;
   });
@@ -267,6 +274,11 @@ headroom_status headroom_loss_from_row_stats(const headroom_problem* problem,
     if (p.tokens > 0) required(b.targets, "targets");
     if (p.has_class_weight) required(b.class_weight, "class_weight");
     if (p.tokens > 0 && p.has_token_weight) required(b.token_weight, "token_weight");
+    if (b.entropy != nullptr && !p.want_entropy)
+      throw_invalid("entropy", "null unless want_entropy", "a pointer");
+    if (b.correct_count != nullptr && !p.want_argmax) {
+      throw_invalid("correct_count", "null unless want_argmax", "a pointer");
+    }
     check_targets(p, b.targets);
     std::vector<int64_t> rows(static_cast<size_t>(p.tokens));
     losses_from_row_stats(p, b, rows.data());

@@ -50,13 +50,11 @@ ParallelFor to_parallel_for(const headroom_context_options& options) {
     throw_invalid("threads", "the number of workers of the given parallel_for",
                   std::to_string(options.threads));
   }
-  using Body = std::function<void(int64_t, int)>;
-  return {options.threads,
-          [pool = options.pool, call = options.parallel_for](int64_t tasks, const Body& body) {
+  return {options.threads, [pool = options.pool, call = options.parallel_for](int64_t tasks, LoopBody body) {
             const auto task = [](int64_t index, int32_t worker, void* data) {
-              (*static_cast<const Body*>(data))(index, worker);
+              (*static_cast<const LoopBody*>(data))(index, worker);
             };
-            call(tasks, task, const_cast<Body*>(&body), pool);
+            call(tasks, task, &body, pool);
           }};
 }
 

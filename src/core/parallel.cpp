@@ -3,7 +3,7 @@
 namespace headroom {
 
 ParallelFor serial_parallel_for() {
-  return {1, [](int64_t tasks, const std::function<void(int64_t, int)>& body) {
+  return {1, [](int64_t tasks, LoopBody body) {
             for (int64_t task = 0; task < tasks; ++task) body(task, 0);
           }};
 }

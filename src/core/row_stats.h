@@ -37,12 +37,15 @@ HEADROOM_HD inline RowStats<T> rebase(RowStats<T> stats, T new_max) {
 
 template <class T>
 HEADROOM_HD inline RowStats<T> merge(const RowStats<T>& a, const RowStats<T>& b) {
-  // A NaN maximum wins, so that a NaN logit is never lost in a merge.
+  // A NaN maximum wins, so that a NaN logit is never lost in a merge; as in PyTorch its id is the argmax.
   const T new_max = (a.max > b.max || std::isnan(a.max)) ? a.max : b.max;
   RowStats<T> x = rebase(a, new_max);
   const RowStats<T> y = rebase(b, new_max);
-  const bool take_b =
-      a.argmax < 0 || b.max > a.max || (b.max == a.max && b.argmax >= 0 && b.argmax < a.argmax);
+  const bool a_nan = std::isnan(a.max);
+  const bool b_nan = std::isnan(b.max);
+  const bool equal = a_nan ? b_nan : a.max == b.max;
+  const bool b_larger = b_nan ? !a_nan : b.max > a.max;
+  const bool take_b = a.argmax < 0 || b_larger || (equal && b.argmax >= 0 && b.argmax < a.argmax);
   x.argmax = take_b ? b.argmax : a.argmax;
   x.sum_exp += y.sum_exp;
   x.target_logit += y.target_logit;

@@ -13,6 +13,11 @@ void require(bool ok, const char* argument, const std::string& expected, const s
   if (!ok) throw_invalid(argument, expected, got);
 }
 
+// Of a run, which allocates nothing unless it fails: the strings are made late.
+void require(bool ok, const char* argument, const char* expected, const char* got) {
+  if (!ok) throw_invalid(argument, expected, got);
+}
+
 std::string text(int64_t value) {
   return std::to_string(value);
 }
@@ -33,8 +38,8 @@ void check_non_negative(const char* argument, double value) {
 
 // Products of two dimensions and an element size must fit into 63 bits with room to spare.
 void check_product(const char* argument, int64_t a, int64_t b) {
-  require(a == 0 || b <= (int64_t{1} << 58) / a, argument, "a product of dimensions below 2^58",
-          text(a) + " x " + text(b));
+  if (a == 0 || b <= (int64_t{1} << 58) / a) return;
+  throw_invalid(argument, "a product of dimensions below 2^58", text(a) + " x " + text(b));
 }
 
 void check_float(const char* argument, DType dtype, bool fp64_problem) {
@@ -116,11 +121,12 @@ void need(const void* pointer, bool condition, const char* argument, const char*
     throw_invalid(argument, std::string("a pointer (") + why + ")", "null");
 }
 
-void check_stride(const char* argument, int64_t* stride, int64_t row_length, const void* data) {
+void check_stride(const char* argument, int64_t* stride, int64_t rows, int64_t row_length, const void* data) {
   if (data == nullptr) return;
   if (*stride == 0) *stride = row_length;
-  require(*stride >= row_length && *stride < (int64_t{1} << 58), argument,
-          "at least the row length " + text(row_length), text(*stride));
+  if (*stride < row_length)
+    throw_invalid(argument, "at least the row length " + text(row_length), text(*stride));
+  check_product(argument, rows, *stride);
 }
 
 void check_shard_outputs(const Buffers& b) {
@@ -153,10 +159,10 @@ Buffers validated(const Problem& p, Buffers b) {
   need(b.bias, p.has_bias, "bias", "has_bias");
   need(b.class_weight, p.has_class_weight, "class_weight", "has_class_weight");
   need(b.token_weight, rows && p.has_token_weight, "token_weight", "has_token_weight");
-  check_stride("hidden_stride", &b.hidden_stride, p.hidden, b.hidden);
-  check_stride("classifier_stride", &b.classifier_stride, p.hidden, b.classifier);
-  check_stride("d_hidden_stride", &b.d_hidden_stride, p.hidden, b.d_hidden);
-  check_stride("d_classifier_stride", &b.d_classifier_stride, p.hidden, b.d_classifier);
+  check_stride("hidden_stride", &b.hidden_stride, p.tokens, p.hidden, b.hidden);
+  check_stride("classifier_stride", &b.classifier_stride, p.vocab, p.hidden, b.classifier);
+  check_stride("d_hidden_stride", &b.d_hidden_stride, p.tokens, p.hidden, b.d_hidden);
+  check_stride("d_classifier_stride", &b.d_classifier_stride, p.vocab, p.hidden, b.d_classifier);
   if (p.needs_forward()) {
     if (p.is_shard()) {
       check_shard_outputs(b);

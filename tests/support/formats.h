@@ -1,7 +1,7 @@
 #pragma once
+#include <headroom/headroom.h>
 #include <cstddef>
 #include <cstdint>
-#include <headroom/headroom.hpp>
 
 namespace headroom_test {
 

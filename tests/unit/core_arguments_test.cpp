@@ -1,0 +1,245 @@
+// Every invalid option is refused by name, with what was expected and what was got; nothing is written.
+#include <gtest/gtest.h>
+#include <headroom/headroom.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct DestroyContext {
+  void operator()(headroom_context* context) const { headroom_context_destroy(context); }
+};
+struct DestroyPlan {
+  void operator()(headroom_plan* plan) const { headroom_plan_destroy(plan); }
+};
+using ContextHandle = std::unique_ptr<headroom_context, DestroyContext>;
+using PlanHandle = std::unique_ptr<headroom_plan, DestroyPlan>;
+
+ContextHandle make_context() {
+  headroom_context* context = nullptr;
+  EXPECT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
+  return ContextHandle(context);
+}
+
+headroom_problem valid_problem() {
+  headroom_problem p;
+  headroom_problem_init(&p);
+  p.pass = HEADROOM_FORWARD_BACKWARD;
+  p.tokens = 6;
+  p.vocab = 5;
+  p.hidden = 4;
+  p.has_bias = p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 1;
+  return p;
+}
+
+struct BadProblem {
+  const char* argument;  // the message begins with it
+  std::function<void(headroom_problem&)> spoil;
+};
+
+const double kNaN = std::numeric_limits<double>::quiet_NaN();
+const double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<BadProblem> bad_problems() {
+  using P = headroom_problem;
+  std::vector<BadProblem> out = {
+      {"headroom_problem.struct_size", [](P& p) { p.struct_size = 0; }},
+      {"headroom_problem.struct_size", [](P& p) { p.struct_size = 7; }},
+      {"headroom_problem.struct_size", [](P& p) { ++p.struct_size; }},
+      {"headroom_problem.struct_size", [](P& p) { p.struct_size = SIZE_MAX; }},
+      {"pass", [](P& p) { p.pass = -1; }},
+      {"pass", [](P& p) { p.pass = 3; }},
+      {"pass", [](P& p) { p.pass = HEADROOM_FORWARD; }},  // yet gradients are wanted
+      {"pass", [](P& p) { p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0; }},
+      {"pass", [](P& p) { p.vocab_total = 6; }},  // a shard goes forward, then backward
+      {"reduction", [](P& p) { p.reduction = 3; }},
+      {"reduction", [](P& p) { p.reduction = -1; }},
+      {"tokens", [](P& p) { p.tokens = -1; }},
+      {"tokens", [](P& p) { p.tokens = INT64_MAX; }},
+      {"vocab", [](P& p) { p.vocab = 0; }},
+      {"vocab", [](P& p) { p.vocab = -5; }},
+      {"vocab", [](P& p) { p.vocab = INT64_MAX; }},
+      {"hidden", [](P& p) { p.hidden = 0; }},
+      {"hidden", [](P& p) { p.hidden = INT64_MIN; }},
+      {"tokens x vocab", [](P& p) { p.tokens = p.vocab = int64_t{1} << 39; }},
+      {"tokens x hidden", [](P& p) { p.tokens = p.hidden = int64_t{1} << 39; }},
+      {"vocab x hidden", [](P& p) { p.vocab = p.hidden = int64_t{1} << 39; }},
+      {"vocab_total", [](P& p) { p.vocab_total = 4; }},
+      {"vocab_total", [](P& p) { p.vocab_total = -1; }},
+      {"vocab_start", [](P& p) { p.vocab_start = -1; }},
+      {"vocab_start", [](P& p) { p.vocab_start = 1; }},
+      {"vocab_start", [](P& p) { p.vocab_start = INT64_MAX; }},
+      {"hidden_dtype", [](P& p) { p.hidden_dtype = HEADROOM_I32; }},
+      {"hidden_dtype", [](P& p) { p.hidden_dtype = 6; }},
+      {"hidden_dtype", [](P& p) { p.hidden_dtype = -1; }},
+      {"classifier_dtype", [](P& p) { p.classifier_dtype = HEADROOM_F64; }},
+      {"classifier_dtype", [](P& p) { p.hidden_dtype = HEADROOM_F64; }},
+      {"bias_dtype", [](P& p) { p.bias_dtype = HEADROOM_F64; }},
+      {"bias_dtype", [](P& p) { p.bias_dtype = HEADROOM_I64; }},
+      {"target_dtype", [](P& p) { p.target_dtype = HEADROOM_F32; }},
+      {"d_hidden_dtype", [](P& p) { p.d_hidden_dtype = HEADROOM_F64; }},
+      {"d_classifier_dtype", [](P& p) { p.d_classifier_dtype = HEADROOM_I64; }},
+      {"d_bias_dtype", [](P& p) { p.d_bias_dtype = 99; }},
+      {"scale", [](P& p) { p.scale = kNaN; }},
+      {"scale", [](P& p) { p.scale = -kInfinity; }},
+      {"softcap", [](P& p) { p.softcap = -1; }},
+      {"softcap", [](P& p) { p.softcap = kInfinity; }},
+      {"label_smoothing", [](P& p) { p.label_smoothing = -0.01; }},
+      {"label_smoothing", [](P& p) { p.label_smoothing = 1.01; }},
+      {"label_smoothing", [](P& p) { p.label_smoothing = kNaN; }},
+      {"z_loss", [](P& p) { p.z_loss = -1e-4; }},
+      {"z_loss", [](P& p) { p.z_loss = kNaN; }},
+      {"num_items", [](P& p) { p.num_items = -1; }},
+      {"num_items", [](P& p) { p.num_items = kInfinity; }},
+      {"num_items", [](P& p) { p.num_items = 2, p.reduction = HEADROOM_REDUCTION_SUM; }},
+      {"shift", [](P& p) { p.shift = -1; }},
+      {"shift", [](P& p) { p.shift = INT64_MAX; }},
+      {"sequence_length", [](P& p) { p.sequence_length = -1; }},
+      {"sequence_length", [](P& p) { p.sequence_length = 4; }},
+      {"sequence_length", [](P& p) { p.sequence_length = 12; }},
+      {"want_d_bias", [](P& p) { p.has_bias = 0; }},
+      {"has_grad_nll", [](P& p) { p.has_grad_nll = 1; }},
+      {"has_grad_nll/lse/entropy", [](P& p) { p.has_grad_entropy = 1; }},
+      {"accumulate_d_hidden", [](P& p) { p.accumulate_d_hidden = 1, p.d_hidden_dtype = HEADROOM_BF16; }},
+      {"accumulate_d_hidden", [](P& p) { p.accumulate_d_hidden = 1, p.want_d_hidden = 0; }},
+      {"accumulate_d_classifier",
+       [](P& p) { p.accumulate_d_classifier = 1, p.d_classifier_dtype = HEADROOM_F16; }},
+      {"accumulate_d_bias", [](P& p) { p.accumulate_d_bias = 1, p.want_d_bias = 0; }},
+  };
+  const std::pair<const char*, int32_t P::*> flags[] = {
+      {"has_bias", &P::has_bias},
+      {"has_class_weight", &P::has_class_weight},
+      {"has_token_weight", &P::has_token_weight},
+      {"want_entropy", &P::want_entropy},
+      {"want_argmax", &P::want_argmax},
+      {"want_d_hidden", &P::want_d_hidden},
+      {"want_d_classifier", &P::want_d_classifier},
+      {"want_d_bias", &P::want_d_bias},
+      {"has_grad_nll", &P::has_grad_nll},
+      {"has_grad_lse", &P::has_grad_lse},
+      {"has_grad_entropy", &P::has_grad_entropy},
+      {"accumulate_d_hidden", &P::accumulate_d_hidden},
+      {"accumulate_d_classifier", &P::accumulate_d_classifier},
+      {"accumulate_d_bias", &P::accumulate_d_bias}};
+  for (const auto& [name, member] : flags) {
+    out.push_back({name, [member = member](P& p) { p.*member = 2; }});
+    out.push_back({name, [member = member](P& p) { p.*member = -1; }});
+  }
+  return out;
+}
+
+void expect_refusal(headroom_status got, const std::string& argument) {
+  const std::string message = headroom_last_error();
+  EXPECT_EQ(got, HEADROOM_INVALID_ARGUMENT) << argument << ": " << message;
+  EXPECT_EQ(message.substr(0, argument.size()), argument) << message;
+  EXPECT_NE(message.find(": expected "), std::string::npos) << message;
+  EXPECT_NE(message.find(", got "), std::string::npos) << message;
+}
+
+TEST(Arguments, EveryInvalidOptionIsNamed) {
+  const ContextHandle context = make_context();
+  for (const BadProblem& bad : bad_problems()) {
+    headroom_problem problem = valid_problem();
+    bad.spoil(problem);
+    auto* const untouched = reinterpret_cast<headroom_plan*>(8);
+    headroom_plan* plan = untouched;
+    expect_refusal(headroom_plan_create(context.get(), &problem, &plan), bad.argument);
+    EXPECT_EQ(plan, untouched);
+    int32_t count = -1;
+    expect_refusal(headroom_plan_list(context.get(), &problem, nullptr, 0, &count), bad.argument);
+    EXPECT_EQ(count, -1);
+  }
+}
+
+TEST(Arguments, TheValidProblemIsValid) {
+  const ContextHandle context = make_context();
+  const headroom_problem problem = valid_problem();
+  headroom_plan* plan = nullptr;
+  EXPECT_EQ(headroom_plan_create(context.get(), &problem, &plan), HEADROOM_OK) << headroom_last_error();
+  headroom_plan_destroy(plan);
+}
+
+TEST(Arguments, NullPointersOfTheFunctions) {
+  const ContextHandle context = make_context();
+  const headroom_problem problem = valid_problem();
+  headroom_plan* plan = nullptr;
+  headroom_plan_info info;
+  headroom_plan_info_init(&info);
+  headroom_buffers buffers;
+  headroom_buffers_init(&buffers);
+  int32_t count = 0;
+  expect_refusal(headroom_context_create(nullptr, nullptr), "context");
+  expect_refusal(headroom_plan_create(nullptr, &problem, &plan), "context");
+  expect_refusal(headroom_plan_create(context.get(), nullptr, &plan), "headroom_problem");
+  expect_refusal(headroom_plan_create(context.get(), &problem, nullptr), "plan");
+  expect_refusal(headroom_plan_get_info(nullptr, &info), "plan");
+  expect_refusal(headroom_plan_list(nullptr, &problem, &info, 1, &count), "context");
+  expect_refusal(headroom_plan_list(context.get(), &problem, nullptr, 1, &count), "infos");
+  expect_refusal(headroom_plan_list(context.get(), &problem, &info, 1, nullptr), "count");
+  expect_refusal(headroom_run(nullptr, &buffers, nullptr, 0, nullptr), "plan");
+  ASSERT_EQ(headroom_plan_create(context.get(), &problem, &plan), HEADROOM_OK);
+  expect_refusal(headroom_plan_get_info(plan, nullptr), "info");
+  expect_refusal(headroom_run(plan, nullptr, nullptr, 0, nullptr), "headroom_buffers");
+  expect_refusal(headroom_run(plan, &buffers, nullptr, 0, &count), "stream");
+  expect_refusal(headroom_row_stats_merge(&problem, &buffers, nullptr), "headroom_buffers");
+  expect_refusal(headroom_row_stats_merge(&problem, &buffers, &buffers), "max");
+  expect_refusal(headroom_row_stats_rebase(nullptr, &buffers, nullptr), "headroom_problem");
+  expect_refusal(headroom_loss_from_row_stats(&problem, &buffers), "max");
+  headroom_plan_destroy(plan);
+  headroom_plan_destroy(nullptr);
+  headroom_context_destroy(nullptr);
+  headroom_problem_init(nullptr);
+  headroom_buffers_init(nullptr);
+}
+
+TEST(Arguments, ContextOptions) {
+  headroom_context* context = nullptr;
+  const auto create = [&](const std::function<void(headroom_context_options&)>& change) {
+    headroom_context_options options;
+    headroom_context_options_init(&options);
+    change(options);
+    return headroom_context_create(&options, &context);
+  };
+  expect_refusal(create([](auto& o) { o.threads = -1; }), "threads");
+  expect_refusal(create([](auto& o) { o.threads = 1 << 20; }), "threads");
+  expect_refusal(create([](auto& o) { o.struct_size = 4096; }), "headroom_context_options.struct_size");
+  const auto pool = [](int64_t, headroom_task, void*, void*) {};
+  expect_refusal(create([&](auto& o) { o.parallel_for = pool; }), "threads");
+  EXPECT_EQ(create([](auto& o) { o.backend = "abacus"; }), HEADROOM_BACKEND_UNAVAILABLE);
+  EXPECT_NE(std::string(headroom_last_error()).find("got abacus"), std::string::npos)
+      << headroom_last_error();
+  EXPECT_NE(std::string(headroom_last_error()).find("reference"), std::string::npos) << headroom_last_error();
+  EXPECT_EQ(create([](auto& o) { o.isa = "mmx"; }), HEADROOM_BACKEND_UNAVAILABLE);
+  EXPECT_EQ(context, nullptr);
+}
+
+TEST(Arguments, BackendsAreListed) {
+  ASSERT_GE(headroom_backend_count(), 1);
+  EXPECT_STREQ(headroom_backend_name(headroom_backend_count() - 1), "reference");
+  EXPECT_EQ(headroom_backend_name(-1), nullptr);
+  EXPECT_EQ(headroom_backend_name(headroom_backend_count()), nullptr);
+  for (int32_t i = 0; i < headroom_backend_count(); ++i) {
+    char description[8] = "xxxxxxx";
+    char why[64] = "x";
+    EXPECT_EQ(headroom_backend_info(i, description, sizeof description, why, sizeof why), HEADROOM_OK);
+    EXPECT_EQ(std::string(description).size(), 7u);  // cut, and terminated
+    EXPECT_STREQ(why, "");
+    EXPECT_EQ(headroom_backend_info(i, nullptr, 0, nullptr, 0), HEADROOM_OK);
+  }
+  expect_refusal(headroom_backend_info(-1, nullptr, 0, nullptr, 0), "index");
+}
+
+TEST(Arguments, NamesOfEverything) {
+  for (int status = -1; status <= 8; ++status) {
+    EXPECT_NE(headroom_status_name(static_cast<headroom_status>(status)), nullptr);
+  }
+  EXPECT_STREQ(headroom_status_name(HEADROOM_OK), "ok");
+  EXPECT_STREQ(headroom_plan_kind_name(HEADROOM_PLAN_TOKEN_CHUNKS), "token_chunks");
+}
+
+}  // namespace

@@ -1,0 +1,83 @@
+// dL/dz_ij = p_ij (a + b z_ij) + c w_j - g [j = y], against numerical derivatives of the loss.
+#include "core/row_coefficients.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "random.h"
+
+namespace headroom {
+namespace {
+
+struct Row {
+  std::vector<double> z, w;
+  size_t target = 0;
+  LossParams<double> params;
+  RowWeights<double> weights;
+};
+
+RowLoss<double> loss_of(const Row& row) {
+  RowStats<double> stats;
+  for (size_t j = 0; j < row.z.size(); ++j) {
+    RowStats<double> one;
+    one.max = row.z[j];
+    one.sum_exp = 1;
+    one.sum_exp_logit = row.z[j];
+    one.weighted_logit_sum = row.w[j] * row.z[j];
+    if (j == row.target) one.target_logit = row.z[j];
+    stats = merge(stats, one);
+  }
+  return row_loss(row.params, row.weights, stats);
+}
+
+double objective(const Row& row, const RowUpstream<double>& u) {
+  const RowLoss<double> loss = loss_of(row);
+  return u.loss * loss.loss + u.nll * loss.nll + u.lse * loss.lse + u.entropy * loss.entropy;
+}
+
+TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    headroom_test::Random random(seed);
+    Row row;
+    for (int j = 0; j < 7; ++j) {
+      row.z.push_back(2 * random.normal());
+      row.w.push_back(random.uniform(0, 2));
+      row.params.class_weight_sum += row.w.back();
+    }
+    row.target = static_cast<size_t>(random.integer(0, 6));
+    row.params.vocab_total = 7;
+    row.params.label_smoothing = random.pick<double>({0, 0.2, 1});
+    row.params.z_loss = random.pick<double>({0, 0.3});
+    row.weights = {random.uniform(0, 2), row.w[row.target]};
+    const RowUpstream<double> upstream = {random.normal(), random.pick<double>({0, 0.7}),
+                                          random.pick<double>({0, -0.4}), random.pick<double>({0, 1.3})};
+    const RowLoss<double> loss = loss_of(row);
+    const RowCoefficients<double> k =
+        row_coefficients(row.params, row.weights, upstream, loss.lse, loss.entropy);
+    for (size_t j = 0; j < row.z.size(); ++j) {
+      constexpr double kStep = 1e-5;  // error of the difference: about step^2 and rounding / step
+      Row up = row, down = row;
+      up.z[j] += kStep;
+      down.z[j] -= kStep;
+      const double numeric = (objective(up, upstream) - objective(down, upstream)) / (2 * kStep);
+      const double p = std::exp(row.z[j] - loss.lse);
+      const double analytic = p * (k.a + k.b * row.z[j]) + k.c * row.w[j] - (j == row.target ? k.g : 0);
+      EXPECT_NEAR(analytic, numeric, 1e-8) << "seed " << seed;
+    }
+  }
+}
+
+TEST(RowCoefficients, PlainCrossEntropyNeedsOnlyAAndG) {
+  LossParams<double> params;
+  params.vocab_total = params.class_weight_sum = 10;
+  const auto k = row_coefficients<double>(params, {}, {0.25, 0, 0, 0}, 3.0, 0.0);
+  EXPECT_EQ(k.a, 0.25);
+  EXPECT_EQ(k.b, 0);
+  EXPECT_EQ(k.c, 0);
+  EXPECT_EQ(k.g, 0.25);
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,131 @@
+#include "core/row_stats.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "random.h"
+
+namespace headroom {
+namespace {
+
+using Stats = RowStats<double>;
+
+// Statistics of some columns, computed at once.
+Stats of(const std::vector<double>& z, int64_t first, int64_t last) {
+  Stats s;
+  for (int64_t j = first; j < last; ++j) {
+    const double value = z[static_cast<size_t>(j)];
+    if (s.argmax < 0 || value > s.max) {
+      s.max = value;
+      s.argmax = j;
+    }
+  }
+  for (int64_t j = first; j < last; ++j) {
+    const double value = z[static_cast<size_t>(j)];
+    s.sum_exp += std::exp(value - s.max);
+    s.sum_exp_logit += std::exp(value - s.max) * value;
+    s.weighted_logit_sum += static_cast<double>(j) * value;
+    if (j == 4) s.target_logit = value;
+  }
+  return s;
+}
+
+void expect_near(const Stats& a, const Stats& b) {
+  EXPECT_EQ(a.max, b.max);
+  EXPECT_EQ(a.argmax, b.argmax);
+  EXPECT_EQ(a.target_logit, b.target_logit);
+  EXPECT_NEAR(a.sum_exp, b.sum_exp, 1e-13 * b.sum_exp);
+  EXPECT_NEAR(a.sum_exp_logit, b.sum_exp_logit, 1e-12 * (1 + std::fabs(b.max)) * b.sum_exp);
+  EXPECT_NEAR(a.weighted_logit_sum, b.weighted_logit_sum, 1e-11);
+}
+
+std::vector<double> logits(uint64_t seed) {
+  headroom_test::Random random(seed);
+  std::vector<double> z(10);
+  for (double& value : z) value = 5 * random.normal();
+  return z;
+}
+
+TEST(RowStats, MergeJoinsAnyTwoRanges) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto z = logits(seed);
+    for (int64_t cut = 0; cut <= 10; ++cut) {
+      expect_near(merge(of(z, 0, cut), of(z, cut, 10)), of(z, 0, 10));
+      expect_near(merge(of(z, cut, 10), of(z, 0, cut)), of(z, 0, 10));
+    }
+  }
+}
+
+TEST(RowStats, MergeIsAssociative) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto z = logits(seed);
+    const Stats a = of(z, 0, 3), b = of(z, 3, 5), c = of(z, 5, 10);
+    expect_near(merge(merge(a, b), c), merge(a, merge(b, c)));
+  }
+}
+
+TEST(RowStats, NoColumnsAreNeutral) {
+  const Stats s = of(logits(1), 0, 10);
+  for (const Stats& joined : {merge(s, Stats{}), merge(Stats{}, s)}) {
+    EXPECT_EQ(joined.max, s.max);
+    EXPECT_EQ(joined.sum_exp, s.sum_exp);
+    EXPECT_EQ(joined.argmax, s.argmax);
+    EXPECT_EQ(joined.sum_exp_logit, s.sum_exp_logit);
+  }
+  const Stats none = merge(Stats{}, Stats{});
+  EXPECT_EQ(none.max, -INFINITY);
+  EXPECT_EQ(none.sum_exp, 0);
+  EXPECT_EQ(none.argmax, -1);
+}
+
+TEST(RowStats, TheFirstOfEqualMaximaIsTheArgmax) {
+  Stats a, b;
+  a.max = b.max = 2;
+  a.sum_exp = b.sum_exp = 1;
+  a.argmax = 7;
+  b.argmax = 3;
+  EXPECT_EQ(merge(a, b).argmax, 3);
+  EXPECT_EQ(merge(b, a).argmax, 3);
+}
+
+TEST(RowStats, ANaNIsNeverLost) {
+  const Stats finite = of(logits(2), 0, 5);
+  Stats bad;
+  bad.max = bad.sum_exp = NAN;
+  bad.argmax = 8;
+  for (const Stats& joined : {merge(finite, bad), merge(bad, finite)}) {
+    EXPECT_TRUE(std::isnan(joined.max));
+    EXPECT_TRUE(std::isnan(log_sum_exp(joined)));
+    EXPECT_EQ(joined.argmax, 8);
+  }
+  Stats earlier = bad;
+  earlier.argmax = 6;
+  EXPECT_EQ(merge(bad, earlier).argmax, 6);
+  EXPECT_EQ(merge(earlier, bad).argmax, 6);
+}
+
+TEST(RowStats, MinusInfinityIsAnOrdinaryLogit) {
+  Stats masked;
+  masked.argmax = 0;  // one column of -inf: max -inf, no mass
+  const Stats finite = of(logits(3), 1, 5);
+  for (const Stats& joined : {merge(finite, masked), merge(masked, finite)}) {
+    EXPECT_EQ(joined.max, finite.max);
+    EXPECT_EQ(joined.sum_exp, finite.sum_exp);
+    EXPECT_EQ(joined.argmax, finite.argmax);
+    EXPECT_EQ(joined.sum_exp_logit, finite.sum_exp_logit);
+  }
+}
+
+TEST(RowStats, RebaseKeepsWhatTheSumsMean) {
+  const Stats s = of(logits(4), 0, 10);
+  const Stats r = rebase(s, s.max + 3);
+  EXPECT_NEAR(log_sum_exp(r), log_sum_exp(s), 1e-14 * std::fabs(log_sum_exp(s)));
+  EXPECT_NEAR(r.sum_exp_logit / r.sum_exp, s.sum_exp_logit / s.sum_exp, 1e-13);
+  EXPECT_EQ(r.target_logit, s.target_logit);
+  EXPECT_EQ(r.weighted_logit_sum, s.weighted_logit_sum);
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,230 @@
+// What a run refuses: missing buffers, bad strides, targets out of range. Nothing is written then.
+#include <gtest/gtest.h>
+#include <headroom/headroom.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kTokens = 4, kVocab = 6, kHidden = 3;
+
+// A complete run; outputs begin with a value that no result has.
+struct Fixture {
+  Fixture() {
+    headroom_problem_init(&problem);
+    problem.pass = HEADROOM_FORWARD_BACKWARD;
+    problem.tokens = kTokens;
+    problem.vocab = kVocab;
+    problem.hidden = kHidden;
+    problem.has_bias = problem.has_class_weight = problem.has_token_weight = 1;
+    problem.want_entropy = problem.want_argmax = 1;
+    problem.label_smoothing = 0.1;
+    problem.want_d_hidden = problem.want_d_classifier = problem.want_d_bias = 1;
+    headroom_buffers_init(&buffers);
+    buffers.hidden = hidden.data();
+    buffers.classifier = classifier.data();
+    buffers.bias = bias.data();
+    buffers.targets = targets.data();
+    buffers.class_weight = class_weight.data();
+    buffers.token_weight = token_weight.data();
+    void** const statistics[] = {&buffers.max,
+                                 &buffers.sum_exp,
+                                 &buffers.target_logit,
+                                 &buffers.sum_exp_logit,
+                                 &buffers.weighted_logit_sum,
+                                 &buffers.loss,
+                                 &buffers.nll,
+                                 &buffers.lse,
+                                 &buffers.entropy};
+    for (size_t i = 0; i < std::size(statistics); ++i) *statistics[i] = rows.data() + i * kTokens;
+    buffers.argmax = counts.data();
+    buffers.correct_count = counts.data() + kTokens;
+    buffers.valid_count = counts.data() + kTokens + 1;
+    buffers.d_hidden = d_hidden.data();
+    buffers.d_classifier = d_classifier.data();
+    buffers.d_bias = d_bias.data();
+  }
+
+  headroom_status run(const char* backend) {
+    headroom_context_options options;
+    headroom_context_options_init(&options);
+    options.backend = backend;
+    options.threads = 1;
+    headroom_context* context = nullptr;
+    headroom_plan* plan = nullptr;
+    headroom_status status = headroom_context_create(&options, &context);
+    if (status == HEADROOM_OK) status = headroom_plan_create(context, &problem, &plan);
+    if (status == HEADROOM_OK) {
+      headroom_plan_info info;
+      headroom_plan_info_init(&info);
+      headroom_plan_get_info(plan, &info);
+      std::vector<char> memory(info.workspace_bytes + 64);
+      char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+      status = headroom_run(plan, &buffers, aligned, info.workspace_bytes, nullptr);
+    }
+    headroom_plan_destroy(plan);
+    headroom_context_destroy(context);
+    return status;
+  }
+
+  bool nothing_written() const {
+    const std::vector<float> all[] = {rows, d_hidden, d_classifier, d_bias};
+    for (const auto& each : all) {
+      for (float value : each) {
+        if (value != -777) return false;
+      }
+    }
+    for (int64_t value : counts) {
+      if (value != -777) return false;
+    }
+    return true;
+  }
+
+  headroom_problem problem;
+  headroom_buffers buffers;
+  std::vector<float> hidden = std::vector<float>(kTokens * kHidden, 0.5f);
+  std::vector<float> classifier = std::vector<float>(kVocab * kHidden, 0.25f);
+  std::vector<float> bias = std::vector<float>(kVocab, 1), class_weight = std::vector<float>(kVocab, 1);
+  std::vector<float> token_weight = std::vector<float>(kTokens, 1);
+  std::vector<int64_t> targets = {0, 1, -100, 3};
+  std::vector<float> rows = std::vector<float>(9 * kTokens, -777);
+  std::vector<int64_t> counts = std::vector<int64_t>(kTokens + 2, -777);
+  std::vector<float> d_hidden = std::vector<float>(kTokens * kHidden, -777);
+  std::vector<float> d_classifier = std::vector<float>(kVocab * kHidden, -777);
+  std::vector<float> d_bias = std::vector<float>(kVocab, -777);
+};
+
+class RunArguments : public testing::TestWithParam<const char*> {
+ protected:
+  void expect_refusal(Fixture& f, headroom_status status, const std::string& message) {
+    EXPECT_EQ(f.run(GetParam()), status) << message;
+    EXPECT_EQ(std::string(headroom_last_error()).substr(0, message.size()), message);
+    EXPECT_TRUE(f.nothing_written()) << message;
+  }
+};
+
+TEST_P(RunArguments, TheFixtureIsValid) {
+  Fixture f;
+  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+  for (float d : f.d_classifier) EXPECT_NE(d, -777);
+}
+
+TEST_P(RunArguments, TargetsOutOfRange) {
+  for (int64_t bad : {kVocab, int64_t{-1}, INT64_MAX, INT64_MIN, int64_t{1} << 32}) {
+    Fixture f;
+    f.targets[3] = bad;
+    expect_refusal(
+        f, HEADROOM_INVALID_TARGET,
+        "targets: expected 0 <= target < 6 or ignore_index -100, got " + std::to_string(bad) + " for row 3");
+  }
+  Fixture f;
+  const std::vector<int32_t> narrow = {0, 1, 2, INT32_MIN};
+  f.problem.target_dtype = HEADROOM_I32;
+  f.buffers.targets = narrow.data();
+  expect_refusal(f, HEADROOM_INVALID_TARGET, "targets: expected 0 <= target < 6");
+}
+
+TEST_P(RunArguments, MissingBuffers) {
+  using B = headroom_buffers;
+  const std::pair<const char*, std::function<void(B&)>> missing[] = {
+      {"hidden", [](B& b) { b.hidden = nullptr; }},
+      {"classifier", [](B& b) { b.classifier = nullptr; }},
+      {"bias", [](B& b) { b.bias = nullptr; }},
+      {"targets", [](B& b) { b.targets = nullptr; }},
+      {"class_weight", [](B& b) { b.class_weight = nullptr; }},
+      {"token_weight", [](B& b) { b.token_weight = nullptr; }},
+      {"d_hidden", [](B& b) { b.d_hidden = nullptr; }},
+      {"d_classifier", [](B& b) { b.d_classifier = nullptr; }},
+      {"d_bias", [](B& b) { b.d_bias = nullptr; }},
+      {"hidden_stride", [](B& b) { b.hidden_stride = kHidden - 1; }},
+      {"hidden_stride", [](B& b) { b.hidden_stride = -kHidden; }},
+      {"classifier_stride", [](B& b) { b.classifier_stride = 1; }},
+      {"classifier_stride", [](B& b) { b.classifier_stride = INT64_MAX / 2; }},
+      {"d_hidden_stride", [](B& b) { b.d_hidden_stride = 2; }},
+      {"d_classifier_stride", [](B& b) { b.d_classifier_stride = INT64_MIN; }},
+      {"headroom_buffers.struct_size", [](B& b) { b.struct_size = 3; }},
+      {"headroom_buffers.struct_size", [](B& b) { ++b.struct_size; }}};
+  for (const auto& [argument, spoil] : missing) {
+    Fixture f;
+    spoil(f.buffers);
+    expect_refusal(f, HEADROOM_INVALID_ARGUMENT, std::string(argument) + ": expected ");
+  }
+}
+
+TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
+  Fixture f;
+  f.problem.want_entropy = 0;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "entropy: expected null unless want_entropy");
+  f.buffers.entropy = nullptr;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "sum_exp_logit: expected null unless want_entropy");
+  f.buffers.sum_exp_logit = nullptr;
+  f.problem.label_smoothing = 0;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "weighted_logit_sum: expected null without label_smoothing");
+  f.buffers.weighted_logit_sum = nullptr;
+  f.problem.want_argmax = 0;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "argmax, correct_count: expected null unless want_argmax");
+  f.buffers.argmax = nullptr;
+  f.buffers.correct_count = nullptr;
+  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+}
+
+TEST_P(RunArguments, WhatABackwardPassNeeds) {
+  Fixture f;
+  f.problem.pass = HEADROOM_BACKWARD;
+  f.buffers.lse = nullptr;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "lse: expected a pointer");
+  std::vector<float> lse(kTokens, 2);
+  f.buffers.lse = lse.data();
+  f.problem.has_grad_entropy = 1;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "grad_entropy: expected a pointer");
+  f.buffers.entropy = nullptr;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "entropy: expected a pointer");
+  f.problem.has_grad_entropy = 0;
+  f.problem.reduction = HEADROOM_REDUCTION_NONE;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "grad_loss: expected a pointer");
+}
+
+TEST_P(RunArguments, WhatAShardNeeds) {
+  Fixture f;
+  headroom_problem& p = f.problem;
+  p.pass = HEADROOM_FORWARD;
+  p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+  p.vocab_start = 2;
+  p.vocab_total = kVocab + 4;
+  std::vector<float> class_weight(kVocab + 4, 1);
+  f.buffers.class_weight = class_weight.data();
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT,
+                 "loss, nll, lse, entropy, correct_count: expected null for a shard");
+  f.buffers.loss = f.buffers.nll = f.buffers.lse = f.buffers.entropy = nullptr;
+  f.buffers.correct_count = nullptr;
+  const std::pair<const char*, void * headroom_buffers::*> needed[] = {
+      {"max", &headroom_buffers::max},
+      {"sum_exp", &headroom_buffers::sum_exp},
+      {"target_logit", &headroom_buffers::target_logit},
+      {"sum_exp_logit", &headroom_buffers::sum_exp_logit},
+      {"weighted_logit_sum", &headroom_buffers::weighted_logit_sum}};
+  for (const auto& [argument, member] : needed) {
+    void* const kept = f.buffers.*member;
+    f.buffers.*member = nullptr;
+    expect_refusal(f, HEADROOM_INVALID_ARGUMENT, std::string(argument) + ": expected a pointer");
+    f.buffers.*member = kept;
+  }
+  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+}
+
+std::vector<const char*> usable_backends() {
+  std::vector<const char*> out;
+  for (int32_t i = 0; i < headroom_backend_count(); ++i) {
+    char why[256] = "";
+    headroom_backend_info(i, nullptr, 0, why, sizeof why);
+    if (why[0] == '\0') out.push_back(headroom_backend_name(i));
+  }
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RunArguments, testing::ValuesIn(usable_backends()),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+}  // namespace

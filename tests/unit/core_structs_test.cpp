@@ -1,0 +1,168 @@
+// Callers that were compiled with smaller structs; a run that allocates nothing.
+#include <gtest/gtest.h>
+#include <headroom/headroom.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+namespace {
+
+std::atomic<long> allocations{0};
+
+headroom_problem small_problem() {
+  headroom_problem p;
+  headroom_problem_init(&p);
+  p.tokens = 3;
+  p.vocab = 4;
+  p.hidden = 2;
+  return p;
+}
+
+}  // namespace
+
+// Counts every allocation of the program.
+void* operator new(size_t size) {
+  ++allocations;
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace {
+
+TEST(Structs, DefaultsOfInit) {
+  const headroom_problem p = small_problem();
+  EXPECT_EQ(p.struct_size, sizeof p);
+  EXPECT_EQ(p.reduction, HEADROOM_REDUCTION_MEAN);
+  EXPECT_EQ(p.target_dtype, HEADROOM_I64);
+  EXPECT_EQ(p.scale, 1);
+  EXPECT_EQ(p.ignore_index, -100);
+  EXPECT_EQ(p.max_workspace_bytes, 0u);
+}
+
+// Fields past the caller's struct keep their defaults, whatever follows it in memory.
+TEST(Structs, ASmallerProblemKeepsDefaults) {
+  headroom_context* context = nullptr;
+  ASSERT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
+  headroom_problem p = small_problem();
+  headroom_plan* plan = nullptr;
+  p.struct_size = offsetof(headroom_problem, scale);
+  p.scale = std::numeric_limits<double>::quiet_NaN();  // not part of the caller's struct
+  p.max_workspace_bytes = 1;
+  EXPECT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_OK) << headroom_last_error();
+  headroom_plan_destroy(plan);
+  p.struct_size = sizeof p;
+  EXPECT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_INVALID_ARGUMENT);
+  headroom_context_destroy(context);
+}
+
+TEST(Structs, ASmallerPlanInfoIsNotOverrun) {
+  headroom_context* context = nullptr;
+  ASSERT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
+  const headroom_problem p = small_problem();
+  headroom_plan* plan = nullptr;
+  ASSERT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_OK);
+  headroom_plan_info info;
+  std::memset(&info, 0x55, sizeof info);
+  info.struct_size = offsetof(headroom_plan_info, cost_f);
+  ASSERT_EQ(headroom_plan_get_info(plan, &info), HEADROOM_OK);
+  EXPECT_EQ(info.struct_size, offsetof(headroom_plan_info, cost_f));
+  EXPECT_EQ(info.kind, HEADROOM_PLAN_FORWARD);
+  EXPECT_EQ(info.backend[0], 0x55);
+  info.struct_size = sizeof info + 1;
+  EXPECT_EQ(headroom_plan_get_info(plan, &info), HEADROOM_INVALID_ARGUMENT);
+  headroom_plan_destroy(plan);
+  headroom_context_destroy(context);
+}
+
+// A list for such a caller: its elements lie as close as its struct is small.
+TEST(Structs, AListOfSmallerPlanInfos) {
+  struct OldInfo {
+    size_t struct_size;
+    int32_t kind;
+    int32_t threads;
+    size_t workspace_bytes;
+  };
+  headroom_context* context = nullptr;
+  ASSERT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
+  headroom_problem p = small_problem();
+  p.tokens = 600;
+  p.vocab = 2000;
+  p.hidden = 16;
+  p.pass = HEADROOM_FORWARD_BACKWARD;
+  p.want_d_hidden = p.want_d_classifier = 1;
+  int32_t count = 0;
+  ASSERT_EQ(headroom_plan_list(context, &p, nullptr, 0, &count), HEADROOM_OK);
+  ASSERT_GE(count, 1);
+  std::vector<headroom_plan_info> full(static_cast<size_t>(count));
+  headroom_plan_info_init(full.data());
+  ASSERT_EQ(headroom_plan_list(context, &p, full.data(), count, &count), HEADROOM_OK);
+  std::vector<OldInfo> old(static_cast<size_t>(count) + 1, OldInfo{99, 99, 99, 99});
+  old[0].struct_size = sizeof(OldInfo);
+  int32_t total = 0;
+  ASSERT_EQ(headroom_plan_list(context, &p, reinterpret_cast<headroom_plan_info*>(old.data()), count, &total),
+            HEADROOM_OK);
+  EXPECT_EQ(total, count);
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    EXPECT_EQ(old[i].struct_size, sizeof(OldInfo));
+    EXPECT_EQ(old[i].kind, full[i].kind);
+    EXPECT_EQ(old[i].workspace_bytes, full[i].workspace_bytes);
+  }
+  EXPECT_EQ(old.back().struct_size, 99u);
+  old[0].struct_size = sizeof(OldInfo) + 1;
+  EXPECT_EQ(headroom_plan_list(context, &p, reinterpret_cast<headroom_plan_info*>(old.data()), 1, &total),
+            HEADROOM_INVALID_ARGUMENT);
+  headroom_context_destroy(context);
+}
+
+TEST(Structs, ARunAllocatesNothing) {
+  for (int32_t backend = 0; backend < headroom_backend_count(); ++backend) {
+    headroom_context_options options;
+    headroom_context_options_init(&options);
+    options.backend = headroom_backend_name(backend);
+    headroom_context* context = nullptr;
+    if (headroom_context_create(&options, &context) != HEADROOM_OK) continue;
+    headroom_problem p = small_problem();
+    p.tokens = 300;
+    p.vocab = 300;
+    p.hidden = 5;
+    p.pass = HEADROOM_FORWARD_BACKWARD;
+    p.want_entropy = p.want_d_hidden = p.want_d_classifier = 1;
+    headroom_plan* plan = nullptr;
+    ASSERT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_OK);
+    headroom_plan_info info;
+    headroom_plan_info_init(&info);
+    headroom_plan_get_info(plan, &info);
+    std::vector<float> hidden(1500, 1), classifier(1500, 1), d_hidden(1500), d_classifier(1500);
+    std::vector<int64_t> targets(300, 7);
+    float loss = 0;
+    headroom_buffers b;
+    headroom_buffers_init(&b);
+    b.hidden = hidden.data();
+    b.classifier = classifier.data();
+    b.targets = targets.data();
+    b.loss = &loss;
+    b.d_hidden = d_hidden.data();
+    b.d_classifier = d_classifier.data();
+    std::vector<char> memory(info.workspace_bytes + 64);
+    char* workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    const long before = allocations;
+    const headroom_status status = headroom_run(plan, &b, workspace, info.workspace_bytes, nullptr);
+    EXPECT_EQ(allocations - before, 0) << options.backend;
+    EXPECT_EQ(status, HEADROOM_OK);
+    EXPECT_NEAR(loss, 5.70378, 1e-5);  // log 300
+    headroom_plan_destroy(plan);
+    headroom_context_destroy(context);
+  }
+}
+
+}  // namespace
