@@ -15,6 +15,10 @@ struct HashKey {
   size_t operator()(uint64_t key) const { return (key ^ (key >> 29)) * 0x9E3779B97F4A7C15ULL; }
 };
 
+// A pair's count grows only while the merge that makes its newer token is under way; from then on it falls.
+// So a pair below this count will never be joined and is dropped.
+constexpr int64_t kLeastCount = 2;
+
 struct Pair {
   int64_t count = 0;
   std::vector<uint32_t> words;  // words that hold the pair, or held it; may name a word twice
@@ -45,6 +49,7 @@ class Learner {
         if (pair.words.empty() || pair.words.back() != w) pair.words.push_back(static_cast<uint32_t>(w));
       }
     }
+    std::erase_if(pairs_, [](const auto& entry) { return entry.second.count < kLeastCount; });
     for (const auto& [key, pair] : pairs_) heap_.push({pair.count, key});
   }
 
@@ -54,9 +59,12 @@ class Learner {
       const Candidate best = heap_.top();
       heap_.pop();
       const auto found = pairs_.find(best.key);
-      if (found == pairs_.end() || best.count < 2) continue;
+      if (found->second.count < kLeastCount) {
+        pairs_.erase(found);
+        continue;
+      }
       if (found->second.count != best.count) {
-        if (found->second.count >= 2) heap_.push({found->second.count, best.key});
+        heap_.push({found->second.count, best.key});
         continue;
       }
       const Pair pair = std::move(found->second);
@@ -76,7 +84,14 @@ class Learner {
     for (uint32_t word : pair.words) rewrite(word, left, right, merged);
     std::sort(created_.begin(), created_.end());
     created_.erase(std::unique(created_.begin(), created_.end()), created_.end());
-    for (uint64_t made : created_) heap_.push({pairs_[made].count, made});
+    for (uint64_t made : created_) {
+      const auto found = pairs_.find(made);
+      if (found->second.count >= kLeastCount) {
+        heap_.push({found->second.count, made});
+      } else {
+        pairs_.erase(found);
+      }
+    }
   }
 
   // Replaces the pair in one word. All its pairs are counted out and in again, which keeps runs such as "aaa"
@@ -88,7 +103,7 @@ class Learner {
     while (first + 1 < length && (tokens[first] != left || tokens[first + 1] != right)) ++first;
     if (first + 1 >= length) return;  // an earlier merge took it
     const int64_t count = words_[word].count;
-    for (uint32_t i = 0; i + 1 < length; ++i) add(tokens[i], tokens[i + 1], -count);
+    for (uint32_t i = 0; i + 1 < length; ++i) count_known(tokens[i], tokens[i + 1], -count);
     uint32_t kept = first;
     for (uint32_t i = first; i < length; ++kept) {
       const bool here = i + 1 < length && tokens[i] == left && tokens[i + 1] == right;
@@ -97,17 +112,22 @@ class Learner {
     }
     result_.lengths[word] = kept;
     for (uint32_t i = 0; i + 1 < kept; ++i) {
-      add(tokens[i], tokens[i + 1], count);
-      if (tokens[i] != merged && tokens[i + 1] != merged) continue;
+      if (tokens[i] != merged && tokens[i + 1] != merged) {
+        count_known(tokens[i], tokens[i + 1], count);
+        continue;
+      }
       const uint64_t made = key_of(tokens[i], tokens[i + 1]);
       Pair& pair = pairs_[made];
+      pair.count += count;
       if (pair.words.empty() || pair.words.back() != word) pair.words.push_back(word);
       created_.push_back(made);
     }
   }
 
-  void add(int32_t left, int32_t right, int64_t count) {
-    if (count != 0) pairs_[key_of(left, right)].count += count;
+  // Pairs that were dropped stay dropped.
+  void count_known(int32_t left, int32_t right, int64_t count) {
+    const auto found = pairs_.find(key_of(left, right));
+    if (found != pairs_.end()) found->second.count += count;
   }
 
   std::span<const CountedWord> words_;

@@ -40,7 +40,7 @@ std::string read_text(const fs::path& path, int64_t limit) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return {};
   std::string text;
-  constexpr int64_t kPiece = 1 << 20;
+  constexpr int64_t kPiece = 1 << 16;
   while (file && static_cast<int64_t>(text.size()) < limit) {
     const auto before = text.size();
     text.resize(before + static_cast<size_t>(std::min(kPiece, limit - static_cast<int64_t>(before))));
@@ -49,6 +49,7 @@ std::string read_text(const fs::path& path, int64_t limit) {
     constexpr size_t kLooked = 65536;
     if (std::string_view(text).substr(0, kLooked).find('\0') != std::string_view::npos) return {};
   }
+  text.shrink_to_fit();
   return text;
 }
 
@@ -118,6 +119,7 @@ Corpus read_corpus(const CorpusOptions& options) {
       continue;
     }
     corpus.bytes += static_cast<int64_t>(text.size());
+    ++corpus.files;
     corpus.documents.push_back({file.string(), std::move(text), false});
   }
   if (corpus.documents.empty()) {

@@ -18,6 +18,7 @@ struct Document {
 struct Corpus {
   std::string source;  // where the text came from, in words
   std::vector<Document> documents;
+  int64_t files = 0;
   int64_t bytes = 0;
   int64_t validation_bytes = 0;
   int64_t skipped_files = 0;  // binary, empty or unreadable

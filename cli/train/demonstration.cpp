@@ -1,8 +1,11 @@
 #include "train/demonstration.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <stdexcept>
 #include <utility>
 
@@ -42,13 +45,16 @@ class Demonstration {
       : settings_(settings), global_(global), say_(say) {}
 
   Results run() {
+    if (global_.threads > 0) omp_set_num_threads(global_.threads);
     std::filesystem::create_directories(settings_.output);
     // A budget or backend that cannot work is to be known before the vocabulary is learned.
     std::unique_ptr<Head> fused = make_fused_head(cli::make_context(global_), settings_.max_workspace_bytes);
     const TokenizedCorpus corpus = prepare_text();
     settings_.trainer.model.vocab = corpus.vocabulary.size();
+    release_free_memory();
     cli::write_text_file((settings_.output / "tokenizer.json").string(), corpus.vocabulary.to_json());
     if (settings_.compare_steps > 0) run_materialized(corpus);
+    release_free_memory();
     run_fused(corpus, std::move(fused));
     results_.interrupted = stop_.received();
     results_.total_seconds = seconds_since(start_);
@@ -67,7 +73,7 @@ class Demonstration {
     progress.finish();
     TextFacts& text = results_.text;
     text.source = corpus.source;
-    text.files = static_cast<int64_t>(corpus.documents.size());
+    text.files = corpus.files;
     text.bytes = corpus.bytes;
     text.validation_bytes = corpus.validation_bytes;
     text.train_tokens = static_cast<int64_t>(tokenized.train.size());
@@ -77,7 +83,7 @@ class Demonstration {
     const double bytes_per_token =
         static_cast<double>(text.bytes) / static_cast<double>(text.train_tokens + text.validation_tokens);
     say_("text        " + text.source);
-    say_("            " + cli::format_count(text.files) + " parts, " +
+    say_("            " + cli::format_count(text.files) + " files, " +
          cli::format_bytes(static_cast<double>(text.bytes)) + ", of which " +
          cli::format_bytes(static_cast<double>(text.validation_bytes)) + " held back for validation");
     say_("vocabulary  " + cli::format_count(text.vocabulary) + " entries, byte-level BPE in " +
@@ -200,7 +206,10 @@ class Demonstration {
 
   void run_fused(const TokenizedCorpus& corpus, std::unique_ptr<Head> head) {
     Trainer trainer(settings_.trainer, corpus.train, corpus.validation, std::move(head));
-    if (!results_.materialized) describe_model(trainer);
+    if (!results_.materialized) {
+      results_.peaks_are_separate = reset_peak_resident_bytes();
+      describe_model(trainer);
+    }
     HeadRun& run = results_.fused;
     Schedule& schedule = settings_.schedule;
     const int64_t before_plan = std::max(settings_.compare_steps, kStepsToPlan);
@@ -220,6 +229,7 @@ class Demonstration {
       if (done == 1 && results_.materialized) {
         start_agreement(trainer);
         // From here on nothing of the comparison is in memory.
+        release_free_memory();
         results_.peaks_are_separate = reset_peak_resident_bytes() && results_.peaks_are_separate;
       }
       if (schedule.total == 0 && done == before_plan) {

@@ -43,7 +43,6 @@ class FusedHead : public Head {
     if (pass == Pass::forward_backward) {
       const auto kind = static_cast<headroom_plan_kind>(info.kind);
       description_ = std::string(info.backend) + " backend, plan " + headroom_plan_kind_name(kind);
-      if (info.config[0] != '\0') description_ += std::string(", ") + info.config;
     }
     float loss = 0.0F;
     Buffers buffers = make_buffers(hidden, classifier, input.targets);

@@ -1,6 +1,9 @@
 #include "train/process_memory.h"
 
 #include <sys/resource.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <cstdlib>
 #include <fstream>
@@ -27,6 +30,12 @@ bool reset_peak_resident_bytes() {
   clear << "5\n";
   clear.flush();
   return static_cast<bool>(clear);
+}
+
+void release_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace headroom::train

@@ -10,4 +10,7 @@ int64_t peak_resident_bytes();
 // False when the peak goes on counting from the start.
 bool reset_peak_resident_bytes();
 
+// Gives memory that was freed back to the system, so that it does not count as resident.
+void release_free_memory();
+
 }  // namespace headroom::train

@@ -117,7 +117,7 @@ ordered_json to_json(const Results& results, const Settings& settings) {
   const TrainerConfig& trainer = settings.trainer;
   ordered_json json;
   json["text"] = {{"source", results.text.source},
-                  {"parts", results.text.files},
+                  {"files", results.text.files},
                   {"bytes", results.text.bytes},
                   {"validation_bytes", results.text.validation_bytes},
                   {"train_tokens", results.text.train_tokens},

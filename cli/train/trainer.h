@@ -19,7 +19,7 @@ struct TrainerConfig {
   ModelConfig model;
   AdamWConfig optimizer;
   BatchShape batch{16, 256};
-  int64_t validation_batches = 4;
+  int64_t validation_batches = 2;
   uint64_t seed = 1;
 };
 
