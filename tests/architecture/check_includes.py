@@ -1,0 +1,92 @@
+"""Who may include whom, and how long a file may be: check_includes.py ROOT
+
+The core knows nothing but the standard library; backends know the core and never one another; everything outside src
+knows the public headers only; CUDA is known under src/cuda and bench only.
+"""
+import pathlib
+import re
+import sys
+
+MOST_LINES = 400
+SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+PUBLIC = "headroom/"
+OUTSIDE = ("cli", "python", "bench", "examples")
+BACKENDS = ("reference", "cpu", "cuda")
+
+# Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
+C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h", "assert.h", "float.h", "limits.h"}
+
+
+def allowed_in_src(part: str, header: str) -> bool:
+    """part: the folder under src/ that includes, "" for src/ itself; header: as written in quotes."""
+    target = header.split("/")[0] if "/" in header else ""
+    if header.startswith(PUBLIC):
+        return part == ""  # the C interface is src/'s own: parts below know the core's types
+    if part == "":
+        return target in ("", "core", *BACKENDS, "distributed")
+    if part == "core":
+        return target == "core"
+    return target in (part, "core")
+
+
+def is_standard(header: str) -> bool:
+    return ("." not in header and "/" not in header) or header in C_HEADERS
+
+
+def is_cuda(header: str) -> bool:
+    name = header.split("/")[-1]
+    return header.startswith(("cuda", "cute/", "cub/", "thrust/", "cublas", "nccl")) or name.startswith("cuda_")
+
+
+def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> list:
+    relative = path.relative_to(root).as_posix()
+    text = path.read_text(encoding="utf-8")
+    found = []
+    lines = text.count("\n")
+    if lines > MOST_LINES:
+        found.append(f"{relative}: {lines} lines, at most {MOST_LINES}")
+    top, *rest = relative.split("/")
+    for bracket, header in INCLUDE.findall(text):
+        where = f"{relative}: #include {bracket}{header}"
+        if is_cuda(header) and not relative.startswith(("src/cuda/", "bench/", "tests/gpu/")):
+            found.append(f"{where}: CUDA headers belong to src/cuda and bench")
+        if top == "include" and not (header.startswith(PUBLIC) or is_standard(header)):
+            found.append(f"{where}: the public headers need the standard library only")
+        if top == "src":
+            part = rest[0] if len(rest) > 1 else ""
+            if bracket == '"' and not allowed_in_src(part, header):
+                found.append(f"{where}: not for src/{part}")
+            if bracket == "<" and part == "core" and not is_standard(header):
+                found.append(f"{where}: the core needs the standard library only")
+        if top in OUTSIDE and bracket == '"' and f"src/{header}" in local_headers and f"{top}/{header}" not in local_headers:
+            beside = (path.parent / header).resolve()
+            if not beside.exists():
+                found.append(f"{where}: {top} sees include/ only")
+        if top in OUTSIDE and re.search(r"(^|/)\.\./.*src/|^src/", header):
+            found.append(f"{where}: {top} sees include/ only")
+    return found
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1]).resolve()
+    folders = ("include", "src", "cli", "python", "bench", "examples", "tests", "experiments")
+    files = sorted(
+        path
+        for folder in folders
+        for path in (root / folder).rglob("*")
+        if path.is_file() and (path.suffix in SUFFIXES or path.suffix == ".py") and "build" not in path.parts
+    )
+    local_headers = {path.relative_to(root).as_posix() for path in files}
+    found = [problem for path in files for problem in problems_of(root, path, local_headers)]
+    for problem in found:
+        print(problem)
+    print(f"{len(files)} files, {len(found)} problems")
+    if len(files) < 30:
+        print("so few files: is this the root of the repository?")
+        return 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

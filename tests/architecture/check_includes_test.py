@@ -1,0 +1,37 @@
+"""The checker sees what it should: each rule broken once in a made-up tree."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+CHECKER = pathlib.Path(__file__).with_name("check_includes.py")
+BROKEN = {
+    "src/core/a.h": '#include "cpu/shape.h"\n',
+    "src/core/b.h": "#include <hwy/highway.h>\n",
+    "src/cpu/c.h": '#include "reference/reference.h"\n',
+    "src/cpu/d.h": "#include <cuda_runtime.h>\n",
+    "src/core/e.h": '#include "run.h"\n',
+    "cli/f.cpp": '#include "core/problem.h"\n',
+    "examples/g.c": '#include "../src/core/problem.h"\n',
+    "include/headroom/h.h": "#include <hwy/base.h>\n",
+    "src/cpu/i.cpp": "\n" * 401,
+    "src/reference/j.cpp": '#include "headroom/headroom.h"\n',
+}
+FINE = {
+    "src/core/problem.h": "#include <vector>\n",
+    "src/run.cpp": '#include "core/problem.h"\n#include "cpu/shape.h"\n#include "headroom/headroom.h"\n',
+    "src/cpu/shape.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n#include "cpu/other.h"\n',
+    "src/cuda/k.cu": "#include <cuda_runtime.h>\n",
+    "cli/main.cpp": '#include <headroom/headroom.hpp>\n#include "io/npy.h"\n#include "run.h"\n',
+    "cli/run.h": "\n" * 400,
+}
+
+with tempfile.TemporaryDirectory() as folder:
+    for name, text in {**BROKEN, **FINE, **{f"tests/{i}.py": "" for i in range(30)}}.items():
+        path = pathlib.Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    result = subprocess.run([sys.executable, CHECKER, folder], capture_output=True, text=True)
+reported = {line.split(":")[0] for line in result.stdout.splitlines() if ": " in line}
+assert result.returncode == 1, result.stdout + result.stderr
+assert reported == set(BROKEN), f"not seen: {set(BROKEN) - reported}; wrongly seen: {reported - set(BROKEN)}"

@@ -1,0 +1,146 @@
+/* A C11 program over headroom.h alone: one problem whose numbers are known, errors, and an older caller's
+ * structs. */
+#include <headroom/headroom.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures = 0;
+
+static void expect(int ok, const char* what, int line) {
+  if (ok) return;
+  ++failures;
+  fprintf(stderr, "line %d: %s (last error: %s)\n", line, what, headroom_last_error());
+}
+#define EXPECT(condition) expect((condition), #condition, __LINE__)
+
+/* Two tokens, three words, hidden size two. The logits are z = {{1, 0, 2}, {0, 1, 3}}. */
+enum { TOKENS = 2, VOCAB = 3, HIDDEN = 2 };
+static const float kHidden[TOKENS * HIDDEN] = {1, 0, 0, 1};
+static const float kClassifier[VOCAB * HIDDEN] = {1, 0, 0, 1, 2, 3};
+static const int64_t kTargets[TOKENS] = {0, 2};
+static const double kLogits[TOKENS][VOCAB] = {{1, 0, 2}, {0, 1, 3}};
+
+static headroom_problem make_problem(void) {
+  headroom_problem problem;
+  headroom_problem_init(&problem);
+  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  problem.tokens = TOKENS;
+  problem.vocab = VOCAB;
+  problem.hidden = HIDDEN;
+  problem.want_d_hidden = problem.want_d_classifier = 1;
+  return problem;
+}
+
+static void check_numbers(const float* loss, const float* d_hidden, const float* d_classifier) {
+  double expected_loss = 0;
+  double dz[TOKENS][VOCAB];
+  for (int i = 0; i < TOKENS; ++i) {
+    double sum = 0;
+    for (int j = 0; j < VOCAB; ++j) sum += exp(kLogits[i][j]);
+    expected_loss += (log(sum) - kLogits[i][kTargets[i]]) / TOKENS;
+    for (int j = 0; j < VOCAB; ++j) dz[i][j] = (exp(kLogits[i][j]) / sum - (j == kTargets[i])) / TOKENS;
+  }
+  EXPECT(fabs(*loss - expected_loss) < 1e-6);
+  for (int k = 0; k < HIDDEN; ++k) {
+    for (int i = 0; i < TOKENS; ++i) {
+      double expected = 0;
+      for (int j = 0; j < VOCAB; ++j) expected += dz[i][j] * kClassifier[j * HIDDEN + k];
+      EXPECT(fabs(d_hidden[i * HIDDEN + k] - expected) < 1e-6);
+    }
+    for (int j = 0; j < VOCAB; ++j) {
+      double expected = 0;
+      for (int i = 0; i < TOKENS; ++i) expected += dz[i][j] * kHidden[i * HIDDEN + k];
+      EXPECT(fabs(d_classifier[j * HIDDEN + k] - expected) < 1e-6);
+    }
+  }
+}
+
+static void run_on(const char* backend) {
+  headroom_context_options options;
+  headroom_context_options_init(&options);
+  options.backend = backend;
+  headroom_context* context = NULL;
+  EXPECT(headroom_context_create(&options, &context) == HEADROOM_OK);
+  const headroom_problem problem = make_problem();
+  headroom_plan* plan = NULL;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_OK);
+  headroom_plan_info info;
+  headroom_plan_info_init(&info);
+  EXPECT(headroom_plan_get_info(plan, &info) == HEADROOM_OK);
+  EXPECT(strcmp(info.backend, backend) == 0);
+  void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
+
+  float loss = 0;
+  float d_hidden[TOKENS * HIDDEN] = {0};
+  float d_classifier[VOCAB * HIDDEN] = {0};
+  headroom_buffers buffers;
+  headroom_buffers_init(&buffers);
+  buffers.hidden = kHidden;
+  buffers.classifier = kClassifier;
+  buffers.targets = kTargets;
+  buffers.loss = &loss;
+  buffers.d_hidden = d_hidden;
+  buffers.d_classifier = d_classifier;
+  EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_OK);
+  check_numbers(&loss, d_hidden, d_classifier);
+
+  /* A caller compiled when headroom_buffers ended before d_bias, whose fields after that are not its own. */
+  loss = 0;
+  buffers.struct_size = offsetof(headroom_buffers, d_bias);
+  EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_OK);
+  check_numbers(&loss, d_hidden, d_classifier);
+
+  buffers.struct_size = sizeof buffers + 8;
+  EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_INVALID_ARGUMENT);
+  EXPECT(strncmp(headroom_last_error(), "headroom_buffers.struct_size: expected ", 39) == 0);
+
+  const int64_t bad_targets[TOKENS] = {0, 3};
+  buffers.struct_size = sizeof buffers;
+  buffers.targets = bad_targets;
+  loss = -1;
+  EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_INVALID_TARGET);
+  EXPECT(strstr(headroom_last_error(), "got 3 for row 1") != NULL);
+  EXPECT(loss == -1);
+
+  free(workspace);
+  headroom_plan_destroy(plan);
+  headroom_context_destroy(context);
+}
+
+static void check_errors(void) {
+  headroom_context* context = NULL;
+  EXPECT(headroom_context_create(NULL, &context) == HEADROOM_OK);
+  headroom_plan* plan = NULL;
+  headroom_problem problem = make_problem();
+  problem.max_workspace_bytes = 1;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_BUDGET_TOO_SMALL);
+  problem = make_problem();
+  problem.label_smoothing = 2;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_INVALID_ARGUMENT);
+  EXPECT(strcmp(headroom_last_error(), "label_smoothing: expected a number in [0, 1], got 2.000000") == 0);
+  /* A caller compiled before label_smoothing existed: what lies there is not its own. */
+  problem.struct_size = offsetof(headroom_problem, label_smoothing);
+  problem.pass = HEADROOM_FORWARD;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_OK);
+  headroom_plan_destroy(plan);
+  headroom_context_destroy(context);
+}
+
+int main(void) {
+  EXPECT(strcmp(headroom_last_error(), "") == 0);
+  char version[32];
+  snprintf(version, sizeof version, "%d.%d.%d", HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR,
+           HEADROOM_VERSION_PATCH);
+  EXPECT(strcmp(headroom_version(), version) == 0);
+  for (int32_t i = 0; i < headroom_backend_count(); ++i) {
+    char why[256];
+    EXPECT(headroom_backend_info(i, NULL, 0, why, sizeof why) == HEADROOM_OK);
+    if (why[0] == '\0') run_on(headroom_backend_name(i));
+  }
+  check_errors();
+  if (failures == 0) puts("ok");
+  return failures != 0;
+}
