@@ -1,6 +1,8 @@
 #include "cpu/run.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "core/targets.h"
 #include "cpu/isa.h"
@@ -36,7 +38,9 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
   const Shape shape = make_shape(problem, kernels);
   Problem work = problem;
   const Arena arena = lay_out(problem, kernels, shape, plan, workspace);
-  if (problem.scale == 0) {  // logits do not depend on the matrices: only the bias can have a gradient
+  // 1 / scale must be a float, for the bias' gradient.
+  if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
+  if (work.scale == 0) {  // logits do not depend on the matrices: only the bias can have a gradient
     work.want_d_hidden = false;
     work.want_d_classifier = false;
   }
