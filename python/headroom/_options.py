@@ -33,7 +33,7 @@ def checked_num_items(value: Any, reduction: str) -> float:
     if reduction != "mean":
         raise ValueError(f'num_items: expected None unless reduction is "mean", got {value!r} with "{reduction}"')
     items = float(number("num_items", value))
-    if not (math.isfinite(items) and items > 0):
+    if not 0 < items < math.inf:
         raise ValueError(f"num_items: expected a finite number > 0, got {items}")
     return items
 

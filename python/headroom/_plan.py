@@ -102,12 +102,15 @@ def _to_info(info: Any) -> PlanInfo:
 class _Handle:
     """Owns one object of the library."""
 
+    _destroy: Any = None  # until there is something to destroy
+
     def __init__(self, pointer: ctypes.c_void_p, destroy: Any) -> None:
         self.pointer = pointer
         self._destroy = destroy
 
     def __del__(self) -> None:
-        self._destroy(self.pointer)
+        if self._destroy is not None:
+            self._destroy(self.pointer)
 
 
 @functools.lru_cache(maxsize=64)

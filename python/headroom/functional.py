@@ -161,9 +161,9 @@ def linear_cross_entropy(
     linear_weight: Tensor,
     target: Tensor,
     *,
-    return_stats: bool | Sequence[str],
+    return_stats: Literal[True] | Sequence[str],
     **options: Unpack[_Options],
-) -> Tensor | LinearCrossEntropyOutput: ...
+) -> LinearCrossEntropyOutput: ...
 
 
 @overload
@@ -172,9 +172,9 @@ def linear_cross_entropy(
     linear_weight: Tensor,
     target: Tensor,
     *,
-    return_stats: Literal[True] | Sequence[str],
+    return_stats: bool | Sequence[str],
     **options: Unpack[_Options],
-) -> LinearCrossEntropyOutput: ...
+) -> Tensor | LinearCrossEntropyOutput: ...
 
 
 def linear_cross_entropy(

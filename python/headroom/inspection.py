@@ -57,7 +57,8 @@ def default_threads() -> int:
 
 def dtype_name(dtype: Any) -> str:
     """``float32`` of "float32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
-    return getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+    return str(name or dtype).rpartition(".")[2]
 
 
 def _dtype_code(argument: str, dtype: Any) -> int:

@@ -62,7 +62,9 @@ def _rows(array: NDArray[Any]) -> NDArray[Any]:
     contiguous_rows = columns == 1 or array.strides[1] == item
     ordered = rows <= 1 or (array.strides[0] >= columns * item and array.strides[0] % item == 0)
     aligned = array.flags.aligned and array.dtype.isnative
-    return array if contiguous_rows and ordered and aligned else np.array(array, array.dtype.newbyteorder("="))
+    if contiguous_rows and ordered and aligned:
+        return array
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, meaning: str) -> NDArray[Any]:

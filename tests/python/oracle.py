@@ -1,0 +1,186 @@
+"""The plain computation: the formulas of linear_cross_entropy over whole logits, in any dtype, by autograd.
+
+In float64 it is the truth; in the precision of the inputs it is the naive computation whose error sets the
+tolerance: twice that error, plus the rounding of a float32 computation (`units`).
+"""
+
+import dataclasses
+
+import torch
+
+NAMES = ("loss", "nll", "lse", "entropy", "d_input", "d_linear_weight", "d_linear_bias")
+DIFFERENTIABLE = ("loss", "nll", "lse", "entropy")
+
+
+@dataclasses.dataclass
+class Problem:
+    """Arguments of linear_cross_entropy, and upstream gradients by name of output."""
+
+    input: torch.Tensor  # [..., D]
+    linear_weight: torch.Tensor  # [V, D]
+    target: torch.Tensor  # [...]
+    linear_bias: torch.Tensor | None = None
+    options: dict = dataclasses.field(default_factory=dict)
+    upstream: dict = dataclasses.field(default_factory=dict)
+
+    def leaves(self):
+        tensors = (self.input, self.linear_weight, self.linear_bias)
+        return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+
+
+def shifted(target, shift, ignore_index):
+    """target[..., s + shift] at s, ignore_index past the end."""
+    if shift == 0 or target.dim() == 0:
+        return target if shift == 0 else torch.full_like(target, ignore_index)
+    out = torch.full_like(target, ignore_index)
+    if shift < target.shape[-1]:
+        out[..., : target.shape[-1] - shift] = target[..., shift:]
+    return out
+
+
+def _to(tensor, dtype):
+    return None if tensor is None else tensor.to(dtype)
+
+
+def _ones_or(tensor, count, dtype):
+    return torch.ones(count, dtype=dtype) if tensor is None else tensor.to(dtype).reshape(-1)
+
+
+def forward(problem, leaves, dtype):
+    """Outputs by name, and intermediate values. Logits in dtype, what follows in at least float32."""
+    o = problem.options
+    shape = problem.target.shape
+    input, weight, bias = (_to(t, dtype) for t in leaves)
+    ignore = o.get("ignore_index", -100)
+    stats = torch.float64 if dtype == torch.float64 else torch.float32
+    target = shifted(problem.target, o.get("shift", 0), ignore).reshape(-1).long()
+    valid = target != ignore
+    y = torch.where(valid, target, 0)
+    raw = o.get("scale", 1.0) * (input.reshape(-1, input.shape[-1]) @ weight.T)
+    if bias is not None:
+        raw = raw + bias
+    z = (o["softcap"] * torch.tanh(raw / o["softcap"]) if o.get("softcap") else raw).to(stats)
+    w = _ones_or(o.get("weight"), z.shape[1], stats)
+    t = _ones_or(o.get("token_weight"), len(y), stats)
+    lse = torch.logsumexp(z, -1)
+    nll = lse - z.gather(1, y[:, None])[:, 0]
+    p = torch.softmax(z, -1)
+    entropy = lse - (p * z).sum(-1)
+    smooth = (w * (lse[:, None] - z)).sum(-1) / z.shape[1]
+    smoothing = o.get("label_smoothing", 0.0)
+    rows = t * ((1 - smoothing) * w[y] * nll + smoothing * smooth + o.get("z_loss", 0.0) * lse**2)
+    rows, *stats_out = (torch.where(valid, x, 0.0) for x in (rows, nll, lse, entropy))
+    reach = t * ((1 - smoothing) * w[y] + smoothing * w.mean() + 2 * o.get("z_loss", 0.0) * lse.abs()) * valid
+    reduction = o.get("reduction", "mean")
+    loss = rows.reshape(shape) if reduction == "none" else rows.sum()
+    if reduction == "mean":
+        items = o.get("num_items")
+        divisor = torch.where(valid, t * w[y], 0.0).sum() if items is None else float(items)
+        loss, reach = loss / divisor, reach / divisor
+    argmax = torch.where(valid, z.argmax(-1), -1)
+    inner = {"nll": nll, "lse": lse, "entropy": entropy, "smooth": smooth}
+    return {
+        "loss": loss,
+        **{name: value.reshape(shape) for name, value in zip(("nll", "lse", "entropy"), stats_out)},
+        "argmax": argmax.reshape(shape),
+        "correct_count": (argmax == target)[valid].sum(),
+        "valid_count": valid.sum(),
+        "inner": inner,
+        "logits": z.detach(),
+        "target": torch.where(valid, target, -1).reshape(shape),
+        # How much of an error of lse reaches the loss.
+        "loss_reach": (reach.reshape(shape) if reduction == "none" else reach.sum()).detach(),
+        "size": raw.detach()[valid].abs().max().item() if valid.any() else 0.0,
+        # How much of a row's upstream gradient each logit's gradient can hold: p, the target, the smoothing.
+        "reach": (p + torch.nn.functional.one_hot(y, z.shape[1]) + w / z.shape[1]).detach() * valid[:, None],
+    }
+
+
+def evaluate(problem, dtype):
+    """Outputs and gradients by name; "row_upstream" [N] is the size of the gradient that reaches each row."""
+    leaves = problem.leaves()
+    out = forward(problem, leaves, dtype)
+    inner = out.pop("inner")
+    for value in inner.values():
+        value.retain_grad()
+    terms = [(problem.upstream[name].to(out[name].dtype) * out[name]).sum() for name in problem.upstream]
+    sum(terms).backward()
+    gradients = {name: torch.zeros_like(v) if v.grad is None else v.grad.abs() for name, v in inner.items()}
+    gradients["entropy"] = gradients["entropy"] * (1 + 2 * out["size"])
+    out["row_upstream"] = sum(gradients.values())
+    for name, leaf in zip(NAMES[4:], leaves):
+        out[name] = None if leaf is None else leaf.grad
+    return {name: value.detach() if torch.is_tensor(value) else value for name, value in out.items()}
+
+
+def units(problem, truth, dtype):
+    """What rounding to dtype (float32 or float64) may cost each output, by name.
+
+    A logit of size Z has an error of eps Z, so has lse; exp makes it a relative error of the probabilities. A sum
+    over V, N or D adds such errors, weighted by its other factor. The gradients are rounded once more at the end.
+    """
+    eps = torch.finfo(dtype).eps
+    size = truth["size"]
+    spread = eps * (4 + size)
+    o = problem.options
+    hidden = problem.input.double().reshape(-1, problem.input.shape[-1]).abs()
+    reach = abs(o.get("scale", 1.0)) * truth["row_upstream"][:, None] * truth["reach"]
+    magnitude = {
+        "d_input": (problem.input, reach @ problem.linear_weight.double().abs()),
+        "d_linear_weight": (problem.linear_weight, reach.T @ hidden),
+        "d_linear_bias": (problem.linear_bias, (truth["row_upstream"][:, None] * truth["reach"]).sum(0)),
+    }
+    result = {}
+    for name in NAMES:
+        if truth[name] is None:
+            continue
+        value = truth[name].abs()
+        if name in magnitude:
+            like, bound = magnitude[name]
+            info = torch.finfo(like.dtype)
+            result[name] = spread * bound.reshape(value.shape) + info.eps * value + info.tiny * info.eps
+        else:
+            reach = truth["loss_reach"] if name == "loss" else 1.0
+            result[name] = spread * (1 + size) * reach + eps * value
+    return result
+
+
+def naive_dtype(problem):
+    """Precision of the plain computation on these inputs."""
+    return torch.promote_types(problem.input.dtype, problem.linear_weight.dtype)
+
+
+def compare(problem, got):
+    """Asserts every output in `got` (by name) against the truth."""
+    truth = evaluate(problem, torch.float64)
+    computed = torch.float64 if problem.input.dtype == torch.float64 else torch.float32
+    naive = evaluate(problem, naive_dtype(problem))
+    unit = units(problem, truth, computed)
+    for name in unit:
+        if got.get(name) is None:
+            continue
+        assert got[name].shape == truth[name].shape, name
+        error = (got[name].double() - truth[name].double()).abs()
+        naive_error = (naive[name].double() - truth[name].double()).abs().nan_to_num(nan=0.0)
+        bound = 2 * (naive_error.max() if naive_error.numel() else 0) + unit[name]
+        bad = ~((error <= bound) | (got[name].isnan() & truth[name].isnan()))
+        assert not bad.any(), (
+            f"{name}: error {error[bad].max():.3e}, bound {torch.as_tensor(bound).expand_as(error)[bad].min():.3e}, "
+            f"naive error {naive_error.max():.3e}"
+        )
+    if got.get("valid_count") is not None:
+        assert torch.equal(got["valid_count"], truth["valid_count"])
+    if got.get("argmax") is not None:
+        check_argmax(got, truth, torch.finfo(computed).eps)
+
+
+def check_argmax(got, truth, eps):
+    """The logit at argmax is the largest but for rounding; correct_count counts what argmax says."""
+    argmax, target = got["argmax"].reshape(-1), truth["target"].reshape(-1)
+    valid = target >= 0
+    assert (argmax[~valid] == -1).all()
+    logits = truth["logits"][valid]
+    chosen = logits.gather(1, argmax[valid][:, None])[:, 0]
+    assert (chosen >= logits.max(-1).values - 2 * eps * (4 + truth["size"])).all()
+    if got.get("correct_count") is not None:
+        assert got["correct_count"].item() == (argmax == target)[valid].sum().item()

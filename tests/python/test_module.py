@@ -1,0 +1,92 @@
+"""headroom.LinearCrossEntropyLoss beside torch.nn.LinearCrossEntropyLoss."""
+
+import inspect
+import io
+import pickle
+
+import headroom
+import pytest
+import torch
+import torch.nn.functional as F
+
+UPSTREAM = getattr(torch.nn, "LinearCrossEntropyLoss", None)
+needs_upstream = pytest.mark.skipif(UPSTREAM is None, reason="this PyTorch has no nn.LinearCrossEntropyLoss")
+
+
+@needs_upstream
+def test_constructor_has_the_upstream_parameters():
+    theirs = inspect.signature(UPSTREAM).parameters
+    ours = inspect.signature(headroom.LinearCrossEntropyLoss).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default)
+
+
+@needs_upstream
+def test_function_has_the_upstream_parameters():
+    theirs = dict(inspect.signature(F.linear_cross_entropy).parameters)
+    del theirs["options"]
+    ours = inspect.signature(headroom.linear_cross_entropy).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+
+
+@needs_upstream
+@pytest.mark.parametrize("bias", [False, True])
+def test_equals_upstream_and_shares_its_state(bias):
+    arguments = dict(bias=bias, weight=torch.rand(11), label_smoothing=0.1, reduction="sum", ignore_index=2)
+    theirs, ours = UPSTREAM(5, 11, **arguments), headroom.LinearCrossEntropyLoss(5, 11, **arguments)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    input, target = torch.randn(7, 5, requires_grad=True), torch.randint(0, 11, (7,))
+    got, expected = ours(input, target), theirs(input, target)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(torch.autograd.grad(got, input), torch.autograd.grad(expected, input))
+    theirs.load_state_dict(ours.state_dict())
+
+
+def test_options_and_call_arguments():
+    model = headroom.LinearCrossEntropyLoss(
+        5, 11, scale=0.5, softcap=4.0, z_loss=0.1, shift=1, max_workspace_bytes=10**8
+    )
+    input, target = torch.randn(2, 7, 5), torch.randint(0, 11, (2, 7))
+    out = model(input, target, token_weight=torch.rand(2, 7), num_items=3, return_stats=["nll"])
+    expected = headroom.linear_cross_entropy(
+        input, model.linear.weight, target, scale=0.5, softcap=4.0, z_loss=0.1, shift=1, return_stats=["nll"]
+    )
+    assert torch.equal(out.nll, expected.nll)
+    assert "softcap=4.0" in repr(model)
+
+
+def test_pickle():
+    model = headroom.LinearCrossEntropyLoss(5, 11, bias=True, weight=torch.rand(11), softcap=3.0)
+    input, target = torch.randn(7, 5), torch.randint(0, 11, (7,))
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(input, target), model(input, target))
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(input, target), model(input, target))
+
+
+def test_functional_call():
+    model = headroom.LinearCrossEntropyLoss(5, 11)
+    input, target = torch.randn(7, 5), torch.randint(0, 11, (7,))
+    weight = torch.randn(11, 5, requires_grad=True)
+    loss = torch.func.functional_call(model, {"linear.weight": weight}, (input, target))
+    loss.backward()
+    torch.testing.assert_close(loss, F.cross_entropy(F.linear(input, weight), target))
+    assert weight.grad is not None and model.linear.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"out_features": (2,)}, NotImplementedError, "out_features: expected"),
+        ({"weight": torch.ones(3)}, ValueError, r"weight: expected shape \[11\]"),
+        ({"label_smoothing": 2.0}, ValueError, "label_smoothing: expected"),
+        ({"reduction": "avg"}, ValueError, "reduction: expected"),
+    ],
+)
+def test_bad_constructor_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        headroom.LinearCrossEntropyLoss(5, 11, **arguments)

@@ -1,0 +1,117 @@
+"""headroom.numpy beside headroom for PyTorch: the same bits, for the library is the same."""
+
+import headroom
+import headroom.numpy
+import pytest
+import torch
+
+np = pytest.importorskip("numpy")
+
+
+def arrays(dtype=np.float32, shape=(3, 5), vocab=11, hidden=6):
+    rng = np.random.default_rng(0)
+    input = rng.standard_normal((*shape, hidden)).astype(dtype)
+    weight = rng.standard_normal((vocab, hidden)).astype(dtype)
+    bias = rng.standard_normal(vocab).astype(dtype)
+    target = rng.integers(0, vocab, shape)
+    target[0, 0] = -100
+    return input, weight, bias, target
+
+
+OPTIONS = [
+    {},
+    {"reduction": "sum", "softcap": 3.0, "label_smoothing": 0.1},
+    {"reduction": "none", "shift": 1, "scale": 0.5},
+    {"num_items": 3.5, "z_loss": 0.1, "ignore_index": None},
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+@pytest.mark.parametrize("options", OPTIONS, ids=[" ".join(o) or "plain" for o in OPTIONS])
+def test_equals_torch(options, dtype):
+    input, weight, bias, target = arrays(dtype)
+    rng = np.random.default_rng(1)
+    weights = {"weight": rng.random(11), "token_weight": rng.random((3, 5))}
+    got = headroom.numpy.linear_cross_entropy(
+        input, weight, target, linear_bias=bias, return_stats=True, gradients=True, **weights, **options
+    )
+    leaves = [torch.tensor(a).requires_grad_() for a in (input, weight, bias)]
+    weights = {name: torch.tensor(value) for name, value in weights.items()}
+    expected = headroom.linear_cross_entropy(
+        leaves[0], leaves[1], torch.tensor(target), linear_bias=leaves[2], return_stats=True, **weights, **options
+    )
+    expected.loss.sum().backward()
+    for name in ("loss", "nll", "lse", "entropy", "argmax", "correct_count", "valid_count"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name).detach().numpy(), err_msg=name)
+    tolerance = 3 * np.finfo(dtype).eps  # float16 gradients are computed by another pass there
+    for name, leaf in zip(("d_input", "d_linear_weight", "d_linear_bias"), leaves):
+        gradient = getattr(got, name)
+        assert gradient.dtype == dtype and gradient.shape == leaf.shape
+        np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=tolerance, atol=20 * np.finfo(dtype).eps)
+
+
+def test_only_what_is_asked_for():
+    input, weight, bias, target = arrays()
+    got = headroom.numpy.linear_cross_entropy(input, weight, target, gradients=["linear_weight"], return_stats=["nll"])
+    assert got.d_input is None and got.d_linear_weight is not None and got.lse is None and got.nll is not None
+    got = headroom.numpy.linear_cross_entropy(input, weight, target)
+    assert isinstance(got.loss, np.float32) and got.d_linear_weight is None
+
+
+def test_upstream_gradient():
+    input, weight, _, target = arrays(np.float64)
+    for reduction, upstream in (("mean", 2.0), ("none", np.random.default_rng(2).random((3, 5)))):
+        options = {"reduction": reduction, "gradients": ["input"]}
+        got = headroom.numpy.linear_cross_entropy(input, weight, target, grad_loss=upstream, **options)
+        leaf = torch.tensor(input).requires_grad_()
+        loss = headroom.linear_cross_entropy(leaf, torch.tensor(weight), torch.tensor(target), reduction=reduction)
+        loss.backward(torch.tensor(upstream, dtype=torch.float64))
+        np.testing.assert_allclose(got.d_input, leaf.grad.numpy(), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "view", [lambda a: a[:, ::-1], lambda a: a.T.copy().T, lambda a: a[::-1], lambda a: a.astype(">f4")]
+)
+def test_any_layout(view):
+    _, weight, _, _ = arrays()
+    input = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
+    target = np.array([1, 2, 3, 4], np.int32)[::1]
+    got = headroom.numpy.linear_cross_entropy(view(input), view(weight), target, gradients=True)
+    plain = [np.ascontiguousarray(view(a), np.float32) for a in (input, weight)]
+    expected = headroom.numpy.linear_cross_entropy(*plain, target.astype(">i8"), gradients=True)
+    assert got.loss == expected.loss
+    np.testing.assert_array_equal(got.d_input, expected.d_input)
+    np.testing.assert_array_equal(got.d_linear_weight, expected.d_linear_weight)
+
+
+def test_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    input, weight, _, target = (a.astype(ml_dtypes.bfloat16) if a.dtype.kind == "f" else a for a in arrays())
+    got = headroom.numpy.linear_cross_entropy(input, weight, target, gradients=True)
+    leaf = torch.tensor(input.astype(np.float32)).bfloat16().requires_grad_()
+    other = torch.tensor(weight.astype(np.float32)).bfloat16()
+    loss = headroom.linear_cross_entropy(leaf, other, torch.tensor(target))
+    loss.backward()
+    assert got.loss == loss.item() and got.d_input.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(got.d_input.astype(np.float32), leaf.grad.float().numpy())
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"input": np.zeros((3, 5, 7), "f")}, ValueError, "input: expected shape"),
+        ({"input": np.zeros((3, 5, 6), int)}, TypeError, "input: expected float32"),
+        ({"linear_weight": np.zeros(6, "f")}, ValueError, "linear_weight: expected shape"),
+        ({"target": np.zeros((3, 4), int)}, ValueError, "target: expected shape"),
+        ({"target": np.zeros((3, 5), "f")}, TypeError, "target: expected int64 or int32"),
+        ({"target": np.full((3, 5), 11)}, headroom.InvalidTargetError, "got 11 for row 0"),
+        ({"linear_bias": np.zeros(3, "f")}, ValueError, "linear_bias: expected shape"),
+        ({"gradients": ["linear_bias"]}, ValueError, "gradients: expected names out of input, linear_weight, got"),
+        ({"max_workspace_bytes": 1, "gradients": True}, headroom.BudgetTooSmallError, "expected at least"),
+        ({"backend": "quantum"}, headroom.BackendUnavailableError, "quantum"),
+    ],
+)
+def test_errors(change, error, message):
+    input, weight, _, target = arrays()
+    with pytest.raises(error, match=message):
+        headroom.numpy.linear_cross_entropy(**({"input": input, "linear_weight": weight, "target": target} | change))

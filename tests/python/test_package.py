@@ -1,0 +1,134 @@
+"""Inspection, import without PyTorch, memory, fork, and the library's place."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import headroom
+import pytest
+import torch
+from headroom import _c, _plan
+
+ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(headroom.__file__).parents[1]))
+
+
+def python(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_version_and_backends():
+    assert headroom.version() == headroom.__version__
+    names = [backend.name for backend in headroom.backends()]
+    assert names[-1] == "reference" and headroom.backends()[-1].why_unavailable == ""
+
+
+def test_plan():
+    plan = headroom.plan(64, 1000, 32, dtype=torch.bfloat16)
+    assert plan.kind in ("whole", "token_chunks", "vocab_chunks") and plan.workspace_bytes > 0
+    assert plan.threads == torch.get_num_threads()
+    assert headroom.plan(64, 1000, 32, gradients=()).kind == "forward"
+    assert headroom.plan(64, 1000, 32, threads=1, backend="reference").backend == "reference"
+    assert headroom.plan(64, 1000, 32, dtype="float64").backend == "reference"
+    considered = headroom.plans(64, 1000, 32, dtype=torch.bfloat16)
+    assert plan in considered
+    with pytest.raises(headroom.BudgetTooSmallError) as error:
+        headroom.plan(64, 1000, 32, max_workspace_bytes=1)
+    fits = headroom.plan(64, 1000, 32, max_workspace_bytes=error.value.required_bytes)
+    assert fits.workspace_bytes == error.value.required_bytes
+    with pytest.raises(headroom.InvalidArgumentError, match="vocab"):
+        headroom.plan(64, 0, 32)
+    with pytest.raises(TypeError, match="dtype"):
+        headroom.plan(64, 10, 32, dtype="int8")
+    with pytest.raises(ValueError, match="gradients"):
+        headroom.plan(64, 10, 32, gradients=["weight"])
+
+
+def test_plans_are_cached():
+    spec = _plan.Spec(_c.FORWARD, 5, 6, 7)
+    assert _plan.plan_of(spec, 1) is _plan.plan_of(_plan.Spec(_c.FORWARD, 5, 6, 7), 1)
+
+
+def test_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import headroom
+assert headroom.plan(5, 6, 7).workspace_bytes > 0
+for name in ("linear_cross_entropy", "LinearCrossEntropyLoss"):
+    try:
+        getattr(headroom, name)
+    except ImportError as error:
+        assert "needs PyTorch" in str(error), error
+    else:
+        raise AssertionError(name)
+import numpy as np
+result = headroom.numpy.linear_cross_entropy(np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.array([0, 1]))
+assert abs(result.loss - np.log(4)) < 1e-6
+"""
+    python(code)
+
+
+def test_importing_does_not_import_torch_or_numpy():
+    python("import sys, headroom; assert not {'torch', 'numpy'} & set(sys.modules), 'imported too much'")
+
+
+def test_library_not_found():
+    code = """
+import headroom
+try:
+    headroom.version()
+except headroom.LibraryNotFoundError as error:
+    print(error)
+"""
+    assert "HEADROOM_LIBRARY" in python(code, HEADROOM_LIBRARY="/nowhere/libheadroom.so")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_data_loader_workers_can_compute():
+    code = """
+import torch, headroom
+weight = torch.randn(300, 32)
+def loss(rows):
+    return headroom.linear_cross_entropy(rows, weight, torch.arange(len(rows)))
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return loss(torch.full((40, 32), float(i)))
+expected = torch.stack([Data()[i] for i in range(4)])  # starts the threads of this process first
+loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2, timeout=120, multiprocessing_context="fork")
+assert torch.equal(next(iter(loader)), expected)
+"""
+    python(code)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_peak_memory_stays_within_the_budget():
+    code = """
+import torch, headroom
+def status(name):
+    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(name))
+def call(tokens, budget):
+    input = torch.randn(tokens, 16, requires_grad=True)
+    weight = torch.randn(20000, 16, requires_grad=True)
+    target = torch.randint(0, 20000, (tokens,))
+    before = status("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # resets the peak
+    headroom.linear_cross_entropy(input, weight, target, max_workspace_bytes=budget).backward()
+    return status("VmHWM") - before, (input.numel() + weight.numel()) * 4
+budget = BUDGET
+try:
+    headroom.plan(512, 20000, 16, max_workspace_bytes=budget)
+except headroom.BudgetTooSmallError as error:
+    budget = error.required_bytes
+call(8, None)  # code and thread stacks
+extra, gradients = call(512, budget)
+slack = 1 << 20
+assert extra <= gradients + budget + slack, (extra, gradients, budget)
+assert extra < 512 * 20000 * 4 / 2, (extra, "logits would be 41 MB")
+"""
+    for budget in (2 << 20, 12 << 20):
+        python(code.replace("BUDGET", str(budget)))
