@@ -1,6 +1,16 @@
 #include "cpu/arena.h"
 
+#include <algorithm>
+
 namespace headroom::cpu {
+namespace {
+
+// Two windows are alive at once: the gradients of the next are made beside the sums of this one.
+int64_t window_slots(const Plan& plan, const Shape& shape) {
+  return std::min(shape.blocks, 2 * backward_window(plan));
+}
+
+}  // namespace
 
 WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, Workspace& workspace) {
   WorkerArena w;
@@ -41,7 +51,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     if (p.want_d_hidden) {
       a.d_hidden = workspace.take<float>(tokens * s.gradient_stride);
       a.window_panels =
-          workspace.take<uint32_t>(backward_window(plan) * s.hidden_padded * (s.vocab_block / k.pair));
+          workspace.take<uint32_t>(window_slots(plan, s) * s.hidden_padded * (s.vocab_block / k.pair));
     }
     if (p.want_d_classifier) {
       a.hidden_panels = workspace.take<uint32_t>(ceil_div(tokens, k.pair) * s.hidden_padded);
@@ -54,8 +64,8 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     a.kept_exps = workspace.take<std::byte>(plan.cached_vocab_blocks * block_bytes);
     a.kept_anchor = workspace.take<float>(plan.cached_vocab_blocks * tokens);
     if (plan.cached_vocab_blocks < s.blocks) {
-      a.window_exps = workspace.take<std::byte>(backward_window(plan) * block_bytes);
-      a.window_anchor = workspace.take<float>(backward_window(plan) * tokens);
+      a.window_exps = workspace.take<std::byte>(window_slots(plan, s) * block_bytes);
+      a.window_anchor = workspace.take<float>(window_slots(plan, s) * tokens);
     }
   }
   Workspace worker;

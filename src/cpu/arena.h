@@ -55,9 +55,9 @@ struct Arena {
   // Kept exps of the first cached_vocab_blocks blocks, and of a backward window for the others.
   std::span<std::byte> kept_exps;      // [blocks, T, B] elements
   std::span<float> kept_anchor;        // [blocks, T]
-  std::span<std::byte> window_exps;    // [W, T, B] elements
-  std::span<float> window_anchor;      // [W, T]
-  std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the classifier
+  std::span<std::byte> window_exps;    // [2 W, T, B] elements
+  std::span<float> window_anchor;      // [2 W, T]
+  std::span<uint32_t> window_panels;   // [2 W, hidden_padded / nr, B / pair, nr], of the classifier
   std::span<std::byte> worker_memory;  // `threads` times worker_bytes
   size_t worker_bytes = 0;
 };

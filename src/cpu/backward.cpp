@@ -8,6 +8,7 @@ namespace {
 struct Window {
   int64_t start = 0;
   int64_t end = 0;
+  int64_t size() const { return end - start; }
 };
 
 // Kept or recomputed exps of rows [row, row + rows) to gradients, in place.
@@ -33,8 +34,7 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
 }
 
 // Gradients of one block's logits for rows [row, row_end): from kept exps, or from the logits once more.
-void gradient_task(const Runner& run, int worker_index, int64_t block, const Window& window, int64_t row,
-                   int64_t row_end) {
+void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t row, int64_t row_end) {
   WorkerArena w = run.worker(worker_index);
   const bool kept = run.is_kept(block);
   const bool exps_first = keeps_exps(run.problem);
@@ -43,8 +43,8 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Win
     prepare_block(run, w, block);
   const LogitTransform transform = run.transform(w);
   const int64_t stride = run.shape.vocab_block;
-  std::byte* exps = run.block_exps(block, window.start);
-  float* anchor = run.block_anchor(block, window.start);
+  std::byte* exps = run.block_exps(block);
+  float* anchor = run.block_anchor(block);
   int32_t targets[kMaxStripRows];
   float unused[2][kMaxStripRows];
   for (; row < row_end; row += run.kernels.mr) {
@@ -72,7 +72,7 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Win
 }
 
 // The classifier's rows of a block as panels with K along the vocabulary, for d_hidden.
-void pack_window_panels(const Runner& run, int64_t block, const Window& window) {
+void pack_panels(const Runner& run, int64_t block) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
@@ -82,62 +82,66 @@ void pack_window_panels(const Runner& run, int64_t block, const Window& window) 
                                static_cast<int64_t>(size_of(p.classifier_dtype));
   k.pack_interleaved({classifier, p.classifier_dtype, run.buffers.classifier_stride},
                      s.block_columns(p.vocab, block), p.hidden, units, s.hidden_padded / k.nr, k.nr,
-                     run.arena.window_panels.data() + (block - window.start) * units * s.hidden_padded);
+                     run.block_panels(block));
 }
 
-void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block, const Window& window) {
+void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block) {
   const Shape& s = run.shape;
-  run.kernels.add_column_sums(run.block_exps(block, window.start), s.vocab_block, chunk.count, s.vocab_block,
+  run.kernels.add_column_sums(run.block_exps(block), s.vocab_block, chunk.count, s.vocab_block,
                               run.arena.d_bias.data() + block * s.vocab_block);
 }
 
-// Gradients of the window's logits, and the classifier's panels for what follows.
-void window_gradients(const Runner& run, const Chunk& chunk, const Window& window) {
-  const int64_t blocks = window.end - window.start;
-  const int64_t range =
-      rows_per_range(run, chunk.count, ceil_div(kTasksPerThread * run.plan.threads, blocks));
-  const int64_t ranges = ceil_div(chunk.count, range);
-  run.parallel_for(blocks * ranges, [&](int64_t task, int worker) {
-    const int64_t block = window.start + task / ranges;
-    const int64_t row = task % ranges * range;
-    gradient_task(run, worker, block, window, row, std::min(chunk.count, row + range));
-    if (row == 0 && run.problem.want_d_hidden) pack_window_panels(run, block, window);
-  });
-}
+// The three consumers of a window's gradients, long tasks first.
+class SumTasks {
+ public:
+  SumTasks(const Runner& run, const Chunk& chunk, const Window& window)
+      : run_(run),
+        chunk_(chunk),
+        window_(window),
+        range_(rows_per_range(run, chunk.count, kTasksPerThread * run.plan.threads)),
+        classifier_(run.problem.want_d_classifier ? window.size() * run.shape.ranges : 0),
+        hidden_(run.problem.want_d_hidden && window.size() > 0 ? ceil_div(chunk.count, range_) : 0),
+        bias_(run.problem.want_d_bias ? window.size() : 0) {}
 
-// The three consumers of a window's gradients, side by side: long tasks first, so that the short ones even
-// out the end.
-void window_sums(const Runner& run, const Chunk& chunk, const Window& window) {
-  const Problem& p = run.problem;
-  const int64_t blocks = window.end - window.start;
-  const int64_t classifier_tasks = p.want_d_classifier ? blocks * run.shape.ranges : 0;
-  const int64_t range = rows_per_range(run, chunk.count, kTasksPerThread * run.plan.threads);
-  const int64_t hidden_tasks = p.want_d_hidden ? ceil_div(chunk.count, range) : 0;
-  const int64_t bias_tasks = p.want_d_bias ? blocks : 0;
-  run.parallel_for(classifier_tasks + hidden_tasks + bias_tasks, [&](int64_t task, int worker) {
-    if (task < classifier_tasks) {
-      WorkerArena w = run.worker(worker);
-      add_d_classifier(run, chunk, w, window.start + task / run.shape.ranges, window.start,
-                       task % run.shape.ranges);
-      return;
+  int64_t count() const { return classifier_ + hidden_ + bias_; }
+
+  void operator()(int64_t task, int worker) const {
+    if (task < classifier_) {
+      WorkerArena w = run_.worker(worker);
+      add_d_classifier(run_, chunk_, w, window_.start + task / run_.shape.ranges, task % run_.shape.ranges);
+    } else if (task < classifier_ + hidden_) {
+      const int64_t row = (task - classifier_) * range_;
+      add_d_hidden(run_, window_.start, window_.end, row, std::min(chunk_.count, row + range_));
+    } else {
+      add_d_bias(run_, chunk_, window_.start + task - classifier_ - hidden_);
     }
-    task -= classifier_tasks;
-    if (task < hidden_tasks) {
-      add_d_hidden(run, window.start, window.end, task * range, std::min(chunk.count, (task + 1) * range));
-      return;
-    }
-    add_d_bias(run, chunk, window.start + task - hidden_tasks, window);
-  });
-}
+  }
+
+ private:
+  const Runner& run_;
+  const Chunk& chunk_;
+  const Window window_;
+  const int64_t range_, classifier_, hidden_, bias_;
+};
 
 }  // namespace
 
+// A pipeline over windows of blocks: the sums of one window beside the gradients of the next, which are many
+// small tasks and so fill the end. One barrier a window.
 void backward_chunk(const Runner& run, const Chunk& chunk) {
+  const int64_t blocks = run.shape.blocks;
   const int64_t size = backward_window(run.plan);
-  for (int64_t start = 0; start < run.shape.blocks; start += size) {
-    const Window window{start, std::min(run.shape.blocks, start + size)};
-    window_gradients(run, chunk, window);
-    window_sums(run, chunk, window);
+  for (Window window{0, 0}; window.start < blocks;) {
+    const Window next{window.end, std::min(blocks, window.end + size)};
+    const SumTasks sums(run, chunk, window);
+    const BlockTasks gradients(run, next.start, next.end, chunk.count);
+    run.parallel_for(sums.count() + gradients.count(), [&](int64_t task, int worker) {
+      if (task < sums.count()) return sums(task, worker);
+      const BlockTasks::Task t = gradients[task - sums.count()];
+      gradient_task(run, worker, t.block, t.row, t.row_end);
+      if (t.row == 0 && run.problem.want_d_hidden) pack_panels(run, t.block);
+    });
+    window = next;
   }
   if (run.problem.want_d_hidden) store_d_hidden(run, chunk);
 }

@@ -13,7 +13,14 @@
 
 #include "cpu/isa.h"
 
-#if HWY_TARGET == HWY_AVX3
+// clang 16 crashes when it optimizes these kernels; without them bf16 runs on the fp32 kernels.
+#if defined(__clang__) && __clang_major__ < 17
+#define HEADROOM_COMPILES_BF16_PAIRS 0
+#else
+#define HEADROOM_COMPILES_BF16_PAIRS 1
+#endif
+
+#if HWY_TARGET == HWY_AVX3 && HEADROOM_COMPILES_BF16_PAIRS
 #include <immintrin.h>
 
 #define HEADROOM_UNITS bf16_pairs
@@ -27,7 +34,7 @@
 namespace headroom::cpu {
 
 const Kernels* bf16_pair_kernels() {
-#if HWY_TARGETS & HWY_AVX3
+#if (HWY_TARGETS & HWY_AVX3) && HEADROOM_COMPILES_BF16_PAIRS
   static const Kernels kKernels = bf16_pairs::N_AVX3::make_kernels("avx512_bf16", 185);
   return &kKernels;
 #else

@@ -20,7 +20,7 @@ void block_task(const Runner& run, int worker_index, int64_t block, int64_t slot
   const LogitTransform transform = run.transform(w);
   const int64_t stride = run.shape.vocab_block;
   const bool keep = run.is_kept(block);
-  std::byte* exps = keep ? run.block_exps(block, 0) : nullptr;
+  std::byte* exps = keep ? run.block_exps(block) : nullptr;
   int32_t targets[kMaxStripRows];
   for (; row < row_end; row += run.kernels.mr) {
     const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));
@@ -29,7 +29,7 @@ void block_task(const Runner& run, int worker_index, int64_t block, int64_t slot
     const BlockStats stats = block_stats(run, slot, row);
     std::byte* row_exps = keep ? exps + row * stride * element_bytes(run.kernels) : nullptr;
     run.kernels.softmax_strip(strip, transform, stats, row_exps, stride);
-    if (keep) std::copy_n(stats.max, rows, run.block_anchor(block, 0) + row);
+    if (keep) std::copy_n(stats.max, rows, run.block_anchor(block) + row);
   }
 }
 
@@ -62,13 +62,10 @@ void forward_chunk(const Runner& run, const Chunk& chunk) {
   const int64_t window = forward_window(run.plan);
   for (int64_t start = 0; start < run.shape.blocks; start += window) {
     const int64_t end = std::min(run.shape.blocks, start + window);
-    const int64_t wanted = ceil_div(kTasksPerThread * run.plan.threads, end - start);
-    const int64_t range = rows_per_range(run, chunk.count, wanted);
-    const int64_t ranges = ceil_div(chunk.count, range);
-    run.parallel_for((end - start) * ranges, [&](int64_t task, int worker) {
-      const int64_t row = task % ranges * range;
-      const int64_t slot = task / ranges;
-      block_task(run, worker, start + slot, slot, row, std::min(chunk.count, row + range));
+    const BlockTasks tasks(run, start, end, chunk.count);
+    run.parallel_for(tasks.count(), [&](int64_t task, int worker) {
+      const BlockTasks::Task t = tasks[task];
+      block_task(run, worker, t.block, t.block - start, t.row, t.row_end);
     });
     constexpr int64_t kMergeRows = 64;
     run.parallel_for(ceil_div(chunk.count, kMergeRows), [&](int64_t task, int) {

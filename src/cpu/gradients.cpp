@@ -24,8 +24,7 @@ float* running_row(const Runner& run, int64_t row, int64_t column) {
 }  // namespace
 
 // d_classifier[block, range] += dz[:, block]^T hidden[:, range], over the chunk's tokens.
-void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
-                      int64_t window_start, int64_t range) {
+void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block, int64_t range) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
@@ -41,7 +40,7 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int
       std::fill_n(sums + j * padded + columns, padded - columns, 0.0f);
     }
   }
-  const auto* dz = run.block_exps(block, window_start);
+  const auto* dz = run.block_exps(block);
   const int64_t dz_row_bytes = s.vocab_block * element_bytes(k);
   for (int64_t token = 0; token < chunk.count; token += s.token_block) {
     const int64_t tokens = std::min(s.token_block, chunk.count - token);
@@ -83,8 +82,8 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int
   }
 }
 
-// d_hidden[row, :] += dz[row, window] classifier[window, :], one partial sum for every block.
-void add_d_hidden(const Runner& run, int64_t window_start, int64_t window_end, int64_t row, int64_t row_end) {
+// d_hidden[row, :] += dz[row, blocks] classifier[blocks, :], one partial sum for every block.
+void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, int64_t row, int64_t row_end) {
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
   const int64_t units = s.vocab_block / k.pair;
@@ -94,10 +93,10 @@ void add_d_hidden(const Runner& run, int64_t window_start, int64_t window_end, i
   g.b_panel_stride = units * k.nr;
   g.panels = s.hidden_padded / k.nr;
   g.c_stride = s.gradient_stride;
-  for (int64_t block = window_start; block < window_end; ++block) {
-    g.b = run.arena.window_panels.data() + (block - window_start) * units * s.hidden_padded;
+  for (int64_t block = first_block; block < last_block; ++block) {
+    g.b = run.block_panels(block);
     g.add = block > 0;
-    const auto* dz = reinterpret_cast<const uint32_t*>(run.block_exps(block, window_start));
+    const auto* dz = reinterpret_cast<const uint32_t*>(run.block_exps(block));
     for (int64_t i = row; i < row_end; i += k.mr) {
       g.a = dz + i * units;
       g.rows = static_cast<int>(std::min<int64_t>(k.mr, row_end - i));

@@ -14,15 +14,21 @@ LogitTransform Runner::transform(const WorkerArena& w) const {
           problem.has_bias ? w.bias.data() : nullptr};
 }
 
-std::byte* Runner::block_exps(int64_t block, int64_t window_start) const {
+// A window and the next one are alive at once, so blocks share 2 W slots in turn.
+std::byte* Runner::block_exps(int64_t block) const {
   const int64_t bytes = plan.token_chunk * shape.vocab_block * element_bytes(kernels);
   if (is_kept(block)) return arena.kept_exps.data() + block * bytes;
-  return arena.window_exps.data() + (block - window_start) * bytes;
+  return arena.window_exps.data() + block % (2 * backward_window(plan)) * bytes;
 }
 
-float* Runner::block_anchor(int64_t block, int64_t window_start) const {
+float* Runner::block_anchor(int64_t block) const {
   if (is_kept(block)) return arena.kept_anchor.data() + block * plan.token_chunk;
-  return arena.window_anchor.data() + (block - window_start) * plan.token_chunk;
+  return arena.window_anchor.data() + block % (2 * backward_window(plan)) * plan.token_chunk;
+}
+
+uint32_t* Runner::block_panels(int64_t block) const {
+  return arena.window_panels.data() +
+         block % (2 * backward_window(plan)) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
 }
 
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
@@ -89,6 +95,23 @@ int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted) {
   const int64_t strips = ceil_div(rows, run.kernels.mr);
   const int64_t ranges = std::clamp<int64_t>(wanted, 1, ceil_div(strips, kFewestStrips));
   return ceil_div(strips, ranges) * run.kernels.mr;
+}
+
+BlockTasks::BlockTasks(const Runner& run, int64_t start, int64_t end, int64_t rows)
+    : start_(start), end_(end), rows_(rows) {
+  const int64_t blocks = end - start;
+  const int64_t split = std::min<int64_t>(blocks, 2 * run.plan.threads);  // blocks in small tasks
+  range_ =
+      rows_per_range(run, rows, ceil_div(kTasksPerThread * run.plan.threads, std::max<int64_t>(split, 1)));
+  ranges_ = ceil_div(rows, range_);
+  whole_ = blocks - split;
+}
+
+BlockTasks::Task BlockTasks::operator[](int64_t task) const {
+  if (task < whole_) return {start_ + task, 0, rows_};
+  task -= whole_;
+  const int64_t row = task % ranges_ * range_;
+  return {start_ + whole_ + task / ranges_, row, std::min(rows_, row + range_)};
 }
 
 }  // namespace headroom::cpu

@@ -11,11 +11,15 @@ namespace headroom::cpu {
 namespace {
 
 struct Windows {
-  int64_t forward;
-  int64_t backward;
+  int64_t forward;   // vocabulary blocks
+  int64_t backward;  // vocabulary blocks
 };
-// Large windows mean few barriers and read every packed classifier block often; small ones little memory.
-constexpr Windows kWindows[] = {{64, 16}, {32, 8}, {16, 4}, {8, 2}, {1, 1}};
+
+// Two backward windows, their gradients and panels, should stay in the last level cache, which grows with the
+// number of cores: larger ones read memory, smaller ones pay more barriers. The rest serves small budgets.
+constexpr int64_t kWindowBytesPerThread = int64_t{5} << 19;
+constexpr int64_t kLargestWindow = 16;
+constexpr int64_t kForwardWindow = 64;
 
 // Bytes a second that one thread moves when it packs or adds matrices, for predicted times.
 constexpr double kPackBytesPerSecond = 8e9;
@@ -31,12 +35,12 @@ class Planner {
 
   std::vector<Plan> all() {
     for (int64_t chunk : token_chunks()) {
-      for (const Windows& windows : kWindows) {
+      for (const Windows& windows : window_sizes(chunk)) {
         Plan plan;
         plan.token_chunk = chunk;
         plan.threads = threads_;
-        forward_window(plan) = std::min(windows.forward, shape_.blocks);
-        backward_window(plan) = std::min(windows.backward, shape_.blocks);
+        forward_window(plan) = windows.forward;
+        backward_window(plan) = windows.backward;
         consider(plan);
         if (keeps_exps(problem_)) consider_kept(plan);
       }
@@ -60,6 +64,18 @@ class Planner {
       chunks.push_back(round_up(chunk, unit));
     }
     return chunks;
+  }
+
+  std::vector<Windows> window_sizes(int64_t chunk) const {
+    const int64_t block_bytes = shape_.vocab_block * element_bytes(kernels_) *
+                                (chunk + (problem_.want_d_hidden ? shape_.hidden_padded : 0));
+    const int64_t most = std::min({shape_.blocks, kLargestWindow,
+                                   std::max<int64_t>(threads_ * kWindowBytesPerThread / block_bytes, 1)});
+    std::vector<Windows> sizes{{std::min(shape_.blocks, kForwardWindow), most}};
+    while (sizes.back().backward > 1 || sizes.back().forward > 1) {
+      sizes.push_back({ceil_div(sizes.back().forward, 4), ceil_div(sizes.back().backward, 2)});
+    }
+    return sizes;
   }
 
   size_t bytes_of(const Plan& plan) const {
@@ -120,9 +136,9 @@ class Planner {
     const auto chunks =
         static_cast<double>(ceil_div(std::max<int64_t>(problem_.tokens, 1), plan.token_chunk));
     const double window_ends =
-        chunks * static_cast<double>(
-                     ceil_div(shape_.blocks, forward_window(plan)) +
-                     (problem_.needs_backward() ? 2 * ceil_div(shape_.blocks, backward_window(plan)) : 0));
+        chunks *
+        static_cast<double>(ceil_div(shape_.blocks, forward_window(plan)) +
+                            (problem_.needs_backward() ? ceil_div(shape_.blocks, backward_window(plan)) : 0));
     double bytes = classifier * 4 * plan.cost_f;
     if (problem_.want_d_classifier && chunks > 1) bytes += classifier * 16;
     const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);

@@ -13,7 +13,7 @@
 namespace headroom::cpu {
 
 inline constexpr int kMaxStripRows = 16;        // at least every kernel's mr
-inline constexpr int64_t kTasksPerThread = 16;  // enough to even out the threads' ends
+inline constexpr int64_t kTasksPerThread = 16;  // enough to even out the ends of the threads
 
 // One run in progress: what every step of it reads.
 struct Runner {
@@ -28,9 +28,10 @@ struct Runner {
 
   WorkerArena worker(int index) const;
   LogitTransform transform(const WorkerArena& w) const;
-  // Where exps or gradients of a block are during a backward window that starts at window_start.
-  std::byte* block_exps(int64_t block, int64_t window_start) const;
-  float* block_anchor(int64_t block, int64_t window_start) const;
+  // Where exps or gradients of a block are, with their anchors; and its panels for d_hidden.
+  std::byte* block_exps(int64_t block) const;
+  float* block_anchor(int64_t block) const;
+  uint32_t* block_panels(int64_t block) const;
   bool is_kept(int64_t block) const { return block < plan.cached_vocab_blocks; }
 };
 
@@ -51,9 +52,23 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
 void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows);
 LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
                        int32_t* target_columns);
-// Splits `rows` into equal ranges of whole strips so that about `wanted` tasks come out; returns rows a
-// range.
+// Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.
 int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);
+
+// Tasks over the rows of the blocks [start, end): one for each block, which packs it once, and small ones for
+// the last blocks so that all threads end together.
+class BlockTasks {
+ public:
+  struct Task {
+    int64_t block, row, row_end;
+  };
+  BlockTasks(const Runner& run, int64_t start, int64_t end, int64_t rows);
+  int64_t count() const { return whole_ + (end_ - start_ - whole_) * ranges_; }
+  Task operator[](int64_t task) const;
+
+ private:
+  int64_t start_, end_, rows_, range_, ranges_, whole_;
+};
 
 // forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks.
 void forward_chunk(const Runner& run, const Chunk& chunk);
@@ -65,9 +80,8 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
 void backward_chunk(const Runner& run, const Chunk& chunk);
 
 // gradients.cpp
-void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
-                      int64_t window_start, int64_t range);
-void add_d_hidden(const Runner& run, int64_t window_start, int64_t window_end, int64_t row, int64_t row_end);
+void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block, int64_t range);
+void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, int64_t row, int64_t row_end);
 void store_d_hidden(const Runner& run, const Chunk& chunk);
 void store_d_bias(const Runner& run);
 void zero_d_hidden(const Runner& run, bool ignored_only);

@@ -156,8 +156,8 @@ TEST_P(CpuGemm, ConvertsAndStoresRows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryIsa, CpuGemm, testing::ValuesIn(usable_kernels()),
-                         [](const testing::TestParamInfo<Kernels>& info) {
-                           return std::string(info.param.name);
+                         [](const testing::TestParamInfo<Kernels>& parameter) {
+                           return std::string(parameter.param.name);
                          });
 
 TEST(CpuIsa, NamesAndRefusals) {

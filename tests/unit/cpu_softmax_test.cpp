@@ -204,8 +204,8 @@ TEST_P(CpuSoftmax, InfinitiesAndNaN) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryIsa, CpuSoftmax, testing::ValuesIn(usable_kernels()),
-                         [](const testing::TestParamInfo<Kernels>& info) {
-                           return std::string(info.param.name);
+                         [](const testing::TestParamInfo<Kernels>& parameter) {
+                           return std::string(parameter.param.name);
                          });
 
 }  // namespace

@@ -21,8 +21,12 @@ HWY_INLINE VF clamp_exponent(VF x) {
   const DF df;
   const VF low = hn::Set(df, -104.0f);
   const VF high = hn::Set(df, 89.0f);
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  return hn::Min(high, hn::Max(low, x));  // x86 returns the second operand when either is NaN
+#else
   x = hn::IfThenElse(hn::Lt(x, low), low, x);
   return hn::IfThenElse(hn::Gt(x, high), high, x);
+#endif
 }
 
 // exp of a clamped argument. exp(x) = 2^n exp(r), r = x - n ln 2 in two steps, |r| <= ln(2) / 2; the
