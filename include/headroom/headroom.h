@@ -12,8 +12,9 @@
  *
  * Use: context -> plan -> run. Planning allocates no workspace; running allocates nothing.
  * Every function that can fail returns a headroom_status; headroom_last_error() then holds the calling
- * thread's message, which names the argument, what was expected and what was got. No function exits or throws.
- * A context or plan may be used by several threads at once; buffers and workspace belong to one run at a time.
+ * thread's message, which names the argument, what was expected and what was got. No function exits or
+ * throws. A context or plan may be used by several threads at once; buffers and workspace belong to one run
+ * at a time.
  *
  * Structs begin with struct_size, which the caller sets to sizeof the struct it was compiled with (the _init
  * functions do); fields that a caller does not know keep their defaults, larger sizes than the library's are
@@ -41,7 +42,8 @@ extern "C" {
 typedef enum headroom_status {
   HEADROOM_OK = 0,
   HEADROOM_INVALID_ARGUMENT = 1,
-  HEADROOM_INVALID_TARGET = 2,      /* a target outside [0, V_total) that is not ignore_index; nothing was written */
+  HEADROOM_INVALID_TARGET =
+      2, /* a target outside [0, V_total) that is not ignore_index; nothing was written */
   HEADROOM_BUDGET_TOO_SMALL = 3,    /* the message names the smallest budget that works */
   HEADROOM_UNSUPPORTED = 4,         /* no backend of the context can run the problem */
   HEADROOM_BACKEND_UNAVAILABLE = 5, /* a backend or instruction set asked for by name is not usable here */
@@ -88,9 +90,10 @@ typedef void (*headroom_parallel_for)(int64_t tasks, headroom_task body, void* b
 
 typedef struct headroom_context_options {
   size_t struct_size;
-  const char* backend; /* "cpu" or "reference"; null: the first of headroom_backend_count() that can run a problem */
-  const char* isa;     /* instruction set of the CPU backend by name; null: the best of this machine */
-  int32_t threads;     /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
+  const char*
+      backend; /* "cpu" or "reference"; null: the first of headroom_backend_count() that can run a problem */
+  const char* isa; /* instruction set of the CPU backend by name; null: the best of this machine */
+  int32_t threads; /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
   headroom_parallel_for parallel_for; /* null: OpenMP */
   void* pool;                         /* passed to parallel_for */
 } headroom_context_options;
@@ -98,37 +101,37 @@ typedef struct headroom_context_options {
 /* What to compute. Dimensions in elements; flags are 0 or 1. */
 typedef struct headroom_problem {
   size_t struct_size;
-  int32_t pass;             /* headroom_pass */
-  int32_t reduction;        /* headroom_reduction; default mean */
-  int64_t tokens;           /* N >= 0 */
-  int64_t vocab;            /* V >= 1, rows of the classifier at hand */
-  int64_t hidden;           /* D >= 1 */
-  int64_t vocab_start;      /* a shard holds the ids [vocab_start, vocab_start + vocab) of vocab_total */
-  int64_t vocab_total;      /* 0: vocab, the whole vocabulary. Targets are always global ids */
-  int32_t hidden_dtype;     /* headroom_dtype, any float; default float32, as are the others */
+  int32_t pass;         /* headroom_pass */
+  int32_t reduction;    /* headroom_reduction; default mean */
+  int64_t tokens;       /* N >= 0 */
+  int64_t vocab;        /* V >= 1, rows of the classifier at hand */
+  int64_t hidden;       /* D >= 1 */
+  int64_t vocab_start;  /* a shard holds the ids [vocab_start, vocab_start + vocab) of vocab_total */
+  int64_t vocab_total;  /* 0: vocab, the whole vocabulary. Targets are always global ids */
+  int32_t hidden_dtype; /* headroom_dtype, any float; default float32, as are the others */
   int32_t classifier_dtype;
   int32_t bias_dtype;
-  int32_t target_dtype;     /* HEADROOM_I32 or HEADROOM_I64 (default) */
-  int32_t d_hidden_dtype;   /* dtype of the gradient's buffer, any float: rounded once from fp32 */
+  int32_t target_dtype;   /* HEADROOM_I32 or HEADROOM_I64 (default) */
+  int32_t d_hidden_dtype; /* dtype of the gradient's buffer, any float: rounded once from fp32 */
   int32_t d_classifier_dtype;
   int32_t d_bias_dtype;
   int32_t has_bias;
   int32_t has_class_weight;
   int32_t has_token_weight;
-  double scale;             /* default 1 */
-  double softcap;           /* 0 (default): none */
-  double label_smoothing;   /* [0, 1] */
-  double z_loss;            /* factor of lse^2 */
-  double num_items;         /* divisor of the mean; 0 (default): the weights of the valid rows */
-  int64_t ignore_index;     /* default -100 */
-  int64_t shift;            /* >= 0: row s of a sequence predicts its target s + shift; rows without one are ignored */
-  int64_t sequence_length;  /* tokens is a multiple of it; 0: all tokens are one sequence */
+  double scale;           /* default 1 */
+  double softcap;         /* 0 (default): none */
+  double label_smoothing; /* [0, 1] */
+  double z_loss;          /* factor of lse^2 */
+  double num_items;       /* divisor of the mean; 0 (default): the weights of the valid rows */
+  int64_t ignore_index;   /* default -100 */
+  int64_t shift; /* >= 0: row s of a sequence predicts its target s + shift; rows without one are ignored */
+  int64_t sequence_length; /* tokens is a multiple of it; 0: all tokens are one sequence */
   int32_t want_entropy;
-  int32_t want_argmax;      /* argmax and correct_count */
-  int32_t want_d_hidden;    /* a gradient that is not wanted is neither computed nor allocated */
+  int32_t want_argmax;   /* argmax and correct_count */
+  int32_t want_d_hidden; /* a gradient that is not wanted is neither computed nor allocated */
   int32_t want_d_classifier;
   int32_t want_d_bias;
-  int32_t has_grad_nll;     /* backward only: further upstream gradients */
+  int32_t has_grad_nll; /* backward only: further upstream gradients */
   int32_t has_grad_lse;
   int32_t has_grad_entropy;
   int32_t accumulate_d_hidden; /* add to the (float32) buffer instead of overwriting it */
@@ -142,9 +145,9 @@ typedef struct headroom_problem {
  * contiguous; strides between rows in elements, 0: tightly packed. */
 typedef struct headroom_buffers {
   size_t struct_size;
-  const void* hidden;       /* [N, D] */
+  const void* hidden; /* [N, D] */
   int64_t hidden_stride;
-  const void* classifier;   /* [V, D] */
+  const void* classifier; /* [V, D] */
   int64_t classifier_stride;
   const void* bias;         /* [V] */
   const void* targets;      /* [N] */
@@ -162,31 +165,32 @@ typedef struct headroom_buffers {
   void* sum_exp_logit;      /* [N] stats: sum_j exp(z_ij - max_i) z_ij; only with want_entropy */
   void* weighted_logit_sum; /* [N] stats: sum_j w_j z_ij; only with label smoothing */
   /* Losses, outputs of a forward pass over a whole vocabulary. */
-  void* loss;               /* scalar, or [N] with reduction none; stats */
-  void* nll;                /* [N] stats; -nll is the target's log probability */
-  void* lse;                /* [N] stats; INPUT of a backward pass */
-  void* entropy;            /* [N] stats; INPUT of a backward pass with grad_entropy */
-  int64_t* argmax;          /* [N] global id of the largest logit (the first of equals) */
-  int64_t* correct_count;   /* scalar: rows whose argmax is their target */
-  int64_t* valid_count;     /* scalar: rows that are not ignored */
-  /* Gradients. Those of a shard: d_hidden is the shard's part of a sum over shards, the others are its own. */
-  void* d_hidden;           /* [N, D] */
+  void* loss;             /* scalar, or [N] with reduction none; stats */
+  void* nll;              /* [N] stats; -nll is the target's log probability */
+  void* lse;              /* [N] stats; INPUT of a backward pass */
+  void* entropy;          /* [N] stats; INPUT of a backward pass with grad_entropy */
+  int64_t* argmax;        /* [N] global id of the largest logit (the first of equals) */
+  int64_t* correct_count; /* scalar: rows whose argmax is their target */
+  int64_t* valid_count;   /* scalar: rows that are not ignored */
+  /* Gradients. Those of a shard: d_hidden is the shard's part of a sum over shards, the others are its own.
+   */
+  void* d_hidden; /* [N, D] */
   int64_t d_hidden_stride;
-  void* d_classifier;       /* [V, D] */
+  void* d_classifier; /* [V, D] */
   int64_t d_classifier_stride;
-  void* d_bias;             /* [V] */
+  void* d_bias; /* [V] */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {
   size_t struct_size;
-  int32_t kind;             /* headroom_plan_kind */
+  int32_t kind; /* headroom_plan_kind */
   int32_t threads;
-  size_t workspace_bytes;   /* beyond inputs and outputs: exact, and all that the run uses */
-  double cost_f;            /* work in units of F */
+  size_t workspace_bytes; /* beyond inputs and outputs: exact, and all that the run uses */
+  double cost_f;          /* work in units of F */
   double predicted_seconds;
-  int64_t token_chunk;      /* rows whose exponentials are kept at once; 0: none */
+  int64_t token_chunk; /* rows whose exponentials are kept at once; 0: none */
   char backend[32];
-  char config[96];          /* the kernels' configuration, for people */
+  char config[96]; /* the kernels' configuration, for people */
 } headroom_plan_info;
 
 HEADROOM_API const char* headroom_version(void); /* "0.1.0" */
@@ -198,7 +202,8 @@ HEADROOM_API const char* headroom_last_error(void);
 /* Backends in order of preference, usable or not. */
 HEADROOM_API int32_t headroom_backend_count(void);
 HEADROOM_API const char* headroom_backend_name(int32_t index); /* null past the end */
-/* Writes one line about the device, and why the backend is not usable ("" when it is), both cut to their sizes. */
+/* Writes one line about the device, and why the backend is not usable ("" when it is), both cut to their
+ * sizes. */
 HEADROOM_API headroom_status headroom_backend_info(int32_t index, char* description, size_t description_size,
                                                    char* why_unavailable, size_t why_unavailable_size);
 
@@ -208,23 +213,25 @@ HEADROOM_API void headroom_problem_init(headroom_problem* problem);
 HEADROOM_API void headroom_buffers_init(headroom_buffers* buffers);
 HEADROOM_API void headroom_plan_info_init(headroom_plan_info* info);
 
-HEADROOM_API headroom_status headroom_context_create(const headroom_context_options* options, /* null: defaults */
-                                                     headroom_context** context);
+HEADROOM_API headroom_status
+headroom_context_create(const headroom_context_options* options, /* null: defaults */
+                        headroom_context** context);
 HEADROOM_API void headroom_context_destroy(headroom_context* context); /* null is fine */
 
 /* The fastest plan within max_workspace_bytes. */
-HEADROOM_API headroom_status headroom_plan_create(const headroom_context* context, const headroom_problem* problem,
-                                                  headroom_plan** plan);
+HEADROOM_API headroom_status headroom_plan_create(const headroom_context* context,
+                                                  const headroom_problem* problem, headroom_plan** plan);
 HEADROOM_API void headroom_plan_destroy(headroom_plan* plan); /* null is fine */
 HEADROOM_API headroom_status headroom_plan_get_info(const headroom_plan* plan, headroom_plan_info* info);
 /* All plans considered: writes at most capacity of them (infos[0].struct_size set) and how many there are. */
-HEADROOM_API headroom_status headroom_plan_list(const headroom_context* context, const headroom_problem* problem,
-                                                headroom_plan_info* infos, int32_t capacity, int32_t* count);
+HEADROOM_API headroom_status headroom_plan_list(const headroom_context* context,
+                                                const headroom_problem* problem, headroom_plan_info* infos,
+                                                int32_t capacity, int32_t* count);
 
 /* Runs a plan. workspace: plan's workspace_bytes, 64-byte aligned. stream: null on the CPU. Targets are
  * checked before anything is written. */
-HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers, void* workspace,
-                                          size_t workspace_bytes, void* stream);
+HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers,
+                                          void* workspace, size_t workspace_bytes, void* stream);
 
 /* Pieces for a vocabulary cut into shards. They work on host memory and read only the problem's
  * sizes, dtypes and options.
@@ -233,10 +240,11 @@ HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headr
  * sum_exp, target_logit, sum_exp_logit and weighted_logit_sum of all shards simply add up (an all-reduce).
  * loss: from the joined statistics to loss, nll, lse, entropy, argmax and correct_count. Needs targets and
  * weights in the buffers. */
-HEADROOM_API headroom_status headroom_row_stats_merge(const headroom_problem* problem, const headroom_buffers* from,
+HEADROOM_API headroom_status headroom_row_stats_merge(const headroom_problem* problem,
+                                                      const headroom_buffers* from,
                                                       const headroom_buffers* into);
-HEADROOM_API headroom_status headroom_row_stats_rebase(const headroom_problem* problem, const headroom_buffers* stats,
-                                                       const void* new_max);
+HEADROOM_API headroom_status headroom_row_stats_rebase(const headroom_problem* problem,
+                                                       const headroom_buffers* stats, const void* new_max);
 HEADROOM_API headroom_status headroom_loss_from_row_stats(const headroom_problem* problem,
                                                           const headroom_buffers* buffers);
 
