@@ -22,6 +22,12 @@ TEST_P(Agreement, WithTheMaterialisedComputation) {
   for (uint64_t i = 0; i < 20; ++i) expect_agreement(random_case(GetParam() * 20 + i));
 }
 
+// Longer than one block of the kernels in each direction, mostly one direction at a time.
+TEST_P(Agreement, OverSeveralBlocks) {
+  expect_agreement(
+      random_case(1'000'000 + GetParam(), {.largest_dimension = 1500, .most_products = 1'500'000}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, Agreement, testing::Range<uint64_t>(0, 20));
 
 }  // namespace

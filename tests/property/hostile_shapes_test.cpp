@@ -10,37 +10,35 @@
 namespace headroom_test {
 namespace {
 
-class HostileShapes : public testing::TestWithParam<Engine> {
+class EdgeShapes : public testing::TestWithParam<Engine> {
  protected:
   const Engine& engine() const { return GetParam(); }
   headroom::Context context_ = make_context(GetParam());
 };
 
-TEST_P(HostileShapes, OnesAndPrimes) {
-  const bool fast = !engine().is_reference();
-  std::vector<PlainSize> sizes = {{1, 1, 1},   {1, 1, 257}, {1, 257, 1},  {257, 1, 1},  {1, 257, 3},
-                                  {3, 1, 257}, {257, 3, 1}, {13, 17, 19}, {5, 257, 31}, {2, 1031, 3}};
-  if (fast) {
-    sizes.insert(
-        sizes.end(),
-        {{257, 257, 17}, {1, 1031, 257}, {3, 4099, 13}, {253, 511, 3}, {7, 257, 1031}, {1031, 31, 5}});
-  }
+TEST(HostileShapes, OnesAndPrimes) {
+  const PlainSize sizes[] = {{1, 1, 1},    {1, 1, 257},   {1, 257, 1},    {257, 1, 1},
+                             {1, 257, 3},  {3, 1, 257},   {257, 3, 1},    {13, 17, 19},
+                             {5, 257, 31}, {2, 1031, 3},  {257, 257, 3},  {1, 1031, 257},
+                             {3, 4099, 5}, {253, 511, 3}, {3, 257, 1031}, {1031, 31, 5}};
   for (const PlainSize& size : sizes) {
     for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
       Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
       c.problem.want_entropy = c.problem.want_argmax = 1;
       const Expected expected(c);
-      for (Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
-        c.mode = mode;
-        if (mode == Mode::kForward) continue;  // the forward pass of the third mode is the same
-        expected.check(engine(), solve(context_, c));
+      for (const Engine& engine : engines()) {
+        SCOPED_TRACE(engine.name());
+        for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+          c.mode = mode;
+          expected.check(engine, solve(make_context(engine), c));
+        }
       }
     }
   }
 }
 
 // No token at all: the loss of nothing, no gradient.
-TEST_P(HostileShapes, NoTokens) {
+TEST_P(EdgeShapes, NoTokens) {
   for (Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
     for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
       for (double num_items : {0.0, 2.0}) {
@@ -63,7 +61,7 @@ TEST_P(HostileShapes, NoTokens) {
   }
 }
 
-TEST_P(HostileShapes, NoTokensAndNoPointersToThem) {
+TEST_P(EdgeShapes, NoTokensAndNoPointersToThem) {
   Case c = plain_case(1, {0, 9, 5});
   headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
   problem.accumulate_d_classifier = 1;
@@ -83,7 +81,7 @@ TEST_P(HostileShapes, NoTokensAndNoPointersToThem) {
 }
 
 // Every row ignored: a mean over nothing is NaN, yet gradients are 0, as in PyTorch.
-TEST_P(HostileShapes, AllRowsIgnored) {
+TEST_P(EdgeShapes, AllRowsIgnored) {
   for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
     for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16}) {
       Case c = plain_case(2, {11, 29, 7}, dtype);
@@ -128,7 +126,7 @@ class SparseMatrix {
 };
 
 // Rows so far apart that their offsets need more than 32 bits.
-TEST_P(HostileShapes, StridesBeyondThirtyTwoBits) {
+TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   constexpr int64_t kStride = (int64_t{1} << 30) + 3;
   constexpr int64_t kTokens = 4, kVocab = 5, kHidden = 6;
   const Case c = plain_case(3, {kTokens, kVocab, kHidden});
@@ -171,7 +169,7 @@ TEST_P(HostileShapes, StridesBeyondThirtyTwoBits) {
 }
 
 // More than 2^31 logits. Rows repeat after seven, so seven rows say what all must give.
-TEST_P(HostileShapes, MoreThanTwoToThe31Logits) {
+TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
 #ifndef NDEBUG
   GTEST_SKIP() << "too slow without optimisation";
 #endif
@@ -203,10 +201,10 @@ TEST_P(HostileShapes, MoreThanTwoToThe31Logits) {
   std::vector<double> all;
   for (int64_t row = 0; row < kTokens; ++row)
     all.push_back(expected.truth().nll[static_cast<size_t>(row % kPeriod)]);
-  EXPECT_TRUE(close("nll", {nll.begin(), nll.end()}, all, expected.bounds().nll, HEADROOM_F32));
+  EXPECT_TRUE(close("nll", {nll.begin(), nll.end()}, all, expected.bounds_of(GetParam()).nll, HEADROOM_F32));
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, HostileShapes, testing::ValuesIn(engines()),
+INSTANTIATE_TEST_SUITE_P(Engines, EdgeShapes, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace

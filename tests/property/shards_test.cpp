@@ -206,7 +206,7 @@ class Shards : public testing::TestWithParam<Engine> {
                                     << static_cast<int>(how));
     // Every joining rounds the statistics once more, as each shard's part of d_hidden is rounded.
     const double times = static_cast<double>(sizes.size() + 1);
-    Bounds bounds = times * expected.bounds();
+    Bounds bounds = times * expected.bounds_of(GetParam());
     const double unit = stats_dtype(c.problem) == HEADROOM_F64 ? 0x1p-53 : 0x1p-24;
     bounds.lse += times * unit;  // of log(sum_exp): one rounding of its argument
     bounds.nll += times * unit;

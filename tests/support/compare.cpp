@@ -17,22 +17,12 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
   return largest;
 }
 
-bool is_short(int32_t dtype) {
-  return dtype == HEADROOM_BF16 || dtype == HEADROOM_F16;
-}
-
-// With a 16-bit operand the gradient of the logits may be rounded to bfloat16.
-bool short_gradients(const Case& c) {
-  return is_short(c.problem.hidden_dtype) || is_short(c.problem.classifier_dtype);
-}
-
 Answer true_answer(const Case& c) {
   return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<long double>(c) : materialise<double>(c);
 }
 
 Answer naive_answer(const Case& c) {
-  return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<double>(c)
-                                                : materialise<float>(c, short_gradients(c));
+  return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<double>(c) : materialise<float>(c);
 }
 
 headroom_dtype as_dtype(int32_t value) {
@@ -69,35 +59,39 @@ Bounds operator+(const Bounds& a, const Bounds& b) {
           a.loss + b.loss, a.d_hidden + b.d_hidden, a.d_classifier + b.d_classifier, a.d_bias + b.d_bias};
 }
 
-Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {}
+Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {
+  const headroom::Problem& p = c.problem;
+  if (p.hidden_dtype == HEADROOM_BF16 && p.classifier_dtype == HEADROOM_BF16) {
+    naive_short_ = materialise<float>(c, true);
+  }
+}
 
-Bounds Expected::bounds() const {
+Bounds Expected::bounds(const Answer& naive, double gradient_unit) const {
   const Answer& t = truth_;
   const double unit = rounding_unit(stats_dtype(c_.problem));
-  const double gradient_unit = short_gradients(c_) ? rounding_unit(HEADROOM_BF16) : unit;
-  const auto bound = [&](const std::vector<double>& naive, const std::vector<double>& truth, double term) {
-    return 2 * largest_error(naive, truth) + unit * term;
+  const auto bound = [&](const std::vector<double>& got, const std::vector<double>& truth, double term) {
+    return 2 * largest_error(got, truth) + unit * term;
   };
-  const auto gradient = [&](const std::vector<double>& naive, const std::vector<double>& truth,
+  const auto gradient = [&](const std::vector<double>& got, const std::vector<double>& truth,
                             const Answer::Terms::Gradient& term) {
-    return bound(naive, truth, term.by_logit) + gradient_unit * term.part;
+    return bound(got, truth, term.by_logit) + gradient_unit * term.part;
   };
   Bounds out;
-  out.logit = bound(naive_.logits, t.logits, t.terms.logit);
-  out.lse = bound(naive_.lse, t.lse, t.terms.logit);
-  out.nll = bound(naive_.nll, t.nll, 2 * t.terms.logit);
-  out.entropy = bound(naive_.entropy, t.entropy, t.terms.entropy);
-  out.d_hidden = gradient(naive_.d_hidden, t.d_hidden, t.terms.d_hidden);
-  out.d_classifier = gradient(naive_.d_classifier, t.d_classifier, t.terms.d_classifier);
-  out.d_bias = gradient(naive_.d_bias, t.d_bias, t.terms.d_bias);
+  out.logit = bound(naive.logits, t.logits, t.terms.logit);
+  out.lse = bound(naive.lse, t.lse, t.terms.logit);
+  out.nll = bound(naive.nll, t.nll, 2 * t.terms.logit);
+  out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy);
+  out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
+  out.d_classifier = gradient(naive.d_classifier, t.d_classifier, t.terms.d_classifier);
+  out.d_bias = gradient(naive.d_bias, t.d_bias, t.terms.d_bias);
   if (c_.problem.reduction == HEADROOM_REDUCTION_NONE) {
-    out.loss = bound(naive_.row_loss, t.row_loss, t.terms.row_loss);
+    out.loss = bound(naive.row_loss, t.row_loss, t.terms.row_loss);
     return out;
   }
   // A sum: the rows' errors add up, and each addition rounds once, in double.
   const double summing = rounding_unit(HEADROOM_F64) * static_cast<double>(t.row_loss.size());
   for (size_t i = 0; i < t.row_loss.size(); ++i) {
-    out.loss += 2 * std::fabs(naive_.row_loss[i] - t.row_loss[i]) + unit * t.terms.loss[i] +
+    out.loss += 2 * std::fabs(naive.row_loss[i] - t.row_loss[i]) + unit * t.terms.loss[i] +
                 summing * std::fabs(t.row_loss[i]);
   }
   out.loss = t.divisor == 0 ? 0 : out.loss / std::fabs(t.divisor);
@@ -123,13 +117,18 @@ Bounds Expected::bounds_of_double() const {
 }
 
 Bounds Expected::bounds_of(const Engine& engine) const {
-  if (!engine.is_reference() || c_.problem.hidden_dtype == HEADROOM_F64) return bounds();
+  if (engine.shortens_gradients(c_.problem)) return bounds(naive_short_, rounding_unit(HEADROOM_BF16));
+  return bounds(naive_, rounding_unit(stats_dtype(c_.problem)));
+}
+
+Bounds Expected::tightest_bounds_of(const Engine& engine) const {
+  const Bounds rounded_statistics = bounds_of(engine);
+  if (!engine.is_reference() || c_.problem.hidden_dtype == HEADROOM_F64) return rounded_statistics;
   Bounds exact = bounds_of_double();
   if (c_.mode != Mode::kForwardThenBackward) return exact;
-  const Bounds from_rounded_lse = bounds();
-  exact.d_hidden = from_rounded_lse.d_hidden;
-  exact.d_classifier = from_rounded_lse.d_classifier;
-  exact.d_bias = from_rounded_lse.d_bias;
+  exact.d_hidden = rounded_statistics.d_hidden;
+  exact.d_classifier = rounded_statistics.d_classifier;
+  exact.d_bias = rounded_statistics.d_bias;
   return exact;
 }
 

@@ -18,6 +18,12 @@ struct Engine {
   bool can_run(const headroom_problem& problem) const {
     return is_reference() || problem.hidden_dtype != HEADROOM_F64;
   }
+  // Whether the gradient of the logits is rounded to bfloat16 before the products of the backward pass: where
+  // both operands are bfloat16 and the bfloat16 dot product multiplies them.
+  bool shortens_gradients(const headroom_problem& problem) const {
+    return isa == "avx512_bf16" && problem.hidden_dtype == HEADROOM_BF16 &&
+           problem.classifier_dtype == HEADROOM_BF16;
+  }
   std::string name() const { return isa.empty() ? backend : backend + "_" + isa; }
 };
 
