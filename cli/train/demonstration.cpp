@@ -46,9 +46,12 @@ class Demonstration {
 
   Results run() {
     if (global_.threads > 0) omp_set_num_threads(global_.threads);
+    // A backend, budget or folder that cannot work is to be known before the vocabulary is learned.
+    Context context = cli::make_context(global_);
+    check_budget(context, settings_.trainer.batch.tokens(), settings_.vocab, settings_.trainer.model.dim,
+                 settings_.max_workspace_bytes);
     std::filesystem::create_directories(settings_.output);
-    // A budget or backend that cannot work is to be known before the vocabulary is learned.
-    std::unique_ptr<Head> fused = make_fused_head(cli::make_context(global_), settings_.max_workspace_bytes);
+    std::unique_ptr<Head> fused = make_fused_head(std::move(context), settings_.max_workspace_bytes);
     const TokenizedCorpus corpus = prepare_text();
     settings_.trainer.model.vocab = corpus.vocabulary.size();
     release_free_memory();
@@ -244,7 +247,7 @@ class Demonstration {
       if (last || stop_.received()) break;
     } while (settings_.steps > 0 || seconds_since(start) < kLongestOverrun * settings_.minutes * 60.0);
     progress.finish();
-    validate(trainer, done, run, validation_seconds);
+    if (run.validation_step.back() != done) validate(trainer, done, run, validation_seconds);
     results_.planned_steps = schedule.total;
     results_.training_seconds = seconds_since(start);
     finish_head(trainer, run);

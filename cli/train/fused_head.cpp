@@ -2,10 +2,20 @@
 #include <optional>
 #include <utility>
 
+#include "options.h"
 #include "train/head.h"
 
 namespace headroom::train {
 namespace {
+
+Problem problem_of(Pass pass, const Matrix<const float>& hidden, const Matrix<const float>& classifier,
+                   size_t max_workspace_bytes) {
+  Problem problem = make_problem(pass, hidden, classifier);
+  problem.target_dtype = dtype_of<int32_t>();
+  problem.want_d_hidden = problem.want_d_classifier = pass == Pass::forward ? 0 : 1;
+  problem.max_workspace_bytes = max_workspace_bytes;
+  return problem;
+}
 
 class FusedHead : public Head {
  public:
@@ -28,12 +38,8 @@ class FusedHead : public Head {
   double run(Pass pass, const HeadInput& input, std::span<float> d_hidden, std::span<float> d_classifier) {
     const Matrix<const float> hidden{input.hidden.data(), input.tokens(), input.dim};
     const Matrix<const float> classifier{input.classifier.data(), input.vocab, input.dim};
-    Problem problem = make_problem(pass, hidden, classifier);
-    problem.target_dtype = dtype_of<int32_t>();
-    problem.want_d_hidden = problem.want_d_classifier = pass == Pass::forward ? 0 : 1;
-    problem.max_workspace_bytes = max_workspace_bytes_;
     // Planning takes microseconds; the workspace is kept from call to call.
-    const Plan plan(context_, problem);
+    const Plan plan(context_, problem_of(pass, hidden, classifier, max_workspace_bytes_));
     const PlanInfo info = plan.info();
     if (!workspace_ || workspace_->bytes().size() < info.workspace_bytes) {
       workspace_.reset();
@@ -61,6 +67,21 @@ class FusedHead : public Head {
 };
 
 }  // namespace
+
+void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,
+                  int64_t max_workspace_bytes) {
+  const Matrix<const float> hidden{nullptr, tokens, dim};
+  const Matrix<const float> classifier{nullptr, vocab, dim};
+  try {
+    for (const Pass pass : {Pass::forward_backward, Pass::forward}) {
+      const Plan plan(context,
+                      problem_of(pass, hidden, classifier, static_cast<size_t>(max_workspace_bytes)));
+    }
+  } catch (const Error& error) {
+    if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+    throw cli::UsageError(std::string("--budget: ") + error.what());
+  }
+}
 
 std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes) {
   return std::make_unique<FusedHead>(std::move(context), max_workspace_bytes);

@@ -47,6 +47,10 @@ class Head {
 // N x V block of fp32. Frameworks hold two or three such blocks.
 std::unique_ptr<Head> make_materialized_head();
 
+// Throws UsageError when no plan of the fused head fits `max_workspace_bytes`.
+void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,
+                  int64_t max_workspace_bytes);
+
 // The library through its public C++ interface, fp32, with a hard limit on the workspace.
 std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes);
 

@@ -24,6 +24,7 @@ std::string loss_chart(const Results& results) {
   chart.title = "Training with the fused head";
   chart.subtitle = about(results);
   chart.x.label = "training step";
+  chart.x.max = static_cast<double>(results.fused.loss.size());
   chart.y.label = "loss (nats per token)";
   plot::Series fused{"training, fused head", steps(results.fused.loss.size()), results.fused.loss};
   fused.width = 1.6;

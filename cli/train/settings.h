@@ -14,10 +14,10 @@ struct Settings {
   int64_t vocab = 32768;
   TrainerConfig trainer;  // its vocabulary is set once the vocabulary is learned
   Schedule schedule;
-  double minutes = 2.0;  // of training with the fused head, if steps is 0
+  double minutes = 2.5;  // of training with the fused head, if steps is 0
   int64_t steps = 0;
   int64_t compare_steps = 8;  // with both heads; 0: no comparison
-  int64_t max_workspace_bytes = int64_t{32} << 20;
+  int64_t max_workspace_bytes = int64_t{64} << 20;
   std::filesystem::path output = "headroom-train";
 };
 

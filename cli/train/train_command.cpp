@@ -45,7 +45,7 @@ constexpr const char* kFooter =
 struct Options {
   train::Settings settings;
   std::vector<std::string> paths;
-  std::string budget = "32MiB";
+  std::string budget = "64MiB";
   std::string most_text = "32MiB";
   std::string output = "headroom-train";
 };
@@ -125,7 +125,7 @@ void add_options(CLI::App& command, Options& options) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
       ->group(training);
-  command.add_option("--budget", options.budget, "Largest workspace of the fused head, such as 32MiB")
+  command.add_option("--budget", options.budget, "Largest workspace of the fused head, such as 64MiB")
       ->capture_default_str()
       ->group(training);
 }
