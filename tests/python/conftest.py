@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 if os.environ.get("HEADROOM_LIBRARY"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 torch = pytest.importorskip("torch")
-
-from hypothesis import settings
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("long", deadline=None, max_examples=2000)

@@ -142,6 +142,8 @@ def units(problem, truth, dtype):
         else:
             reach = truth["loss_reach"] if name == "loss" else 1.0
             result[name] = spread * (1 + size) * reach + eps * value
+            if name == "loss":  # both sides add the rows in float64, in orders of their own
+                result[name] = result[name] + torch.finfo(torch.float64).eps * int(truth["valid_count"]) * value
     return result
 
 

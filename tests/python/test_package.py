@@ -10,6 +10,7 @@ import pytest
 import torch
 from headroom import _c, _plan
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(headroom.__file__).parents[1]))
 
 
@@ -132,3 +133,8 @@ assert extra < 512 * 20000 * 4 / 2, (extra, "logits would be 41 MB")
 """
     for budget in (2 << 20, 12 << 20):
         python(code.replace("BUDGET", str(budget)))
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("python_*.py")))
+def test_example(example):
+    python((EXAMPLES / example).read_text())
