@@ -82,18 +82,34 @@ double wrong_argmax(const CheckCase& c, const CheckData& data, const CheckOutput
   return wrong;
 }
 
+// Row statistics and losses are differences of numbers as large as the row's lse and logits.
+double row_size(const CheckOutputs& reference, size_t i) {
+  return std::fabs(reference.lse[i]) + std::fabs(reference.nll[i]) + std::fabs(reference.entropy[i]);
+}
+
+// What the sum of the rows' losses is divided by; 0 when no row counts.
+double divisor(const CheckCase& c, const CheckData& data) {
+  if (c.sum) return 1;
+  if (c.num_items > 0) return c.num_items;
+  double sum = 0;
+  for (int64_t i = 0; i < c.tokens; ++i) {
+    const int64_t y = shifted_target(c, data, i);
+    if (y == kCheckIgnoreIndex) continue;
+    sum += (c.token_weight ? data.token_weight[static_cast<size_t>(i)] : 1) *
+           (c.class_weight ? data.class_weight[static_cast<size_t>(y)] : 1);
+  }
+  return sum;
+}
+
 }  // namespace
 
 std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& reference,
                                    const CheckOutputs& naive, const CheckOutputs& got) {
   std::vector<CheckedOutput> out;
   const double unit = rounding_unit(HEADROOM_F32);
-  // Row statistics are differences of numbers as large as the row's lse and target logit.
   double magnitude = 0;
   for (size_t i = 0; i < reference.lse.size(); ++i) {
-    const double size =
-        std::fabs(reference.lse[i]) + std::fabs(reference.nll[i]) + std::fabs(reference.entropy[i]);
-    magnitude += size * size;
+    magnitude += row_size(reference, i) * row_size(reference, i);
   }
   magnitude = std::sqrt(magnitude);
   const auto add_rows = [&](const char* name, const std::vector<double>& ref,
@@ -111,15 +127,12 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
   double row_sizes = 0;
   for (size_t i = 0; i < reference.row_loss.size(); ++i) {
     row_errors += std::fabs(naive.row_loss[i] - reference.row_loss[i]);
-    row_sizes += std::fabs(reference.row_loss[i]);
+    row_sizes += row_size(reference, i) + std::fabs(reference.row_loss[i]);
   }
-  double row_total = 0;
-  for (const double loss : reference.row_loss) row_total += loss;
-  const double per_sum = row_total == 0 ? 1 : std::fabs(reference.loss / row_total);  // 1 / divisor
+  const double over = 1 / divisor(c, data);
   const bool both_nan = std::isnan(reference.loss) && std::isnan(got.loss);
-  out.push_back(
-      {"loss", both_nan ? 0 : std::fabs(got.loss - reference.loss),
-       both_nan ? 0 : 2 * per_sum * row_errors + unit * (per_sum * row_sizes + std::fabs(reference.loss))});
+  out.push_back({"loss", both_nan ? 0 : std::fabs(got.loss - reference.loss),
+                 both_nan ? 0 : over * (2 * row_errors + unit * row_sizes)});
   out.push_back({"argmax", wrong_argmax(c, data, reference, got), 0});
 
   const auto add_gradient = [&](const char* name, const std::vector<double>& ref,

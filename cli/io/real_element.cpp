@@ -47,6 +47,7 @@ uint16_t float_to_f16(float value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float magnitude = std::fabs(value);
   if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude == 0) return sign;                                      // it has no exponent
   if (magnitude >= 65520) return static_cast<uint16_t>(sign | 0x7c00);  // rounds to 2^16 and more
   int exponent = 0;
   std::frexp(magnitude, &exponent);

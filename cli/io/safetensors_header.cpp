@@ -80,6 +80,7 @@ std::map<std::string, std::string> read_metadata(const json& value, const std::s
 void check_layout(const std::map<std::string, SafetensorsEntry>& tensors, uint64_t size,
                   const std::string& file) {
   std::vector<std::pair<const SafetensorsEntry*, const std::string*>> order;
+  order.reserve(tensors.size());
   for (const auto& [name, entry] : tensors) order.emplace_back(&entry, &name);
   std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return std::pair(a.first->begin, a.first->end) < std::pair(b.first->begin, b.first->end);

@@ -1,0 +1,60 @@
+// Any bytes as a tensor file: a reader refuses them with FileError, or what it says lies inside the file.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "io/file_error.h"
+#include "io/npy.h"
+#include "io/safetensors.h"
+
+namespace {
+
+using namespace headroom::cli;
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Every byte of a tensor can be read.
+void touch(std::span<const std::byte> bytes) {
+  volatile unsigned sum = 0;
+  for (const std::byte byte : bytes) sum = sum + std::to_integer<unsigned>(byte);
+}
+
+template <class Read>
+void accept_or_refuse(const Read& read) {
+  try {
+    read();
+  } catch (const FileError& error) {
+    require(error.what()[0] != '\0');
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
+  accept_or_refuse([&] {
+    const SafetensorsHeader header = parse_safetensors(bytes, "file");
+    uint64_t total = 0;
+    for (const auto& [name, entry] : header.tensors) {
+      require(bytes_of(entry.shape, entry.dtype) == entry.end - entry.begin);
+      touch(bytes.subspan(header.data_offset + entry.begin, entry.end - entry.begin));
+      total += entry.end - entry.begin;
+    }
+    require(header.data_offset + total == size);
+  });
+  accept_or_refuse([&] {
+    const NpyHeader header = parse_npy(bytes, "file");
+    require(bytes_of(header.shape, header.dtype) == size - header.data_offset);
+    touch(bytes.subspan(header.data_offset));
+  });
+  accept_or_refuse([&] {
+    for (const auto& [name, file] : parse_safetensors_index(bytes, "file")) {
+      require(!file.empty() && file.find('/') == file.npos && file != "..");
+    }
+  });
+  return 0;
+}

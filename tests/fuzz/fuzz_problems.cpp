@@ -1,0 +1,138 @@
+// Random problems. Half of them are fields of any value, which planning refuses or accepts but always
+// survives; the others are small valid problems that every plan of every usable backend computes like
+// float64.
+
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <headroom/headroom.hpp>
+
+#include "commands/check_cases.h"
+#include "commands/check_compare.h"
+#include "commands/check_library.h"
+#include "commands/check_naive.h"
+
+namespace {
+
+using namespace headroom;
+using namespace headroom::cli;
+
+void plan_anything(FuzzedDataProvider& input) {
+  static const Context context;
+  Problem problem;
+  problem.pass = input.ConsumeIntegralInRange<int32_t>(-1, 3);
+  problem.reduction = input.ConsumeIntegralInRange<int32_t>(-1, 3);
+  for (int64_t* field :
+       {&problem.tokens, &problem.vocab, &problem.hidden, &problem.vocab_start, &problem.vocab_total,
+        &problem.ignore_index, &problem.shift, &problem.sequence_length}) {
+    *field = input.ConsumeBool() ? input.ConsumeIntegralInRange<int64_t>(0, 5000)
+                                 : input.ConsumeIntegral<int64_t>();
+  }
+  for (int32_t* field :
+       {&problem.hidden_dtype, &problem.classifier_dtype, &problem.bias_dtype, &problem.target_dtype,
+        &problem.d_hidden_dtype, &problem.d_classifier_dtype, &problem.d_bias_dtype}) {
+    *field = input.ConsumeIntegralInRange<int32_t>(-1, 6);
+  }
+  for (double* field :
+       {&problem.scale, &problem.softcap, &problem.label_smoothing, &problem.z_loss, &problem.num_items}) {
+    *field = input.ConsumeBool() ? input.ConsumeProbability<double>() : input.ConsumeFloatingPoint<double>();
+  }
+  for (int32_t* field :
+       {&problem.has_bias, &problem.has_class_weight, &problem.has_token_weight, &problem.want_entropy,
+        &problem.want_argmax, &problem.want_d_hidden, &problem.want_d_classifier, &problem.want_d_bias,
+        &problem.has_grad_nll, &problem.has_grad_lse, &problem.has_grad_entropy, &problem.accumulate_d_hidden,
+        &problem.accumulate_d_classifier, &problem.accumulate_d_bias}) {
+    *field = input.ConsumeIntegralInRange<int32_t>(0, 1);
+  }
+  problem.max_workspace_bytes = input.ConsumeIntegral<size_t>();
+  try {
+    const PlanInfo info = Plan(context, problem).info();
+    const bool within =
+        problem.max_workspace_bytes == 0 || info.workspace_bytes <= problem.max_workspace_bytes;
+    if (!within) std::abort();
+  } catch (const Error& error) {
+    if (error.what()[0] == '\0' || error.status() == HEADROOM_INTERNAL) std::abort();
+  }
+}
+
+CheckCase make_case(FuzzedDataProvider& input) {
+  const auto dtype = [&] { return static_cast<headroom_dtype>(input.ConsumeIntegralInRange<int>(0, 2)); };
+  CheckCase c;
+  c.options = "fuzz";
+  c.tokens = input.ConsumeIntegralInRange<int64_t>(1, 70);
+  c.vocab = input.ConsumeIntegralInRange<int64_t>(1, 700);
+  c.dim = input.ConsumeIntegralInRange<int64_t>(1, 70);
+  c.hidden_dtype = dtype();
+  c.classifier_dtype = dtype();
+  c.logit_std = 10 * input.ConsumeProbability<double>();
+  c.scale = input.ConsumeBool() ? 1 : 2 * input.ConsumeProbability<double>() - 1;
+  c.softcap = input.ConsumeBool() ? 0 : 0.5 + 30 * input.ConsumeProbability<double>();
+  c.label_smoothing = input.ConsumeBool() ? 0 : input.ConsumeProbability<double>();
+  c.z_loss = input.ConsumeBool() ? 0 : 0.1 * input.ConsumeProbability<double>();
+  c.sum = input.ConsumeBool();
+  c.num_items = c.sum || input.ConsumeBool() ? 0 : 1 + 1000 * input.ConsumeProbability<double>();
+  c.bias = input.ConsumeBool();
+  c.class_weight = input.ConsumeBool();
+  c.token_weight = input.ConsumeBool();
+  c.ignored_rows = input.ConsumeBool();
+  c.shift = input.ConsumeIntegralInRange<int64_t>(0, 3);
+  // A divisor of the tokens.
+  c.sequence_length = input.ConsumeIntegralInRange<int64_t>(0, c.tokens);
+  if (c.sequence_length != 0 && c.tokens % c.sequence_length != 0) c.sequence_length = 1;
+  c.grad_hidden = input.ConsumeBool();
+  c.grad_classifier = !c.grad_hidden || input.ConsumeBool();
+  return c;
+}
+
+void print(const CheckCase& c) {
+  std::fprintf(
+      stderr,
+      "%s: logit_std %g, scale %g, softcap %g, smoothing %g, z_loss %g, num_items %g, sum %d, bias %d, "
+      "class_weight %d, token_weight %d, ignored_rows %d, shift %lld, sequence_length %lld, gradients of "
+      "hidden %d, classifier %d\n",
+      c.name().c_str(), c.logit_std, c.scale, c.softcap, c.label_smoothing, c.z_loss, c.num_items, c.sum,
+      c.bias, c.class_weight, c.token_weight, c.ignored_rows, static_cast<long long>(c.shift),
+      static_cast<long long>(c.sequence_length), c.grad_hidden, c.grad_classifier);
+}
+
+Context make_named_context(const char* backend) {
+  ContextOptions options;
+  options.backend = backend;
+  return Context(options);
+}
+
+void compute(FuzzedDataProvider& input) {
+  static const Context best;
+  static const Context oracle = make_named_context("reference");
+  const CheckCase c = make_case(input);
+  const CheckData data = make_data(c);
+  const CheckOutputs reference = CheckRunner(c, data, true).run(oracle, 0);
+  const CheckOutputs naive = naive_float32(c, data);
+  const CheckRunner runner(c, data, false);
+  // Random problems include some where the naive sums are right by luck; any order of summation errs by at
+  // most about as many rounding units as it has terms.
+  const auto terms = static_cast<double>(c.tokens + c.vocab + c.dim + 8);
+  for (const size_t workspace : runner.workspaces(best)) {
+    for (const CheckedOutput& output : compare(c, data, reference, naive, runner.run(best, workspace))) {
+      if (output.error <= terms * output.bound) continue;
+      print(c);
+      std::fprintf(stderr, "workspace %zu: %s: error %g, bound %g\n", workspace, output.name.c_str(),
+                   output.error, output.bound);
+      std::abort();
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FuzzedDataProvider input(data, size);
+  if (input.ConsumeBool()) {
+    plan_anything(input);
+  } else {
+    compute(input);
+  }
+  return 0;
+}
