@@ -117,7 +117,8 @@ void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64
   whole.vocab_start = 0;
   const HostLoss context = make_host_loss(whole, buffers, rows, row_count);
   Buffers losses = buffers;  // the statistics of ignored rows are already those of no column
-  losses.max = losses.sum_exp = losses.target_logit = losses.sum_exp_logit = losses.weighted_logit_sum = nullptr;
+  losses.max = losses.sum_exp = losses.target_logit = losses.sum_exp_logit = losses.weighted_logit_sum =
+      nullptr;
   losses.argmax = nullptr;
   write_ignored_defaults(whole, losses);
   HostLossWriter writer(context);
