@@ -1,6 +1,9 @@
 # headroom_options: the compile flags of our own code, for every target of this build.
 add_library(headroom_options INTERFACE)
 target_compile_options(headroom_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(headroom_options INTERFACE -Wno-restrict) # false alarms on std::string (GCC bug 105651)
+endif()
 if(HEADROOM_WERROR)
   target_compile_options(headroom_options INTERFACE -Werror)
 endif()
