@@ -6,6 +6,10 @@
 namespace headroom::cpu {
 namespace {
 
+// Columns of a gradient done together: their panels, 256 units deep, stay in the second level cache while all
+// strips pass by.
+constexpr int64_t kPartColumns = 256;
+
 // Row of an output matrix, from column `column`.
 std::byte* output_row(void* data, DType dtype, int64_t stride, int64_t row, int64_t column) {
   return static_cast<std::byte*>(data) + (row * stride + column) * static_cast<int64_t>(size_of(dtype));
@@ -57,16 +61,20 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int
     const uint32_t* a = g.a;
     g.a_stride = s.vocab_block;
     g.k = units;
-    g.b = run.arena.hidden_panels.data() + token / k.pair * s.hidden_padded + column * units;
+    const uint32_t* panels =
+        run.arena.hidden_panels.data() + token / k.pair * s.hidden_padded + column * units;
     g.b_panel_stride = units * k.nr;
-    g.panels = padded / k.nr;
     g.c_stride = padded;
     g.add = token > 0 || add_to_running;
-    for (int64_t j = 0; j < vocab; j += k.mr) {
-      g.a = a + j;
-      g.c = sums + j * padded;
-      g.rows = static_cast<int>(std::min<int64_t>(k.mr, vocab - j));
-      k.gemm_columns(g);
+    for (int64_t part = 0; part < padded; part += kPartColumns) {
+      g.b = panels + part * units;
+      g.panels = std::min(kPartColumns, padded - part) / k.nr;
+      for (int64_t j = 0; j < vocab; j += k.mr) {
+        g.a = a + j;
+        g.c = sums + j * padded + part;
+        g.rows = static_cast<int>(std::min<int64_t>(k.mr, vocab - j));
+        k.gemm_columns(g);
+      }
     }
   }
   for (int64_t j = 0; j < vocab; ++j) {
@@ -91,17 +99,19 @@ void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, in
   g.a_stride = units;
   g.k = units;
   g.b_panel_stride = units * k.nr;
-  g.panels = s.hidden_padded / k.nr;
   g.c_stride = s.gradient_stride;
   for (int64_t block = first_block; block < last_block; ++block) {
-    g.b = run.block_panels(block);
     g.add = block > 0;
     const auto* dz = reinterpret_cast<const uint32_t*>(run.block_exps(block));
-    for (int64_t i = row; i < row_end; i += k.mr) {
-      g.a = dz + i * units;
-      g.rows = static_cast<int>(std::min<int64_t>(k.mr, row_end - i));
-      g.c = run.arena.d_hidden.data() + i * s.gradient_stride;
-      k.gemm_rows(g);
+    for (int64_t part = 0; part < s.hidden_padded; part += kPartColumns) {
+      g.b = run.block_panels(block) + part * units;
+      g.panels = std::min(kPartColumns, s.hidden_padded - part) / k.nr;
+      for (int64_t i = row; i < row_end; i += k.mr) {
+        g.a = dz + i * units;
+        g.rows = static_cast<int>(std::min<int64_t>(k.mr, row_end - i));
+        g.c = run.arena.d_hidden.data() + i * s.gradient_stride + part;
+        k.gemm_rows(g);
+      }
     }
   }
 }

@@ -7,6 +7,10 @@ HWY_INLINE VF scale_by_power_of_two(VF x, VF n) {
 #else
   const DF df;
   const hn::RebindToSigned<DF> di;
+#if HEADROOM_PORTABLE
+  // In plain C++ a NaN has no integer; x is NaN then, so any will do.
+  n = hn::IfThenZeroElse(hn::IsNaN(n), n);
+#endif
   const auto ni = hn::ConvertTo(di, n);
   const auto half = hn::ShiftRight<1>(ni);
   const auto bias = hn::Set(di, 127);

@@ -12,6 +12,8 @@ inline constexpr int kMr = 12;  // 24 + 2 + 1 of 32
 inline constexpr int kMr = 4;
 #endif
 
+inline constexpr size_t kPrefetchSteps = 12;
+
 #if HEADROOM_BF16_PAIRS
 HWY_INLINE VF multiply_add_unit(VF acc, const uint32_t* a, const uint32_t* b) {
   const __m512bh x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(*a)));
@@ -54,6 +56,9 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT b
   const int64_t k_step = kColumnsOperand ? stride : 1;
   const int64_t k_end = g.k;
   for (int64_t k = 0; k < k_end; ++k) {
+    // Hardware prefetchers stop at every 4 KiB page, which a panel crosses every 32 steps.
+    hwy::Prefetch(b + kPrefetchSteps * 2 * lanes);
+    hwy::Prefetch(b + kPrefetchSteps * 2 * lanes + lanes);
     HEADROOM_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const uint32_t* unit = a[i / 3] + (i % 3) * row_step;
