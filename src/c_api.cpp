@@ -68,6 +68,15 @@ void init_struct(T* out) {
   out->struct_size = sizeof(T);
 }
 
+// A caller in C may pass any int for an enum, which C++ must not even look at as one.
+template <class E>
+int value_of(const E& given) {
+  int value = 0;
+  static_assert(sizeof value == sizeof given);
+  std::memcpy(&value, &given, sizeof value);
+  return value;
+}
+
 // A problem for the functions on row statistics: only sizes, dtypes and options matter.
 Problem stats_problem(const headroom_problem* problem) {
   Problem p = to_problem(complete(problem));
@@ -112,11 +121,11 @@ const char* headroom_version(void) {
 }
 
 const char* headroom_status_name(headroom_status status) {
-  return status_name(static_cast<Status>(status));
+  return status_name(static_cast<Status>(value_of(status)));
 }
 
 const char* headroom_plan_kind_name(headroom_plan_kind kind) {
-  return plan_kind_name(static_cast<PlanKind>(kind));
+  return plan_kind_name(static_cast<PlanKind>(value_of(kind)));
 }
 
 const char* headroom_last_error(void) {

@@ -22,6 +22,7 @@ TEST(HostileShapes, OnesAndPrimes) {
                              {5, 257, 31}, {2, 1031, 3},  {257, 257, 3},  {1, 1031, 257},
                              {3, 4099, 5}, {253, 511, 3}, {3, 257, 1031}, {1031, 31, 5}};
   for (const PlainSize& size : sizes) {
+    if (is_slowed_down() && size.tokens * size.vocab * size.hidden > 50'000) continue;
     for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
       Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
       c.problem.want_entropy = c.problem.want_argmax = 1;
@@ -171,8 +172,9 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
 // More than 2^31 logits. Rows repeat after seven, so seven rows say what all must give.
 TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
 #ifndef NDEBUG
-  GTEST_SKIP() << "too slow without optimisation";
+  GTEST_SKIP() << "too slow without optimization";
 #endif
+  if (is_slowed_down()) GTEST_SKIP() << "too slow";
   if (engine().name() != best_engine().name() || engine().is_reference()) GTEST_SKIP() << "too slow";
   constexpr int64_t kTokens = 70000, kVocab = 32000, kHidden = 4, kPeriod = 7;
   static_assert(kTokens * kVocab > int64_t{1} << 31);

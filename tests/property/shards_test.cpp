@@ -219,7 +219,7 @@ class Shards : public testing::TestWithParam<Engine> {
 constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kRebaseAndSum};
 
 TEST_P(Shards, EveryCutOfSmallVocabularies) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     const Case c = shardable(seed, {.largest_dimension = 7, .allow_fp64 = GetParam().is_reference()});
     const Expected expected(c);
     const Join how = kJoins[seed % std::size(kJoins)];
@@ -228,7 +228,7 @@ TEST_P(Shards, EveryCutOfSmallVocabularies) {
 }
 
 TEST_P(Shards, RandomCutsOfLargerVocabularies) {
-  for (uint64_t seed = 500; seed < 530; ++seed) {
+  for (uint64_t seed = 500; seed < 500 + seeds(30); ++seed) {
     const Case c = shardable(seed, {.largest_dimension = 700, .allow_fp64 = GetParam().is_reference()});
     const Expected expected(c);
     Random random(seed);

@@ -4,11 +4,14 @@
 #include <thread>
 
 #if defined(__SANITIZE_THREAD__)
-#define HEADROOM_TEST_THREAD_SANITIZER
+#define HEADROOM_TEST_THREAD_SANITIZER 1
 #elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-#define HEADROOM_TEST_THREAD_SANITIZER
+#define HEADROOM_TEST_THREAD_SANITIZER 1
 #endif
+#endif
+#ifndef HEADROOM_TEST_THREAD_SANITIZER
+#define HEADROOM_TEST_THREAD_SANITIZER 0
 #endif
 
 namespace headroom_test {
@@ -58,8 +61,12 @@ Engine best_engine() {
   return engines().front();
 }
 
+bool is_slowed_down() {
+  return HEADROOM_TEST_THREAD_SANITIZER != 0;
+}
+
 headroom::Context make_context(const Engine& engine, int threads) {
-#ifdef HEADROOM_TEST_THREAD_SANITIZER
+#if HEADROOM_TEST_THREAD_SANITIZER
   return make_hosted_context(engine, threads == 0 ? 2 : threads);
 #else
   return headroom::Context(options_of(engine, threads));

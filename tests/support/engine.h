@@ -36,6 +36,12 @@ std::vector<Engine> engines();
 // The first: what a user gets.
 Engine best_engine();
 
+// ThreadSanitizer makes everything ten times slower: suites then take fewer random problems.
+bool is_slowed_down();
+inline uint64_t seeds(uint64_t count) {
+  return is_slowed_down() ? (count + 7) / 8 : count;
+}
+
 // threads 0: the default. ThreadSanitizer builds get spawned threads, as it does not understand OpenMP.
 headroom::Context make_context(const Engine& engine, int threads = 0);
 

@@ -102,7 +102,7 @@ void Tensor::remember() {
 }
 
 bool Tensor::unchanged() const {
-  return std::memcmp(remembered_.data(), memory_.data(), memory_.size()) == 0;
+  return std::equal(remembered_.begin(), remembered_.end(), memory_.data());
 }
 
 std::string Tensor::violation() {

@@ -24,16 +24,16 @@ headroom_problem small_problem() {
 
 }  // namespace
 
-// Counts every allocation of the program.
-void* operator new(size_t size) {
+// Counts every allocation of the program. Not inlined, as compilers then warn of free() after new.
+[[gnu::noinline]] void* operator new(size_t size) {
   ++allocations;
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
   std::free(memory);
 }
 
