@@ -180,7 +180,7 @@ class TrainCorpus : public ::testing::Test {
 };
 
 TEST_F(TrainCorpus, SplitsManyFilesByFile) {
-  for (int k = 0; k < 100; ++k) write("f" + std::to_string(k), std::string(1000, 'a'));
+  for (int k = 0; k < 100; ++k) write(fs::path("f").concat(std::to_string(k)), std::string(1000, 'a'));
   write("binary", std::string("a\0b", 3));
   write("empty", "");
   write(fs::path("inner") / ".hidden" / "secret", "not read");
