@@ -169,6 +169,7 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
   for (int repeat = 0; repeat < request.repeats; ++repeat) {
     for (BenchResult& result : results) {
       if (!result.refusal.empty()) continue;
+      train::release_free_memory();
       train::reset_peak_resident_bytes();
       const int64_t before = train::peak_resident_bytes();
       const auto start = std::chrono::steady_clock::now();
