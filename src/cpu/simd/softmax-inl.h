@@ -17,6 +17,19 @@ HWY_INLINE VF softcap_slope(VF z, VF inverse_softcap) {
   return hn::NegMulAdd(r, r, hn::Set(df, 1.0f));
 }
 
+HWY_INLINE float max_of_lanes(VF v) {
+#if HEADROOM_PORTABLE
+  // Highway's own begins at the lowest finite number: too high for -inf alone.
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(v, DF(), lanes);
+  float max = kNegativeInfinity;
+  for (size_t i = 0; i < hn::Lanes(DF()); ++i) max = max < lanes[i] ? lanes[i] : max;
+  return max;
+#else
+  return hn::GetLane(hn::MaxOfLanes(DF(), v));
+#endif
+}
+
 // Dot products to logits in place; columns past the end become -inf. Returns the maximum of the row.
 HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform& t) {
   const DF df;
@@ -35,7 +48,7 @@ HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, c
     max0 = hn::Max(max0, hn::LoadU(df, z + j));
     max1 = hn::Max(max1, hn::LoadU(df, z + j + lanes));
   }
-  return hn::GetLane(hn::MaxOfLanes(df, hn::Max(max0, max1)));
+  return max_of_lanes(hn::Max(max0, max1));
 }
 
 HWY_INLINE float sum_of_lanes(VF v) {
