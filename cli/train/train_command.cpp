@@ -16,15 +16,14 @@ namespace headroom::cli {
 namespace {
 
 constexpr const char* kDescription =
-    "Train a small language model on this machine with the fused head, beside the materialized one.\n"
-    "\n"
-    "The model: embedding, gated linear recurrences with RMS norm and residual, and a head of its own. It\n"
+    "Train a small language model on this machine, the fused head beside the materialized one";
+
+constexpr const char* kFooter =
+    "\nThe model: embedding, gated linear recurrences with RMS norm and residual, and a head of its own. It\n"
     "learns its vocabulary (byte-level BPE) from the text, trains a few steps with the N x V logits in "
     "memory\n"
     "(the materialized head), starts again from the same parameters with the fused head, checks that both\n"
-    "give the same losses and gradients, and goes on with the fused head alone.";
-
-constexpr const char* kFooter =
+    "give the same losses and gradients, and goes on with the fused head alone.\n"
     "\nWritten into the output folder:\n"
     "  model.safetensors  the model; also hidden and targets of a validation batch, for 'headroom loss'\n"
     "  tokenizer.json     the vocabulary, in the format of the Hugging Face tokenizers library\n"

@@ -147,10 +147,9 @@ class Planner {
 
   std::string config_of(const Plan& plan) const {
     const auto text = [](auto v) { return std::to_string(v); };
-    return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) +
-           ", vocabulary block " + text(shape_.vocab_block) + ", " + text(plan.token_chunk) +
-           " tokens at once, " + text(plan.cached_vocab_blocks) + " of " + text(shape_.blocks) +
-           " blocks kept, windows of " + text(forward_window(plan)) + " and " + text(backward_window(plan));
+    return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
+           text(shape_.vocab_block) + ", kept " + text(plan.cached_vocab_blocks) + "/" + text(shape_.blocks) +
+           ", windows " + text(forward_window(plan)) + ", " + text(backward_window(plan));
   }
 
   const Problem& problem_;
