@@ -23,6 +23,8 @@ constexpr int64_t kForwardWindow = 64;
 
 // Bytes a second that one thread moves when it packs or adds matrices, for predicted times.
 constexpr double kPackBytesPerSecond = 8e9;
+// What fresh memory costs: a page fault and its zeros, 0.1 s for 256 MiB.
+constexpr double kFreshBytesPerSecond = 2.3e9;
 
 class Planner {
  public:
@@ -142,7 +144,8 @@ class Planner {
     double bytes = classifier * 4 * plan.cost_f;
     if (problem_.want_d_classifier && chunks > 1) bytes += classifier * 16;
     const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);
-    return (arithmetic + chunks * bytes / kPackBytesPerSecond) / threads_ + window_ends * 100e-6;
+    const double fresh = static_cast<double>(plan.workspace_bytes) / kFreshBytesPerSecond;
+    return (arithmetic + chunks * bytes / kPackBytesPerSecond + fresh) / threads_ + window_ends * 100e-6;
   }
 
   std::string config_of(const Plan& plan) const {

@@ -6,10 +6,10 @@ namespace headroom::cpu {
 namespace {
 
 // 448 = 14 * 32: no register tile of AVX-512 is left part empty, whichever side the block is on. A block's
-// panel (448 x D) should stay near the second level cache; past D = 1280 half the block does better in
-// a small budget and no worse in time.
+// panels (448 x D) stay near the second level cache; rows of more units get half the block, which is no
+// slower and leaves more of a small budget for exps.
 constexpr int64_t kVocabBlock = 448;
-constexpr int64_t kWideHidden = 1280;
+constexpr int64_t kWideUnits = 1280;
 constexpr int64_t kPanelColumns = 32;  // of the widest register tile; the block is a multiple for all
 constexpr int64_t kTokenUnits = 256;   // K of one partial sum of d_classifier
 constexpr int64_t kMaxRange = 1024;
@@ -23,7 +23,7 @@ int64_t avoid_aliasing(int64_t words) {
 
 Shape make_shape(const Problem& p, const Kernels& k) {
   Shape s;
-  const int64_t block = p.hidden > kWideHidden ? kVocabBlock / 2 : kVocabBlock;
+  const int64_t block = ceil_div(p.hidden, k.pair) > kWideUnits ? kVocabBlock / 2 : kVocabBlock;
   s.vocab_block = std::min(block, round_up(p.vocab, kPanelColumns));
   s.blocks = ceil_div(p.vocab, s.vocab_block);
   s.token_block = kTokenUnits * k.pair;

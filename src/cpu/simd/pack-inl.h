@@ -26,6 +26,17 @@ inline constexpr int kPackRows = 2;
 inline constexpr int kPackRows = 4;
 #endif
 
+// Asks for `count` elements of a row from `column` on, as far as they exist. Packing reads short stretches of
+// many rows, each on a page of its own, where hardware prefetchers see nothing coming.
+HWY_INLINE void prefetch_row(const MatrixView& source, int64_t row, int64_t rows, int64_t column,
+                             int64_t count, int64_t columns) {
+  if (row >= rows || column >= columns) return;
+  const auto bytes = static_cast<int64_t>(size_of(source.dtype));
+  const auto* data = static_cast<const uint8_t*>(source.data) + (row * source.stride + column) * bytes;
+  const int64_t wanted = HWY_MIN(count, columns - column) * bytes;
+  for (int64_t i = 0; i < wanted; i += 64) hwy::Prefetch(data + i);
+}
+
 // kPackRows rows of units to columns of group, 4 x 4 at a time; a column goes to out + k * nr.
 HWY_INLINE void transpose_rows(const Element* const rows[kPackRows], int64_t count, int64_t nr,
                                uint32_t* HWY_RESTRICT out) {
@@ -68,7 +79,11 @@ void pack_transposed(const MatrixView& source, int64_t rows, int64_t depth, int6
       for (int64_t r = 0; r < nr; r += kPackRows) {
         const Element* group[kPackRows];
         for (int i = 0; i < kPackRows; ++i) {
-          group[i] = row_chunk(source, p * nr + r + i, rows, depth, first, count, buffer[i]);
+          const int64_t row = p * nr + r + i;
+          group[i] = row_chunk(source, row, rows, depth, first, count, buffer[i]);
+          const bool last = first + count >= units;  // then the next panel's first chunk comes
+          prefetch_row(source, last ? row + nr : row, rows, last ? 0 : (first + count) * kPair,
+                       kPackChunk * kPair, depth);
         }
         transpose_rows(group, count, nr, panel + first * nr + r);
       }
@@ -115,9 +130,13 @@ HWY_INLINE void interleave_units(const MatrixView& source, int64_t rows, int64_t
 void pack_interleaved(const MatrixView& source, int64_t rows, int64_t columns, int64_t units, int64_t panels,
                       int64_t width, uint32_t* out) {
   constexpr int64_t kPanelGroup = 8;  // panels written side by side: long enough reads of every row
+  constexpr int64_t kAhead = 6;       // units: a few hundred cycles
   for (int64_t p0 = 0; p0 < panels; p0 += kPanelGroup) {
     const int64_t p1 = HWY_MIN(panels, p0 + kPanelGroup);
     for (int64_t unit = 0; unit < units; ++unit) {
+      for (int64_t row = 0; row < kPair; ++row) {
+        prefetch_row(source, (unit + kAhead) * kPair + row, rows, p0 * width, (p1 - p0) * width, columns);
+      }
       for (int64_t p = p0; p < p1; ++p) {
         interleave_units(source, rows, columns, unit, p * width, width, out + (p * units + unit) * width);
       }
