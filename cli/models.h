@@ -8,13 +8,13 @@ namespace headroom::cli {
 
 // The head of a published language model.
 struct ModelHead {
-  std::string_view name;    // as given to --model
-  int64_t vocab;            // V, rows of the head's weight
-  int64_t hidden;           // D
-  double softcap;           // 0: none
-  double scale;             // factor of the logits, 1: none
-  bool tied;                // the embedding is the classifier
-  std::string_view source;  // the model repository whose config.json says so
+  std::string_view name;     // as given to --model
+  int64_t vocab;             // V, rows of the head's weight
+  int64_t hidden;            // D
+  double softcap;            // 0: none
+  double scale;              // factor of the logits, 1: none
+  std::string_view weights;  // its repository on the Hugging Face hub; a name for --model too
+  std::string_view source;   // the public file that says so
 };
 
 std::span<const ModelHead> known_models();

@@ -181,7 +181,7 @@ void run_plan(const PlanOptions& options, const GlobalOptions& globals, const CL
       {"materialized", {{"logits_bytes", 4 * elements}, {"logits_and_gradient_bytes", 8 * elements}}}};
   if (!options.model.empty()) {
     const ModelHead& model = find_model(options.model);
-    result["model"] = {{"name", model.name}, {"tied", model.tied}, {"source", model.source}};
+    result["model"] = {{"name", model.name}, {"weights", model.weights}, {"source", model.source}};
   }
   if (globals.json) {
     print_json(result);
@@ -193,24 +193,25 @@ void run_plan(const PlanOptions& options, const GlobalOptions& globals, const CL
 
 void list_models(bool json) {
   ordered_json list = ordered_json::array();
-  Table table({"model", "vocab", "hidden", "softcap", "scale", "tied", "source (config.json of)"});
+  std::vector<std::string_view> sources;  // each once, cited by number in the text
+  Table table({"model", "vocab", "hidden", "softcap", "scale", "weights", "source"});
   for (const ModelHead& model : known_models()) {
     list.push_back({{"name", model.name},
                     {"vocab", model.vocab},
                     {"hidden", model.hidden},
                     {"softcap", model.softcap},
                     {"scale", model.scale},
-                    {"tied", model.tied},
+                    {"weights", model.weights},
                     {"source", model.source}});
+    const auto place = std::find(sources.begin(), sources.end(), model.source) - sources.begin();
+    if (place == static_cast<ptrdiff_t>(sources.size())) sources.push_back(model.source);
     table.add({std::string(model.name), format_count(model.vocab), format_count(model.hidden),
                model.softcap == 0 ? "-" : format_number(model.softcap), format_number(model.scale),
-               model.tied ? "yes" : "no", std::string(model.source)});
+               std::string(model.weights), "[" + std::to_string(place + 1) + "]"});
   }
-  if (json) {
-    print_json(list);
-  } else {
-    std::cout << table.text();
-  }
+  if (json) return print_json(list);
+  std::cout << table.text() << "\nSources of the numbers:\n";
+  for (size_t i = 0; i < sources.size(); ++i) std::cout << "[" << i + 1 << "] " << sources[i] << "\n";
 }
 
 }  // namespace

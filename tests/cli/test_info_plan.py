@@ -49,7 +49,7 @@ def test_models_have_sources(ok):
     models = ok("--json", "plan", "--list-models").json
     assert len(models) >= 12
     for model in models:
-        assert model["vocab"] > 1000 and model["hidden"] >= 512 and "/" in model["source"]
+        assert model["vocab"] > 1000 and model["hidden"] >= 512 and "/" in model["weights"] and model["source"]
     assert len({model["name"] for model in models}) == len(models)
 
 
