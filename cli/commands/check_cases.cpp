@@ -19,10 +19,10 @@ constexpr std::array<Shape, 6> kShapes{
     {{1, 1, 1}, {3, 5, 2}, {17, 131, 33}, {65, 257, 129}, {64, 1024, 64}, {253, 770, 48}}};
 constexpr std::array<Shape, 3> kLargeShapes{{{300, 5003, 257}, {40, 20011, 512}, {1030, 2049, 96}}};
 
-constexpr std::array<std::array<headroom_dtype, 2>, 4> kDTypes{{{HEADROOM_F32, HEADROOM_F32},
-                                                                {HEADROOM_BF16, HEADROOM_BF16},
-                                                                {HEADROOM_F16, HEADROOM_F16},
-                                                                {HEADROOM_BF16, HEADROOM_F32}}};
+constexpr std::array<std::array<headroom_dtype, 2>, 4> kPairs{{{HEADROOM_F32, HEADROOM_F32},
+                                                               {HEADROOM_BF16, HEADROOM_BF16},
+                                                               {HEADROOM_F16, HEADROOM_F16},
+                                                               {HEADROOM_BF16, HEADROOM_F32}}};
 
 struct OptionSet {
   const char* name;
@@ -80,7 +80,7 @@ std::string CheckCase::name() const {
 std::vector<CheckCase> check_grid(bool full) {
   std::vector<CheckCase> grid;
   const auto add = [&](const Shape& shape, const OptionSet& options) {
-    for (const auto& [hidden, classifier] : kDTypes) {
+    for (const auto& [hidden, classifier] : kPairs) {
       CheckCase c;
       c.options = options.name;
       c.tokens = shape.tokens;

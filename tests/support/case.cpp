@@ -121,14 +121,13 @@ void draw_targets(Random& random, Case* c) {
 
 void draw_values(Random& random, Case* c) {
   const headroom::Problem& p = c->problem;
-  const auto dtype = [](int32_t value) { return static_cast<headroom_dtype>(value); };
   const headroom_dtype stats = stats_dtype(p);
   const double logit_deviation = random.pick<double>({0.1, 1.0, 4.0});
-  c->hidden = normal_values(random, p.tokens * p.hidden, 1, dtype(p.hidden_dtype));
+  c->hidden = normal_values(random, p.tokens * p.hidden, 1, as_dtype(p.hidden_dtype));
   c->classifier =
       normal_values(random, p.vocab * p.hidden, logit_deviation / std::sqrt(static_cast<double>(p.hidden)),
-                    dtype(p.classifier_dtype));
-  if (p.has_bias) c->bias = normal_values(random, p.vocab, 1, dtype(p.bias_dtype));
+                    as_dtype(p.classifier_dtype));
+  if (p.has_bias) c->bias = normal_values(random, p.vocab, 1, as_dtype(p.bias_dtype));
   if (p.has_class_weight) c->class_weight = weights(random, p.vocab, stats);
   if (p.has_token_weight) c->token_weight = weights(random, p.tokens, stats);
   const bool per_row = p.reduction == HEADROOM_REDUCTION_NONE;
@@ -205,7 +204,7 @@ Case plain_case(uint64_t seed, PlainSize size, headroom_dtype dtype) {
 
 std::string describe(const Case& c) {
   const headroom::Problem& p = c.problem;
-  const auto name = [](int32_t dtype) { return name_of(static_cast<headroom_dtype>(dtype)); };
+  const auto name = [](int32_t dtype) { return name_of(as_dtype(dtype)); };
   std::ostringstream out;
   out << "seed " << c.seed << ": N " << p.tokens << " V " << p.vocab << " D " << p.hidden << ", mode "
       << static_cast<int>(c.mode) << ", reduction " << p.reduction << ", E " << name(p.hidden_dtype) << " C "

@@ -62,6 +62,11 @@ struct PlainSize {
 };
 Case plain_case(uint64_t seed, PlainSize size, headroom_dtype dtype = HEADROOM_F32);
 
+// A dtype field of a problem as the enumeration.
+inline headroom_dtype as_dtype(int32_t value) {
+  return static_cast<headroom_dtype>(value);
+}
+
 // The stats dtype of a problem: of its weights, upstream gradients, losses and row statistics.
 headroom_dtype stats_dtype(const headroom_problem& problem);
 

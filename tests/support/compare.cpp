@@ -25,10 +25,6 @@ Answer naive_answer(const Case& c) {
   return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<double>(c) : materialise<float>(c);
 }
 
-headroom_dtype as_dtype(int32_t value) {
-  return static_cast<headroom_dtype>(value);
-}
-
 }  // namespace
 
 testing::AssertionResult close(const char* what, const std::vector<double>& got,

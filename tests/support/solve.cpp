@@ -8,10 +8,6 @@
 namespace headroom_test {
 namespace {
 
-headroom_dtype as_dtype(int32_t value) {
-  return static_cast<headroom_dtype>(value);
-}
-
 std::vector<double> slice(const std::vector<double>& values, int64_t begin, int64_t count) {
   if (values.empty()) return {};
   const auto first = values.begin() + static_cast<std::ptrdiff_t>(begin);

@@ -76,7 +76,9 @@ Tensor::Tensor(headroom_dtype dtype, int64_t rows, int64_t columns, Layout layou
       // The last row has no padding after it: nothing promises that there is any.
       memory_(rows == 0 ? 0 : static_cast<size_t>((rows - 1) * stride_ + columns) * size_of(dtype),
               static_cast<size_t>(layout.skew) * size_of(dtype)) {
-  memory_.fill(kPattern);
+  // Integers begin as a number that no result is: the pattern is -1, which is an argmax.
+  const bool integer = dtype == HEADROOM_I32 || dtype == HEADROOM_I64;
+  memory_.fill(integer ? std::byte{0x5a} : kPattern);
 }
 
 void Tensor::fill(const std::vector<double>& values) {
