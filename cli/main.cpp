@@ -5,8 +5,12 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "commands/commands.h"
+#include "interrupt.h"
 #include "options.h"
 #ifdef HEADROOM_HAS_TRAIN
 #include "train/train_command.h"
@@ -35,7 +39,7 @@ constexpr const char* kFooter =
     "  headroom COMMAND --help                           all options of a command, with examples\n"
     "\n"
     "Results go to stdout, progress and errors to stderr.\n"
-    "Exit codes: 0 success, 1 failure (unreadable input, failed check), 2 wrong usage.";
+    "Exit codes: 0 success, 1 failure (unreadable input, failed check), 2 wrong usage, 130 interrupted.";
 
 // Without what training needs the command still exists, and says so.
 #ifdef HEADROOM_HAS_TRAIN
@@ -54,9 +58,28 @@ void add_train(CLI::App& app, const GlobalOptions&) {
 }
 #endif
 
-int fail(const char* message, int code) {
-  std::fprintf(stderr, "headroom: error: %s\n", message);
+int fail(std::string message, int code) {
+  // The library's name of what is --budget here.
+  constexpr std::string_view kBudget = "max_workspace_bytes: ";
+  if (message.starts_with(kBudget)) message.replace(0, kBudget.size(), "--budget: ");
+  std::fprintf(stderr, "headroom: error: %s\n", message.c_str());
   return code;
+}
+
+int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
+  std::string command = "headroom";
+  for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+  std::string message = error.what();
+  const std::vector<std::string> unknown = app.remaining();
+  if (app.get_subcommands().empty()) {
+    message = unknown.empty() ? "no command" : "no command '" + unknown.front() + "'";
+    if (!unknown.empty() && unknown.front().starts_with('-')) message = "no option " + unknown.front();
+    message += "; commands:";
+    for (const CLI::App* known : app.get_subcommands([](const CLI::App*) { return true; })) {
+      message += " " + known->get_name();
+    }
+  }
+  return fail(message + "\nSee '" + command + " --help'.", kUsage);
 }
 
 int run(int argc, char** argv) {
@@ -87,10 +110,12 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    app.exit(error, std::cerr, std::cerr);
-    return kUsage;
+    return fail_usage(app, error);
   } catch (const headroom::cli::UsageError& error) {
     return fail(error.what(), kUsage);
+  } catch (const headroom::cli::Interrupted& error) {
+    std::fprintf(stderr, "headroom: %s\n", error.what());
+    return error.exit_code();
   } catch (const std::bad_alloc&) {
     return fail("out of memory", kFailure);
   } catch (const std::exception& error) {
@@ -104,6 +129,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  headroom::cli::install_interrupt_handlers();
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {

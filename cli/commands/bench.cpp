@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -111,7 +112,7 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
   chart.title = "Loss and gradients: time against extra memory";
   chart.subtitle = dtype + "; tokens x vocabulary x hidden";
   chart.x = {.label = "peak extra memory", .log = true, .unit = plot::Unit::kBytes};
-  chart.y = {.label = "time", .log = true, .unit = plot::Unit::kSeconds};
+  chart.y = {.label = "median time", .unit = plot::Unit::kSeconds};
   int color = 0;
   for (const ShapeResults& of : all) {
     plot::Series fused{.label = "headroom, " + of.shape.text(),
@@ -136,6 +137,17 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
     }
     ++color;
   }
+  // From 0 while that leaves the fastest readable.
+  double fastest = HUGE_VAL;
+  double slowest = 0;
+  for (const plot::Series& series : chart.series) {
+    for (const double seconds : series.y) {
+      fastest = std::min(fastest, seconds);
+      slowest = std::max(slowest, seconds);
+    }
+  }
+  chart.y.log = slowest > 10 * fastest;
+  if (!chart.y.log) chart.y.min = 0;
   return plot::to_svg(chart);
 }
 

@@ -27,6 +27,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   temporary_ = path + ".partial-" + std::to_string(::getpid());
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd_ < 0) throw FileError(path, std::string("cannot be created: ") + std::strerror(errno));
+  unfinished_.remember(temporary_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -56,8 +57,9 @@ void AtomicFile::commit() {
   fd_ = -1;
   // close() may be the first to tell of a full disk.
   const bool renamed = ::close(fd) == 0 && std::rename(temporary_.c_str(), path_.c_str()) == 0;
-  if (renamed) return;
   const int reason = errno;
+  unfinished_.forget();
+  if (renamed) return;
   ::unlink(temporary_.c_str());
   throw FileError(path_, std::string("cannot be written: ") + std::strerror(reason));
 }

@@ -4,9 +4,12 @@
 #include <span>
 #include <string>
 
+#include "interrupt.h"
+
 namespace headroom::cli {
 
-// A file written under a temporary name beside its own and renamed when it is whole.
+// A file written under a temporary name beside its own and renamed when it is whole. Neither an exception nor
+// an interrupt leaves the temporary file behind.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -22,6 +25,7 @@ class AtomicFile {
   std::string path_;
   std::string temporary_;
   int fd_ = -1;
+  UnfinishedFile unfinished_;
 };
 
 // A whole text file at once, in the same way.

@@ -23,7 +23,7 @@ struct Axis {
   std::optional<double> max = std::nullopt;
 };
 
-enum class Stroke { kSolid, kDashed, kPoints, kSolidWithPoints };
+enum class Stroke { kSolid, kDashed, kPoints, kSolidWithPoints };  // kPoints: rings
 
 struct Series {
   std::string label;  // in the legend; empty: not there

@@ -15,9 +15,8 @@ void draw_legend_mark(Svg& svg, double x, double y, const LegendEntry& entry) {
   if (entry.stroke != Stroke::kPoints) {
     svg.line(x, y - 4, x + 20, y - 4, {color, 2.5, entry.stroke == Stroke::kDashed});
   }
-  if (entry.stroke == Stroke::kPoints || entry.stroke == Stroke::kSolidWithPoints) {
-    svg.circle(x + 10, y - 4, 3.5, color);
-  }
+  if (entry.stroke == Stroke::kSolidWithPoints) svg.circle(x + 10, y - 4, 3.5, color);
+  if (entry.stroke == Stroke::kPoints) svg.ring(x + 10, y - 4, 4, color);
 }
 
 }  // namespace

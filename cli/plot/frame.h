@@ -13,7 +13,7 @@ namespace headroom::plot {
 struct Frame {
   static constexpr double kWidth = 820;
   static constexpr double kHeight = 460;
-  static constexpr double kRight = kWidth - 28;
+  static constexpr double kRight = kWidth - 40;
   static constexpr double kBottom = kHeight - 58;
   double left = 92;
   double top = 92;

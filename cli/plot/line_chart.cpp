@@ -33,7 +33,10 @@ void draw_series(Svg& svg, const Series& series, int color_index, const Scale& x
   if (series.stroke != Stroke::kPoints && points.size() > 1) {
     svg.polyline(points, {color, series.width, series.stroke == Stroke::kDashed, series.opacity});
   }
-  if (series.stroke == Stroke::kPoints || series.stroke == Stroke::kSolidWithPoints || points.size() == 1) {
+  // Rings, so that what is drawn below them stays visible.
+  if (series.stroke == Stroke::kPoints) {
+    for (const auto& [x, y] : points) svg.ring(x, y, 4, color);
+  } else if (series.stroke == Stroke::kSolidWithPoints || points.size() == 1) {
     for (const auto& [x, y] : points) svg.circle(x, y, 1.2 + series.width, color);
   }
 }

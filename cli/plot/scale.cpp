@@ -53,6 +53,10 @@ std::string format_value(double value, Unit unit, int digits) {
   if (size >= 1e9) return trimmed(value / 1e9, digits) + "G";
   if (size >= 1e6) return trimmed(value / 1e6, digits) + "M";
   if (size >= 1e4) return trimmed(value / 1e3, digits) + "k";
+  if (size < 1e-3) {  // "2e-5", not "2e-05", and "1e-4" beside it
+    const auto power = static_cast<int>(std::floor(std::log10(size) + 1e-12));
+    return trimmed(value / std::pow(10.0, power), digits) + "e" + std::to_string(power);
+  }
   return trimmed(value, digits);
 }
 
@@ -84,9 +88,10 @@ void Scale::fit_log(const Axis& axis, double low, double high) {
   const double base = axis.unit == Unit::kBytes ? 2.0 : 10.0;
   if (!(high > low)) high = low * base;
   const double decades = std::log(high / low) / std::log(base);
-  // Marks a tick may have inside one power of the base: 1, 2 and 5 while there are few powers of ten.
-  const std::vector<double> factors =
-      base == 10.0 && decades < 3.0 ? std::vector<double>{1.0, 2.0, 5.0} : std::vector<double>{1.0};
+  // Marks a tick may have inside one power of ten, fewer over a longer range.
+  std::vector<double> factors{1.0};
+  if (base == 10.0 && decades < 3.0) factors = {1.0, 2.0, 5.0};
+  if (base == 10.0 && decades < 1.0) factors = {1.0, 1.5, 2.0, 3.0, 5.0, 7.0};
   std::vector<double> marks;
   const double first = std::floor(std::log(low) / std::log(base)) - 1.0;
   const double last = std::ceil(std::log(high) / std::log(base)) + 1.0;

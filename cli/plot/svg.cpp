@@ -78,6 +78,11 @@ void Svg::circle(double x, double y, double radius, const char* fill) {
            attribute("r", number(radius)) + attribute("fill", fill) + "/>\n";
 }
 
+void Svg::ring(double x, double y, double radius, const char* color) {
+  body_ += "<circle" + attribute("cx", number(x)) + attribute("cy", number(y)) +
+           attribute("r", number(radius)) + attribute("fill", "#ffffff") + stroke({color, 1.8}) + "/>\n";
+}
+
 void Svg::text(double x, double y, std::string_view text, const TextStyle& style) {
   body_ += "<text" + attribute("x", number(x)) + attribute("y", number(y)) +
            attribute("font-size", number(style.size)) + attribute("fill", style.color) +

@@ -31,6 +31,7 @@ class Svg {
   void polyline(const std::vector<std::pair<double, double>>& points, const LineStyle& style);
   void rectangle(double x, double y, double width, double height, const char* fill);
   void circle(double x, double y, double radius, const char* fill);
+  void ring(double x, double y, double radius, const char* color);
   void text(double x, double y, std::string_view text, const TextStyle& style);
 
   // The whole document. `title` is what screen readers say.

@@ -11,12 +11,12 @@
 
 #include "commands/context.h"
 #include "commands/units.h"
+#include "interrupt.h"
 #include "io/atomic_file.h"
 #include "progress.h"
 #include "train/checkpoint.h"
 #include "train/gemm.h"
 #include "train/process_memory.h"
-#include "train/stop_signal.h"
 #include "train/vocabulary.h"
 
 namespace headroom::train {
@@ -56,22 +56,30 @@ class Demonstration {
     settings_.trainer.model.vocab = corpus.vocabulary.size();
     release_free_memory();
     cli::write_text_file((settings_.output / "tokenizer.json").string(), corpus.vocabulary.to_json());
+    check_stop();
     if (settings_.compare_steps > 0) run_materialized(corpus);
+    check_stop();
     release_free_memory();
     run_fused(corpus, std::move(fused));
-    results_.interrupted = stop_.received();
+    results_.stop_signal = stop_.signal();
     results_.total_seconds = seconds_since(start_);
     return std::move(results_);
   }
 
  private:
+  // Before the first step of the fused head there is nothing to keep.
+  void check_stop() const {
+    if (stop_.received())
+      throw cli::Interrupted(stop_.signal(), "interrupted before there was a model to write");
+  }
+
   TokenizedCorpus prepare_text() {
     const Clock::time_point start = Clock::now();
     const Corpus corpus = read_corpus(settings_.corpus);
     cli::Progress progress(global_, "learning the vocabulary", settings_.vocab - Vocabulary::kFirstMerged);
     TokenizedCorpus tokenized = tokenize(corpus, settings_.vocab, [&](int64_t merges) {
       progress.update(merges);
-      if (stop_.received()) throw std::runtime_error("interrupted before training; nothing was trained");
+      check_stop();
     });
     progress.finish();
     TextFacts& text = results_.text;
@@ -284,7 +292,7 @@ class Demonstration {
   const cli::GlobalOptions& global_;
   const Say& say_;
   const Clock::time_point start_ = Clock::now();
-  StopSignal stop_;
+  cli::StopRequest stop_;
   Results results_;
   std::vector<StepBounds> bounds_;
   std::vector<float> first_d_hidden_;

@@ -79,7 +79,7 @@ void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t
     }
   } catch (const Error& error) {
     if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
-    throw cli::UsageError(std::string("--budget: ") + error.what());
+    throw cli::UsageError(error.what());
   }
 }
 

@@ -104,8 +104,8 @@ std::string summary(const Results& results, const Settings& settings) {
           cli::format_count(static_cast<int64_t>(results.fused.loss.size()) * results.tokens_per_step) +
           " tokens in " + fixed(results.training_seconds, 0) + " s: validation loss " +
           fixed(results.fused.validation_loss.front(), 4) + " -> " +
-          fixed(results.fused.validation_loss.back(), 4) + (results.interrupted ? " (interrupted)" : "") +
-          "\n";
+          fixed(results.fused.validation_loss.back(), 4) +
+          (results.stop_signal != 0 ? " (interrupted)" : "") + "\n";
   const std::string file = (settings.output / "model.safetensors").string();
   text += "\nThe checkpoint holds a batch of validation text, loss " + fixed(results.checkpoint_loss, 6) +
           "; evaluate it with\n  headroom loss --hidden " + file + ":hidden --classifier " + file +
@@ -138,7 +138,7 @@ ordered_json to_json(const Results& results, const Settings& settings) {
                       {"seed", trainer.seed},
                       {"planned_steps", results.planned_steps},
                       {"seconds", results.training_seconds},
-                      {"interrupted", results.interrupted},
+                      {"interrupted", results.stop_signal != 0},
                       {"max_workspace_bytes", settings.max_workspace_bytes}};
   if (results.materialized) json["materialized"] = run_json(results, *results.materialized);
   json["fused"] = run_json(results, results.fused);

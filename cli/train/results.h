@@ -43,7 +43,7 @@ struct Results {
   HeadRun fused;
   std::optional<Agreement> agreement;
   bool peaks_are_separate = true;  // peak_resident_bytes could be reset between the runs
-  bool interrupted = false;
+  int stop_signal = 0;             // that ended training early; 0: none
   int64_t planned_steps = 0;
   double training_seconds = 0.0;  // of the fused run, validation included
   double checkpoint_loss = 0.0;   // of the checkpoint's hidden and targets

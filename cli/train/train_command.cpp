@@ -8,6 +8,7 @@
 
 #include "commands/context.h"
 #include "commands/units.h"
+#include "interrupt.h"
 #include "io/atomic_file.h"
 #include "train/demonstration.h"
 #include "train/report.h"
@@ -30,7 +31,8 @@ constexpr const char* kFooter =
     "  figures.json       all figures, as --json prints them\n"
     "  loss.svg, memory.svg, agreement.svg\n"
     "\n"
-    "Ctrl-C ends training after the step at hand and writes everything; a second Ctrl-C quits at once.\n"
+    "Ctrl-C ends training after the step at hand and writes everything (exit code 130); a second Ctrl-C\n"
+    "quits at once.\n"
     "With --steps the result depends on the seed, the text and the number of threads alone; with --minutes "
     "the\n"
     "number of steps is set from the speed of the first ones, and printed.\n"
@@ -156,6 +158,9 @@ void run(Options& options, const GlobalOptions& global) {
   if (global.json) print_json(figures);
   if (results.agreement && !results.agreement->holds()) {
     throw std::runtime_error("the fused and the materialized head do not agree: see the differences above");
+  }
+  if (results.stop_signal != 0) {
+    throw Interrupted(results.stop_signal, "interrupted; what was trained until then is written");
   }
 }
 

@@ -65,6 +65,18 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     assert result.out == ""
 
 
+def test_wrong_usage_names_what_is_wrong_and_where_help_is(run):
+    assert "no command 'nonsense'" in run("nonsense").err
+    assert "no option --nonsense" in run("--nonsense").err
+    assert "--targets is required" in (result := run("loss", "--hidden", "h.npy", "--classifier", "c.npy")).err
+    assert "headroom loss --help" in result.err
+
+
+def test_a_small_budget_is_refused_under_the_name_that_the_user_typed(run):
+    error = run("plan", "--model", "gpt2", "--budget", "1KiB").err
+    assert "error: --budget: expected at least" in error and "max_workspace_bytes" not in error
+
+
 def test_global_options_stand_on_either_side(ok):
     before = ok("--json", "plan", "--model", "gpt2").json
     behind = ok("plan", "--model", "gpt2", "--json").json

@@ -23,6 +23,8 @@ TEST(Plot, FormatsValues) {
   EXPECT_EQ(format_value(1.5 * 1024, Unit::kBytes), "1.5 KiB");
   EXPECT_EQ(format_value(0.0015, Unit::kSeconds), "1.5 ms");
   EXPECT_EQ(format_value(2500000, Unit::kNone), "2.5M");
+  EXPECT_EQ(format_value(1e-4, Unit::kNone), "1e-4");
+  EXPECT_EQ(format_value(0.00025, Unit::kNone), "2.5e-4");
   EXPECT_EQ(format_value(1023.9 * 1024 * 1024, Unit::kBytes), "1024 MiB");
 }
 

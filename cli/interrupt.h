@@ -1,0 +1,50 @@
+#pragma once
+#include <stdexcept>
+#include <string>
+
+namespace headroom::cli {
+
+// What SIGINT, SIGTERM and SIGHUP do: remove the file that is being written, if there is one, and end the
+// process as they always do. While a StopRequest lives, the first of them is only remembered. One that the
+// process was started to ignore (nohup) stays ignored.
+void install_interrupt_handlers();
+
+// Names the unfinished file that an interrupt is to remove. One at a time: a second is not remembered.
+class UnfinishedFile {
+ public:
+  UnfinishedFile() = default;
+  ~UnfinishedFile() { forget(); }
+  UnfinishedFile(const UnfinishedFile&) = delete;
+  UnfinishedFile& operator=(const UnfinishedFile&) = delete;
+
+  void remember(const std::string& path);
+  void forget();
+
+ private:
+  bool remembered_ = false;
+};
+
+// While it lives, the first signal is remembered, and acknowledged on stderr; the second ends the process.
+class StopRequest {
+ public:
+  StopRequest();
+  ~StopRequest();
+  StopRequest(const StopRequest&) = delete;
+  StopRequest& operator=(const StopRequest&) = delete;
+
+  // The signal, or 0.
+  int signal() const;
+  bool received() const { return signal() != 0; }
+};
+
+// The work ended early because of a signal; the exit code is 128 + the signal, as shells have it.
+class Interrupted : public std::runtime_error {
+ public:
+  Interrupted(int signal, const std::string& message) : std::runtime_error(message), signal_(signal) {}
+  int exit_code() const { return 128 + signal_; }
+
+ private:
+  int signal_;
+};
+
+}  // namespace headroom::cli

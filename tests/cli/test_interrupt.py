@@ -1,0 +1,69 @@
+"""Ctrl-C: nothing half-written stays behind, and training ends soon and writes what it has."""
+
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def start(binary, tmp_path):
+    """start(*arguments) -> a running process in an empty folder; stdout and stderr in one pipe."""
+    processes = []
+
+    def call(*arguments):
+        process = subprocess.Popen(
+            [binary, *map(str, arguments)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        processes.append(process)
+        return process
+
+    yield call
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.0005)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_writing_leaves_no_partial_file(start, tmp_path, number):
+    vocab, dim = 65536, 512  # 128 MiB of zeros, of which the file system stores none
+    np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
+    np.save(tmp_path / "h.npy", np.zeros((1, dim), np.float32))
+    np.save(tmp_path / "y.npy", np.zeros(1, np.int64))
+    process = start("loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--gradients", "g.safetensors")
+    wait_for(lambda: list(tmp_path.glob("g.safetensors*")))
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    # On a fast disk the file may have been whole before the signal came.
+    assert process.returncode in (-number, 0)
+    assert not list(tmp_path.glob("*.partial-*"))
+    assert (tmp_path / "g.safetensors").exists() == (process.returncode == 0)
+
+
+def test_training_interrupted_writes_what_it_has(start, run, tmp_path):
+    if "not in this build" in run("train", "--help").out:
+        pytest.skip("this build has no train command")
+    (tmp_path / "text.txt").write_text("".join(f"{k} is a number, {k * k} its square.\n" for k in range(4000)))
+    process = start("train", "text.txt", "--minutes", 5, "--vocab", 400, "--dim", 16, "--inner", 16, "--batch", 2,
+                    "--compare-steps", 1, "-o", "out")  # fmt: skip
+    lines = []
+    for line in process.stdout:  # until the first row of the table: training has begun
+        lines.append(line)
+        if line.split()[:2] == ["0", "-"]:
+            break
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, "".join(lines) + rest
+    assert "stopping" in rest and "interrupted" in rest
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"model.safetensors", "figures.json", "loss.svg"}
+    assert not list(tmp_path.rglob("*.partial-*"))
