@@ -91,7 +91,9 @@ void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block) {
                               run.arena.d_bias.data() + block * s.vocab_block);
 }
 
-// The three consumers of a window's gradients, long tasks first.
+// The three consumers of a window's gradients, long tasks first. One thread computes all columns of a block
+// of d_classifier when there are blocks for half of the threads: two that write the same rows at a time both
+// fault on every fresh page, and each zeros one.
 class SumTasks {
  public:
   SumTasks(const Runner& run, const Chunk& chunk, const Window& window)
@@ -99,7 +101,8 @@ class SumTasks {
         chunk_(chunk),
         window_(window),
         range_(rows_per_range(run, chunk.count, kTasksPerThread * run.plan.threads)),
-        classifier_(run.problem.want_d_classifier ? window.size() * run.shape.ranges : 0),
+        splits_(2 * window.size() < run.plan.threads ? run.shape.ranges : 1),
+        classifier_(run.problem.want_d_classifier ? window.size() * splits_ : 0),
         hidden_(run.problem.want_d_hidden && window.size() > 0 ? ceil_div(chunk.count, range_) : 0),
         bias_(run.problem.want_d_bias ? window.size() : 0) {}
 
@@ -108,7 +111,9 @@ class SumTasks {
   void operator()(int64_t task, int worker) const {
     if (task < classifier_) {
       WorkerArena w = run_.worker(worker);
-      add_d_classifier(run_, chunk_, w, window_.start + task / run_.shape.ranges, task % run_.shape.ranges);
+      const int64_t ranges = run_.shape.ranges / splits_;
+      const int64_t first = task % splits_ * ranges;
+      add_d_classifier(run_, chunk_, w, window_.start + task / splits_, first, first + ranges);
     } else if (task < classifier_ + hidden_) {
       const int64_t row = (task - classifier_) * range_;
       add_d_hidden(run_, window_.start, window_.end, row, std::min(chunk_.count, row + range_));
@@ -121,7 +126,9 @@ class SumTasks {
   const Runner& run_;
   const Chunk& chunk_;
   const Window window_;
-  const int64_t range_, classifier_, hidden_, bias_;
+  const int64_t range_;   // rows in a task of d_hidden
+  const int64_t splits_;  // tasks for d_classifier of a block
+  const int64_t classifier_, hidden_, bias_;
 };
 
 }  // namespace

@@ -25,10 +25,9 @@ float* running_row(const Runner& run, int64_t row, int64_t column) {
   return run.arena.d_classifier.data() + row * run.shape.hidden_padded + column;
 }
 
-}  // namespace
-
 // d_classifier[block, range] += dz[:, block]^T hidden[:, range], over the chunk's tokens.
-void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block, int64_t range) {
+void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block, int64_t range,
+               bool dz_is_packed) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
@@ -54,8 +53,10 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int
     if (k.pair == 1) {
       g.a = reinterpret_cast<const uint32_t*>(dz_rows);
     } else {
-      k.pack_interleaved({dz_rows, element_dtype(k), s.vocab_block}, tokens, s.vocab_block, units, 1,
-                         s.vocab_block, w.dz_pairs.data());
+      if (!dz_is_packed) {
+        k.pack_interleaved({dz_rows, element_dtype(k), s.vocab_block}, tokens, s.vocab_block, units, 1,
+                           s.vocab_block, w.dz_pairs.data());
+      }
       g.a = w.dz_pairs.data();
     }
     const uint32_t* a = g.a;
@@ -87,6 +88,16 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int
                   output_row(run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
                              row, column));
     }
+  }
+}
+
+}  // namespace
+
+void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
+                      int64_t first_range, int64_t last_range) {
+  const bool one_token_block = chunk.count <= run.shape.token_block;
+  for (int64_t range = first_range; range < last_range; ++range) {
+    add_range(run, chunk, w, block, range, one_token_block && range > first_range);
   }
 }
 

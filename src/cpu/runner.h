@@ -80,7 +80,8 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
 void backward_chunk(const Runner& run, const Chunk& chunk);
 
 // gradients.cpp
-void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block, int64_t range);
+void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
+                      int64_t first_range, int64_t last_range);
 void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, int64_t row, int64_t row_end);
 void store_d_hidden(const Runner& run, const Chunk& chunk);
 void store_d_bias(const Runner& run);
