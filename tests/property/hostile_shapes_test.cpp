@@ -16,7 +16,7 @@ class EdgeShapes : public testing::TestWithParam<Engine> {
   headroom::Context context_ = make_context(GetParam());
 };
 
-TEST(HostileShapes, OnesAndPrimes) {
+TEST_P(EdgeShapes, OnesAndPrimes) {
   const PlainSize sizes[] = {{1, 1, 1},    {1, 1, 257},   {1, 257, 1},    {257, 1, 1},
                              {1, 257, 3},  {3, 1, 257},   {257, 3, 1},    {13, 17, 19},
                              {5, 257, 31}, {2, 1031, 3},  {257, 257, 3},  {1, 1031, 257},
@@ -26,13 +26,11 @@ TEST(HostileShapes, OnesAndPrimes) {
     for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
       Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
       c.problem.want_entropy = c.problem.want_argmax = 1;
+      if (!engine().can_run(c.problem)) continue;
       const Expected expected(c);
-      for (const Engine& engine : engines()) {
-        SCOPED_TRACE(engine.name());
-        for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
-          c.mode = mode;
-          expected.check(engine, solve(make_context(engine), c));
-        }
+      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+        c.mode = mode;
+        expected.check(engine(), solve(context_, c));
       }
     }
   }
@@ -43,7 +41,7 @@ TEST_P(EdgeShapes, NoTokens) {
   for (Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
     for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
       for (double num_items : {0.0, 2.0}) {
-        Case c = plain_case(1, {0, 9, 5});
+        Case c = plain_case(1, {0, 9, 5}, engine().plain_dtype());
         c.mode = mode;
         c.problem.reduction = reduction;
         if (reduction == HEADROOM_REDUCTION_MEAN) c.problem.num_items = num_items;
@@ -63,6 +61,7 @@ TEST_P(EdgeShapes, NoTokens) {
 }
 
 TEST_P(EdgeShapes, NoTokensAndNoPointersToThem) {
+  if (engine().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   Case c = plain_case(1, {0, 9, 5});
   headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
   problem.accumulate_d_classifier = 1;
@@ -84,7 +83,7 @@ TEST_P(EdgeShapes, NoTokensAndNoPointersToThem) {
 // Every row ignored: a mean over nothing is NaN, yet gradients are 0, as in PyTorch.
 TEST_P(EdgeShapes, AllRowsIgnored) {
   for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
-    for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16}) {
+    for (headroom_dtype dtype : {engine().plain_dtype(), HEADROOM_BF16}) {
       Case c = plain_case(2, {11, 29, 7}, dtype);
       c.problem.reduction = reduction;
       c.problem.want_argmax = 1;
@@ -128,6 +127,7 @@ class SparseMatrix {
 
 // Rows so far apart that their offsets need more than 32 bits.
 TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
+  if (engine().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   constexpr int64_t kStride = (int64_t{1} << 30) + 3;
   constexpr int64_t kTokens = 4, kVocab = 5, kHidden = 6;
   const Case c = plain_case(3, {kTokens, kVocab, kHidden});

@@ -16,6 +16,11 @@ class HostileValues : public testing::TestWithParam<Engine> {
   headroom::Context context_ = make_context(GetParam());
 };
 
+// A plain problem in the engine's most precise format.
+Case plain(const Engine& engine, uint64_t seed, PlainSize size) {
+  return plain_case(seed, size, engine.plain_dtype());
+}
+
 bool all_finite(const std::vector<double>& values) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
 }
@@ -24,7 +29,7 @@ bool all_finite(const std::vector<double>& values) {
 TEST_P(HostileValues, HugeLogits) {
   for (double sign : {1.0, -1.0}) {
     for (bool smoothing : {false, true}) {
-      Case c = plain_case(5, {17, 300, 9});
+      Case c = plain(engine(), 5, {17, 300, 9});
       c.problem.scale = sign * 3000;
       c.problem.label_smoothing = smoothing ? 0.1 : 0;
       c.problem.want_entropy = c.problem.want_argmax = 1;
@@ -43,8 +48,9 @@ TEST_P(HostileValues, HugeLogits) {
 // All of a row's logits huge and of one sign, by the bias: nothing but their differences matters.
 TEST_P(HostileValues, HugeCommonLogit) {
   for (double common : {1e4, -1e4, 3e38, -3e38}) {
-    Case c = plain_case(6, {9, 40, 5});
+    Case c = plain(engine(), 6, {9, 40, 5});
     c.problem.scale = 0;
+    c.problem.bias_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
     std::fill(c.bias.begin(), c.bias.end(), rounded(common, HEADROOM_F32));
     const Outputs got = solve(context_, c);
     for (double nll : got.nll)
@@ -56,22 +62,22 @@ TEST_P(HostileValues, HugeCommonLogit) {
 
 // One winner, far ahead: the loss of its rows is 0 or the gap, gradients 0 or 1.
 TEST_P(HostileValues, Saturated) {
-  Case c = plain_case(7, {2, 300, 1});
+  Case c = plain(engine(), 7, {2, 300, 1});
   std::fill(c.hidden.begin(), c.hidden.end(), 1);
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   std::fill(c.bias.begin(), c.bias.end(), 0);
-  c.classifier[123] = 10000;
+  c.classifier[123] = 9984;  // which bfloat16 has
   c.targets = {123, 7};
   c.problem.reduction = HEADROOM_REDUCTION_SUM;
   const Outputs got = solve(context_, c);
-  EXPECT_EQ(got.nll, (std::vector<double>{0, 10000}));
+  EXPECT_EQ(got.nll, (std::vector<double>{0, 9984}));
   for (size_t j = 0; j < 300; ++j) EXPECT_EQ(got.d_bias[j], j == 123 ? 1 : (j == 7 ? -1 : 0)) << j;
-  EXPECT_EQ(got.d_hidden, (std::vector<double>{0, 10000}));
+  EXPECT_EQ(got.d_hidden, (std::vector<double>{0, 9984}));
 }
 
 // A masked vocabulary entry (bias -inf) has probability 0 and takes no gradient.
 TEST_P(HostileValues, MaskedEntries) {
-  Case c = plain_case(8, {12, 300, 8});
+  Case c = plain(engine(), 8, {12, 300, 8});
   c.problem.want_entropy = c.problem.want_argmax = 1;
   for (size_t j = 0; j < 300; ++j) {
     if (std::find(c.targets.begin(), c.targets.end(), static_cast<int64_t>(j)) == c.targets.end() &&
@@ -98,7 +104,8 @@ TEST_P(HostileValues, MaskedEntries) {
   const Bounds bounds = expected.tightest_bounds_of(engine());
   EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, HEADROOM_F32));
   EXPECT_TRUE(close("entropy", got.entropy, expected.truth().entropy, bounds.entropy, HEADROOM_F32));
-  EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+  EXPECT_TRUE(
+      close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, engine().plain_dtype()));
   for (size_t j = 0; j < 300; ++j) {
     if (new_id[j] >= 0) continue;
     EXPECT_EQ(got.d_bias[j], 0);
@@ -108,7 +115,7 @@ TEST_P(HostileValues, MaskedEntries) {
 
 // A masked target costs infinity in its own row; the others do not notice.
 TEST_P(HostileValues, MaskedTarget) {
-  Case c = plain_case(9, {6, 50, 4});
+  Case c = plain(engine(), 9, {6, 50, 4});
   c.problem.reduction = HEADROOM_REDUCTION_NONE;
   c.targets = {1, 2, 3, 4, 5, 6};
   c.bias[3] = -INFINITY;
@@ -119,9 +126,10 @@ TEST_P(HostileValues, MaskedTarget) {
   }
 }
 
-// NaN or infinity in one token's hidden row stays in its row.
+// NaN or infinity in one token's hidden row stays in its row. On a device it may make other rows be computed
+// again, from another anchor: the same but for rounding.
 TEST_P(HostileValues, NonFiniteHiddenRow) {
-  for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+  for (headroom_dtype dtype : {engine().plain_dtype(), HEADROOM_BF16, HEADROOM_F16}) {
     for (double bad :
          {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
@@ -131,6 +139,11 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
         c.problem.reduction = HEADROOM_REDUCTION_NONE;
         c.grad_loss.assign(kTokens, 1);
         const Outputs before = solve(context_, c);
+        const Bounds rounding = engine().is_device() ? 2 * Expected(c).bounds_of(engine()) : Bounds{};
+        const auto expect_same = [&](double x, double y, double error, headroom_dtype format) {
+          const double unit = engine().is_device() ? 2 * rounding_unit(format) : 0;
+          EXPECT_LE(std::fabs(x - y), error + unit * std::fabs(y));
+        };
         c.hidden[kBadRow * kHidden + 3] = bad;
         const Outputs after = solve(context_, c);
         for (size_t i = 0; i < kTokens; ++i) {
@@ -139,13 +152,13 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
             EXPECT_FALSE(std::isfinite(after.loss[i]));
             EXPECT_FALSE(std::isfinite(after.lse[i]));
           } else {
-            EXPECT_EQ(after.loss[i], before.loss[i]);
+            expect_same(after.loss[i], before.loss[i], rounding.loss, HEADROOM_F32);
           }
           bool finite = true;
           for (size_t k = i * kHidden; k < (i + 1) * kHidden; ++k) {
             finite = finite && std::isfinite(after.d_hidden[k]);
             if (i != kBadRow) {
-              EXPECT_EQ(after.d_hidden[k], before.d_hidden[k]);
+              expect_same(after.d_hidden[k], before.d_hidden[k], rounding.d_hidden, dtype);
             }
           }
           EXPECT_EQ(finite, i != kBadRow);
@@ -158,7 +171,7 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
 
 // A NaN in the classifier is in every logit's row, so in every loss.
 TEST_P(HostileValues, NaNInTheClassifier) {
-  Case c = plain_case(11, {5, 300, 4});
+  Case c = plain(engine(), 11, {5, 300, 4});
   c.problem.reduction = HEADROOM_REDUCTION_NONE;
   for (size_t column : {size_t{0}, size_t{150}, size_t{299}}) {
     Case bad = c;
@@ -186,7 +199,7 @@ TEST_P(HostileValues, EndsOfTheFormats) {
 // The first of equal largest logits wins, wherever a block ends.
 TEST_P(HostileValues, ArgmaxOfEqualLogits) {
   for (int64_t first : {0, 1, 255, 256, 299, 512, 599}) {
-    Case c = plain_case(13, {3, 600, 4});
+    Case c = plain(engine(), 13, {3, 600, 4});
     c.problem.want_argmax = 1;
     std::fill(c.classifier.begin(), c.classifier.end(), 0);
     std::fill(c.bias.begin(), c.bias.end(), 0);
@@ -195,6 +208,59 @@ TEST_P(HostileValues, ArgmaxOfEqualLogits) {
     const Outputs got = solve(context_, c);
     EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(first)));
     EXPECT_EQ(got.correct_count, std::vector<double>{first == 598 ? 3.0 : 2.0});
+  }
+}
+
+// A target that is no class: refused before anything is written where the host sees it; on a device its row
+// is NaN, it adds to no gradient, and the run tells of it.
+TEST_P(HostileValues, TargetOutOfRange) {
+  for (int64_t bad :
+       {int64_t{40}, int64_t{-1}, int64_t{1} << 30, int64_t{1} << 40, INT64_MIN, int64_t{1} << 62}) {
+    for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
+      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+        SCOPED_TRACE(testing::Message() << bad << ", reduction " << reduction);
+        Case c = plain(engine(), 14, {9, 40, 8});
+        c.mode = mode;
+        c.problem.reduction = reduction;
+        c.problem.num_items = reduction == HEADROOM_REDUCTION_MEAN ? 9 : 0;
+        if (reduction == HEADROOM_REDUCTION_NONE) c.grad_loss.assign(9, 1);
+        Case without = c;
+        for (size_t row : {size_t{3}, size_t{7}}) {
+          c.targets[row] = bad;
+          without.targets[row] = c.problem.ignore_index;
+        }
+        if (!engine().is_device()) {
+          try {
+            solve(context_, c);
+            ADD_FAILURE() << "not refused";
+          } catch (const headroom::Error& error) {
+            EXPECT_EQ(error.status(), HEADROOM_INVALID_TARGET);
+          }
+          continue;
+        }
+        const Outputs got = solve(context_, c);
+        const Outputs expected = solve(context_, without);
+        EXPECT_EQ(got.invalid_targets, (std::vector<double>{2, 3}));
+        EXPECT_EQ(got.valid_count, expected.valid_count);
+        for (size_t i = 0; i < 9; ++i) {
+          const bool is_bad = i == 3 || i == 7;
+          EXPECT_EQ(std::isnan(got.nll[i]), is_bad);
+          EXPECT_EQ(std::isnan(got.lse[i]), is_bad);
+          if (!is_bad) {
+            EXPECT_EQ(got.nll[i], expected.nll[i]);
+          }
+          if (got.loss.size() == 9) {
+            EXPECT_EQ(std::isnan(got.loss[i]), is_bad);
+          }
+        }
+        if (got.loss.size() == 1) {
+          EXPECT_TRUE(std::isnan(got.loss[0]));
+        }
+        EXPECT_EQ(got.d_hidden, expected.d_hidden);
+        EXPECT_EQ(got.d_classifier, expected.d_classifier);
+        EXPECT_EQ(got.d_bias, expected.d_bias);
+      }
+    }
   }
 }
 

@@ -55,40 +55,69 @@ Bounds operator+(const Bounds& a, const Bounds& b) {
           a.loss + b.loss, a.d_hidden + b.d_hidden, a.d_classifier + b.d_classifier, a.d_bias + b.d_bias};
 }
 
-Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {
-  const headroom::Problem& p = c.problem;
-  if (p.hidden_dtype == HEADROOM_BF16 && p.classifier_dtype == HEADROOM_BF16) {
-    naive_short_ = materialise<float>(c, true);
-  }
+Bounds either(const Bounds& a, const Bounds& b) {
+  return {std::max(a.lse, b.lse),
+          std::max(a.nll, b.nll),
+          std::max(a.entropy, b.entropy),
+          std::max(a.logit, b.logit),
+          std::max(a.loss, b.loss),
+          std::max(a.d_hidden, b.d_hidden),
+          std::max(a.d_classifier, b.d_classifier),
+          std::max(a.d_bias, b.d_bias)};
 }
 
-Bounds Expected::bounds(const Answer& naive, double gradient_unit) const {
+Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {
+  static const bool kOnDevice = !device_engines().empty();
+  if (!Engine::has_short_operands(c.problem)) return;
+  const bool bf16 = c.problem.hidden_dtype == HEADROOM_BF16;
+  if (bf16 || kOnDevice) naive_short_ = materialise<float>(c, Rounds::kGradients);
+  if (bf16 && kOnDevice) naive_exps_ = materialise<float>(c, Rounds::kExps);
+}
+
+Arithmetic Expected::arithmetic_of(const Engine& engine) const {
+  const headroom::Problem& p = c_.problem;
+  Arithmetic out;
+  const bool is_short = engine.shortens_gradients(p);
+  out.gradient = rounding_unit(is_short ? as_dtype(p.hidden_dtype) : stats_dtype(p));
+  if (!engine.is_device()) return out;
+  out.exp = 0x1p-23;  // expf
+  // A matrix instruction of 16-bit operands adds 16 products to its sum at a time and cuts off what is over:
+  // twice the error of a rounding.
+  if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / 16);
+  if (engine.isa == "sm90") {
+    out.exp = 0x1p-22;         // ex2.approx
+    out.logit_roundings += 2;  // its argument to base 2: of log2(e), and of the anchor times it
+  }
+  return out;
+}
+
+Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const {
   const Answer& t = truth_;
-  const double unit = rounding_unit(stats_dtype(c_.problem));
+  const double unit = rounding_unit(stats_dtype(c_.problem)) * arithmetic.logit_roundings;
   const auto bound = [&](const std::vector<double>& got, const std::vector<double>& truth, double term) {
     return 2 * largest_error(got, truth) + unit * term;
   };
   const auto gradient = [&](const std::vector<double>& got, const std::vector<double>& truth,
                             const Answer::Terms::Gradient& term) {
-    return bound(got, truth, term.by_logit) + gradient_unit * term.part;
+    return bound(got, truth, term.by_logit) + (arithmetic.gradient + arithmetic.exp) * term.part;
   };
   Bounds out;
   out.logit = bound(naive.logits, t.logits, t.terms.logit);
-  out.lse = bound(naive.lse, t.lse, t.terms.logit);
-  out.nll = bound(naive.nll, t.nll, 2 * t.terms.logit);
-  out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy);
+  out.lse = bound(naive.lse, t.lse, t.terms.logit) + arithmetic.exp;
+  out.nll = bound(naive.nll, t.nll, 2 * t.terms.logit) + arithmetic.exp;
+  out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy) + arithmetic.exp * t.terms.entropy;
   out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
   out.d_classifier = gradient(naive.d_classifier, t.d_classifier, t.terms.d_classifier);
   out.d_bias = gradient(naive.d_bias, t.d_bias, t.terms.d_bias);
   if (c_.problem.reduction == HEADROOM_REDUCTION_NONE) {
-    out.loss = bound(naive.row_loss, t.row_loss, t.terms.row_loss);
+    out.loss = bound(naive.row_loss, t.row_loss, t.terms.row_loss) + 2 * arithmetic.exp * t.terms.row_loss;
     return out;
   }
   // A sum: the rows' errors add up, and each addition rounds once, in double.
   const double summing = rounding_unit(HEADROOM_F64) * static_cast<double>(t.row_loss.size());
   for (size_t i = 0; i < t.row_loss.size(); ++i) {
-    out.loss += 2 * std::fabs(naive.row_loss[i] - t.row_loss[i]) + unit * t.terms.loss[i] +
-                summing * std::fabs(t.row_loss[i]);
+    out.loss += 2 * std::fabs(naive.row_loss[i] - t.row_loss[i]) +
+                (unit + 2 * arithmetic.exp) * t.terms.loss[i] + summing * std::fabs(t.row_loss[i]);
   }
   out.loss = t.divisor == 0 ? 0 : out.loss / std::fabs(t.divisor);
   return out;
@@ -113,8 +142,15 @@ Bounds Expected::bounds_of_double() const {
 }
 
 Bounds Expected::bounds_of(const Engine& engine) const {
-  if (engine.shortens_gradients(c_.problem)) return bounds(naive_short_, rounding_unit(HEADROOM_BF16));
-  return bounds(naive_, rounding_unit(stats_dtype(c_.problem)));
+  const Arithmetic arithmetic = arithmetic_of(engine);
+  if (!engine.shortens_gradients(c_.problem)) return bounds(naive_, arithmetic);
+  const Bounds out = bounds(naive_short_, arithmetic);
+  const bool may_keep_exps = engine.is_device() && c_.problem.hidden_dtype == HEADROOM_BF16;
+  if (!may_keep_exps || c_.mode != Mode::kForwardBackward) return out;
+  Bounds kept = bounds(naive_exps_, arithmetic);
+  kept.d_classifier +=
+      arithmetic.gradient * truth_.terms.d_classifier.part;  // each of its terms is rounded twice
+  return either(out, kept);
 }
 
 Bounds Expected::tightest_bounds_of(const Engine& engine) const {
@@ -139,6 +175,9 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   }
   EXPECT_TRUE(close("loss", got.loss, truth_.loss, bounds.loss, stats));
   EXPECT_EQ(got.valid_count, std::vector<double>{static_cast<double>(truth_.valid_count)});
+  if (!got.invalid_targets.empty()) {
+    EXPECT_EQ(got.invalid_targets, (std::vector<double>{0, -1}));
+  }
   if (p.want_argmax) check_argmax(got, bounds.logit);
   EXPECT_TRUE(close("d_hidden", got.d_hidden, truth_.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype)));
   EXPECT_TRUE(close("d_classifier", got.d_classifier, truth_.d_classifier, bounds.d_classifier,

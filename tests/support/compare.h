@@ -18,6 +18,15 @@ struct Bounds {
 
 Bounds operator*(double factor, const Bounds& bounds);
 Bounds operator+(const Bounds& a, const Bounds& b);
+// Of each the larger.
+Bounds either(const Bounds& a, const Bounds& b);
+
+// What the arithmetic of an engine rounds, beside what the naive computation of the same precision does.
+struct Arithmetic {
+  double gradient = 0;         // relative error of one rounding of the gradient of a logit
+  double logit_roundings = 1;  // of the largest term of a logit, in units of the statistics' dtype
+  double exp = 0;              // relative error of an exponential
+};
 
 // The truth about a case, and its fair error:
 //   2 x (largest error of the naive computation of the same precision, over that result)
@@ -39,13 +48,15 @@ class Expected {
   void check(const Outputs& got, const Bounds& bounds) const;
 
  private:
-  Bounds bounds(const Answer& naive, double gradient_unit) const;
+  Arithmetic arithmetic_of(const Engine& engine) const;
+  Bounds bounds(const Answer& naive, const Arithmetic& arithmetic) const;
   Bounds bounds_of_double() const;
   void check_argmax(const Outputs& got, double logit_error) const;
 
   const Case& c_;
   Answer truth_, naive_;
-  Answer naive_short_;  // the gradient of the logits rounded to bfloat16; only of bfloat16 operands
+  Answer naive_short_;  // the gradient of the logits rounded; only of 16-bit operands of one format
+  Answer naive_exps_;   // kept exponentials rounded; only of bfloat16 operands, with engines on a device
 };
 
 // |got - expected| <= error + one rounding of expected to the dtype, element by element; NaN matches NaN.

@@ -22,6 +22,7 @@ headroom::ContextOptions options_of(const Engine& engine, int threads) {
   options.backend = engine.backend.c_str();
   options.isa = engine.isa.empty() ? nullptr : engine.isa.c_str();
   options.threads = threads;
+  if (engine.is_device()) options.device = 0;
   return options;
 }
 
@@ -49,12 +50,36 @@ void run_on_threads(int64_t tasks, headroom_task body, void* body_data, void* po
 }  // namespace
 
 std::vector<Engine> engines() {
+  std::vector<Engine> found = host_engines();
+  const std::vector<Engine> on_device = device_engines();
+  found.insert(found.end() - 1, on_device.begin(), on_device.end());
+  return found;
+}
+
+std::vector<Engine> host_engines() {
   std::vector<Engine> found;
   for (const char* isa : {"avx512_bf16", "avx512", "avx2", "neon", "portable"}) {
     if (usable({"cpu", isa})) found.push_back({"cpu", isa});
   }
   found.push_back({"reference", ""});
   return found;
+}
+
+std::vector<Engine> device_engines() {
+  std::vector<Engine> found;
+  for (const char* isa : {"sm90", "portable"}) {
+    if (usable({"cuda", isa})) found.push_back({"cuda", isa});
+  }
+  return found;
+}
+
+std::string why_no_device() {
+  try {
+    headroom::Context context(options_of({"cuda", "portable"}, 1));
+    return "";
+  } catch (const headroom::Error& error) {
+    return error.what();
+  }
 }
 
 Engine best_engine() {

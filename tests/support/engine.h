@@ -9,20 +9,31 @@
 
 namespace headroom_test {
 
-// One way of computing on this machine: a backend, and for the CPU backend an instruction set.
+// One way of computing on this machine: a backend, and for the CPU backend an instruction set, for CUDA an
+// implementation.
 struct Engine {
   std::string backend;
   std::string isa;
   // Double precision inside, so only the outputs are rounded.
   bool is_reference() const { return backend == "reference"; }
+  // Buffers are in the memory of CUDA device 0.
+  bool is_device() const { return backend == "cuda"; }
   bool can_run(const headroom_problem& problem) const {
+    if (isa == "sm90" && !has_short_operands(problem)) return false;
     return is_reference() || problem.hidden_dtype != HEADROOM_F64;
   }
-  // Whether the gradient of the logits is rounded to bfloat16 before the products of the backward pass: where
-  // both operands are bfloat16 and the bfloat16 dot product multiplies them.
+  // The most precise format of operands that it can run, but for float64.
+  headroom_dtype plain_dtype() const { return isa == "sm90" ? HEADROOM_BF16 : HEADROOM_F32; }
+  // Both operands in the same 16-bit format.
+  static bool has_short_operands(const headroom_problem& problem) {
+    return problem.hidden_dtype == problem.classifier_dtype &&
+           (problem.hidden_dtype == HEADROOM_BF16 || problem.hidden_dtype == HEADROOM_F16);
+  }
+  // Whether the gradient of the logits is rounded to the operands' format before the products of the backward
+  // pass: where both operands have the same 16-bit format and products of that format multiply them.
   bool shortens_gradients(const headroom_problem& problem) const {
-    return isa == "avx512_bf16" && problem.hidden_dtype == HEADROOM_BF16 &&
-           problem.classifier_dtype == HEADROOM_BF16;
+    if (is_device()) return has_short_operands(problem);
+    return isa == "avx512_bf16" && has_short_operands(problem) && problem.hidden_dtype == HEADROOM_BF16;
   }
   std::string name() const { return isa.empty() ? backend : backend + "_" + isa; }
 };
@@ -31,8 +42,12 @@ inline void PrintTo(const Engine& engine, std::ostream* out) {
   *out << engine.name();
 }
 
-// All usable ones. The reference is the last.
+// All usable ones: those of the CPU, those on CUDA device 0, and last the reference.
 std::vector<Engine> engines();
+std::vector<Engine> host_engines();
+std::vector<Engine> device_engines();
+// Why there is none of the latter; empty when there is one.
+std::string why_no_device();
 // The first: what a user gets.
 Engine best_engine();
 

@@ -11,13 +11,13 @@ namespace {
 template <class T>
 class Materialised {
  public:
-  Materialised(const Case& c, bool short_gradients)
+  Materialised(const Case& c, Rounds rounds)
       : c_(c),
         p_(c.problem),
         tokens_(static_cast<size_t>(p_.tokens)),
         vocab_(static_cast<size_t>(p_.vocab)),
         dim_(static_cast<size_t>(p_.hidden)),
-        short_gradients_(short_gradients),
+        rounds_(rounds),
         hidden_(c.hidden.begin(), c.hidden.end()),
         classifier_(c.classifier.begin(), c.classifier.end()),
         logits_(tokens_ * vocab_),
@@ -131,13 +131,23 @@ class Materialised {
     if (best == y) ++answer_.correct_count;
   }
 
+  // Rounded to the operands' precision. Exponents have no end: an engine scales float16 gradients into their
+  // range.
+  T shortened(T value) const {
+    if (rounds_ == Rounds::kNothing || value == 0 || !std::isfinite(value)) return value;
+    int exponent = 0;
+    const double mantissa = std::frexp(static_cast<double>(value), &exponent);
+    return static_cast<T>(std::ldexp(rounded(mantissa, as_dtype(p_.hidden_dtype)), exponent));
+  }
+
   // Gradient of scale * dot + bias of one logit, and its terms.
   struct Gradient {
     T value, part, by_logit;
   };
 
-  // Through the losses to log_softmax, through it to the logits, through the softcap.
-  void d_logits_row(size_t i, std::vector<Gradient>* d) const {
+  // Through the losses to log_softmax, through it to the logits, through the softcap. Returns the factor of
+  // exp(z_ij - z_iy) in it.
+  T d_logits_row(size_t i, std::vector<Gradient>* d) const {
     const T* z = logits_.data() + i * vocab_;
     const size_t y = target(i);
     const size_t loss_index = p_.reduction == HEADROOM_REDUCTION_NONE ? i : 0;
@@ -165,12 +175,13 @@ class Materialised {
       const T probability = std::exp(z[j] - lse_[i]);
       const T slope = slope_[i * vocab_ + j];
       T value = ((*d)[j].value + probability * (d_lse - sum)) * slope;
-      if (short_gradients_) value = static_cast<T>(rounded(static_cast<double>(value), HEADROOM_BF16));
+      value = shortened(value);
       const T part = (*d)[j].part + probability * terms;
       // Of the softcap's slope 1 - tanh^2: at most 2 tanh / cap times the rounding.
       const T by_slope = p_.softcap > 0 ? part * 2 / static_cast<T>(p_.softcap) * logit_terms : 0;
       (*d)[j] = {value, part, probability * terms * logit_terms + by_slope};
     }
+    return (d_lse - sum) * std::exp(z[y] - lse_[i]);
   }
 
   static void raise(Answer::Terms::Gradient* largest, const Gradient& d, T factor) {
@@ -184,7 +195,8 @@ class Materialised {
     std::vector<Gradient> d(vocab_);
     for (size_t i = 0; i < tokens_; ++i) {
       if (ignored(i)) continue;
-      d_logits_row(i, &d);
+      const T factor = d_logits_row(i, &d);
+      const bool scaled = rounds_ == Rounds::kExps && factor != 0 && std::isfinite(factor);
       for (size_t j = 0; j < vocab_; ++j) {
         d_bias[j] += d[j].value;
         raise(&answer_.terms.d_bias, d[j], 1);
@@ -194,13 +206,14 @@ class Materialised {
           const T e = hidden_[i * dim_ + k];
           const T c = classifier_[j * dim_ + k];
           d_hidden[i * dim_ + k] += d[j].value * c;
-          d_classifier[j * dim_ + k] += d[j].value * e;
+          d_classifier[j * dim_ + k] += d[j].value * (scaled ? shortened(e * factor) / factor : e);
           largest_hidden = std::max(largest_hidden, std::fabs(e));
           largest_classifier = std::max(largest_classifier, std::fabs(c));
         }
         raise(&answer_.terms.d_hidden, d[j], scale * largest_classifier);
         raise(&answer_.terms.d_classifier, d[j], scale * largest_hidden);
       }
+      if (rounds_ == Rounds::kExps && i == tokens_ / 2) round_to_output(&d_classifier);
     }
     if (p_.want_d_hidden)
       answer_.d_hidden = finished(d_hidden, scale, c_.d_hidden_start, &answer_.terms.d_hidden);
@@ -209,6 +222,12 @@ class Materialised {
           finished(d_classifier, scale, c_.d_classifier_start, &answer_.terms.d_classifier);
     }
     if (p_.want_d_bias) answer_.d_bias = finished(d_bias, 1, c_.d_bias_start, &answer_.terms.d_bias);
+  }
+
+  void round_to_output(std::vector<T>* d_classifier) const {
+    for (T& value : *d_classifier) {
+      value = static_cast<T>(rounded(static_cast<double>(value), as_dtype(p_.d_classifier_dtype)));
+    }
   }
 
   static std::vector<double> finished(const std::vector<T>& gradient, T scale,
@@ -224,7 +243,7 @@ class Materialised {
   const Case& c_;
   const headroom::Problem& p_;
   size_t tokens_, vocab_, dim_;
-  bool short_gradients_;
+  Rounds rounds_;
   std::vector<T> hidden_, classifier_, logits_, slope_, lse_, row_loss_;
   T divisor_ = 1;
   Answer answer_;
@@ -233,12 +252,12 @@ class Materialised {
 }  // namespace
 
 template <class T>
-Answer materialise(const Case& c, bool short_gradients) {
-  return Materialised<T>(c, short_gradients).run();
+Answer materialise(const Case& c, Rounds rounds) {
+  return Materialised<T>(c, rounds).run();
 }
 
-template Answer materialise<float>(const Case&, bool);
-template Answer materialise<double>(const Case&, bool);
-template Answer materialise<long double>(const Case&, bool);
+template Answer materialise<float>(const Case&, Rounds);
+template Answer materialise<double>(const Case&, Rounds);
+template Answer materialise<long double>(const Case&, Rounds);
 
 }  // namespace headroom_test

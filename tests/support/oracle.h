@@ -29,16 +29,25 @@ struct Answer {
   double divisor = 1;
 };
 
+// What a computation with 16-bit operands rounds to their format on the way to the gradients.
+enum class Rounds {
+  kNothing,
+  kGradients,  // the gradient of the logits, before the two products
+  // Exponentials that are kept until their sums are known: the row's factor is then applied to d_hidden, and
+  // for d_classifier to the rows of hidden, which rounds these as well. A second chunk of tokens may add to a
+  // d_classifier that was already rounded to its dtype.
+  kExps,
+};
+
 // Computes the case as PyTorch would with all logits in memory: F.cross_entropy(F.linear(hidden, classifier,
 // bias), targets) with our further options, and its gradients by the chain rule through log_softmax. T is the
 // arithmetic: double (or long double for float64 problems) for the truth; float for the naive computation of
-// the same precision, whose error tells what error is fair. short_gradients: the gradient of the logits is
-// rounded to bfloat16 before the two products, as a computation with 16-bit operands may.
+// the same precision, whose error tells what error is fair.
 template <class T>
-Answer materialise(const Case& c, bool short_gradients = false);
+Answer materialise(const Case& c, Rounds rounds = Rounds::kNothing);
 
-extern template Answer materialise<float>(const Case&, bool);
-extern template Answer materialise<double>(const Case&, bool);
-extern template Answer materialise<long double>(const Case&, bool);
+extern template Answer materialise<float>(const Case&, Rounds);
+extern template Answer materialise<double>(const Case&, Rounds);
+extern template Answer materialise<long double>(const Case&, Rounds);
 
 }  // namespace headroom_test

@@ -4,6 +4,10 @@
 
 #include <cstring>
 #include <deque>
+#include <string_view>
+
+#include "device_memory.h"
+#include "formats.h"
 
 namespace headroom_test {
 namespace {
@@ -20,27 +24,57 @@ class Run {
   Run(const headroom::Problem& problem, const Case& c) : p_(problem), c_(c), stats_(stats_dtype(problem)) {}
 
   Outputs run(const headroom::Context& context, const Outputs* known) {
+    const headroom::Plan plan(context, p_);
+    const headroom::PlanInfo info = plan.info();
+    const bool on_device = std::string_view(info.backend) == "cuda";
     add_inputs();
+    if (on_device) b_.invalid_targets = count_output("invalid_targets", 2, &out_.invalid_targets);
     if (p_.pass == HEADROOM_BACKWARD) {
       add_known(*known);
     } else {
       add_forward_outputs();
     }
     if (p_.pass != HEADROOM_FORWARD) add_gradients();
-    const headroom::Plan plan(context, p_);
-    out_.workspace_bytes = plan.info().workspace_bytes;
+    out_.workspace_bytes = info.workspace_bytes;
     if (p_.max_workspace_bytes != 0) {
       EXPECT_LE(out_.workspace_bytes, p_.max_workspace_bytes);
     }
-    GuardedMemory workspace(out_.workspace_bytes);
-    workspace.fill(std::byte{0xff});
-    plan.run(b_, {workspace.data(), workspace.size()});
-    EXPECT_EQ(workspace.violation(), "") << "workspace";
+    if (on_device) {
+      run_on_device(plan);
+    } else {
+      run_on_host(plan);
+    }
     check_and_read();
     return out_;
   }
 
  private:
+  void run_on_host(const headroom::Plan& plan) {
+    GuardedMemory workspace(out_.workspace_bytes);
+    workspace.fill(std::byte{0xff});
+    plan.run(b_, {workspace.data(), workspace.size()});
+    EXPECT_EQ(workspace.violation(), "") << "workspace";
+  }
+
+  void run_on_device(const headroom::Plan& plan) {
+    DeviceMirror mirror;
+    for (auto* tensors : {&inputs_, &outputs_}) {
+      for (Named& each : *tensors) mirror.add(each.tensor.memory());
+    }
+    mirror.upload(out_.workspace_bytes);
+    const auto move = [&](auto&... pointer) {
+      ((pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(mirror.of(pointer))), ...);
+    };
+    headroom::Buffers b = b_;
+    move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.grad_loss, b.grad_nll,
+         b.grad_lse, b.grad_entropy, b.max, b.sum_exp, b.target_logit, b.sum_exp_logit, b.weighted_logit_sum,
+         b.loss, b.nll, b.lse, b.entropy, b.argmax, b.correct_count, b.valid_count, b.d_hidden,
+         b.d_classifier, b.d_bias, b.invalid_targets);
+    plan.run(b, mirror.workspace(), mirror.stream());
+    mirror.download();
+    EXPECT_EQ(mirror.workspace_violation(), "") << "workspace";
+  }
+
   struct Named {
     Named(const char* its_name, headroom_dtype dtype, int64_t rows, int64_t columns, Layout layout,
           std::vector<double>* where = nullptr)
@@ -164,11 +198,19 @@ class Run {
   Outputs out_;
 };
 
+// Whether rows of a whole number of 16 bytes do not all begin at a multiple of them.
+bool is_unaligned(int32_t dtype, int64_t columns, const Layout& layout) {
+  const auto size = static_cast<int64_t>(size_of(as_dtype(dtype)));
+  return columns * size % 16 == 0 && (layout.skew * size % 16 != 0 || layout.padding * size % 16 != 0);
+}
+
 }  // namespace
 
 headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
   headroom::Problem p = c.problem;
   p.pass = static_cast<int32_t>(pass);
+  p.unaligned_rows = is_unaligned(p.hidden_dtype, p.hidden, c.hidden_layout) ||
+                     is_unaligned(p.classifier_dtype, p.hidden, c.classifier_layout);
   if (pass != headroom::Pass::backward) p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 0;
   if (pass == headroom::Pass::forward) {
     p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;

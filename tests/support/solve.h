@@ -12,6 +12,7 @@ struct Outputs {
   std::vector<double> max, sum_exp, target_logit, sum_exp_logit, weighted_logit_sum;
   std::vector<double> loss, nll, lse, entropy;
   std::vector<double> argmax, correct_count, valid_count;
+  std::vector<double> invalid_targets;  // of runs on a device alone
   std::vector<double> d_hidden, d_classifier, d_bias;
   size_t workspace_bytes = 0;
 };
@@ -22,7 +23,8 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass);
 // Plans and runs one pass with every output it can have. The problem is pass_problem() or one that was
 // changed after: its shard of the vocabulary, its budget. All memory is guarded, the workspace has exactly
 // the planned size and is full of NaN, and outputs begin as NaN; anything written outside an output, or into
-// an input, fails the test. known: lse (and entropy) for a backward pass.
+// an input, fails the test. On a device all of this holds of its copies of the memory. known: lse (and
+// entropy) for a backward pass.
 Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
                  const Outputs* known = nullptr);
 

@@ -29,9 +29,9 @@ bool is_pattern(const std::byte* begin, const std::byte* end) {
 }  // namespace
 
 GuardedMemory::GuardedMemory(size_t size, size_t offset)
-    : size_(size), memory_(size + 2 * kGuard + 2 * kBoundary, kPattern) {
+    : size_(size), skew_(offset % kBoundary), memory_(size + 2 * kGuard + 2 * kBoundary, kPattern) {
   const auto address = reinterpret_cast<uintptr_t>(memory_.data() + kGuard);
-  begin_ = memory_.data() + kGuard + (kBoundary - address % kBoundary) % kBoundary + offset % kBoundary;
+  begin_ = memory_.data() + kGuard + (kBoundary - address % kBoundary) % kBoundary + skew_;
   forbid_guards(true);
 }
 
@@ -41,6 +41,11 @@ GuardedMemory::~GuardedMemory() {
 
 void GuardedMemory::fill(std::byte value) {
   std::fill_n(begin_, size_, value);
+}
+
+std::span<std::byte> GuardedMemory::open_guards() {
+  forbid_guards(false);
+  return memory_;
 }
 
 void GuardedMemory::forbid_guards(bool forbid) {

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <headroom/headroom.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,12 @@ class GuardedMemory {
   std::byte* data() { return begin_; }
   const std::byte* data() const { return begin_; }
   size_t size() const { return size_; }
+  size_t skew() const { return skew_; }
   void fill(std::byte value);
+  // All of it with its guards, which may be read and written until they are closed: to copy it elsewhere and
+  // back.
+  std::span<std::byte> open_guards();
+  void close_guards() { forbid_guards(true); }
   // Empty, or which guard was written to.
   std::string violation();
 
@@ -29,7 +35,7 @@ class GuardedMemory {
   static constexpr size_t kGuard = 128;
   void forbid_guards(bool forbid);
 
-  size_t size_;
+  size_t size_, skew_;
   std::vector<std::byte> memory_;
   std::byte* begin_;
 };
@@ -54,6 +60,7 @@ class Tensor {
   const void* data() const { return memory_.data(); }
   int64_t stride() const { return stride_; }
   headroom_dtype dtype() const { return dtype_; }
+  GuardedMemory* memory() { return &memory_; }
 
   // Empty, or what was written outside the elements.
   std::string violation();
