@@ -43,6 +43,7 @@ Safetensors Safetensors::open(const std::string& path) {
 
 std::vector<std::string> Safetensors::names() const {
   std::vector<std::string> names;
+  names.reserve(file_of_.size());
   for (const auto& [name, file] : file_of_) names.push_back(name);
   return names;
 }
