@@ -1,0 +1,71 @@
+"""Times and peak memory of calls, on a CUDA device or (to try the benchmark out) on the CPU."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+
+Call = Callable[[], object]
+MIB = 1 << 20
+# One thread spins this long before the first event, so that the host's work before its first launch is not counted
+# (about 1.5 ms; the chip stays cool).
+SPIN_CYCLES = 3_000_000
+
+
+class Clock:
+    """Of one device."""
+
+    def __init__(self, device: str, idle_seconds: float = 0.03) -> None:
+        self.device = device
+        self.cuda = device.startswith("cuda")
+        self.idle_seconds = idle_seconds if self.cuda else 0.0
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def burst_ms(self, call: Call) -> float:
+        """One call after a short idle: the chip is cool and clocks are high."""
+        self.wait()
+        time.sleep(self.idle_seconds)
+        return self.back_to_back_ms([call])[0]
+
+    def back_to_back_ms(self, calls: list[Call]) -> list[float]:
+        """Each call's time when nothing waits in between."""
+        if not self.cuda:
+            times = []
+            for call in calls:
+                start = time.perf_counter()
+                call()
+                times.append(1e3 * (time.perf_counter() - start))
+            return times
+        torch.cuda._sleep(SPIN_CYCLES)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
+        events[0].record()
+        for call, event in zip(calls, events[1:]):
+            call()
+            event.record()
+        self.wait()
+        return [before.elapsed_time(after) for before, after in zip(events, events[1:])]
+
+    def release(self) -> None:
+        """Gives cached memory back, so that one method's leftovers do not fail the next."""
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def peak_bytes(self, call: Call) -> int | None:
+        """The allocator's peak above what is allocated now; None on the CPU."""
+        if not self.cuda:
+            call()
+            return None
+        self.wait()
+        self.release()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        self.wait()
+        return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,55 @@
+"""Inputs of one problem: logits of a chosen spread, or a peaked softmax as a trained model has it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shapes import Shape
+
+CANDIDATES = 16  # likely tokens a row of the peaked data
+DATA = ("std1", "std3", "std8", "peaked")
+
+
+class Inputs(NamedTuple):
+    hidden: Tensor  # [N, D] bf16
+    weight: Tensor  # [V, D] bf16
+    target: Tensor  # [N] int64
+
+    def leaves(self) -> Inputs:
+        """The same storage, as leaves that want gradients."""
+        return Inputs(self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_(), self.target)
+
+
+def make_inputs(shape: Shape, kind: str, device: str, seed: int = 0) -> Inputs:
+    """``stdS``: logits ~ N(0, S^2), uniform targets. ``peaked``: 16 Zipf-drawn tokens carry a row's mass."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weight = torch.randn(shape.vocab, shape.hidden, device=device, generator=generator)
+    weight /= weight.norm(dim=1, keepdim=True)
+    if kind == "peaked":
+        hidden, target = _peaked(shape, weight, generator)
+    elif kind.startswith("std"):
+        hidden = torch.randn(shape.tokens, shape.hidden, device=device, generator=generator) * float(kind[3:])
+        target = torch.randint(0, shape.vocab, (shape.tokens,), device=device, generator=generator)
+    else:
+        raise ValueError(f"data: expected one of {', '.join(DATA)}, got {kind!r}")
+    return Inputs(hidden.bfloat16(), weight.bfloat16(), target)
+
+
+def _peaked(shape: Shape, weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A row is the sum of its candidates' directions; candidate k of a row has a logit of about 16 - log k."""
+    device = weight.device
+    ranks = torch.arange(1, CANDIDATES + 1, device=device, dtype=torch.float32)
+    frequency = 1.0 / torch.arange(1, shape.vocab + 1, device=device, dtype=torch.float64)
+    cumulative = frequency.cumsum(0)
+    cumulative /= cumulative[-1].clone()
+    draws = torch.rand(shape.tokens * CANDIDATES, device=device, dtype=torch.float64, generator=generator)
+    order = torch.randperm(shape.vocab, device=device, generator=generator)
+    ids = order[torch.searchsorted(cumulative, draws).clamp_(max=shape.vocab - 1)].view(shape.tokens, CANDIDATES)
+    hidden = torch.zeros(shape.tokens, shape.hidden, device=device)
+    for candidate in range(CANDIDATES):
+        hidden += (16.0 - ranks[candidate].log()) * weight[ids[:, candidate]]
+    pick = torch.multinomial((1.0 / ranks).expand(shape.tokens, CANDIDATES), 1, generator=generator)
+    return hidden, ids.gather(1, pick).squeeze(1)

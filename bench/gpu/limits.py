@@ -1,0 +1,62 @@
+"""Time: what is left of the run, a limit on one step, and a last resort that ends the run with its results."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+
+class Deadline:
+    """Seconds left until ``seconds`` after ``start`` (a time of time.monotonic)."""
+
+    def __init__(self, start: float, seconds: float) -> None:
+        self.end = start + seconds
+
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    def share(self, parts: int) -> Deadline:
+        """An equal part of what is left, for the next of ``parts`` steps."""
+        return Deadline(time.monotonic(), max(0.0, self.left()) / parts)
+
+
+class StepTimeout(Exception):
+    """A step took longer than its limit."""
+
+
+@contextlib.contextmanager
+def step_limit(seconds: float) -> Iterator[None]:
+    """Raises StepTimeout in the main thread after ``seconds``, as soon as Python code runs again."""
+
+    def stop(*_: object) -> None:
+        raise StepTimeout(f"longer than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def end_process_at(start: float, seconds: float, report: Callable[[], None]) -> threading.Timer:
+    """Reports and ends the process at that time even if a call hangs. Exit status 3."""
+
+    def end() -> None:
+        print(f"time is up after {seconds:.0f} s: ending with what was measured", flush=True)
+        try:
+            report()
+        finally:
+            sys.stdout.flush()
+            os._exit(3)
+
+    timer = threading.Timer(max(0.1, start + seconds - time.monotonic()), end)
+    timer.daemon = True
+    timer.start()
+    return timer

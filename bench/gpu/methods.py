@@ -1,0 +1,175 @@
+"""What is measured: Headroom at each budget, and every other implementation that can be imported."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from shapes import Shape
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # hidden [N, D], weight [V, D], target [N] -> mean loss
+MIB = 1 << 20
+
+
+@dataclasses.dataclass
+class Method:
+    name: str
+    loss: Loss
+    ours: bool = False
+    budget_mib: int | None = None
+    implementation: str = ""
+    passes: tuple[str, ...] = ("loss", "gradients")
+    slow_to_prepare: bool = False  # compiles or tunes kernels for a long time at its first call
+
+
+def budget_name(mib: int | None) -> str:
+    return "unlimited" if mib is None else f"{mib} MiB"
+
+
+@contextlib.contextmanager
+def forced(implementation: str) -> Iterator[None]:
+    """HEADROOM_CUDA inside the block; the package reads it at every call."""
+    before = os.environ.get("HEADROOM_CUDA")
+    if implementation:
+        os.environ["HEADROOM_CUDA"] = implementation
+    try:
+        yield
+    finally:
+        if implementation:
+            os.environ.pop("HEADROOM_CUDA")
+            if before is not None:
+                os.environ["HEADROOM_CUDA"] = before
+
+
+def our_methods(budgets: list[int | None], implementations: list[str]) -> list[Method]:
+    """The loss alone (without a bound: it needs next to nothing) and the gradients at every budget."""
+    import headroom
+
+    def method(implementation: str, budget_mib: int | None, passes: tuple[str, ...]) -> Method:
+        budget = None if budget_mib is None else budget_mib * MIB
+
+        def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+            with forced(implementation):
+                loss: Tensor = headroom.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=budget)
+                return loss
+
+        what = "loss" if passes == ("loss",) else budget_name(budget_mib)
+        name = f"headroom{'/' + implementation if implementation else ''} {what}"
+        return Method(name, loss, True, budget_mib, implementation, passes)
+
+    found = []
+    for implementation in implementations:
+        found.append(method(implementation, None, ("loss",)))
+        found += [method(implementation, budget, ("gradients",)) for budget in budgets]
+    return found
+
+
+def plan_text(method: Method, shape: Shape, pass_: str) -> str:
+    """Which plan the library takes, for the table; empty when it does not say."""
+    import headroom
+
+    wanted = ("input", "linear_weight") if pass_ == "gradients" else ()
+    backend = f"cuda:{method.implementation}" if method.implementation else "cuda"
+    budget = None if method.budget_mib is None else method.budget_mib * MIB
+    try:
+        info = headroom.plan(
+            *shape[1:], dtype="bfloat16", gradients=wanted, max_workspace_bytes=budget, backend=backend
+        )
+    except Exception as error:  # the plan is only shown; the run itself reports what is wrong
+        return f"unknown ({type(error).__name__})"
+    return f"{info.kind}, {info.cost_f:g} F, {info.workspace_bytes / MIB:.0f} MiB, {info.backend} {info.config}".strip()
+
+
+def _canonical(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy((hidden @ weight.T).float(), target)
+
+
+def _torch_compile() -> list[Method]:
+    return [Method("torch.compile", torch.compile(_canonical), slow_to_prepare=True)]
+
+
+def _torch_fused() -> list[Method]:
+    fused = getattr(functional, "linear_cross_entropy")
+    found = [Method("torch fused", lambda e, c, y: fused(e, c, y))]
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    if options is not None:
+        found.append(Method("torch fused chunked", lambda e, c, y: fused(e, c, y, options=options())))
+    return found
+
+
+def _apple() -> list[Method]:
+    from cut_cross_entropy import linear_cross_entropy as cce
+
+    def make(impl: str) -> Loss:
+        return lambda e, c, y: cce(e, c, y, impl=impl)
+
+    return [Method(f"apple {impl}", make(impl), slow_to_prepare=True) for impl in ("cce", "cce_exact")]
+
+
+def _liger() -> list[Method]:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as function
+
+    def make(accumulate: torch.dtype | None) -> Loss:
+        # after the target: bias, class weight, ignore_index, z-loss, smoothing, reduction, softcap, return_z_loss
+        return lambda e, c, y: function.apply(e, c, y, None, None, -100, 0.0, 0.0, "mean", None, False, accumulate)[0]
+
+    return [Method("liger", make(None)), Method("liger fp32", make(torch.float32))]
+
+
+def _fla() -> list[Method]:
+    from fla.modules.fused_linear_cross_entropy import fused_linear_cross_entropy_loss as fla
+
+    return [Method("fla", lambda e, c, y: fla(e, y, c), slow_to_prepare=True)]
+
+
+def _verl() -> list[Method]:
+    from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy as verl
+
+    return [Method("verl", lambda e, c, y: -verl(e, c, y, 1.0, "none")[0].mean(), slow_to_prepare=True)]
+
+
+def _quack() -> list[Method]:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy as quack
+
+    def make(scaled_exp: bool, tuned: bool) -> Loss:
+        return lambda e, c, y: quack(e, c, y, use_scaled_exp=scaled_exp, tuned=tuned)
+
+    return [
+        Method("quack scaled-exp", make(True, True), slow_to_prepare=True),
+        Method("quack untuned", make(False, False), slow_to_prepare=True),
+        Method("quack", make(False, True), slow_to_prepare=True),
+    ]
+
+
+PEERS: dict[str, Callable[[], list[Method]]] = {
+    "canonical": lambda: [Method("canonical", _canonical)],
+    "torch-fused": _torch_fused,
+    "liger": _liger,
+    "apple": _apple,
+    "verl": _verl,
+    "fla": _fla,
+    "torch-compile": _torch_compile,
+    "quack": _quack,
+}
+
+
+def peer_methods(which: str) -> tuple[list[Method], list[str]]:
+    """Methods of ``auto`` (all), ``none`` or names of PEERS, and why the others are missing."""
+    names = list(PEERS) if which == "auto" else [] if which == "none" else which.split(",")
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise ValueError(f"--peers: expected auto, none or names out of {', '.join(PEERS)}; got {unknown[0]!r}")
+    found: list[Method] = []
+    missing = []
+    for name in names:
+        try:
+            found += PEERS[name]()
+        except Exception as error:  # not installed, or broken in whatever way its import is
+            missing.append(f"peer {name} is not available: {type(error).__name__}: {str(error)[:200]}")
+    return found, missing

@@ -1,0 +1,112 @@
+"""What a run found, kept as JSON that is written again after every step, so that a cut-off run loses nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import threading
+from typing import Any
+
+from shapes import Shape
+
+PASSES = ("loss", "gradients")
+
+
+@dataclasses.dataclass
+class Row:
+    """One method, one pass (``loss`` without gradients, or ``gradients``: forward and backward)."""
+
+    shape: str
+    method: str
+    pass_: str
+    ours: bool = False
+    budget_mib: int | None = None
+    status: str = "ok"  # or "skipped", "failed", "refused"
+    reason: str = ""
+    rounds: int = 0
+    burst_ms: float | None = None
+    burst_ratio: float | None = None  # to the bare products of the same round: F, or 3F with gradients
+    sustained_ms: float | None = None
+    sustained_ratio: float | None = None
+    extra_mib: float | None = None  # peak over inputs; gradients are in it
+    gradient_mib: float = 0.0
+    plan: str = ""
+
+
+@dataclasses.dataclass
+class Gemms:
+    """Medians of the three bare products, milliseconds."""
+
+    shape: str
+    burst: dict[str, float] = dataclasses.field(default_factory=dict)
+    sustained: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Accuracy:
+    """Relative errors against fp64, beside those of the same-precision baseline."""
+
+    shape: str
+    data: str
+    method: str
+    ours: bool = False
+    plan: str = ""
+    reason: str = ""
+    loss_error: float | None = None
+    d_hidden_error: float | None = None
+    d_weight_error: float | None = None
+    baseline_d_hidden: float | None = None
+    baseline_d_weight: float | None = None
+    repeats: bool | None = None  # the same bits twice
+
+
+class Record:
+    """Everything of one run. Methods may be called from the watchdog's thread too."""
+
+    def __init__(self, path: str | None, meta: dict[str, Any]) -> None:
+        self.path = pathlib.Path(path) if path else None
+        self.meta = meta
+        self.shapes: list[Shape] = []
+        self.gemms: dict[str, Gemms] = {}
+        self.rows: list[Row] = []
+        self.accuracy: list[Accuracy] = []
+        self.notes: list[str] = []
+        self._lock = threading.Lock()
+
+    def note(self, text: str) -> None:
+        """Something left out, and why: shown now and in the results."""
+        self.notes.append(text)
+        print(f"note: {text}", flush=True)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "meta": self.meta,
+            "shapes": [shape._asdict() for shape in self.shapes],
+            "gemms": [dataclasses.asdict(gemms) for gemms in list(self.gemms.values())],
+            "rows": [dataclasses.asdict(row) for row in list(self.rows)],
+            "accuracy": [dataclasses.asdict(item) for item in list(self.accuracy)],
+            "notes": list(self.notes),
+        }
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        with self._lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_name(self.path.name + ".part")
+            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            os.replace(partial, self.path)
+
+
+def load(path: str) -> Record:
+    """A record as ``save`` wrote it."""
+    content = json.loads(pathlib.Path(path).read_text())
+    record = Record(None, content["meta"])
+    record.shapes = [Shape(**shape) for shape in content["shapes"]]
+    record.gemms = {item["shape"]: Gemms(**item) for item in content["gemms"]}
+    record.rows = [Row(**row) for row in content["rows"]]
+    record.accuracy = [Accuracy(**item) for item in content["accuracy"]]
+    record.notes = list(content["notes"])
+    return record

@@ -1,0 +1,177 @@
+"""Headroom's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
+
+    python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid nvidia|cce|budget|memory]
+        [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--implementations auto,portable,sm90]
+        [--data std1,std3,std8,peaked] [--minutes 9] [--json out.json] [--plots folder]
+    python bench/gpu/run.py --show out.json [--plots folder]      table and plots of an earlier run
+
+HEADROOM_LIBRARY names libheadroom.so. Data are bf16. F is one product of input and weight, 3F all three products
+that a forward and backward pass cannot do without; ratios are to the bare products of the same round, medians over
+the rounds. "burst": each call after a short idle; "sustained": back to back on a warm chip. Memory is the peak of
+PyTorch's allocator over the inputs. Errors are against fp64, beside those of fp32 logits with dz in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+
+START = time.monotonic()
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+if os.environ.get("HEADROOM_LIBRARY"):
+    sys.path.insert(0, str(HERE.parents[1] / "python"))
+
+from limits import Deadline, end_process_at  # noqa: E402
+from record import Record, load  # noqa: E402
+from shapes import BUDGET_GRID_MIB, GRIDS, Shape, parse_budgets, parse_shapes  # noqa: E402
+from table import render  # noqa: E402
+
+GRACE = 0.92  # of the minutes; the rest is for what is under way, the table and the plots
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = found.add_mutually_exclusive_group()
+    which.add_argument("--shapes", help="names of heads or NxVxD (default: all heads)")
+    which.add_argument("--grid", choices=list(GRIDS), help="a set of shapes, or memory alone (memory)")
+    which.add_argument("--show", metavar="FILE", help="measure nothing: show this record")
+    found.add_argument("--budgets", help="MiB or unlimited (default: unlimited,2560,160)")
+    found.add_argument("--peers", default="auto", help="auto, none or names")
+    found.add_argument("--implementations", default="auto", help="auto (the library's choice), portable, sm90")
+    found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
+    found.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
+    found.add_argument("--rounds", type=int, default=10)
+    found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
+    found.add_argument("--minutes", type=float, default=9.0)
+    found.add_argument("--device", default="cuda", help="cpu: a try-out without a GPU, of small shapes")
+    found.add_argument("--json", metavar="FILE")
+    found.add_argument("--plots", metavar="FOLDER")
+    found.add_argument("--plot-format", choices=["svg", "png"], default="svg")
+    return found
+
+
+def describe_machine(device: str) -> dict[str, str]:
+    """Date, versions, driver, command: what a figure means nothing without."""
+    import torch
+
+    found = {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": "python bench/gpu/run.py " + " ".join(shlex.quote(word) for word in sys.argv[1:]),
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
+        "device": "CPU",
+    }
+    if device.startswith("cuda"):
+        found["device"] = torch.cuda.get_device_name()
+        query = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
+        try:
+            found["driver, power limit, top clock"] = subprocess.run(
+                query, capture_output=True, text=True, timeout=20, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError) as error:
+            found["driver"] = f"unknown ({type(error).__name__})"
+    return found
+
+
+def package_versions() -> str:
+    from importlib import metadata
+
+    names = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def show(record: Record, args: argparse.Namespace) -> None:
+    print(render(record), flush=True)
+    if args.plots:
+        from plots import draw_all
+
+        for path in draw_all(record, args.plots, args.plot_format):
+            print(f"plot: {path}", flush=True)
+
+
+def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadline: Deadline) -> None:
+    from bench import Settings, ShapeBench
+    from methods import our_methods, peer_methods
+
+    budgets = parse_budgets(args.budgets) if args.budgets else [None, 2560, 160]
+    if args.grid == "budget" and not args.budgets:
+        budgets = list(BUDGET_GRID_MIB)
+    implementations = ["" if name == "auto" else name for name in args.implementations.split(",")]
+    try:
+        ours = our_methods(budgets, implementations)
+    except Exception as error:
+        ours = []
+        record.note(f"headroom is not available: {type(error).__name__}: {error}")
+    peers, missing = peer_methods(args.peers)
+    for reason in missing:
+        record.note(reason)
+    settings = Settings(
+        device=args.device,
+        rounds=args.rounds,
+        prepare_seconds=args.prepare_seconds,
+        data=[] if args.data == "none" or args.grid == "memory" else args.data.split(","),
+        peer_errors=args.peer_errors,
+        time=args.grid != "memory",
+    )
+    for index, shape in enumerate(shapes):
+        share = deadline.share(len(shapes) - index)
+        if deadline.left() <= 0:
+            record.note(f"{shape.name}: left out: no time left")
+            continue
+        print(f"{shape.name}: {time.monotonic() - START:.0f} s so far, {share.left():.0f} s for it", flush=True)
+        try:
+            ShapeBench(record, settings, shape).run(ours, peers, share)
+        except Exception as error:
+            traceback.print_exc()
+            record.note(f"{shape.name}: {type(error).__name__}: {str(error)[:300]}")
+        record.save()
+
+
+def main() -> int:
+    args = parser().parse_args()
+    if args.show:
+        show(load(args.show), args)
+        return 0
+    try:
+        shapes = parse_shapes(args.shapes) if args.shapes else GRIDS[args.grid or "heads"]
+        if args.budgets:
+            parse_budgets(args.budgets)
+    except ValueError as error:
+        parser().error(str(error))
+    import torch
+
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no CUDA device: nothing is measured (try --device cpu --shapes 64x500x64)", file=sys.stderr)
+        return 2
+    meta = describe_machine(args.device) | {"packages": package_versions()}
+    record = Record(args.json, meta)
+    record.shapes = list(shapes)
+
+    def last_words() -> None:
+        record.save()
+        show(record, args)
+
+    timer = end_process_at(START, 60 * args.minutes, last_words)
+    try:
+        measure(record, args, shapes, Deadline(START, 60 * args.minutes * GRACE))
+    finally:
+        timer.cancel()
+        last_words()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Problems to measure: heads of public models and the grids of two papers, as (N tokens, V vocabulary, D hidden)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    name: str
+    tokens: int
+    vocab: int
+    hidden: int
+
+    @property
+    def flop(self) -> float:
+        """Operations of one bare product of input and weight: F."""
+        return 2.0 * self.tokens * self.vocab * self.hidden
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The two gradients in bf16."""
+        return 2 * self.hidden * (self.tokens + self.vocab)
+
+
+HEADS = [
+    Shape("gemma-2-2b", 8192, 256000, 2304),
+    Shape("llama-3-8b", 8192, 128256, 4096),
+    Shape("linear-rnn-1.3b", 16384, 128000, 2048),
+    Shape("gemma-e2b", 8192, 262144, 1536),
+    Shape("mistral-nemo", 8192, 131072, 5120),
+    Shape("llama-3-8b-4k", 4096, 128256, 4096),
+    Shape("1k-262k", 1024, 262144, 4096),
+    Shape("32k-32k", 32768, 32768, 4096),
+    Shape("32k-262k", 32768, 262144, 4096),
+    Shape("qwen-d1024", 16384, 151936, 1024),
+]
+BY_NAME = {shape.name: shape for shape in HEADS}
+
+NVIDIA = [
+    Shape(f"nv-{n // 1024}k-{v // 1024}k", n, v, 4096)
+    for n in (1024, 2048, 4096, 8192, 16384, 32768)
+    for v in (32768, 65536, 131072, 262144)
+]
+MEMORY = [Shape(f"v-{v // 1024}k", 8192, v, 4096) for v in (32768, 65536, 98304, 131072, 196608, 262144)]
+GRIDS = {
+    "heads": HEADS,
+    "nvidia": NVIDIA,
+    "cce": [BY_NAME["gemma-2-2b"]],
+    "budget": [BY_NAME["llama-3-8b"]],
+    "memory": MEMORY,
+}
+BUDGET_GRID_MIB = [64, 96, 128, 160, 256, 512, 1024, 2560, None]
+
+
+def parse_shapes(text: str) -> list[Shape]:
+    """Names of heads and N,V,D triples, separated by spaces, colons or commas: ``gemma-2-2b,8192x131072x1024``."""
+    found = []
+    for word in text.replace(":", " ").replace(",", " ").split():
+        if word in BY_NAME:
+            found.append(BY_NAME[word])
+            continue
+        sizes = word.lower().split("x")
+        if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
+            raise ValueError(f"--shapes: expected NxVxD or one of {', '.join(BY_NAME)}; got {word!r}")
+        found.append(Shape(word.lower(), *(int(size) for size in sizes)))
+    if not found:
+        raise ValueError("--shapes: expected at least one shape, got none")
+    return found
+
+
+def parse_budgets(text: str) -> list[int | None]:
+    """MiB, or ``unlimited`` (None), separated by commas."""
+    budgets: list[int | None] = []
+    for word in text.split(","):
+        if word == "unlimited":
+            budgets.append(None)
+        elif word.isdigit() and int(word) > 0:
+            budgets.append(int(word))
+        else:
+            raise ValueError(f"--budgets: expected MiB (a positive integer) or 'unlimited', got {word!r}")
+    return budgets

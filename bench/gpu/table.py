@@ -1,0 +1,93 @@
+"""A record as Markdown."""
+
+from __future__ import annotations
+
+from bars import verdicts
+from record import Accuracy, Record, Row
+from shapes import Shape
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def shape_title(record: Record, shape: Shape) -> list[str]:
+    """The bare products: times and rates."""
+    lines = ["", f"### {shape.name}: N {shape.tokens}, V {shape.vocab}, D {shape.hidden}", ""]
+    gemms = record.gemms.get(shape.name)
+    for mode in ("burst", "sustained"):
+        times = getattr(gemms, mode, None)
+        if times:
+            parts = ", ".join(f"{k} {v:.2f} ms ({shape.flop / v / 1e9:.0f} TFLOP/s)" for k, v in times.items())
+            lines.append(f"Bare products, {mode}: {parts}; sum {sum(times.values()):.2f} ms.")
+    return lines
+
+
+def _time_cells(row: Row) -> list[str]:
+    if row.status != "ok":
+        return [f"{row.status}: {row.reason}", "", "", ""]
+    return [
+        number(row.burst_ms),
+        number(row.burst_ratio, ".3f"),
+        number(row.sustained_ms),
+        number(row.sustained_ratio, ".3f") + (f" ({row.reason})" if row.reason else ""),
+    ]
+
+
+def _row_cells(row: Row) -> list[str]:
+    beyond = None if row.extra_mib is None else row.extra_mib - row.gradient_mib
+    memory = [number(row.extra_mib, ".1f"), number(beyond, ".1f")]
+    return [row.method, "loss" if row.pass_ == "loss" else "fwd + bwd", *_time_cells(row), *memory, row.plan]
+
+
+def accuracy_lines(items: list[Accuracy]) -> list[str]:
+    head = ["data", "method", "loss error", "dE error", "x baseline", "dC error", "x baseline", "repeats"]
+
+    def ratio(error: float | None, baseline: float | None) -> str:
+        return number(error / baseline if error is not None and baseline else None)
+
+    rows = [
+        [item.data, item.method, item.reason, "", "", "", "", ""]
+        if item.reason
+        else [
+            item.data,
+            item.method,
+            number(item.loss_error, ".1e"),
+            number(item.d_hidden_error, ".2e"),
+            ratio(item.d_hidden_error, item.baseline_d_hidden),
+            number(item.d_weight_error, ".2e"),
+            ratio(item.d_weight_error, item.baseline_d_weight),
+            "-" if item.repeats is None else str(item.repeats).lower(),
+        ]
+        for item in items
+    ]
+    return ["", *_table(head, rows)] if rows else []
+
+
+def bar_lines(record: Record) -> list[str]:
+    """Missed bars in full, met ones counted."""
+    found = verdicts(record)
+    missed = [v for v in found if not v.met]
+    lines = ["", f"### Bars: {len(found) - len(missed)} met, {len(missed)} missed", ""]
+    head = ["shape", "what", "got", "bar"]
+    return lines + (_table(head, [[v.shape, v.what, v.got, v.bar] for v in missed]) if missed else [])
+
+
+def render(record: Record) -> str:
+    """Everything: one section a shape, bars, notes."""
+    lines = [f"{name}: {value}" for name, value in record.meta.items()]
+    head = ["method", "pass", "burst ms", "x bare", "sustained ms", "x bare", "extra MiB", "beyond gradients", "plan"]
+    for shape in record.shapes:
+        rows = [row for row in record.rows if row.shape == shape.name]
+        lines += shape_title(record, shape)
+        if rows:
+            lines += ["", *_table(head, [_row_cells(row) for row in rows])]
+        lines += accuracy_lines([item for item in record.accuracy if item.shape == shape.name])
+    lines += bar_lines(record)
+    if record.notes:
+        lines += ["", "### Left out", "", *(f"- {note}" for note in record.notes)]
+    return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""What of the benchmark can be tested without a GPU: python -m pytest bench/gpu"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import bars
+import table
+from clock import Clock
+from data import DATA, make_inputs
+from limits import Deadline, StepTimeout, step_limit
+from methods import Method, peer_methods
+from record import Accuracy, Gemms, Record, Row, load
+from reference import make_reference, relative_error
+from shapes import GRIDS, Shape, parse_budgets, parse_shapes
+from timing import ShapeTiming
+
+RUN = pathlib.Path(__file__).resolve().parent / "run.py"
+SMALL = Shape("small", 48, 300, 32)
+
+
+def naive(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy((hidden @ weight.T).float(), target)
+
+
+def made_up_record() -> Record:
+    record = Record(None, {"device": "none"})
+    record.shapes = [Shape(f"v{v}", 8192, v, 4096) for v in (32768, 131072)]
+    for shape in record.shapes:
+        times = {"logits": 10.0, "d_hidden": 10.0, "d_weight": 10.0}
+        record.gemms[shape.name] = Gemms(shape.name, times, times)
+        size = shape.gradient_bytes / 2**20
+        for method, ours, budget, ms, beyond in (
+            ("headroom unlimited", True, None, 30.6, 3000.0),
+            ("headroom 160 MiB", True, 160, 45.0, 150.0),
+            ("slow peer", False, None, 60.0, 9000.0),
+        ):
+            row = Row(shape.name, method, "gradients", ours, budget, rounds=5, gradient_mib=size)
+            row.burst_ms, row.burst_ratio, row.extra_mib = ms, ms / 30, size + beyond
+            record.rows.append(row)
+        record.rows.append(Row(shape.name, "absent", "gradients", status="failed", reason="OutOfMemoryError: 2 GB"))
+        loss = Row(shape.name, "headroom loss", "loss", True, burst_ms=10.0, burst_ratio=1.0, extra_mib=1.0)
+        record.rows.append(loss)
+    errors = Accuracy(
+        "v32768", "std3", "headroom unlimited", True, "whole, 3 F", "", 1e-7, 4e-3, 3e-3, 2e-3, 1e-3, True
+    )
+    record.accuracy.append(errors)
+    record.notes.append("peer x is not available")
+    return record
+
+
+def test_shapes_and_budgets_are_parsed() -> None:
+    assert parse_shapes("llama-3-8b,64x500x32")[1] == Shape("64x500x32", 64, 500, 32)
+    assert parse_budgets("unlimited,2560") == [None, 2560]
+    assert len(GRIDS["heads"]) == 10 and len(GRIDS["nvidia"]) == 24
+    for text in ("gpt-9", "1x2", "0x5x5", ""):
+        with pytest.raises(ValueError, match="--shapes: expected"):
+            parse_shapes(text)
+    with pytest.raises(ValueError, match="--budgets: expected"):
+        parse_budgets("-3")
+    with pytest.raises(ValueError, match="--peers: expected"):
+        peer_methods("nobody")
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_reference_equals_autograd_in_fp64(kind: str) -> None:
+    inputs = make_inputs(SMALL, kind, "cpu")
+    reference = make_reference(inputs, rows=16, columns=40)
+    hidden = inputs.hidden.double().requires_grad_()
+    weight = inputs.weight.double().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(hidden @ weight.T, inputs.target)
+    loss.backward()
+    assert hidden.grad is not None and weight.grad is not None
+    assert reference.loss == pytest.approx(loss.item(), rel=1e-12)
+    assert relative_error(hidden.grad[reference.rows], reference.d_hidden) < 1e-12
+    assert relative_error(weight.grad[reference.columns], reference.d_weight) < 1e-12
+    # two roundings to bf16 of at most 2^-9 each, and no less than a part of one
+    for baseline in (reference.baseline_d_hidden, reference.baseline_d_weight):
+        assert 2**-12 < baseline < 2**-8
+
+
+def test_errors_of_nan_never_pass() -> None:
+    record = made_up_record()
+    record.accuracy[0].d_hidden_error = relative_error(torch.full((2,), float("nan")), torch.ones(2).double())
+    assert not [v for v in bars.accuracy_verdicts(record.accuracy[0]) if ": dE" in v.what][0].met
+
+
+def test_bars() -> None:
+    found = {(v.shape, v.what): v.met for v in bars.verdicts(made_up_record())}
+    assert found["v32768", "headroom unlimited: time"]
+    assert not found["v32768", "headroom 160 MiB: time"]
+    assert found["v32768", "headroom 160 MiB: memory"]
+    assert found["v32768", "headroom loss: memory"] and found["v32768", "headroom loss: time"]
+    assert found["v32768", "against slow peer (gradients)"]
+    assert found["v32768", "headroom unlimited: dE on std3"]
+    assert not found["v32768", "headroom unlimited: dC on std3"]
+
+
+def test_record_and_table_and_plots_survive_a_round_trip(tmp_path: pathlib.Path) -> None:
+    record = made_up_record()
+    record.path = tmp_path / "record.json"
+    record.save()
+    again = load(str(record.path))
+    assert again.to_json() == record.to_json()
+    text = table.render(again)
+    assert "failed: OutOfMemoryError: 2 GB" in text and "peer x is not available" in text and "1.020" in text
+    pytest.importorskip("matplotlib")
+    from plots import draw_all
+
+    assert len(draw_all(again, str(tmp_path / "plots"))) == 5  # two shares, one memory, two times
+
+
+def test_failing_and_skipped_methods_are_reported() -> None:
+    def refuse(*_: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("tried to allocate 9 GB")
+
+    def hang(*_: torch.Tensor) -> torch.Tensor:
+        time.sleep(5)
+        raise AssertionError("not reached")
+
+    record = Record(None, {})
+    timing = ShapeTiming(record, Clock("cpu"), SMALL, make_inputs(SMALL, "std1", "cpu"))
+    timing.add(Method("good", naive), 30)
+    timing.add(Method("refuses", refuse, passes=("loss",)), 30)
+    timing.add(Method("hangs", hang, passes=("loss",)), 0.2)
+    timing.add(Method("late", naive, passes=("loss",)), 0)
+    timing.run(4, Deadline(time.monotonic(), 30))
+    rows = {(row.method, row.pass_): row for row in record.rows}
+    assert rows["good", "gradients"].rounds >= 3 and rows["good", "loss"].sustained_ratio is not None
+    assert rows["refuses", "loss"].status == "failed" and "9 GB" in rows["refuses", "loss"].reason
+    assert rows["hangs", "loss"].status == "failed" and "StepTimeout" in rows["hangs", "loss"].reason
+    assert rows["late", "loss"].status == "skipped"
+
+
+def test_step_limit() -> None:
+    with pytest.raises(StepTimeout), step_limit(0.05):
+        time.sleep(2)
+
+
+def test_smoke_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["--device", "cpu", "--shapes", "32x200x16", "--peers", "canonical", "--rounds", "3", "--minutes", "2"]
+    done = subprocess.run(
+        [sys.executable, str(RUN), *words, "--json", str(out), "--data", "std1"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    content = json.loads(out.read_text())
+    assert [row["status"] for row in content["rows"] if row["method"] == "canonical"] == ["ok", "ok"]
+    assert "| canonical | fwd + bwd |" in done.stdout
+
+
+def test_a_hanging_run_ends_with_its_results(tmp_path: pathlib.Path) -> None:
+    words = ["--device", "cpu", "--shapes", "4096x65536x256", "--peers", "none", "--minutes", "0.15"]
+    done = subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=120)
+    assert "### Bars" in done.stdout and ("time is up" in done.stdout or done.returncode == 0)

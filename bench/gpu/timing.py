@@ -1,0 +1,212 @@
+"""Times of all methods at one shape, interleaved with the bare products: every round runs everything, shuffled."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import torch
+
+from clock import MIB, Call, Clock
+from data import Inputs
+from limits import Deadline, step_limit
+from methods import Method, plan_text
+from record import Gemms, Record, Row
+from shapes import Shape
+
+GEMMS = ("logits", "d_hidden", "d_weight")
+LEAST_ROUNDS = 3
+SLOW = 4.0  # methods this many times slower than their bare products get LEAST_ROUNDS rounds only
+
+
+class Cell:
+    """One timed call: a bare product (no row) or a pass of a method."""
+
+    def __init__(self, name: str, call: Call, row: Row | None = None, milliseconds: float = 0.0) -> None:
+        self.name, self.call, self.row, self.milliseconds = name, call, row, milliseconds
+        self.ours = row is None or row.ours
+        self.most_rounds = 1 << 30
+        self.times: list[tuple[int, float]] = []  # (round, ms)
+
+
+def pass_call(method: Method, inputs: Inputs, pass_: str) -> Call:
+    """Forward alone without gradients, or forward and backward with fresh gradients."""
+    if pass_ == "loss":
+
+        def forward() -> None:
+            with torch.no_grad():
+                method.loss(*inputs)
+
+        return forward
+    leaves = inputs.leaves()
+
+    def both() -> None:
+        leaves.hidden.grad = leaves.weight.grad = None
+        method.loss(*leaves).backward()
+        leaves.hidden.grad = leaves.weight.grad = None
+
+    return both
+
+
+def gemm_cells(inputs: Inputs) -> list[Cell]:
+    """The three products on whole matrices, bf16 in and out; dz is a real softmax in bf16."""
+    hidden, weight, _ = inputs
+    logits = torch.empty(hidden.shape[0], weight.shape[0], dtype=hidden.dtype, device=hidden.device)
+    dz = torch.empty_like(logits)
+    for part, out in zip(hidden.split(512), dz.split(512)):
+        out.copy_(torch.softmax((part @ weight.T).float(), dim=1))
+    d_hidden, d_weight = torch.empty_like(hidden), torch.empty_like(weight)
+    return [
+        Cell("logits", lambda: torch.mm(hidden, weight.T, out=logits)),
+        Cell("d_hidden", lambda: torch.mm(dz, weight, out=d_hidden)),
+        Cell("d_weight", lambda: torch.mm(dz.T, hidden, out=d_weight)),
+    ]
+
+
+def describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+
+
+class ShapeTiming:
+    """All cells of one shape. ``gemms`` False measures memory only."""
+
+    def __init__(self, record: Record, clock: Clock, shape: Shape, inputs: Inputs, gemms: bool = True) -> None:
+        self.record, self.clock, self.shape, self.inputs = record, clock, shape, inputs
+        self.cells: list[Cell] = []
+        if not gemms:
+            return
+        record.gemms[shape.name] = Gemms(shape.name)
+        try:
+            self.cells = gemm_cells(inputs)
+            for cell in self.cells:
+                cell.call()
+                cell.milliseconds = clock.burst_ms(cell.call)
+        except torch.OutOfMemoryError as error:
+            self.cells = []
+            record.note(f"{shape.name}: the bare products do not fit, so there are no ratios: {describe(error)}")
+            clock.release()
+
+    def add(self, method: Method, limit_seconds: float) -> None:
+        """Prepares a method's passes (warm-up, peak memory); whatever goes wrong is in its row."""
+        for pass_ in method.passes:
+            row = Row(self.shape.name, method.name, pass_, method.ours, method.budget_mib)
+            row.gradient_mib = self.shape.gradient_bytes / MIB if pass_ == "gradients" else 0.0
+            self.record.rows.append(row)
+            if limit_seconds <= 0:
+                row.status, row.reason = "skipped", "no time left to prepare it"
+                continue
+            try:
+                with step_limit(limit_seconds):
+                    self._prepare(method, row)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                row.status = "refused" if type(error).__name__ == "BudgetTooSmallError" else "failed"
+                row.reason = describe(error)
+            if row.status != "ok":
+                print(f"  {method.name} ({pass_}) {row.status}: {row.reason}", flush=True)
+                self.clock.release()
+            self.record.save()
+
+    def _prepare(self, method: Method, row: Row) -> None:
+        call = pass_call(method, self.inputs, row.pass_)
+        if method.ours:
+            row.plan = plan_text(method, self.shape, row.pass_)
+        call()
+        peak = self.clock.peak_bytes(call)
+        row.extra_mib = None if peak is None else peak / MIB
+        milliseconds = self.clock.burst_ms(call)
+        self.cells.append(Cell(f"{row.method} {row.pass_}", call, row, milliseconds))
+
+    def run(self, rounds: int, deadline: Deadline) -> None:
+        """Burst rounds, then sustained ones, each within half of the time left."""
+        for mode in ("burst", "sustained"):
+            part = deadline.share(2 if mode == "burst" else 1)
+            self._drop_what_does_not_fit(part)
+            self._rounds(mode, self._affordable(rounds, part), part)
+            self.record.save()
+
+    def _round_seconds(self) -> float:
+        return sum(1.1 * cell.milliseconds / 1e3 + self.clock.idle_seconds + 0.003 for cell in self.cells)
+
+    def _affordable(self, rounds: int, part: Deadline) -> int:
+        fit = int(part.left() / max(self._round_seconds(), 1e-6))
+        return max(LEAST_ROUNDS, min(rounds, fit))
+
+    def _drop_what_does_not_fit(self, part: Deadline) -> None:
+        """Slowest peers first; bare products and our own methods stay."""
+        peers = sorted((cell for cell in self.cells if not cell.ours), key=lambda cell: -cell.milliseconds)
+        for cell in peers:
+            if LEAST_ROUNDS * self._round_seconds() <= part.left():
+                return
+            self._remove(cell, "skipped", "no time left for its rounds")
+
+    def _remove(self, cell: Cell, status: str, reason: str) -> None:
+        self.cells.remove(cell)
+        if cell.row is None:
+            self.record.note(f"{self.shape.name}: bare product {cell.name} {status}: {reason}")
+        elif not cell.row.rounds:
+            cell.row.status, cell.row.reason = status, reason
+        else:
+            cell.row.reason = f"sustained figure {status}: {reason}"
+
+    def _rounds(self, mode: str, rounds: int, part: Deadline) -> None:
+        for cell in self.cells:
+            cell.times = []
+            bare = sum(c.milliseconds for c in self._bare(cell)) if cell.row else 0.0
+            cell.most_rounds = LEAST_ROUNDS if bare and cell.milliseconds > SLOW * bare else rounds
+        order = random.Random(0)
+        if mode == "sustained":
+            self._warm_chip()
+        for index in range(rounds):
+            if index >= LEAST_ROUNDS and part.left() < self._round_seconds():
+                break
+            cells = [cell for cell in self.cells if index < cell.most_rounds]
+            order.shuffle(cells)
+            self._one_round(mode, index, cells)
+        self._summarize(mode)
+
+    def _warm_chip(self, seconds: float = 0.5) -> None:
+        """Bare products until the chip is at its power limit, as in the middle of training."""
+        bare = [cell for cell in self.cells if cell.row is None]
+        repeats = int(seconds * 1e3 / max(sum(cell.milliseconds for cell in bare), 1e-3)) if self.clock.cuda else 0
+        for _ in range(repeats):
+            for cell in bare:
+                cell.call()
+
+    def _one_round(self, mode: str, index: int, cells: list[Cell]) -> None:
+        if mode == "sustained":
+            try:
+                for cell, time in zip(cells, self.clock.back_to_back_ms([cell.call for cell in cells])):
+                    cell.times.append((index, time))
+                return
+            except Exception as error:
+                self.record.note(f"{self.shape.name}: a sustained round failed and is left out: {describe(error)}")
+                self.clock.release()
+                return
+        for cell in cells:
+            try:
+                cell.times.append((index, self.clock.burst_ms(cell.call)))
+            except Exception as error:
+                self.clock.release()
+                self._remove(cell, "failed", describe(error))
+
+    def _bare(self, cell: Cell) -> list[Cell]:
+        wanted = GEMMS[:1] if cell.row and cell.row.pass_ == "loss" else GEMMS
+        found = [c for c in self.cells if c.row is None and c.name in wanted]
+        return found if len(found) == len(wanted) else []
+
+    def _summarize(self, mode: str) -> None:
+        median = statistics.median
+        for cell in self.cells:
+            if not cell.times:
+                continue
+            time = median(t for _, t in cell.times)
+            if cell.row is None:
+                getattr(self.record.gemms[self.shape.name], mode)[cell.name] = time
+                continue
+            bare = [dict(c.times) for c in self._bare(cell)]
+            ratios = [t / sum(b[i] for b in bare) for i, t in cell.times if bare and all(i in b for b in bare)]
+            setattr(cell.row, f"{mode}_ms", time)
+            setattr(cell.row, f"{mode}_ratio", median(ratios) if ratios else None)
+            cell.row.rounds = max(cell.row.rounds, len(cell.times))
