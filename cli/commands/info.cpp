@@ -70,8 +70,8 @@ void print_text(const ordered_json& facts) {
   }
   std::cout << "\nChosen for\n";
   for (const auto& [dtype, name] : facts["chosen"].items()) {
-    std::cout << "  " << dtype << ": " << (name.empty() || name == "" ? "none" : name.get<std::string>())
-              << "\n";
+    const std::string backend = name.is_string() ? name.get<std::string>() : "";
+    std::cout << "  " << dtype << ": " << (backend.empty() ? "none" : backend) << "\n";
   }
   const auto& device = facts["device"];
   std::cout << "\nDevice\n  processor: " << device["processor"].get<std::string>()

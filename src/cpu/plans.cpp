@@ -48,6 +48,7 @@ class Planner {
       }
     }
     std::vector<Plan> out;
+    out.reserve(best_.size() + 1);
     for (const auto& [kind, plan] : best_) out.push_back(plan);
     const bool listed = std::any_of(out.begin(), out.end(), [&](const Plan& p) {
       return p.workspace_bytes == smallest_.workspace_bytes;
