@@ -1,0 +1,281 @@
+// Index arithmetic past 32 bits: more than 2^31 logits, a classifier of more than 2^31 elements, rows further
+// apart than that. The truth is computed in double, for a few rows only, from the same memory.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "device.h"
+
+namespace headroom_test {
+namespace {
+
+// Numbers in [-1, 1) with few bits, from the index alone.
+__global__ void fill_kernel(__nv_bfloat16* data, int64_t count, uint32_t seed, float scale) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    uint64_t x = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u + seed;
+    x ^= x >> 31;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 29;
+    data[i] = __float2bfloat16_rn((static_cast<float>(x % 128) / 64 - 1) * scale);
+  }
+}
+
+// z[i][j] = a[first_i[i]] . b[first_j[j]], null lists: all.
+__global__ void dots_kernel(const __nv_bfloat16* a, const int64_t* a_rows, int64_t m, const __nv_bfloat16* b,
+                            const int64_t* b_rows, int64_t n, int64_t depth, double* z) {
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= m * n) return;
+  const int64_t i = at / n, j = at % n;
+  const __nv_bfloat16* x = a + (a_rows != nullptr ? a_rows[i] : i) * depth;
+  const __nv_bfloat16* y = b + (b_rows != nullptr ? b_rows[j] : j) * depth;
+  double sum = 0;
+  for (int64_t k = 0; k < depth; ++k) sum += double{__bfloat162float(x[k])} * __bfloat162float(y[k]);
+  z[at] = sum;
+}
+
+// out[r][k] = sum_j weights[r][j] rows[j][k], and the same of magnitudes.
+__global__ void sums_kernel(const double* weights, int64_t count, const __nv_bfloat16* rows, int64_t depth,
+                            double* out, double* magnitudes) {
+  const int64_t k = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, r = blockIdx.y;
+  if (k >= depth) return;
+  double sum = 0, magnitude = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    const double term = weights[r * count + j] * __bfloat162float(rows[j * depth + k]);
+    sum += term;
+    magnitude += fabs(term);
+  }
+  out[r * depth + k] = sum;
+  magnitudes[r * depth + k] = magnitude;
+}
+
+unsigned blocks(int64_t count) {
+  return static_cast<unsigned>((count + 255) / 256);
+}
+
+template <class T>
+DeviceMemory uploaded(const std::vector<T>& values) {
+  DeviceMemory memory(values.size() * sizeof(T));
+  cuda_check(cudaMemcpy(memory.as(), values.data(), memory.size(), cudaMemcpyHostToDevice));
+  return memory;
+}
+
+class Large : public testing::TestWithParam<Engine> {
+ protected:
+  struct Sizes {
+    int64_t tokens, vocab, hidden;
+  };
+
+  void skip_unless_free(int64_t bytes) {
+    size_t free = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free, &total));
+    if (static_cast<int64_t>(free) < bytes)
+      GTEST_SKIP() << "needs " << (bytes >> 30) << " GiB of free device memory";
+  }
+
+  // Rows [count, depth] as floats.
+  static std::vector<float> rows_of(const DeviceMemory& matrix, const std::vector<int64_t>& rows,
+                                    int64_t depth) {
+    std::vector<float> out;
+    std::vector<uint16_t> row(static_cast<size_t>(depth));
+    for (int64_t i : rows) {
+      cuda_check(
+          cudaMemcpy(row.data(), matrix.as<uint16_t>() + i * depth, row.size() * 2, cudaMemcpyDeviceToHost));
+      for (size_t k = 0; k < row.size(); ++k) {
+        out.push_back(static_cast<float>(load(row.data(), HEADROOM_BF16, static_cast<int64_t>(k))));
+      }
+    }
+    return out;
+  }
+
+  // |got - sum| <= roundings of each term to bfloat16, of the result, and what fp32 sums of `terms` terms cut
+  // off.
+  static void expect_close(const char* what, const std::vector<float>& got, const DeviceMemory& sums,
+                           const DeviceMemory& magnitudes, double roundings, int64_t terms) {
+    const std::vector<double> truth = sums.read<double>(), sizes = magnitudes.read<double>();
+    const double unit = 0x1p-9 * roundings + 0x1p-23 * static_cast<double>(terms / 16 + 64);
+    ASSERT_EQ(got.size(), truth.size());
+    int bad = 0;
+    for (size_t i = 0; i < got.size() && bad < 5; ++i) {
+      const double bound = unit * sizes[i] + 0x1p-8 * std::fabs(truth[i]) + 0x1p-100;
+      if (std::fabs(got[i] - truth[i]) <= bound) continue;
+      ++bad;
+      ADD_FAILURE() << what << "[" << i << "] = " << got[i] << " instead of " << truth[i] << ", allowed "
+                    << bound;
+    }
+  }
+
+  void check(const Sizes& s, size_t budget) {
+    SCOPED_TRACE(testing::Message() << "budget " << budget);
+    const auto elements = [](int64_t rows, int64_t columns) {
+      return static_cast<size_t>(rows * columns) * 2;
+    };
+    const DeviceMemory hidden(elements(s.tokens, s.hidden)), classifier(elements(s.vocab, s.hidden));
+    const DeviceMemory d_hidden(hidden.size()), d_classifier(classifier.size());
+    const DeviceMemory nll(static_cast<size_t>(s.tokens) * 4), lse(nll.size()), loss(4);
+    fill_kernel<<<4096, 256>>>(hidden.as<__nv_bfloat16>(), s.tokens * s.hidden, 1, 1);
+    // Logits of a deviation of about 2.
+    const float scale = std::exp2(std::round(std::log2(6 / std::sqrt(static_cast<float>(s.hidden)))));
+    fill_kernel<<<4096, 256>>>(classifier.as<__nv_bfloat16>(), s.vocab * s.hidden, 2, scale);
+    std::vector<int64_t> targets(static_cast<size_t>(s.tokens));
+    for (size_t i = 0; i < targets.size(); ++i) {
+      targets[i] = i % 2 == 0 ? s.vocab - 1 - static_cast<int64_t>(i / 2) % 3
+                              : static_cast<int64_t>(i * 7919) % s.vocab;
+    }
+    const DeviceMemory y = uploaded(targets);
+
+    headroom::Problem problem;
+    problem.pass = HEADROOM_FORWARD_BACKWARD;
+    problem.reduction = HEADROOM_REDUCTION_SUM;
+    problem.tokens = s.tokens;
+    problem.vocab = s.vocab;
+    problem.hidden = s.hidden;
+    problem.hidden_dtype = problem.classifier_dtype = problem.d_hidden_dtype = problem.d_classifier_dtype =
+        HEADROOM_BF16;
+    problem.want_d_hidden = problem.want_d_classifier = 1;
+    problem.max_workspace_bytes = budget;
+    const headroom::Plan plan(context_, problem);
+    SCOPED_TRACE(plan.info().config);
+    const DeviceMemory workspace(plan.info().workspace_bytes);
+    headroom::Buffers b;
+    b.hidden = hidden.as();
+    b.classifier = classifier.as();
+    b.targets = y.as();
+    b.nll = nll.as();
+    b.lse = lse.as();
+    b.loss = loss.as();
+    b.d_hidden = d_hidden.as();
+    b.d_classifier = d_classifier.as();
+    plan.run(b, workspace.bytes());
+    cuda_check(cudaDeviceSynchronize());
+
+    const std::vector<int64_t> rows{0, s.tokens / 2, s.tokens - 2, s.tokens - 1};
+    const std::vector<int64_t> ids{0, s.vocab / 2 + 1, s.vocab - 2, s.vocab - 1};
+    check_rows(s, rows, targets, hidden, classifier, nll, lse, d_hidden);
+    check_ids(s, ids, targets, hidden, classifier, lse, d_classifier);
+    double sum = 0;
+    for (float each : nll.read<float>()) sum += each;
+    EXPECT_NEAR(loss.read<float>()[0], sum, 0x1p-22 * std::fabs(sum));
+  }
+
+  // Losses and d_hidden of some rows.
+  void check_rows(const Sizes& s, const std::vector<int64_t>& rows, const std::vector<int64_t>& targets,
+                  const DeviceMemory& hidden, const DeviceMemory& classifier, const DeviceMemory& nll,
+                  const DeviceMemory& lse, const DeviceMemory& d_hidden) {
+    const auto m = static_cast<int64_t>(rows.size());
+    const DeviceMemory list = uploaded(rows), logits(static_cast<size_t>(m * s.vocab) * 8);
+    dots_kernel<<<blocks(m * s.vocab), 256>>>(hidden.as<__nv_bfloat16>(), list.as<int64_t>(), m,
+                                              classifier.as<__nv_bfloat16>(), nullptr, s.vocab, s.hidden,
+                                              logits.as<double>());
+    std::vector<double> z = logits.read<double>();
+    const std::vector<float> got_nll = nll.read<float>(), got_lse = lse.read<float>();
+    for (int64_t r = 0; r < m; ++r) {
+      double* row = z.data() + r * s.vocab;
+      const auto i = static_cast<size_t>(rows[static_cast<size_t>(r)]);
+      const double max = *std::max_element(row, row + s.vocab);
+      double sum = 0;
+      for (int64_t j = 0; j < s.vocab; ++j) sum += std::exp(row[j] - max);
+      const double truth = max + std::log(sum);
+      // What the matrix instructions cut off, 16 products at a time, and a sum of V exponentials.
+      const double bound = 0x1p-23 * (static_cast<double>(s.hidden) / 16 + 32) * (std::fabs(max) + 16);
+      EXPECT_NEAR(got_lse[i], truth, bound) << "row " << i;
+      EXPECT_NEAR(got_nll[i], truth - row[targets[i]], 2 * bound) << "row " << i;
+      for (int64_t j = 0; j < s.vocab; ++j) row[j] = std::exp(row[j] - truth) - (j == targets[i] ? 1 : 0);
+    }
+    const DeviceMemory dz = uploaded(z);
+    const DeviceMemory sums(static_cast<size_t>(m * s.hidden) * 8), magnitudes(sums.size());
+    sums_kernel<<<dim3(blocks(s.hidden), static_cast<unsigned>(m)), 256>>>(
+        dz.as<double>(), s.vocab, classifier.as<__nv_bfloat16>(), s.hidden, sums.as<double>(),
+        magnitudes.as<double>());
+    expect_close("d_hidden", rows_of(d_hidden, rows, s.hidden), sums, magnitudes, 1, s.vocab);
+  }
+
+  // d_classifier of some ids, from the lse of all rows.
+  void check_ids(const Sizes& s, const std::vector<int64_t>& ids, const std::vector<int64_t>& targets,
+                 const DeviceMemory& hidden, const DeviceMemory& classifier, const DeviceMemory& lse,
+                 const DeviceMemory& d_classifier) {
+    const auto m = static_cast<int64_t>(ids.size());
+    const DeviceMemory list = uploaded(ids), logits(static_cast<size_t>(m * s.tokens) * 8);
+    dots_kernel<<<blocks(m * s.tokens), 256>>>(classifier.as<__nv_bfloat16>(), list.as<int64_t>(), m,
+                                               hidden.as<__nv_bfloat16>(), nullptr, s.tokens, s.hidden,
+                                               logits.as<double>());
+    std::vector<double> z = logits.read<double>();
+    const std::vector<float> rows_lse = lse.read<float>();
+    for (size_t at = 0; at < z.size(); ++at) {
+      const size_t r = at / static_cast<size_t>(s.tokens), i = at % static_cast<size_t>(s.tokens);
+      z[at] = std::exp(z[at] - double{rows_lse[i]}) - (targets[i] == ids[r] ? 1 : 0);
+    }
+    const DeviceMemory dz = uploaded(z);
+    const DeviceMemory sums(static_cast<size_t>(m * s.hidden) * 8), magnitudes(sums.size());
+    sums_kernel<<<dim3(blocks(s.hidden), static_cast<unsigned>(m)), 256>>>(
+        dz.as<double>(), s.tokens, hidden.as<__nv_bfloat16>(), s.hidden, sums.as<double>(),
+        magnitudes.as<double>());
+    // Kept exps and the rows they multiply are rounded; so may be the sum between two chunks.
+    expect_close("d_classifier", rows_of(d_classifier, ids, s.hidden), sums, magnitudes, 3, s.tokens);
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Large);
+
+TEST_P(Large, MoreThanTwoToThe31Logits) {
+  constexpr Sizes kSizes{16640, 131080, 64};
+  static_assert(kSizes.tokens * kSizes.vocab > int64_t{1} << 31);
+  skip_unless_free(int64_t{12} << 30);
+  if (IsSkipped()) return;
+  for (size_t budget : {size_t{0}, size_t{2} << 30, size_t{256} << 20}) check(kSizes, budget);
+}
+
+TEST_P(Large, ClassifierOfMoreThanTwoToThe31Elements) {
+  constexpr Sizes kSizes{96, 262150, 8200};
+  static_assert(kSizes.vocab * kSizes.hidden > int64_t{1} << 31);
+  skip_unless_free(int64_t{24} << 30);
+  if (IsSkipped()) return;
+  for (size_t budget : {size_t{0}, size_t{64} << 20}) check(kSizes, budget);
+}
+
+// Rows so far apart that their offsets need more than 32 bits: the bits of packed rows.
+TEST_P(Large, StridesBeyondThirtyTwoBits) {
+  constexpr int64_t kStride = (int64_t{1} << 30) + 8, kTokens = 4, kVocab = 5, kHidden = 8;
+  skip_unless_free(int64_t{36} << 30);
+  if (IsSkipped()) return;
+  const Case c = plain_case(3, {kTokens, kVocab, kHidden}, HEADROOM_BF16);
+  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const DeviceMemory workspace(plan.info().workspace_bytes);
+  PlainTensors tensors(c);
+  headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+  plan.run(b, workspace.bytes());
+  cuda_check(cudaDeviceSynchronize());
+  const std::vector<std::byte> packed = tensors.results();
+  const auto far = [](int64_t rows) {
+    return DeviceMemory(static_cast<size_t>((rows - 1) * kStride + kHidden) * 2);
+  };
+  const auto copy = [](void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows) {
+    cuda_check(cudaMemcpy2D(to, static_cast<size_t>(to_stride) * 2, from,
+                            static_cast<size_t>(from_stride) * 2, kHidden * 2, static_cast<size_t>(rows),
+                            cudaMemcpyDeviceToDevice));
+  };
+  const DeviceMemory hidden = far(kTokens), d_hidden = far(kTokens);
+  const DeviceMemory classifier = far(kVocab), d_classifier = far(kVocab);
+  copy(hidden.as(), kStride, b.hidden, kHidden, kTokens);
+  copy(classifier.as(), kStride, b.classifier, kHidden, kVocab);
+  tensors.clear();
+  headroom::Buffers apart = b;
+  apart.hidden = hidden.as();
+  apart.classifier = classifier.as();
+  apart.d_hidden = d_hidden.as();
+  apart.d_classifier = d_classifier.as();
+  apart.hidden_stride = apart.classifier_stride = apart.d_hidden_stride = apart.d_classifier_stride = kStride;
+  plan.run(apart, workspace.bytes());
+  cuda_check(cudaDeviceSynchronize());
+  copy(b.d_hidden, kHidden, d_hidden.as(), kStride, kTokens);
+  copy(b.d_classifier, kHidden, d_classifier.as(), kStride, kVocab);
+  EXPECT_EQ(tensors.results() == packed, true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Large, testing::ValuesIn(device_engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

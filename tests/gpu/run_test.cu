@@ -1,0 +1,301 @@
+// What a caller on a device relies on: runs neither allocate nor wait, work in CUDA graphs, on any stream,
+// from several threads and on every device, and give the same bits each time.
+#include <array>
+#include <set>
+#include <thread>
+
+#include "device.h"
+
+namespace headroom_test {
+namespace {
+
+class Run : public testing::TestWithParam<Engine> {
+ protected:
+  // Over several tiles and chunks; with ragged ends.
+  Case case_of(uint64_t seed = 1) const {
+    Case c = plain_case(seed, {600, 1111, 72}, GetParam().plain_dtype());
+    for (size_t i = 0; i < c.targets.size(); i += 7) c.targets[i] = c.problem.ignore_index;
+    return c;
+  }
+
+  struct Planned {
+    headroom::Problem problem;
+    headroom::Plan plan;
+    headroom::PlanInfo info;
+  };
+
+  // Every kind of plan, and one for each of a row of budgets.
+  std::vector<Planned> plans(const Case& c) const {
+    std::vector<Planned> out;
+    std::set<int32_t> kinds;
+    for (headroom::Pass pass :
+         {headroom::Pass::forward, headroom::Pass::forward_backward, headroom::Pass::backward}) {
+      headroom::Problem problem = pass_problem(c, pass);
+      std::set<size_t> budgets{0};
+      for (const headroom::PlanInfo& info : context_.plans(problem)) budgets.insert(info.workspace_bytes);
+      for (size_t budget = *budgets.rbegin(); budget > 0; budget = budget * 2 / 3) budgets.insert(budget);
+      std::set<size_t> seen;
+      for (size_t budget : budgets) {
+        problem.max_workspace_bytes = budget;
+        try {
+          headroom::Plan plan(context_, problem);
+          const headroom::PlanInfo info = plan.info();
+          if (!seen.insert(info.workspace_bytes).second) continue;
+          kinds.insert(info.kind);
+          out.push_back({problem, std::move(plan), info});
+        } catch (const headroom::Error& error) {
+          EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+        }
+      }
+    }
+    EXPECT_EQ(kinds.size(), 5u) << "not every kind of plan was made";
+    return out;
+  }
+
+  // A backward pass reads the lse of a forward pass.
+  void prepare(const Case& c, const Planned& p, PlainTensors* tensors) const {
+    tensors->clear();
+    if (p.problem.pass != HEADROOM_BACKWARD) return;
+    const headroom::Plan forward(context_, pass_problem(c, headroom::Pass::forward));
+    const DeviceMemory workspace(forward.info().workspace_bytes);
+    forward.run(tensors->buffers(HEADROOM_FORWARD), workspace.bytes());
+    cuda_check(cudaDeviceSynchronize());
+  }
+
+  std::vector<std::byte> run(const Case& c, const Planned& p, PlainTensors* tensors) const {
+    prepare(c, p, tensors);
+    const DeviceMemory workspace(p.info.workspace_bytes);
+    const Stream stream;
+    p.plan.run(tensors->buffers(p.problem.pass), workspace.bytes(), stream);
+    stream.wait();
+    return tensors->results();
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Run);
+
+class Graph {
+ public:
+  // Whatever would allocate or wait fails while a stream is captured in this mode, in any thread.
+  template <class F>
+  Graph(cudaStream_t stream, const F& work) {
+    cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    work();
+    cuda_check(cudaStreamEndCapture(stream, &graph_));
+    cuda_check(cudaGraphInstantiate(&executable_, graph_, 0));
+  }
+  ~Graph() {
+    cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(cudaStream_t stream) const { cuda_check(cudaGraphLaunch(executable_, stream)); }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+TEST_P(Run, GraphsReplayTheSameBits) {
+  const Case c = case_of();
+  Case other = c;
+  for (size_t i = 0; i < other.targets.size(); i += 3)
+    other.targets[i] = i % 2 == 0 ? c.problem.ignore_index : 17;
+  PlainTensors tensors(c), others(other);
+  for (const Planned& p : plans(c)) {
+    SCOPED_TRACE(p.info.config + std::string(", kind ") + std::to_string(p.info.kind));
+    const std::vector<std::byte> expected = run(c, p, &tensors), expected_of_other = run(other, p, &others);
+    const DeviceMemory workspace(p.info.workspace_bytes);
+    const Stream stream;
+    const Graph graph(stream,
+                      [&] { p.plan.run(tensors.buffers(p.problem.pass), workspace.bytes(), stream); });
+    const auto replayed = [&] {
+      prepare(c, p, &tensors);
+      graph.launch(stream);
+      stream.wait();
+      return tensors.results();
+    };
+    for (int replay = 0; replay < 3; ++replay) EXPECT_EQ(replayed() == expected, true);
+    // A graph sees what the buffers hold when it runs: other targets, other ignored rows.
+    tensors.targets().write(encoded({other.targets.begin(), other.targets.end()}, HEADROOM_I64));
+    EXPECT_EQ(replayed() == expected_of_other, true);
+    tensors.targets().write(encoded({c.targets.begin(), c.targets.end()}, HEADROOM_I64));
+  }
+}
+
+TEST_P(Run, AllocatesNothing) {
+  const Case c = case_of();
+  PlainTensors tensors(c);
+  for (const Planned& p : plans(c)) {
+    SCOPED_TRACE(p.info.config);
+    run(c, p, &tensors);  // what the driver loads at the first launch
+    prepare(c, p, &tensors);
+    const DeviceMemory workspace(p.info.workspace_bytes);
+    const Stream stream;
+    p.plan.run(tensors.buffers(p.problem.pass), workspace.bytes(), stream);
+    stream.wait();
+    size_t before = 0, after = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&before, &total));
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      p.plan.run(tensors.buffers(p.problem.pass), workspace.bytes(), stream);
+      cuda_check(cudaMemGetInfo(&after, &total));
+      EXPECT_EQ(after, before);
+    }
+    stream.wait();
+    cuda_check(cudaMemGetInfo(&after, &total));
+    EXPECT_EQ(after, before);
+  }
+}
+
+// Holds up a stream until the host opens it, or for a few seconds.
+struct Gate {
+  int open, gave_up;
+};
+__global__ void gate_kernel(volatile Gate* gate) {
+  const long long start = clock64();
+  while (gate->open == 0) {
+    if (clock64() - start < 6'000'000'000) continue;
+    gate->gave_up = 1;
+    return;
+  }
+}
+
+// A run returns while its stream is held up by what came before it.
+TEST_P(Run, WaitsForNothing) {
+  const Case c = case_of();
+  PlainTensors tensors(c);
+  volatile Gate* gate = nullptr;
+  cuda_check(cudaHostAlloc(const_cast<Gate**>(&gate), sizeof(Gate), cudaHostAllocMapped));
+  for (const Planned& p : plans(c)) {
+    SCOPED_TRACE(p.info.config);
+    const std::vector<std::byte> expected = run(c, p, &tensors);  // which loads the kernels, too
+    prepare(c, p, &tensors);
+    const DeviceMemory workspace(p.info.workspace_bytes);
+    const Stream stream;
+    gate->open = 0;
+    gate->gave_up = 0;
+    gate_kernel<<<1, 1, 0, stream>>>(gate);
+    p.plan.run(tensors.buffers(p.problem.pass), workspace.bytes(), stream);
+    EXPECT_EQ(gate->gave_up, 0);
+    gate->open = 1;
+    stream.wait();
+    EXPECT_EQ(tensors.results() == expected, true);
+  }
+  cuda_check(cudaFreeHost(const_cast<Gate*>(gate)));
+}
+
+TEST_P(Run, StreamsAndThreadsAtOnce) {
+  const Case c = case_of();
+  PlainTensors tensors(c);
+  for (const Planned& p : plans(c)) {
+    SCOPED_TRACE(p.info.config);
+    const std::vector<std::byte> expected = run(c, p, &tensors);
+    std::array<std::vector<std::byte>, 4> results;
+    std::vector<std::thread> threads;
+    for (auto& result : results) {
+      threads.emplace_back([&] {
+        cuda_check(cudaSetDevice(0));
+        PlainTensors own(c);
+        for (int repeat = 0; repeat < 3; ++repeat) result = run(c, p, &own);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& result : results) EXPECT_EQ(result == expected, true);
+  }
+}
+
+TEST_P(Run, OnTheNullStream) {
+  const Case c = case_of();
+  PlainTensors tensors(c);
+  for (const Planned& p : plans(c)) {
+    const std::vector<std::byte> expected = run(c, p, &tensors);
+    prepare(c, p, &tensors);
+    const DeviceMemory workspace(p.info.workspace_bytes);
+    p.plan.run(tensors.buffers(p.problem.pass), workspace.bytes());
+    cuda_check(cudaDeviceSynchronize());
+    EXPECT_EQ(tensors.results() == expected, true);
+  }
+}
+
+// Contexts of other devices work while device 0 is the current one, and leave it so.
+TEST_P(Run, OnEveryDevice) {
+  int count = 0;
+  cuda_check(cudaGetDeviceCount(&count));
+  if (count < 2) GTEST_SKIP() << "there is one device";
+  const Case c = case_of();
+  const headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  std::vector<std::byte> first;
+  for (int device = 0; device < count; ++device) {
+    cuda_check(cudaSetDevice(device));
+    PlainTensors tensors(c);
+    const headroom::Plan plan(context_on(GetParam(), device), problem);
+    const DeviceMemory workspace(plan.info().workspace_bytes);
+    const Stream stream;
+    cuda_check(cudaSetDevice(0));
+    plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    int current = -1;
+    cuda_check(cudaGetDevice(&current));
+    EXPECT_EQ(current, 0);
+    stream.wait();
+    if (device == 0) first = tensors.results();
+    EXPECT_EQ(tensors.results() == first, true) << "device " << device;
+  }
+}
+
+TEST_P(Run, ADeviceThatIsNotThere) {
+  try {
+    context_on(GetParam(), 1000);
+    ADD_FAILURE() << "not refused";
+  } catch (const headroom::Error& error) {
+    EXPECT_EQ(error.status(), HEADROOM_BACKEND_UNAVAILABLE);
+    EXPECT_NE(std::string(error.what()).find("1000"), std::string::npos) << error.what();
+  }
+}
+
+TEST_P(Run, WorkspaceIsChecked) {
+  const Case c = case_of();
+  PlainTensors tensors(c);
+  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const size_t bytes = plan.info().workspace_bytes;
+  const DeviceMemory workspace(bytes + 64);
+  const auto refusal = [&](std::span<std::byte> memory) -> std::string {
+    try {
+      plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), memory);
+    } catch (const headroom::Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal(workspace.bytes().first(bytes - 1)), "");
+  EXPECT_NE(refusal({static_cast<std::byte*>(nullptr), bytes}), "");
+  EXPECT_NE(refusal(workspace.bytes().subspan(8)), "");
+  EXPECT_EQ(refusal(workspace.bytes()), "");
+  cuda_check(cudaDeviceSynchronize());
+}
+
+TEST_P(Run, NoTokensAndNoPointersToThem) {
+  Case c = plain_case(1, {0, 9, 5}, GetParam().plain_dtype());
+  headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  PlainTensors tensors(c);
+  const headroom::Plan plan(context_, problem);
+  const DeviceMemory workspace(plan.info().workspace_bytes);
+  headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+  b.hidden = b.targets = nullptr;
+  b.d_hidden = b.lse = b.nll = nullptr;
+  const DeviceMemory loss(4);
+  b.loss = loss.as();
+  plan.run(b, workspace.bytes());
+  cuda_check(cudaDeviceSynchronize());
+  EXPECT_NE(loss.read<float>()[0], loss.read<float>()[0]);  // NaN: the mean of nothing
+  std::vector<std::byte> d_classifier(9 * 5 * size_of(GetParam().plain_dtype()));
+  cuda_check(cudaMemcpy(d_classifier.data(), b.d_classifier, d_classifier.size(), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(d_classifier, std::vector<std::byte>(d_classifier.size()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Run, testing::ValuesIn(device_engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
