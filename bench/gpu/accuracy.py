@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
 from clock import Clock
 from data import Inputs, make_inputs
-from limits import Deadline, step_limit
-from methods import MIB, Method, plan_text
+from limits import Deadline, StepTimeout, step_limit
+from methods import MIB, Method, seen_plan
 from record import Accuracy, Record
 from reference import Reference, make_reference, relative_error
 from shapes import Shape
@@ -44,9 +46,9 @@ def check_method(
     gradients = "gradients" in method.passes
     found = Accuracy(shape.name, data, method.name, method.ours)
     try:
-        if method.ours:
-            found.plan = plan_text(method, shape, "gradients" if gradients else "loss")
-        outputs = _run(method, inputs, gradients)
+        with seen_plan() if method.ours else contextlib.nullcontext([]) as plans:
+            outputs = _run(method, inputs, gradients)
+        found.plan = "".join(plans)
         found.loss_error = abs(outputs[0].double().item() - reference.loss) / abs(reference.loss)
         if gradients:
             found.d_hidden_error = relative_error(outputs[1][reference.rows], reference.d_hidden)
@@ -83,7 +85,7 @@ def check_shape(
             try:
                 with step_limit(max(10.0, deadline.left())):
                     record.accuracy.append(check_method(method, shape, kind, inputs, reference, clock.device))
-            except Exception as error:
+            except (Exception, StepTimeout) as error:
                 record.note(f"{shape.name}: accuracy of {method.name} on {kind}: {describe(error)}")
             clock.release()
         del inputs, reference

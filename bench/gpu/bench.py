@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+
+import torch
 
 from accuracy import check_shape
 from clock import Clock
@@ -35,6 +38,8 @@ class ShapeBench:
 
     def run(self, ours: list[Method], peers: list[Method], deadline: Deadline) -> None:
         settings, clock, total = self.settings, self.clock, deadline.left()
+        if "torch._dynamo" in sys.modules:  # else the shapes before this one use up the limit of recompilations
+            torch.compiler.reset()
         # Errors first: their fp64 matrices must not stand beside the timing's buffers.
         share = ERRORS_SHARE if peers else NO_PEERS_ERRORS_SHARE
         errors_end = Deadline(deadline.end - total, share * total)

@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-
-from shapes import Shape
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # hidden [N, D], weight [V, D], target [N] -> mean loss
 MIB = 1 << 20
@@ -70,20 +69,26 @@ def our_methods(budgets: list[int | None], implementations: list[str]) -> list[M
     return found
 
 
-def plan_text(method: Method, shape: Shape, pass_: str) -> str:
-    """Which plan the library takes, for the table; empty when it does not say."""
-    import headroom
+@contextlib.contextmanager
+def seen_plan() -> Iterator[list[str]]:
+    """Collects the plans that Headroom takes inside the block, for the table."""
+    from headroom import _plan
 
-    wanted = ("input", "linear_weight") if pass_ == "gradients" else ()
-    backend = f"cuda:{method.implementation}" if method.implementation else "cuda"
-    budget = None if method.budget_mib is None else method.budget_mib * MIB
+    texts: list[str] = []
+    original = _plan.plan_of
+
+    def plan_of(*args: Any, **kwargs: Any) -> Any:
+        plan = original(*args, **kwargs)
+        info = plan.info
+        size = f"{info.workspace_bytes / MIB:.2f} MiB"
+        texts[:] = [f"{info.kind}, {info.cost_f:g} F, {size}, {info.backend} {info.config}".strip()]
+        return plan
+
+    _plan.plan_of = plan_of
     try:
-        info = headroom.plan(
-            *shape[1:], dtype="bfloat16", gradients=wanted, max_workspace_bytes=budget, backend=backend
-        )
-    except Exception as error:  # the plan is only shown; the run itself reports what is wrong
-        return f"unknown ({type(error).__name__})"
-    return f"{info.kind}, {info.cost_f:g} F, {info.workspace_bytes / MIB:.0f} MiB, {info.backend} {info.config}".strip()
+        yield texts
+    finally:
+        _plan.plan_of = original
 
 
 def _canonical(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -91,7 +96,7 @@ def _canonical(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def _torch_compile() -> list[Method]:
-    return [Method("torch.compile", torch.compile(_canonical), slow_to_prepare=True)]
+    return [Method("torch.compile", torch.compile(_canonical, dynamic=False), slow_to_prepare=True)]
 
 
 def _torch_fused() -> list[Method]:

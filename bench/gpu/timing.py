@@ -10,7 +10,7 @@ import torch
 from clock import MIB, Call, Clock
 from data import Inputs
 from limits import Deadline, step_limit
-from methods import Method, plan_text
+from methods import Method, seen_plan
 from record import Gemms, Record, Row
 from shapes import Shape
 
@@ -111,8 +111,11 @@ class ShapeTiming:
     def _prepare(self, method: Method, row: Row) -> None:
         call = pass_call(method, self.inputs, row.pass_)
         if method.ours:
-            row.plan = plan_text(method, self.shape, row.pass_)
-        call()
+            with seen_plan() as plans:
+                call()
+            row.plan = "".join(plans)
+        else:
+            call()
         peak = self.clock.peak_bytes(call)
         row.extra_mib = None if peak is None else peak / MIB
         milliseconds = self.clock.burst_ms(call)
