@@ -64,7 +64,7 @@ class HeaderText {
     if (mark != '\'' && mark != '"') fail("a string");
     const size_t end = text_.find(mark, place_ + 1);
     if (end == std::string_view::npos) fail("a closing quote");
-    const std::string value(text_.substr(place_ + 1, end - place_ - 1));
+    std::string value(text_.substr(place_ + 1, end - place_ - 1));
     place_ = end + 1;
     return value;
   }
