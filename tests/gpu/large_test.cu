@@ -94,7 +94,7 @@ class Large : public testing::TestWithParam<Engine> {
   static void expect_close(const char* what, const std::vector<float>& got, const DeviceMemory& sums,
                            const DeviceMemory& magnitudes, double roundings, int64_t terms) {
     const std::vector<double> truth = sums.read<double>(), sizes = magnitudes.read<double>();
-    const double unit = 0x1p-9 * roundings + 0x1p-23 * static_cast<double>(terms / 16 + 64);
+    const double unit = 0x1p-8 * roundings + 0x1p-23 * static_cast<double>(terms / 16 + 64);
     ASSERT_EQ(got.size(), truth.size());
     int bad = 0;
     for (size_t i = 0; i < got.size() && bad < 5; ++i) {
