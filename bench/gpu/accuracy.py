@@ -46,7 +46,8 @@ def check_method(
     gradients = "gradients" in method.passes
     found = Accuracy(shape.name, data, method.name, method.ours)
     try:
-        with seen_plan() if method.ours else contextlib.nullcontext([]) as plans:
+        context: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
+        with seen_plan() if method.ours else context as plans:
             outputs = _run(method, inputs, gradients)
         found.plan = "".join(plans)
         found.loss_error = abs(outputs[0].double().item() - reference.loss) / abs(reference.loss)
