@@ -8,7 +8,8 @@
 HEADROOM_LIBRARY names libheadroom.so. Data are bf16. F is one product of input and weight, 3F all three products
 that a forward and backward pass cannot do without; ratios are to the bare products of the same round, medians over
 the rounds. "burst": each call after a short idle; "sustained": back to back on a warm chip. Memory is the peak of
-PyTorch's allocator over the inputs; bars hold only if both the burst and the sustained ratio do. Errors are against fp64, beside those of fp32 logits with dz in bf16.
+PyTorch's allocator over the inputs. Errors are against fp64, beside those of fp32 logits with dz in bf16. A bar of
+time is met when both the burst and the sustained ratio meet it.
 """
 
 from __future__ import annotations
