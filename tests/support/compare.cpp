@@ -86,7 +86,10 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / 16);
   if (engine.isa == "sm90") {
     out.exp = 0x1p-22;         // ex2.approx
-    out.logit_roundings += 2;  // its argument to base 2: of log2(e), and of the anchor times it
+    out.logit_roundings += 3;  // its argument to base 2: of log2(e), of the scale and of the anchor times it
+    // The softcap as cap - 2 cap / (1 + 2^x): near 0 an error of 2.5 x 2^-23 cap, by 2^x, the sum and the
+    // reciprocal.
+    if (p.softcap > 0 && truth_.terms.logit > 0) out.logit_roundings += 5 * p.softcap / truth_.terms.logit;
   }
   return out;
 }
