@@ -1,7 +1,7 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another; everything outside src
-knows the public headers only; CUDA is known under src/cuda and bench only.
+knows the public headers only; CUDA's own headers are known under src/cuda, bench, tests/gpu and to the tests' device memory only.
 """
 import pathlib
 import re
@@ -13,6 +13,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 PUBLIC = "headroom/"
 OUTSIDE = ("cli", "python", "bench", "examples")
 BACKENDS = ("reference", "cpu", "cuda")
+CUDA_USERS = ("src/cuda/", "bench/", "tests/gpu/", "tests/support/device_memory.cpp")
 
 # Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
 C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h", "assert.h", "float.h", "limits.h"}
@@ -49,7 +50,8 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
     top, *rest = relative.split("/")
     for bracket, header in INCLUDE.findall(text):
         where = f"{relative}: #include {bracket}{header}"
-        if is_cuda(header) and not relative.startswith(("src/cuda/", "bench/", "tests/gpu/")):
+        own = header.startswith("cuda/") and bracket == '"'
+        if is_cuda(header) and not own and not relative.startswith(CUDA_USERS):
             found.append(f"{where}: CUDA headers belong to src/cuda and bench")
         if top == "include" and not (header.startswith(PUBLIC) or is_standard(header)):
             found.append(f"{where}: the public headers need the standard library only")
