@@ -1,7 +1,8 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another; everything outside src
-knows the public headers only; CUDA's own headers are known under src/cuda, bench, tests/gpu and to the tests' device memory only.
+knows the public headers only; CUDA's own headers are known under src/cuda, bench and tests/gpu only, and to the memory
+of devices that the tests share.
 """
 import pathlib
 import re
