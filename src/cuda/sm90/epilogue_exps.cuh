@@ -1,0 +1,88 @@
+#pragma once
+#include "cuda/sm90/epilogue_common.cuh"
+#include "cuda/sm90/epilogue_stats.cuh"
+
+// Exps relative to the row's anchor, in place of the logits, and their row sums. With softcap what is stored
+// is the exp times the slope of t, which is what the gradient needs; the sums are of the plain exps.
+namespace headroom::cuda::sm90 {
+
+// sum_j exp(z - anchor) z and maximum of the general kernel's rows, taken before the exps replace the logits.
+__device__ __forceinline__ void exps_maximum(const Accumulators& acc, const TileView& tile,
+                                             const LogitsArgs& args, bool live, int64_t slot) {
+  const StatSlots& stats = args.stats;
+  float maxima[kQuadRows];
+  int first[kQuadRows] = {};
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    maxima[r] = row_maximum(acc, r);
+    if (stats.argmax != nullptr) first[r] = first_maximum(acc, r, maxima[r], tile);
+  }
+  const float tile_max = own_of(maxima);
+  const int column = own_of(first);
+  if (!live) return;
+  const float old_max = stats.max[slot];
+  if (stats.argmax != nullptr) merge_argmax(stats, slot, old_max, tile_max, args.column_offset + column);
+  stats.max[slot] = ptx::max_nan(old_max, tile_max);
+}
+
+template <bool kGeneral>
+__device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
+                                              float exponent_scale) {
+  const int columns = static_cast<int>(args.columns);
+  if constexpr (kGeneral) {
+    transform(acc, tile, args);
+  } else {
+    fill_tail(acc, tile, columns, -INFINITY);
+  }
+  const StatSlots& stats = args.stats;
+  const int row = tile.own_row();
+  const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
+  const bool live = row < tile.rows() && !is_ignored(args, target);
+  const int64_t slot = tile.slot() * stats.stride + row;
+  const float old_sum = live ? stats.sum[slot] : 0.f;
+  const float own_shift = live ? -__ldg(args.anchor + row) * kLog2E : 0.f;
+  store_target_logits(acc, tile, target_in_tile(tile, target, columns), kGeneral ? 1.f : args.scale,
+                      args.target_logit);
+  if constexpr (kGeneral) {
+    if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
+  }
+
+  const float to_exponent = kGeneral ? kLog2E : exponent_scale;
+  [[maybe_unused]] const float inverse_cap = args.softcap == 0.f ? 0.f : 1.f / args.softcap;
+  float sums[kQuadRows];
+  [[maybe_unused]] float sums_z[kQuadRows];
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float shift = from_owner(own_shift, r);
+    float sum[2] = {}, sum_z[2] = {};
+#pragma unroll
+    for (int j = 0; j < kColumnPairs; ++j) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
+        const float p = ptx::exp2_approx(fmaf(element, to_exponent, shift));
+        sum[b] += p;
+        if constexpr (kGeneral) {
+          const float z = as_factor(element);
+          sum_z[b] = fmaf(p, z, sum_z[b]);
+          element = p * slope(z, inverse_cap);
+        } else {
+          element = p;
+        }
+      }
+    }
+    sums[r] = sum[0] + sum[1];
+    sums_z[r] = sum_z[0] + sum_z[1];
+  }
+  const float tile_sum = sum_to_owner(sums);
+  if (live) stats.sum[slot] = old_sum + tile_sum;
+  if constexpr (kGeneral) {
+    if (stats.sum_z != nullptr) {
+      const float tile_sum_z = sum_to_owner(sums_z);
+      if (live) stats.sum_z[slot] += tile_sum_z;
+    }
+  }
+  clear_dead_rows(acc, live);
+}
+
+}  // namespace headroom::cuda::sm90

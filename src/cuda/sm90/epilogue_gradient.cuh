@@ -1,0 +1,120 @@
+#pragma once
+#include "cuda/sm90/epilogue_common.cuh"
+
+// dz in place of the logits: [p (a + b z) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times
+// out_scale.
+namespace headroom::cuda::sm90 {
+
+__device__ __forceinline__ float load_or_zero(const float* vector, int row, bool live) {
+  return live && vector != nullptr ? __ldg(vector + row) : 0.f;
+}
+
+// The own row's numbers, those of dz times out_scale.
+struct RowCoefficients {
+  float shift;  // -lse log2(e)
+  float a, b, c, g;
+  int target;  // column of the tile, or -1
+
+  // Another row of the quad's, but for g and target.
+  __device__ __forceinline__ RowCoefficients of(int r) const {
+    return {from_owner(shift, r), from_owner(a, r), from_owner(b, r), from_owner(c, r), 0.f, -1};
+  }
+};
+
+__device__ __forceinline__ void plain_gradient(Accumulators& acc, const RowCoefficients& own,
+                                               float exponent_scale) {
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float shift = from_owner(own.shift, r);
+    const float a = from_owner(own.a, r);
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+      element = a * ptx::exp2_approx(fmaf(element, exponent_scale, shift));
+    }
+  }
+  if (!any_target(own.target)) return;
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) subtract_at(acc, r, lane_target(own.target, r), from_owner(own.g, r));
+}
+
+// One element; weight: w_j.
+__device__ __forceinline__ float general_element(float logit, const RowCoefficients& row, float weight,
+                                                 float inverse_cap) {
+  const float p = ptx::exp2_approx(fmaf(logit, kLog2E, row.shift));
+  const float z = as_factor(logit);
+  return fmaf(p, fmaf(row.b, z, row.a), row.c * weight) * slope(z, inverse_cap);
+}
+
+__device__ __forceinline__ void general_gradient(Accumulators& acc, const RowCoefficients& own,
+                                                 const TileView& tile, const LogitsArgs& args) {
+  const float inverse_cap = args.softcap == 0.f ? 0.f : 1.f / args.softcap;
+  const bool targets = any_target(own.target);
+  // g t'(z) of row r's target, taken before dz replaces z.
+  const auto at_target = [&](int r) {
+    return targets ? slope(element_at(acc, r, lane_target(own.target, r)), inverse_cap) * from_owner(own.g, r)
+                   : 0.f;
+  };
+  if (args.c == nullptr || args.class_weight == nullptr) {
+#pragma unroll
+    for (int r = 0; r < kQuadRows; ++r) {
+      const float target_term = at_target(r);
+      const RowCoefficients row = own.of(r);
+#pragma unroll
+      for (int i = 0; i < 2 * kColumnPairs; ++i) {
+        float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+        element = general_element(element, row, 1.f, inverse_cap);
+      }
+      if (targets) subtract_at(acc, r, lane_target(own.target, r), target_term);
+    }
+  } else {
+    // Columns outside: a weight is read once, the rows' coefficients are fetched from their owners again and
+    // again.
+    float target_terms[kQuadRows];
+#pragma unroll
+    for (int r = 0; r < kQuadRows; ++r) target_terms[r] = at_target(r);
+    stage_columns(args.class_weight, tile, static_cast<int>(args.columns));
+    const uint32_t base = vector_base(tile);
+#pragma unroll
+    for (int j = 0; j < kColumnPairs; ++j) {
+      const float even = load_column(base, j, 0);
+      const float odd = load_column(base, j, 1);
+#pragma unroll
+      for (int r = 0; r < kQuadRows; ++r) {
+        const RowCoefficients row = own.of(r);
+        float* element = acc[r >> 1] + 4 * j + 2 * (r & 1);
+        element[0] = general_element(element[0], row, even, inverse_cap);
+        element[1] = general_element(element[1], row, odd, inverse_cap);
+      }
+    }
+    if (!targets) return;
+#pragma unroll
+    for (int r = 0; r < kQuadRows; ++r) subtract_at(acc, r, lane_target(own.target, r), target_terms[r]);
+  }
+}
+
+template <bool kGeneral>
+__device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileView& tile,
+                                                  const LogitsArgs& args, float exponent_scale) {
+  if constexpr (kGeneral) transform(acc, tile, args);
+  const int row = tile.own_row();
+  const int columns = static_cast<int>(args.columns);
+  const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
+  const bool live = row < tile.rows() && !is_ignored(args, target);
+  const float factor = args.out_scale == nullptr ? 1.f : __ldg(args.out_scale);
+  RowCoefficients own{};
+  own.shift = -load_or_zero(args.lse, row, live) * kLog2E;
+  own.a = load_or_zero(args.a, row, live) * factor;
+  own.g = load_or_zero(args.g, row, live) * factor;
+  own.target = target_in_tile(tile, target, columns);
+  if constexpr (kGeneral) {
+    own.b = load_or_zero(args.b, row, live) * factor;
+    own.c = load_or_zero(args.c, row, live) * factor;
+    general_gradient(acc, own, tile, args);
+  } else {
+    plain_gradient(acc, own, exponent_scale);
+  }
+  clear_dead_rows(acc, live);
+}
+
+}  // namespace headroom::cuda::sm90

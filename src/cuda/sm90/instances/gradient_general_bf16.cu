@@ -1,0 +1,24 @@
+#include "cuda/sm90/instances/instances.h"
+#include "cuda/sm90/logits_kernel.cuh"
+
+namespace headroom::cuda::sm90 {
+namespace {
+
+constexpr Instance kInstance{ping_pong(Epilogue::kGradient), Epilogue::kGradient, DType::kBF16,
+                             /*general=*/true};
+
+__global__ void __launch_bounds__(kThreads, 1)
+    gradient_general_bf16_kernel(const __grid_constant__ CUtensorMap hidden,
+                                 const __grid_constant__ CUtensorMap classifier,
+                                 const __grid_constant__ CUtensorMap out,
+                                 const __grid_constant__ KernelParams params) {
+  run_logits_kernel<kInstance>(hidden, classifier, out, params);
+}
+
+}  // namespace
+
+const void* gradient_general_bf16() {
+  return reinterpret_cast<const void*>(&gradient_general_bf16_kernel);
+}
+
+}  // namespace headroom::cuda::sm90

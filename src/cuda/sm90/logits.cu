@@ -1,0 +1,136 @@
+#include "cuda/sm90/logits.h"
+
+#include <cuda_runtime.h>
+
+#include <limits>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/status.h"
+#include "cuda/check.h"
+#include "cuda/device.h"
+#include "cuda/sm90/instances/instances.h"
+#include "cuda/sm90/kernel_params.cuh"
+#include "cuda/sm90/tensor_map.h"
+
+namespace headroom::cuda::sm90 {
+namespace {
+
+const void* find_kernel(const Instance& instance) {
+  const bool general = instance.general;
+  if (instance.dtype == DType::kBF16) {
+    switch (instance.epilogue) {
+      case Epilogue::kStats:
+        return general ? stats_general_bf16() : stats_plain_bf16();
+      case Epilogue::kExps:
+        return general ? exps_general_bf16() : exps_plain_bf16();
+      case Epilogue::kGradient:
+        return general ? gradient_general_bf16() : gradient_plain_bf16();
+    }
+  }
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kStats) return stats_general_f16();
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kGradient)
+    return gradient_general_f16();
+  throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
+}
+
+// A kernel may use all of shared memory once this has been said, once a device.
+void allow_shared_memory(const void* kernel, int device, int bytes) {
+  static std::mutex mutex;
+  static std::set<std::pair<const void*, int>> done;
+  const std::lock_guard lock(mutex);
+  if (done.contains({kernel, device})) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "cudaFuncSetAttribute");
+  done.insert({kernel, device});
+}
+
+void require(bool condition, const char* what) {
+  if (!condition) throw Error(Status::kInternal, std::string("sm90 logits: ") + what);
+}
+
+void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;
+  require(supports(args), "operands must be 16-bit with rows aligned to 16 bytes");
+  require(args.rows <= kMost && args.columns <= kMost && args.depth <= kMost, "sizes must be below 2^31");
+  require(plan.units * ((args.columns + kTileColumns - 1) / kTileColumns) <= kMost, "more than 2^31 tiles");
+  if (args.epilogue == Epilogue::kGradient) {
+    require(args.lse != nullptr && args.a != nullptr && args.g != nullptr, "lse, a and g must be given");
+  } else {
+    require(args.stats.sum != nullptr && args.stats.stride >= args.rows, "slots must be given");
+    require(args.stats.slots >= plan.slots, "too few slots");
+  }
+  require(args.epilogue != Epilogue::kStats || args.stats.max != nullptr, "slots of maxima must be given");
+  require(args.epilogue != Epilogue::kExps || args.anchor != nullptr, "anchors must be given");
+  require(args.stats.argmax == nullptr || args.stats.max != nullptr, "argmax needs slots of maxima");
+}
+
+__global__ void init_slots_kernel(StatSlots stats, int64_t elements) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index >= elements) return;
+  if (stats.max != nullptr) stats.max[index] = -INFINITY;
+  if (stats.sum != nullptr) stats.sum[index] = 0.f;
+  if (stats.sum_z != nullptr) stats.sum_z[index] = 0.f;
+  if (stats.weighted != nullptr) stats.weighted[index] = 0.f;
+  if (stats.argmax != nullptr) stats.argmax[index] = -1;
+}
+
+}  // namespace
+
+void launch_init_slots(const StatSlots& stats, CUstream_st* stream) {
+  const int64_t elements = stats.slots * stats.stride;
+  if (elements <= 0) return;
+  init_slots_kernel<<<static_cast<unsigned>((elements + 255) / 256), 256, 0, stream>>>(stats, elements);
+  check_launch("init_slots_kernel");
+}
+
+void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
+  if (args.rows <= 0 || args.columns <= 0 || args.depth <= 0) return;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const bool any_fewer = args.row_count != nullptr || args.row_block_active != nullptr;
+  const LogitsPlan plan = plan_logits(args, query_device(device).processors, any_fewer);
+  check_arguments(args, plan);
+  const Instance& instance = plan.instance;
+  const Config& config = instance.config;
+
+  KernelParams params;
+  params.args = args;
+  params.exponent_scale = args.scale * 1.4426950408889634f;
+  params.depth_blocks = static_cast<int32_t>((args.depth + kBlockDepth - 1) / kBlockDepth);
+  params.column_tiles = static_cast<int32_t>((args.columns + kTileColumns - 1) / kTileColumns);
+  const int slots = args.epilogue == Epilogue::kGradient
+                        ? std::numeric_limits<int>::max()
+                        : static_cast<int>(std::min<int64_t>(args.stats.slots, 1024));
+  params.raster = make_raster(plan.clusters, config.turns(), plan.preferred_units, slots);
+
+  const CUtensorMap hidden =
+      make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());
+  const CUtensorMap classifier = make_tensor_map(args.classifier, args.dtype, args.columns, args.depth,
+                                                 args.classifier_stride, kTileColumns / kClusterBlocks);
+  const CUtensorMap out =
+      args.epilogue == Epilogue::kStats
+          ? hidden
+          : make_tensor_map(args.out, args.dtype, args.rows, args.columns, args.out_stride, kWarpgroupRows);
+
+  const void* kernel = find_kernel(instance);
+  allow_shared_memory(kernel, device, config.shared_bytes());
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = kClusterBlocks;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(plan.clusters * kClusterBlocks));
+  launch.blockDim = dim3(kThreads);
+  launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes());
+  launch.stream = stream;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&classifier),
+                       const_cast<CUtensorMap*>(&out), &params};
+  check(cudaLaunchKernelExC(&launch, kernel, arguments), "cudaLaunchKernelExC of a logits kernel");
+}
+
+}  // namespace headroom::cuda::sm90

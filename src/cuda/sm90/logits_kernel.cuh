@@ -1,0 +1,232 @@
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/epilogue_exps.cuh"
+#include "cuda/sm90/epilogue_gradient.cuh"
+#include "cuda/sm90/epilogue_stats.cuh"
+#include "cuda/sm90/epilogue_store.cuh"
+#include "cuda/sm90/kernel_params.cuh"
+#include "cuda/sm90/ptx/cluster.cuh"
+#include "cuda/sm90/ptx/mbarrier.cuh"
+#include "cuda/sm90/ptx/registers.cuh"
+#include "cuda/sm90/ptx/tma.cuh"
+#include "cuda/sm90/ptx/wgmma.cuh"
+
+// One persistent kernel: logits of tiles by wgmma, each tile handed to an epilogue while it is in registers.
+//
+// A cluster of two blocks takes a unit of rows and 192 columns at a time. Each block loads its own rows and
+// half of the columns, the latter into both blocks. Warpgroup 0 loads through a ring of stages; warpgroups 1
+// and 2 compute.
+namespace headroom::cuda::sm90 {
+
+// Shared memory: [stages][hidden | classifier] [staging of warpgroup 1 | 2] [full barriers]
+// [empty barriers] [TileView] [ActiveRows]
+// The base is the symbol itself, which costs no register; that it is aligned for the swizzle is checked by
+// the kernel.
+extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
+
+template <Config kConfig>
+struct SharedMemory {
+  __device__ static uint32_t base() { return ptx::shared_address(dynamic_shared_memory); }
+  __device__ uint32_t hidden(int stage) const { return base() + stage * kConfig.stage_bytes(); }
+  __device__ uint32_t classifier(int stage) const { return hidden(stage) + kConfig.hidden_bytes(); }
+  __device__ uint32_t staging() const { return hidden(kConfig.stages); }
+  __device__ uint32_t full(int stage) const { return staging() + kConfig.staging_bytes() + stage * 8; }
+  __device__ uint32_t empty(int stage) const { return full(kConfig.stages) + stage * 8; }
+  __device__ uint32_t view() const { return empty(kConfig.stages); }
+  __device__ uint32_t active_rows() const { return view() + 2 * kVectorBytes + 8 * 16; }
+
+  __device__ void store_active(ActiveRows active) const {
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(active_rows()), "r"(active.rows), "r"(active.units)
+                 : "memory");
+  }
+  __device__ ActiveRows load_active() const {
+    ActiveRows active;
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(active.rows), "=r"(active.units)
+                 : "r"(active_rows()));
+    return active;
+  }
+};
+
+// A stage of the ring and the parity of its barriers.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  // After `count` stages.
+  __device__ static __forceinline__ RingPosition at(uint32_t count) {
+    return {static_cast<int>(count % kStages), (count / kStages) & 1};
+  }
+};
+
+template <Config kConfig>
+__device__ __forceinline__ TileSchedule schedule_of(const SharedMemory<kConfig>& shared,
+                                                    const KernelParams& params) {
+  return TileSchedule(params.raster, shared.load_active().units, params.column_tiles);
+}
+
+template <Config kConfig>
+__device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
+                                           const CUtensorMap& classifier, const KernelParams& params) {
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
+  RingPosition<kConfig.stages> ring;
+  constexpr int kHalf = kTileColumns / kClusterBlocks;
+  for (int i = 0; i < tiles; ++i) {
+    const ActiveRows active = shared.load_active();
+    const TileSchedule schedule = schedule_of(shared, params);
+    const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
+    const int row =
+        active_unit<kConfig.unit_rows()>(params.args, active.rows, tile.unit) * kConfig.unit_rows() +
+        rank * kConfig.tile_rows();
+    const int column = tile.column * kTileColumns + rank * kHalf;
+    if ((threadIdx.x & 31) == 0) {
+      for (int k = 0; k < params.depth_blocks; ++k) {
+        ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+        const uint32_t full = shared.full(ring.stage);
+        ptx::mbarrier_arrive_expect(full, kConfig.stage_bytes());
+        ptx::tma_load(shared.hidden(ring.stage), &hidden, full, k * kBlockDepth, row);
+        ptx::tma_load_multicast(shared.classifier(ring.stage) + rank * kHalf * kBlockDepth * 2, &classifier,
+                                full, k * kBlockDepth, column, (1 << kClusterBlocks) - 1);
+        ring.advance();
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// 0 or 1, of the computing ones.
+__device__ __forceinline__ int computing_warpgroup() {
+  return ptx::thread_index() / 128 - 1;
+}
+
+// The products of one tile, from the ring position on; on return acc is complete. Tells both blocks of the
+// cluster when a stage has been read, and with pass_on the other warpgroup, by its named barrier, when all
+// products are issued.
+template <Config kConfig, DType kType>
+__device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMemory<kConfig>& shared,
+                                              RingPosition<kConfig.stages> ring, int depth_blocks,
+                                              bool pass_on) {
+  const int thread = static_cast<int>(threadIdx.x) & 127;
+  const uint32_t first_row =
+      kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kBlockDepth * 2 : 0;
+  int previous = -1;
+  for (int k = 0; k < depth_blocks; ++k) {
+    ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
+    const uint64_t a = ptx::matrix_descriptor(shared.hidden(ring.stage) + first_row);
+    const uint64_t b = ptx::matrix_descriptor(shared.classifier(ring.stage));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockDepth / 16; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::wgmma_n192<kType>(acc[half], a + step * 2 + half * 512, b + step * 2, (k | step) != 0);
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    // The stage before this one has been read: one thread tells each block.
+    if (previous >= 0 && thread < kClusterBlocks) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
+    previous = ring.stage;
+    ring.advance();
+  }
+  if (pass_on) ptx::named_barrier_arrive(2 - computing_warpgroup(), 256);
+  ptx::wgmma_wait<0>();
+  if (thread < kClusterBlocks) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
+}
+
+template <Instance kInstance>
+__device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.config>& shared,
+                                              const CUtensorMap& out, const KernelParams& params) {
+  constexpr Config kConfig = kInstance.config;
+  constexpr bool kPingPong = !kConfig.cooperative;
+  constexpr DType kOutType = kInstance.epilogue == Epilogue::kGradient ? kInstance.dtype : DType::kBF16;
+  const LogitsArgs& args = params.args;
+  const TileView view{shared.view()};
+
+  // Named barriers 1 and 2 order the products of the two warpgroups: each waits on its own, the other arrives
+  // there.
+  if (kPingPong && computing_warpgroup() == 1 &&
+      schedule_of(shared, params).tiles_of(ptx::cluster_index()) > 0) {
+    ptx::named_barrier_arrive(1, 256);
+  }
+  for (int i = kPingPong ? computing_warpgroup() : 0;; i += kConfig.turns()) {
+    const ActiveRows active = shared.load_active();
+    const TileSchedule schedule = schedule_of(shared, params);
+    const int tiles = schedule.tiles_of(ptx::cluster_index());
+    if (i >= tiles) break;
+    const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
+    const int unit = active_unit<kConfig.unit_rows()>(args, active.rows, tile.unit);
+    const int block = static_cast<int>(ptx::cluster_rank()) * (kConfig.cooperative ? 2 : 1) +
+                      (kConfig.cooperative ? computing_warpgroup() : 0);
+    view.store(unit * kConfig.unit_rows() + block * kWarpgroupRows, active.rows, tile.column * kTileColumns,
+               tile.slot);
+
+    Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
+    if (kPingPong) ptx::named_barrier_sync(1 + computing_warpgroup(), 256);
+    const bool pass_on = kPingPong && i + 1 < tiles;
+    const auto ring = RingPosition<kConfig.stages>::at(static_cast<uint32_t>(i) * params.depth_blocks);
+    multiply_tile<kConfig, kInstance.dtype>(acc, shared, ring, params.depth_blocks, pass_on);
+
+    if (!row_block_active(args, view.first_row(), view.rows())) continue;
+    if constexpr (kInstance.epilogue == Epilogue::kStats) {
+      stats_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+    } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
+      exps_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+    } else {
+      gradient_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+    }
+    if constexpr (kConfig.staging_buffers > 0)
+      store_tile<kConfig, kOutType>(acc, view, &out, shared.staging());
+  }
+  if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();
+}
+
+// The whole kernel. Each instance is a __global__ function of its own around it: the compiler's host stubs
+// cannot name a class-type template argument.
+template <Instance kInstance>
+__device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, const CUtensorMap& classifier,
+                                                  const CUtensorMap& out, const KernelParams& params) {
+  constexpr Config kConfig = kInstance.config;
+  const SharedMemory<kConfig> shared;
+  if ((shared.base() & 1023) != 0) __trap();
+  if (threadIdx.x < 32) {
+    const ActiveRows active = find_active_rows<kConfig.unit_rows()>(params.args);
+    if (threadIdx.x == 0) {
+      shared.store_active(active);
+      ptx::tma_prefetch_descriptor(&hidden);
+      ptx::tma_prefetch_descriptor(&classifier);
+      for (int stage = 0; stage < kConfig.stages; ++stage) {
+        ptx::mbarrier_init(shared.full(stage), 1);
+        // A computing warpgroup (two, if they cooperate) of each block reads a stage.
+        ptx::mbarrier_init(shared.empty(stage), kClusterBlocks * (kConfig.cooperative ? 2 : 1));
+      }
+      ptx::mbarrier_init_fence();
+    }
+    __syncwarp();
+  }
+  // Neither block's copies or arrivals may reach barriers of the other that are not ready.
+  ptx::cluster_sync();
+  if (threadIdx.x < 128) {
+    ptx::give_registers<40>();
+    if (threadIdx.x < 32) load_tiles<kConfig>(shared, hidden, classifier, params);
+  } else {
+    ptx::take_registers<232>();
+    compute_tiles<kInstance>(shared, out, params);
+  }
+  // Shared memory and barriers of a block stay until the other has sent it its last copy and arrival.
+  ptx::cluster_sync_diverged();
+}
+
+}  // namespace headroom::cuda::sm90

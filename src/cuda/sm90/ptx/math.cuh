@@ -1,0 +1,41 @@
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace headroom::cuda::sm90::ptx {
+
+// 2^x, relative error 2^-22; 2^-inf = 0, subnormal results are 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The maximum; NaN if either is NaN (fmaxf would drop it). One instruction as fmaxf.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// Two numbers rounded to 16 bits each, `low` in the lower half.
+template <DType kType>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  static_assert(kType == DType::kBF16 || kType == DType::kF16);
+  uint32_t packed;
+  if constexpr (kType == DType::kBF16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+}  // namespace headroom::cuda::sm90::ptx

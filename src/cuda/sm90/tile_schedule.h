@@ -1,0 +1,106 @@
+#pragma once
+#include <cstdint>
+
+#include "core/host_device.h"
+
+// Which cluster and warpgroup computes which tile, and in which slot it keeps the statistics of a row.
+//
+// Rows are cut in units (the rows of a cluster's tile), columns in tiles. Units are gathered in groups so
+// small that their hidden rows stay in L2; within a group units run fastest, then column tiles. Tile t goes
+// to cluster t mod clusters, as its (t / clusters)-th; with ping-pong its warpgroups take turns. So tile t
+// belongs to worker t mod W, W = clusters * turns, and a unit of a group of g units is visited by W / gcd(g,
+// W) workers: its column tile c by the worker of its column tile c + W / gcd(g, W). With slot = c mod (W /
+// gcd(g, W)) every (slot, row) has one writer.
+//
+// The sizes of groups are chosen for few slots: mostly one size that shares many factors with W (at 132
+// workers groups of 22, 12 and 6 units need 6, 11 and 22 slots), the rest a tail of up to four groups looked
+// up in a table. The number of units may be known on the device only, so the whole table is made.
+namespace headroom::cuda::sm90 {
+
+inline constexpr int kMaxMainUnits = 24;
+inline constexpr int kTails = 3 * kMaxMainUnits;  // and at least 24 + kMaxMainUnits
+inline constexpr int kTailGroups = 4;
+
+struct RasterGroup {
+  uint8_t units = 0;
+  uint8_t slots = 0;
+};
+
+struct RasterTail {
+  RasterGroup groups[kTailGroups];
+  uint8_t clusters = 0;  // that take part; fewer than all only where the slots are too few for all
+};
+
+struct Raster {
+  RasterGroup main;
+  int32_t tail_units = 0;    // a multiple of main.units, from which on a number of units has main groups
+  RasterTail tails[kTails];  // by units, below tail_units + main.units
+};
+
+struct Tile {
+  int32_t unit = 0;
+  int32_t column = 0;  // tile of columns
+  int32_t slot = 0;
+};
+
+class TileSchedule {
+ public:
+  HEADROOM_HD constexpr TileSchedule(const Raster& raster, int32_t units, int32_t column_tiles)
+      : raster_(raster), column_tiles_(column_tiles), tiles_(units * column_tiles) {
+    main_groups_ = units < raster.tail_units ? 0 : (units - raster.tail_units) / raster.main.units;
+    tail_ = units - main_groups_ * raster.main.units;
+  }
+
+  HEADROOM_HD constexpr int32_t tiles() const { return tiles_; }
+  HEADROOM_HD constexpr int32_t clusters() const { return raster_.tails[tail_].clusters; }
+
+  // Tiles of one cluster: its i-th is cluster + i * clusters().
+  HEADROOM_HD constexpr int32_t tiles_of(int32_t cluster) const {
+    return cluster < clusters() && cluster < tiles_ ? (tiles_ - cluster + clusters() - 1) / clusters() : 0;
+  }
+
+  HEADROOM_HD constexpr Tile at(int32_t tile) const {
+    const int32_t main_tiles = raster_.main.units * column_tiles_;
+    const int32_t main_group = tile / main_tiles;
+    if (main_group < main_groups_) {
+      return in_group(raster_.main, main_group * raster_.main.units, tile - main_group * main_tiles);
+    }
+    tile -= main_groups_ * main_tiles;
+    int32_t first = main_groups_ * raster_.main.units;
+    int index = 0;
+    RasterGroup group = raster_.tails[tail_].groups[0];
+    while (index + 1 < kTailGroups && tile >= group.units * column_tiles_) {
+      tile -= group.units * column_tiles_;
+      first += group.units;
+      group = raster_.tails[tail_].groups[++index];
+    }
+    return in_group(group, first, tile);
+  }
+
+ private:
+  HEADROOM_HD static constexpr Tile in_group(RasterGroup group, int32_t first, int32_t tile) {
+    Tile result;
+    result.column = tile / group.units;
+    result.unit = first + tile - result.column * group.units;
+    result.slot = result.column % group.slots;
+    return result;
+  }
+
+  const Raster& raster_;
+  int32_t column_tiles_;
+  int32_t tiles_;
+  int32_t main_groups_ = 0;
+  int32_t tail_ = 0;
+};
+
+// preferred: units of a main group whose hidden rows stay in L2. most_slots: how many slots there are (at
+// least raster_slots() of the same arguments, else fewer clusters work).
+Raster make_raster(int clusters, int turns, int preferred, int most_slots);
+
+// Slots that `units` of the raster use.
+int raster_slots(const Raster& raster, int64_t units);
+
+// Slots to provide. any_fewer: the device may find fewer units than these.
+int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any_fewer);
+
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,258 @@
+#pragma once
+// Random problems for the sm90 logits kernels, their double-precision logits, and device arrays with guarded
+// ends.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "cuda/sm90/logits.h"
+
+namespace headroom::cuda::sm90::test {
+
+inline void check_cuda(cudaError_t error) {
+  ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
+}
+
+// Whether there is a GPU that runs these kernels; tests skip where there is none.
+inline bool has_hopper() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return false;
+  cudaDeviceProp properties;
+  return cudaGetDeviceProperties(&properties, 0) == cudaSuccess && properties.major == 9;
+}
+
+// A device array between two guards of 256 bytes.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(size_t count) : count_(count) {
+    check_cuda(cudaMalloc(&base_, bytes() + 2 * kGuard));
+    check_cuda(cudaMemset(base_, kPattern, bytes() + 2 * kGuard));
+  }
+  explicit Guarded(const std::vector<T>& values) : Guarded(values.size()) { write(values); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+  ~Guarded() { cudaFree(base_); }
+
+  T* get() const { return reinterpret_cast<T*>(base_ + kGuard); }
+  void write(const std::vector<T>& values) {
+    check_cuda(cudaMemcpy(get(), values.data(), bytes(), cudaMemcpyHostToDevice));
+  }
+  std::vector<T> read() const {
+    std::vector<T> values(count_);
+    check_cuda(cudaMemcpy(values.data(), get(), bytes(), cudaMemcpyDeviceToHost));
+    return values;
+  }
+  void expect_guards() const {
+    std::vector<uint8_t> ends(2 * kGuard);
+    check_cuda(cudaMemcpy(ends.data(), base_, kGuard, cudaMemcpyDeviceToHost));
+    check_cuda(cudaMemcpy(ends.data() + kGuard, base_ + kGuard + bytes(), kGuard, cudaMemcpyDeviceToHost));
+    for (const uint8_t byte : ends) ASSERT_EQ(byte, kPattern) << "written past an end";
+  }
+
+  static constexpr uint8_t kPattern = 0xA5;
+
+ private:
+  static constexpr size_t kGuard = 256;
+  size_t bytes() const { return count_ * sizeof(T); }
+  size_t count_;
+  uint8_t* base_ = nullptr;
+};
+
+inline float to_float(uint16_t bits, DType dtype) {
+  return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+inline uint16_t from_float(float value, DType dtype) {
+  return dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value);
+}
+
+inline std::vector<float> random_floats(size_t count, float spread, uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  std::normal_distribution<float> normal(0.f, spread);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(engine);
+  return values;
+}
+
+// dot[i, j] = E_i . C_j and size[i, j] = sum_k |E_ik C_jk|, which bounds the rounding of any summation order.
+static __global__ void dot_kernel(const float* hidden, const float* classifier, int64_t rows, int64_t columns,
+                                  int64_t depth, double* dot, double* size) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index >= rows * columns) return;
+  const float* e = hidden + index / columns * depth;
+  const float* c = classifier + index % columns * depth;
+  double sum = 0, magnitude = 0;
+  for (int64_t k = 0; k < depth; ++k) {
+    const double product = static_cast<double>(e[k]) * c[k];
+    sum += product;
+    magnitude += fabs(product);
+  }
+  dot[index] = sum;
+  size[index] = magnitude;
+}
+
+struct Shape {
+  int64_t rows, columns, depth;
+};
+
+// hidden and classifier of a shape, padded rows, and the exact products.
+class Problem {
+ public:
+  Problem(Shape shape, DType dtype, float logit_spread = 3.f, uint64_t seed = 1)
+      : shape(shape), dtype(dtype), stride((shape.depth + 7) / 8 * 8 + 8) {
+    const float spread = std::sqrt(logit_spread / std::sqrt(static_cast<float>(shape.depth)));
+    hidden_bits = make(shape.rows, spread, seed, &hidden_values);
+    classifier_bits = make(shape.columns, spread, seed + 1000, &classifier_values);
+    const Guarded<float> e(hidden_values), c(classifier_values);
+    const size_t count = static_cast<size_t>(shape.rows) * shape.columns;
+    const Guarded<double> device_dot(count), device_size(count);
+    dot_kernel<<<static_cast<unsigned>((count + 255) / 256), 256>>>(
+        e.get(), c.get(), shape.rows, shape.columns, shape.depth, device_dot.get(), device_size.get());
+    check_cuda(cudaDeviceSynchronize());
+    dot = device_dot.read();
+    size = device_size.read();
+  }
+
+  Shape shape;
+  DType dtype;
+  int64_t stride;
+  std::vector<uint16_t> hidden_bits, classifier_bits;
+  std::vector<float> hidden_values, classifier_values;
+  std::vector<double> dot, size;
+
+ private:
+  // Rows of `stride` elements, NaN between depth and stride: nothing may read there.
+  std::vector<uint16_t> make(int64_t rows, float spread, uint64_t seed, std::vector<float>* values) const {
+    *values = random_floats(static_cast<size_t>(rows) * shape.depth, spread, seed);
+    std::vector<uint16_t> bits(static_cast<size_t>(rows) * stride, from_float(NAN, dtype));
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t k = 0; k < shape.depth; ++k) {
+        float& value = (*values)[i * shape.depth + k];
+        bits[i * stride + k] = from_float(value, dtype);
+        value = to_float(bits[i * stride + k], dtype);
+      }
+    }
+    return bits;
+  }
+};
+
+// Options of the transform, and the exact logit with the error that fp32 arithmetic may make of it.
+struct Transform {
+  float scale = 1, softcap = 0;
+  std::vector<float> bias;
+
+  double logit(const Problem& problem, int64_t i, int64_t j) const {
+    double x = scale * problem.dot[i * problem.shape.columns + j] + (bias.empty() ? 0.0 : bias[j]);
+    return softcap == 0 ? x : softcap * std::tanh(x / softcap);
+  }
+  double slope(double z) const { return softcap == 0 ? 1 : 1 - (z / softcap) * (z / softcap); }
+  // A tensor core truncates the running sum once for 16 products, and no running sum passes the sum of
+  // magnitudes; 1e-6 of softcap is the transform's own bound.
+  double error(const Problem& problem, int64_t i, int64_t j) const {
+    const double magnitude = std::abs(scale) * problem.size[i * problem.shape.columns + j] +
+                             (bias.empty() ? 0.0 : std::abs(bias[j]));
+    const double steps = static_cast<double>(problem.shape.depth) / 16 + 4;
+    return steps * 0x1p-23 * magnitude + 1e-6 * softcap + 0x1p-22 * std::abs(logit(problem, i, j));
+  }
+};
+
+inline constexpr Shape kShapes[] = {{1, 1, 8},         {1, 191, 64},    {127, 8, 72},    {129, 193, 64},
+                                    {1000, 5000, 72},  {257, 192, 8},   {128, 5000, 64}, {1000, 193, 2304},
+                                    {300, 3000, 2304}, {3000, 700, 128}};
+
+inline std::string name_of(const testing::TestParamInfo<Shape>& info) {
+  return std::to_string(info.param.rows) + "x" + std::to_string(info.param.columns) + "x" +
+         std::to_string(info.param.depth);
+}
+
+// Targets all over the vocabulary, some in no window, some rows ignored.
+inline std::vector<int32_t> make_targets(Shape shape, bool ignored) {
+  std::mt19937 engine(7);
+  std::vector<int32_t> targets(shape.rows);
+  for (int32_t& target : targets) {
+    const int kind = static_cast<int>(engine() % 8);
+    target = static_cast<int32_t>(engine() % shape.columns);
+    if (kind == 0) target = -5;
+    if (kind == 1) target = static_cast<int32_t>(shape.columns);
+    if (kind == 2 && ignored) target = kIgnoredRow;
+  }
+  return targets;
+}
+
+struct Options {
+  bool general = false;
+  Transform transform;
+  std::vector<float> class_weight;
+};
+
+inline Options make_options(Shape shape, bool general, DType dtype) {
+  Options options;
+  options.general = general || dtype == DType::kF16;
+  options.transform.scale = general ? -0.7f : 1.25f;
+  if (!general) return options;
+  options.transform.softcap = 5;
+  options.transform.bias = random_floats(shape.columns, 1.f, 11);
+  options.class_weight = random_floats(shape.columns, 1.f, 12);
+  return options;
+}
+
+inline LogitsArgs make_args(Epilogue epilogue, const Problem& problem, const Guarded<uint16_t>& hidden,
+                            const Guarded<uint16_t>& classifier, const Options& options) {
+  LogitsArgs args;
+  args.epilogue = epilogue;
+  args.dtype = problem.dtype;
+  args.hidden = hidden.get();
+  args.classifier = classifier.get();
+  args.hidden_stride = args.classifier_stride = problem.stride;
+  args.rows = problem.shape.rows;
+  args.columns = problem.shape.columns;
+  args.depth = problem.shape.depth;
+  args.scale = options.transform.scale;
+  args.softcap = options.transform.softcap;
+  return args;
+}
+
+inline int processors() {
+  int count = 0;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);
+  return count;
+}
+
+class Logits : public testing::TestWithParam<Shape> {
+ protected:
+  void SetUp() override {
+    if (!has_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  }
+};
+
+// exps and dz: an output of [rows, columns] in rows of `stride`, whose other elements must stay as they are.
+struct Output {
+  Output(Shape shape) : stride((shape.columns + 7) / 8 * 8 + 8), data(shape.rows * stride) {}
+  int64_t stride;
+  Guarded<uint16_t> data;
+};
+
+inline constexpr uint16_t kUntouched = 0xA5A5;
+
+// Checks what lies around the matrix and past row_count; false for elements that are to be compared.
+inline bool is_outside(const Output& out, const std::vector<uint16_t>& values, Shape shape, int64_t rows,
+                       int64_t i, int64_t j) {
+  const uint16_t value = values[i * out.stride + j];
+  if (j >= shape.columns) {
+    EXPECT_EQ(value, kUntouched) << "past row " << i;
+    return true;
+  }
+  if (i < rows) return false;
+  const bool in_last_block = i / 128 == (rows - 1) / 128 && rows > 0;
+  EXPECT_EQ(value, in_last_block ? 0 : kUntouched) << "row " << i << " past row_count";
+  return true;
+}
+
+}  // namespace headroom::cuda::sm90::test

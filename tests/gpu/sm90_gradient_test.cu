@@ -1,0 +1,152 @@
+// dz of the fused kernel against double precision, and exps of chosen blocks of rows only.
+#include "sm90_fixture.cuh"
+
+namespace headroom::cuda::sm90::test {
+namespace {
+
+struct Coefficients {
+  explicit Coefficients(int64_t rows)
+      : lse(random_floats(rows, 2.f, 21)),
+        a(random_floats(rows, 1.f, 22)),
+        b(random_floats(rows, 1.f, 23)),
+        c(random_floats(rows, 1.f, 24)),
+        g(random_floats(rows, 1.f, 25)) {}
+  std::vector<float> lse, a, b, c, g;
+};
+
+class Gradients : public Logits {};
+
+// weights: class weights beside c, else ones.
+void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t rows) {
+  Problem problem(shape, dtype);
+  const Options options = make_options(shape, general, dtype);
+  const std::vector<int32_t> targets = make_targets(shape, true);
+  for (int64_t i = 0; i < shape.rows; ++i) {
+    if (targets[i] == kIgnoredRow) problem.hidden_bits[i * problem.stride] = from_float(NAN, dtype);
+  }
+  const Coefficients row(shape.rows);
+  const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
+  const Guarded<float> lse(row.lse), a(row.a), b(row.b), c(row.c), g(row.g);
+  const Guarded<float> bias(options.transform.bias), class_weight(options.class_weight);
+  const Guarded<float> scale(std::vector<float>{0.5f});
+  const Guarded<int32_t> target(targets), row_count(std::vector<int32_t>{static_cast<int32_t>(rows)});
+  LogitsArgs args = make_args(Epilogue::kGradient, problem, hidden, classifier, options);
+  if (rows < shape.rows) args.row_count = row_count.get();
+  args.target = target.get();
+  args.lse = lse.get();
+  args.a = a.get();
+  args.g = g.get();
+  args.out_scale = scale.get();
+  if (general) {
+    args.bias = bias.get();
+    args.b = b.get();
+    args.c = c.get();
+    if (weights) args.class_weight = class_weight.get();
+  }
+  const Output out(shape);
+  args.out = out.data.get();
+  args.out_stride = out.stride;
+  launch_logits(args, nullptr);
+  check_cuda(cudaDeviceSynchronize());
+  const auto values = out.data.read();
+  const double unit = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;
+  for (int64_t i = 0; i < shape.rows; ++i) {
+    for (int64_t j = 0; j < out.stride; ++j) {
+      if (is_outside(out, values, shape, rows, i, j)) continue;
+      const double value = to_float(values[i * out.stride + j], dtype);
+      if (targets[i] == kIgnoredRow) {
+        ASSERT_EQ(value, 0) << "ignored row " << i;
+        continue;
+      }
+      const double z = options.transform.logit(problem, i, j);
+      const double error = options.transform.error(problem, i, j) + 0x1p-20 * (1 + std::abs(z - row.lse[i]));
+      const double slope = options.transform.slope(z);
+      const double slope_error =
+          options.transform.softcap == 0 ? 0 : 2 * error / options.transform.softcap + 1e-5;
+      const double p = std::exp(z - row.lse[i]);
+      double factor = row.a[i], constant = 0, sizes = std::abs(row.a[i]), factor_error = 0;
+      if (general) {
+        factor += row.b[i] * z;
+        sizes += std::abs(row.b[i] * z);
+        factor_error = std::abs(row.b[i]) * error;
+        constant = row.c[i] * (weights ? options.class_weight[j] : 1);
+      }
+      if (targets[i] == j) constant -= row.g[i];
+      const double exact = 0.5 * (p * factor + constant) * slope;
+      const double size = p * sizes + std::abs(constant);
+      const double bound = 0.5 * (p * (sizes * 2 * error + factor_error) + size * (slope_error + 0x1p-20)) +
+                           unit * std::abs(exact) + (dtype == DType::kF16 ? 0x1p-24 : 1e-37);
+      ASSERT_NEAR(value, exact, bound) << i << ", " << j;
+    }
+  }
+  out.data.expect_guards();
+}
+
+TEST_P(Gradients, GradientPlain) {
+  run_gradient(GetParam(), DType::kBF16, false, false, GetParam().rows);
+}
+TEST_P(Gradients, GradientGeneral) {
+  run_gradient(GetParam(), DType::kBF16, true, false, GetParam().rows);
+}
+TEST_P(Gradients, GradientWithClassWeights) {
+  run_gradient(GetParam(), DType::kBF16, true, true, GetParam().rows);
+}
+TEST_P(Gradients, GradientHalf) {
+  run_gradient(GetParam(), DType::kF16, false, false, GetParam().rows);
+  run_gradient(GetParam(), DType::kF16, true, true, GetParam().rows);
+}
+TEST_P(Gradients, GradientOfFewerRows) {
+  for (const int64_t rows : {int64_t{0}, GetParam().rows / 2, GetParam().rows - 1}) {
+    run_gradient(GetParam(), DType::kBF16, false, false, rows);
+    run_gradient(GetParam(), DType::kBF16, true, true, rows);
+  }
+}
+
+// Blocks of rows that are off keep their exps and sums; the others get the bits of a run over all.
+TEST_F(Gradients, ExpsOfActiveBlocks) {
+  const Shape shape{1500, 3000, 72};
+  const Problem problem(shape, DType::kBF16);
+  const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
+  const Guarded<float> anchor(std::vector<float>(shape.rows, 1.f));
+  const std::vector<uint8_t> flags = {0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0};
+  const Guarded<uint8_t> active(flags);
+  const Output all(shape), some(shape);
+  LogitsArgs args = make_args(Epilogue::kExps, problem, hidden, classifier, Options{});
+  args.anchor = anchor.get();
+  const int slots = plan_logits(args, processors(), true).slots;
+  const Guarded<float> sums(slots * shape.rows);
+  args.stats = {slots, shape.rows, nullptr, sums.get(), nullptr, nullptr, nullptr};
+  std::vector<float> joined[2];
+  for (int run = 0; run < 2; ++run) {
+    launch_init_slots(args.stats, nullptr);
+    args.row_block_active = run == 0 ? nullptr : active.get();
+    args.out = (run == 0 ? all : some).data.get();
+    args.out_stride = all.stride;
+    launch_logits(args, nullptr);
+    check_cuda(cudaDeviceSynchronize());
+    const auto parts = sums.read();
+    joined[run].assign(shape.rows, 0.f);
+    for (int64_t s = 0; s < slots; ++s) {
+      for (int64_t i = 0; i < shape.rows; ++i) joined[run][i] += parts[s * shape.rows + i];
+    }
+  }
+  const auto expected = all.data.read(), got = some.data.read();
+  for (int64_t i = 0; i < shape.rows; ++i) {
+    const bool on = flags[i / 128] != 0;
+    if (on) {
+      ASSERT_NEAR(joined[1][i], joined[0][i], 0x1p-18 * joined[0][i]) << i;
+    } else {
+      ASSERT_EQ(joined[1][i], 0.f) << i;
+    }
+    for (int64_t j = 0; j < shape.columns; ++j) {
+      ASSERT_EQ(got[i * some.stride + j], on ? expected[i * all.stride + j] : kUntouched) << i << ", " << j;
+    }
+  }
+  some.data.expect_guards();
+  sums.expect_guards();
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Gradients, testing::ValuesIn(kShapes), name_of);
+
+}  // namespace
+}  // namespace headroom::cuda::sm90::test

@@ -1,0 +1,114 @@
+// The schedule of the sm90 kernels, on the host: every tile once, one writer for every (slot, row), few
+// slots.
+#include "cuda/sm90/tile_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace headroom::cuda::sm90 {
+namespace {
+
+constexpr int kUnlimited = 1 << 20;
+
+struct Device {
+  int clusters;
+  int turns;
+};
+
+// 132 SMs (H100 SXM, H200), 114 (H100 PCIe), 78 (H20), odd ones, and one cluster only.
+const Device kDevices[] = {{66, 2}, {66, 1}, {57, 2}, {39, 2}, {61, 2}, {7, 2}, {1, 2}, {1, 1}};
+
+// Walks the tiles as the kernel does and checks that each is visited once, by a single writer of its slot.
+void check_schedule(const Raster& raster, Device device, int units, int column_tiles, int most_slots) {
+  const TileSchedule schedule(raster, units, column_tiles);
+  ASSERT_EQ(schedule.tiles(), units * column_tiles);
+  ASSERT_LE(schedule.clusters(), device.clusters);
+  std::vector<int> visits(static_cast<size_t>(units) * column_tiles, 0);
+  std::map<std::pair<int, int>, int> writer;  // (slot, unit) -> worker
+  for (int cluster = 0; cluster < device.clusters; ++cluster) {
+    const int tiles = schedule.tiles_of(cluster);
+    for (int i = 0; i < tiles; ++i) {
+      const Tile tile = schedule.at(cluster + i * schedule.clusters());
+      ASSERT_GE(tile.unit, 0);
+      ASSERT_LT(tile.unit, units);
+      ASSERT_GE(tile.column, 0);
+      ASSERT_LT(tile.column, column_tiles);
+      ASSERT_GE(tile.slot, 0);
+      ASSERT_LT(tile.slot, most_slots);
+      ++visits[static_cast<size_t>(tile.unit) * column_tiles + tile.column];
+      const int worker = cluster * device.turns + i % device.turns;
+      const auto [entry, is_new] = writer.insert({{tile.slot, tile.unit}, worker});
+      ASSERT_EQ(entry->second, worker)
+          << "slot " << tile.slot << " of unit " << tile.unit << " has two writers; units " << units
+          << ", column tiles " << column_tiles;
+    }
+  }
+  for (const int count : visits) ASSERT_EQ(count, 1);
+}
+
+TEST(TileSchedule, EveryTileOnceAndOneWriterOfASlot) {
+  for (const Device device : kDevices) {
+    for (const int preferred : {4, 6, 8, 12, 17, 24}) {
+      const Raster raster = make_raster(device.clusters, device.turns, preferred, kUnlimited);
+      for (const int units :
+           {1, 2, 3, 5, 7, 11, 13, 16, 17, 19, 23, 31, 37, 64, 71, 72, 73, 97, 127, 128, 131}) {
+        for (const int column_tiles : {1, 2, 3, 7, 29, 101}) {
+          check_schedule(raster, device, units, column_tiles, raster_slots(raster, units));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// The device may find any smaller number of units; the slots provided for the largest must do.
+TEST(TileSchedule, SlotsSufficeForAnyFewerUnits) {
+  for (const Device device : kDevices) {
+    for (const int preferred : {4, 12, 24}) {
+      for (const int units : {1, 2, 9, 13, 14, 40, 75}) {
+        const int slots = needed_slots(device.clusters, device.turns, preferred, units, true);
+        const Raster raster = make_raster(device.clusters, device.turns, preferred, slots);
+        for (int fewer = 0; fewer <= units; ++fewer) {
+          check_schedule(raster, device, fewer, 37, slots);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(TileSchedule, AllClustersWorkOnManyUnits) {
+  for (const int preferred : {4, 6, 12, 24}) {
+    const int slots = needed_slots(66, 2, preferred, 1000, true);
+    const Raster raster = make_raster(66, 2, preferred, slots);
+    for (int units = 14; units < 1000; ++units)
+      EXPECT_EQ(TileSchedule(raster, units, 3).clusters(), 66) << units;
+  }
+}
+
+// 132 SMs, ping-pong: at most 33 slots.
+TEST(TileSchedule, SlotsAreFew) {
+  for (int64_t units = 14; units < 5000; ++units) {
+    EXPECT_LE(needed_slots(66, 2, 24, units, true), 33) << units;
+    EXPECT_LE(needed_slots(66, 2, 16, units, true), 33) << units;
+    EXPECT_LE(needed_slots(66, 2, 9, units, true), 33) << units;
+    EXPECT_LE(needed_slots(66, 2, 4, units, true), 33) << units;
+  }
+  for (int64_t units = 1; units < 14; ++units) EXPECT_LE(needed_slots(66, 2, 16, units, true), 132) << units;
+}
+
+TEST(TileSchedule, LastTileOfALargeProblem) {
+  const Raster raster = make_raster(66, 2, 12, kUnlimited);
+  const int units = 4096, column_tiles = 250000;  // 2^30 tiles
+  const TileSchedule schedule(raster, units, column_tiles);
+  const Tile last = schedule.at(schedule.tiles() - 1);
+  EXPECT_EQ(last.unit, units - 1);
+  EXPECT_EQ(last.column, column_tiles - 1);
+}
+
+}  // namespace
+}  // namespace headroom::cuda::sm90
