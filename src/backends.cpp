@@ -2,12 +2,19 @@
 
 #include "core/status.h"
 #include "cpu/backend.h"
+#ifdef HEADROOM_WITH_CUDA
+#include "cuda/backend.h"
+#endif
 #include "reference/backend.h"
 
 namespace headroom {
 
 std::span<const Backend* const> all_backends() {
-  static const Backend* const kBackends[] = {&cpu_backend(), &reference_backend()};
+  static const Backend* const kBackends[] = {
+#ifdef HEADROOM_WITH_CUDA
+      &cuda_backend(),
+#endif
+      &cpu_backend(), &reference_backend()};
   return kBackends;
 }
 

@@ -157,6 +157,7 @@ headroom_status headroom_backend_info(int32_t index, char* description, size_t d
 
 void headroom_context_options_init(headroom_context_options* options) {
   init_struct(options);
+  if (options != nullptr) options->device = HEADROOM_HOST_MEMORY;
 }
 
 void headroom_problem_init(headroom_problem* problem) {
@@ -184,7 +185,9 @@ headroom_status headroom_context_create(const headroom_context_options* options,
     const headroom_context_options given = options == nullptr ? defaults : complete(options);
     auto made = std::make_unique<headroom_context>(headroom_context{to_context(given)});
     if (!made->context.backend.empty()) backend_by_name(made->context.backend, made->context.options);
-    if (!made->context.options.isa.empty()) backend_by_name("cpu", made->context.options);
+    if (!made->context.options.isa.empty()) {
+      backend_by_name(made->context.options.device == kHostMemory ? "cpu" : "cuda", made->context.options);
+    }
     *context = made.release();
   });
 }
@@ -245,8 +248,24 @@ headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* 
                              size_t workspace_bytes, void* stream) {
   return guarded([&] {
     const PlannedProblem& planned = required(plan, "plan")->planned;
-    if (stream != nullptr) throw_invalid("stream", "null on the CPU", "a pointer");
-    run(planned, to_buffers(complete(buffers)), workspace, workspace_bytes);
+    run(planned, to_buffers(complete(buffers)), workspace, workspace_bytes, stream);
+  });
+}
+
+headroom_status headroom_scale_gradient(const headroom_context* context, void* data, int32_t dtype,
+                                        int64_t count, const void* factor, void* stream) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    if (count < 0) throw_invalid("count", "at least 0", std::to_string(count));
+    if (dtype < HEADROOM_F32 || dtype > HEADROOM_F64) {
+      throw_invalid("dtype", "a floating point dtype", std::to_string(dtype));
+    }
+    if (count == 0) return;
+    required(data, "data");
+    required(factor, "factor");
+    Problem any;
+    const Backend& backend = choose_backend(c.backend, any, c.options);
+    backend.scale(data, static_cast<DType>(dtype), count, factor, c.options, stream);
   });
 }
 

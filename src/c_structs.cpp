@@ -77,7 +77,12 @@ Context to_context(const headroom_context_options& options) {
   if (options.threads < 0 || options.threads > kMostThreads) {
     throw_invalid("threads", "0 to " + std::to_string(kMostThreads), std::to_string(options.threads));
   }
+  if (options.device < HEADROOM_HOST_MEMORY) {
+    throw_invalid("device", "the ordinal of a CUDA device, or -1 for host memory",
+                  std::to_string(options.device));
+  }
   Context context;
+  context.options.device = options.device;
   context.backend = options.backend != nullptr ? options.backend : "";
   context.options.isa = options.isa != nullptr ? options.isa : "";
   context.options.parallel_for = to_parallel_for(options);
@@ -100,6 +105,7 @@ Problem to_problem(const headroom_problem& c) {
   p.d_hidden_dtype = to_dtype(c.d_hidden_dtype, "d_hidden_dtype");
   p.d_classifier_dtype = to_dtype(c.d_classifier_dtype, "d_classifier_dtype");
   p.d_bias_dtype = to_dtype(c.d_bias_dtype, "d_bias_dtype");
+  p.unaligned_rows = to_flag(c.unaligned_rows, "unaligned_rows");
   p.has_bias = to_flag(c.has_bias, "has_bias");
   p.has_class_weight = to_flag(c.has_class_weight, "has_class_weight");
   p.has_token_weight = to_flag(c.has_token_weight, "has_token_weight");
@@ -151,6 +157,8 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.argmax = c.argmax;
   b.correct_count = c.correct_count;
   b.valid_count = c.valid_count;
+  b.invalid_targets = c.invalid_targets;
+  b.num_items = c.num_items;
   b.d_hidden = c.d_hidden;
   b.d_hidden_stride = c.d_hidden_stride;
   b.d_classifier = c.d_classifier;

@@ -1,5 +1,9 @@
 #include "run.h"
 
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
 #include "backends.h"
 #include "core/status.h"
 #include "core/targets.h"
@@ -14,14 +18,31 @@ std::vector<Plan> list_plans(const Context& context, const Problem& problem, siz
   return (*backend)->plans(valid, context.options, max_workspace_bytes);
 }
 
+namespace {
+
+// HEADROOM_VERBOSE=1: a line on stderr for every plan made.
+void report(const Problem& problem, const Backend& backend, const Plan& plan) {
+  const char* verbose = std::getenv("HEADROOM_VERBOSE");
+  if (verbose == nullptr || std::strcmp(verbose, "1") != 0) return;
+  std::fprintf(stderr, "headroom: N %lld, V %lld, D %lld: %s on %s (%s), workspace %zu bytes, %.2f F\n",
+               static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
+               static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name,
+               plan.config.c_str(), plan.workspace_bytes, plan.cost_f);
+}
+
+}  // namespace
+
 PlannedProblem make_plan(const Context& context, const Problem& problem, size_t max_workspace_bytes) {
   const Problem valid = validated(problem);
   const Backend& backend = choose_backend(context.backend, valid, context.options);
   const std::vector<Plan> plans = backend.plans(valid, context.options, max_workspace_bytes);
-  return {valid, &backend, context.options, choose_plan(plans, max_workspace_bytes)};
+  const Plan& best = choose_plan(plans, max_workspace_bytes);
+  report(valid, backend, best);
+  return {valid, &backend, context.options, best};
 }
 
-void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes) {
+void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
+         void* stream) {
   const Buffers valid = validated(planned.problem, buffers);
   if (workspace_bytes < planned.plan.workspace_bytes) {
     throw_invalid("workspace_bytes", "at least " + std::to_string(planned.plan.workspace_bytes),
@@ -34,8 +55,11 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
         "workspace", "64-byte alignment",
         "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment));
   }
-  check_targets(planned.problem, valid.targets);
-  planned.backend->run(planned.problem, planned.plan, valid, Workspace(workspace), planned.options);
+  if (!planned.backend->device_memory) {
+    if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
+    check_targets(planned.problem, valid.targets);
+  }
+  planned.backend->run(planned.problem, planned.plan, valid, Workspace(workspace), planned.options, stream);
 }
 
 }  // namespace headroom

@@ -88,14 +88,19 @@ typedef struct headroom_plan headroom_plan;
 typedef void (*headroom_task)(int64_t task, int32_t worker, void* body_data);
 typedef void (*headroom_parallel_for)(int64_t tasks, headroom_task body, void* body_data, void* pool);
 
+#define HEADROOM_HOST_MEMORY (-1)
+
 typedef struct headroom_context_options {
   size_t struct_size;
-  const char*
-      backend; /* "cpu" or "reference"; null: the first of headroom_backend_count() that can run a problem */
-  const char* isa; /* instruction set of the CPU backend by name; null: the best of this machine */
-  int32_t threads; /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
+  const char* backend; /* "cuda", "cpu" or "reference"; null: the first of headroom_backend_count() that can
+                          run a problem */
+  const char* isa;     /* instruction set of the CPU backend, or implementation of the CUDA backend ("sm90",
+                          "portable"), by name; null: the best of this machine */
+  int32_t threads;     /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
   headroom_parallel_for parallel_for; /* null: OpenMP */
   void* pool;                         /* passed to parallel_for */
+  int32_t device; /* where buffers and workspace are: HEADROOM_HOST_MEMORY (default), or the ordinal of a CUDA
+                     device */
 } headroom_context_options;
 
 /* What to compute. Dimensions in elements; flags are 0 or 1. */
@@ -137,7 +142,8 @@ typedef struct headroom_problem {
   int32_t accumulate_d_hidden; /* add to the (float32) buffer instead of overwriting it */
   int32_t accumulate_d_classifier;
   int32_t accumulate_d_bias;
-  int32_t reserved;
+  int32_t unaligned_rows; /* CUDA: 1 where a row of hidden, classifier or d_hidden is a multiple of 16 bytes
+                             long but does not begin at one */
   size_t max_workspace_bytes; /* hard; 0 (default): as the fastest plan wants */
 } headroom_problem;
 
@@ -179,6 +185,11 @@ typedef struct headroom_buffers {
   void* d_classifier; /* [V, D] */
   int64_t d_classifier_stride;
   void* d_bias; /* [V] */
+  /* CUDA only, where targets cannot be refused before the run: [2] how many targets are out of range, and the
+   * first row with one (-1 without). Such a row's losses are NaN (so is a reduced loss), its gradient is 0.
+   */
+  int64_t* invalid_targets;
+  const void* num_items; /* scalar stats: the mean's divisor, in place of the problem's num_items */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {
@@ -228,10 +239,19 @@ HEADROOM_API headroom_status headroom_plan_list(const headroom_context* context,
                                                 const headroom_problem* problem, headroom_plan_info* infos,
                                                 int32_t capacity, int32_t* count);
 
-/* Runs a plan. workspace: plan's workspace_bytes, 64-byte aligned. stream: null on the CPU. Targets are
- * checked before anything is written. */
+/* Runs a plan. workspace: plan's workspace_bytes, 64-byte aligned, in the memory of the context's device.
+ * Host memory: stream is null, and targets are checked before anything is written. CUDA: all work is queued
+ * on `stream` (a cudaStream_t, null: the default stream); nothing is allocated or waited for, so a CUDA graph
+ * can capture it. */
 HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers,
                                           void* workspace, size_t workspace_bytes, void* stream);
+
+/* An upstream gradient that arrives after the run: data[i] *= *factor, in place; nothing is touched when that
+ * is 1. data: count elements of any float dtype, in the memory of the context's device, as is factor: a stats
+ * scalar. */
+HEADROOM_API headroom_status headroom_scale_gradient(const headroom_context* context, void* data,
+                                                     int32_t dtype, int64_t count, const void* factor,
+                                                     void* stream);
 
 /* Pieces for a vocabulary cut into shards. They work on host memory and read only the problem's
  * sizes, dtypes and options.

@@ -33,6 +33,7 @@ class ContextOptions(ctypes.Structure):
         ("threads", c_int32),
         ("parallel_for", c_void_p),
         ("pool", c_void_p),
+        ("device", c_int32),
     ]
 
 
@@ -77,7 +78,7 @@ class Problem(ctypes.Structure):
         ("accumulate_d_hidden", c_int32),
         ("accumulate_d_classifier", c_int32),
         ("accumulate_d_bias", c_int32),
-        ("reserved", c_int32),
+        ("unaligned_rows", c_int32),
         ("max_workspace_bytes", c_size_t),
     ]
 
@@ -116,6 +117,8 @@ class Buffers(ctypes.Structure):
         ("d_classifier", c_void_p),
         ("d_classifier_stride", c_int64),
         ("d_bias", c_void_p),
+        ("invalid_targets", c_void_p),
+        ("num_items", c_void_p),
     ]
 
 
@@ -189,6 +192,7 @@ def library() -> ctypes.CDLL:
             c_int32,
             [c_void_p, ctypes.POINTER(Problem), ctypes.POINTER(PlanInfo), c_int32, ctypes.POINTER(c_int32)],
         ),
+        "scale_gradient": (c_int32, [c_void_p, c_void_p, c_int32, c_int64, c_void_p, c_void_p]),
         "run": (c_int32, [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p]),
     }
     for name, (result, arguments) in prototypes.items():

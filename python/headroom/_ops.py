@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _c
-from ._torch import Call, Inputs, Losses, Wants, new_losses, stats_dtype
+from ._torch import Call, Inputs, Losses, Wants, new_losses, scale_in_place, stats_dtype
 
 _INPUTS = (
     "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, "
@@ -238,6 +238,8 @@ def _scaled(gradient: Tensor | None, factor: Tensor, keep: bool) -> Tensor | Non
         scaled: Tensor = scale_gradient(gradient, factor)
         return scaled
     # The saved tensor itself may become somebody's .grad, to be added to in place: only when nobody reads it again.
+    if not keep and gradient.is_cuda:
+        return scale_in_place(gradient, factor)  # without waiting for the device
     if not keep and factor.item() == 1:
         return gradient
     return gradient * factor

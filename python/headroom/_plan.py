@@ -16,6 +16,9 @@ from typing import Any
 from . import _c
 
 
+HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA devices
+
+
 @dataclasses.dataclass(frozen=True)
 class Spec:
     """What a plan depends on; the fields are those of headroom_problem (``pass_`` is its ``pass``)."""
@@ -52,6 +55,7 @@ class Spec:
     has_grad_lse: bool = False
     has_grad_entropy: bool = False
     accumulate_d_classifier: bool = False
+    unaligned_rows: bool = False
     max_workspace_bytes: int = 0
 
     def to_c(self) -> ctypes.Structure:
@@ -114,10 +118,14 @@ class _Handle:
 
 
 @functools.lru_cache(maxsize=64)
-def _context(threads: int, backend: str | None) -> _Handle:
+def _context(threads: int, backend: str | None, device: int) -> _Handle:
     lib = _c.library()
     options: Any = _c.make("headroom_context_options")
     options.threads = threads
+    options.device = device
+    name, _, isa = (backend or "").partition(":")
+    options.isa = isa.encode() if isa else None
+    backend = name or None
     if backend is not None:
         options.backend = backend.encode()
     pointer = ctypes.c_void_p()
@@ -128,10 +136,10 @@ def _context(threads: int, backend: str | None) -> _Handle:
 class Plan(_Handle):
     """A headroom_plan; it holds copies of all that it needs of its context."""
 
-    def __init__(self, spec: Spec, threads: int, backend: str | None = None) -> None:
+    def __init__(self, spec: Spec, threads: int, backend: str | None = None, device: int = HOST) -> None:
         lib = _c.library()
         pointer = ctypes.c_void_p()
-        context = _context(threads, backend)
+        context = _context(threads, backend, device)
         _c.check(lib.headroom_plan_create(context.pointer, ctypes.byref(spec.to_c()), ctypes.byref(pointer)))
         super().__init__(pointer, lib.headroom_plan_destroy)
         info = _c.make("headroom_plan_info")
@@ -140,17 +148,17 @@ class Plan(_Handle):
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(spec: Spec, threads: int, backend: str | None = None) -> Plan:
-    return Plan(spec, threads, backend)
+def plan_of(spec: Spec, threads: int, backend: str | None = None, device: int = HOST) -> Plan:
+    return Plan(spec, threads, backend, device)
 
 
-def list_plans(spec: Spec, threads: int, backend: str | None = None) -> list[PlanInfo]:
+def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int = HOST) -> list[PlanInfo]:
     """All plans that the planner considers for a problem."""
     capacity = 64
     infos: Any = (_c.PlanInfo * capacity)()
     infos[0].struct_size = ctypes.sizeof(_c.PlanInfo)
     count = ctypes.c_int32()
-    context = _context(threads, backend)
+    context = _context(threads, backend, device)
     status = _c.library().headroom_plan_list(
         context.pointer, ctypes.byref(spec.to_c()), infos, capacity, ctypes.byref(count)
     )
@@ -180,11 +188,22 @@ class Workspace:
         self.address = ctypes.addressof(self._view)
 
 
-def run(plan: Plan, pointers: dict[str, Any]) -> None:
-    """Runs a plan on pointers named as the fields of headroom_buffers."""
+def run(plan: Plan, pointers: dict[str, Any], workspace: int | None = None, stream: int | None = None) -> None:
+    """Runs a plan on pointers named as the fields of headroom_buffers, in a workspace of the plan's size."""
     buffers = _c.make("headroom_buffers")
     for name, value in pointers.items():
         setattr(buffers, name, value)
     size = plan.info.workspace_bytes
-    workspace = Workspace(size)
-    _c.check(_c.library().headroom_run(plan.pointer, ctypes.byref(buffers), workspace.address, size, None))
+    _c.check(_c.library().headroom_run(plan.pointer, ctypes.byref(buffers), workspace, size, stream))
+
+
+def scale_gradient(data: int, dtype: int, count: int, factor: int, device: int, stream: int) -> None:
+    """headroom_scale_gradient"""
+    context = _context(1, None, device)
+    _c.check(_c.library().headroom_scale_gradient(context.pointer, data, dtype, count, factor, stream))
+
+
+def run_on_host(plan: Plan, pointers: dict[str, Any]) -> None:
+    """The same in a workspace of its own."""
+    workspace = Workspace(plan.info.workspace_bytes)
+    run(plan, pointers, workspace.address)

@@ -5,6 +5,7 @@ Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], tar
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -60,17 +61,34 @@ def _row_stride(matrix: Tensor) -> int:
     return matrix.stride(0) if matrix.shape[0] > 1 else 0
 
 
+def _rows_are_aligned(matrix: Tensor) -> bool:
+    """Whether every row begins at a multiple of 16 bytes, as far as rows are that long."""
+    size = matrix.element_size()
+    if matrix.shape[1] * size % 16 != 0:
+        return True  # rows of such a length are copied anyway
+    return matrix.data_ptr() % 16 == 0 and (matrix.shape[0] <= 1 or matrix.stride(0) * size % 16 == 0)
+
+
+def _cuda_backend() -> str | None:
+    """HEADROOM_CUDA: ``sm90`` or ``portable`` in place of the library's choice."""
+    name = os.environ.get("HEADROOM_CUDA")
+    return f"cuda:{name}" if name else None
+
+
 class Call:
     """One call of the library: collects pointers and keeps their tensors alive until it has run."""
 
     def __init__(self, pass_: int, inputs: Inputs, wants: Wants, options: dict[str, Any]) -> None:
         hidden, weight = _rows(inputs.hidden), _rows(inputs.weight)
         self.inputs, self.wants = inputs, wants
+        self.device = hidden.device
         self.stats = stats_dtype(hidden)
         self.keep: list[Tensor] = []
         self.pointers: dict[str, Any] = {}
         self.spec: dict[str, Any] = dict(options)
-        if inputs.num_items is not None:
+        if inputs.num_items is not None and self.device.type != "cpu":
+            self.give("num_items", inputs.num_items.to(self.device, self.stats))
+        elif inputs.num_items is not None:
             self.spec["num_items"] = _options.checked_num_items(inputs.num_items.item(), options["reduction"])
         self.spec |= {
             "pass_": pass_,
@@ -88,6 +106,8 @@ class Call:
             "want_d_classifier": wants.weight,
             "want_d_bias": wants.bias,
         }
+        if self.device.type == "cuda":
+            self.spec["unaligned_rows"] = not (_rows_are_aligned(hidden) and _rows_are_aligned(weight))
         self._give("hidden", hidden, _row_stride(hidden))
         self._give("classifier", weight, _row_stride(weight))
         self.give("targets", inputs.target)
@@ -110,7 +130,7 @@ class Call:
 
     def new(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, wanted: bool = True) -> Tensor:
         """A tensor for the library to write, empty when it is not wanted."""
-        tensor = torch.empty(shape if wanted else (0,), dtype=dtype)
+        tensor = torch.empty(shape if wanted else (0,), dtype=dtype, device=self.device)
         if wanted:
             self._give(name, tensor)
         return tensor
@@ -132,7 +152,27 @@ class Call:
         return d_hidden, d_weight, self.new("d_bias", tuple(bias.shape), bias.dtype, self.wants.bias)
 
     def run(self) -> None:
-        _plan.run(_plan.plan_of(_plan.Spec(**self.spec), torch.get_num_threads()), self.pointers)
+        spec = _plan.Spec(**self.spec)
+        if self.device.type == "cpu":
+            _plan.run_on_host(_plan.plan_of(spec, torch.get_num_threads()), self.pointers)
+            return
+        # Workspace from PyTorch's caching allocator: freed when this returns, to be used again in stream order.
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream(self.device)
+            plan = _plan.plan_of(spec, 1, _cuda_backend(), self.device.index)
+            workspace = torch.empty(plan.info.workspace_bytes, dtype=torch.uint8, device=self.device)
+            _plan.run(plan, self.pointers, workspace.data_ptr(), stream.cuda_stream)
+
+
+def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is touched if it is 1."""
+    with torch.cuda.device(gradient.device):
+        stream = torch.cuda.current_stream(gradient.device).cuda_stream
+        factor = factor.to(torch.float32)
+        _plan.scale_gradient(
+            gradient.data_ptr(), CODES[gradient.dtype], gradient.numel(), factor.data_ptr(), gradient.device.index, stream
+        )
+    return gradient
 
 
 class Losses(NamedTuple):
@@ -155,7 +195,7 @@ def new_losses(call: Call, per_token: bool, entropy: bool, argmax: bool) -> Loss
         lse=call.new("lse", (tokens,), call.stats, per_token),
         entropy=call.new("entropy", (tokens,), call.stats, entropy),
         argmax=call.new("argmax", (tokens,), torch.int64, argmax),
-        counts=torch.zeros(2, dtype=torch.int64),
+        counts=torch.zeros(2, dtype=torch.int64, device=call.device),
     )
     call.spec |= {"want_entropy": entropy, "want_argmax": argmax}
     counts = losses.counts.data_ptr()

@@ -39,8 +39,8 @@ def _check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name}: expected a tensor on the CPU, got device {tensor.device}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected a tensor on the CPU or a CUDA device, got device {tensor.device}")
     if not torch.compiler.is_compiling():
         _check_plain(name, tensor)
 
@@ -60,6 +60,12 @@ def _check_plain(name: str, tensor: Tensor) -> None:
         raise NotImplementedError(
             f"{name}: headroom.linear_cross_entropy does not support forward-mode differentiation"
         )
+
+
+def _check_devices(device: torch.device, tensors: dict[str, Tensor | None]) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, as input is, got device {tensor.device}")
 
 
 def _check_float(name: str, tensor: Tensor) -> None:
@@ -122,8 +128,9 @@ def _check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtyp
 
 def _autocast(tensor: Tensor) -> Tensor:
     """Casts as autocast casts the arguments of F.linear: not float64."""
-    if torch.is_autocast_enabled("cpu") and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype("cpu"))
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(device))
     return tensor
 
 
@@ -270,6 +277,17 @@ def linear_cross_entropy(
         num_items_tensor, num_items = num_items.detach(), None
     if main_grad is not None:
         _check_main_grad(main_grad, linear_weight, stats)
+    _check_devices(
+        input.device,
+        {
+            "linear_weight": linear_weight,
+            "target": target,
+            "linear_bias": linear_bias,
+            "weight": weight,
+            "token_weight": token_weight,
+            "main_grad": main_grad,
+        },
+    )
     names = _options.stats_names(return_stats)
     options = _options.make_options(
         reduction=reduction,

@@ -21,7 +21,7 @@ class LinearCrossEntropyLoss(nn.Module):
         num_classes: V, size of the vocabulary.
         out_features: only ``()``; here for the signature.
         bias: whether the head has a bias ``[V]``.
-        device: of the head; only the CPU can compute the loss.
+        device: of the head: the CPU or a CUDA device.
         dtype: of the head.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         weight: class weights ``[V]``, kept as a buffer.

@@ -264,4 +264,4 @@ class _Run:
         for name in ("hidden", "classifier"):
             array = arrays[name]
             pointers[f"{name}_stride"] = array.strides[0] // array.itemsize if array.shape[0] > 1 else 0
-        _plan.run(plan, pointers)
+        _plan.run_on_host(plan, pointers)

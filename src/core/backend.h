@@ -11,15 +11,19 @@
 
 namespace headroom {
 
+inline constexpr int kHostMemory = -1;
+
 // What a context asks of its backends.
 struct BackendOptions {
-  std::string isa;  // instruction set by name; empty: the best of this machine
+  int device = kHostMemory;  // ordinal of the CUDA device whose memory the buffers are in
+  std::string isa;  // instruction set (CUDA: implementation) by name; empty: the best of this machine
   ParallelFor parallel_for;
 };
 
 // A backend is one row of this table; src/backends.cpp lists them in order of preference.
 struct Backend {
   const char* name;
+  bool device_memory;  // buffers and workspace are of BackendOptions::device, and a run is queued on a stream
   // Empty when usable on this machine, else why not.
   std::string (*why_unavailable)(const BackendOptions& options);
   // One line of facts about the device: processor, instruction sets, the one chosen.
@@ -31,9 +35,16 @@ struct Backend {
   std::vector<Plan> (*plans)(const Problem& problem, const BackendOptions& options,
                              size_t max_workspace_bytes);
   // Runs a plan of this backend. Buffers are complete for the problem; the workspace has plan.workspace_bytes
-  // at 64-byte alignment. Allocates nothing.
+  // at kWorkspaceAlignment. Allocates nothing. stream: a cudaStream_t, null on the host.
   void (*run)(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-              const BackendOptions& options);
+              const BackendOptions& options, void* stream);
+  // data[i] *= *factor (one of stats dtype: double for float64 data), touching nothing when that is 1.
+  void (*scale)(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+                void* stream);
 };
+
+// Backend::scale of backends on host memory.
+void scale_on_host(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+                   void* stream);
 
 }  // namespace headroom

@@ -15,6 +15,7 @@ struct Buffers {
   const void* targets = nullptr;       // [N], global vocabulary ids
   const void* class_weight = nullptr;  // [V_total] stats
   const void* token_weight = nullptr;  // [N] stats
+  const void* num_items = nullptr;     // scalar stats, in place of Problem::num_items; null: that
   // upstream gradients; null grad_loss means 1
   const void* grad_loss = nullptr;     // scalar, or [N] with Reduction::kNone; stats
   const void* grad_nll = nullptr;      // [N] stats
@@ -35,6 +36,8 @@ struct Buffers {
   int64_t* argmax = nullptr;         // [N] global id of the largest logit, the first of equals
   int64_t* correct_count = nullptr;  // scalar: rows whose argmax is the target
   int64_t* valid_count = nullptr;    // scalar: rows that are not ignored
+  int64_t* invalid_targets =
+      nullptr;  // [2], devices only: how many targets are out of range, the first such row
   // gradients
   void* d_hidden = nullptr;  // [N, D]; ignored rows are zero
   int64_t d_hidden_stride = 0;

@@ -1,7 +1,9 @@
 #include "core/host_loss.h"
 
+#include <algorithm>
 #include <initializer_list>
 
+#include "core/backend.h"
 #include "core/targets.h"
 
 namespace headroom {
@@ -96,6 +98,19 @@ void HostLossWriter::finish() {
   if (p.is_shard()) return;
   if (p.reduction != Reduction::kNone) store_if(b.loss, p.stats_dtype(), 0, sum_ / context_.divisor);
   if (b.correct_count != nullptr) *b.correct_count = correct_;
+}
+
+void scale_on_host(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+                   void* /*stream*/) {
+  const double by = load_as_double(factor, dtype == DType::kF64 ? DType::kF64 : DType::kF32, 0);
+  if (by == 1) return;
+  constexpr int64_t kPart = 1 << 16;
+  options.parallel_for((count + kPart - 1) / kPart, [&](int64_t part, int) {
+    const int64_t end = std::min(count, (part + 1) * kPart);
+    for (int64_t i = part * kPart; i < end; ++i) {
+      store_from_double(data, dtype, i, load_as_double(data, dtype, i) * by);
+    }
+  });
 }
 
 RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, int64_t row) {

@@ -29,7 +29,7 @@ struct Plan {
   // ----
   int64_t token_chunk = 0;          // rows whose exps are kept at once
   int64_t cached_vocab_blocks = 0;  // vocabulary blocks whose exps are kept
-  int64_t detail[4] = {0, 0, 0, 0};
+  int64_t detail[10] = {};
 };
 
 // The fastest of those within the budget (0: no budget). Throws kBudgetTooSmall naming the smallest need.

@@ -50,6 +50,10 @@ struct Problem {
   int64_t shift = 0;
   int64_t sequence_length = 0;  // 0: all tokens are one sequence
 
+  // Rows of hidden, classifier or d_hidden do not all begin at multiples of 16 bytes although their size is
+  // one.
+  bool unaligned_rows = false;
+
   bool has_bias = false;
   bool has_class_weight = false;
   bool has_token_weight = false;

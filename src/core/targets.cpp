@@ -37,6 +37,7 @@ double class_weight_sum(const Problem& problem, const Buffers& buffers) {
 double reduction_divisor(const Problem& problem, const Buffers& buffers, const int64_t* rows,
                          int64_t row_count) {
   if (problem.reduction != Reduction::kMean) return 1;
+  if (buffers.num_items != nullptr) return load_as_double(buffers.num_items, problem.stats_dtype(), 0);
   if (problem.num_items > 0) return problem.num_items;
   if (!problem.has_class_weight && !problem.has_token_weight) return static_cast<double>(row_count);
   const DType dtype = problem.stats_dtype();

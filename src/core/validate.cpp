@@ -184,6 +184,8 @@ Buffers validated(const Problem& p, Buffers b) {
     need(b.lse, rows, "lse", "an input of the backward pass");
     need(b.entropy, rows && p.has_grad_entropy, "entropy", "an input of the backward pass with grad_entropy");
   }
+  require(b.num_items == nullptr || p.reduction == Reduction::kMean, "num_items",
+          "null unless the reduction is mean", "a pointer");
   need(b.grad_loss, rows && p.pass == Pass::kBackward && p.reduction == Reduction::kNone, "grad_loss",
        "reduction none");
   need(b.grad_nll, rows && p.has_grad_nll, "grad_nll", "has_grad_nll");

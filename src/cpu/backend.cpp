@@ -33,14 +33,16 @@ std::string describe(const BackendOptions& options) {
          cpu::usable_isas() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
 }
 
-std::string why_unsupported(const Problem& problem, const BackendOptions&) {
+std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
+  if (options.device != kHostMemory) return "the buffers are in the memory of a CUDA device";
   return problem.hidden_dtype == DType::kF64 ? "float64 is computed by the reference backend" : "";
 }
 
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const Backend backend{"cpu", why_unavailable, describe, why_unsupported, cpu::plans, cpu::run};
+  static const Backend backend{"cpu",           false,      why_unavailable, describe,
+                               why_unsupported, cpu::plans, cpu::run,        scale_on_host};
   return backend;
 }
 

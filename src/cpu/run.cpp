@@ -33,7 +33,7 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
 }  // namespace
 
 void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-         const BackendOptions& options) {
+         const BackendOptions& options, void* /*stream*/) {
   const Kernels& kernels = select_kernels(problem, options.isa);
   const Shape shape = make_shape(problem, kernels);
   Problem work = problem;

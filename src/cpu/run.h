@@ -4,6 +4,6 @@
 namespace headroom::cpu {
 
 void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-         const BackendOptions& options);
+         const BackendOptions& options, void* stream);
 
 }  // namespace headroom::cpu

@@ -11,8 +11,8 @@ std::string why_unavailable(const BackendOptions&) {
 std::string describe(const BackendOptions&) {
   return "portable C++, float64 arithmetic, one thread per row";
 }
-std::string why_unsupported(const Problem&, const BackendOptions&) {
-  return "";
+std::string why_unsupported(const Problem&, const BackendOptions& options) {
+  return options.device == kHostMemory ? "" : "the buffers are in the memory of a CUDA device";
 }
 
 PlanKind kind_of(const Problem& problem) {
@@ -36,14 +36,15 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, s
 }
 
 void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-         const BackendOptions& options) {
+         const BackendOptions& options, void* /*stream*/) {
   reference::run(problem, plan.threads, buffers, workspace, options.parallel_for);
 }
 
 }  // namespace
 
 const Backend& reference_backend() {
-  static const Backend kBackend = {"reference", why_unavailable, describe, why_unsupported, plans, run};
+  static const Backend kBackend = {"reference", false, why_unavailable, describe, why_unsupported,
+                                   plans,       run,   scale_on_host};
   return kBackend;
 }
 

@@ -1,0 +1,124 @@
+#include "cuda/arena.h"
+
+#include <algorithm>
+
+#include "cuda/row_blocks.h"
+
+namespace headroom::cuda {
+namespace {
+
+template <class T>
+T* take(Workspace& workspace, int64_t count) {
+  return workspace.take<T>(count).data();
+}
+
+void* take_elements(Workspace& workspace, DType dtype, int64_t rows, int64_t columns) {
+  return take<std::byte>(workspace, rows * columns * static_cast<int64_t>(size_of(dtype)));
+}
+
+}  // namespace
+
+void PlanDetail::store(Plan* plan) const {
+  const int64_t values[] = {static_cast<int64_t>(implementation),
+                            static_cast<int64_t>(source),
+                            copies_classifier,
+                            rounds_between_chunks,
+                            vocab_window,
+                            slots,
+                            scratch_rows,
+                            scratch_columns,
+                            gemm_bytes};
+  std::copy(std::begin(values), std::end(values), plan->detail);
+}
+
+PlanDetail PlanDetail::load(const Plan& plan) {
+  PlanDetail d;
+  d.implementation = static_cast<Implementation>(plan.detail[0]);
+  d.source = static_cast<HiddenSource>(plan.detail[1]);
+  d.copies_classifier = plan.detail[2] != 0;
+  d.rounds_between_chunks = plan.detail[3] != 0;
+  d.vocab_window = plan.detail[4];
+  d.slots = plan.detail[5];
+  d.scratch_rows = plan.detail[6];
+  d.scratch_columns = plan.detail[7];
+  d.gemm_bytes = plan.detail[8];
+  return d;
+}
+
+DType operand_dtype(const Problem& p) {
+  return p.hidden_dtype == p.classifier_dtype ? p.hidden_dtype : DType::kF32;
+}
+
+int64_t padded_hidden(const Problem& p) {
+  const auto lanes = static_cast<int64_t>(16 / size_of(operand_dtype(p)));
+  return (p.hidden + lanes - 1) / lanes * lanes;
+}
+
+int64_t padded_columns(const Problem& p, int64_t columns) {
+  const auto lanes = static_cast<int64_t>(16 / size_of(operand_dtype(p)));
+  return (columns + lanes - 1) / lanes * lanes;
+}
+
+bool writes_d_classifier(const Problem& p) {
+  return p.d_classifier_dtype == operand_dtype(p) || p.d_classifier_dtype == DType::kF32;
+}
+
+bool keeps_exps(const Plan& plan) {
+  return plan.kind == PlanKind::kWhole || plan.kind == PlanKind::kTokenChunks;
+}
+
+Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
+  const PlanDetail d = PlanDetail::load(plan);
+  const DType dtype = operand_dtype(p);
+  const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);
+  const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
+  const int64_t depth = padded_hidden(p);
+  const bool kept = keeps_exps(plan);
+  Arena a;
+  a.scalars = take<Scalars>(w, 1);
+  a.chunk_rows = take<int32_t>(w, chunks);
+  a.row_map = take<int32_t>(w, p.tokens);
+  a.target = take<int32_t>(w, p.tokens);
+  if (p.has_bias && p.bias_dtype != DType::kF32) a.bias = take<float>(w, p.vocab);
+  a.lse = take<float>(w, rows);
+  if (p.needs_forward()) {
+    a.row_loss = take<float>(w, p.tokens);
+    a.target_logit = take<float>(w, rows);
+    a.slots.slots = d.slots;
+    a.slots.stride = rows;
+    a.slots.max = take<float>(w, d.slots * rows);
+    a.slots.sum = take<float>(w, d.slots * rows);
+    if (p.needs_logit_mean()) a.slots.sum_z = take<float>(w, d.slots * rows);
+    if (p.needs_weighted_logit_sum()) a.slots.weighted = take<float>(w, d.slots * rows);
+    if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
+  }
+  if (kept) {
+    a.anchor = take<float>(w, rows);
+    a.active = take<uint8_t>(w, row_blocks(rows));
+    a.row_factor = take<float>(w, rows);
+  }
+  if (p.needs_backward()) {
+    for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
+    if (p.has_grad_entropy) a.b = take<float>(w, rows);
+    if (p.label_smoothing > 0) a.c = take<float>(w, rows);
+    a.exps = take_elements(w, dtype, rows, padded_columns(p, kept ? p.vocab : d.vocab_window));
+    if (p.want_d_hidden) a.d_hidden = take<float>(w, rows * depth);
+    if (p.want_d_classifier) {
+      const bool native = writes_d_classifier(p);
+      const bool in_place = native && (p.d_classifier_dtype == DType::kF32 || d.rounds_between_chunks);
+      if (chunks > 1 && !in_place) {
+        a.d_classifier = take<float>(w, p.vocab * depth);
+      } else if (!native) {
+        a.staging = take<float>(w, d.vocab_window * depth);
+      }
+    }
+    if (p.want_d_bias) a.d_bias = take<float>(w, p.vocab);
+  }
+  if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows, depth);
+  if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window, depth);
+  a.logits = take<float>(w, d.scratch_rows * d.scratch_columns);
+  a.gemm = take<std::byte>(w, d.gemm_bytes);
+  return a;
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,95 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/workspace.h"
+#include "cuda/logits.h"
+
+namespace headroom::cuda {
+
+// Which kernels make the logits.
+enum class Implementation : int { kPortable = 0, kSm90 = 1 };
+
+// Where the hidden rows that the products read lie. Copied rows are compacted: ignored rows are left out.
+enum class HiddenSource : int {
+  kCaller = 0,  // in the caller's buffer, ignored rows among them; forward passes only
+  kOutput = 1,  // in the buffer of d_hidden, until the gradient is written there
+  kWorkspace = 2,
+};
+
+// The backend's own part of a Plan, kept in Plan::detail.
+struct PlanDetail {
+  Implementation implementation = Implementation::kPortable;
+  HiddenSource source = HiddenSource::kCaller;
+  bool copies_classifier = false;      // windows of it are converted or padded into the workspace
+  bool rounds_between_chunks = false;  // the sum of d_classifier over chunks is kept in its own dtype
+  int64_t vocab_window = 0;            // columns made at once
+  int64_t slots = 1;                   // of the statistics, a row
+  int64_t scratch_rows = 0;            // of fp32 logits at once (portable)
+  int64_t scratch_columns = 0;
+  int64_t gemm_bytes = 0;
+
+  void store(Plan* plan) const;
+  static PlanDetail load(const Plan& plan);
+};
+
+// Numbers that only the device knows.
+struct Scalars {
+  double divisor;           // of the mean
+  double class_weight_sum;  // sum_j w_j
+  double loss_sum;
+  int64_t valid_count;
+  int64_t invalid_count;
+  int64_t first_invalid;
+  unsigned long long correct_count;
+  int32_t row_count;  // rows that are computed
+  int32_t redo;       // whether exps of any row left their range
+  uint32_t dz_max;    // bits of the largest |coefficient|
+  float dz_scale;     // factor of stored dz, which makes the largest coefficient 1
+  float dz_unscale;   // 1 / dz_scale
+  float zero_one[2];  // constants for products with scalars of the device
+};
+
+// dtype of both operands of the logits' product; conversions go to it.
+DType operand_dtype(const Problem& problem);
+// dtype of kept exps and of dz: as the operands.
+// Length of a copied row: hidden, rounded up to 16 bytes.
+int64_t padded_hidden(const Problem& problem);
+// Length of a row of exps or dz.
+int64_t padded_columns(const Problem& problem, int64_t columns);
+// Whether a product can write d_classifier in its own dtype.
+bool writes_d_classifier(const Problem& problem);
+// Whether the plan keeps exps until the sums are known.
+bool keeps_exps(const Plan& plan);
+
+// What a run needs beyond inputs and outputs. N tokens, R rows of a chunk of them, W columns of a window.
+struct Arena {
+  Scalars* scalars = nullptr;
+  int32_t* chunk_rows = nullptr;  // [chunks] how many rows of each chunk exist
+  int32_t* row_map = nullptr;     // [N] the caller's row of each computed row, ascending
+  int32_t* target = nullptr;  // [N] of the computed rows: column of the shard, -1 elsewhere, or kIgnoredRow
+  float* row_loss = nullptr;  // [N] of the computed rows
+  float* target_logit = nullptr;  // [R]
+  float* bias = nullptr;          // [V] in fp32, when the caller's is not
+  StatSlots slots;
+  float* anchor = nullptr;                                                       // [R]
+  uint8_t* active = nullptr;                                                     // one for 128 of the R rows
+  float *lse = nullptr, *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
+  float* row_factor = nullptr;    // [R] by which kept exps become gradients
+  void* hidden = nullptr;         // [R, padded]
+  void* window = nullptr;         // [W, padded] of the classifier
+  void* exps = nullptr;           // [R, padded V] exps, or [R, padded W] dz
+  float* d_hidden = nullptr;      // [R, padded]
+  float* d_classifier = nullptr;  // [V, padded] the sum over chunks
+  float* staging = nullptr;       // [W, padded] of d_classifier, where no product writes its dtype
+  float* d_bias = nullptr;        // [V]
+  float* logits = nullptr;        // [scratch_rows, scratch_columns]
+  void* gemm = nullptr;
+};
+
+// With a Workspace that only counts: how many bytes the plan needs (workspace.used()).
+Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace);
+
+}  // namespace headroom::cuda

@@ -1,0 +1,67 @@
+#include "cuda/backend.h"
+
+#include <algorithm>
+
+#include "cuda/cublaslt.h"
+#include "cuda/device.h"
+#include "cuda/plans.h"
+#include "cuda/run.h"
+
+namespace headroom {
+namespace {
+
+using cuda::Device;
+using cuda::query_device;
+
+int ordinal_of(const BackendOptions& options) {
+  return std::max(options.device, 0);
+}
+
+std::string why_unavailable(const BackendOptions& options) {
+  const Device& device = query_device(ordinal_of(options));
+  if (!device.why_not.empty()) return device.why_not;
+  if (!options.isa.empty() && options.isa != "portable" && options.isa != "sm90") {
+    return "its implementations are sm90 and portable, not " + options.isa;
+  }
+  if (options.isa == "sm90" && device.capability != 90) {
+    return "sm90 needs compute capability 9.0, " + device.name + " has " +
+           std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10);
+  }
+  std::string why_not;
+  if (cuda::cublaslt(&why_not) == nullptr) return why_not;
+  return "";
+}
+
+std::string describe(const BackendOptions& options) {
+  const Device& device = query_device(ordinal_of(options));
+  if (device.name.empty()) return "no device";
+  return device.name + ", compute capability " + std::to_string(device.capability / 10) + "." +
+         std::to_string(device.capability % 10) + ", " + std::to_string(device.processors) +
+         " multiprocessors, " + std::to_string(device.memory_bytes >> 30) + " GiB; uses " +
+         (device.capability == 90 ? "sm90 for 16-bit operands, portable for others" : "portable");
+}
+
+std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
+  if (options.device == kHostMemory) return "the buffers are in host memory";
+  if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
+  if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
+  if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
+  if (options.isa == "sm90" && cuda::operand_dtype(problem) == DType::kF32) {
+    return "sm90 needs both operands in bfloat16, or both in float16";
+  }
+  return "";
+}
+
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes) {
+  return cuda::make_plans(problem, query_device(options.device), options.isa, max_workspace_bytes);
+}
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  static const Backend backend{"cuda",          true,  why_unavailable, describe,
+                               why_unsupported, plans, cuda::run,       cuda::scale};
+  return backend;
+}
+
+}  // namespace headroom

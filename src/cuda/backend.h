@@ -1,0 +1,10 @@
+#pragma once
+#include "core/backend.h"
+
+namespace headroom {
+
+// CUDA devices of compute capability 8.0 and newer. Implementations: sm90 (Hopper, fused kernels) and
+// portable (products by cuBLASLt, which is opened at run time, and row kernels).
+const Backend& cuda_backend();
+
+}  // namespace headroom

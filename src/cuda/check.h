@@ -1,0 +1,22 @@
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "core/status.h"
+
+namespace headroom::cuda {
+
+// Turns a failed call into the library's error; `what` names the call or kernel.
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  const Status status = error == cudaErrorMemoryAllocation ? Status::kOutOfMemory : Status::kInternal;
+  throw Error(status, std::string("CUDA: ") + what + ": " + cudaGetErrorString(error));
+}
+
+// After a launch. Does not wait for the kernel.
+inline void check_launch(const char* kernel) {
+  check(cudaGetLastError(), kernel);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,75 @@
+#include "cuda/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "cuda/check.h"
+
+namespace headroom::cuda {
+namespace {
+
+Device ask(int ordinal) {
+  Device device;
+  device.ordinal = ordinal;
+  const int count = device_count(&device.why_not);
+  if (count == 0) return device;
+  if (ordinal < 0 || ordinal >= count) {
+    device.why_not =
+        "there is no CUDA device " + std::to_string(ordinal) + "; devices here: " + std::to_string(count);
+    return device;
+  }
+  cudaDeviceProp properties;
+  const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal);
+  if (error != cudaSuccess) {
+    device.why_not = cudaGetErrorString(error);
+    return device;
+  }
+  device.name = properties.name;
+  device.capability = properties.major * 10 + properties.minor;
+  device.processors = properties.multiProcessorCount;
+  device.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+  device.memory_bytes = properties.totalGlobalMem;
+  device.shared_bytes = properties.sharedMemPerBlockOptin;
+  if (device.capability < 80) {
+    device.why_not = device.name + " has compute capability " + std::to_string(properties.major) + "." +
+                     std::to_string(properties.minor) + ", 8.0 or newer is needed";
+  }
+  return device;
+}
+
+}  // namespace
+
+int device_count(std::string* why_not) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return count;
+  cudaGetLastError();  // or the next launch would report it
+  if (why_not != nullptr) *why_not = error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error);
+  return 0;
+}
+
+const Device& query_device(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, std::unique_ptr<const Device>> known;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<const Device>& device = known[ordinal];
+  if (device == nullptr) device = std::make_unique<const Device>(ask(ordinal));
+  return *device;
+}
+
+DeviceGuard::DeviceGuard(int ordinal) {
+  int current = 0;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == ordinal) return;
+  check(cudaSetDevice(ordinal), "cudaSetDevice");
+  previous_ = current;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,37 @@
+#pragma once
+#include <cstddef>
+#include <string>
+
+namespace headroom::cuda {
+
+// Facts about a device, asked once.
+struct Device {
+  int ordinal = 0;
+  std::string name;
+  int capability = 0;  // 90 for Hopper
+  int processors = 0;  // streaming multiprocessors
+  size_t l2_bytes = 0;
+  size_t memory_bytes = 0;
+  size_t shared_bytes = 0;  // a block can have at most, on request
+  std::string why_not;      // empty when usable
+};
+
+// How many devices; 0 with a reason in why_not when there is no driver or no device.
+int device_count(std::string* why_not);
+
+// Of an ordinal; a Device whose why_not is set when there is none such.
+const Device& query_device(int ordinal);
+
+// Makes a device the calling thread's for a scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int ordinal);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+}  // namespace headroom::cuda

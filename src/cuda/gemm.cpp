@@ -1,0 +1,168 @@
+#include "cuda/gemm.h"
+
+#include <library_types.h>
+
+#include <bit>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "core/status.h"
+#include "cuda/check.h"
+#include "cuda/cublaslt.h"
+
+namespace headroom::cuda {
+namespace {
+
+void check_lt(int status, const char* what) {
+  if (status != 0)
+    throw Error(Status::kInternal, std::string("cuBLASLt: ") + what + ": status " + std::to_string(status));
+}
+
+int type_of(DType dtype) {  // cudaDataType_t
+  switch (dtype) {
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kF16:
+      return CUDA_R_16F;
+    default:
+      throw Error(Status::kInternal, std::string("no matrix product in ") + dtype_name(dtype));
+  }
+}
+
+// The largest power of two up to 256 that divides a pointer and the bytes of its rows.
+uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
+  const uint64_t bits =
+      reinterpret_cast<uint64_t>(pointer) | static_cast<uint64_t>(stride) * size_of(dtype) | 256u;
+  return 1u << std::countr_zero(bits);
+}
+
+// cuBLASLt is column-major: row-major C = op(A) op(B) is C^T = op(B)^T op(A)^T there, so its A is our B.
+struct Operation {
+  void* desc = nullptr;
+  void* a = nullptr;
+  void* b = nullptr;
+  void* c = nullptr;
+  lt::Algorithm algorithm{};
+};
+
+using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool, bool, bool,
+                       bool, uint32_t, uint32_t, uint32_t, size_t>;
+
+Operation make_operation(const CublasLt& f, CublasLt::Handle handle, const Gemm& g, uint32_t align_a,
+                         uint32_t align_b, uint32_t align_c, size_t scratch_bytes) {
+  Operation op;
+  const int type = type_of(g.operand_dtype);
+  check_lt(f.desc_create(&op.desc, lt::kComputeF32, CUDA_R_32F), "MatmulDescCreate");
+  const int32_t trans_a = g.transpose_b ? lt::kOpT : lt::kOpN;
+  const int32_t trans_b = g.transpose_a ? lt::kOpT : lt::kOpN;
+  check_lt(f.desc_set(op.desc, lt::kTransA, &trans_a, sizeof trans_a), "MatmulDescSetAttribute");
+  check_lt(f.desc_set(op.desc, lt::kTransB, &trans_b, sizeof trans_b), "MatmulDescSetAttribute");
+  const int32_t mode = g.alpha != nullptr ? lt::kModeDevice : lt::kModeHost;
+  check_lt(f.desc_set(op.desc, lt::kPointerMode, &mode, sizeof mode), "MatmulDescSetAttribute");
+  const auto m = static_cast<uint64_t>(g.m), n = static_cast<uint64_t>(g.n), k = static_cast<uint64_t>(g.k);
+  check_lt(f.layout_create(&op.a, type, g.transpose_b ? k : n, g.transpose_b ? n : k, g.b_stride),
+           "LayoutCreate");
+  check_lt(f.layout_create(&op.b, type, g.transpose_a ? m : k, g.transpose_a ? k : m, g.a_stride),
+           "LayoutCreate");
+  check_lt(f.layout_create(&op.c, type_of(g.c_dtype), n, m, g.c_stride), "LayoutCreate");
+  void* preference = nullptr;
+  check_lt(f.preference_create(&preference), "PreferenceCreate");
+  const auto set = [&](int attribute, auto value) {
+    check_lt(f.preference_set(preference, attribute, &value, sizeof value), "PreferenceSetAttribute");
+  };
+  set(lt::kWorkspaceBytes, scratch_bytes);
+  set(lt::kReductionSchemes, uint32_t{lt::kReduceInWorkspace});
+  set(lt::kAlignA, align_b);
+  set(lt::kAlignB, align_a);
+  set(lt::kAlignC, align_c);
+  set(lt::kAlignD, align_c);
+  lt::Heuristic best;
+  int found = 0;
+  const int status = f.heuristic(handle, op.desc, op.a, op.b, op.c, op.c, preference, 1, &best, &found);
+  f.preference_destroy(preference);
+  check_lt(status, "no algorithm for this product");
+  if (found == 0) throw Error(Status::kInternal, "cuBLASLt: no algorithm for this product");
+  op.algorithm = best.algorithm;
+  return op;
+}
+
+struct Cache {
+  std::mutex mutex;
+  std::map<int, CublasLt::Handle> handles;  // by device, kept for the life of the process
+  std::map<Key, Operation> operations;
+};
+
+Cache& cache() {
+  static Cache* const kept = new Cache;  // outlives the driver's own teardown
+  return *kept;
+}
+
+}  // namespace
+
+void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
+  // cuBLASLt refuses scratch that is not aligned to 256 bytes.
+  constexpr size_t kScratchAlignment = 256;
+  if (scratch_bytes < 2 * kScratchAlignment) {
+    scratch = nullptr;
+    scratch_bytes = 0;
+  } else {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(scratch);
+    scratch =
+        static_cast<char*>(scratch) + (kScratchAlignment - address % kScratchAlignment) % kScratchAlignment;
+    scratch_bytes -= kScratchAlignment;
+  }
+  if (g.m == 0 || g.n == 0 || g.k == 0) throw Error(Status::kInternal, "matrix product without elements");
+  std::string why_not;
+  const CublasLt* f = cublaslt(&why_not);
+  if (f == nullptr) throw Error(Status::kBackendUnavailable, why_not);
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const uint32_t align_a = alignment_of(g.a, g.a_stride, g.operand_dtype);
+  const uint32_t align_b = alignment_of(g.b, g.b_stride, g.operand_dtype);
+  const uint32_t align_c = alignment_of(g.c, g.c_stride, g.c_dtype);
+  const Key key{device,
+                g.m,
+                g.n,
+                g.k,
+                g.a_stride,
+                g.b_stride,
+                g.c_stride,
+                static_cast<int>(g.operand_dtype),
+                static_cast<int>(g.c_dtype),
+                g.transpose_a,
+                g.transpose_b,
+                g.beta != 0,
+                g.alpha != nullptr,
+                align_a,
+                align_b,
+                align_c,
+                scratch_bytes};
+  CublasLt::Handle handle = nullptr;
+  Operation op;
+  {
+    Cache& known = cache();
+    const std::lock_guard lock(known.mutex);
+    CublasLt::Handle& kept = known.handles[device];
+    if (kept == nullptr) check_lt(f->create(&kept), "Create");
+    handle = kept;
+    auto at = known.operations.find(key);
+    if (at == known.operations.end()) {
+      at = known.operations
+               .emplace(key, make_operation(*f, handle, g, align_a, align_b, align_c, scratch_bytes))
+               .first;
+    }
+    op = at->second;
+  }
+  const float one = 1;
+  const float* alpha = g.alpha != nullptr ? g.alpha : &one;
+  const float* beta = g.alpha != nullptr ? g.zero_one + (g.beta != 0 ? 1 : 0) : &g.beta;
+  check_lt(f->matmul(handle, op.desc, alpha, g.b, op.a, g.a, op.b, beta, g.c, op.c, g.c, op.c, &op.algorithm,
+                     scratch, scratch_bytes, stream),
+           "Matmul");
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,38 @@
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace headroom::cuda {
+
+// C [m, n] = alpha op(A) op(B) + beta C, all row-major, op(A) [m, k], op(B) [k, n], sums in fp32.
+struct Gemm {
+  int64_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;  // [m, k], or [k, m] when transposed
+  int64_t a_stride = 0;     // elements from row to row, as all strides
+  bool transpose_a = false;
+  const void* b = nullptr;  // [k, n], or [n, k] when transposed
+  int64_t b_stride = 0;
+  bool transpose_b = false;
+  DType operand_dtype = DType::kBF16;  // of A and B: bf16, fp16 or fp32 (never rounded to tf32)
+  void* c = nullptr;
+  int64_t c_stride = 0;
+  DType c_dtype = DType::kF32;  // fp32 or that of the operands
+  float beta = 0;               // 0 or 1
+  // Device scalars: alpha (null: 1), and then also where a 0 and a 1 lie, as cuBLASLt wants beta beside
+  // alpha.
+  const float* alpha = nullptr;
+  const float* zero_one = nullptr;
+};
+
+// Scratch that cuBLASLt may use for split-K sums.
+inline constexpr size_t kGemmScratchBytes = size_t{32} << 20;
+
+// Queues the product. The choice of algorithm is remembered for every shape and device; it never depends on
+// timing, and partial sums are joined in a fixed order, so the same call gives the same bits.
+void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream);
+
+}  // namespace headroom::cuda

@@ -1,0 +1,214 @@
+#include "cuda/check.h"
+#include "cuda/gemm.h"
+#include "cuda/runner.h"
+
+namespace headroom::cuda {
+namespace {
+
+void product(const Runner& run, const Gemm& g) {
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
+}
+
+// d_hidden += dz [rows, columns] classifier [columns, D]
+void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+                  const Operand& classifier) {
+  Gemm g;
+  g.operand_dtype = run.dtype();
+  g.m = chunk.rows;
+  g.n = run.problem.hidden;
+  g.k = window.columns;
+  g.a = dz.data;
+  g.a_stride = dz.stride;
+  g.b = classifier.data;
+  g.b_stride = classifier.stride;
+  g.c = run.arena.d_hidden;
+  g.c_stride = run.depth();
+  g.beta = window.first > 0 ? 1.0f : 0.0f;
+  product(run, g);
+}
+
+// d_classifier [columns, D] += dz^T hidden [rows, D]
+void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+                      const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  Gemm g;
+  g.operand_dtype = run.dtype();
+  g.m = window.columns;
+  g.n = p.hidden;
+  g.k = chunk.rows;
+  g.a = dz.data;
+  g.a_stride = dz.stride;
+  g.transpose_a = true;
+  g.b = hidden.data;
+  g.b_stride = hidden.stride;
+  void* output =
+      at(run.buffers.d_classifier, p.d_classifier_dtype, window.first * run.buffers.d_classifier_stride);
+  if (a.d_classifier != nullptr) {
+    g.c = a.d_classifier + window.first * run.depth();
+    g.c_stride = run.depth();
+    g.beta = chunk.index > 0 ? 1.0f : 0.0f;
+  } else if (a.staging != nullptr) {
+    g.c = a.staging;
+    g.c_stride = run.depth();
+  } else {
+    g.c = output;
+    g.c_dtype = p.d_classifier_dtype;
+    g.c_stride = run.buffers.d_classifier_stride;
+    g.beta = chunk.index > 0 || p.accumulate_d_classifier ? 1.0f : 0.0f;
+  }
+  if (!keeps_exps(run.plan) && a.staging == nullptr) {
+    g.alpha = &a.scalars->dz_unscale;
+    g.zero_one = a.scalars->zero_one;
+  }
+  product(run, g);
+  if (a.staging == nullptr) return;
+  launch_store_matrix(a.staging, run.depth(), window.columns, p.hidden, output, p.d_classifier_dtype,
+                      run.buffers.d_classifier_stride, p.accumulate_d_classifier || chunk.index > 0,
+                      a.scalars, run.stream);
+}
+
+// All gradients of a window. row_factor: by which dz's rows are still to be multiplied (hidden's already
+// are).
+void add_gradients(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+                   const Operand& hidden, const Operand& classifier, const float* row_factor) {
+  const Problem& p = run.problem;
+  if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
+  if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden);
+  if (p.want_d_bias) {
+    launch_column_sums(dz.data, run.dtype(), dz.stride, chunk.rows, window.columns, chunk.row_count,
+                       row_factor, run.arena.d_bias + window.first, run.stream);
+  }
+}
+
+void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor) {
+  const Problem& p = run.problem;
+  if (!p.want_d_hidden || !run.products) return;
+  StoreHidden s{};
+  s.from = run.arena.d_hidden;
+  s.from_stride = run.depth();
+  s.row_map = run.arena.row_map + chunk.first;
+  s.row_count = chunk.row_count;
+  s.factor = row_factor;
+  s.rows = chunk.rows;
+  s.columns = p.hidden;
+  s.to = run.buffers.d_hidden;
+  s.dtype = p.d_hidden_dtype;
+  s.to_stride = run.buffers.d_hidden_stride;
+  s.accumulate = p.accumulate_d_hidden;
+  launch_store_d_hidden(s, run.arena.scalars, run.stream);
+}
+
+void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int64_t rows) {
+  if (rows == 0) return;
+  check(cudaMemset2DAsync(data, static_cast<size_t>(stride) * size_of(dtype), 0,
+                          static_cast<size_t>(run.problem.hidden) * size_of(dtype), static_cast<size_t>(rows),
+                          run.stream),
+        "clearing a gradient");
+}
+
+}  // namespace
+
+void load_coefficients(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  Coefficients c{};
+  c.first = chunk.first;
+  c.rows = chunk.rows;
+  c.row_count = chunk.row_count;
+  c.scale = static_cast<float>(run.gradient_scale());
+  if (!p.needs_forward()) {
+    c.known_lse = static_cast<const float*>(b.lse);
+    if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
+    if (p.has_grad_nll) c.grad_nll = static_cast<const float*>(b.grad_nll);
+    if (p.has_grad_lse) c.grad_lse = static_cast<const float*>(b.grad_lse);
+    if (p.has_grad_entropy) c.grad_entropy = static_cast<const float*>(b.grad_entropy);
+  }
+  c.grad_loss = static_cast<const float*>(b.grad_loss);
+  c.scale_dz = !keeps_exps(run.plan) && run.dtype() != DType::kF32;
+  launch_coefficients(run.rows, run.arena, c, run.stream);
+}
+
+void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  const int64_t stride = padded_columns(p, p.vocab);
+  CorrectTargets c{};
+  c.first = chunk.first;
+  c.rows = chunk.rows;
+  c.row_count = chunk.row_count;
+  c.exps = a.exps;
+  c.stride = stride;
+  c.wide = run.dtype() == DType::kF32;
+  c.softcap = static_cast<float>(p.softcap);
+  launch_correct_targets(run.rows, a, c, run.stream);
+  launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
+  // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
+  if (p.want_d_classifier) {
+    launch_scale_rows(const_cast<void*>(hidden.data), run.dtype(), hidden.stride, chunk.rows, run.depth(),
+                      chunk.row_count, a.row_factor, run.stream);
+  }
+  for_windows(run, widest_window(run), [&](const Window& window) {
+    add_gradients(run, chunk, window, {at(a.exps, run.dtype(), window.first), stride}, hidden,
+                  load_classifier(run, window), a.row_factor);
+  });
+  store_d_hidden(run, chunk, a.row_factor);
+}
+
+void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  const Arena& a = run.arena;
+  const int64_t stride = padded_columns(run.problem, run.detail.vocab_window);
+  for_windows(run, run.detail.vocab_window, [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window);
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kGradient);
+    args.lse = a.lse;
+    args.a = a.a;
+    args.b = a.b;
+    args.c = a.c;
+    args.g = a.g;
+    args.out = a.exps;
+    args.out_stride = stride;
+    args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
+    launch_logits(run, args);
+    launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
+    add_gradients(run, chunk, window, {a.exps, stride}, hidden, classifier, nullptr);
+  });
+  store_d_hidden(run, chunk, nullptr);
+}
+
+// What no product will write: d_classifier when there are no rows or logits do not depend on the matrices.
+void clear_gradients(const Runner& run) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  if (p.want_d_bias) {
+    check(cudaMemsetAsync(run.arena.d_bias, 0, static_cast<size_t>(p.vocab) * sizeof(float), run.stream),
+          "d_bias");
+  }
+  if (run.products && p.tokens > 0) return;
+  if (p.want_d_classifier && !p.accumulate_d_classifier) {
+    clear_rows(run, b.d_classifier, p.d_classifier_dtype, b.d_classifier_stride, p.vocab);
+  }
+}
+
+void finish_gradients(const Runner& run) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  const Arena& a = run.arena;
+  if (p.want_d_hidden && !p.accumulate_d_hidden) {
+    if (run.products) {
+      launch_zero_ignored_rows(run.rows, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.hidden, run.stream);
+    } else {
+      clear_rows(run, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.tokens);
+    }
+  }
+  if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
+    launch_store_matrix(a.d_classifier, run.depth(), p.vocab, p.hidden, b.d_classifier, p.d_classifier_dtype,
+                        b.d_classifier_stride, p.accumulate_d_classifier, a.scalars, run.stream);
+  }
+  if (p.want_d_bias) {
+    launch_store_vector(a.d_bias, p.vocab, static_cast<float>(1 / run.gradient_scale()), b.d_bias,
+                        p.d_bias_dtype, p.accumulate_d_bias, a.scalars, run.stream);
+  }
+}
+
+}  // namespace headroom::cuda

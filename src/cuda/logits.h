@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace headroom::cuda {
+
+// The one product that needs care: logits z = t(scale * E C^T + bias), tile by tile, and what becomes of a
+// tile. sm90 does it in one fused kernel, portable with a plain product into scratch and row kernels.
+enum class Epilogue : int {
+  kStats,     // row statistics, and nothing of the size of a tile anywhere
+  kExps,      // A_ij = exp(z_ij - anchor_i) is stored, its row sums are kept
+  kGradient,  // dz_ij is stored, from known lse and coefficients
+};
+
+// target of a row that is ignored: its exps and gradients are 0, whatever its hidden row holds. Columns are
+// below kMostColumns, so that target less an offset never overflows.
+inline constexpr int32_t kMostColumns = 1 << 30;
+inline constexpr int32_t kIgnoredRow = -kMostColumns;
+
+// Running row statistics, several partial ones a row: [slots][stride] each. Every (slot, row) has one writer,
+// so sums do not depend on the order of blocks; windows of the vocabulary (launches) add to the same slots.
+struct StatSlots {
+  int64_t slots = 0;
+  int64_t stride = 0;
+  float* max = nullptr;
+  float* sum = nullptr;       // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
+  float* sum_z = nullptr;     // sum_j exp(z_ij - max) z_ij, or null
+  float* weighted = nullptr;  // sum_j w_j z_ij, or null
+  int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
+};
+
+// Matrices are row-major; strides in elements. Pointers are of the device.
+struct LogitsArgs {
+  Epilogue epilogue = Epilogue::kStats;
+  DType dtype = DType::kBF16;  // of both operands
+  const void* hidden = nullptr;
+  int64_t hidden_stride = 0;  // [rows, depth]
+  const void* classifier = nullptr;
+  int64_t classifier_stride = 0;  // [columns, depth], a window of the vocabulary
+  int64_t rows = 0, columns = 0, depth = 0;
+  const int32_t* row_count = nullptr;  // scalar: rows at or past it do not exist; null: `rows` do
+  float scale = 1;
+  float softcap = 0;                // 0: none
+  const float* bias = nullptr;      // [columns], or null
+  const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
+  int64_t column_offset = 0;        // of the window in the shard
+  // kStats and kExps. Of kExps sums are relative to the anchor, `weighted` is not made, and max (null: not
+  // wanted), argmax and sum_z are further wishes.
+  StatSlots stats;
+  const float* class_weight = nullptr;  // [columns], or null: ones
+  float* target_logit = nullptr;        // [rows], written where the target is in the window
+  // kExps
+  const float* anchor = nullptr;  // [rows]
+  const uint8_t* row_block_active =
+      nullptr;  // one for 128 rows, 0: leave them as they are; null: all are active
+  // kExps, kGradient
+  void* out = nullptr;  // [rows, columns]: exps (bf16, or fp32 with fp32 operands), or dz (dtype)
+  int64_t out_stride = 0;
+  // kGradient: dz = [p (a + b z) + c w - g [target]] * slope of t
+  const float* lse = nullptr;
+  const float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
+  const float* out_scale = nullptr;                                    // scalar factor of dz; null: 1
+};
+
+}  // namespace headroom::cuda

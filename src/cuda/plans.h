@@ -1,0 +1,23 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cuda/arena.h"
+#include "cuda/device.h"
+
+namespace headroom::cuda {
+
+// Which kernels a problem gets on a device, and why. `asked` by name, or empty.
+struct Choice {
+  Implementation implementation = Implementation::kPortable;
+  std::string reason;
+};
+Choice choose_implementation(const Problem& problem, const Device& device, const std::string& asked);
+
+// As Backend::plans. A pure function: no call of the driver.
+std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
+                             size_t max_workspace_bytes);
+
+}  // namespace headroom::cuda

@@ -1,0 +1,72 @@
+#include "cuda/portable/logits.h"
+
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/gemm.h"
+#include "cuda/portable/row_kernels.cuh"
+
+namespace headroom::cuda::portable {
+namespace {
+
+const void* element(const void* data, DType dtype, int64_t index) {
+  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+
+// The part of the arguments that one block of logits sees.
+Tile tile_of(const LogitsArgs& args, const Scratch& scratch, int64_t row, int64_t column) {
+  Tile t;
+  t.z = scratch.logits;
+  t.stride = scratch.columns;
+  t.row = row;
+  t.column = column;
+  t.rows = std::min(scratch.rows, args.rows - row);
+  t.columns = std::min(scratch.columns, args.columns - column);
+  return t;
+}
+
+void launch_epilogue(const LogitsArgs& args, const Tile& tile, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(tile.rows);
+  if (args.epilogue == Epilogue::kStats) {
+    stats_kernel<<<blocks, kRowThreads, 0, stream>>>(args, tile);
+  } else {
+    // Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's.
+    const bool exps = args.epilogue == Epilogue::kExps;
+    const DType dtype = exps && args.dtype == DType::kF16 ? DType::kBF16 : args.dtype;
+    for_dtype(dtype, [&](auto type) {
+      using T = decltype(type);
+      if (exps) {
+        exps_kernel<T><<<blocks, kRowThreads, 0, stream>>>(args, tile);
+      } else {
+        gradient_kernel<T><<<blocks, kRowThreads, 0, stream>>>(args, tile);
+      }
+    });
+  }
+  check_launch("portable row kernel");
+}
+
+}  // namespace
+
+void launch_logits(const LogitsArgs& args, const Scratch& scratch, cudaStream_t stream) {
+  Gemm g;
+  g.operand_dtype = args.dtype;
+  g.a_stride = args.hidden_stride;
+  g.b_stride = args.classifier_stride;
+  g.transpose_b = true;
+  g.c = scratch.logits;
+  g.c_stride = scratch.columns;
+  g.k = args.depth;
+  for (int64_t row = 0; row < args.rows; row += scratch.rows) {
+    for (int64_t column = 0; column < args.columns; column += scratch.columns) {
+      const Tile tile = tile_of(args, scratch, row, column);
+      g.m = tile.rows;
+      g.n = tile.columns;
+      g.a = element(args.hidden, args.dtype, row * args.hidden_stride);
+      g.b = element(args.classifier, args.dtype, column * args.classifier_stride);
+      gemm(g, scratch.gemm, scratch.gemm_bytes, stream);
+      launch_epilogue(args, tile, stream);
+    }
+  }
+}
+
+}  // namespace headroom::cuda::portable

@@ -1,0 +1,88 @@
+#include "cuda/check.h"
+#include "cuda/rows/device_rows.cuh"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ float at_or(const float* data, int64_t index, float otherwise) {
+  return data != nullptr ? data[index] : otherwise;
+}
+
+__global__ void coefficients_kernel(RowInputs in, Arena arena, Coefficients k) {
+  const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (r >= existing(k.row_count, k.rows)) return;
+  const int64_t row = arena.row_map[k.first + r];
+  const int64_t target = target_of(in, row);
+  RowUpstream<double> upstream;
+  upstream.loss = double{at_or(k.grad_loss, in.is_none ? row : 0, 1)} / arena.scalars->divisor;
+  upstream.nll = at_or(k.grad_nll, row, 0);
+  upstream.lse = at_or(k.grad_lse, row, 0);
+  upstream.entropy = at_or(k.grad_entropy, row, 0);
+  const float lse = k.known_lse != nullptr ? k.known_lse[row] : arena.lse[r];
+  const RowCoefficients<double> c =
+      row_coefficients(loss_params(in, *arena.scalars), weights_of(in, row, target), upstream, double{lse},
+                       double{at_or(k.entropy, row, 0)});
+  arena.lse[r] = lse;
+  arena.a[r] = static_cast<float>(c.a * k.scale);
+  arena.g[r] = static_cast<float>(c.g * k.scale);
+  if (arena.b != nullptr) arena.b[r] = static_cast<float>(c.b * k.scale);
+  if (arena.c != nullptr) arena.c[r] = static_cast<float>(c.c * k.scale);
+  if (k.scale_dz) {
+    const float largest =
+        fmaxf(fmaxf(fabsf(arena.a[r]), fabsf(arena.g[r])), static_cast<float>(fabs(c.b * k.scale)));
+    if (largest < CUDART_INF_F) atomicMax(&arena.scalars->dz_max, __float_as_uint(largest));
+  }
+}
+
+// A mean's 1 / N in every dz would be rounded the same way everywhere, an error that no sum averages out, and
+// fp16 would flush it: so stored dz are p - [j = y] where all coefficients are alike, and products take the
+// factor.
+__global__ void dz_scale_kernel(Scalars* scalars) {
+  const float largest = __uint_as_float(scalars->dz_max);
+  if (!(largest > 1e-30f && largest < 1e30f)) return;
+  scalars->dz_scale = 1 / largest;
+  scalars->dz_unscale = largest;
+}
+
+__global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets k) {
+  const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (r >= existing(k.row_count, k.rows)) return;
+  float a = arena.a[r];
+  const float g = arena.g[r];
+  if (a == 0) a = 1e-20f * g;  // then only the target has a gradient, and its entry is large instead
+  const double inverse_sum = arena.row_factor[r];
+  arena.row_factor[r] = static_cast<float>(a * inverse_sum);
+  const int32_t column = arena.target[k.first + r];
+  if (column < 0) return;
+  const double z = arena.target_logit[r];
+  const double exp_z = exp(z - double{arena.anchor[r]});
+  double entry = a == 0 ? 0 : exp_z - double{g} / double{a} / inverse_sum;
+  if (k.softcap != 0) entry *= 1 - (z / k.softcap) * (z / k.softcap);
+  const int64_t index = r * k.stride + column;
+  if (k.wide) {
+    static_cast<float*>(k.exps)[index] = static_cast<float>(entry);
+  } else {
+    static_cast<__nv_bfloat16*>(k.exps)[index] = __float2bfloat16_rn(static_cast<float>(entry));
+  }
+}
+
+}  // namespace
+
+void launch_coefficients(const RowInputs& in, const Arena& arena, const Coefficients& c,
+                         cudaStream_t stream) {
+  coefficients_kernel<<<blocks_for(c.rows, kThreads), kThreads, 0, stream>>>(in, arena, c);
+  check_launch("coefficients");
+  if (!c.scale_dz) return;
+  dz_scale_kernel<<<1, 1, 0, stream>>>(arena.scalars);
+  check_launch("dz_scale");
+}
+
+void launch_correct_targets(const RowInputs& in, const Arena& arena, const CorrectTargets& c,
+                            cudaStream_t stream) {
+  correct_targets_kernel<<<blocks_for(c.rows, kThreads), kThreads, 0, stream>>>(in, arena, c);
+  check_launch("correct_targets");
+}
+
+}  // namespace headroom::cuda

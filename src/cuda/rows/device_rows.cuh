@@ -1,0 +1,147 @@
+#pragma once
+// Pieces that several row kernels share.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math_constants.h>
+
+#include <type_traits>
+
+#include "core/row_coefficients.h"
+#include "cuda/rows/rows.h"
+
+namespace headroom::cuda {
+
+__device__ inline float to_float(float x) {
+  return x;
+}
+__device__ inline float to_float(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+__device__ inline float to_float(__half x) {
+  return __half2float(x);
+}
+template <class T>
+__device__ inline T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return __float2half_rn(x);
+  }
+}
+
+// Calls f(T{}) for the element type of a dtype.
+template <class F>
+void for_dtype(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kBF16:
+      return f(__nv_bfloat16{});
+    case DType::kF16:
+      return f(__half{});
+    default:
+      return f(float{});
+  }
+}
+
+// The global target of a caller's row after the shift, or ignore_index.
+__device__ inline int64_t target_of(const RowInputs& in, int64_t row) {
+  int64_t at = row;
+  if (in.shift != 0) {
+    const int64_t position = row % in.sequence_length + in.shift;
+    if (position >= in.sequence_length) return in.ignore_index;
+    at += in.shift;
+  }
+  return in.wide_targets ? static_cast<const int64_t*>(in.targets)[at]
+                         : int64_t{static_cast<const int32_t*>(in.targets)[at]};
+}
+
+__device__ inline bool in_range(const RowInputs& in, int64_t target) {
+  return target >= 0 && target < in.vocab_total;
+}
+
+__device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row, int64_t target) {
+  RowWeights<double> w;
+  if (in.token_weight != nullptr) w.token = in.token_weight[row];
+  if (in.class_weight != nullptr) w.target = in.class_weight[target];
+  return w;
+}
+
+__device__ inline LossParams<double> loss_params(const RowInputs& in, const Scalars& scalars) {
+  return {in.label_smoothing, in.z_loss, scalars.class_weight_sum, static_cast<double>(in.vocab_total)};
+}
+
+__device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
+  return row_count == nullptr ? rows : min(static_cast<int64_t>(*row_count), rows);
+}
+
+// Statistics of a row from its slots, in the order of the slots.
+__device__ inline RowStats<double> joined(const StatSlots& slots, int64_t r) {
+  RowStats<double> all;
+  for (int64_t s = 0; s < slots.slots; ++s) {
+    const int64_t at = s * slots.stride + r;
+    RowStats<double> one;
+    one.max = slots.max[at];
+    one.sum_exp = slots.sum[at];
+    if (slots.sum_z != nullptr) one.sum_exp_logit = slots.sum_z[at];
+    if (slots.weighted != nullptr) one.weighted_logit_sum = slots.weighted[at];
+    if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
+    all = merge(all, one);
+  }
+  return all;
+}
+
+// The same where sums are relative to the row's anchor, which becomes the max of the result.
+__device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int64_t r, double anchor) {
+  RowStats<double> all;
+  for (int64_t s = 0; s < slots.slots; ++s) {
+    const int64_t at = s * slots.stride + r;
+    all.sum_exp += slots.sum[at];
+    if (slots.sum_z != nullptr) all.sum_exp_logit += slots.sum_z[at];
+    if (slots.argmax == nullptr) continue;
+    RowStats<double> best;  // max serves the choice of argmax only
+    best.max = slots.max[at];
+    best.argmax = slots.argmax[at];
+    RowStats<double> so_far;
+    so_far.max = all.max;
+    so_far.argmax = all.argmax;
+    best = merge(so_far, best);
+    all.max = best.max;
+    all.argmax = best.argmax;
+  }
+  all.max = anchor;
+  return all;
+}
+
+// The largest of the slots' maxima; a NaN is the largest.
+__device__ inline double joined_max(const StatSlots& slots, int64_t r) {
+  double largest = -CUDART_INF;
+  for (int64_t s = 0; s < slots.slots; ++s) {
+    const double one = slots.max[s * slots.stride + r];
+    if (one > largest || isnan(one)) largest = one;
+    if (isnan(largest)) break;
+  }
+  return largest;
+}
+
+inline unsigned blocks_for(int64_t count, int64_t per_block) {
+  const int64_t blocks = (count + per_block - 1) / per_block;
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks > (1 << 30) ? (1 << 30) : blocks);
+}
+
+// Sum over a block of kThreads; the same order every time. All threads call it, thread 0 has the result.
+template <int kThreads, class T>
+__device__ inline T block_sum(T value) {
+  __shared__ T sums[kThreads / 32];
+  for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(~0u, value, step);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  T total = 0;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kThreads / 32; ++i) total += sums[i];
+  }
+  __syncthreads();
+  return total;
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,123 @@
+#include "cuda/check.h"
+#include "cuda/rows/device_rows.cuh"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+
+// One block walks all rows in order: the list of computed rows is ascending and the divisor's sum has one
+// order.
+__global__ void __launch_bounds__(kThreads)
+    prepare_rows_kernel(RowInputs in, Arena arena, int64_t chunk, int64_t chunks, bool compact,
+                        int64_t* valid_count, int64_t* invalid_targets) {
+  __shared__ int warp_counts[kThreads / 32];
+  __shared__ unsigned long long first_invalid;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  if (thread == 0) first_invalid = ~0ull;
+  int64_t base = 0;  // computed rows before this stretch
+  int64_t invalid = 0;
+  double weight_sum = 0;
+  for (int64_t start = 0; start < in.tokens; start += kThreads) {
+    const int64_t row = start + thread;
+    int64_t target = in.ignore_index;
+    if (row < in.tokens) target = target_of(in, row);
+    const bool given = target != in.ignore_index;
+    const bool valid = given && in_range(in, target);
+    if (given && !valid) {
+      ++invalid;
+      atomicMin(&first_invalid, static_cast<unsigned long long>(row));
+    }
+    if (valid && in.is_mean && in.num_items == 0) {
+      const RowWeights<double> w = weights_of(in, row, target);
+      weight_sum += w.token * w.target;
+    }
+    const unsigned ballot = __ballot_sync(~0u, valid);
+    if (lane == 0) warp_counts[warp] = __popc(ballot);
+    __syncthreads();
+    int before = 0, all = 0;
+    for (int i = 0; i < kThreads / 32; ++i) {
+      if (i < warp) before += warp_counts[i];
+      all += warp_counts[i];
+    }
+    __syncthreads();
+    const int64_t column = target - in.vocab_start;
+    const int32_t local = column >= 0 && column < in.vocab ? static_cast<int32_t>(column) : -1;
+    if (compact) {
+      if (valid) {
+        const int64_t at = base + before + __popc(ballot & ((1u << lane) - 1));
+        arena.row_map[at] = static_cast<int32_t>(row);
+        arena.target[at] = local;
+      }
+    } else if (row < in.tokens) {
+      arena.row_map[row] = static_cast<int32_t>(row);
+      arena.target[row] = valid ? local : kIgnoredRow;
+    }
+    base += all;
+  }
+  const double divisor = block_sum<kThreads>(weight_sum);
+  const int64_t invalid_count = block_sum<kThreads>(invalid);
+  double classes = 0;
+  if (in.class_weight != nullptr && in.label_smoothing > 0) {
+    for (int64_t j = thread; j < in.vocab_total; j += kThreads) classes += in.class_weight[j];
+  }
+  classes = block_sum<kThreads>(classes);
+  const int64_t computed = compact ? base : in.tokens;
+  if (thread == 0) {
+    Scalars s{};
+    s.divisor = divisor;
+    if (in.num_items > 0) s.divisor = in.num_items;
+    if (in.num_items_at != nullptr) s.divisor = *in.num_items_at;
+    if (!in.is_mean) s.divisor = 1;
+    s.class_weight_sum = in.class_weight != nullptr ? classes : static_cast<double>(in.vocab_total);
+    s.valid_count = base;
+    s.invalid_count = invalid_count;
+    s.first_invalid = invalid_count > 0 ? static_cast<int64_t>(first_invalid) : -1;
+    s.row_count = static_cast<int32_t>(computed);
+    s.dz_scale = s.dz_unscale = s.zero_one[1] = 1;
+    *arena.scalars = s;
+    if (valid_count != nullptr) *valid_count = base;
+    if (invalid_targets != nullptr) {
+      invalid_targets[0] = invalid_count;
+      invalid_targets[1] = s.first_invalid;
+    }
+  }
+  for (int64_t i = thread; i < chunks; i += kThreads) {
+    const int64_t left = computed - i * chunk;
+    arena.chunk_rows[i] = static_cast<int32_t>(left < 0 ? 0 : left > chunk ? chunk : left);
+  }
+}
+
+}  // namespace
+
+RowInputs row_inputs(const Problem& p, const Buffers& b) {
+  RowInputs in{};
+  in.targets = b.targets;
+  in.wide_targets = p.target_dtype == DType::kI64;
+  in.tokens = p.tokens;
+  in.shift = p.shift;
+  in.sequence_length = p.sequence_length;
+  in.ignore_index = p.ignore_index;
+  in.vocab_start = p.vocab_start;
+  in.vocab = p.vocab;
+  in.vocab_total = p.vocab_total;
+  in.class_weight = p.has_class_weight ? static_cast<const float*>(b.class_weight) : nullptr;
+  in.token_weight = p.has_token_weight ? static_cast<const float*>(b.token_weight) : nullptr;
+  in.label_smoothing = p.label_smoothing;
+  in.z_loss = p.z_loss;
+  in.num_items = p.num_items;
+  in.num_items_at = static_cast<const float*>(b.num_items);
+  in.is_mean = p.reduction == Reduction::kMean;
+  in.is_none = p.reduction == Reduction::kNone;
+  return in;
+}
+
+void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact,
+                         int64_t* valid_count, int64_t* invalid_targets, cudaStream_t stream) {
+  const int64_t chunks = in.tokens == 0 ? 1 : (in.tokens + chunk - 1) / chunk;
+  prepare_rows_kernel<<<1, kThreads, 0, stream>>>(in, arena, chunk, chunks, compact, valid_count,
+                                                  invalid_targets);
+  check_launch("prepare_rows");
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,150 @@
+#pragma once
+// Work on N-vectors and copies around the products. Every launcher only queues; pointers are of the device.
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/buffers.h"
+#include "core/problem.h"
+#include "cuda/arena.h"
+
+namespace headroom::cuda {
+
+// What a kernel needs to know of targets, weights and the loss.
+struct RowInputs {
+  const void* targets;
+  bool wide_targets;  // int64
+  int64_t tokens, shift, sequence_length, ignore_index;
+  int64_t vocab_start, vocab, vocab_total;
+  const float* class_weight;  // [vocab_total] or null
+  const float* token_weight;  // [tokens] or null
+  double label_smoothing, z_loss, num_items;
+  const float* num_items_at;  // in place of num_items, or null
+  bool is_mean;
+  bool is_none;
+};
+RowInputs row_inputs(const Problem& problem, const Buffers& buffers);
+
+// ---- prepare.cu
+// row_map, target, scalars and chunk_rows. compact: ignored rows are left out; else all rows stay in place
+// and ignored ones get kIgnoredRow.
+void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact,
+                         int64_t* valid_count, int64_t* invalid_targets, cudaStream_t stream);
+
+// ---- losses.cu
+// Per-token outputs of the rows that are not computed: 0, or NaN where the target is out of range.
+void launch_fill_ignored(const RowInputs& in, const Buffers& out, cudaStream_t stream);
+// Joins the slots of a chunk's rows, writes their outputs, row_loss and lse. `rows` of them may exist.
+// anchored: the sums are relative to arena.anchor; has_max: whether the slots hold maxima all the same.
+struct FinishRows {
+  int64_t first, rows;
+  const int32_t* row_count;
+  bool anchored, has_max;
+  bool is_shard;
+};
+void launch_finish_rows(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishRows& f,
+                        cudaStream_t stream);
+// loss (reduced) and correct_count from row_loss.
+void launch_finish_loss(const RowInputs& in, const Arena& arena, const Buffers& out, cudaStream_t stream);
+// active: only rows of these blocks; null: all.
+void launch_init_slots(const StatSlots& slots, const uint8_t* active, cudaStream_t stream);
+// Finds rows whose anchored sums left the range of exps: sets `active` of their blocks, and scalars.redo.
+void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream);
+// In active blocks: anchor = lse of the joined slots.
+void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count,
+                              cudaStream_t stream);
+
+// ---- coefficients.cu
+struct Coefficients {
+  int64_t first, rows;
+  const int32_t* row_count;
+  float scale;             // of the gradients: the factor between logits and products
+  const float* known_lse;  // [N] of the caller's rows, or null: arena.lse
+  const float* entropy;    // [N] or null
+  const float* grad_loss;  // scalar or [N]; null: 1
+  const float *grad_nll, *grad_lse, *grad_entropy;  // [N] or null
+  bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
+};
+void launch_coefficients(const RowInputs& in, const Arena& arena, const Coefficients& c, cudaStream_t stream);
+// Kept exps: row_factor, which held 1 / sum, becomes a / sum, and the entry of the target exp - g /
+// row_factor: so exps times row_factor is dz.
+struct CorrectTargets {
+  int64_t first, rows;
+  const int32_t* row_count;
+  void* exps;
+  int64_t stride;
+  bool wide;  // fp32 exps
+  float softcap;
+};
+void launch_correct_targets(const RowInputs& in, const Arena& arena, const CorrectTargets& c,
+                            cudaStream_t stream);
+
+// ---- copies.cu
+struct RowsCopy {
+  const void* from;
+  DType from_dtype;
+  int64_t from_stride;
+  const int32_t* row_map;    // which row of `from` each is; null: in order
+  const int32_t* row_count;  // rows at or past it become 0; null: all exist
+  void* to;
+  DType to_dtype;
+  int64_t to_stride;
+  int64_t rows, columns, padded;  // columns to copy; up to padded become 0
+};
+void launch_copy_rows(const RowsCopy& c, cudaStream_t stream);
+void launch_to_float(const void* from, DType dtype, int64_t count, float* to, cudaStream_t stream);
+// out[r] = z at the target of row r, 0 where that is in another shard.
+struct TargetLogits {
+  const void* hidden;  // operands of the chunk
+  int64_t hidden_stride;
+  DType hidden_dtype;
+  const void* classifier;  // the caller's
+  int64_t classifier_stride;
+  DType classifier_dtype;
+  int64_t depth, rows;
+  const int32_t* row_count;
+  const int32_t* target;
+  const float* bias;
+  float scale, softcap;
+  float* out;  // [rows]
+};
+void launch_target_logits(const TargetLogits& t, cudaStream_t stream);
+// Rows times factor[row], in place; rows that do not exist become 0.
+void launch_scale_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
+                       const int32_t* row_count, const float* factor, cudaStream_t stream);
+void launch_zero_tail(void* data, DType dtype, int64_t stride, int64_t rows, const int32_t* row_count,
+                      cudaStream_t stream);
+
+// ---- gradients.cu
+// d_hidden of the caller's rows from fp32 sums of computed ones, times factor[row] (null: 1) and dz_unscale.
+struct StoreHidden {
+  const float* from;
+  int64_t from_stride;
+  const int32_t* row_map;
+  const int32_t* row_count;
+  const float* factor;
+  int64_t rows, columns;
+  void* to;
+  DType dtype;
+  int64_t to_stride;
+  bool accumulate;
+};
+void launch_store_d_hidden(const StoreHidden& s, const Scalars* scalars, cudaStream_t stream);
+void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int64_t stride, int64_t columns,
+                              cudaStream_t stream);
+// rows of `to` = (accumulate ? to : 0) + from * dz_unscale
+void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
+                         DType dtype, int64_t to_stride, bool accumulate, const Scalars* scalars,
+                         cudaStream_t stream);
+// sums[j] += sum_r factor[r] * dz[r, j] over existing rows; factor null: 1
+void launch_column_sums(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t columns,
+                        const int32_t* row_count, const float* factor, float* sums, cudaStream_t stream);
+// to[j] = (accumulate ? to : 0) + from[j] * factor * dz_unscale
+void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
+                         bool accumulate, const Scalars* scalars, cudaStream_t stream);
+
+// data[i] *= *factor; reads and writes nothing when that is 1.
+void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor,
+                             cudaStream_t stream);
+
+}  // namespace headroom::cuda

@@ -1,0 +1,74 @@
+#include "cuda/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cuda/device.h"
+#include "cuda/runner.h"
+
+namespace headroom::cuda {
+namespace {
+
+void run_chunk(const Runner& run, const Chunk& chunk) {
+  const Operand hidden = load_hidden(run, chunk);
+  const bool kept = keeps_exps(run.plan);
+  if (run.problem.needs_forward()) {
+    if (kept) {
+      keep_exps(run, chunk, hidden);
+    } else {
+      sum_rows(run, chunk, hidden, nullptr);
+    }
+    launch_finish_rows(
+        run.rows, run.arena, run.buffers,
+        {chunk.first, chunk.rows, chunk.row_count, kept, tracks_max(run), run.problem.is_shard()},
+        run.stream);
+  }
+  if (!run.problem.needs_backward()) return;
+  load_coefficients(run, chunk);
+  if (kept) {
+    gradients_of_exps(run, chunk, hidden);
+  } else {
+    gradients_of_lse(run, chunk, hidden);
+  }
+}
+
+}  // namespace
+
+void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
+         const BackendOptions& options, void* stream) {
+  const DeviceGuard guard(options.device);
+  const int64_t chunk_rows = std::max<int64_t>(plan.token_chunk, 1);
+  const Runner run{problem,
+                   plan,
+                   buffers,
+                   PlanDetail::load(plan),
+                   lay_out(problem, plan, workspace),
+                   row_inputs(problem, buffers),
+                   static_cast<cudaStream_t>(stream),
+                   (problem.tokens + chunk_rows - 1) / chunk_rows,
+                   std::abs(problem.scale) >= double{std::numeric_limits<float>::min()}};
+  const bool compact = run.detail.source != HiddenSource::kCaller;
+  launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, buffers.valid_count, buffers.invalid_targets,
+                      run.stream);
+  if (problem.needs_forward() && problem.tokens > 0) launch_fill_ignored(run.rows, buffers, run.stream);
+  if (problem.needs_backward()) clear_gradients(run);
+  load_bias(run);
+  for (int64_t i = 0; i < run.chunks; ++i) {
+    const int64_t first = i * chunk_rows;
+    run_chunk(run, {i, first, std::min(chunk_rows, problem.tokens - first), run.arena.chunk_rows + i});
+  }
+  if (problem.needs_forward() && !problem.is_shard()) {
+    launch_finish_loss(run.rows, run.arena, buffers, run.stream);
+  }
+  if (problem.needs_backward()) finish_gradients(run);
+}
+
+void scale(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+           void* stream) {
+  const DeviceGuard guard(options.device);
+  launch_scale_unless_one(data, dtype, count, static_cast<const float*>(factor),
+                          static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,91 @@
+#pragma once
+// One run on a device, split by phase: operands.cpp, forward.cpp, gradients.cpp; run.cpp is the order of
+// things.
+#include <cuda_runtime_api.h>
+
+#include "core/buffers.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cuda/arena.h"
+#include "cuda/rows/rows.h"
+
+namespace headroom::cuda {
+
+// A matrix that a product reads.
+struct Operand {
+  const void* data = nullptr;
+  int64_t stride = 0;
+};
+
+// Rows [first, first + rows) of the computed ones, as far as they exist.
+struct Chunk {
+  int64_t index = 0, first = 0, rows = 0;
+  const int32_t* row_count = nullptr;  // device
+};
+
+// Columns [first, first + columns) of the shard.
+struct Window {
+  int64_t first = 0, columns = 0;
+};
+
+struct Runner {
+  const Problem& problem;
+  const Plan& plan;
+  const Buffers& buffers;
+  PlanDetail detail;
+  Arena arena;
+  RowInputs rows;
+  cudaStream_t stream;
+  int64_t chunks;
+  bool products;  // whether logits depend on the matrices at all (scale != 0)
+
+  DType dtype() const { return operand_dtype(problem); }
+  int64_t depth() const { return padded_hidden(problem); }
+  // The factor between gradients of logits and of products, which the coefficients carry.
+  double gradient_scale() const { return products ? problem.scale : 1; }
+};
+
+inline const void* at(const void* data, DType dtype, int64_t index) {
+  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+inline void* at(void* data, DType dtype, int64_t index) {
+  return static_cast<char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+
+// Calls body(Window) for all columns, `width` at a time.
+template <class F>
+void for_windows(const Runner& run, int64_t width, F&& body) {
+  for (int64_t j = 0; j < run.problem.vocab; j += width) {
+    body(Window{j, run.problem.vocab - j < width ? run.problem.vocab - j : width});
+  }
+}
+
+// ---- operands.cpp
+Operand load_hidden(const Runner& run, const Chunk& chunk);
+Operand load_classifier(const Runner& run, const Window& window);
+// Columns whose operands can be had at once.
+int64_t widest_window(const Runner& run);
+void launch_logits(const Runner& run, LogitsArgs args);
+LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hidden, const Window& window,
+                       const Operand& classifier, Epilogue epilogue);
+
+// ---- forward.cpp
+void load_bias(const Runner& run);
+const float* bias_of(const Runner& run);
+// Row statistics of a chunk, in the slots; active: only in these blocks of rows.
+void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
+// Whether kept exps come with maxima, which only their outputs need.
+bool tracks_max(const Runner& run);
+// The same, with exps kept.
+void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
+
+// ---- gradients.cpp
+void load_coefficients(const Runner& run, const Chunk& chunk);
+// From kept exps.
+void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
+// From logits that are computed again, with a known lse.
+void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden);
+void clear_gradients(const Runner& run);
+void finish_gradients(const Runner& run);
+
+}  // namespace headroom::cuda

@@ -1,0 +1,123 @@
+// Plans of the CUDA backend for a made-up device: no driver is called.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/plan.h"
+#include "core/status.h"
+#include "core/validate.h"
+#include "cuda/plans.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+Device h200() {
+  Device device;
+  device.name = "H200";
+  device.capability = 90;
+  device.processors = 132;
+  device.memory_bytes = size_t{139} << 30;
+  return device;
+}
+
+struct Head {
+  const char* name;
+  int64_t tokens, vocab, hidden;
+};
+
+constexpr Head kHeads[] = {{"gemma-2-2b", 8192, 256000, 2304},    {"llama-3-8b", 8192, 128256, 4096},
+                           {"linear-rnn-1.3b", 16384, 128000, 2048}, {"gemma-e2b", 8192, 262144, 1536},
+                           {"mistral-nemo", 8192, 131072, 5120},  {"llama, 4096 tokens", 4096, 128256, 4096},
+                           {"few tokens", 1024, 262144, 4096},    {"small vocabulary", 32768, 32768, 4096},
+                           {"largest", 32768, 262144, 4096},      {"narrow", 16384, 151936, 1024}};
+
+Problem problem_of(const Head& head, Pass pass, DType dtype = DType::kBF16) {
+  Problem p;
+  p.pass = pass;
+  p.tokens = head.tokens;
+  p.vocab = head.vocab;
+  p.hidden = head.hidden;
+  p.hidden_dtype = p.classifier_dtype = p.d_hidden_dtype = p.d_classifier_dtype = dtype;
+  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  return validated(p);
+}
+
+Plan best(const Problem& problem, size_t budget, const char* asked = "") {
+  return choose_plan(make_plans(problem, h200(), asked, budget), budget);
+}
+
+TEST(CudaPlans, LossAloneNeedsEightMiBAndSixtyFourBytesAToken) {
+  for (const Head& head : kHeads) {
+    const Plan plan = best(problem_of(head, Pass::kForward), 0);
+    EXPECT_LE(plan.workspace_bytes, 8 * kMiB + 64 * static_cast<size_t>(head.tokens)) << head.name;
+    EXPECT_DOUBLE_EQ(plan.cost_f, 1) << head.name;
+  }
+}
+
+TEST(CudaPlans, UnlimitedGradientsKeepAllExps) {
+  for (const Head& head : kHeads) {
+    const Plan plan = best(problem_of(head, Pass::kForwardBackward), 0);
+    EXPECT_EQ(plan.kind, PlanKind::kWhole) << head.name;
+    EXPECT_DOUBLE_EQ(plan.cost_f, 3) << head.name;
+  }
+}
+
+TEST(CudaPlans, BudgetsAreKept) {
+  for (const Head& head : kHeads) {
+    if (head.tokens > 16384) continue;
+    const Plan plan = best(problem_of(head, Pass::kForwardBackward), 2560 * kMiB);
+    EXPECT_LE(plan.workspace_bytes, 2560 * kMiB) << head.name;
+    EXPECT_DOUBLE_EQ(plan.cost_f, 3) << head.name;
+  }
+}
+
+TEST(CudaPlans, TheWorkspaceIsWhatTheLayoutTakes) {
+  for (const Head& head : kHeads) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kForwardBackward}) {
+      for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+        const Problem problem = problem_of(head, pass, dtype);
+        for (const Plan& plan : make_plans(problem, h200(), "", size_t{1} << 30)) {
+          Workspace counter;
+          lay_out(problem, plan, counter);
+          EXPECT_EQ(counter.used(), plan.workspace_bytes) << head.name << ", " << plan.config;
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaPlans, TheRefusalNamesABudgetThatWorks) {
+  const Problem problem = problem_of(kHeads[0], Pass::kForwardBackward);
+  const std::vector<Plan> plans = make_plans(problem, h200(), "", kMiB);
+  size_t smallest = plans.front().workspace_bytes;
+  for (const Plan& plan : plans) smallest = std::min(smallest, plan.workspace_bytes);
+  EXPECT_THROW(choose_plan(plans, kMiB), Error);
+  EXPECT_LE(best(problem, smallest).workspace_bytes, smallest);
+}
+
+TEST(CudaPlans, TheImplementationFollowsDeviceDtypeAndWish) {
+  const Problem bf16 = problem_of(kHeads[0], Pass::kForward);
+  EXPECT_EQ(choose_implementation(bf16, h200(), "").implementation, Implementation::kSm90);
+  EXPECT_EQ(choose_implementation(bf16, h200(), "portable").implementation, Implementation::kPortable);
+  const Problem f32 = problem_of(kHeads[0], Pass::kForward, DType::kF32);
+  EXPECT_EQ(choose_implementation(f32, h200(), "").implementation, Implementation::kPortable);
+  Device ampere = h200();
+  ampere.capability = 80;
+  EXPECT_EQ(choose_implementation(bf16, ampere, "").implementation, Implementation::kPortable);
+}
+
+TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
+  Problem problem = problem_of({"odd", 1000, 5000, 99}, Pass::kForward);
+  EXPECT_TRUE(PlanDetail::load(best(problem, 0)).copies_classifier);
+  problem = problem_of({"even", 1000, 5000, 96}, Pass::kForward);
+  EXPECT_FALSE(PlanDetail::load(best(problem, 0)).copies_classifier);
+  problem.unaligned_rows = true;
+  EXPECT_TRUE(PlanDetail::load(best(problem, 0)).copies_classifier);
+}
+
+}  // namespace
+}  // namespace headroom::cuda
