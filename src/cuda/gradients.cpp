@@ -47,7 +47,7 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
   if (a.d_classifier != nullptr) {
     g.c = a.d_classifier + window.first * run.depth();
     g.c_stride = run.depth();
-    g.beta = chunk.index > 0 ? 1.0f : 0.0f;
+    g.beta = chunk.is_first ? 0.0f : 1.0f;
   } else if (a.staging != nullptr) {
     g.c = a.staging;
     g.c_stride = run.depth();
@@ -55,7 +55,7 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
     g.c = output;
     g.c_dtype = p.d_classifier_dtype;
     g.c_stride = run.buffers.d_classifier_stride;
-    g.beta = chunk.index > 0 || p.accumulate_d_classifier ? 1.0f : 0.0f;
+    g.beta = !chunk.is_first || p.accumulate_d_classifier ? 1.0f : 0.0f;
   }
   if (!keeps_exps(run.plan) && a.staging == nullptr) {
     g.alpha = &a.scalars->dz_unscale;
@@ -64,8 +64,8 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
   product(run, g);
   if (a.staging == nullptr) return;
   launch_store_matrix(a.staging, run.depth(), window.columns, p.hidden, output, p.d_classifier_dtype,
-                      run.buffers.d_classifier_stride, p.accumulate_d_classifier || chunk.index > 0,
-                      a.scalars, run.stream);
+                      run.buffers.d_classifier_stride, p.accumulate_d_classifier || !chunk.is_first,
+                      &a.scalars->dz_unscale, run.stream);
 }
 
 // All gradients of a window. row_factor: by which dz's rows are still to be multiplied (hidden's already
@@ -77,7 +77,8 @@ void add_gradients(const Runner& run, const Chunk& chunk, const Window& window, 
   if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden);
   if (p.want_d_bias) {
     launch_column_sums(dz.data, run.dtype(), dz.stride, chunk.rows, window.columns, chunk.row_count,
-                       row_factor, run.arena.d_bias + window.first, run.stream);
+                       row_factor, &run.arena.scalars->dz_unscale, run.arena.d_bias + window.first,
+                       run.stream);
   }
 }
 
@@ -196,18 +197,19 @@ void finish_gradients(const Runner& run) {
   const Arena& a = run.arena;
   if (p.want_d_hidden && !p.accumulate_d_hidden) {
     if (run.products) {
-      launch_zero_ignored_rows(run.rows, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.hidden, run.stream);
+      launch_zero_ignored_rows(run.rows, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.hidden,
+                               run.stream);
     } else {
       clear_rows(run, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.tokens);
     }
   }
   if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
     launch_store_matrix(a.d_classifier, run.depth(), p.vocab, p.hidden, b.d_classifier, p.d_classifier_dtype,
-                        b.d_classifier_stride, p.accumulate_d_classifier, a.scalars, run.stream);
+                        b.d_classifier_stride, p.accumulate_d_classifier, nullptr, run.stream);
   }
   if (p.want_d_bias) {
     launch_store_vector(a.d_bias, p.vocab, static_cast<float>(1 / run.gradient_scale()), b.d_bias,
-                        p.d_bias_dtype, p.accumulate_d_bias, a.scalars, run.stream);
+                        p.d_bias_dtype, p.accumulate_d_bias, run.stream);
   }
 }
 

@@ -54,7 +54,7 @@ struct LogitsArgs {
   const float* anchor = nullptr;  // [rows]
   const uint8_t* row_block_active =
       nullptr;  // one for 128 rows, 0: leave them as they are; null: all are active
-  // kExps, kGradient
+  // kExps, kGradient. Columns up to the next multiple of 16 bytes may be written as well: stores clip there.
   void* out = nullptr;  // [rows, columns]: exps (bf16, or fp32 with fp32 operands), or dz (dtype)
   int64_t out_stride = 0;
   // kGradient: dz = [p (a + b z) + c w - g [target]] * slope of t

@@ -4,20 +4,17 @@
 #include <map>
 
 #include "cuda/gemm.h"
+#include "cuda/predict.h"
 #include "cuda/sm90/logits.h"
 
 namespace headroom::cuda {
 namespace {
 
-// For predicted times only: what plain products and copies reach on an H200, scaled by the processors of
-// others.
-constexpr double kFlopPerProcessor = 5.2e12;
-constexpr double kBytesPerSecond = 4e12;
-constexpr double kLaunchSeconds = 5e-6;
-// A window's products end in a part-filled wave of tiles each.
-constexpr double kWindowSeconds = 40e-6;
 constexpr int64_t kSmallestWindow = 64;
-constexpr int64_t kWindowStep = 768;  // a whole number of tiles of all widths
+constexpr int64_t kWindowStep = 192;      // a tile of the fused kernel
+constexpr int64_t kCopiedWindow = 24576;  // columns, where the classifier is copied
+// Chunks whose d_classifier may be added up in its own dtype; more only where nothing else fits.
+constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -32,6 +29,22 @@ class Planner {
         choice_(choose_implementation(problem, device, asked)) {}
 
   std::vector<Plan> all() {
+    consider_all();
+    if (best_.empty()) {
+      most_roundings_ = kRoundingsInNeed;
+      consider_all();
+    }
+    std::vector<Plan> out;
+    for (const auto& [kind, plan] : best_) out.push_back(plan);
+    if (std::none_of(out.begin(), out.end(),
+                     [&](const Plan& plan) { return plan.workspace_bytes == smallest_.workspace_bytes; })) {
+      out.push_back(smallest_);
+    }
+    return out;
+  }
+
+ private:
+  void consider_all() {
     for (const int64_t gemm_bytes : {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, int64_t{0}}) {
       for (const auto& [rows, columns] : scratches()) {
         base_ = PlanDetail{};
@@ -49,16 +62,8 @@ class Planner {
         }
       }
     }
-    std::vector<Plan> out;
-    for (const auto& [kind, plan] : best_) out.push_back(plan);
-    if (std::none_of(out.begin(), out.end(),
-                     [&](const Plan& plan) { return plan.workspace_bytes == smallest_.workspace_bytes; })) {
-      out.push_back(smallest_);
-    }
-    return out;
   }
 
- private:
   bool sm90() const { return choice_.implementation == Implementation::kSm90; }
   bool needs_products() const { return p_.needs_backward() || !sm90(); }
 
@@ -96,9 +101,8 @@ class Planner {
     for (const int64_t chunk : base_.source == HiddenSource::kCaller
                                    ? std::vector{std::max<int64_t>(p_.tokens, 1)}
                                    : token_chunks()) {
-      for (int64_t window = base_.copies_classifier ? std::min<int64_t>(p_.vocab, 32 * kWindowStep)
-                                                    : p_.vocab;
-           ; window = ceil_div(window, 4)) {
+      for (int64_t window = base_.copies_classifier ? std::min<int64_t>(p_.vocab, kCopiedWindow) : p_.vocab;;
+           window = ceil_div(window, 4)) {
         PlanDetail d = base_;
         d.vocab_window = window;
         consider(PlanKind::kForward, chunk, d);
@@ -109,48 +113,61 @@ class Planner {
 
   // Copied rows in the gradient's own buffer cost nothing; it must be as the operand is, and hold nothing
   // yet.
-  HiddenSource backward_source(int64_t chunk) const {
+  HiddenSource backward_source() const {
     const bool fits = p_.want_d_hidden && !p_.accumulate_d_hidden && p_.d_hidden_dtype == operand_dtype(p_) &&
-                      !p_.unaligned_rows && p_.hidden == padded_hidden(p_) && chunk >= p_.tokens;
+                      !p_.unaligned_rows && p_.hidden == padded_hidden(p_);
     return fits ? HiddenSource::kOutput : HiddenSource::kWorkspace;
+  }
+
+  // Whether sums of d_classifier over chunks may be kept in its own dtype, rounded once more for each chunk.
+  bool may_round(int64_t chunks) const {
+    return chunks > 1 && p_.want_d_classifier && writes_d_classifier(p_) &&
+           p_.d_classifier_dtype != DType::kF32;
   }
 
   void kept_plans() {
     for (const int64_t chunk : token_chunks()) {
       const int64_t chunks = ceil_div(std::max<int64_t>(p_.tokens, 1), chunk);
-      const bool native = writes_d_classifier(p_) && p_.d_classifier_dtype != DType::kF32;
-      for (const bool rounds : {false, true}) {
-        // One rounding more than a single chunk's: only for two chunks, where fp32 sums do not fit.
-        if (rounds && !(chunks == 2 && native && p_.want_d_classifier)) continue;
-        PlanDetail d = base_;
-        d.source = backward_source(chunk);
-        d.rounds_between_chunks = rounds;
-        d.vocab_window = base_.copies_classifier || !writes_d_classifier(p_)
-                             ? std::min<int64_t>(p_.vocab, 32 * kWindowStep)
-                             : p_.vocab;
-        consider(chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks, chunk, d);
-      }
+      PlanDetail d = base_;
+      d.source = backward_source();
+      d.vocab_window =
+          base_.copies_classifier || !writes_d_classifier(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+      const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+      consider(kind, chunk, d);
+      d.rounds_between_chunks = true;
+      if (may_round(chunks) && chunks <= 2) consider(kind, chunk, d);
     }
   }
 
   void window_plans() {
     const PlanKind kind = p_.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
-    const int64_t chunk = std::max<int64_t>(p_.tokens, 1);
     PlanDetail d = base_;
-    d.source = backward_source(chunk);
+    d.source = backward_source();
+    for (const int64_t chunk : token_chunks()) {
+      const int64_t chunks = ceil_div(std::max<int64_t>(p_.tokens, 1), chunk);
+      if (chunks > most_roundings_) break;
+      d.rounds_between_chunks = may_round(chunks);
+      windows_of(kind, chunk, d);
+    }
+  }
+
+  // The widest window that fits, somewhat narrower ones, whose products may end in fuller waves, and the
+  // narrowest.
+  void windows_of(PlanKind kind, int64_t chunk, PlanDetail d) {
     d.vocab_window = p_.vocab;
     consider(kind, chunk, d);
-    // The widest window that fits, and the narrowest of all.
     int64_t fits = 0, too_many = ceil_div(p_.vocab, kWindowStep);
     while (budget_ != 0 && too_many - fits > 1) {
       const int64_t steps = fits + (too_many - fits) / 2;
       d.vocab_window = steps * kWindowStep;
       (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
     }
-    for (const int64_t window : {fits * kWindowStep, int64_t{384}, kSmallestWindow}) {
-      d.vocab_window = window;
-      if (window > 0 && window < p_.vocab) consider(kind, chunk, d);
+    for (int64_t steps = fits; steps > 0 && steps >= fits / 2; steps -= std::max<int64_t>(fits / 64, 1)) {
+      d.vocab_window = steps * kWindowStep;
+      if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
     }
+    d.vocab_window = kSmallestWindow;
+    if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
   }
 
   Plan plan_of(PlanKind kind, int64_t chunk, PlanDetail d) const {
@@ -187,7 +204,7 @@ class Planner {
     lay_out(p_, plan, counter);
     plan.workspace_bytes = counter.used();
     plan.cost_f = cost_of(plan);
-    plan.predicted_seconds = seconds_of(plan, d);
+    plan.predicted_seconds = predict_seconds(p_, plan, d, device_);
     plan.config = config_of(plan, d);
     if (smallest_.workspace_bytes == 0 || plan.workspace_bytes < smallest_.workspace_bytes) smallest_ = plan;
     if (budget_ != 0 && plan.workspace_bytes > budget_) return;
@@ -205,35 +222,6 @@ class Planner {
     return cost + (p_.want_d_hidden ? 1 : 0) + (p_.want_d_classifier ? 1 : 0);
   }
 
-  double seconds_of(const Plan& plan, const PlanDetail& d) const {
-    const auto n = static_cast<double>(p_.tokens), v = static_cast<double>(p_.vocab),
-               h = static_cast<double>(p_.hidden);
-    const auto chunks = static_cast<double>(ceil_div(std::max<int64_t>(p_.tokens, 1), plan.token_chunk));
-    const auto windows = static_cast<double>(ceil_div(p_.vocab, d.vocab_window));
-    const double rate = kFlopPerProcessor * std::max(device_.processors, 1);
-    const double peak_share = operand_dtype(p_) == DType::kF32 ? 0.06 : 1;  // fp32 is not rounded to tf32
-    double bytes = plan.cost_f * (n * h + chunks * v * h) * 2;
-    double launches = 20;
-    if (p_.needs_backward()) {
-      bytes += 3 * 2 * n * v;  // exps or dz are written once and read twice
-      if (p_.want_d_hidden) bytes += windows * 8 * n * h;
-      if (p_.want_d_classifier) bytes += chunks * v * h * (d.rounds_between_chunks || chunks == 1 ? 4 : 8);
-      launches += windows * 5;
-    }
-    if (!sm90()) {
-      const double blocks = static_cast<double>(ceil_div(plan.token_chunk, d.scratch_rows)) * chunks *
-                            static_cast<double>(ceil_div(p_.vocab, d.scratch_columns));
-      bytes += plan.cost_f * 8 * n * v;
-      launches += plan.cost_f * 2 * blocks;
-    }
-    const double copies = d.copies_classifier ? plan.cost_f * chunks * v * h * 4 : 0;
-    // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
-    const double scratch = d.gemm_bytes == static_cast<int64_t>(kGemmScratchBytes) ? 0 : 10e-6;
-    return gemm_flop(p_) * plan.cost_f / (rate * peak_share) + (bytes + copies) / kBytesPerSecond / 4 +
-           launches * kLaunchSeconds + (p_.needs_backward() ? windows * chunks * kWindowSeconds : 0) +
-           scratch;
-  }
-
   std::string config_of(const Plan& plan, const PlanDetail& d) const {
     static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
     std::string text = sm90() ? sm90::describe(fused(plan.token_chunk, d).instance.config) : "portable";
@@ -241,7 +229,7 @@ class Planner {
     if (d.copies_classifier) text += ", classifier copied";
     if (d.vocab_window < p_.vocab) text += ", window " + std::to_string(d.vocab_window);
     if (plan.token_chunk < p_.tokens) text += ", chunk " + std::to_string(plan.token_chunk);
-    if (d.rounds_between_chunks) text += ", rounded twice";
+    if (d.rounds_between_chunks) text += ", dC rounded for each";
     return text;
   }
 
@@ -249,6 +237,7 @@ class Planner {
   const Device& device_;
   const size_t budget_;
   const Choice choice_;
+  int64_t most_roundings_ = kMostRoundings;
   PlanDetail base_;
   std::map<PlanKind, Plan> best_;
   Plan smallest_;

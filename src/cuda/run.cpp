@@ -54,9 +54,12 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
   if (problem.needs_forward() && problem.tokens > 0) launch_fill_ignored(run.rows, buffers, run.stream);
   if (problem.needs_backward()) clear_gradients(run);
   load_bias(run);
-  for (int64_t i = 0; i < run.chunks; ++i) {
+  // The last chunk first: a computed row never comes from an earlier row of the caller's, so what is written
+  // to the rows of d_hidden lies past the copies that later chunks make there (HiddenSource::kOutput).
+  for (int64_t i = run.chunks - 1; i >= 0; --i) {
     const int64_t first = i * chunk_rows;
-    run_chunk(run, {i, first, std::min(chunk_rows, problem.tokens - first), run.arena.chunk_rows + i});
+    run_chunk(run, {i + 1 == run.chunks, first, std::min(chunk_rows, problem.tokens - first),
+                    run.arena.chunk_rows + i});
   }
   if (problem.needs_forward() && !problem.is_shard()) {
     launch_finish_loss(run.rows, run.arena, buffers, run.stream);

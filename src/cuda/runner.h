@@ -19,7 +19,8 @@ struct Operand {
 
 // Rows [first, first + rows) of the computed ones, as far as they exist.
 struct Chunk {
-  int64_t index = 0, first = 0, rows = 0;
+  bool is_first = true;  // of those that are worked on; sums over chunks begin with it
+  int64_t first = 0, rows = 0;
   const int32_t* row_count = nullptr;  // device
 };
 

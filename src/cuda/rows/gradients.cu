@@ -35,9 +35,9 @@ __global__ void zero_ignored_rows_kernel(RowInputs in, T* data, int64_t stride, 
 
 template <class T>
 __global__ void store_matrix_kernel(const float* from, int64_t from_stride, int64_t columns, T* to,
-                                    int64_t to_stride, bool accumulate, const Scalars* scalars) {
+                                    int64_t to_stride, bool accumulate, const float* given) {
   const int64_t row = blockIdx.x;
-  const float factor = scalars->dz_unscale;
+  const float factor = given != nullptr ? *given : 1.0f;
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
     store(to + row * to_stride + i, from[row * from_stride + i] * factor, accumulate);
   }
@@ -47,7 +47,7 @@ __global__ void store_matrix_kernel(const float* from, int64_t from_stride, int6
 template <class T>
 __global__ void __launch_bounds__(1024)
     column_sums_kernel(const T* dz, int64_t stride, int64_t rows, int64_t columns, const int32_t* row_count,
-                       const float* factor, float* sums) {
+                       const float* row_factor, const float* factor, float* sums) {
   __shared__ float parts[32][33];
   const int lane = threadIdx.x % 32, step = threadIdx.x / 32;
   const int64_t j = int64_t{blockIdx.x} * 32 + lane;
@@ -55,21 +55,20 @@ __global__ void __launch_bounds__(1024)
   float sum = 0;
   if (j < columns) {
     for (int64_t r = step; r < end; r += 32) {
-      sum += to_float(dz[r * stride + j]) * (factor != nullptr ? factor[r] : 1.0f);
+      sum += to_float(dz[r * stride + j]) * (row_factor != nullptr ? row_factor[r] : 1.0f);
     }
   }
   parts[step][lane] = sum;
   __syncthreads();
   if (step != 0 || j >= columns) return;
   for (int i = 1; i < 32; ++i) sum += parts[i][lane];
-  sums[j] += sum;
+  sums[j] += sum * *factor;
 }
 
 template <class T>
-__global__ void store_vector_kernel(const float* from, int64_t count, float factor, T* to, bool accumulate,
-                                    const Scalars* scalars) {
+__global__ void store_vector_kernel(const float* from, int64_t count, float factor, T* to, bool accumulate) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < count) store(to + i, from[i] * factor * scalars->dz_unscale, accumulate);
+  if (i < count) store(to + i, from[i] * factor, accumulate);
 }
 
 template <class T>
@@ -113,32 +112,33 @@ void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int6
 }
 
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
-                         DType dtype, int64_t to_stride, bool accumulate, const Scalars* scalars,
+                         DType dtype, int64_t to_stride, bool accumulate, const float* factor,
                          cudaStream_t stream) {
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     store_matrix_kernel<T><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        from, from_stride, columns, static_cast<T*>(to), to_stride, accumulate, scalars);
+        from, from_stride, columns, static_cast<T*>(to), to_stride, accumulate, factor);
   });
   check_launch("store_matrix");
 }
 
 void launch_column_sums(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                        const int32_t* row_count, const float* factor, float* sums, cudaStream_t stream) {
+                        const int32_t* row_count, const float* row_factor, const float* factor, float* sums,
+                        cudaStream_t stream) {
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     column_sums_kernel<T><<<blocks_for(columns, 32), 1024, 0, stream>>>(
-        static_cast<const T*>(dz), stride, rows, columns, row_count, factor, sums);
+        static_cast<const T*>(dz), stride, rows, columns, row_count, row_factor, factor, sums);
   });
   check_launch("column_sums");
 }
 
 void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
-                         bool accumulate, const Scalars* scalars, cudaStream_t stream) {
+                         bool accumulate, cudaStream_t stream) {
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     store_vector_kernel<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
-        from, count, factor, static_cast<T*>(to), accumulate, scalars);
+        from, count, factor, static_cast<T*>(to), accumulate);
   });
   check_launch("store_vector");
 }

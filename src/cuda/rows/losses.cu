@@ -85,19 +85,20 @@ __global__ void __launch_bounds__(1024) finish_loss_kernel(RowInputs in, Arena a
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(s.correct_count);
 }
 
-// exp(z - anchor) has to stay within bf16's (fp32's) exponents, as has its sum: exp(+-60) leaves room for
-// both.
-__global__ void find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
-  const int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (block >= row_blocks(rows)) return;
-  const int64_t end = min((block + 1) * kRowBlock, existing(row_count, rows));
+// exp(z - anchor) has to stay within bf16's (fp32's) exponents, as has its sum: exp(+-60) leaves room for both. One
+// block of threads for each block of rows.
+__global__ void __launch_bounds__(kRowBlock) find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
+  const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   bool redo = false;
-  for (int64_t r = block * kRowBlock; r < end; ++r) {
+  if (r < existing(row_count, rows)) {
+    const StatSlots& slots = arena.slots;
     double sum = 0;
-    for (int64_t s = 0; s < arena.slots.slots; ++s) sum += arena.slots.sum[s * arena.slots.stride + r];
-    redo = redo || !(sum < 1.1e26 && sum > 8.7e-27);  // also NaN: the anchor itself may be -inf
+    for (int64_t s = 0; s < slots.slots; ++s) sum += slots.sum[s * slots.stride + r];
+    redo = !(sum < 1.1e26 && sum > 8.7e-27);  // also NaN: the anchor itself may be -inf
   }
-  arena.active[block] = redo;
+  redo = __syncthreads_or(redo);
+  if (threadIdx.x != 0) return;
+  arena.active[blockIdx.x] = redo;
   if (redo) arena.scalars->redo = 1;
 }
 
@@ -132,7 +133,7 @@ void launch_finish_loss(const RowInputs& in, const Arena& arena, const Buffers& 
 }
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream) {
-  find_redo_kernel<<<blocks_for(row_blocks(rows), kThreads), kThreads, 0, stream>>>(arena, rows, row_count);
+  find_redo_kernel<<<static_cast<unsigned>(row_blocks(rows)), kRowBlock, 0, stream>>>(arena, rows, row_count);
   check_launch("find_redo");
 }
 

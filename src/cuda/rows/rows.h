@@ -132,16 +132,17 @@ struct StoreHidden {
 void launch_store_d_hidden(const StoreHidden& s, const Scalars* scalars, cudaStream_t stream);
 void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int64_t stride, int64_t columns,
                               cudaStream_t stream);
-// rows of `to` = (accumulate ? to : 0) + from * dz_unscale
+// rows of `to` = (accumulate ? to : 0) + from * *factor (null: 1)
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
-                         DType dtype, int64_t to_stride, bool accumulate, const Scalars* scalars,
+                         DType dtype, int64_t to_stride, bool accumulate, const float* factor,
                          cudaStream_t stream);
-// sums[j] += sum_r factor[r] * dz[r, j] over existing rows; factor null: 1
+// sums[j] += *factor * sum_r row_factor[r] * dz[r, j] over existing rows; row_factor null: 1
 void launch_column_sums(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                        const int32_t* row_count, const float* factor, float* sums, cudaStream_t stream);
-// to[j] = (accumulate ? to : 0) + from[j] * factor * dz_unscale
+                        const int32_t* row_count, const float* row_factor, const float* factor, float* sums,
+                        cudaStream_t stream);
+// to[j] = (accumulate ? to : 0) + from[j] * factor
 void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
-                         bool accumulate, const Scalars* scalars, cudaStream_t stream);
+                         bool accumulate, cudaStream_t stream);
 
 // data[i] *= *factor; reads and writes nothing when that is 1.
 void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor,

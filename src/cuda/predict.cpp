@@ -1,0 +1,112 @@
+#include "cuda/predict.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/gemm.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained
+constexpr double kFloat32Share = 0.06;        // of that rate: fp32 is not rounded to tf32
+constexpr double kBytesPerSecond = 4e12;
+constexpr double kLaunchSeconds = 4e-6;
+constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
+
+// Tiles that cuBLASLt's products come in.
+constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 192},
+                                                  {320, 128}, {128, 192}, {128, 128}};
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+class Prediction {
+ public:
+  Prediction(const Problem& problem, const PlanDetail& detail, const Device& device)
+      : p_(problem),
+        d_(detail),
+        processors_(std::max(device.processors, 1)),
+        rate_(kFlopPerProcessor * (operand_dtype(problem) == DType::kF32 ? kFloat32Share : 1)) {}
+
+  // The last wave of tiles costs as much as a full one.
+  double product(int64_t m, int64_t n, int64_t k) const {
+    double best = 0;
+    for (const auto& [rows, columns] : kTiles) {
+      const int64_t waves = ceil_div(ceil_div(m, rows) * ceil_div(n, columns), processors_);
+      const double flop = 2.0 * static_cast<double>(rows * columns) * static_cast<double>(k);
+      const double penalty = rows * columns < 128 * 192 ? 1.1 : 1;  // more bytes for each FLOP
+      const double seconds = static_cast<double>(waves) * flop / rate_ * penalty;
+      if (best == 0 || seconds < best) best = seconds;
+    }
+    return best + kLaunchSeconds;
+  }
+
+  // The fused kernel's tiles of 256 x 192, one for each pair of processors at a time.
+  double fused(int64_t rows, int64_t columns) const {
+    const int64_t tiles = ceil_div(rows, 256) * ceil_div(columns, 192);
+    const double flop = 256.0 * 192.0 * static_cast<double>(p_.hidden);  // of one processor's half of a tile
+    return static_cast<double>(ceil_div(tiles, processors_ / 2)) * flop / rate_ + 2 * kLaunchSeconds;
+  }
+
+  // Logits of a chunk and what becomes of them, `bytes` written for each.
+  double logits(int64_t rows, int64_t columns, double bytes) const {
+    double seconds =
+        d_.implementation == Implementation::kSm90 ? fused(rows, columns) : product(rows, columns, p_.hidden);
+    if (d_.implementation == Implementation::kPortable) {
+      const double blocks =
+          static_cast<double>(ceil_div(rows, d_.scratch_rows) * ceil_div(columns, d_.scratch_columns));
+      seconds += moved(rows, columns, 12 + bytes) + 2 * kLaunchSeconds * blocks;
+    }
+    if (d_.copies_classifier) seconds += moved(columns, p_.hidden, 6);
+    return seconds + kLaunchSeconds;
+  }
+
+  double gradients(int64_t rows, int64_t columns, bool adds_d_hidden) const {
+    double seconds = 2 * kLaunchSeconds;
+    if (p_.want_d_hidden) {
+      seconds += product(rows, p_.hidden, columns);
+      if (adds_d_hidden) seconds += moved(rows, p_.hidden, 8);
+    }
+    if (p_.want_d_classifier) seconds += product(columns, p_.hidden, rows);
+    if (p_.want_d_bias) seconds += moved(rows, columns, 2);
+    return seconds;
+  }
+
+  double moved(int64_t rows, int64_t columns, double bytes) const {
+    return static_cast<double>(rows) * static_cast<double>(columns) * bytes / kBytesPerSecond;
+  }
+
+ private:
+  const Problem& p_;
+  const PlanDetail& d_;
+  const int64_t processors_;
+  const double rate_;
+};
+
+}  // namespace
+
+double predict_seconds(const Problem& p, const Plan& plan, const PlanDetail& d, const Device& device) {
+  const Prediction predict(p, d, device);
+  const int64_t tokens = std::max<int64_t>(p.tokens, 1), rows = plan.token_chunk;
+  const auto chunks = static_cast<double>(ceil_div(tokens, rows));
+  const double exps = static_cast<double>(size_of(operand_dtype(p)));
+  double seconds = 20 * kLaunchSeconds;
+  if (p.needs_forward()) seconds += predict.logits(rows, p.vocab, keeps_exps(plan) ? exps : 0);
+  if (p.needs_backward()) {
+    const int64_t columns = std::min(d.vocab_window, p.vocab), windows = ceil_div(p.vocab, columns);
+    const double one = (keeps_exps(plan) ? 0 : predict.logits(rows, columns, exps)) +
+                       predict.gradients(rows, columns, windows > 1);
+    seconds += static_cast<double>(windows) * one;
+    if (chunks > 1 && p.want_d_classifier) {
+      seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
+    }
+  }
+  seconds *= chunks;
+  if (d.rounds_between_chunks) seconds *= 1 + kChunkRounding * (chunks - 1);
+  // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
+  return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,14 @@
+#pragma once
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cuda/arena.h"
+#include "cuda/device.h"
+
+namespace headroom::cuda {
+
+// What a plan will take, in seconds: for choosing between plans, from products' whole waves of tiles, bytes
+// and launches. The figures are an H200's; other devices are scaled by their processors.
+double predict_seconds(const Problem& problem, const Plan& plan, const PlanDetail& detail,
+                       const Device& device);
+
+}  // namespace headroom::cuda
