@@ -54,6 +54,14 @@ constexpr Config cooperative(Epilogue epilogue) {
   return epilogue == Epilogue::kStats ? Config{true, 4, 0} : Config{true, 3, 1};
 }
 
+constexpr Config config_of(Epilogue epilogue, bool is_cooperative) {
+  return is_cooperative ? cooperative(epilogue) : ping_pong(epilogue);
+}
+
+// Depth from which on tiles are cooperative: the longer the products of a tile, the less its exposed epilogue
+// weighs against the bytes saved.
+inline constexpr int64_t kCooperativeDepth = 3000;
+
 static_assert(ping_pong(Epilogue::kStats).shared_bytes() <= kSharedLimit);
 static_assert(ping_pong(Epilogue::kExps).shared_bytes() <= kSharedLimit);
 static_assert(cooperative(Epilogue::kStats).shared_bytes() <= kSharedLimit);

@@ -19,19 +19,21 @@ namespace {
 
 const void* find_kernel(const Instance& instance) {
   const bool general = instance.general;
+  const bool cooperative = instance.config.cooperative;
   if (instance.dtype == DType::kBF16) {
     switch (instance.epilogue) {
       case Epilogue::kStats:
-        return general ? stats_general_bf16() : stats_plain_bf16();
+        return general ? stats_general_bf16(cooperative) : stats_plain_bf16(cooperative);
       case Epilogue::kExps:
-        return general ? exps_general_bf16() : exps_plain_bf16();
+        return general ? exps_general_bf16(cooperative) : exps_plain_bf16(cooperative);
       case Epilogue::kGradient:
-        return general ? gradient_general_bf16() : gradient_plain_bf16();
+        return general ? gradient_general_bf16(cooperative) : gradient_plain_bf16(cooperative);
     }
   }
-  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kStats) return stats_general_f16();
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kStats)
+    return stats_general_f16(cooperative);
   if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kGradient)
-    return gradient_general_f16();
+    return gradient_general_f16(cooperative);
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
 }
 
@@ -104,6 +106,9 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
                         ? std::numeric_limits<int>::max()
                         : static_cast<int>(std::min<int64_t>(args.stats.slots, 1024));
   params.raster = make_raster(plan.clusters, config.turns(), plan.preferred_units, slots);
+  require(
+      plan.units < params.raster.tail_units + params.raster.main.units || params.raster.main.slots <= slots,
+      "too few slots");
 
   const CUtensorMap hidden =
       make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());

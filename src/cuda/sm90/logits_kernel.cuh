@@ -76,33 +76,54 @@ __device__ __forceinline__ TileSchedule schedule_of(const SharedMemory<kConfig>&
   return TileSchedule(params.raster, shared.load_active().units, params.column_tiles);
 }
 
+// Where the copies of a tile begin.
+struct TileOrigin {
+  int row;     // of this block's rows
+  int column;  // of this block's half of the columns
+};
+
+// The cluster's i-th tile's. By a whole warp.
+template <Config kConfig>
+__device__ __forceinline__ TileOrigin find_origin(const SharedMemory<kConfig>& shared,
+                                                  const KernelParams& params, int i) {
+  const ActiveRows active = shared.load_active();
+  const TileSchedule schedule = schedule_of(shared, params);
+  const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
+  const int unit = active_unit<kConfig.unit_rows()>(params.args, active.rows, tile.unit);
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  return {unit * kConfig.unit_rows() + rank * kConfig.tile_rows(),
+          tile.column * kTileColumns + rank * (kTileColumns / kClusterBlocks)};
+}
+
+// By a whole warp, of which one thread issues the copies. The next tile is found while those of this one are
+// under way.
 template <Config kConfig>
 __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
                                            const CUtensorMap& classifier, const KernelParams& params) {
-  const int rank = static_cast<int>(ptx::cluster_rank());
   const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
+  if (tiles == 0) return;
+  const uint32_t half = ptx::cluster_rank() * (kConfig.classifier_bytes() / kClusterBlocks);
   RingPosition<kConfig.stages> ring;
-  constexpr int kHalf = kTileColumns / kClusterBlocks;
-  for (int i = 0; i < tiles; ++i) {
-    const ActiveRows active = shared.load_active();
-    const TileSchedule schedule = schedule_of(shared, params);
-    const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
-    const int row =
-        active_unit<kConfig.unit_rows()>(params.args, active.rows, tile.unit) * kConfig.unit_rows() +
-        rank * kConfig.tile_rows();
-    const int column = tile.column * kTileColumns + rank * kHalf;
+  TileOrigin tile = find_origin(shared, params, 0);
+  const auto load_stages = [&](int first, int end) {
     if ((threadIdx.x & 31) == 0) {
-      for (int k = 0; k < params.depth_blocks; ++k) {
+      for (int k = first; k < end; ++k) {
         ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
         const uint32_t full = shared.full(ring.stage);
         ptx::mbarrier_arrive_expect(full, kConfig.stage_bytes());
-        ptx::tma_load(shared.hidden(ring.stage), &hidden, full, k * kBlockDepth, row);
-        ptx::tma_load_multicast(shared.classifier(ring.stage) + rank * kHalf * kBlockDepth * 2, &classifier,
-                                full, k * kBlockDepth, column, (1 << kClusterBlocks) - 1);
+        ptx::tma_load(shared.hidden(ring.stage), &hidden, full, k * kBlockDepth, tile.row);
+        ptx::tma_load_multicast(shared.classifier(ring.stage) + half, &classifier, full, k * kBlockDepth,
+                                tile.column, (1 << kClusterBlocks) - 1);
         ring.advance();
       }
     }
     __syncwarp();
+  };
+  for (int i = 0; i < tiles; ++i) {
+    load_stages(0, 1);
+    const TileOrigin next = i + 1 < tiles ? find_origin(shared, params, i + 1) : tile;
+    load_stages(1, params.depth_blocks);
+    tile = next;
   }
 }
 
@@ -123,15 +144,17 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
       kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kBlockDepth * 2 : 0;
   int previous = -1;
   for (int k = 0; k < depth_blocks; ++k) {
+    // Said to be the same for all lanes, so that descriptors are made by the uniform unit, an addition each.
+    const uint32_t a = ptx::to_uniform(ptx::matrix_offset(shared.hidden(ring.stage) + first_row));
+    const uint32_t b = ptx::to_uniform(ptx::matrix_offset(shared.classifier(ring.stage)));
     ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
-    const uint64_t a = ptx::matrix_descriptor(shared.hidden(ring.stage) + first_row);
-    const uint64_t b = ptx::matrix_descriptor(shared.classifier(ring.stage));
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockDepth / 16; ++step) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        ptx::wgmma_n192<kType>(acc[half], a + step * 2 + half * 512, b + step * 2, (k | step) != 0);
+        ptx::wgmma_n192<kType>(acc[half], ptx::matrix_descriptor(a + step * 2 + half * 512),
+                               ptx::matrix_descriptor(b + step * 2), (k | step) != 0);
       }
     }
     ptx::wgmma_commit();

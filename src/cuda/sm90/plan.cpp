@@ -20,6 +20,14 @@ const char* epilogue_name(Epilogue epilogue) {
   return "";
 }
 
+// Cooperative tiles for deep products, unless of few rows many more would be padding. (Of few rows only:
+// chunks of one problem, the last included, then have slots enough.)
+bool is_cooperative(int64_t rows, int64_t depth) {
+  constexpr int64_t kFewRows = 2048;
+  if (depth < kCooperativeDepth) return false;
+  return rows > kFewRows || (rows - 1) % 512 >= 256;
+}
+
 bool aligned(const void* pointer, int64_t stride) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
 }
@@ -28,11 +36,12 @@ bool aligned(const void* pointer, int64_t stride) {
 
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   LogitsPlan plan;
-  plan.instance = {ping_pong(args.epilogue), args.epilogue, args.dtype, !is_plain(args)};
+  plan.instance = {config_of(args.epilogue, is_cooperative(args.rows, args.depth)), args.epilogue, args.dtype,
+                   !is_plain(args)};
   plan.clusters = processors / kClusterBlocks;
   const Config& config = plan.instance.config;
   const int64_t unit_bytes = 2 * config.unit_rows() * std::max<int64_t>(args.depth, 1);
-  plan.preferred_units = static_cast<int>(std::clamp<int64_t>(kGroupBytes / unit_bytes, 4, kMaxMainUnits));
+  plan.preferred_units = static_cast<int>(std::clamp<int64_t>(kGroupBytes / unit_bytes, 2, kMaxMainUnits));
   plan.units = (args.rows + config.unit_rows() - 1) / config.unit_rows();
   plan.slots = needed_slots(plan.clusters, config.turns(), plan.preferred_units, plan.units, any_fewer);
   return plan;

@@ -23,6 +23,11 @@ __device__ __forceinline__ int thread_index() {
   return index;
 }
 
+// The same value, known to the compiler as one for the whole warp: lane 0's. By a whole warp.
+__device__ __forceinline__ uint32_t to_uniform(uint32_t value) {
+  return __shfl_sync(0xffffffffu, value, 0);
+}
+
 // True, which the compiler does not know: `if (always())` ends a stretch of code within which it reorders
 // instructions, and so bounds how many intermediate results are alive at once.
 __device__ __forceinline__ bool always() {

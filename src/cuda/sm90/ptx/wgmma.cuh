@@ -13,11 +13,15 @@
 //   d[4j + 2..3]: eight rows further down
 namespace headroom::cuda::sm90::ptx {
 
-// Address in units of 16 bytes, 1024 bytes from one eight-row atom to the next, 128-byte swizzle. The next 16
-// elements of depth are 2 units on, the next 64 rows 512 units.
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address) {
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (uint64_t{1} << 16) | (uint64_t{64} << 32) |
-         (uint64_t{1} << 62);
+// The lower half of a matrix descriptor: the address in units of 16 bytes, of which additions may be made. The
+// next 16 elements of depth are 2 units on, the next 64 rows 512 units.
+__device__ __forceinline__ uint32_t matrix_offset(uint32_t address) {
+  return (address & 0x3FFFF) >> 4 | 1u << 16;
+}
+
+// With the upper half: 1024 bytes from one eight-row atom to the next, 128-byte swizzle.
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t offset) {
+  return uint64_t{1} << 62 | uint64_t{64} << 32 | offset;
 }
 
 // Before the first wgmma and whenever registers of the accumulators were written by other instructions.
