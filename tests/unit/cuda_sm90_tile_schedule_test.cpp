@@ -52,7 +52,7 @@ void check_schedule(const Raster& raster, Device device, int units, int column_t
 
 TEST(TileSchedule, EveryTileOnceAndOneWriterOfASlot) {
   for (const Device device : kDevices) {
-    for (const int preferred : {4, 6, 8, 12, 17, 24}) {
+    for (const int preferred : {2, 3, 4, 6, 8, 12, 17, 24}) {
       const Raster raster = make_raster(device.clusters, device.turns, preferred, kUnlimited);
       for (const int units :
            {1, 2, 3, 5, 7, 11, 13, 16, 17, 19, 23, 31, 37, 64, 71, 72, 73, 97, 127, 128, 131}) {
@@ -68,7 +68,7 @@ TEST(TileSchedule, EveryTileOnceAndOneWriterOfASlot) {
 // The device may find any smaller number of units; the slots provided for the largest must do.
 TEST(TileSchedule, SlotsSufficeForAnyFewerUnits) {
   for (const Device device : kDevices) {
-    for (const int preferred : {4, 12, 24}) {
+    for (const int preferred : {2, 4, 12, 24}) {
       for (const int units : {1, 2, 9, 13, 14, 40, 75}) {
         const int slots = needed_slots(device.clusters, device.turns, preferred, units, true);
         const Raster raster = make_raster(device.clusters, device.turns, preferred, slots);
@@ -90,7 +90,7 @@ TEST(TileSchedule, AllClustersWorkOnManyUnits) {
   }
 }
 
-// 132 SMs, ping-pong: at most 33 slots.
+// 132 SMs, ping-pong and cooperative: at most 33 slots.
 TEST(TileSchedule, SlotsAreFew) {
   for (int64_t units = 14; units < 5000; ++units) {
     EXPECT_LE(needed_slots(66, 2, 24, units, true), 33) << units;
@@ -98,7 +98,25 @@ TEST(TileSchedule, SlotsAreFew) {
     EXPECT_LE(needed_slots(66, 2, 9, units, true), 33) << units;
     EXPECT_LE(needed_slots(66, 2, 4, units, true), 33) << units;
   }
+  for (const int preferred : {2, 3, 4, 5, 8, 12}) {
+    for (int64_t units = 2; units < 5000; ++units) {
+      EXPECT_LE(needed_slots(66, 1, preferred, units, false), 33) << units;
+    }
+  }
   for (int64_t units = 1; units < 14; ++units) EXPECT_LE(needed_slots(66, 2, 16, units, true), 132) << units;
+}
+
+// Groups hold no more rows than stay in L2 wherever units can be cut so.
+TEST(TileSchedule, GroupsAreNoLargerThanPreferred) {
+  for (const int preferred : {2, 3, 4, 8}) {
+    const Raster raster = make_raster(66, 1, preferred, kUnlimited);
+    EXPECT_EQ(raster.main.units, preferred);
+    for (int units = 4; units < raster.tail_units + preferred; units += 2) {
+      for (const RasterGroup& group : raster.tails[units].groups) EXPECT_LE(group.units, preferred) << units;
+    }
+  }
+  // 8192 rows at a depth of 2304: two groups.
+  EXPECT_EQ(make_raster(66, 2, 16, kUnlimited).main.units, 16);
 }
 
 TEST(TileSchedule, LastTileOfALargeProblem) {

@@ -11,54 +11,86 @@ constexpr int kUnlimited = 255;
 // With fewer units than this the slots of all clusters' workers would be many; what they compute is so little
 // that fewer clusters do.
 constexpr int64_t kFewUnits = 14;
-// Tails of at least so many units can be cut in groups of few slots whatever their number.
-constexpr int kLeastTail = 24;
+// So few slots are not worth groups that are smaller than preferred, larger, or more.
+constexpr int kFewSlots = 33;
 
 int group_slots(int units, int workers) {
   return workers / std::gcd(units, workers);
 }
 
-// Of the sizes near the preferred one that with the fewest slots, the larger of equals.
+// Of the sizes near the preferred one that with few slots, the larger of equals.
 int main_units(int workers, int preferred) {
-  const int most = std::clamp(preferred, 4, kMaxMainUnits);
+  const int most = std::clamp(preferred, 2, kMaxMainUnits);
+  const auto cost = [&](int units) { return std::max(kFewSlots, group_slots(units, workers)); };
   int best = most;
-  for (int units = most; units >= std::max(4, most / 2); --units) {
-    if (group_slots(units, workers) < group_slots(best, workers)) best = units;
+  for (int units = most; units >= std::max(2, most / 2); --units) {
+    if (cost(units) < cost(best)) best = units;
   }
   return best;
 }
 
-// Cuts of every number of units in at most kTailGroups groups: fewest slots first, then fewest groups.
+// Cuts of every number of units in at most kTailGroups groups.
 struct Cut {
   int slots = kUnlimited + 1;
+  int cost = 0;
   int group = 0;  // the last one
+
+  bool found() const { return slots <= kUnlimited; }
+  bool is_better_than(const Cut& other) const {
+    return slots < other.slots || (slots == other.slots && cost < other.cost);
+  }
 };
 using Cuts = std::array<std::array<Cut, kTails>, kTailGroups + 1>;  // by number of groups
 
-Cuts cut_tails(int workers, int most_units, int tails) {
+// Fewest slots first, all numbers up to kFewSlots alike; then fewest groups, and none above `main` units if
+// it can be, as its hidden rows would not stay in L2.
+Cuts cut_tails(int workers, int main, int tails) {
   Cuts cuts{};
-  cuts[0][0] = {0, 0};
+  cuts[0][0] = {0, 0, 0};
+  // Where main groups are small larger ones may have to be: 11 units need few slots.
+  const int most_units = std::max(main, std::min(12, kMaxMainUnits));
   for (int size = 1; size <= most_units; ++size) {
-    const int slots = group_slots(size, workers);
+    const int slots = std::max(kFewSlots, group_slots(size, workers));
     if (slots > kUnlimited) continue;
+    const int cost = 1 + 4 * std::max(0, size - main);
     for (int count = 1; count <= kTailGroups; ++count) {
       for (int units = size; units < tails; ++units) {
-        const int with = std::max(slots, cuts[count - 1][units - size].slots);
-        if (with < cuts[count][units].slots) cuts[count][units] = {with, size};
+        const Cut& rest = cuts[count - 1][units - size];
+        if (!rest.found()) continue;
+        const Cut with{std::max(slots, rest.slots), rest.cost + cost, size};
+        if (with.is_better_than(cuts[count][units])) cuts[count][units] = with;
       }
     }
   }
   return cuts;
 }
 
+int best_count(const Cuts& cuts, int units) {
+  int count = 1;
+  for (int more = 2; more <= kTailGroups; ++more) {
+    if (cuts[more][units].is_better_than(cuts[count][units])) count = more;
+  }
+  return count;
+}
+
+// The least multiple of main from which on every number of units can be cut with few slots; tails below 24
+// units if there is none. Not below kFewUnits: main groups are for all clusters.
+int find_tail_units(const Cuts& cuts, int main) {
+  const int most = std::max(2, (24 + main - 1) / main) * main;
+  int with_few = 0;  // in a row, up to here
+  for (int units = 1; units < most + main; ++units) {
+    with_few = cuts[best_count(cuts, units)][units].slots <= kFewSlots ? with_few + 1 : 0;
+    const int first = units + 1 - main;
+    if (with_few >= main && first % main == 0 && first >= kFewUnits) return first;
+  }
+  return most;
+}
+
 RasterTail tail_of(const Cuts& cuts, int units, int workers, int clusters) {
   RasterTail tail;
   tail.clusters = static_cast<uint8_t>(clusters);
-  int count = 1;
-  for (int more = 2; more <= kTailGroups; ++more) {
-    if (cuts[more][units].slots < cuts[count][units].slots) count = more;
-  }
-  for (int index = 0; count > 0 && cuts[count][units].slots <= kUnlimited; --count, ++index) {
+  int count = best_count(cuts, units);
+  for (int index = 0; count > 0 && cuts[count][units].found(); --count, ++index) {
     const int size = cuts[count][units].group;
     tail.groups[index] = {static_cast<uint8_t>(size), static_cast<uint8_t>(group_slots(size, workers))};
     units -= size;
@@ -89,12 +121,9 @@ Raster make_raster(int clusters, int turns, int preferred, int most_slots) {
   Raster raster;
   const int main = main_units(workers, preferred);
   raster.main = {static_cast<uint8_t>(main), static_cast<uint8_t>(group_slots(main, workers))};
-  const int tail_groups = std::max(2, (kLeastTail + main - 1) / main);
-  raster.tail_units = tail_groups * main;
+  const Cuts cuts = cut_tails(workers, main, kTails);
+  raster.tail_units = find_tail_units(cuts, main);
   const int tails = raster.tail_units + main;
-  // A tail may hold groups up to twelve units where the main ones are smaller: 11 units need few slots.
-  const int most_units = std::max(main, std::min(12, kMaxMainUnits));
-  const Cuts cuts = cut_tails(workers, most_units, tails);
   raster.tails[0].clusters = static_cast<uint8_t>(clusters);
   for (int units = 1; units < tails; ++units) {
     raster.tails[units] = tail_of(cuts, units, workers, clusters);

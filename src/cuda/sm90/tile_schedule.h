@@ -12,14 +12,14 @@
 // W) workers: its column tile c by the worker of its column tile c + W / gcd(g, W). With slot = c mod (W /
 // gcd(g, W)) every (slot, row) has one writer.
 //
-// The sizes of groups are chosen for few slots: mostly one size that shares many factors with W (at 132
-// workers groups of 22, 12 and 6 units need 6, 11 and 22 slots), the rest a tail of up to four groups looked
-// up in a table. The number of units may be known on the device only, so the whole table is made.
+// The sizes of groups are chosen for L2 and few slots: mostly one size that shares factors with W (at 132
+// workers groups of 16, 12 and 6 units need 33, 11 and 22 slots), the rest a tail of a few groups looked up
+// in a table. The number of units may be known on the device only, so the whole table is made.
 namespace headroom::cuda::sm90 {
 
 inline constexpr int kMaxMainUnits = 24;
 inline constexpr int kTails = 3 * kMaxMainUnits;  // and at least 24 + kMaxMainUnits
-inline constexpr int kTailGroups = 4;
+inline constexpr int kTailGroups = 7;
 
 struct RasterGroup {
   uint8_t units = 0;
