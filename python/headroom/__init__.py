@@ -25,7 +25,7 @@ from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
     from . import numpy
-    from .functional import LinearCrossEntropyOutput, linear_cross_entropy
+    from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
     from .module import LinearCrossEntropyLoss
 
 __version__ = "0.1.0"
@@ -45,6 +45,7 @@ __all__ = [
     "PlanInfo",
     "UnsupportedError",
     "backends",
+    "check_targets",
     "linear_cross_entropy",
     "numpy",
     "plan",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 _TORCH = {
+    "check_targets": "functional",
     "linear_cross_entropy": "functional",
     "LinearCrossEntropyOutput": "functional",
     "LinearCrossEntropyLoss": "module",

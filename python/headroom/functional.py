@@ -11,6 +11,7 @@ from torch import Tensor
 from . import _ops, _options
 from ._options import shape_text
 from ._torch import Losses, stats_dtype
+from .errors import InvalidTargetError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -247,7 +248,8 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: wrong type, dtype or layout of an argument.
-        ValueError: wrong shape, device or range; ``InvalidTargetError`` for a target outside ``[0, V)``;
+        ValueError: wrong shape, device or range; ``InvalidTargetError`` for a target outside ``[0, V)`` on the CPU
+            (on CUDA, which nothing waits for, its loss is NaN and its gradient 0: see :func:`check_targets`);
             ``BudgetTooSmallError`` (with ``required_bytes``) when no plan fits ``max_workspace_bytes``.
         NotImplementedError: double backward, forward-mode differentiation, transforms of torch.func.
 
@@ -362,3 +364,23 @@ def _collect(
         correct_count=out.counts[0] if "correct_count" in names else None,
         valid_count=out.counts[1] if "valid_count" in names else None,
     )
+
+
+def check_targets(target: Tensor, vocab: int, *, ignore_index: int = -100) -> None:
+    """Raises for the first target outside ``[0, vocab)`` that is not ``ignore_index``. Waits for a CUDA device.
+
+    Args:
+        target: class indices of any shape.
+        vocab: V.
+        ignore_index: the target of rows that are left out.
+
+    Raises:
+        InvalidTargetError: with row (in the flattened target) and value.
+    """
+    flat = target.reshape(-1)
+    wrong = (flat != ignore_index) & ((flat < 0) | (flat >= vocab))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise InvalidTargetError(
+            f"targets: expected 0 <= target < {vocab} or ignore_index {ignore_index}, got {int(flat[row])} for row {row}"
+        )

@@ -18,7 +18,7 @@ def call(input=INPUT, weight=WEIGHT, target=TARGET, **options):
 BAD = [
     ({"input": [[1.0]]}, TypeError, "input: expected a torch.Tensor, got list"),
     ({"input": INPUT.long()}, TypeError, "input: expected float32"),
-    ({"input": INPUT.to("meta")}, ValueError, "input: expected a tensor on the CPU, got device meta"),
+    ({"input": INPUT.to("meta")}, ValueError, "input: expected a tensor on the CPU or a CUDA device, got device meta"),
     ({"weight": WEIGHT.to_sparse()}, TypeError, "linear_weight: expected a dense tensor"),
     ({"input": INPUT[:, :4]}, ValueError, r"input: expected shape \[..., D\] with D = 5 .* got \[4, 4\]"),
     ({"input": torch.tensor(1.0)}, ValueError, "input: expected shape"),
@@ -119,3 +119,11 @@ def test_errors_pickle():
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert str(again) == "too small" and again.required_bytes == 7
     assert issubclass(headroom.InvalidTargetError, ValueError) and issubclass(headroom.HeadroomError, Exception)
+
+
+def test_check_targets_names_row_and_value():
+    headroom.check_targets(torch.tensor([[0, 4], [-100, 3]]), 5)
+    with pytest.raises(headroom.InvalidTargetError, match=r"got 5 for row 2"):
+        headroom.check_targets(torch.tensor([[0, -100], [5, 9]]), 5)
+    with pytest.raises(headroom.InvalidTargetError, match=r"got -100 for row 0"):
+        headroom.check_targets(torch.tensor([-100]), 5, ignore_index=-1)
