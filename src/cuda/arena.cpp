@@ -92,9 +92,10 @@ Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
     if (p.needs_weighted_logit_sum()) a.slots.weighted = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
   }
+  // Blocks to do again, or with rows in place those that are not all ignored.
+  if (kept || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
   if (kept) {
     a.anchor = take<float>(w, rows);
-    a.active = take<uint8_t>(w, row_blocks(rows));
     a.row_factor = take<float>(w, rows);
   }
   if (p.needs_backward()) {

@@ -174,13 +174,13 @@ class Planner {
     Plan plan;
     plan.kind = kind;
     plan.token_chunk = chunk;
-    d.slots = p_.needs_forward() && sm90() ? fused(chunk, d).slots : 1;
+    d.slots = p_.needs_forward() && sm90() ? fused(chunk).slots : 1;
     d.store(&plan);
     return plan;
   }
 
   // What the fused kernel that keeps statistics needs and is called.
-  sm90::LogitsPlan fused(int64_t chunk, const PlanDetail& d) const {
+  sm90::LogitsPlan fused(int64_t chunk) const {
     LogitsArgs args;
     args.epilogue = p_.needs_forward() ? Epilogue::kStats : Epilogue::kGradient;
     args.dtype = operand_dtype(p_);
@@ -189,7 +189,7 @@ class Planner {
     args.depth = padded_hidden(p_);
     args.scale = static_cast<float>(p_.scale);
     args.softcap = static_cast<float>(p_.softcap);
-    return sm90::plan_logits(args, device_.processors, d.source != HiddenSource::kCaller);
+    return sm90::plan_logits(args, device_.processors, /*any_fewer=*/true);
   }
 
   size_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
@@ -224,7 +224,7 @@ class Planner {
 
   std::string config_of(const Plan& plan, const PlanDetail& d) const {
     static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
-    std::string text = sm90() ? sm90::describe(fused(plan.token_chunk, d).instance.config) : "portable";
+    std::string text = sm90() ? sm90::describe(fused(plan.token_chunk).instance.config) : "portable";
     text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
     if (d.copies_classifier) text += ", classifier copied";
     if (d.vocab_window < p_.vocab) text += ", window " + std::to_string(d.vocab_window);

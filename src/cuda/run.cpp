@@ -17,7 +17,7 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
     if (kept) {
       keep_exps(run, chunk, hidden);
     } else {
-      sum_rows(run, chunk, hidden, nullptr);
+      sum_rows(run, chunk, hidden, run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr);
     }
     launch_finish_rows(
         run.rows, run.arena, run.buffers,

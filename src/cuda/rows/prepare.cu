@@ -1,4 +1,5 @@
 #include "cuda/check.h"
+#include "cuda/row_blocks.h"
 #include "cuda/rows/device_rows.cuh"
 
 namespace headroom::cuda {
@@ -54,6 +55,15 @@ __global__ void __launch_bounds__(kThreads)
       arena.target[row] = valid ? local : kIgnoredRow;
     }
     base += all;
+  }
+  __syncthreads();
+  if (!compact) {
+    for (int64_t b = thread; b * kRowBlock < in.tokens; b += kThreads) {
+      bool any = false;
+      const int64_t end = min((b + 1) * kRowBlock, in.tokens);
+      for (int64_t r = b * kRowBlock; r < end; ++r) any = any || arena.target[r] != kIgnoredRow;
+      arena.active[b] = any;
+    }
   }
   const double divisor = block_sum<kThreads>(weight_sum);
   const int64_t invalid_count = block_sum<kThreads>(invalid);
