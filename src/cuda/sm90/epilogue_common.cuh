@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "cuda/logits.h"
+#include "cuda/sm90/anchor.h"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/ptx/cluster.cuh"
 #include "cuda/sm90/ptx/math.cuh"
@@ -15,7 +16,6 @@
 // q: it alone reads and writes the row's vectors and slots, so the 128 threads own the 128 rows.
 namespace headroom::cuda::sm90 {
 
-inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr int kQuadRows = 4;                    // of a thread
 inline constexpr int kColumnPairs = kTileColumns / 8;  // of a thread in a row
 inline constexpr unsigned kWarp = 0xffffffffu;
@@ -107,6 +107,13 @@ __device__ __forceinline__ float quad_max(float value) {
 // exp(from - to) where from <= to; equal anchors, infinities included, give 1.
 __device__ __forceinline__ float rebase(float from, float to) {
   return from == to ? 1.f : ptx::exp2_approx((from - to) * kLog2E);
+}
+
+// exp2(fma(z, to_exponent, shift)) with shift = -at * to_exponent is wrong by the rounding of shift: a
+// factor, the same for every z, that this undoes. 1 where `at` is infinite or NaN.
+__device__ __forceinline__ float shift_correction(float at, float to_exponent, float shift) {
+  const float excess = fmaf(at, to_exponent, shift);  // exact
+  return fabsf(excess) < 1.f ? ptx::exp2_approx(-excess) : 1.f;
 }
 
 // Gives the logits of columns past the window a value. With -inf nothing is added by them and no maximum is

@@ -9,7 +9,7 @@ __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool
   return live && vector != nullptr ? __ldg(vector + row) : 0.f;
 }
 
-// The own row's numbers, those of dz times out_scale.
+// The own row's numbers, those of dz times out_scale; a and b also with p's correction.
 struct RowCoefficients {
   float shift;  // -lse log2(e)
   float a, b, c, g;
@@ -103,12 +103,14 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
   const bool live = row < tile.rows() && !is_ignored(args, target);
   const float factor = args.out_scale == nullptr ? 1.f : __ldg(args.out_scale);
   RowCoefficients own{};
-  own.shift = -load_or_zero(args.lse, row, live) * kLog2E;
-  own.a = load_or_zero(args.a, row, live) * factor;
+  const float lse = load_or_zero(args.lse, row, live);
+  own.shift = -lse * kLog2E;
+  const float p_factor = factor * shift_correction(lse, kLog2E, own.shift);
+  own.a = load_or_zero(args.a, row, live) * p_factor;
   own.g = load_or_zero(args.g, row, live) * factor;
   own.target = target_in_tile(tile, target, columns);
   if constexpr (kGeneral) {
-    own.b = load_or_zero(args.b, row, live) * factor;
+    own.b = load_or_zero(args.b, row, live) * p_factor;
     own.c = load_or_zero(args.c, row, live) * factor;
     general_gradient(acc, own, tile, args);
   } else {

@@ -137,8 +137,10 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
     sums[r] = even + odd;
   }
 
-  const float tile_max = own_of(maxima) * unit;
-  const float tile_sum = sum_to_owner(sums);
+  const float own_max = own_of(maxima);
+  const float correction = shift_correction(own_max, to_exponent, -own_max * to_exponent);
+  const float tile_max = own_max * unit;
+  const float tile_sum = sum_to_owner(sums) * correction;
   const float new_max = ptx::max_nan(old_max, tile_max);
   const float old_factor = rebase(old_max, new_max);
   const float tile_factor = rebase(tile_max, new_max);
@@ -148,7 +150,7 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
   }
   if constexpr (kGeneral) {
     if (stats.sum_z != nullptr) {
-      const float tile_sum_z = sum_to_owner(sums_z);
+      const float tile_sum_z = sum_to_owner(sums_z) * correction;
       if (live) stats.sum_z[slot] = fmaf(stats.sum_z[slot], old_factor, tile_sum_z * tile_factor);
     }
     if (stats.argmax != nullptr) {
