@@ -71,7 +71,7 @@ void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t 
         factor_error = std::abs(row.b[i]) * error;
         constant = row.c[i] * (weights ? options.class_weight[j] : 1);
       }
-      if (targets[i] == j) constant -= row.g[i];
+      if (targets[i] - kColumnOffset == j) constant -= row.g[i];
       const double exact = 0.5 * (p * factor + constant) * slope;
       const double size = p * sizes + std::abs(constant);
       const double bound = 0.5 * (p * (sizes * 2 * error + factor_error) + size * (slope_error + 0x1p-20)) +

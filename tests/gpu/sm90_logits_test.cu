@@ -55,16 +55,18 @@ struct Slots {
   StatSlots view;
 };
 
+float untouched_float() {
+  const uint32_t bits = 0xA5A5A5A5u;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 void check_stats(const Problem& problem, const Options& options, const std::vector<int32_t>& targets,
                  const std::vector<RowStats<double>>& stats, const std::vector<float>& target_logit,
                  int64_t rows) {
   const Shape& shape = problem.shape;
-  const float untouched = [] {
-    uint32_t bits = 0xA5A5A5A5u;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-  }();
+  const float untouched = untouched_float();
   for (int64_t i = 0; i < shape.rows; ++i) {
     if (i >= rows) {
       ASSERT_EQ(stats[i].sum_exp, 0) << i;
@@ -90,7 +92,7 @@ void check_stats(const Problem& problem, const Options& options, const std::vect
     const double lse = largest + std::log(sum);
     // exp2 and the sums over a tile, a quad and the tiles of a slot add less than 2^-17 of the sum.
     ASSERT_NEAR(log_sum_exp(stats[i]), lse, error + 0x1p-17 + 0x1p-22 * std::abs(lse)) << "row " << i;
-    const int32_t y = targets[i];
+    const int32_t y = targets[i] - kColumnOffset;
     if (y >= 0 && y < shape.columns) {
       ASSERT_NEAR(target_logit[i], options.transform.logit(problem, i, y),
                   options.transform.error(problem, i, y));
@@ -101,9 +103,9 @@ void check_stats(const Problem& problem, const Options& options, const std::vect
     ASSERT_NEAR(stats[i].sum_exp_logit / stats[i].sum_exp, mean / sum,
                 error * (1 + 2 * mean_size / sum) + 0x1p-16 * mean_size / sum);
     ASSERT_NEAR(stats[i].weighted_logit_sum, weighted, shape.columns * 4 * error + 0x1p-18 * weighted_size);
-    ASSERT_GE(stats[i].argmax, 100);
-    ASSERT_LT(stats[i].argmax, 100 + shape.columns);
-    ASSERT_GE(options.transform.logit(problem, i, stats[i].argmax - 100), largest - 2 * error);
+    ASSERT_GE(stats[i].argmax, kColumnOffset);
+    ASSERT_LT(stats[i].argmax, kColumnOffset + shape.columns);
+    ASSERT_GE(options.transform.logit(problem, i, stats[i].argmax - kColumnOffset), largest - 2 * error);
   }
 }
 
@@ -113,7 +115,7 @@ void run_stats(Shape shape, DType dtype, bool general, int64_t rows, int64_t win
   const std::vector<int32_t> targets = make_targets(shape, false);
   const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
   const Guarded<float> bias(options.transform.bias), weights(options.class_weight);
-  Guarded<int32_t> device_targets(targets), row_count(std::vector<int32_t>{static_cast<int32_t>(rows)});
+  const Guarded<int32_t> device_targets(targets), row_count(std::vector<int32_t>{static_cast<int32_t>(rows)});
   LogitsArgs args = make_args(Epilogue::kStats, problem, hidden, classifier, options);
   if (rows < shape.rows) args.row_count = row_count.get();
   std::vector<uint8_t> first_bits;
@@ -126,11 +128,8 @@ void run_stats(Shape shape, DType dtype, bool general, int64_t rows, int64_t win
       part.classifier = classifier.get() + begin * problem.stride;
       if (!options.transform.bias.empty()) part.bias = bias.get() + begin;
       if (!options.class_weight.empty()) part.class_weight = weights.get() + begin;
-      std::vector<int32_t> shifted = targets;
-      for (int32_t& target : shifted) target -= static_cast<int32_t>(begin);
-      device_targets.write(shifted);
       part.target = device_targets.get();
-      part.column_offset = 100 + begin;
+      part.column_offset = kColumnOffset + begin;
       part.stats = slots.view;
       part.target_logit = target_logit.get();
       launch_logits(part, nullptr);
@@ -194,7 +193,7 @@ TEST_F(Logits, SpecialLogits) {
         EXPECT_EQ(stats[i].max, -INFINITY) << i;
         EXPECT_EQ(stats[i].sum_exp, 0) << i;
         EXPECT_EQ(stats[i].sum_exp_logit, 0) << i;
-        EXPECT_EQ(stats[i].argmax, 0) << i;
+        EXPECT_EQ(stats[i].argmax, kColumnOffset) << i;
       } else {
         EXPECT_TRUE(std::isfinite(stats[i].sum_exp)) << i;
       }
@@ -218,6 +217,8 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   if (general) args.bias = bias.get();
   args.target = target.get();
   args.anchor = anchor.get();
+  const Guarded<float> target_logit(shape.rows);
+  args.target_logit = target_logit.get();
   const Output out(shape);
   args.out = out.data.get();
   args.out_stride = out.stride;
@@ -227,7 +228,7 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   launch_logits(args, nullptr);
   check_cuda(cudaDeviceSynchronize());
   const auto values = out.data.read();
-  const auto sums = slots.sum.read();
+  const auto sums = slots.sum.read(), target_logits = target_logit.read();
   for (int64_t i = 0; i < shape.rows; ++i) {
     double sum = 0, relative = 0;
     for (int64_t j = 0; j < out.stride; ++j) {
@@ -247,6 +248,14 @@ void run_exps(Shape shape, bool general, int64_t rows) {
       ASSERT_NEAR(value, p * options.transform.slope(z), p * (0x1p-8 + 2 * error + slope_error) + 1e-37)
           << i << ", " << j;
     }
+    const int64_t y = targets[i] - kColumnOffset;
+    if (i < rows && y >= 0 && y < shape.columns) {
+      ASSERT_NEAR(target_logits[i], options.transform.logit(problem, i, y),
+                  options.transform.error(problem, i, y))
+          << "row " << i;
+    } else {
+      ASSERT_EQ(target_logits[i], untouched_float()) << "row " << i;
+    }
     double got = 0;
     for (int64_t s = 0; s < slots.count; ++s) got += sums[s * slots.stride + i];
     if (i >= rows || targets[i] == kIgnoredRow) sum = 0;
@@ -254,6 +263,7 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   }
   out.data.expect_guards();
   slots.sum.expect_guards();
+  target_logit.expect_guards();
 }
 
 TEST_P(Logits, ExpsPlain) {
