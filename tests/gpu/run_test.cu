@@ -1,6 +1,7 @@
 // What a caller on a device relies on: runs neither allocate nor wait, work in CUDA graphs, on any stream,
 // from several threads and on every device, and give the same bits each time.
 #include <array>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -11,9 +12,10 @@ namespace {
 
 class Run : public testing::TestWithParam<Engine> {
  protected:
-  // Over several tiles and chunks; with ragged ends.
+  // Over several tiles and chunks; with ragged ends. Of many more tokens than columns, so that keeping the
+  // exps of a chunk of tokens is the fastest for some budgets.
   Case case_of(uint64_t seed = 1) const {
-    Case c = plain_case(seed, {600, 1111, 72}, GetParam().plain_dtype());
+    Case c = plain_case(seed, {2000, 555, 72}, GetParam().plain_dtype());
     for (size_t i = 0; i < c.targets.size(); i += 7) c.targets[i] = c.problem.ignore_index;
     return c;
   }
@@ -24,28 +26,46 @@ class Run : public testing::TestWithParam<Engine> {
     headroom::PlanInfo info;
   };
 
-  // Every kind of plan, and one for each of a row of budgets.
-  std::vector<Planned> plans(const Case& c) const {
+  // Every plan that some budget gets, from the largest budget to the smallest: the next is always one byte
+  // less than the plan before needs.
+  std::vector<Planned> every_plan(const headroom::Problem& of_pass) const {
+    std::vector<Planned> out;
+    headroom::Problem problem = of_pass;
+    try {
+      for (;;) {
+        headroom::Plan plan(context_, problem);
+        const headroom::PlanInfo info = plan.info();
+        out.push_back({problem, std::move(plan), info});
+        const bool fits =
+            problem.max_workspace_bytes == 0 || info.workspace_bytes <= problem.max_workspace_bytes;
+        EXPECT_TRUE(fits) << info.workspace_bytes << " with a budget of " << problem.max_workspace_bytes;
+        if (!fits || info.workspace_bytes <= 1) break;  // a budget of 0 would be none
+        problem.max_workspace_bytes = info.workspace_bytes - 1;
+      }
+    } catch (const headroom::Error& error) {
+      EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+    }
+    return out;
+  }
+
+  enum class Which { kFastest, kFastestAndSmallest };
+
+  // Every kind of plan: the fastest of each pass and kind, which queues the fewest launches, and the
+  // smallest.
+  std::vector<Planned> plans(const Case& c, Which which = Which::kFastestAndSmallest) const {
     std::vector<Planned> out;
     std::set<int32_t> kinds;
     for (headroom::Pass pass :
          {headroom::Pass::forward, headroom::Pass::forward_backward, headroom::Pass::backward}) {
-      headroom::Problem problem = pass_problem(c, pass);
-      std::set<size_t> budgets{0};
-      for (const headroom::PlanInfo& info : context_.plans(problem)) budgets.insert(info.workspace_bytes);
-      for (size_t budget = *budgets.rbegin(); budget > 0; budget = budget * 2 / 3) budgets.insert(budget);
-      std::set<size_t> seen;
-      for (size_t budget : budgets) {
-        problem.max_workspace_bytes = budget;
-        try {
-          headroom::Plan plan(context_, problem);
-          const headroom::PlanInfo info = plan.info();
-          if (!seen.insert(info.workspace_bytes).second) continue;
-          kinds.insert(info.kind);
-          out.push_back({problem, std::move(plan), info});
-        } catch (const headroom::Error& error) {
-          EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
-        }
+      std::map<int32_t, std::vector<Planned>> by_kind;
+      for (Planned& each : every_plan(pass_problem(c, pass))) {
+        std::vector<Planned>& kept = by_kind[each.info.kind];
+        if (kept.size() == 2) kept.pop_back();
+        if (kept.empty() || which == Which::kFastestAndSmallest) kept.push_back(std::move(each));
+      }
+      for (auto& [kind, kept] : by_kind) {
+        kinds.insert(kind);
+        for (Planned& each : kept) out.push_back(std::move(each));
       }
     }
     EXPECT_EQ(kinds.size(), 5u) << "not every kind of plan was made";
@@ -162,20 +182,29 @@ __global__ void gate_kernel(volatile Gate* gate) {
   }
 }
 
-// A run returns while its stream is held up by what came before it.
+// A run returns while its stream is held up by what came before it. Plans of few launches alone: a stream
+// holds about a thousand that wait, and the next one waits for room.
 TEST_P(Run, WaitsForNothing) {
   const Case c = case_of();
   PlainTensors tensors(c);
   volatile Gate* gate = nullptr;
   cuda_check(cudaHostAlloc(const_cast<Gate**>(&gate), sizeof(Gate), cudaHostAllocMapped));
-  for (const Planned& p : plans(c)) {
+  for (const Planned& p : plans(c, Which::kFastest)) {
     SCOPED_TRACE(p.info.config);
-    const std::vector<std::byte> expected = run(c, p, &tensors);  // which loads the kernels, too
     prepare(c, p, &tensors);
     const DeviceMemory workspace(p.info.workspace_bytes);
     const Stream stream;
-    gate->open = 0;
+    // Kernels are loaded at their first launch, which waits: all of them run once before, on this stream,
+    // where also the streams' own resources are made.
+    gate->open = 1;
     gate->gave_up = 0;
+    gate_kernel<<<1, 1, 0, stream>>>(gate);
+    p.plan.run(tensors.buffers(p.problem.pass), workspace.bytes(), stream);
+    stream.wait();
+    const std::vector<std::byte> expected = tensors.results();
+    prepare(c, p, &tensors);
+    cuda_check(cudaDeviceSynchronize());
+    gate->open = 0;
     gate_kernel<<<1, 1, 0, stream>>>(gate);
     p.plan.run(tensors.buffers(p.problem.pass), workspace.bytes(), stream);
     EXPECT_EQ(gate->gave_up, 0);
