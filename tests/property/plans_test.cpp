@@ -31,6 +31,24 @@ class Plans : public testing::TestWithParam<Engine> {
     return 0;
   }
 
+  // All plans that are listed agree with the oracle.
+  void check_plans(const Case& c) const {
+    SCOPED_TRACE(describe(c));
+    const Expected expected(c);
+    std::set<size_t> budgets{0, smallest_budget(pass_problem(c, headroom::Pass::forward_backward))};
+    for (const headroom::PlanInfo& plan : context_.plans(pass_problem(c, headroom::Pass::forward_backward))) {
+      for (size_t less : {0, 1}) budgets.insert(plan.workspace_bytes - less);
+    }
+    for (size_t budget : budgets) {
+      SCOPED_TRACE(budget);
+      try {
+        expected.check(GetParam(), solve(context_, c, budget));
+      } catch (const headroom::Error& error) {
+        EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+      }
+    }
+  }
+
   headroom_pass pass_of(const Case& c) const {
     return c.mode == Mode::kForward ? HEADROOM_FORWARD : HEADROOM_FORWARD_BACKWARD;
   }
@@ -76,6 +94,41 @@ TEST_P(Plans, EveryBudgetAgrees) {
       expected.check(GetParam(), got);
     }
     EXPECT_LE(before, most);
+  }
+}
+
+// A gradient in a dtype that no matrix product writes passes through a window of the workspace; the
+// vocabulary is wider than any such window.
+TEST_P(Plans, GradientsOfAThirdDtypeOverAWideVocabulary) {
+  Case c = plain_case(2, {24, is_slowed_down() ? 3000 : 30000, 8}, GetParam().plain_dtype());
+  for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+    c.problem.d_classifier_dtype = dtype;
+    check_plans(c);
+  }
+}
+
+// Chunks of tokens of which few or none have a row to compute, with and without gradients to add to.
+TEST_P(Plans, ChunksOfIgnoredRows) {
+  const bool fast = !GetParam().is_reference() && !is_slowed_down();
+  const Case plain = plain_case(3, {fast ? 1100 : 110, 130, 16}, GetParam().plain_dtype());
+  const int64_t n = plain.problem.tokens, v = plain.problem.vocab, d = plain.problem.hidden;
+  for (int64_t valid : {int64_t{0}, int64_t{1}, n / 4, n - 1}) {
+    for (const bool adds : {false, true}) {
+      Case c = plain;
+      c.problem.reduction = HEADROOM_REDUCTION_SUM;
+      // The valid rows are the last ones, so that they move where ignored rows are left out.
+      for (int64_t i = 0; i < n - valid; ++i) c.targets[static_cast<size_t>(i)] = c.problem.ignore_index;
+      if (adds) {
+        Random random(4);
+        headroom::Problem& p = c.problem;
+        p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 1;
+        p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+        c.d_hidden_start = normal_values(random, n * d, 1, HEADROOM_F32);
+        c.d_classifier_start = normal_values(random, v * d, 1, HEADROOM_F32);
+        c.d_bias_start = normal_values(random, v, 1, HEADROOM_F32);
+      }
+      check_plans(c);
+    }
   }
 }
 

@@ -210,7 +210,9 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
   headroom::Problem p = c.problem;
   p.pass = static_cast<int32_t>(pass);
   p.unaligned_rows = is_unaligned(p.hidden_dtype, p.hidden, c.hidden_layout) ||
-                     is_unaligned(p.classifier_dtype, p.hidden, c.classifier_layout);
+                     is_unaligned(p.classifier_dtype, p.hidden, c.classifier_layout) ||
+                     (pass != headroom::Pass::forward && p.want_d_hidden != 0 &&
+                      is_unaligned(p.d_hidden_dtype, p.hidden, c.d_hidden_layout));
   if (pass != headroom::Pass::backward) p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 0;
   if (pass == headroom::Pass::forward) {
     p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
