@@ -47,7 +47,7 @@ struct Fixture {
     buffers.d_bias = d_bias.data();
   }
 
-  headroom_status run(const char* backend) {
+  headroom_status run(const char* backend, void* stream = nullptr) {
     headroom_context_options options;
     headroom_context_options_init(&options);
     options.backend = backend;
@@ -62,7 +62,7 @@ struct Fixture {
       headroom_plan_get_info(plan, &info);
       std::vector<char> memory(info.workspace_bytes + 64);
       char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
-      status = headroom_run(plan, &buffers, aligned, info.workspace_bytes, nullptr);
+      status = headroom_run(plan, &buffers, aligned, info.workspace_bytes, stream);
     }
     headroom_plan_destroy(plan);
     headroom_context_destroy(context);
@@ -104,6 +104,13 @@ class RunArguments : public testing::TestWithParam<const char*> {
     EXPECT_TRUE(f.nothing_written()) << message;
   }
 };
+
+TEST_P(RunArguments, StreamsBelongToDevices) {
+  Fixture f;
+  EXPECT_EQ(f.run(GetParam(), &f), HEADROOM_INVALID_ARGUMENT);
+  EXPECT_STREQ(headroom_last_error(), "stream: expected null for buffers in host memory, got a pointer");
+  EXPECT_TRUE(f.nothing_written());
+}
 
 TEST_P(RunArguments, TheFixtureIsValid) {
   Fixture f;

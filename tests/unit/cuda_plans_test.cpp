@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/plan.h"
@@ -29,11 +31,12 @@ struct Head {
   int64_t tokens, vocab, hidden;
 };
 
-constexpr Head kHeads[] = {{"gemma-2-2b", 8192, 256000, 2304},    {"llama-3-8b", 8192, 128256, 4096},
-                           {"linear-rnn-1.3b", 16384, 128000, 2048}, {"gemma-e2b", 8192, 262144, 1536},
-                           {"mistral-nemo", 8192, 131072, 5120},  {"llama, 4096 tokens", 4096, 128256, 4096},
-                           {"few tokens", 1024, 262144, 4096},    {"small vocabulary", 32768, 32768, 4096},
-                           {"largest", 32768, 262144, 4096},      {"narrow", 16384, 151936, 1024}};
+constexpr Head kHeads[] = {
+    {"gemma-2-2b", 8192, 256000, 2304},       {"llama-3-8b", 8192, 128256, 4096},
+    {"linear-rnn-1.3b", 16384, 128000, 2048}, {"gemma-e2b", 8192, 262144, 1536},
+    {"mistral-nemo", 8192, 131072, 5120},     {"llama, 4096 tokens", 4096, 128256, 4096},
+    {"few tokens", 1024, 262144, 4096},       {"small vocabulary", 32768, 32768, 4096},
+    {"largest", 32768, 262144, 4096},         {"narrow", 16384, 151936, 1024}};
 
 Problem problem_of(const Head& head, Pass pass, DType dtype = DType::kBF16) {
   Problem p;
@@ -97,6 +100,26 @@ TEST(CudaPlans, TheRefusalNamesABudgetThatWorks) {
   for (const Plan& plan : plans) smallest = std::min(smallest, plan.workspace_bytes);
   EXPECT_THROW(choose_plan(plans, kMiB), Error);
   EXPECT_LE(best(problem, smallest).workspace_bytes, smallest);
+}
+
+// Between the budgets of keeping all exps and of making them again there are some for a chunk of tokens.
+TEST(CudaPlans, EveryKindIsChosenByABudget) {
+  for (const auto& [dtype, asked] : {std::pair{DType::kBF16, "sm90"}, std::pair{DType::kF32, "portable"}}) {
+    const Problem problem = problem_of({"small", 2000, 555, 72}, Pass::kForwardBackward, dtype);
+    std::set<PlanKind> kinds;
+    size_t before = SIZE_MAX;
+    try {
+      for (size_t budget = 0;; budget = before - 1) {
+        const Plan plan = best(problem, budget, asked);
+        ASSERT_LT(plan.workspace_bytes, before);
+        before = plan.workspace_bytes;
+        kinds.insert(plan.kind);
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kBudgetTooSmall);
+    }
+    EXPECT_EQ(kinds, (std::set{PlanKind::kWhole, PlanKind::kTokenChunks, PlanKind::kVocabChunks})) << asked;
+  }
 }
 
 TEST(CudaPlans, TheImplementationFollowsDeviceDtypeAndWish) {
