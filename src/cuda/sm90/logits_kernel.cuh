@@ -23,10 +23,16 @@
 namespace headroom::cuda::sm90 {
 
 // Shared memory: [stages][hidden | classifier] [staging of warpgroup 1 | 2] [full barriers]
-// [empty barriers] [TileView] [ActiveRows]
+// [empty barriers] [TileView] [ActiveRows] [two TileOrigins]
 // The base is the symbol itself, which costs no register; that it is aligned for the swizzle is checked by
 // the kernel.
 extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
+
+// Where the copies of a tile begin.
+struct TileOrigin {
+  int row;     // of this block's rows
+  int column;  // of this block's half of the columns
+};
 
 template <Config kConfig>
 struct SharedMemory {
@@ -49,6 +55,21 @@ struct SharedMemory {
                  : "=r"(active.rows), "=r"(active.units)
                  : "r"(active_rows()));
     return active;
+  }
+
+  // Of the cluster's i-th tile.
+  __device__ uint32_t origin(int i) const { return active_rows() + 8 + (i & 1) * 8; }
+  __device__ void store_origin(int i, TileOrigin tile) const {
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(origin(i)), "r"(tile.row), "r"(tile.column)
+                 : "memory");
+  }
+  __device__ TileOrigin load_origin(int i) const {
+    TileOrigin tile;
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(tile.row), "=r"(tile.column)
+                 : "r"(origin(i))
+                 : "memory");
+    return tile;
   }
 };
 
@@ -76,38 +97,39 @@ __device__ __forceinline__ TileSchedule schedule_of(const SharedMemory<kConfig>&
   return TileSchedule(params.raster, shared.load_active().units, params.column_tiles);
 }
 
-// Where the copies of a tile begin.
-struct TileOrigin {
-  int row;     // of this block's rows
-  int column;  // of this block's half of the columns
-};
+// Named barrier of the warps of find_tiles() and load_tiles(), where a tile's origin changes hands.
+inline constexpr int kOriginBarrier = 5;
 
-// The cluster's i-th tile's. By a whole warp.
+// By a warp of its own, a tile ahead of load_tiles(): the divisions take longer than loading may pause.
 template <Config kConfig>
-__device__ __forceinline__ TileOrigin find_origin(const SharedMemory<kConfig>& shared,
-                                                  const KernelParams& params, int i) {
-  const ActiveRows active = shared.load_active();
-  const TileSchedule schedule = schedule_of(shared, params);
-  const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
-  const int unit = active_unit<kConfig.unit_rows()>(params.args, active.rows, tile.unit);
+__device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared, const KernelParams& params) {
+  const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
   const int rank = static_cast<int>(ptx::cluster_rank());
-  return {unit * kConfig.unit_rows() + rank * kConfig.tile_rows(),
-          tile.column * kTileColumns + rank * (kTileColumns / kClusterBlocks)};
+  for (int i = 0; i < tiles; ++i) {
+    const TileSchedule schedule = schedule_of(shared, params);
+    const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
+    const int unit = active_unit<kConfig.unit_rows()>(params.args, shared.load_active().rows, tile.unit);
+    if ((threadIdx.x & 31) == 0) {
+      shared.store_origin(i, {unit * kConfig.unit_rows() + rank * kConfig.tile_rows(),
+                              tile.column * kTileColumns + rank * (kTileColumns / kClusterBlocks)});
+    }
+    __syncwarp();
+    ptx::named_barrier_sync(kOriginBarrier, 64);
+  }
 }
 
-// By a whole warp, of which one thread issues the copies. The next tile is found while those of this one are
-// under way.
+// By a whole warp, of which one thread issues the copies.
 template <Config kConfig>
 __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
                                            const CUtensorMap& classifier, const KernelParams& params) {
   const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
-  if (tiles == 0) return;
   const uint32_t half = ptx::cluster_rank() * (kConfig.classifier_bytes() / kClusterBlocks);
   RingPosition<kConfig.stages> ring;
-  TileOrigin tile = find_origin(shared, params, 0);
-  const auto load_stages = [&](int first, int end) {
+  for (int i = 0; i < tiles; ++i) {
+    ptx::named_barrier_sync(kOriginBarrier, 64);
+    const TileOrigin tile = shared.load_origin(i);
     if ((threadIdx.x & 31) == 0) {
-      for (int k = first; k < end; ++k) {
+      for (int k = 0; k < params.depth_blocks; ++k) {
         ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
         const uint32_t full = shared.full(ring.stage);
         ptx::mbarrier_arrive_expect(full, kConfig.stage_bytes());
@@ -118,12 +140,6 @@ __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, 
       }
     }
     __syncwarp();
-  };
-  for (int i = 0; i < tiles; ++i) {
-    load_stages(0, 1);
-    const TileOrigin next = i + 1 < tiles ? find_origin(shared, params, i + 1) : tile;
-    load_stages(1, params.depth_blocks);
-    tile = next;
   }
 }
 
@@ -243,7 +259,11 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   ptx::cluster_sync();
   if (threadIdx.x < 128) {
     ptx::give_registers<40>();
-    if (threadIdx.x < 32) load_tiles<kConfig>(shared, hidden, classifier, params);
+    if (threadIdx.x < 32) {
+      load_tiles<kConfig>(shared, hidden, classifier, params);
+    } else if (threadIdx.x < 64) {
+      find_tiles<kConfig>(shared, params);
+    }
   } else {
     ptx::take_registers<232>();
     compute_tiles<kInstance>(shared, out, params);
