@@ -163,9 +163,9 @@ struct Transform {
   }
 };
 
-inline constexpr Shape kShapes[] = {{1, 1, 8},         {1, 191, 64},    {127, 8, 72},    {129, 193, 64},
-                                    {1000, 5000, 72},  {257, 192, 8},   {128, 5000, 64}, {1000, 193, 2304},
-                                    {300, 3000, 2304}, {3000, 700, 128}};
+inline constexpr Shape kShapes[] = {{1, 1, 8},         {1, 191, 64},     {127, 8, 72},     {129, 193, 64},
+                                    {1000, 5000, 72},  {257, 192, 8},    {128, 5000, 64},  {1000, 193, 2304},
+                                    {300, 3000, 2304}, {3000, 700, 128}, {300, 500, 3072}, {2100, 200, 3080}};
 
 inline std::string name_of(const testing::TestParamInfo<Shape>& info) {
   return std::to_string(info.param.rows) + "x" + std::to_string(info.param.columns) + "x" +

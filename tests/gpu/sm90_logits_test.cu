@@ -266,6 +266,30 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   target_logit.expect_guards();
 }
 
+// The rounding of 1000 log2(e) is in every exponent of a row alike; sums are without it.
+TEST_F(Logits, SumsOfLargeEqualLogits) {
+  const Shape shape{3, 40, 8};
+  Problem problem(shape, DType::kBF16);
+  std::fill(problem.hidden_bits.begin(), problem.hidden_bits.end(), uint16_t{0});
+  std::fill(problem.classifier_bits.begin(), problem.classifier_bits.end(), uint16_t{0});
+  for (int64_t i = 0; i < shape.rows; ++i)
+    problem.hidden_bits[i * problem.stride] = from_float(1000.f, DType::kBF16);
+  for (int64_t j = 0; j < shape.columns; ++j)
+    problem.classifier_bits[j * problem.stride] = from_float(1.f, DType::kBF16);
+  const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
+  LogitsArgs args = make_args(Epilogue::kStats, problem, hidden, classifier, Options{});
+  args.scale = 1;
+  for (const bool everything : {false, true}) {
+    Slots slots(args, false, everything);
+    args.stats = slots.view;
+    launch_logits(args, nullptr);
+    for (const RowStats<double>& row : slots.join()) {
+      EXPECT_EQ(row.max, 1000);
+      EXPECT_NEAR(row.sum_exp, 40, 40 * 1e-6);
+    }
+  }
+}
+
 TEST_P(Logits, ExpsPlain) {
   run_exps(GetParam(), false, GetParam().rows);
 }
