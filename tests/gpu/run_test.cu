@@ -1,6 +1,8 @@
 // What a caller on a device relies on: runs neither allocate nor wait, work in CUDA graphs, on any stream,
 // from several threads and on every device, and give the same bits each time.
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <set>
 #include <thread>
@@ -302,6 +304,57 @@ TEST_P(Run, WorkspaceIsChecked) {
   EXPECT_NE(refusal(workspace.bytes().subspan(8)), "");
   EXPECT_EQ(refusal(workspace.bytes()), "");
   cuda_check(cudaDeviceSynchronize());
+}
+
+// A gradient of d_classifier in a dtype that no product writes goes through a window of the workspace, here
+// of fewer columns than the exps that are kept. It is that in float32, rounded.
+TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
+  Case c = plain_case(1, {4096, 49150, 128}, GetParam().plain_dtype());
+  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  const auto n = static_cast<size_t>(c.problem.tokens), v = static_cast<size_t>(c.problem.vocab),
+             d = static_cast<size_t>(c.problem.hidden);
+  PlainTensors tensors(c);
+  std::vector<std::byte> d_classifier[2], d_bias[2];
+  const headroom_dtype third = GetParam().plain_dtype() == HEADROOM_BF16 ? HEADROOM_F16 : HEADROOM_BF16;
+  const headroom_dtype dtypes[2] = {HEADROOM_F32, third};
+  for (int i = 0; i < 2; ++i) {
+    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    problem.d_classifier_dtype = dtypes[i];
+    const headroom::Plan plan(context_, problem);
+    EXPECT_EQ(plan.info().kind, HEADROOM_PLAN_WHOLE) << plan.info().config;
+    const DeviceMemory workspace(plan.info().workspace_bytes), gradient(v * d * size_of(dtypes[i]));
+    tensors.clear();
+    headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+    b.d_classifier = gradient.as();
+    plan.run(b, workspace.bytes());
+    cuda_check(cudaDeviceSynchronize());
+    d_classifier[i] = gradient.read();
+    d_bias[i].resize(v * size_of(GetParam().plain_dtype()));
+    cuda_check(cudaMemcpy(d_bias[i].data(), b.d_bias, d_bias[i].size(), cudaMemcpyDeviceToHost));
+  }
+  EXPECT_EQ(d_bias[0] == d_bias[1], true);
+  // Two fp32 sums of n terms each, whose magnitudes add up to sum_i (p_ij + [j = y_i]) times the largest |E|.
+  std::vector<double> counts(v);
+  for (int64_t y : c.targets) {
+    if (y != c.problem.ignore_index) ++counts[static_cast<size_t>(y)];
+  }
+  double largest = 0;
+  for (double value : c.hidden) largest = std::max(largest, std::fabs(value));
+  int bad = 0;
+  for (size_t j = 0; j < v && bad < 5; ++j) {
+    const double bias = load(d_bias[0].data(), GetParam().plain_dtype(), static_cast<int64_t>(j));
+    const double sums = static_cast<double>(n) * 0x1p-23 * (1.01 * std::fabs(bias) + 2 * counts[j]) * largest;
+    for (size_t k = j * d; k < (j + 1) * d; ++k) {
+      const double expected = load(d_classifier[0].data(), HEADROOM_F32, static_cast<int64_t>(k));
+      const double got = load(d_classifier[1].data(), third, static_cast<int64_t>(k));
+      const double allowed =
+          sums + rounding_unit(third) * (std::fabs(expected) + sums) + subnormal_unit(third);
+      if (std::fabs(got - expected) <= allowed) continue;
+      ++bad;
+      ADD_FAILURE() << "d_classifier[" << j << "][" << k % d << "] = " << got << " instead of " << expected
+                    << ", allowed " << allowed;
+    }
+  }
 }
 
 TEST_P(Run, NoTokensAndNoPointersToThem) {
