@@ -44,9 +44,13 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
 
 }  // namespace
 
-// The anchor is the target's logit, which is nearly always within 60 nats of lse. Blocks with a row where it
-// is not are done again with lse as the anchor; nobody has to wait to know whether there are any.
+// sm90: the anchor is the target's logit, which is nearly always within 60 nats of lse. Blocks with a row
+// where it is not are done again with lse as the anchor; nobody has to wait to know whether there are any.
 void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  if (run.detail.implementation == Implementation::kPortable) {  // knows the maximum before it stores
+    keep_exps_of(run, chunk, hidden, nullptr);
+    return;
+  }
   const Problem& p = run.problem;
   const Arena& a = run.arena;
   TargetLogits t{};

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
@@ -42,6 +43,17 @@ uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
 
 // cuBLASLt is column-major: row-major C = op(A) op(B) is C^T = op(B)^T op(A)^T there, so its A is our B.
 struct Operation {
+  explicit Operation(const CublasLt& functions) : f(functions) {}
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+  ~Operation() {
+    for (void* layout : {a, b, c}) {
+      if (layout != nullptr) f.layout_destroy(layout);
+    }
+    if (desc != nullptr) f.desc_destroy(desc);
+  }
+
+  const CublasLt& f;
   void* desc = nullptr;
   void* a = nullptr;
   void* b = nullptr;
@@ -52,9 +64,11 @@ struct Operation {
 using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool, bool, bool,
                        bool, uint32_t, uint32_t, uint32_t, size_t>;
 
-Operation make_operation(const CublasLt& f, CublasLt::Handle handle, const Gemm& g, uint32_t align_a,
-                         uint32_t align_b, uint32_t align_c, size_t scratch_bytes) {
-  Operation op;
+std::shared_ptr<const Operation> make_operation(const CublasLt& f, CublasLt::Handle handle, const Gemm& g,
+                                                uint32_t align_a, uint32_t align_b, uint32_t align_c,
+                                                size_t scratch_bytes) {
+  auto made = std::make_shared<Operation>(f);
+  Operation& op = *made;
   const int type = type_of(g.operand_dtype);
   check_lt(f.desc_create(&op.desc, lt::kComputeF32, CUDA_R_32F), "MatmulDescCreate");
   const int32_t trans_a = g.transpose_b ? lt::kOpT : lt::kOpN;
@@ -87,13 +101,13 @@ Operation make_operation(const CublasLt& f, CublasLt::Handle handle, const Gemm&
   check_lt(status, "no algorithm for this product");
   if (found == 0) throw Error(Status::kInternal, "cuBLASLt: no algorithm for this product");
   op.algorithm = best.algorithm;
-  return op;
+  return made;
 }
 
 struct Cache {
   std::mutex mutex;
-  std::map<int, CublasLt::Handle> handles;  // by device, kept for the life of the process
-  std::map<Key, Operation> operations;
+  std::map<int, CublasLt::Handle> handles;                     // by device, kept for the life of the process
+  std::map<Key, std::shared_ptr<const Operation>> operations;  // forgotten when there are too many
 };
 
 Cache& cache() {
@@ -142,7 +156,7 @@ void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t strea
                 align_c,
                 scratch_bytes};
   CublasLt::Handle handle = nullptr;
-  Operation op;
+  std::shared_ptr<const Operation> op;
   {
     Cache& known = cache();
     const std::lock_guard lock(known.mutex);
@@ -151,6 +165,8 @@ void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t strea
     handle = kept;
     auto at = known.operations.find(key);
     if (at == known.operations.end()) {
+      constexpr size_t kMostOperations = 4096;
+      if (known.operations.size() >= kMostOperations) known.operations.clear();
       at = known.operations
                .emplace(key, make_operation(*f, handle, g, align_a, align_b, align_c, scratch_bytes))
                .first;
@@ -160,8 +176,8 @@ void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t strea
   const float one = 1;
   const float* alpha = g.alpha != nullptr ? g.alpha : &one;
   const float* beta = g.alpha != nullptr ? g.zero_one + (g.beta != 0 ? 1 : 0) : &g.beta;
-  check_lt(f->matmul(handle, op.desc, alpha, g.b, op.a, g.a, op.b, beta, g.c, op.c, g.c, op.c, &op.algorithm,
-                     scratch, scratch_bytes, stream),
+  check_lt(f->matmul(handle, op->desc, alpha, g.b, op->a, g.a, op->b, beta, g.c, op->c, g.c, op->c,
+                     &op->algorithm, scratch, scratch_bytes, stream),
            "Matmul");
 }
 

@@ -141,6 +141,7 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
   c.exps = a.exps;
   c.stride = stride;
   c.wide = run.dtype() == DType::kF32;
+  c.base_2 = run.detail.implementation == Implementation::kSm90;
   c.softcap = static_cast<float>(p.softcap);
   launch_correct_targets(run.rows, a, c, run.stream);
   launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
@@ -149,7 +150,7 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
     launch_scale_rows(const_cast<void*>(hidden.data), run.dtype(), hidden.stride, chunk.rows, run.depth(),
                       chunk.row_count, a.row_factor, run.stream);
   }
-  for_windows(run, widest_window(run), [&](const Window& window) {
+  for_windows(run, run.detail.vocab_window, [&](const Window& window) {
     add_gradients(run, chunk, window, {at(a.exps, run.dtype(), window.first), stride}, hidden,
                   load_classifier(run, window), a.row_factor);
   });

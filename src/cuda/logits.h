@@ -50,8 +50,9 @@ struct LogitsArgs {
   StatSlots stats;
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window
-  // kExps. Of sm90 exps and sums are relative to sm90::effective_anchor(), the anchor but for a rounding.
-  const float* anchor = nullptr;  // [rows]
+  // kExps. An input of sm90; portable, which is given whole rows, writes the maximum here. Of sm90 exps and
+  // sums are relative to sm90::effective_anchor(), the anchor but for a rounding.
+  float* anchor = nullptr;  // [rows]
   const uint8_t* row_block_active =
       nullptr;  // one for 128 rows, 0: leave them as they are; null: all are active
   // kExps, kGradient. Columns up to the next multiple of 16 bytes may be written as well: stores clip there.

@@ -127,16 +127,26 @@ class Planner {
 
   void kept_plans() {
     for (const int64_t chunk : token_chunks()) {
-      const int64_t chunks = ceil_div(std::max<int64_t>(p_.tokens, 1), chunk);
       PlanDetail d = base_;
       d.source = backward_source();
       d.vocab_window =
           base_.copies_classifier || !writes_d_classifier(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
-      const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
-      consider(kind, chunk, d);
-      d.rounds_between_chunks = true;
-      if (may_round(chunks) && chunks <= 2) consider(kind, chunk, d);
+      if (sm90()) {
+        consider_kept(chunk, d);
+      } else if (!base_.copies_classifier) {  // portable keeps exps of whole rows of logits
+        d.scratch_rows = std::min(base_.scratch_rows, chunk);
+        d.scratch_columns = (p_.vocab + 3) / 4 * 4;
+        consider_kept(chunk, d);
+      }
     }
+  }
+
+  void consider_kept(int64_t chunk, PlanDetail d) {
+    const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+    const int64_t chunks = ceil_div(std::max<int64_t>(p_.tokens, 1), chunk);
+    consider(kind, chunk, d);
+    d.rounds_between_chunks = true;
+    if (may_round(chunks) && chunks <= 2) consider(kind, chunk, d);
   }
 
   void window_plans() {
@@ -145,7 +155,7 @@ class Planner {
     d.source = backward_source();
     for (const int64_t chunk : token_chunks()) {
       const int64_t chunks = ceil_div(std::max<int64_t>(p_.tokens, 1), chunk);
-      if (chunks > most_roundings_) break;
+      if (may_round(chunks) && chunks > most_roundings_) break;
       d.rounds_between_chunks = may_round(chunks);
       windows_of(kind, chunk, d);
     }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cuda/gemm.h"
+#include "cuda/sm90/logits.h"
 
 namespace headroom::cuda {
 namespace {
@@ -43,10 +44,18 @@ class Prediction {
     return best + kLaunchSeconds;
   }
 
-  // The fused kernel's tiles of 256 x 192, one for each pair of processors at a time.
+  // The fused kernel's tiles, one for each pair of processors at a time.
   double fused(int64_t rows, int64_t columns) const {
-    const int64_t tiles = ceil_div(rows, 256) * ceil_div(columns, 192);
-    const double flop = 256.0 * 192.0 * static_cast<double>(p_.hidden);  // of one processor's half of a tile
+    LogitsArgs args;
+    args.dtype = operand_dtype(p_);
+    args.rows = rows;
+    args.columns = columns;
+    args.depth = p_.hidden;
+    const int64_t unit =
+        sm90::plan_logits(args, static_cast<int>(processors_), true).instance.config.unit_rows();
+    const int64_t tiles = ceil_div(rows, unit) * ceil_div(columns, sm90::kTileColumns);
+    // Of one processor's half of a tile.
+    const double flop = static_cast<double>(unit * sm90::kTileColumns) * static_cast<double>(p_.hidden);
     return static_cast<double>(ceil_div(tiles, processors_ / 2)) * flop / rate_ + 2 * kLaunchSeconds;
   }
 
@@ -95,10 +104,13 @@ double predict_seconds(const Problem& p, const Plan& plan, const PlanDetail& d, 
   double seconds = 20 * kLaunchSeconds;
   if (p.needs_forward()) seconds += predict.logits(rows, p.vocab, keeps_exps(plan) ? exps : 0);
   if (p.needs_backward()) {
-    const int64_t columns = std::min(d.vocab_window, p.vocab), windows = ceil_div(p.vocab, columns);
-    const double one = (keeps_exps(plan) ? 0 : predict.logits(rows, columns, exps)) +
-                       predict.gradients(rows, columns, windows > 1);
-    seconds += static_cast<double>(windows) * one;
+    const auto window = [&](int64_t columns, bool adds) {
+      return (keeps_exps(plan) ? 0 : predict.logits(rows, columns, exps)) +
+             predict.gradients(rows, columns, adds);
+    };
+    const int64_t whole = p.vocab / d.vocab_window, rest = p.vocab % d.vocab_window;
+    seconds += static_cast<double>(whole) * window(d.vocab_window, p.vocab > d.vocab_window);
+    if (rest > 0) seconds += window(rest, whole > 0);
     if (chunks > 1 && p.want_d_classifier) {
       seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
     }

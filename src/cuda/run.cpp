@@ -19,10 +19,10 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
     } else {
       sum_rows(run, chunk, hidden, run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr);
     }
-    launch_finish_rows(
-        run.rows, run.arena, run.buffers,
-        {chunk.first, chunk.rows, chunk.row_count, kept, tracks_max(run), run.problem.is_shard()},
-        run.stream);
+    launch_finish_rows(run.rows, run.arena, run.buffers,
+                       {chunk.first, chunk.rows, chunk.row_count, kept, tracks_max(run),
+                        run.detail.implementation == Implementation::kSm90, run.problem.is_shard()},
+                       run.stream);
   }
   if (!run.problem.needs_backward()) return;
   load_coefficients(run, chunk);

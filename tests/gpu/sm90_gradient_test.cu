@@ -76,6 +76,7 @@ void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t 
       const double size = p * sizes + std::abs(constant);
       const double bound = 0.5 * (p * (sizes * 2 * error + factor_error) + size * (slope_error + 0x1p-20)) +
                            unit * std::abs(exact) + (dtype == DType::kF16 ? 0x1p-24 : 1e-37);
+      if (dtype == DType::kF16 && std::abs(exact) + bound > 65504) continue;  // infinite, or nearly so
       ASSERT_NEAR(value, exact, bound) << i << ", " << j;
     }
   }

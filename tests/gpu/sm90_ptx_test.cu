@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(128)
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDepth / 16; ++step) {
-      ptx::wgmma_n192<kType>(acc, ptx::matrix_descriptor(base) + 2 * step,
-                             ptx::matrix_descriptor(base + kHiddenBytes) + 2 * step, (repeat | step) != 0);
+      ptx::wgmma_n192<kType>(acc, ptx::matrix_descriptor(ptx::matrix_offset(base) + 2 * step),
+                             ptx::matrix_descriptor(ptx::matrix_offset(base + kHiddenBytes) + 2 * step),
+                             (repeat | step) != 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();

@@ -58,7 +58,8 @@ TEST_P(HostileValues, HugeCommonLogit) {
     for (double nll : got.nll)
       EXPECT_NEAR(nll, std::log(40.0), 0x1p-24 * std::max(4.0, 2 * std::fabs(common)));
     for (double max : got.max) EXPECT_EQ(max, rounded(common, HEADROOM_F32));
-    for (double sum : got.sum_exp) EXPECT_EQ(sum, 40);
+    // sm90's exp2 is an approximation: 1 only to 2 units.
+    for (double sum : got.sum_exp) EXPECT_NEAR(sum, 40, engine().isa == "sm90" ? 40 * 0x1p-22 : 0);
   }
 }
 

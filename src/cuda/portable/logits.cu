@@ -48,6 +48,9 @@ void launch_epilogue(const LogitsArgs& args, const Tile& tile, cudaStream_t stre
 }  // namespace
 
 void launch_logits(const LogitsArgs& args, const Scratch& scratch, cudaStream_t stream) {
+  if (args.epilogue == Epilogue::kExps && (scratch.columns < args.columns || args.column_offset != 0)) {
+    throw Error(Status::kInternal, "portable exps need scratch for whole rows");
+  }
   Gemm g;
   g.operand_dtype = args.dtype;
   g.a_stride = args.hidden_stride;

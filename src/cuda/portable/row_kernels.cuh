@@ -102,41 +102,39 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
   if (slots.argmax != nullptr) slots.argmax[row] = static_cast<int32_t>(all.argmax);
 }
 
+// Of whole rows: the maximum is known before anything is stored, and is the anchor.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile tile) {
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(args, row)) return;
-  const float* z = tile.z + blockIdx.x * tile.stride;
-  T* out = static_cast<T*>(args.out) + row * args.out_stride + tile.column;
-  const bool ignored = args.target[row] == kIgnoredRow;
-  const float anchor = args.anchor[row];
-  const StatSlots& slots = args.stats;
-  double sum = 0, sum_z = 0;
+  float* z = tile.z + blockIdx.x * tile.stride;
+  T* out = static_cast<T*>(args.out) + row * args.out_stride;
+  const int64_t target = args.target[row];
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float x = transformed(args, z[j], tile.column + j);
-    const float e = ignored ? 0.0f : expf(x - anchor);
+    z[j] = transformed(args, z[j], j);
+    if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
+    if (j == target) args.target_logit[row] = z[j];
+  }
+  block_max(largest, at);
+  double sum = 0, sum_z = 0;
+  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
+    float e = z[j] == largest ? 1.0f : expf(z[j] - largest);
+    if (largest == -CUDART_INF_F) e = 0;
     sum += e;
-    if (e != 0) sum_z += double{e} * x;
-    if (is_better(x, static_cast<int32_t>(j), largest, at)) largest = x, at = static_cast<int32_t>(j);
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, x));
+    if (e != 0) sum_z += double{e} * z[j];
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j]));
   }
   sum = block_sum<kRowThreads>(sum);
   sum_z = block_sum<kRowThreads>(sum_z);
-  block_max(largest, at);
   if (threadIdx.x != 0) return;
-  slots.sum[row] += static_cast<float>(sum);
-  if (slots.sum_z != nullptr) slots.sum_z[row] += static_cast<float>(sum_z);
-  if (slots.max == nullptr) return;
-  const auto column = static_cast<int32_t>(args.column_offset + tile.column + at);
-  const bool better =
-      slots.argmax == nullptr
-          ? is_better(largest, 0, slots.max[row], 1)
-          : slots.argmax[row] < 0 || is_better(largest, column, slots.max[row], slots.argmax[row]);
-  if (!better) return;
-  slots.max[row] = largest;
-  if (slots.argmax != nullptr) slots.argmax[row] = column;
+  args.anchor[row] = largest;
+  const StatSlots& slots = args.stats;
+  slots.sum[row] = static_cast<float>(sum);
+  if (slots.sum_z != nullptr) slots.sum_z[row] = static_cast<float>(sum_z);
+  if (slots.max != nullptr) slots.max[row] = largest;
+  if (slots.argmax != nullptr) slots.argmax[row] = at;
 }
 
 template <class T>

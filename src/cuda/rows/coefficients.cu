@@ -1,5 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/sm90/anchor.h"
+#include "cuda/sm90/ptx/math.cuh"
 
 namespace headroom::cuda {
 namespace {
@@ -52,14 +54,16 @@ __global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets
   float a = arena.a[r];
   const float g = arena.g[r];
   if (a == 0) a = 1e-20f * g;  // then only the target has a gradient, and its entry is large instead
-  const double inverse_sum = arena.row_factor[r];
-  arena.row_factor[r] = static_cast<float>(a * inverse_sum);
+  const float sum = arena.row_factor[r];
+  arena.row_factor[r] = a / sum;
   const int32_t column = arena.target[k.first + r];
   if (column < 0) return;
-  const double z = arena.target_logit[r];
-  const double exp_z = exp(z - double{arena.anchor[r]});
-  double entry = a == 0 ? 0 : exp_z - double{g} / double{a} / inverse_sum;
-  if (k.softcap != 0) entry *= 1 - (z / k.softcap) * (z / k.softcap);
+  const float z = arena.target_logit[r], anchor = arena.anchor[r];
+  // As the kernel computed it: with no other column, it is the sum to the last bit.
+  float exp_z = z == anchor ? 1.0f : expf(z - anchor);
+  if (k.base_2) exp_z = sm90::ptx::exp2_approx(fmaf(z, sm90::kLog2E, -anchor * sm90::kLog2E));
+  double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
+  if (k.softcap != 0) entry *= 1 - double{z / k.softcap} * double{z / k.softcap};
   const int64_t index = r * k.stride + column;
   if (k.wide) {
     static_cast<float*>(k.exps)[index] = static_cast<float>(entry);

@@ -1,6 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/row_blocks.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/sm90/anchor.h"
 
 namespace headroom::cuda {
 namespace {
@@ -51,8 +52,13 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   }
   const int64_t row = arena.row_map[f.first + r];
   const int64_t target = target_of(in, row);
-  RowStats<double> stats =
-      f.anchored ? joined_to_anchor(arena.slots, r, double{arena.anchor[r]}) : joined(arena.slots, r);
+  RowStats<double> stats;
+  if (f.anchored) {
+    const float anchor = arena.anchor[r];
+    stats = joined_to_anchor(arena.slots, r, f.base_2 ? sm90::effective_anchor(anchor) : double{anchor});
+  } else {
+    stats = joined(arena.slots, r);
+  }
   stats.target_logit = local >= 0 ? double{arena.target_logit[r]} : 0;
   if (stats.argmax >= 0) stats.argmax += in.vocab_start;
   RowStats<double> shown = stats;
@@ -66,7 +72,7 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   if (f.is_shard) return;
   const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
   arena.lse[r] = static_cast<float>(loss.lse);
-  if (f.anchored) arena.row_factor[r] = static_cast<float>(1 / stats.sum_exp);
+  if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
   arena.row_loss[f.first + r] = static_cast<float>(loss.loss);
   put(out.nll, row, loss.nll);
   put(out.lse, row, loss.lse);
@@ -85,9 +91,10 @@ __global__ void __launch_bounds__(1024) finish_loss_kernel(RowInputs in, Arena a
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(s.correct_count);
 }
 
-// exp(z - anchor) has to stay within bf16's (fp32's) exponents, as has its sum: exp(+-60) leaves room for both. One
-// block of threads for each block of rows.
-__global__ void __launch_bounds__(kRowBlock) find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
+// exp(z - anchor) has to stay within bf16's (fp32's) exponents, as has its sum: exp(+-60) leaves room for
+// both. One block of threads for each block of rows.
+__global__ void __launch_bounds__(kRowBlock)
+    find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   bool redo = false;
   if (r < existing(row_count, rows)) {

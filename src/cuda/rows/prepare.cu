@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ unsigned long long first_invalid;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   if (thread == 0) first_invalid = ~0ull;
+  __syncthreads();
   int64_t base = 0;  // computed rows before this stretch
   int64_t invalid = 0;
   double weight_sum = 0;

@@ -40,6 +40,7 @@ struct FinishRows {
   int64_t first, rows;
   const int32_t* row_count;
   bool anchored, has_max;
+  bool base_2;  // exps are powers of 2: their anchor is effective_anchor()
   bool is_shard;
 };
 void launch_finish_rows(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishRows& f,
@@ -66,14 +67,15 @@ struct Coefficients {
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
 void launch_coefficients(const RowInputs& in, const Arena& arena, const Coefficients& c, cudaStream_t stream);
-// Kept exps: row_factor, which held 1 / sum, becomes a / sum, and the entry of the target exp - g /
+// Kept exps: row_factor, which held the sum, becomes a / sum, and the entry of the target exp - g /
 // row_factor: so exps times row_factor is dz.
 struct CorrectTargets {
   int64_t first, rows;
   const int32_t* row_count;
   void* exps;
   int64_t stride;
-  bool wide;  // fp32 exps
+  bool wide;    // fp32 exps
+  bool base_2;  // as in FinishRows
   float softcap;
 };
 void launch_correct_targets(const RowInputs& in, const Arena& arena, const CorrectTargets& c,
