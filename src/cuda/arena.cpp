@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/row_blocks.h"
+#include "cuda/sizes.h"
 
 namespace headroom::cuda {
 namespace {

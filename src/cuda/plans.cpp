@@ -5,6 +5,7 @@
 
 #include "cuda/gemm.h"
 #include "cuda/predict.h"
+#include "cuda/sizes.h"
 #include "cuda/sm90/logits.h"
 
 namespace headroom::cuda {
@@ -15,10 +16,6 @@ constexpr int64_t kWindowStep = 192;      // a tile of the fused kernel
 constexpr int64_t kCopiedWindow = 24576;  // columns, where the classifier is copied
 // Chunks whose d_classifier may be added up in its own dtype; more only where nothing else fits.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 class Planner {
  public:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cuda/gemm.h"
+#include "cuda/sizes.h"
 #include "cuda/sm90/logits.h"
 
 namespace headroom::cuda {
@@ -18,10 +19,6 @@ constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more 
 // Tiles that cuBLASLt's products come in.
 constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 192},
                                                   {320, 128}, {128, 192}, {128, 128}};
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 class Prediction {
  public:

@@ -73,7 +73,9 @@ TEST_P(HostileValues, Saturated) {
   c.targets = {123, 7};
   c.problem.reduction = HEADROOM_REDUCTION_SUM;
   const Outputs got = solve(context_, c);
-  EXPECT_EQ(got.nll, (std::vector<double>{0, 9984}));
+  // sm90's exp2 is an approximation: the sum of one column is 1 only to 2 units.
+  EXPECT_NEAR(got.nll[0], 0, engine().isa == "sm90" ? 0x1p-22 : 0);
+  EXPECT_EQ(got.nll[1], 9984);
   for (size_t j = 0; j < 300; ++j) EXPECT_EQ(got.d_bias[j], j == 123 ? 1 : (j == 7 ? -1 : 0)) << j;
   EXPECT_EQ(got.d_hidden, (std::vector<double>{0, 9984}));
 }

@@ -1,7 +1,7 @@
 #pragma once
 // From a block of dot products to statistics, exps or gradients; one block of threads a row.
-#include "cuda/row_blocks.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/sizes.h"
 
 namespace headroom::cuda::portable {
 

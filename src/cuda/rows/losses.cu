@@ -1,6 +1,6 @@
 #include "cuda/check.h"
-#include "cuda/row_blocks.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/sizes.h"
 #include "cuda/sm90/anchor.h"
 
 namespace headroom::cuda {

@@ -1,6 +1,6 @@
 #include "cuda/check.h"
-#include "cuda/row_blocks.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/sizes.h"
 
 namespace headroom::cuda {
 namespace {
