@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 
 
+def heed_interrupts():
+    """A test run in the background ignores Ctrl-C, and what it starts would as well."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(binary, tmp_path):
     """start(*arguments) -> a running process in an empty folder; stdout and stderr in one pipe."""
@@ -15,7 +20,12 @@ def start(binary, tmp_path):
 
     def call(*arguments):
         process = subprocess.Popen(
-            [binary, *map(str, arguments)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [binary, *map(str, arguments)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=heed_interrupts,
         )
         processes.append(process)
         return process
