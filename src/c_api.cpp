@@ -167,6 +167,7 @@ void headroom_problem_init(headroom_problem* problem) {
   problem->target_dtype = HEADROOM_I64;
   problem->scale = 1;
   problem->ignore_index = -100;
+  problem->threshold = kDefaultThreshold;
 }
 
 void headroom_buffers_init(headroom_buffers* buffers) {

@@ -128,6 +128,10 @@ Problem to_problem(const headroom_problem& c) {
   p.accumulate_d_hidden = to_flag(c.accumulate_d_hidden, "accumulate_d_hidden");
   p.accumulate_d_classifier = to_flag(c.accumulate_d_classifier, "accumulate_d_classifier");
   p.accumulate_d_bias = to_flag(c.accumulate_d_bias, "accumulate_d_bias");
+  p.gradient = to_enum(c.gradient, GradientMethod::kThinned, "gradient");
+  p.keeps_draws = to_flag(c.keeps_draws, "keeps_draws");
+  p.threshold = c.threshold;
+  p.seed = c.seed;
   return p;
 }
 
@@ -159,6 +163,10 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.valid_count = c.valid_count;
   b.invalid_targets = c.invalid_targets;
   b.num_items = c.num_items;
+  b.draws = c.draws;
+  b.seed = c.seed;
+  b.kept_count = c.kept_count;
+  b.draw_variance = c.draw_variance;
   b.d_hidden = c.d_hidden;
   b.d_hidden_stride = c.d_hidden_stride;
   b.d_classifier = c.d_classifier;
@@ -191,6 +199,7 @@ void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* 
   out.token_chunk = plan.token_chunk;
   write_text(backend, out.backend, sizeof out.backend);
   write_text(plan.config.c_str(), out.config, sizeof out.config);
+  out.draws_bytes = plan.draws_bytes;
   std::memcpy(info, &out, out.struct_size);
 }
 

@@ -10,6 +10,10 @@
  * over valid rows of token_weight_i * w_y (0 / 0 = NaN without any valid row, as in PyTorch). A row whose
  * target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax -1).
  *
+ * Gradients are exact, or thinned: unbiased, from a few elements of the softmax (docs/thinning.md). Thinned
+ * keeps every p_ij >= threshold and the target's as they are, and each other element with probability
+ * p_ij / threshold at the weight threshold: at most about 1 / threshold elements a row. The loss stays exact.
+ *
  * Use: context -> plan -> run. Planning allocates no workspace; running allocates nothing.
  * Every function that can fail returns a headroom_status; headroom_last_error() then holds the calling
  * thread's message, which names the argument, what was expected and what was got. No function exits or
@@ -72,12 +76,18 @@ typedef enum headroom_pass {
   HEADROOM_FORWARD_BACKWARD = 2 /* both in one run; the only upstream gradient is grad_loss */
 } headroom_pass;
 
+typedef enum headroom_gradient {
+  HEADROOM_EXACT = 0,  /* the gradient, up to rounding */
+  HEADROOM_THINNED = 1 /* an unbiased draw of it, the same bits for the same seed */
+} headroom_gradient;
+
 typedef enum headroom_plan_kind {
   HEADROOM_PLAN_FORWARD = 0,      /* loss only, 1F (F = 2NVD FLOP, one matrix product) */
   HEADROOM_PLAN_WHOLE = 1,        /* all exponentials are kept, 3F */
   HEADROOM_PLAN_TOKEN_CHUNKS = 2, /* those of a chunk of tokens are kept, 3F */
   HEADROOM_PLAN_VOCAB_CHUNKS = 3, /* logits are computed again for the gradients, up to 4F */
-  HEADROOM_PLAN_BACKWARD = 4      /* gradients from a known lse, 3F */
+  HEADROOM_PLAN_BACKWARD = 4,     /* gradients from a known lse, 3F */
+  HEADROOM_PLAN_THINNED = 5       /* thinned gradients, about 1F */
 } headroom_plan_kind;
 
 typedef struct headroom_context headroom_context;
@@ -145,6 +155,10 @@ typedef struct headroom_problem {
   int32_t unaligned_rows; /* CUDA: 1 where a row of hidden, classifier or d_hidden is a multiple of 16 bytes
                              long but does not begin at one */
   size_t max_workspace_bytes; /* hard; 0 (default): as the fastest plan wants */
+  int32_t gradient;           /* headroom_gradient; default exact */
+  int32_t keeps_draws;        /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
+  double threshold;           /* thinned: in (0, 1]; default 2^-10 */
+  int64_t seed;               /* thinned */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
@@ -190,6 +204,12 @@ typedef struct headroom_buffers {
    */
   int64_t* invalid_targets;
   const void* num_items; /* scalar stats: the mean's divisor, in place of the problem's num_items */
+  /* Thinned gradients only. */
+  void* draws; /* the plan's draws_bytes, 64-byte aligned, with keeps_draws: OUTPUT of a forward pass, INPUT
+                  of backward passes of the same sizes, options, threshold and seed */
+  const void* seed;    /* scalar int64 in place of the problem's seed, where the workspace is */
+  int32_t* kept_count; /* [N] elements that the gradient of a row was made of, its target included */
+  void* draw_variance; /* [N] stats: estimated variance of the drawn row of dz over its squared norm */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {
@@ -201,7 +221,8 @@ typedef struct headroom_plan_info {
   double predicted_seconds;
   int64_t token_chunk; /* rows whose exponentials are kept at once; 0: none */
   char backend[32];
-  char config[96]; /* the kernels' configuration, for people */
+  char config[96];    /* the kernels' configuration, for people */
+  size_t draws_bytes; /* of buffers' draws; 0: not asked for */
 } headroom_plan_info;
 
 HEADROOM_API const char* headroom_version(void); /* "0.1.0" */

@@ -80,6 +80,10 @@ class Problem(ctypes.Structure):
         ("accumulate_d_bias", c_int32),
         ("unaligned_rows", c_int32),
         ("max_workspace_bytes", c_size_t),
+        ("gradient", c_int32),
+        ("keeps_draws", c_int32),
+        ("threshold", c_double),
+        ("seed", c_int64),
     ]
 
 
@@ -119,6 +123,10 @@ class Buffers(ctypes.Structure):
         ("d_bias", c_void_p),
         ("invalid_targets", c_void_p),
         ("num_items", c_void_p),
+        ("draws", c_void_p),
+        ("seed", c_void_p),
+        ("kept_count", c_void_p),
+        ("draw_variance", c_void_p),
     ]
 
 
@@ -135,6 +143,7 @@ class PlanInfo(ctypes.Structure):
         ("token_chunk", c_int64),
         ("backend", c_char * 32),
         ("config", c_char * 96),
+        ("draws_bytes", c_size_t),
     ]
 
 

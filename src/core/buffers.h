@@ -38,6 +38,12 @@ struct Buffers {
   int64_t* valid_count = nullptr;    // scalar: rows that are not ignored
   int64_t* invalid_targets =
       nullptr;  // [2], devices only: how many targets are out of range, the first such row
+  // thinned gradients
+  void* draws = nullptr;          // kept elements, in a form of the backend's own, Plan::draws_bytes
+  const void* seed = nullptr;     // scalar int64, in place of Problem::seed; null: that
+  int32_t* kept_count = nullptr;  // [N] elements that a row's gradient was made of, its target included
+  void* draw_variance =
+      nullptr;  // [N] stats: estimated variance of the drawn row of dz over its squared norm
   // gradients
   void* d_hidden = nullptr;  // [N, D]; ignored rows are zero
   int64_t d_hidden_stride = 0;

@@ -18,6 +18,8 @@ const char* plan_kind_name(PlanKind kind) {
       return "vocab_chunks";
     case PlanKind::kBackward:
       return "backward";
+    case PlanKind::kThinned:
+      return "thinned";
   }
   return "unknown plan";
 }

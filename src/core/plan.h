@@ -14,6 +14,7 @@ enum class PlanKind : int {
   kTokenChunks = 2,  // exps of one chunk of tokens are kept, 3F
   kVocabChunks = 3,  // logits are computed again for the gradients, up to 4F
   kBackward = 4,     // gradients only, from a known lse, 3F
+  kThinned = 5,      // thinned gradients, with or without the forward pass, about 1F
 };
 
 const char* plan_kind_name(PlanKind kind);
@@ -22,6 +23,7 @@ const char* plan_kind_name(PlanKind kind);
 struct Plan {
   PlanKind kind = PlanKind::kForward;
   size_t workspace_bytes = 0;  // beyond inputs and outputs; exact, and all that the run uses
+  size_t draws_bytes = 0;      // of Buffers::draws
   double cost_f = 0;           // work in units of F = 2NVD FLOP
   double predicted_seconds = 0;
   int threads = 1;

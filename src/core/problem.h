@@ -14,6 +14,14 @@ enum class Pass : int {
   kForwardBackward = 2,  // both in one run; upstream gradients are those of the reduced loss only
 };
 
+// How gradients are made; the loss is the same.
+enum class GradientMethod : int {
+  kExact = 0,
+  kThinned = 1,  // an unbiased draw, see core/thinning.h
+};
+
+inline constexpr double kDefaultThreshold = 1.0 / 1024;
+
 // Everything a plan depends on. Shapes and meanings: N tokens, V rows of the classifier at hand, D hidden.
 //   z_ij  = t(scale * (E_i . C_j) + bias_j),  t = identity, or softcap * tanh(. / softcap)
 //   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
@@ -71,6 +79,16 @@ struct Problem {
   bool accumulate_d_classifier = false;
   bool accumulate_d_bias = false;
 
+  GradientMethod gradient = GradientMethod::kExact;
+  // Thinned: a forward pass writes Buffers::draws, a backward pass reads them instead of drawing on its own.
+  bool keeps_draws = false;
+  double threshold = kDefaultThreshold;  // thinned: elements p_ij below it are drawn
+  int64_t seed = 0;                      // thinned; Buffers::seed goes before it
+
+  // Whether the run draws elements or works with drawn ones: not for a plain forward pass.
+  bool is_thinned() const {
+    return gradient == GradientMethod::kThinned && (pass != Pass::kForward || keeps_draws);
+  }
   bool is_shard() const { return vocab != vocab_total; }
   bool has_gradients() const { return want_d_hidden || want_d_classifier || want_d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }

@@ -101,6 +101,17 @@ void check_options(const Problem& p) {
   check_accumulate("accumulate_d_bias", p.accumulate_d_bias, p.want_d_bias, p.d_bias_dtype);
 }
 
+void check_thinning(const Problem& p) {
+  const bool thinned = p.gradient == GradientMethod::kThinned;
+  require(!p.keeps_draws || (thinned && p.pass != Pass::kForwardBackward), "keeps_draws",
+          "false unless the gradient is thinned and the pass forward or backward", "true");
+  if (!thinned) return;
+  require(p.threshold > 0 && p.threshold <= 1, "threshold", "a number in (0, 1]", text(p.threshold));
+  require(p.label_smoothing == 0 || p.softcap == 0, "label_smoothing",
+          "0 with thinned gradients and a softcap: every element of a row then has a part of its own",
+          text(p.label_smoothing));
+}
+
 void check_pass(const Problem& p) {
   const bool upstream = p.has_grad_nll || p.has_grad_lse || p.has_grad_entropy;
   if (p.pass == Pass::kForward) {
@@ -147,6 +158,7 @@ Problem validated(Problem p) {
   check_shapes(p);
   check_dtypes(p);
   check_options(p);
+  check_thinning(p);
   check_pass(p);
   return p;
 }
@@ -191,6 +203,11 @@ Buffers validated(const Problem& p, Buffers b) {
   need(b.grad_nll, rows && p.has_grad_nll, "grad_nll", "has_grad_nll");
   need(b.grad_lse, rows && p.has_grad_lse, "grad_lse", "has_grad_lse");
   need(b.grad_entropy, rows && p.has_grad_entropy, "grad_entropy", "has_grad_entropy");
+  need(b.draws, rows && p.keeps_draws, "draws", "keeps_draws");
+  require(p.is_thinned() || (b.seed == nullptr && b.draws == nullptr), "draws, seed",
+          "null without thinned gradients", "a pointer");
+  require((p.is_thinned() && p.needs_backward()) || (b.kept_count == nullptr && b.draw_variance == nullptr),
+          "kept_count, draw_variance", "null without a pass that makes thinned gradients", "a pointer");
   need(b.d_hidden, rows && p.want_d_hidden, "d_hidden", "want_d_hidden");
   need(b.d_classifier, p.want_d_classifier, "d_classifier", "want_d_classifier");
   need(b.d_bias, p.want_d_bias, "d_bias", "want_d_bias");

@@ -44,6 +44,7 @@ std::string describe(const BackendOptions& options) {
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (options.device == kHostMemory) return "the buffers are in host memory";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
+  if (problem.is_thinned()) return "it does not thin gradients yet";
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
   if (options.isa == "sm90" && cuda::operand_dtype(problem) == DType::kF32) {

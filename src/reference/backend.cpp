@@ -11,7 +11,8 @@ std::string why_unavailable(const BackendOptions&) {
 std::string describe(const BackendOptions&) {
   return "portable C++, float64 arithmetic, one thread per row";
 }
-std::string why_unsupported(const Problem&, const BackendOptions& options) {
+std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
+  if (problem.is_thinned()) return "it does not thin gradients yet";
   return options.device == kHostMemory ? "" : "the buffers are in the memory of a CUDA device";
 }
 
