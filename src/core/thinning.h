@@ -23,9 +23,16 @@ HEADROOM_HD inline uint32_t mix_bits(uint32_t h) {
   return h ^ h >> 16;
 }
 
+HEADROOM_HD inline uint32_t draw_row_bits(uint64_t seed, uint32_t row) {
+  return mix_bits(static_cast<uint32_t>(seed) ^ row * 0x9e3779b1u);
+}
+
+HEADROOM_HD inline uint32_t draw_stream_bits(uint32_t row_bits, uint64_t seed, uint32_t stream) {
+  return mix_bits(row_bits + stream * 0x85ebca77u + static_cast<uint32_t>(seed >> 32));
+}
+
 HEADROOM_HD inline uint32_t draw_bits(uint64_t seed, uint32_t row, uint32_t stream) {
-  const uint32_t of_row = mix_bits(static_cast<uint32_t>(seed) ^ row * 0x9e3779b1u);
-  return mix_bits(of_row + stream * 0x85ebca77u + static_cast<uint32_t>(seed >> 32));
+  return draw_stream_bits(draw_row_bits(seed, row), seed, stream);
 }
 
 // In (0, 1).
@@ -36,11 +43,15 @@ HEADROOM_HD inline float draw_uniform(uint32_t bits) {
 // Streams are columns for the second draw; the first one's begin past them.
 inline constexpr uint32_t kFirstDrawStream = 1u << 31;
 
+// A first draw may keep all q >= certain_share * threshold for certain: then every p >= threshold is kept
+// whenever the guess is at most lse - log(certain_share), which leaves an estimate of lse room to err.
+//
 // The weight of an element that the first draw kept, which stands for p in dz: 0 if the second draw leaves it
 // out. p_over_q = exp(guess - lse); uniform in (0, 1) decides.
-HEADROOM_HD inline float thinned_weight(float p, float p_over_q, float threshold, float uniform) {
+HEADROOM_HD inline float thinned_weight(float p, float p_over_q, float threshold, float uniform,
+                                        float certain_share = 1) {
   const float drawn = threshold * p_over_q;
-  const float weight = p > drawn ? p : drawn;
+  const float weight = p >= certain_share * drawn ? p : drawn;
   if (!(weight < threshold)) return weight;
   return uniform * threshold < weight ? threshold : 0;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/sizes.h"
+#include "cuda/thinned/arena.h"
 
 namespace headroom::cuda {
 namespace {
@@ -67,13 +68,11 @@ bool keeps_exps(const Plan& plan) {
   return plan.kind == PlanKind::kWhole || plan.kind == PlanKind::kTokenChunks;
 }
 
-Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
+// What every plan has: rows, their statistics, and what they become.
+Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
   const PlanDetail d = PlanDetail::load(plan);
-  const DType dtype = operand_dtype(p);
   const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
-  const int64_t depth = padded_hidden(p);
-  const bool kept = keeps_exps(plan);
   Arena a;
   a.scalars = take<Scalars>(w, 1);
   a.chunk_rows = take<int32_t>(w, chunks);
@@ -90,8 +89,21 @@ Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
     a.slots.sum = take<float>(w, d.slots * rows);
     if (p.needs_logit_mean()) a.slots.sum_z = take<float>(w, d.slots * rows);
     if (p.needs_weighted_logit_sum()) a.slots.weighted = take<float>(w, d.slots * rows);
+    if (plan.kind == PlanKind::kThinned) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
   }
+  return a;
+}
+
+Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
+  if (plan.kind == PlanKind::kThinned) return lay_out_thinned(p, plan, w).base;
+  const PlanDetail d = PlanDetail::load(plan);
+  const DType dtype = operand_dtype(p);
+  const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);
+  const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
+  const int64_t depth = padded_hidden(p);
+  const bool kept = keeps_exps(plan);
+  Arena a = lay_out_rows(p, plan, w);
   // Blocks to do again, or with rows in place those that are not all ignored.
   if (kept || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
   if (kept) {

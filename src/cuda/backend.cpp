@@ -6,6 +6,7 @@
 #include "cuda/device.h"
 #include "cuda/plans.h"
 #include "cuda/run.h"
+#include "cuda/thinned/sizes.h"
 
 namespace headroom {
 namespace {
@@ -41,10 +42,25 @@ std::string describe(const BackendOptions& options) {
          (device.capability == 90 ? "sm90 for 16-bit operands, portable for others" : "portable");
 }
 
+std::string why_not_thinned(const Problem& problem, const BackendOptions& options) {
+  const cuda::Choice choice = cuda::choose_implementation(problem, query_device(options.device), options.isa);
+  if (choice.implementation != cuda::Implementation::kSm90) {
+    return "thinned gradients need the implementation sm90, and it would use portable: " + choice.reason;
+  }
+  if (problem.label_smoothing > 0) return "it does not thin gradients with label smoothing";
+  if (cuda::thin_sizes(problem).capacity > cuda::kLongestList) {
+    return "threshold must be at least 2^-13 for so large a vocabulary";
+  }
+  return "";
+}
+
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (options.device == kHostMemory) return "the buffers are in host memory";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
-  if (problem.is_thinned()) return "it does not thin gradients yet";
+  if (problem.is_thinned()) {
+    const std::string why = why_not_thinned(problem, options);
+    if (!why.empty()) return why;
+  }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
   if (options.isa == "sm90" && cuda::operand_dtype(problem) == DType::kF32) {

@@ -11,6 +11,7 @@ enum class Epilogue : int {
   kStats,     // row statistics, and nothing of the size of a tile anywhere
   kExps,      // A_ij = exp(z_ij - anchor_i) is stored, its row sums are kept
   kGradient,  // dz_ij is stored, from known lse and coefficients
+  kThin,      // exp(z_ij - anchor_i) is summed, and elements for thinned gradients are drawn
 };
 
 // target of a row that is ignored: its exps and gradients are 0, whatever its hidden row holds. Columns are
@@ -28,6 +29,27 @@ struct StatSlots {
   float* sum_z = nullptr;     // sum_j exp(z_ij - max) z_ij, or null
   float* weighted = nullptr;  // sum_j w_j z_ij, or null
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
+  float* expected = nullptr;  // of kThin: the expected number of kept elements, times threshold
+};
+
+// An element that the first draw kept.
+struct Draw {
+  int32_t column;  // of the shard
+  float logit;
+};
+
+// Of the threshold: larger elements are kept for certain by the first draw (core/thinning.h).
+inline constexpr float kCertainShare = 0.5f;
+
+// What kThin draws, see core/thinning.h; the guess is the anchor.
+struct Draws {
+  const uint64_t* seed = nullptr;  // scalar
+  const int32_t* role =
+      nullptr;  // [V] of the shard: >= 0 for columns that a dense product does, which are not kept
+  const float* threshold = nullptr;  // [rows], infinity: nothing is kept
+  int32_t* count = nullptr;  // [rows] kept so far; more than capacity only where the guess was too low
+  Draw* elements = nullptr;  // [rows, capacity], in any order
+  int32_t capacity = 0;
 };
 
 // Matrices are row-major; strides in elements. Pointers are of the device.
@@ -62,6 +84,7 @@ struct LogitsArgs {
   const float* lse = nullptr;
   const float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
   const float* out_scale = nullptr;                                    // scalar factor of dz; null: 1
+  Draws draws;                                                         // kThin
 };
 
 }  // namespace headroom::cuda

@@ -7,6 +7,7 @@
 #include "cuda/predict.h"
 #include "cuda/sizes.h"
 #include "cuda/sm90/logits.h"
+#include "cuda/thinned/arena.h"
 
 namespace headroom::cuda {
 namespace {
@@ -51,7 +52,9 @@ class Planner {
         base_.scratch_rows = rows;
         base_.scratch_columns = columns;
         base_.gemm_bytes = needs_products() ? gemm_bytes : 0;
-        if (p_.pass == Pass::kForward) {
+        if (p_.is_thinned()) {
+          thinned_plan();
+        } else if (p_.pass == Pass::kForward) {
           forward_plans();
         } else {
           if (p_.pass == Pass::kForwardBackward && can_keep_exps()) kept_plans();
@@ -106,6 +109,13 @@ class Planner {
         if (!base_.copies_classifier || window <= kSmallestWindow) break;
       }
     }
+  }
+
+  // Rows are not compacted, and all are done at once.
+  void thinned_plan() {
+    base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
+    base_.vocab_window = base_.copies_classifier ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+    consider(PlanKind::kThinned, std::max<int64_t>(p_.tokens, 1), base_);
   }
 
   // Copied rows in the gradient's own buffer cost nothing; it must be as the operand is, and hold nothing
@@ -181,7 +191,7 @@ class Planner {
     Plan plan;
     plan.kind = kind;
     plan.token_chunk = chunk;
-    d.slots = p_.needs_forward() && sm90() ? fused(chunk).slots : 1;
+    d.slots = (p_.needs_forward() || p_.is_thinned()) && sm90() ? fused(chunk).slots : 1;
     d.store(&plan);
     return plan;
   }
@@ -189,7 +199,7 @@ class Planner {
   // What the fused kernel that keeps statistics needs and is called.
   sm90::LogitsPlan fused(int64_t chunk) const {
     LogitsArgs args;
-    args.epilogue = p_.needs_forward() ? Epilogue::kStats : Epilogue::kGradient;
+    args.epilogue = p_.needs_forward() || p_.is_thinned() ? Epilogue::kStats : Epilogue::kGradient;
     args.dtype = operand_dtype(p_);
     args.rows = chunk;
     args.columns = p_.vocab;
@@ -211,6 +221,7 @@ class Planner {
     lay_out(p_, plan, counter);
     plan.workspace_bytes = counter.used();
     plan.cost_f = cost_of(plan);
+    if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.predicted_seconds = predict_seconds(p_, plan, d, device_);
     plan.config = config_of(plan, d);
     if (smallest_.workspace_bytes == 0 || plan.workspace_bytes < smallest_.workspace_bytes) smallest_ = plan;
@@ -223,10 +234,20 @@ class Planner {
   }
 
   double cost_of(const Plan& plan) const {
+    if (plan.kind == PlanKind::kThinned) return cost_of_thinned();
     double cost = p_.needs_forward() ? 1 : 0;
     if (!p_.needs_backward()) return cost;
     if (!keeps_exps(plan)) cost += 1;
     return cost + (p_.want_d_hidden ? 1 : 0) + (p_.want_d_classifier ? 1 : 0);
+  }
+
+  // The draw's product, those of dense and sampled columns, and a kept element's two additions of a row,
+  // which are bound by memory instead.
+  double cost_of_thinned() const {
+    const ThinSizes s = thin_sizes(p_);
+    const auto vocab = static_cast<double>(p_.vocab);
+    const double draw = p_.pass == Pass::kBackward && p_.keeps_draws ? 0 : 1;
+    return draw + static_cast<double>(3 * s.dense + s.sampled) / vocab;
   }
 
   std::string config_of(const Plan& plan, const PlanDetail& d) const {

@@ -6,6 +6,7 @@
 #include "cuda/gemm.h"
 #include "cuda/sizes.h"
 #include "cuda/sm90/logits.h"
+#include "cuda/thinned/sizes.h"
 
 namespace headroom::cuda {
 namespace {
@@ -100,7 +101,15 @@ double predict_seconds(const Problem& p, const Plan& plan, const PlanDetail& d, 
   const double exps = static_cast<double>(size_of(operand_dtype(p)));
   double seconds = 20 * kLaunchSeconds;
   if (p.needs_forward()) seconds += predict.logits(rows, p.vocab, keeps_exps(plan) ? exps : 0);
-  if (p.needs_backward()) {
+  if (plan.kind == PlanKind::kThinned) {
+    const ThinSizes s = thin_sizes(p);
+    if (!p.needs_forward() && !p.keeps_draws) seconds += predict.logits(rows, p.vocab, 0);
+    if (p.needs_backward()) {
+      seconds += predict.logits(rows, s.dense, exps) + predict.gradients(rows, s.dense, false);
+      // Gathers, mostly from L2, of about a third of the most that can be kept.
+      seconds += 2 * predict.moved(s.kept / 3, p.hidden, exps) / 1.5 + predict.moved(p.vocab, p.hidden, 2);
+    }
+  } else if (p.needs_backward()) {
     const auto window = [&](int64_t columns, bool adds) {
       return (keeps_exps(plan) ? 0 : predict.logits(rows, columns, exps)) +
              predict.gradients(rows, columns, adds);

@@ -6,6 +6,7 @@
 
 #include "cuda/device.h"
 #include "cuda/runner.h"
+#include "cuda/thinned/run.h"
 
 namespace headroom::cuda {
 namespace {
@@ -39,24 +40,27 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
          const BackendOptions& options, void* stream) {
   const DeviceGuard guard(options.device);
   const int64_t chunk_rows = std::max<int64_t>(plan.token_chunk, 1);
+  Workspace rows_workspace = workspace;  // a layout takes from it
   const Runner run{problem,
                    plan,
                    buffers,
                    PlanDetail::load(plan),
-                   lay_out(problem, plan, workspace),
+                   lay_out(problem, plan, rows_workspace),
                    row_inputs(problem, buffers),
                    static_cast<cudaStream_t>(stream),
                    (problem.tokens + chunk_rows - 1) / chunk_rows,
                    std::abs(problem.scale) >= double{std::numeric_limits<float>::min()}};
-  const bool compact = run.detail.source != HiddenSource::kCaller;
+  const bool thinned = plan.kind == PlanKind::kThinned;
+  const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
   launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, buffers.valid_count, buffers.invalid_targets,
                       run.stream);
   if (problem.needs_forward() && problem.tokens > 0) launch_fill_ignored(run.rows, buffers, run.stream);
   if (problem.needs_backward()) clear_gradients(run);
   load_bias(run);
+  if (thinned) run_thinned(run, workspace);
   // The last chunk first: a computed row never comes from an earlier row of the caller's, so what is written
   // to the rows of d_hidden lies past the copies that later chunks make there (HiddenSource::kOutput).
-  for (int64_t i = run.chunks - 1; i >= 0; --i) {
+  for (int64_t i = thinned ? -1 : run.chunks - 1; i >= 0; --i) {
     const int64_t first = i * chunk_rows;
     run_chunk(run, {i + 1 == run.chunks, first, std::min(chunk_rows, problem.tokens - first),
                     run.arena.chunk_rows + i});

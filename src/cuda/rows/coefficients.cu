@@ -15,6 +15,11 @@ __device__ float at_or(const float* data, int64_t index, float otherwise) {
 __global__ void coefficients_kernel(RowInputs in, Arena arena, Coefficients k) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (r >= existing(k.row_count, k.rows)) return;
+  if (arena.target[k.first + r] == kIgnoredRow) {
+    arena.a[r] = arena.g[r] = 0;
+    if (arena.b != nullptr) arena.b[r] = 0;
+    return;
+  }
   const int64_t row = arena.row_map[k.first + r];
   const int64_t target = target_of(in, row);
   RowUpstream<double> upstream;

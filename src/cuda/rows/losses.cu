@@ -40,6 +40,7 @@ __global__ void init_slots_kernel(StatSlots slots, const uint8_t* active) {
   if (slots.sum_z != nullptr) slots.sum_z[i] = 0;
   if (slots.weighted != nullptr) slots.weighted[i] = 0;
   if (slots.argmax != nullptr) slots.argmax[i] = -1;
+  if (slots.expected != nullptr) slots.expected[i] = 0;
 }
 
 __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, FinishRows f) {

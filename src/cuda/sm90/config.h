@@ -44,14 +44,19 @@ struct Config {
   constexpr bool operator==(const Config&) const = default;
 };
 
+// Whether tiles are stored.
+constexpr bool stores(Epilogue epilogue) {
+  return epilogue == Epilogue::kExps || epilogue == Epilogue::kGradient;
+}
+
 // 5 stages, 4 beside the buffers of stores: what shared memory holds. Registers 40 (loader) and 232
 // (computing).
 constexpr Config ping_pong(Epilogue epilogue) {
-  return epilogue == Epilogue::kStats ? Config{false, 5, 0} : Config{false, 4, 2};
+  return stores(epilogue) ? Config{false, 4, 2} : Config{false, 5, 0};
 }
 
 constexpr Config cooperative(Epilogue epilogue) {
-  return epilogue == Epilogue::kStats ? Config{true, 4, 0} : Config{true, 3, 1};
+  return stores(epilogue) ? Config{true, 3, 1} : Config{true, 4, 0};
 }
 
 constexpr Config config_of(Epilogue epilogue, bool is_cooperative) {
@@ -88,6 +93,8 @@ constexpr bool is_plain(const LogitsArgs& args) {
       return args.stats.sum_z == nullptr && args.stats.max == nullptr && args.stats.argmax == nullptr;
     case Epilogue::kGradient:
       return args.b == nullptr && args.c == nullptr;
+    case Epilogue::kThin:
+      return args.stats.sum_z == nullptr && args.stats.max == nullptr && args.stats.argmax == nullptr;
   }
   return false;
 }

@@ -28,12 +28,16 @@ const void* find_kernel(const Instance& instance) {
         return general ? exps_general_bf16(cooperative) : exps_plain_bf16(cooperative);
       case Epilogue::kGradient:
         return general ? gradient_general_bf16(cooperative) : gradient_plain_bf16(cooperative);
+      case Epilogue::kThin:
+        return general ? thin_general_bf16(cooperative) : thin_plain_bf16(cooperative);
     }
   }
   if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kStats)
     return stats_general_f16(cooperative);
   if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kGradient)
     return gradient_general_f16(cooperative);
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kThin)
+    return thin_general_f16(cooperative);
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
 }
 
@@ -64,7 +68,10 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
     require(args.stats.slots >= 1, "at least one slot");
   }
   require(args.epilogue != Epilogue::kStats || args.stats.max != nullptr, "slots of maxima must be given");
-  require(args.epilogue != Epilogue::kExps || args.anchor != nullptr, "anchors must be given");
+  require(args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kGradient || args.anchor != nullptr,
+          "anchors must be given");
+  require(args.epilogue != Epilogue::kThin || (args.draws.elements != nullptr && args.stats.expected != nullptr),
+          "lists and slots of expected counts must be given");
   require(args.stats.argmax == nullptr || args.stats.max != nullptr, "argmax needs slots of maxima");
 }
 
@@ -115,7 +122,7 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
   const CUtensorMap classifier = make_tensor_map(args.classifier, args.dtype, args.columns, args.depth,
                                                  args.classifier_stride, kTileColumns / kClusterBlocks);
   const CUtensorMap out =
-      args.epilogue == Epilogue::kStats
+      !stores(args.epilogue)
           ? hidden
           : make_tensor_map(args.out, args.dtype, args.rows, args.columns, args.out_stride, kWarpgroupRows);
 

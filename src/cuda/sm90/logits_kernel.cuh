@@ -8,6 +8,7 @@
 #include "cuda/sm90/epilogue_gradient.cuh"
 #include "cuda/sm90/epilogue_stats.cuh"
 #include "cuda/sm90/epilogue_store.cuh"
+#include "cuda/sm90/epilogue_thin.cuh"
 #include "cuda/sm90/kernel_params.cuh"
 #include "cuda/sm90/ptx/cluster.cuh"
 #include "cuda/sm90/ptx/mbarrier.cuh"
@@ -223,6 +224,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
       stats_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
       exps_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+    } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
+      thin_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
     } else {
       gradient_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
     }

@@ -16,6 +16,8 @@ const char* epilogue_name(Epilogue epilogue) {
       return "exps";
     case Epilogue::kGradient:
       return "gradient";
+    case Epilogue::kThin:
+      return "thin";
   }
   return "";
 }
@@ -65,7 +67,7 @@ bool supports(const LogitsArgs& args) {
   if (args.dtype != DType::kBF16 && args.dtype != DType::kF16) return false;
   if (args.dtype == DType::kF16 && args.epilogue == Epilogue::kExps) return false;
   return aligned(args.hidden, args.hidden_stride) && aligned(args.classifier, args.classifier_stride) &&
-         (args.epilogue == Epilogue::kStats || aligned(args.out, args.out_stride));
+         (!stores(args.epilogue) || aligned(args.out, args.out_stride));
 }
 
 }  // namespace headroom::cuda::sm90

@@ -12,5 +12,8 @@ const void* exps_general_bf16(bool cooperative);
 const void* gradient_plain_bf16(bool cooperative);
 const void* gradient_general_bf16(bool cooperative);
 const void* gradient_general_f16(bool cooperative);
+const void* thin_plain_bf16(bool cooperative);
+const void* thin_general_bf16(bool cooperative);
+const void* thin_general_f16(bool cooperative);
 
 }  // namespace headroom::cuda::sm90

@@ -1,0 +1,152 @@
+#pragma once
+#include "core/thinning.h"
+#include "cuda/sm90/epilogue_common.cuh"
+#include "cuda/sm90/epilogue_stats.cuh"
+
+// The first draw of thinned gradients (core/thinning.h), and row sums relative to the guess, which is the
+// anchor. A thread draws over its 48 columns of a row of the tile: it keeps large q, and of the others one
+// whenever their running sum, which starts at a random share of the threshold, passes the next multiple of
+// it. So nothing is kept unless the plain sum of the 48, which is needed anyway, is as much as a large
+// element or the rest of that share: one comparison.
+namespace headroom::cuda::sm90 {
+
+// The thread's 48 elements of one row.
+struct RowElements {
+  const float* z;  // element j, b at 4 j + b
+
+  __device__ __forceinline__ float at(int i) const { return z[4 * (i >> 1) + (i & 1)]; }  // i: 2 j + b
+};
+
+inline constexpr int kDrawnAtOnce = 8;
+
+struct Drawn {
+  uint64_t kept = 0;   // bit 2 j + b: the element is kept
+  float expected = 0;  // number of kept ones, times threshold
+};
+
+// start: where the running sum begins, in (0, threshold).
+__device__ __forceinline__ Drawn draw_elements(const RowElements& row, float to_exponent, float shift,
+                                               float threshold, float start) {
+  // Not the shift of the sums to the compiler, which would otherwise keep their 48 exps for here; and a few
+  // elements at a time: registers are scarce.
+  if (!ptx::always()) shift = 0.f;
+  uint32_t low = 0, high = 0;
+  float expected = 0.f, running = start;
+#pragma unroll
+  for (int first = 0; first < 2 * kColumnPairs; first += kDrawnAtOnce) {
+    if (!ptx::always()) continue;
+#pragma unroll
+    for (int i = first; i < first + kDrawnAtOnce; ++i) {
+      const float q = ptx::exp2_approx(fmaf(row.at(i), to_exponent, shift));
+      const bool large = q >= kCertainShare * threshold;
+      expected += large ? threshold : q;
+      running += large ? 0.f : q;
+      const bool passed = running >= threshold;
+      running -= passed ? threshold : 0.f;
+      (i < 32 ? low : high) |= large || passed ? 1u << (i & 31) : 0u;
+    }
+  }
+  return {static_cast<uint64_t>(high) << 32 | low, expected};
+}
+
+// Of an element's bit: its column past the thread's first.
+__device__ __forceinline__ int column_of(int bit) {
+  return 8 * (bit >> 1) + (bit & 1);
+}
+
+// Columns of the dense product are drawn like the others, but not kept.
+__device__ __forceinline__ uint64_t without_dense(uint64_t kept, const int32_t* role, int first_column) {
+  uint64_t left = kept;
+  while (left != 0) {
+    const int bit = __ffsll(static_cast<long long>(left)) - 1;
+    left &= left - 1;
+    if (__ldg(role + first_column + column_of(bit)) >= 0) kept &= ~(uint64_t{1} << bit);
+  }
+  return kept;
+}
+
+// Appends kept elements to the row's list, in any order: lists are sorted later.
+__device__ __forceinline__ void append(const RowElements& row, uint64_t kept, float unit, const Draws& draws,
+                                       int64_t index, int first_column) {
+  int at = kept != 0 ? atomicAdd(draws.count + index, __popcll(kept)) : 0;
+  while (__any_sync(kWarp, kept != 0)) {
+    const int bit = __ffsll(static_cast<long long>(kept)) - 1;
+    kept &= kept - 1;
+    float logit = 0.f;
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) logit = i == bit ? row.at(i) : logit;
+    if (bit >= 0 && at < draws.capacity - 1) {
+      draws.elements[index * draws.capacity + at] = {first_column + column_of(bit), logit * unit};
+    }
+    ++at;
+  }
+}
+
+template <bool kGeneral>
+__device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
+                                              float exponent_scale) {
+  const int columns = static_cast<int>(args.columns);
+  if constexpr (kGeneral) {
+    transform(acc, tile, args);
+  } else {
+    fill_tail(acc, tile, columns, -INFINITY);
+  }
+  const StatSlots& stats = args.stats;
+  const int row = tile.own_row();
+  const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
+  const bool live = row < tile.rows() && !is_ignored(args, target);
+  const int64_t slot = tile.slot() * stats.stride + row;
+  const float own_shift = live ? -__ldg(args.anchor + row) * kLog2E : 0.f;
+  const float own_threshold = live ? __ldg(args.draws.threshold + row) : INFINITY;
+  const uint64_t seed = __ldg(args.draws.seed);
+  const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(row));
+  const float unit = kGeneral ? 1.f : args.scale;
+  store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
+  if constexpr (kGeneral) {
+    if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
+  }
+
+  const float to_exponent = kGeneral ? kLog2E : exponent_scale;
+  const int first_column = static_cast<int>(args.column_offset) + tile.thread_column();
+  float sums[kQuadRows], expected[kQuadRows];
+  [[maybe_unused]] float sums_z[kQuadRows];
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const RowElements elements{acc[r >> 1] + 2 * (r & 1)};
+    const float shift = from_owner(own_shift, r);
+    float sum[2] = {}, sum_z[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      const float q = ptx::exp2_approx(fmaf(elements.at(i), to_exponent, shift));
+      sum[i & 1] += q;
+      if constexpr (kGeneral) sum_z[i & 1] = fmaf(q, as_factor(elements.at(i)), sum_z[i & 1]);
+    }
+    sums[r] = sum[0] + sum[1];
+    sums_z[r] = sum_z[0] + sum_z[1];
+    expected[r] = sums[r];
+    const float threshold = from_owner(own_threshold, r);
+    const float uniform = draw_uniform(draw_stream_bits(
+        from_owner(own_bits, r), seed, kFirstDrawStream + static_cast<uint32_t>(first_column)));
+    const bool may_keep = sums[r] >= threshold * fminf(uniform, kCertainShare) && threshold < INFINITY;
+    if (__any_sync(kWarp, may_keep)) {
+      const Drawn drawn = draw_elements(elements, to_exponent, shift, threshold, threshold * (1.f - uniform));
+      if (sums[r] >= kCertainShare * threshold) expected[r] = drawn.expected;
+      const uint64_t kept = may_keep ? without_dense(drawn.kept, args.draws.role, first_column) : 0;
+      if (__any_sync(kWarp, kept != 0)) append(elements, kept, unit, args.draws, tile.row(r), first_column);
+    }
+  }
+  const float tile_sum = sum_to_owner(sums);
+  const float tile_expected = sum_to_owner(expected);
+  if (live) {
+    stats.sum[slot] += tile_sum;
+    stats.expected[slot] += tile_expected;
+  }
+  if constexpr (kGeneral) {
+    if (stats.sum_z != nullptr) {
+      const float tile_sum_z = sum_to_owner(sums_z);
+      if (live) stats.sum_z[slot] += tile_sum_z;
+    }
+  }
+}
+
+}  // namespace headroom::cuda::sm90

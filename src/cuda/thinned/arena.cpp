@@ -1,0 +1,159 @@
+#include "cuda/thinned/arena.h"
+
+#include <algorithm>
+
+#include "cuda/sizes.h"
+
+namespace headroom::cuda {
+namespace {
+
+template <class T>
+T* take(Workspace& workspace, int64_t count) {
+  return workspace.take<T>(count).data();
+}
+
+void* take_elements(Workspace& workspace, DType dtype, int64_t count) {
+  return take<std::byte>(workspace, count * static_cast<int64_t>(size_of(dtype)));
+}
+
+// All but the elements.
+DrawLists lay_out_lists(const Problem& p, Workspace& w) {
+  const ThinSizes s = thin_sizes(p);
+  DrawLists lists;
+  lists.seed = take<uint64_t>(w, 1);
+  lists.dense = take<int32_t>(w, s.dense);
+  lists.count = take<int32_t>(w, p.tokens);
+  lists.guess = take<float>(w, p.tokens);
+  return lists;
+}
+
+Draw* take_draws(const Problem& p, Workspace& w) {
+  return take<Draw>(w, p.tokens * thin_sizes(p).capacity);
+}
+
+// Memory that several layouts share, one after the other in time.
+template <class... Layouts>
+void share(Workspace& w, const Layouts&... layouts) {
+  size_t bytes = 0;
+  const auto measure = [&](const auto& layout) {
+    Workspace counter;
+    layout(counter);
+    bytes = std::max(bytes, counter.used());
+  };
+  (measure(layouts), ...);
+  void* memory = take<std::byte>(w, static_cast<int64_t>(bytes));
+  const auto place = [&](const auto& layout) {
+    Workspace placed(memory);
+    layout(placed);
+  };
+  (place(layouts), ...);
+}
+
+}  // namespace
+
+size_t draws_bytes(const Problem& problem) {
+  Workspace counter;
+  lay_out_lists(problem, counter);
+  take_draws(problem, counter);
+  return counter.used();
+}
+
+DrawLists draw_lists(const Problem& problem, void* draws) {
+  Workspace placed(draws);
+  DrawLists lists = lay_out_lists(problem, placed);
+  lists.elements = take_draws(problem, placed);
+  return lists;
+}
+
+DType dense_gradient_dtype(const Problem& p) {
+  return p.d_classifier_dtype == operand_dtype(p) ? p.d_classifier_dtype : DType::kF32;
+}
+
+bool writes_d_hidden(const Problem& p) {
+  return p.d_hidden_dtype == operand_dtype(p) || p.d_hidden_dtype == DType::kF32;
+}
+
+ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
+  const PlanDetail d = PlanDetail::load(plan);
+  const ThinSizes s = thin_sizes(p);
+  const DType dtype = operand_dtype(p);
+  const int64_t rows = std::max<int64_t>(p.tokens, 1), depth = padded_hidden(p);
+  ThinArena t;
+  t.sizes = s;
+  t.base = lay_out_rows(p, plan, w);
+  Arena& a = t.base;
+  const bool draws = p.pass != Pass::kBackward || !p.keeps_draws;  // or they are given
+  if (!p.needs_forward()) {
+    a.target_logit = take<float>(w, rows);
+    if (draws) {
+      a.slots.slots = d.slots;
+      a.slots.stride = rows;
+      for (float** sums : {&a.slots.max, &a.slots.sum, &a.slots.expected})
+        *sums = take<float>(w, d.slots * rows);
+    }
+  }
+  a.active = take<uint8_t>(w, row_blocks(rows));
+  a.anchor = take<float>(w, rows);
+  a.row_factor = take<float>(w, rows);
+  if (p.needs_backward()) {
+    for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
+    if (p.has_grad_entropy) a.b = take<float>(w, rows);
+    if (p.want_d_bias) a.d_bias = take<float>(w, p.vocab);
+    t.kept_count = take<int32_t>(w, rows);
+    t.dense_target = take<int32_t>(w, rows);
+    t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
+  }
+  t.row_threshold = take<float>(w, rows);
+  t.out_of_range = take<uint8_t>(w, row_blocks(rows));
+  t.role = take<int32_t>(w, p.vocab);
+  t.column_count = take<int32_t>(w, p.vocab);
+  t.column_start = take<int32_t>(w, p.vocab + 1);
+  t.bins = take<int32_t>(w, 1025);
+  t.columns = take<int32_t>(w, s.dense + s.sampled);
+  if (p.has_bias) t.dense_bias = take<float>(w, s.dense);
+  t.sample_offset = take<float>(w, s.sampled);
+  t.scan_bytes = scan_bytes(p.vocab);
+  t.scan = take<std::byte>(w, static_cast<int64_t>(t.scan_bytes));
+  if (!p.keeps_draws) t.lists = lay_out_lists(p, w);
+  const bool lists = p.needs_backward() || !p.keeps_draws;  // in the workspace
+  share(
+      w,
+      [&](Workspace& v) {
+        if (draws) t.rank = take<uint64_t>(v, p.vocab);
+      },
+      [&](Workspace& v) {
+        if (p.needs_forward()) t.sample_logits = take<float>(v, rows * s.sampled);
+      },
+      [&](Workspace& v) {
+        if (!lists) return;
+        Draw* elements = take_draws(p, v);
+        if (!p.keeps_draws) t.lists.elements = elements;
+        t.kept = reinterpret_cast<Kept*>(elements);
+      },
+      [&](Workspace& v) {
+        if (p.needs_backward()) t.sorted = take<KeptRow>(v, s.kept);
+      });
+  share(
+      w,
+      [&](Workspace& v) {
+        t.columns_copy = take_elements(v, dtype, (s.dense + s.sampled) * depth);
+        if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense));
+      },
+      [&](Workspace& v) {
+        if (p.needs_backward()) t.by_column = take<KeptRow>(v, s.kept);
+      });
+  if (p.want_d_classifier) {
+    // The copies are no longer needed by then.
+    const bool fits = s.dense * static_cast<int64_t>(size_of(dense_gradient_dtype(p))) <=
+                      (s.dense + s.sampled) * static_cast<int64_t>(size_of(dtype));
+    t.dense_gradient = fits ? t.columns_copy : take_elements(w, dense_gradient_dtype(p), s.dense * depth);
+  }
+  if (p.want_d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);
+  if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
+  if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
+  a.logits = take<float>(w, d.scratch_rows * d.scratch_columns);
+  a.gemm = take<std::byte>(w, d.gemm_bytes);
+  return t;
+}
+
+}  // namespace headroom::cuda

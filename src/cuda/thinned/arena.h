@@ -1,0 +1,52 @@
+#pragma once
+#include "cuda/arena.h"
+#include "cuda/thinned/thinned.h"
+
+namespace headroom::cuda {
+
+// What a thinned run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, S
+// sampled columns, L kept elements of all lists.
+struct ThinArena {
+  Arena base;  // exps: dz of the dense columns [N, padded K]
+  ThinSizes sizes;
+  DrawLists lists;                  // in the workspace, or of the caller
+  Kept* kept = nullptr;             // [N, capacity], in place of the draws where those are not the caller's
+  int32_t* kept_count = nullptr;    // [N]
+  int32_t* dense_target = nullptr;  // [N]
+  float* row_threshold = nullptr;   // [N]
+  uint8_t* out_of_range = nullptr;  // one for 128 rows
+  float* dense_bias = nullptr;      // [K]
+  float* sample_offset = nullptr;   // [S]
+  // of the vocabulary
+  int32_t* role = nullptr;          // [V]
+  int32_t* column_count = nullptr;  // [V]
+  int32_t* column_start = nullptr;  // [V + 1]
+  int32_t* bins = nullptr;          // [1025]
+  int32_t* columns = nullptr;       // [K + S] dense, then sampled
+  void* scan = nullptr;
+  size_t scan_bytes = 0;
+  int32_t* heavy = nullptr;  // [L / kHeavyColumn + 1], and their number
+  // In one piece of memory, one after the other: numbers of the choice of columns; logits of the sample
+  uint64_t* rank = nullptr;        // [V]
+  float* sample_logits = nullptr;  // [N, S]; lies where the draws will
+  // In another: copies of the dense and sampled columns [K + S, padded D], later d_classifier of the dense
+  // ones; lists of columns
+  void* columns_copy = nullptr;
+  void* dense_gradient = nullptr;    // [K, D] of d_classifier's dtype, or fp32
+  float* hidden_gradient = nullptr;  // [N, D], where no product writes d_hidden's dtype
+  KeptRow* by_column = nullptr;      // [L]
+  KeptRow* sorted = nullptr;         // [L], where the kept elements of rows were
+};
+
+// Bytes of Buffers::draws, and its parts.
+size_t draws_bytes(const Problem& problem);
+DrawLists draw_lists(const Problem& problem, void* draws);
+
+ThinArena lay_out_thinned(const Problem& problem, const Plan& plan, Workspace& workspace);
+
+// dtype of the products that make gradients of the dense columns.
+DType dense_gradient_dtype(const Problem& problem);
+// Whether a product can write d_hidden in its own dtype.
+bool writes_d_hidden(const Problem& problem);
+
+}  // namespace headroom::cuda

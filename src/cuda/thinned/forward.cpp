@@ -1,0 +1,180 @@
+#include "cuda/check.h"
+#include "cuda/gemm.h"
+#include "cuda/thinned/run.h"
+
+namespace headroom::cuda {
+namespace {
+
+bool base_2(const Runner& run) {
+  return run.detail.implementation == Implementation::kSm90;
+}
+
+void choose_columns(const Runner& run, const ThinArena& t) {
+  const Problem& p = run.problem;
+  ChooseColumns c{};
+  c.target = run.arena.target;
+  c.tokens = p.tokens;
+  c.vocab = p.vocab;
+  c.dense = t.sizes.dense;
+  c.sampled = t.sizes.sampled;
+  c.count = t.column_count;
+  c.bins = t.bins;
+  c.rank = t.rank;
+  c.scan = t.scan;
+  c.scan_bytes = t.scan_bytes;
+  c.role = t.role;
+  c.dense_columns = t.columns;
+  c.sample = t.columns + t.sizes.dense;
+  launch_choose_columns(c, run.stream);
+}
+
+// Sums of the dense columns, in the slots.
+void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+               const Operand& columns) {
+  const Window window{0, t.sizes.dense};
+  LogitsArgs args = logits_args(run, chunk, hidden, window, columns, Epilogue::kStats);
+  args.bias = t.dense_bias;
+  args.target = nullptr;
+  args.target_logit = nullptr;
+  args.class_weight = nullptr;
+  args.stats.sum_z = args.stats.weighted = nullptr;
+  args.stats.argmax = nullptr;
+  launch_init_slots(run.arena.slots, nullptr, run.stream);
+  launch_logits(run, args);
+}
+
+void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+                     const Operand& columns) {
+  Gemm g;
+  g.operand_dtype = run.dtype();
+  g.m = chunk.rows;
+  g.n = t.sizes.sampled;
+  g.k = run.problem.hidden;
+  g.a = hidden.data;
+  g.a_stride = hidden.stride;
+  g.b = at(columns.data, run.dtype(), t.sizes.dense * columns.stride);
+  g.b_stride = columns.stride;
+  g.transpose_b = true;
+  g.c = t.sample_logits;
+  g.c_stride = t.sizes.sampled;
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
+}
+
+void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Operand columns = copy_columns(run, t, true);
+  sum_dense(run, t, chunk, hidden, columns);
+  if (t.sizes.sampled > 0) {
+    multiply_sample(run, t, chunk, hidden, columns);
+    launch_gather_vector(bias_of(run), t.columns + t.sizes.dense, t.sizes.sampled, t.role, t.sample_offset,
+                         run.stream);
+  }
+  Guess g{};
+  g.rows = p.tokens;
+  g.vocab = p.vocab;
+  g.dense = t.sizes.dense;
+  g.sampled = t.sizes.sampled;
+  StatSlots slots = run.arena.slots;
+  slots.sum_z = slots.weighted = nullptr;
+  slots.argmax = nullptr;
+  g.slots = &slots;
+  g.logits = t.sample_logits;
+  g.sample_offset = t.sample_offset;
+  g.scale = static_cast<float>(p.scale);
+  g.softcap = static_cast<float>(p.softcap);
+  g.threshold = static_cast<float>(p.threshold);
+  g.target = run.arena.target;
+  g.target_logit = run.arena.target_logit;
+  g.role = t.role;
+  g.guess = t.lists.guess;
+  g.anchor = run.arena.anchor;
+  g.row_threshold = t.row_threshold;
+  g.count = t.lists.count;
+  launch_guess(g, run.stream);
+}
+
+void draw_rows(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+               const uint8_t* active) {
+  for_windows(run, widest_window(run), [&](const Window& window) {
+    LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kThin);
+    args.anchor = run.arena.anchor;
+    args.row_block_active = active;
+    args.target_logit = nullptr;  // known
+    args.stats.weighted = nullptr;
+    if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
+    args.draws.seed = t.lists.seed;
+    args.draws.role = t.role;
+    args.draws.threshold = t.row_threshold;
+    args.draws.count = t.lists.count;
+    args.draws.elements = t.lists.elements;
+    args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
+    launch_logits(run, args);
+  });
+}
+
+// Rows with a bad guess once more. Without any, three launches that find nothing to do.
+void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Arena& a = run.arena;
+  Redraw r{};
+  r.rows = chunk.rows;
+  r.slots = &a.slots;
+  r.base_2 = base_2(run);
+  r.target = a.target;
+  r.anchor = a.anchor;
+  r.guess = t.lists.guess;
+  r.row_threshold = t.row_threshold;
+  r.count = t.lists.count;
+  r.active = a.active;
+  r.out_of_range = t.out_of_range;
+  launch_find_redraws(r, run.stream);
+  sum_rows(run, chunk, hidden, t.out_of_range);
+  Arena out_of_range = a;
+  out_of_range.active = t.out_of_range;
+  launch_anchor_from_slots(out_of_range, chunk.rows, chunk.row_count, run.stream);
+  launch_redraw_guess(r, run.stream);
+  launch_init_slots(a.slots, a.active, run.stream);
+  draw_rows(run, t, chunk, hidden, a.active);
+}
+
+}  // namespace
+
+Operand copy_columns(const Runner& run, const ThinArena& t, bool all) {
+  const int64_t count = t.sizes.dense + (all ? t.sizes.sampled : 0);
+  RowsCopy c{};
+  c.from = run.buffers.classifier;
+  c.from_dtype = run.problem.classifier_dtype;
+  c.from_stride = run.buffers.classifier_stride;
+  c.row_map = t.columns;
+  c.to = t.columns_copy;
+  c.to_dtype = run.dtype();
+  c.to_stride = run.depth();
+  c.rows = count;
+  c.columns = run.problem.hidden;
+  c.padded = run.depth();
+  launch_copy_rows(c, run.stream);
+  if (t.dense_bias != nullptr) {
+    launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, nullptr, t.dense_bias, run.stream);
+  }
+  return {t.columns_copy, run.depth()};
+}
+
+void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  choose_columns(run, t);
+  launch_store_seed(p.seed, static_cast<const int64_t*>(run.buffers.seed), t.lists.seed, run.stream);
+  check(cudaMemcpyAsync(t.lists.dense, t.columns, static_cast<size_t>(t.sizes.dense) * sizeof(int32_t),
+                        cudaMemcpyDeviceToDevice, run.stream),
+        "copy of the dense columns");
+  if (p.needs_forward()) {
+    guess_lse(run, t, chunk, hidden);
+  } else {
+    launch_known_guess(a.lse, a.target, static_cast<float>(p.threshold), p.tokens, t.lists.guess, a.anchor,
+                       t.row_threshold, t.lists.count, run.stream);
+  }
+  launch_init_slots(a.slots, nullptr, run.stream);
+  draw_rows(run, t, chunk, hidden, a.active);
+  if (p.needs_forward()) draw_again(run, t, chunk, hidden);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,127 @@
+#include "cuda/check.h"
+#include "cuda/thinned/thinned.h"
+#include "cuda/thinned/vector8.cuh"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kMostThreads = 512;
+constexpr int kColumnsEach = 8;  // of a block of threads
+constexpr int kInFlight = 8;     // hidden rows that a thread waits for at once
+constexpr int kHeavyBlocks = 1056;
+constexpr int kHeavyWarps = 8;
+
+// Sum over list[begin], list[begin + step], ...
+template <bool kAligned, class H>
+__device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier& g, const H* hidden,
+                                         int begin, int end, int step, int left) {
+  int i = begin;
+  for (; i + (kInFlight - 1) * step < end; i += kInFlight * step) {
+    Vector8<H> rows[kInFlight];
+    float values[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const KeptRow element = g.sorted[i + k * step];
+      values[k] = element.value;
+      rows[k] = load8<kAligned>(hidden + element.row * g.hidden_stride, left);
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k]);
+  }
+  for (; i < end; i += step) {
+    add8(sum, load8<kAligned>(hidden + g.sorted[i].row * g.hidden_stride, left), g.sorted[i].value);
+  }
+}
+
+// A block a few columns of the vocabulary; a thread has eight of the hidden columns.
+template <class H, class To, bool kAligned>
+__global__ void __launch_bounds__(kMostThreads) gather_classifier_kernel(GatherClassifier g) {
+  const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
+  if (column >= g.columns) return;
+  const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
+  const H* hidden = static_cast<const H*>(g.hidden) + column;
+  const int64_t first = int64_t{blockIdx.x} * kColumnsEach, end = min(first + kColumnsEach, g.vocab);
+  int32_t start = g.column_start[first];
+  for (int64_t j = first; j < end; ++j) {
+    const int32_t next = g.column_start[j + 1];
+    if (g.role[j] < 0 && next - start <= kHeavyColumn && (next > start || !g.accumulate)) {
+      float sum[8] = {};
+      add_list<kAligned>(sum, g, hidden, start, next, 1, left);
+      store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
+    }
+    start = next;
+  }
+}
+
+// Columns with many elements, 256 hidden columns at a time: each warp has every eighth element.
+template <class H, class To, bool kAligned>
+__global__ void __launch_bounds__(32 * kHeavyWarps) heavy_columns_kernel(GatherClassifier g) {
+  __shared__ float parts[kHeavyWarps][32][9];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t pieces = (g.columns + 255) / 256;
+  const int64_t items = *g.heavy_count * pieces;
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const int32_t j = g.heavy[item / pieces];
+    const int64_t column = item % pieces * 256 + lane * 8;
+    const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
+    float sum[8] = {};
+    if (left > 0) {
+      add_list<kAligned>(sum, g, static_cast<const H*>(g.hidden) + column, g.column_start[j] + warp,
+                         g.column_start[j + 1], kHeavyWarps, left);
+    }
+    for (int i = 0; i < 8; ++i) parts[warp][lane][i] = sum[i];
+    __syncthreads();
+    if (warp == 0 && left > 0) {
+      for (int k = 1; k < kHeavyWarps; ++k) {
+        for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
+      }
+      store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
+    }
+    __syncthreads();
+  }
+}
+
+template <class From, class To>
+__global__ void scatter_dense_kernel(ScatterDense s) {
+  const auto* from = static_cast<const From*>(s.from) + blockIdx.x * s.from_stride;
+  auto* to = static_cast<To*>(s.to) + s.dense[blockIdx.x] * s.to_stride;
+  for (int64_t i = threadIdx.x; i < s.columns; i += blockDim.x) {
+    const float old = s.accumulate ? to_float(to[i]) : 0.0f;
+    to[i] = from_float<To>(old + to_float(from[i]));
+  }
+}
+
+}  // namespace
+
+void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream) {
+  const RowBlocks blocks = row_threads(g.columns, kMostThreads);
+  const dim3 grid(blocks_for(g.vocab, kColumnsEach), blocks.blocks);
+  const bool aligned = is_aligned8(g.hidden, g.hidden_dtype, g.hidden_stride, g.columns) &&
+                       is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
+  for_dtype(g.hidden_dtype, [&](auto from) {
+    for_dtype(g.dtype, [&](auto to) {
+      using H = decltype(from);
+      using To = decltype(to);
+      if (aligned) {
+        gather_classifier_kernel<H, To, true><<<grid, blocks.threads, 0, stream>>>(g);
+        heavy_columns_kernel<H, To, true><<<kHeavyBlocks, 32 * kHeavyWarps, 0, stream>>>(g);
+      } else {
+        gather_classifier_kernel<H, To, false><<<grid, blocks.threads, 0, stream>>>(g);
+        heavy_columns_kernel<H, To, false><<<kHeavyBlocks, 32 * kHeavyWarps, 0, stream>>>(g);
+      }
+    });
+  });
+  check_launch("gather_classifier");
+}
+
+void launch_scatter_dense(const ScatterDense& s, cudaStream_t stream) {
+  for_dtype(s.from_dtype, [&](auto from) {
+    for_dtype(s.dtype, [&](auto to) {
+      scatter_dense_kernel<decltype(from), decltype(to)>
+          <<<static_cast<unsigned>(s.count), 256, 0, stream>>>(s);
+    });
+  });
+  check_launch("scatter_dense");
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,206 @@
+#include "cuda/check.h"
+#include "cuda/gemm.h"
+#include "cuda/thinned/run.h"
+
+namespace headroom::cuda {
+namespace {
+
+void weigh(const Runner& run, const ThinArena& t) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  const bool lists = p.want_d_classifier || p.want_d_bias;
+  if (lists) {
+    check(cudaMemsetAsync(t.column_count, 0, static_cast<size_t>(p.vocab) * sizeof(int32_t), run.stream),
+          "counts of columns");
+  }
+  Weigh w{};
+  w.rows = p.tokens;
+  w.lists = &t.lists;
+  w.capacity = static_cast<int32_t>(t.sizes.capacity);
+  w.threshold = static_cast<float>(p.threshold);
+  w.base_2 = run.detail.implementation == Implementation::kSm90;
+  w.target = a.target;
+  w.role = t.role;
+  w.lse = a.lse;
+  w.a = a.a;
+  w.b = a.b;
+  w.g = a.g;
+  w.target_logit = a.target_logit;
+  w.softcap = static_cast<float>(p.softcap);
+  w.kept = t.kept;
+  w.kept_count = t.kept_count;
+  w.column_count = lists ? t.column_count : nullptr;
+  w.shown_count = run.buffers.kept_count;
+  w.shown_variance = static_cast<float*>(run.buffers.draw_variance);
+  w.dense = static_cast<int32_t>(t.sizes.dense);
+  launch_weigh(w, run.stream);
+}
+
+void product(const Runner& run, Gemm g) {
+  g.operand_dtype = run.dtype();
+  if (run.dtype() != DType::kF32) {
+    g.alpha = &run.arena.scalars->dz_unscale;
+    g.zero_one = run.arena.scalars->zero_one;
+  }
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
+}
+
+// The dense columns' part of all gradients, by products as in an exact plan. d_hidden gets this part alone.
+void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  const int64_t dense = t.sizes.dense, stride = padded_columns(p, dense);
+  const Operand columns = copy_columns(run, t, false);
+  LogitsArgs args = logits_args(run, chunk, hidden, {0, dense}, columns, Epilogue::kGradient);
+  args.bias = t.dense_bias;
+  args.target = t.dense_target;
+  args.lse = a.lse;
+  args.a = a.a;
+  args.b = a.b;
+  args.g = a.g;
+  args.out = a.exps;
+  args.out_stride = stride;
+  args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
+  launch_logits(run, args);
+  if (p.want_d_bias) {
+    check(cudaMemsetAsync(t.dense_bias, 0, static_cast<size_t>(dense) * sizeof(float), run.stream), "d_bias");
+    launch_column_sums(a.exps, run.dtype(), stride, chunk.rows, dense, nullptr, nullptr,
+                       &a.scalars->dz_unscale, t.dense_bias, run.stream);
+    launch_scatter_dense(
+        {t.lists.dense, dense, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false}, run.stream);
+  }
+  if (!run.products) return;
+  if (p.want_d_hidden) {
+    Gemm g;
+    g.m = chunk.rows;
+    g.n = p.hidden;
+    g.k = dense;
+    g.a = a.exps;
+    g.a_stride = stride;
+    g.b = columns.data;
+    g.b_stride = columns.stride;
+    if (t.hidden_gradient != nullptr) {
+      g.c = t.hidden_gradient;
+      g.c_stride = run.depth();
+    } else {
+      g.c = run.buffers.d_hidden;
+      g.c_dtype = p.d_hidden_dtype;
+      g.c_stride = run.buffers.d_hidden_stride;
+      g.beta = p.accumulate_d_hidden ? 1.0f : 0.0f;
+    }
+    product(run, g);
+  }
+  if (p.want_d_classifier) {
+    Gemm g;
+    g.m = dense;
+    g.n = p.hidden;
+    g.k = chunk.rows;
+    g.a = a.exps;
+    g.a_stride = stride;
+    g.transpose_a = true;
+    g.b = hidden.data;
+    g.b_stride = hidden.stride;
+    g.c = t.dense_gradient;
+    g.c_dtype = dense_gradient_dtype(p);
+    g.c_stride = run.depth();
+    product(run, g);
+    launch_scatter_dense({t.lists.dense, dense, p.hidden, t.dense_gradient, dense_gradient_dtype(p),
+                          run.depth(), run.buffers.d_classifier, p.d_classifier_dtype,
+                          run.buffers.d_classifier_stride, p.accumulate_d_classifier},
+                         run.stream);
+  }
+}
+
+void gather_hidden(const Runner& run, const ThinArena& t) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  GatherHidden g{};
+  g.rows = p.tokens;
+  g.columns = p.hidden;
+  g.kept = t.kept;
+  g.kept_count = t.kept_count;
+  g.capacity = static_cast<int32_t>(t.sizes.capacity);
+  g.classifier = b.classifier;
+  g.classifier_dtype = p.classifier_dtype;
+  g.classifier_stride = b.classifier_stride;
+  const bool in_place = t.hidden_gradient == nullptr;
+  g.base = in_place ? b.d_hidden : t.hidden_gradient;
+  g.base_dtype = in_place ? p.d_hidden_dtype : DType::kF32;
+  g.base_stride = in_place ? b.d_hidden_stride : run.depth();
+  g.to = b.d_hidden;
+  g.dtype = p.d_hidden_dtype;
+  g.to_stride = b.d_hidden_stride;
+  launch_gather_hidden(g, run.stream);
+}
+
+void list_columns(const Runner& run, const ThinArena& t) {
+  ColumnLists c{};
+  c.rows = run.problem.tokens;
+  c.vocab = run.problem.vocab;
+  c.most = t.sizes.kept;
+  c.capacity = static_cast<int32_t>(t.sizes.capacity);
+  c.kept = t.kept;
+  c.kept_count = t.kept_count;
+  c.column_count = t.column_count;
+  c.column_start = t.column_start;
+  c.scan = t.scan;
+  c.scan_bytes = t.scan_bytes;
+  c.by_column = t.by_column;
+  launch_column_lists(c, run.stream);
+}
+
+void order_columns(const Runner& run, const ThinArena& t) {
+  OrderLists o{};
+  o.rows = run.problem.tokens;
+  o.vocab = run.problem.vocab;
+  o.column_start = t.column_start;
+  o.by_column = t.by_column;
+  o.sorted = t.sorted;
+  o.heavy = t.heavy + 1;
+  o.heavy_count = t.heavy;
+  o.d_bias = run.problem.want_d_bias ? run.arena.d_bias : nullptr;
+  launch_order_lists(o, run.stream);
+}
+
+void gather_classifier(const Runner& run, const ThinArena& t) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  GatherClassifier g{};
+  g.vocab = p.vocab;
+  g.columns = p.hidden;
+  g.role = t.role;
+  g.column_start = t.column_start;
+  g.sorted = t.sorted;
+  g.heavy = t.heavy + 1;
+  g.heavy_count = t.heavy;
+  g.hidden = b.hidden;
+  g.hidden_dtype = p.hidden_dtype;
+  g.hidden_stride = b.hidden_stride;
+  g.to = b.d_classifier;
+  g.dtype = p.d_classifier_dtype;
+  g.to_stride = b.d_classifier_stride;
+  g.accumulate = p.accumulate_d_classifier;
+  launch_gather_classifier(g, run.stream);
+}
+
+}  // namespace
+
+void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  if (p.keeps_draws) {
+    check(cudaMemcpyAsync(t.columns, t.lists.dense, static_cast<size_t>(t.sizes.dense) * sizeof(int32_t),
+                          cudaMemcpyDeviceToDevice, run.stream),
+          "copy of the dense columns");
+  }
+  launch_assign_roles(t.columns, t.sizes.dense, t.role, p.vocab, run.arena.target, t.dense_target, p.tokens,
+                      run.stream);
+  weigh(run, t);
+  dense_gradients(run, t, chunk, hidden);
+  const bool lists = p.want_d_bias || (p.want_d_classifier && run.products);
+  if (lists) list_columns(run, t);
+  if (p.want_d_hidden && run.products) gather_hidden(run, t);
+  if (lists) order_columns(run, t);  // where the lists of rows were
+  if (p.want_d_classifier && run.products) gather_classifier(run, t);
+}
+
+}  // namespace headroom::cuda

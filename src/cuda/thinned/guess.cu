@@ -1,0 +1,162 @@
+#include "cuda/check.h"
+#include "cuda/rows/device_rows.cuh"
+#include "cuda/sizes.h"
+#include "cuda/sm90/anchor.h"
+#include "cuda/thinned/thinned.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMostSampled = 1024;
+constexpr int kEach = kMostSampled / 32;  // samples of a lane
+static_assert(kSampledColumns <= kMostSampled);
+// A sampled column stands for the others of its stretch, but not for a share of the row's sum larger than
+// this: a rare peak would make the guess far too high.
+constexpr float kRareShare = 1.0f / 1024;
+// The guess is a little lower than the estimate: too low costs more kept elements, too high a redraw.
+constexpr float kMargin = 0.1f;
+
+__device__ float warp_sum(float value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
+__device__ float warp_max(float value) {
+  for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+  return value;
+}
+
+// log(exp(a) + exp(b))
+__device__ float log_add(float a, float b) {
+  const float high = fmaxf(a, b), low = fminf(a, b);
+  return low == -CUDART_INF_F ? high : high + log1pf(expf(low - high));
+}
+
+// log of the row's sum over all columns. known: the log of that over dense columns and the target. The
+// columns that were not seen are taken to be as the sampled ones, but for peaks. By a warp.
+__device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
+  float e[kEach];  // logits, then exps relative to the largest
+  float largest = known, count = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int64_t s = lane + 32 * i;
+    e[i] = -CUDART_INF_F;
+    if (s >= g.sampled || g.sample_offset[s] == -CUDART_INF_F) continue;
+    float z = g.scale * g.logits[row * g.sampled + s] + g.sample_offset[s];
+    if (g.softcap != 0) z = g.softcap * tanhf(z / g.softcap);
+    e[i] = z;
+    largest = fmaxf(largest, z);
+    ++count;
+  }
+  largest = warp_max(largest);
+  count = warp_sum(count);
+  if (!(fabsf(largest) < CUDART_INF_F) || count == 0) return known;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    e[i] = expf(e[i] - largest);
+    sum += e[i];
+  }
+  const float seen = expf(known - largest) + warp_sum(sum);
+  const float others = fmaxf(static_cast<float>(g.vocab - g.dense) / count - 1, 0.0f);
+  float total = seen;
+  for (int round = 0; round < 4; ++round) {
+    float clipped = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) clipped += fminf(e[i], kRareShare * total);
+    total = seen + others * warp_sum(clipped);
+  }
+  return largest + logf(total) - kMargin;
+}
+
+// One warp a row.
+__global__ void guess_kernel(Guess g, StatSlots slots) {
+  const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (row >= g.rows) return;
+  float known = static_cast<float>(log_sum_exp(joined(slots, row)));
+  const int32_t y = g.target[row];
+  if (y >= 0 && g.role[y] == -1) known = log_add(known, g.target_logit[row]);
+  const float guess = g.sampled > 0 ? estimate(g, row, known, lane) : known;
+  if (lane != 0) return;
+  g.guess[row] = g.anchor[row] = guess;
+  g.row_threshold[row] = y == kIgnoredRow ? CUDART_INF_F : g.threshold;
+  g.count[row] = 0;
+}
+
+__global__ void known_guess_kernel(const float* lse, const int32_t* target, float threshold, int64_t rows,
+                                   float* guess, float* anchor, float* row_threshold, int32_t* count) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= rows) return;
+  guess[row] = anchor[row] = lse[row];
+  row_threshold[row] = target[row] == kIgnoredRow ? CUDART_INF_F : threshold;
+  count[row] = 0;
+}
+
+__device__ double anchor_of(const Redraw& r, int64_t row) {
+  return r.base_2 ? sm90::effective_anchor(r.anchor[row]) : double{r.anchor[row]};
+}
+
+// One block of threads for each block of rows.
+__global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(Redraw r, StatSlots slots) {
+  const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
+  bool again = false, out = false;
+  double sum = 1;
+  if (row < r.rows && r.target[row] != kIgnoredRow) {
+    double expected = 0;
+    sum = 0;
+    for (int64_t s = 0; s < slots.slots; ++s) {
+      sum += slots.sum[s * slots.stride + row];
+      expected += slots.expected[s * slots.stride + row];
+    }
+    out = !(sum < 1.1e26 && sum > 8.7e-27);
+    again = out || sum < 1.001 * kCertainShare || expected > kMostExpected;
+  }
+  const bool any_out = __syncthreads_or(out);
+  const bool any = __syncthreads_or(again);
+  if (threadIdx.x == 0) {
+    r.active[blockIdx.x] = any;
+    r.out_of_range[blockIdx.x] = any_out;
+  }
+  if (!any || row >= r.rows) return;
+  if (again) {
+    if (!out) r.anchor[row] = static_cast<float>(anchor_of(r, row) + log(sum));
+    r.count[row] = 0;
+  } else {
+    r.row_threshold[row] = CUDART_INF_F;
+  }
+}
+
+__global__ void redraw_guess_kernel(Redraw r) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row < r.rows && r.active[row / kRowBlock] != 0 && r.row_threshold[row] < CUDART_INF_F) {
+    r.guess[row] = r.anchor[row];
+  }
+}
+
+}  // namespace
+
+void launch_guess(const Guess& g, cudaStream_t stream) {
+  guess_kernel<<<blocks_for(g.rows, kThreads / 32), kThreads, 0, stream>>>(g, *g.slots);
+  check_launch("guess");
+}
+
+void launch_known_guess(const float* lse, const int32_t* target, float threshold, int64_t rows, float* guess,
+                        float* anchor, float* row_threshold, int32_t* count, cudaStream_t stream) {
+  known_guess_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(lse, target, threshold, rows, guess,
+                                                                          anchor, row_threshold, count);
+  check_launch("known_guess");
+}
+
+void launch_find_redraws(const Redraw& r, cudaStream_t stream) {
+  find_redraws_kernel<<<static_cast<unsigned>(row_blocks(r.rows)), kRowBlock, 0, stream>>>(r, *r.slots);
+  check_launch("find_redraws");
+}
+
+void launch_redraw_guess(const Redraw& r, cudaStream_t stream) {
+  redraw_guess_kernel<<<blocks_for(r.rows, kThreads), kThreads, 0, stream>>>(r);
+  check_launch("redraw_guess");
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,49 @@
+#include "cuda/thinned/run.h"
+
+namespace headroom::cuda {
+namespace {
+
+// Logits of the targets, which the guess and the gradients want.
+void find_target_logits(const Runner& run, const Operand& hidden) {
+  const Problem& p = run.problem;
+  TargetLogits t{};
+  t.hidden = hidden.data;
+  t.hidden_stride = hidden.stride;
+  t.hidden_dtype = run.dtype();
+  t.classifier = run.buffers.classifier;
+  t.classifier_stride = run.buffers.classifier_stride;
+  t.classifier_dtype = p.classifier_dtype;
+  t.depth = p.hidden;
+  t.rows = p.tokens;
+  t.target = run.arena.target;
+  t.bias = bias_of(run);
+  t.scale = static_cast<float>(p.scale);
+  t.softcap = static_cast<float>(p.softcap);
+  t.out = run.arena.target_logit;
+  launch_target_logits(t, run.stream);
+}
+
+}  // namespace
+
+void run_thinned(const Runner& run, Workspace workspace) {
+  const Problem& p = run.problem;
+  if (p.tokens == 0) return;
+  ThinArena t = lay_out_thinned(p, run.plan, workspace);
+  if (p.keeps_draws) t.lists = draw_lists(p, run.buffers.draws);
+  const Chunk chunk{true, 0, p.tokens, run.arena.chunk_rows};
+  const Operand hidden = load_hidden(run, chunk);
+  find_target_logits(run, hidden);
+  if (p.needs_forward()) {
+    draw(run, t, chunk, hidden);
+    launch_finish_rows(run.rows, run.arena, run.buffers,
+                       {chunk.first, chunk.rows, chunk.row_count, true, tracks_max(run),
+                        run.detail.implementation == Implementation::kSm90, p.is_shard()},
+                       run.stream);
+  }
+  if (!p.needs_backward()) return;
+  load_coefficients(run, chunk);
+  if (!p.needs_forward() && !p.keeps_draws) draw(run, t, chunk, hidden);
+  gradients_of_draws(run, t, chunk, hidden);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,20 @@
+#pragma once
+#include "cuda/runner.h"
+#include "cuda/thinned/arena.h"
+
+namespace headroom::cuda {
+
+// A run of a thinned plan, between the preparation of rows and the end of gradients. All rows are one chunk.
+void run_thinned(const Runner& run, Workspace workspace);
+
+// ---- forward.cpp
+// The first draw: with a guess of lse (forward passes, which have the rows' sums from it), or with lse
+// itself.
+void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
+// Copies of the dense columns (and sampled ones: all = true), and their bias.
+Operand copy_columns(const Runner& run, const ThinArena& t, bool all);
+
+// ---- gradients.cpp
+void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
+
+}  // namespace headroom::cuda

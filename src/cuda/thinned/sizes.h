@@ -1,0 +1,34 @@
+#pragma once
+#include <cstdint>
+
+#include "core/problem.h"
+
+namespace headroom::cuda {
+
+// Columns that are no longer drawn but computed densely, and columns sampled for the guess of lse.
+inline constexpr int64_t kDenseColumns = 1536;
+inline constexpr int64_t kSampledColumns = 768;
+// A row is drawn again where the expected number of kept elements is more than this over threshold. (With a
+// guess of lse it is at most 1 over threshold.)
+inline constexpr double kMostExpected = 1.4;
+// A row's list is sorted in shared memory.
+inline constexpr int64_t kLongestList = 16384;
+
+// The dense part and the lists of a thinned run.
+struct ThinSizes {
+  int64_t dense = 0;     // the most frequent targets; all columns where there are few
+  int64_t sampled = 0;   // of the others, for the guess
+  int64_t capacity = 0;  // of a row's list after the first draw
+  int64_t kept = 0;      // of all rows' lists after the second draw, targets included
+};
+
+// Capacities leave eight standard deviations (a count's variance is at most its mean): beyond is 1e-15.
+ThinSizes thin_sizes(const Problem& problem);
+
+// Scratch of a scan over the vocabulary; CUB, which would ask the driver for the exact number, refuses less
+// than it needs (about 32 bytes for each 1,000 elements).
+constexpr int64_t scan_bytes(int64_t vocab) {
+  return 65536 + vocab / 16;
+}
+
+}  // namespace headroom::cuda

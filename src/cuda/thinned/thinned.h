@@ -1,0 +1,194 @@
+#pragma once
+// Kernels of thinned gradients (docs/thinning.md). Every launcher only queues; pointers are of the device.
+// Rows are the caller's: they are not compacted. N tokens, V columns of the shard, K dense columns, S sampled
+// ones.
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/arena.h"
+#include "cuda/rows/rows.h"
+#include "cuda/thinned/sizes.h"
+
+namespace headroom::cuda {
+
+// What Buffers::draws holds: all that a backward pass needs of the first draw.
+struct DrawLists {
+  uint64_t* seed = nullptr;  // scalar
+  int32_t* dense = nullptr;  // [K] dense columns, ascending
+  int32_t* count = nullptr;  // [N]
+  float* guess = nullptr;    // [N]
+  Draw* elements = nullptr;  // [N, capacity]
+};
+
+// A kept element with its part of dz.
+struct Kept {
+  int32_t column;
+  float value;
+};
+// The same in the list of its column.
+struct KeptRow {
+  int32_t row;
+  float value;
+};
+
+// ---- columns.cu: the most frequent targets become dense columns (of equals the first), others are sampled
+// evenly
+struct ChooseColumns {
+  const int32_t* target;  // [N] as Arena::target
+  int64_t tokens, vocab, dense, sampled;
+  int32_t* count;  // [V] scratch
+  int32_t* bins;   // [1025] scratch
+  uint64_t* rank;  // [V] scratch
+  void* scan;      // scratch of scan_bytes(vocab)
+  size_t scan_bytes;
+  int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
+  int32_t* dense_columns;  // [K]
+  int32_t* sample;         // [S] column; its role tells if there was none
+};
+void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream);
+// role and target's number among the dense columns (-1, kIgnoredRow), from the dense columns
+void launch_assign_roles(const int32_t* dense_columns, int64_t dense, int32_t* role, int64_t vocab,
+                         const int32_t* target, int32_t* dense_target, int64_t tokens, cudaStream_t stream);
+// seed = given (null: value)
+void launch_store_seed(int64_t value, const int64_t* given, uint64_t* seed, cudaStream_t stream);
+// out[k] = vector[columns[k]] (null: 0); with a role, -infinity where that is of a dense column
+void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, const int32_t* role,
+                          float* out, cudaStream_t stream);
+
+// ---- guess.cu
+struct Guess {
+  int64_t rows, vocab, dense, sampled;
+  const StatSlots* slots;      // of the dense columns, on the host
+  const float* logits;         // [N, S] products of the sampled columns
+  const float* sample_offset;  // [S] their bias; -infinity: no such column
+  float scale, softcap, threshold;
+  const int32_t* target;      // [N]
+  const float* target_logit;  // [N]
+  const int32_t* role;        // [V]
+  float* guess;               // [N]
+  float* anchor;              // [N] the same
+  float* row_threshold;       // [N]
+  int32_t* count;             // [N] becomes 0
+};
+void launch_guess(const Guess& g, cudaStream_t stream);
+// A guess that is known: lse.
+void launch_known_guess(const float* lse, const int32_t* target, float threshold, int64_t rows, float* guess,
+                        float* anchor, float* row_threshold, int32_t* count, cudaStream_t stream);
+// After the first draw. Rows whose guess was too low or too high are drawn again with lse as the guess. That
+// is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
+struct Redraw {
+  int64_t rows;
+  const StatSlots* slots;  // on the host
+  bool base_2;             // as in FinishRows
+  const int32_t* target;   // [N]
+  float* anchor;           // [N] in: the guess. out: lse, of rows to draw again whose sum is in range
+  float* guess;            // [N]
+  float* row_threshold;    // [N] infinity for rows of active blocks that stay as they are
+  int32_t* count;          // [N] 0 for rows to draw again
+  uint8_t* active;         // for 128 rows each: to be drawn again
+  uint8_t* out_of_range;   // for 128 rows each: a sum left the range of exps
+};
+void launch_find_redraws(const Redraw& r, cudaStream_t stream);
+// The guess of rows to draw again becomes their anchor, by now lse.
+void launch_redraw_guess(const Redraw& r, cudaStream_t stream);
+
+// ---- weigh.cu: second draw, coefficients and order of each row's list
+struct Weigh {
+  int64_t rows;
+  const DrawLists* lists;  // on the host
+  int32_t capacity;
+  float threshold;
+  bool base_2;                   // as in FinishRows
+  const int32_t* target;         // [N]
+  const int32_t* role;           // [V]
+  const float *lse, *a, *b, *g;  // [N]; b may be null
+  const float* target_logit;     // [N]
+  float softcap;
+  Kept* kept;             // [N, capacity]: ascending columns; may be the lists' elements
+  int32_t* kept_count;    // [N]
+  int32_t* column_count;  // [V] += how many rows keep the column; null: not wanted
+  int32_t* shown_count;   // outputs of the caller, or null: Buffers::kept_count,
+  float* shown_variance;  // Buffers::draw_variance
+  int32_t dense;          // columns, of which shown_count has every one
+};
+void launch_weigh(const Weigh& w, cudaStream_t stream);
+
+// ---- lists.cu: from lists of rows to lists of columns
+struct ColumnLists {
+  int64_t rows, vocab, most;
+  int32_t capacity;
+  const Kept* kept;           // [N, capacity]
+  const int32_t* kept_count;  // [N]
+  int32_t* column_count;      // [V]; 0 afterwards
+  int32_t* column_start;      // [V + 1]
+  void* scan;
+  size_t scan_bytes;
+  KeptRow* by_column;  // [most] in any order within a column
+};
+void launch_column_lists(const ColumnLists& c, cudaStream_t stream);
+
+// ---- gather_hidden.cu: d_hidden_i (+)= sum of value * classifier row
+struct GatherHidden {
+  int64_t rows, columns;
+  const Kept* kept;
+  const int32_t* kept_count;
+  int32_t capacity;
+  const void* classifier;
+  DType classifier_dtype;
+  int64_t classifier_stride;
+  const void* base;  // [N, columns] to add to, or null
+  DType base_dtype;
+  int64_t base_stride;
+  void* to;
+  DType dtype;
+  int64_t to_stride;
+};
+void launch_gather_hidden(const GatherHidden& g, cudaStream_t stream);
+
+// Columns with more elements are done by several blocks of threads.
+inline constexpr int64_t kHeavyColumn = 256;
+// ---- order.cu: the lists of columns in the order of rows, which makes sums repeatable
+struct OrderLists {
+  int64_t rows, vocab;
+  const int32_t* column_start;  // [V + 1]
+  const KeptRow* by_column;
+  KeptRow* sorted;
+  int32_t* heavy;  // [most / kHeavyColumn + 1] columns with more than kHeavyColumn elements, in any order
+  int32_t* heavy_count;  // scalar
+  float* d_bias;         // [V] += sums of values, or null
+};
+void launch_order_lists(const OrderLists& o, cudaStream_t stream);
+
+// ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns that are not dense
+struct GatherClassifier {
+  int64_t vocab, columns;
+  const int32_t* role;
+  const int32_t* column_start;
+  const KeptRow* sorted;
+  const int32_t* heavy;
+  const int32_t* heavy_count;
+  const void* hidden;
+  DType hidden_dtype;
+  int64_t hidden_stride;
+  void* to;
+  DType dtype;
+  int64_t to_stride;
+  bool accumulate;
+};
+void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream);
+// Rows of the dense columns: to[dense[k]] = (accumulate ? to : 0) + from[k]
+struct ScatterDense {
+  const int32_t* dense;
+  int64_t count, columns;
+  const void* from;
+  DType from_dtype;
+  int64_t from_stride;
+  void* to;
+  DType dtype;
+  int64_t to_stride;
+  bool accumulate;
+};
+void launch_scatter_dense(const ScatterDense& s, cudaStream_t stream);
+
+}  // namespace headroom::cuda

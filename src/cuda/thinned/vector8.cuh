@@ -1,0 +1,71 @@
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/rows/device_rows.cuh"
+
+namespace headroom::cuda {
+
+// Eight elements of a row, as they lie in memory.
+template <class T>
+struct alignas(16) Vector8 {
+  T x[8];
+};
+
+// kAligned: the row begins at a multiple of 16 bytes and its length is one of 8 elements. Else elements at or
+// past `left` are 0.
+template <bool kAligned, class T>
+__device__ __forceinline__ Vector8<T> load8(const T* from, int left) {
+  if constexpr (kAligned) {
+    return *reinterpret_cast<const Vector8<T>*>(from);
+  } else {
+    Vector8<T> v;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.x[i] = i < left ? from[i] : from_float<T>(0);
+    return v;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void add8(float (&sum)[8], const Vector8<T>& v, float factor) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum[i] = fmaf(to_float(v.x[i]), factor, sum[i]);
+}
+
+template <bool kAligned, class T>
+__device__ __forceinline__ void store8(T* to, const float (&sum)[8], int left, bool accumulate) {
+  Vector8<T> v;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float old = accumulate && i < left ? to_float(to[i]) : 0.0f;
+    v.x[i] = from_float<T>(old + sum[i]);
+  }
+  if constexpr (kAligned) {
+    *reinterpret_cast<Vector8<T>*>(to) = v;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < left) to[i] = v.x[i];
+    }
+  }
+}
+
+inline bool is_aligned8(const void* data, DType dtype, int64_t stride, int64_t columns) {
+  const auto bytes = static_cast<uint64_t>(stride) * size_of(dtype);
+  return columns % 8 == 0 && ((reinterpret_cast<uintptr_t>(data) | bytes) % 16) == 0;
+}
+
+// Threads of a block over a row of eights, and blocks over a longer one.
+struct RowBlocks {
+  unsigned threads, blocks;
+};
+inline RowBlocks row_threads(int64_t columns, int64_t most) {
+  const int64_t eights = (columns + 7) / 8;
+  const int64_t blocks = (eights + most - 1) / most;
+  const int64_t threads = ((eights + blocks - 1) / blocks + 31) / 32 * 32;
+  return {static_cast<unsigned>(threads), static_cast<unsigned>(blocks)};
+}
+
+}  // namespace headroom::cuda

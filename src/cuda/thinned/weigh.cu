@@ -1,0 +1,162 @@
+#include "core/thinning.h"
+#include "cuda/check.h"
+#include "cuda/rows/device_rows.cuh"
+#include "cuda/sm90/anchor.h"
+#include "cuda/thinned/thinned.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ uint64_t sort_key(const Draw& draw) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(draw.column)) << 32 | __float_as_uint(draw.logit);
+}
+__device__ Draw draw_of(uint64_t key) {
+  return {static_cast<int32_t>(key >> 32), __uint_as_float(static_cast<uint32_t>(key))};
+}
+
+// Bitonic, ascending, by the whole block; size is a power of two.
+__device__ void sort(uint64_t* keys, int size) {
+  for (int run = 2; run <= size; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.x); i < size / 2; i += kThreads) {
+        const int low = 2 * i - (i & (step - 1)), high = low + step;
+        const uint64_t a = keys[low], b = keys[high];
+        if ((a > b) == ((low & run) == 0)) {
+          keys[low] = b;
+          keys[high] = a;
+        }
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// Numbers of a row that all its elements need.
+struct Row {
+  float lse, p_over_q, a, b, g, inverse_cap;
+  uint32_t bits;
+
+  __device__ float slope(float z) const { return 1 - z * inverse_cap * (z * inverse_cap); }
+  // What p is multiplied with.
+  __device__ float factor(float z) const { return (a + b * z) * slope(z); }
+};
+
+__device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
+  Row row{};
+  row.lse = w.lse[r];
+  const double guess = w.base_2 ? sm90::effective_anchor(lists.guess[r]) : double{lists.guess[r]};
+  row.p_over_q = static_cast<float>(exp(guess - row.lse));
+  row.a = w.a[r];
+  row.b = w.b != nullptr ? w.b[r] : 0;
+  row.g = w.g[r];
+  row.inverse_cap = w.softcap == 0 ? 0 : 1 / w.softcap;
+  row.bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
+  return row;
+}
+
+// Sums of draw_variance: see headroom_buffers.
+struct Moments {
+  float variance = 0, square = 0;
+};
+
+// Appends to `out`, in order, the elements for which `keep`; by the whole block, one element a thread.
+__device__ int append(Kept* out, int count, bool keep, const Kept& element) {
+  __shared__ int warps[kThreads / 32];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const unsigned ballot = __ballot_sync(~0u, keep);
+  if (lane == 0) warps[warp] = __popc(ballot);
+  __syncthreads();
+  int before = count, all = count;
+  for (int i = 0; i < kThreads / 32; ++i) {
+    if (i < warp) before += warps[i];
+    all += warps[i];
+  }
+  if (keep) out[before + __popc(ballot & ((1u << lane) - 1))] = element;
+  __syncthreads();
+  return all;
+}
+
+// One block a row: sorts its list by column, draws again, and writes each kept element's part of dz.
+__global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists lists) {
+  extern __shared__ uint64_t keys[];
+  const int64_t r = blockIdx.x;
+  const int32_t target = w.target[r];
+  const int thread = static_cast<int>(threadIdx.x);
+  if (target == kIgnoredRow) {
+    if (thread != 0) return;
+    w.kept_count[r] = 0;
+    if (w.shown_count != nullptr) w.shown_count[r] = 0;
+    if (w.shown_variance != nullptr) w.shown_variance[r] = 0;
+    return;
+  }
+  const int drawn = min(lists.count[r], w.capacity - 1);
+  const Draw* draws = lists.elements + r * w.capacity;
+  int size = 2;
+  while (size < drawn) size *= 2;
+  for (int i = thread; i < size; i += kThreads) keys[i] = i < drawn ? sort_key(draws[i]) : ~uint64_t{0};
+  sort(keys, size);
+
+  const Row row = load_row(w, lists, r);
+  Kept* out = w.kept + r * w.capacity;  // may be the draws, which are in shared memory by now
+  int count = 0;
+  Moments moments;
+  for (int first = 0; first < drawn; first += kThreads) {
+    const int i = first + thread;
+    Kept element{};
+    bool keep = false;
+    if (i < drawn) {
+      const Draw draw = draw_of(keys[i]);
+      const float p = expf(draw.logit - row.lse);
+      const uint32_t bits = draw_stream_bits(row.bits, *lists.seed, static_cast<uint32_t>(draw.column));
+      const float weight = thinned_weight(p, row.p_over_q, w.threshold, draw_uniform(bits), kCertainShare);
+      const float factor = row.factor(draw.logit);
+      element = {draw.column, weight * factor};
+      keep = weight != 0 && draw.column != target;
+      if (keep) {
+        const bool exact = weight == p;
+        moments.variance += exact ? 0 : w.threshold * (w.threshold - p) * factor * factor;
+        moments.square += (exact ? p : w.threshold) * p * factor * factor;
+      }
+    }
+    count = append(out, count, keep, element);
+    if (keep && w.column_count != nullptr) atomicAdd(w.column_count + element.column, 1);
+  }
+  const float variance = block_sum<kThreads>(moments.variance), square = block_sum<kThreads>(moments.square);
+  if (thread != 0) return;
+  const bool dense = target >= 0 && w.role[target] >= 0;
+  float target_value = 0;
+  if (target >= 0) {
+    const float z = w.target_logit[r];
+    target_value = (expf(z - row.lse) * (row.a + row.b * z) - row.g) * row.slope(z);
+  }
+  if (target >= 0 && !dense) {
+    out[count++] = {target, target_value};
+    if (w.column_count != nullptr) atomicAdd(w.column_count + target, 1);
+  }
+  w.kept_count[r] = count;
+  if (w.shown_count != nullptr) w.shown_count[r] = count + w.dense;
+  if (w.shown_variance != nullptr) {
+    const float whole = square + target_value * target_value;
+    w.shown_variance[r] = whole == 0 ? 0 : variance / whole;
+  }
+}
+
+}  // namespace
+
+void launch_weigh(const Weigh& w, cudaStream_t stream) {
+  int size = 2;
+  while (size < w.capacity) size *= 2;
+  const auto bytes = static_cast<size_t>(size) * sizeof(uint64_t);
+  if (bytes > 48 * 1024) {
+    check(cudaFuncSetAttribute(weigh_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(bytes)),
+          "shared memory of weigh_kernel");
+  }
+  weigh_kernel<<<static_cast<unsigned>(w.rows), kThreads, bytes, stream>>>(w, *w.lists);
+  check_launch("weigh");
+}
+
+}  // namespace headroom::cuda
