@@ -39,13 +39,11 @@ struct PlanDetail {
 struct Scalars {
   double divisor;           // of the mean
   double class_weight_sum;  // sum_j w_j
-  double loss_sum;
   int64_t valid_count;
   int64_t invalid_count;
   int64_t first_invalid;
   unsigned long long correct_count;
   int32_t row_count;  // rows that are computed
-  int32_t redo;       // whether exps of any row left their range
   uint32_t dz_max;    // bits of the largest |coefficient|
   float dz_scale;     // factor of stored dz, which makes the largest coefficient 1
   float dz_unscale;   // 1 / dz_scale

@@ -30,9 +30,7 @@ Device ask(int ordinal) {
   device.name = properties.name;
   device.capability = properties.major * 10 + properties.minor;
   device.processors = properties.multiProcessorCount;
-  device.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
   device.memory_bytes = properties.totalGlobalMem;
-  device.shared_bytes = properties.sharedMemPerBlockOptin;
   if (device.capability < 80) {
     device.why_not = device.name + " has compute capability " + std::to_string(properties.major) + "." +
                      std::to_string(properties.minor) + ", 8.0 or newer is needed";

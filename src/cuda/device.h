@@ -10,10 +10,8 @@ struct Device {
   std::string name;
   int capability = 0;  // 90 for Hopper
   int processors = 0;  // streaming multiprocessors
-  size_t l2_bytes = 0;
   size_t memory_bytes = 0;
-  size_t shared_bytes = 0;  // a block can have at most, on request
-  std::string why_not;      // empty when usable
+  std::string why_not;  // empty when usable
 };
 
 // How many devices; 0 with a reason in why_not when there is no driver or no device.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/row_stats.h"
+#include "cuda/rows/rows.h"
 #include "sm90_fixture.cuh"
 
 namespace headroom::cuda::sm90::test {
@@ -25,7 +26,7 @@ struct Slots {
       view.weighted = weighted.get();
       view.argmax = argmax.get();
     }
-    launch_init_slots(view, nullptr);
+    launch_init_slots(view, nullptr, nullptr);
   }
 
   std::vector<RowStats<double>> join() const {

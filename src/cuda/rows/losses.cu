@@ -105,9 +105,7 @@ __global__ void __launch_bounds__(kRowBlock)
     redo = !(sum < 1.1e26 && sum > 8.7e-27);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);
-  if (threadIdx.x != 0) return;
-  arena.active[blockIdx.x] = redo;
-  if (redo) arena.scalars->redo = 1;
+  if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
 }
 
 __global__ void anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count) {

@@ -49,7 +49,7 @@ void launch_finish_rows(const RowInputs& in, const Arena& arena, const Buffers& 
 void launch_finish_loss(const RowInputs& in, const Arena& arena, const Buffers& out, cudaStream_t stream);
 // active: only rows of these blocks; null: all.
 void launch_init_slots(const StatSlots& slots, const uint8_t* active, cudaStream_t stream);
-// Finds rows whose anchored sums left the range of exps: sets `active` of their blocks, and scalars.redo.
+// Finds rows whose anchored sums left the range of exps: sets `active` of their blocks.
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream);
 // In active blocks: anchor = lse of the joined slots.
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count,

@@ -75,24 +75,7 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
   require(args.stats.argmax == nullptr || args.stats.max != nullptr, "argmax needs slots of maxima");
 }
 
-__global__ void init_slots_kernel(StatSlots stats, int64_t elements) {
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (index >= elements) return;
-  if (stats.max != nullptr) stats.max[index] = -INFINITY;
-  if (stats.sum != nullptr) stats.sum[index] = 0.f;
-  if (stats.sum_z != nullptr) stats.sum_z[index] = 0.f;
-  if (stats.weighted != nullptr) stats.weighted[index] = 0.f;
-  if (stats.argmax != nullptr) stats.argmax[index] = -1;
-}
-
 }  // namespace
-
-void launch_init_slots(const StatSlots& stats, CUstream_st* stream) {
-  const int64_t elements = stats.slots * stats.stride;
-  if (elements <= 0) return;
-  init_slots_kernel<<<static_cast<unsigned>((elements + 255) / 256), 256, 0, stream>>>(stats, elements);
-  check_launch("init_slots_kernel");
-}
 
 void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
   if (args.rows <= 0 || args.columns <= 0 || args.depth <= 0) return;

@@ -31,9 +31,6 @@ std::string describe(const Config& config);  // shorter
 // operands.
 bool supports(const LogitsArgs& args);
 
-// Statistics before the first window: maximum -inf, sums 0, argmax -1. Null arrays are left out.
-void launch_init_slots(const StatSlots& stats, CUstream_st* stream);
-
 // The fused product on the current device. args.stats.slots is at least plan_logits().slots (of the same
 // arguments) where the epilogue has statistics. Of exps and dz, rows past row_count are stored as 0 up to the
 // end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does not wait.

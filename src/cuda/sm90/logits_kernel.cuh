@@ -235,8 +235,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
   if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();
 }
 
-// The whole kernel. Each instance is a __global__ function of its own around it: the compiler's host stubs
-// cannot name a class-type template argument.
+// The whole kernel; instances/define_kernel.cuh makes __global__ functions of it.
 template <Instance kInstance>
 __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, const CUtensorMap& classifier,
                                                   const CUtensorMap& out, const KernelParams& params) {

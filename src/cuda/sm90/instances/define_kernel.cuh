@@ -1,0 +1,22 @@
+#pragma once
+#include "cuda/sm90/instances/instances.h"
+#include "cuda/sm90/logits_kernel.cuh"
+
+// Defines one function of instances.h and its two kernels. A macro: the compiler's host stubs cannot name a
+// class-type template argument such as an Instance.
+#define HEADROOM_DEFINE_LOGITS_KERNEL(name, epilogue, dtype, general)                                       \
+  namespace headroom::cuda::sm90 {                                                                          \
+  namespace {                                                                                               \
+  template <bool kCooperative>                                                                              \
+  __global__ void __launch_bounds__(kThreads, 1) name                                                       \
+      ##_kernel(const __grid_constant__ CUtensorMap hidden, const __grid_constant__ CUtensorMap classifier, \
+                const __grid_constant__ CUtensorMap out, const __grid_constant__ KernelParams params) {     \
+    constexpr Instance kInstance{config_of(epilogue, kCooperative), epilogue, dtype, general};              \
+    run_logits_kernel<kInstance>(hidden, classifier, out, params);                                          \
+  }                                                                                                         \
+  }                                                                                                         \
+  const void* name(bool cooperative) {                                                                      \
+    return cooperative ? reinterpret_cast<const void*>(&name##_kernel<true>)                                \
+                       : reinterpret_cast<const void*>(&name##_kernel<false>);                              \
+  }                                                                                                         \
+  }
