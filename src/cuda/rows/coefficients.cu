@@ -66,7 +66,10 @@ __global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets
   const float z = arena.target_logit[r], anchor = arena.anchor[r];
   // As the kernel computed it: with no other column, it is the sum to the last bit.
   float exp_z = z == anchor ? 1.0f : expf(z - anchor);
-  if (k.base_2) exp_z = sm90::ptx::exp2_approx(fmaf(z, sm90::kLog2E, -anchor * sm90::kLog2E));
+  if (k.base_2) {
+    const sm90::SplitAnchor split = sm90::split_anchor(anchor);
+    exp_z = sm90::ptx::exp2_approx(fmaf(z - split.far, sm90::kLog2E, split.shift));
+  }
   double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
   if (k.softcap != 0) entry *= 1 - double{z / k.softcap} * double{z / k.softcap};
   const int64_t index = r * k.stride + column;

@@ -1,15 +1,36 @@
 #pragma once
+#include <cmath>
+#include <limits>
+
 #include "core/host_device.h"
 
 namespace headroom::cuda::sm90 {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// What the exps are relative to: the kernels compute exp2(z log2(e) + shift) with shift = -anchor log2(e),
-// whose rounding moves the anchor by up to 2^-24 of itself, for all elements of a row alike.
+// The kernels compute exp(z - anchor) as 2^(z log2(e) + shift), shift = -anchor log2(e), in one instruction.
+// The rounding of shift is the same for all elements of a row and small where |shift| is below this. An
+// anchor that is far, beyond it and finite, is subtracted instead: exactly, where z is near it.
+inline constexpr float kFarShift = 4096;
+
+HEADROOM_HD inline bool is_far(float anchor, float shift) {
+  return std::fabs(shift) >= kFarShift && std::fabs(anchor) <= std::numeric_limits<float>::max();
+}
+
+// An anchor in two parts, one of them 0: exps are 2^((z - far) log2(e) + shift).
+struct SplitAnchor {
+  float far, shift;
+};
+
+HEADROOM_HD inline SplitAnchor split_anchor(float anchor) {
+  const float shift = -anchor * kLog2E;
+  return is_far(anchor, shift) ? SplitAnchor{anchor, 0} : SplitAnchor{0, shift};
+}
+
+// What kept exps are relative to: the anchor but for the rounding of its shift.
 HEADROOM_HD inline double effective_anchor(float anchor) {
-  const float shift = anchor * kLog2E;
-  return static_cast<double>(shift) / static_cast<double>(kLog2E);
+  const SplitAnchor split = split_anchor(anchor);
+  return split.far - static_cast<double>(split.shift) / static_cast<double>(kLog2E);
 }
 
 }  // namespace headroom::cuda::sm90

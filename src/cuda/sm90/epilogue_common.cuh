@@ -109,11 +109,31 @@ __device__ __forceinline__ float rebase(float from, float to) {
   return from == to ? 1.f : ptx::exp2_approx((from - to) * kLog2E);
 }
 
-// exp2(fma(z, to_exponent, shift)) with shift = -at * to_exponent is wrong by the rounding of shift: a
-// factor, the same for every z, that this undoes. 1 where `at` is infinite or NaN.
-__device__ __forceinline__ float shift_correction(float at, float to_exponent, float shift) {
-  const float excess = fmaf(at, to_exponent, shift);  // exact
-  return fabsf(excess) < 1.f ? ptx::exp2_approx(-excess) : 1.f;
+// exp2(fma(z, to_exponent, shift)) with shift = -anchor * to_exponent is wrong by the rounding of shift: a
+// factor, the same for every z, that this undoes. 1 where the anchor is far, infinite or NaN.
+__device__ __forceinline__ float shift_correction(float anchor, float to_exponent, float shift) {
+  const float excess = fmaf(anchor, to_exponent, shift);  // exact
+  return fabsf(shift) < kFarShift ? ptx::exp2_approx(-excess) : 1.f;
+}
+
+// Subtracts far anchors from their rows of products (logits / scale), before the plain kernels' loops.
+// Returns what is left of the own row's anchor.
+__device__ __forceinline__ float subtract_far_anchors(Accumulators& acc, float own_anchor, float scale) {
+  const bool own_far = is_far(own_anchor, -own_anchor * kLog2E);
+  if (!__any_sync(kWarp, own_far)) return own_anchor;
+  const float unscale = 1.f / scale;
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float anchor = from_owner(own_anchor, r);
+    if (!from_owner(own_far, r)) continue;
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+      // The logit as it is known elsewhere, so rounded before the anchor is taken off.
+      element = __fsub_rn(__fmul_rn(element, scale), anchor) * unscale;
+    }
+  }
+  return own_far ? 0.f : own_anchor;
 }
 
 // Gives the logits of columns past the window a value. With -inf nothing is added by them and no maximum is

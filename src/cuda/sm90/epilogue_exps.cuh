@@ -40,27 +40,31 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
   const bool live = row < tile.rows() && !is_ignored(args, target);
   const int64_t slot = tile.slot() * stats.stride + row;
   const float old_sum = live ? stats.sum[slot] : 0.f;
-  const float own_shift = live ? -__ldg(args.anchor + row) * kLog2E : 0.f;
+  float own_anchor = live ? __ldg(args.anchor + row) : 0.f;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), kGeneral ? 1.f : args.scale,
                       args.target_logit);
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
+  } else {
+    own_anchor = subtract_far_anchors(acc, own_anchor, args.scale);
   }
 
-  const float to_exponent = kGeneral ? kLog2E : exponent_scale;
+  const SplitAnchor own = split_anchor(own_anchor);
   [[maybe_unused]] const float inverse_cap = args.softcap == 0.f ? 0.f : 1.f / args.softcap;
   float sums[kQuadRows];
   [[maybe_unused]] float sums_z[kQuadRows];
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
-    const float shift = from_owner(own_shift, r);
+    const float shift = from_owner(own.shift, r);
+    [[maybe_unused]] const float far = kGeneral ? from_owner(own.far, r) : 0.f;
     float sum[2] = {}, sum_z[2] = {};
 #pragma unroll
     for (int j = 0; j < kColumnPairs; ++j) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-        const float p = ptx::exp2_approx(fmaf(element, to_exponent, shift));
+        const float p = ptx::exp2_approx(kGeneral ? fmaf(element - far, kLog2E, shift)
+                                                  : fmaf(element, exponent_scale, shift));
         sum[b] += p;
         if constexpr (kGeneral) {
           const float z = as_factor(element);

@@ -9,24 +9,27 @@ __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool
   return live && vector != nullptr ? __ldg(vector + row) : 0.f;
 }
 
-// The own row's numbers, those of dz times out_scale; a and b also with p's correction.
+// The own row's numbers, those of dz times out_scale.
 struct RowCoefficients {
-  float shift;  // -lse log2(e)
+  float lse;
   float a, b, c, g;
   int target;  // column of the tile, or -1
 
   // Another row of the quad's, but for g and target.
   __device__ __forceinline__ RowCoefficients of(int r) const {
-    return {from_owner(shift, r), from_owner(a, r), from_owner(b, r), from_owner(c, r), 0.f, -1};
+    return {from_owner(lse, r), from_owner(a, r), from_owner(b, r), from_owner(c, r), 0.f, -1};
   }
 };
 
-__device__ __forceinline__ void plain_gradient(Accumulators& acc, const RowCoefficients& own,
+__device__ __forceinline__ void plain_gradient(Accumulators& acc, const RowCoefficients& own, float scale,
                                                float exponent_scale) {
+  const float anchor = subtract_far_anchors(acc, own.lse, scale);
+  const float own_shift = -anchor * kLog2E;
+  const float own_a = own.a * shift_correction(anchor, kLog2E, own_shift);
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
-    const float shift = from_owner(own.shift, r);
-    const float a = from_owner(own.a, r);
+    const float shift = from_owner(own_shift, r);
+    const float a = from_owner(own_a, r);
 #pragma unroll
     for (int i = 0; i < 2 * kColumnPairs; ++i) {
       float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
@@ -41,7 +44,7 @@ __device__ __forceinline__ void plain_gradient(Accumulators& acc, const RowCoeff
 // One element; weight: w_j.
 __device__ __forceinline__ float general_element(float logit, const RowCoefficients& row, float weight,
                                                  float inverse_cap) {
-  const float p = ptx::exp2_approx(fmaf(logit, kLog2E, row.shift));
+  const float p = ptx::exp2_approx((logit - row.lse) * kLog2E);
   const float z = as_factor(logit);
   return fmaf(p, fmaf(row.b, z, row.a), row.c * weight) * slope(z, inverse_cap);
 }
@@ -103,18 +106,16 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
   const bool live = row < tile.rows() && !is_ignored(args, target);
   const float factor = args.out_scale == nullptr ? 1.f : __ldg(args.out_scale);
   RowCoefficients own{};
-  const float lse = load_or_zero(args.lse, row, live);
-  own.shift = -lse * kLog2E;
-  const float p_factor = factor * shift_correction(lse, kLog2E, own.shift);
-  own.a = load_or_zero(args.a, row, live) * p_factor;
+  own.lse = load_or_zero(args.lse, row, live);
+  own.a = load_or_zero(args.a, row, live) * factor;
   own.g = load_or_zero(args.g, row, live) * factor;
   own.target = target_in_tile(tile, target, columns);
   if constexpr (kGeneral) {
-    own.b = load_or_zero(args.b, row, live) * p_factor;
+    own.b = load_or_zero(args.b, row, live) * factor;
     own.c = load_or_zero(args.c, row, live) * factor;
     general_gradient(acc, own, tile, args);
   } else {
-    plain_gradient(acc, own, exponent_scale);
+    plain_gradient(acc, own, args.scale, exponent_scale);
   }
   clear_dead_rows(acc, live);
 }

@@ -85,6 +85,26 @@ __device__ __forceinline__ float weighted_sum(Accumulators& acc, const TileView&
   return sum_to_owner(sums);
 }
 
+// The sums of rows whose maximum is far, again.
+template <bool kGeneral>
+__device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const float (&maxima)[kQuadRows],
+                                             float to_exponent, float (&sums)[kQuadRows],
+                                             float (&sums_z)[kQuadRows]) {
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float row_max = maxima[r];
+    if (!is_far(row_max, -row_max * to_exponent)) continue;
+    sums[r] = sums_z[r] = 0.f;
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+      const float p = ptx::exp2_approx((z - row_max) * to_exponent);
+      sums[r] += p;
+      if constexpr (kGeneral) sums_z[r] = fmaf(p, as_factor(z), sums_z[r]);
+    }
+  }
+}
+
 template <bool kGeneral>
 __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView& tile,
                                                const LogitsArgs& args, float exponent_scale) {
@@ -138,7 +158,11 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
   }
 
   const float own_max = own_of(maxima);
-  const float correction = shift_correction(own_max, to_exponent, -own_max * to_exponent);
+  const float own_shift = -own_max * to_exponent;
+  const float correction = shift_correction(own_max, to_exponent, own_shift);
+  if (__any_sync(kWarp, is_far(own_max, own_shift))) {
+    sum_far_rows<kGeneral>(acc, maxima, to_exponent, sums, sums_z);
+  }
   const float tile_max = own_max * unit;
   const float tile_sum = sum_to_owner(sums) * correction;
   const float new_max = ptx::max_nan(old_max, tile_max);
