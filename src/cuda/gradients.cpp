@@ -101,11 +101,7 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_fact
 }
 
 void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int64_t rows) {
-  if (rows == 0) return;
-  check(cudaMemset2DAsync(data, static_cast<size_t>(stride) * size_of(dtype), 0,
-                          static_cast<size_t>(run.problem.hidden) * size_of(dtype), static_cast<size_t>(rows),
-                          run.stream),
-        "clearing a gradient");
+  launch_zero_rows(data, dtype, stride, rows, run.problem.hidden, run.stream);
 }
 
 }  // namespace

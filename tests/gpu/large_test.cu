@@ -274,6 +274,37 @@ TEST_P(Large, StridesBeyondThirtyTwoBits) {
   EXPECT_EQ(tensors.results() == packed, true);
 }
 
+// Gradients that no product writes, as logits do not depend on the matrices: 0, and nothing between the rows.
+TEST_P(Large, ClearedGradientsBeyondThirtyTwoBits) {
+  constexpr int64_t kStride = (int64_t{1} << 30) + 8, kRows = 2, kHidden = 8;
+  skip_unless_free(int64_t{6} << 30);
+  if (IsSkipped()) return;
+  Case c = plain_case(4, {kRows, kRows, kHidden}, HEADROOM_BF16);
+  c.problem.scale = 0;
+  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const DeviceMemory workspace(plan.info().workspace_bytes);
+  const PlainTensors tensors(c);
+  const DeviceMemory d_hidden(static_cast<size_t>(kStride + kHidden) * 2), d_classifier(d_hidden.size());
+  headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+  b.d_hidden = d_hidden.as();
+  b.d_classifier = d_classifier.as();
+  b.d_hidden_stride = b.d_classifier_stride = kStride;
+  plan.run(b, workspace.bytes());
+  cuda_check(cudaDeviceSynchronize());
+  for (const DeviceMemory* gradient : {&d_hidden, &d_classifier}) {
+    const auto elements = [&](int64_t first) {
+      std::vector<uint16_t> out(kHidden);
+      cuda_check(
+          cudaMemcpy(out.data(), gradient->as<uint16_t>() + first, kHidden * 2, cudaMemcpyDeviceToHost));
+      return out;
+    };
+    EXPECT_EQ(elements(0), std::vector<uint16_t>(kHidden, 0));
+    EXPECT_EQ(elements(kStride), std::vector<uint16_t>(kHidden, 0));
+    EXPECT_EQ(elements(kHidden), std::vector<uint16_t>(kHidden, 0xffff));
+    EXPECT_EQ(elements(kStride - kHidden), std::vector<uint16_t>(kHidden, 0xffff));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, Large, testing::ValuesIn(device_engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 

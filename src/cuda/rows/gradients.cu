@@ -34,6 +34,12 @@ __global__ void zero_ignored_rows_kernel(RowInputs in, T* data, int64_t stride, 
 }
 
 template <class T>
+__global__ void zero_rows_kernel(T* data, int64_t stride, int64_t columns) {
+  const int64_t row = blockIdx.x;
+  for (int64_t i = threadIdx.x; i < columns; i += kThreads) data[row * stride + i] = from_float<T>(0);
+}
+
+template <class T>
 __global__ void store_matrix_kernel(const float* from, int64_t from_stride, int64_t columns, T* to,
                                     int64_t to_stride, bool accumulate, const float* given) {
   const int64_t row = blockIdx.x;
@@ -109,6 +115,17 @@ void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int6
         in, static_cast<T*>(data), stride, columns);
   });
   check_launch("zero_ignored_rows");
+}
+
+void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
+                      cudaStream_t stream) {
+  if (rows == 0) return;
+  for_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    zero_rows_kernel<T>
+        <<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(static_cast<T*>(data), stride, columns);
+  });
+  check_launch("zero_rows");
 }
 
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,

@@ -134,6 +134,9 @@ struct StoreHidden {
 void launch_store_d_hidden(const StoreHidden& s, const Scalars* scalars, cudaStream_t stream);
 void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int64_t stride, int64_t columns,
                               cudaStream_t stream);
+// Rows at any distance: cudaMemset2D takes none of 2^31 bytes.
+void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
+                      cudaStream_t stream);
 // rows of `to` = (accumulate ? to : 0) + from * *factor (null: 1)
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
                          DType dtype, int64_t to_stride, bool accumulate, const float* factor,
