@@ -36,9 +36,10 @@ struct Config {
   HEADROOM_HD constexpr int stage_bytes() const { return hidden_bytes() + classifier_bytes(); }
   HEADROOM_HD constexpr int staging_bytes() const { return 2 * staging_buffers * staging_buffer_bytes(); }
   HEADROOM_HD constexpr int staging_buffer_bytes() const { return kWarpgroupRows * kStoreColumns * 2; }
-  // Two barriers a stage, 8 bytes about rows, 16 of two tiles' origins, 16 for each of the 8 computing warps.
+  // Two barriers a stage, 8 bytes about rows, 16 of two tiles' origins and their barrier, 16 for each of the
+  // 8 computing warps.
   HEADROOM_HD constexpr int shared_bytes() const {
-    return stages * (stage_bytes() + 16) + staging_bytes() + 2 * kVectorBytes + 8 + 16 + 8 * 16;
+    return stages * (stage_bytes() + 16) + staging_bytes() + 2 * kVectorBytes + 8 + 16 + 8 + 8 * 16;
   }
 
   constexpr bool operator==(const Config&) const = default;

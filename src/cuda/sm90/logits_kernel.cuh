@@ -24,7 +24,7 @@
 namespace headroom::cuda::sm90 {
 
 // Shared memory: [stages][hidden | classifier] [staging of warpgroup 1 | 2] [full barriers]
-// [empty barriers] [TileView] [ActiveRows] [two TileOrigins]
+// [empty barriers] [TileView] [ActiveRows] [two TileOrigins] [barrier of origins]
 // The base is the symbol itself, which costs no register; that it is aligned for the swizzle is checked by
 // the kernel.
 extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
@@ -72,6 +72,15 @@ struct SharedMemory {
                  : "memory");
     return tile;
   }
+
+  // Where the two warps of find_tiles() and load_tiles() meet, once a tile: then its origin is there, and the
+  // one before it has been read. By both whole warps.
+  __device__ uint32_t origins() const { return active_rows() + 8 + 16; }
+  __device__ void meet_at_origin(int i) const {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(origins());
+    ptx::mbarrier_wait(origins(), i & 1);
+  }
 };
 
 // A stage of the ring and the parity of its barriers.
@@ -98,9 +107,6 @@ __device__ __forceinline__ TileSchedule schedule_of(const SharedMemory<kConfig>&
   return TileSchedule(params.raster, shared.load_active().units, params.column_tiles);
 }
 
-// Named barrier of the warps of find_tiles() and load_tiles(), where a tile's origin changes hands.
-inline constexpr int kOriginBarrier = 5;
-
 // By a warp of its own, a tile ahead of load_tiles(): the divisions take longer than loading may pause.
 template <Config kConfig>
 __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared, const KernelParams& params) {
@@ -114,8 +120,7 @@ __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared, 
       shared.store_origin(i, {unit * kConfig.unit_rows() + rank * kConfig.tile_rows(),
                               tile.column * kTileColumns + rank * (kTileColumns / kClusterBlocks)});
     }
-    __syncwarp();
-    ptx::named_barrier_sync(kOriginBarrier, 64);
+    shared.meet_at_origin(i);
   }
 }
 
@@ -127,7 +132,7 @@ __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, 
   const uint32_t half = ptx::cluster_rank() * (kConfig.classifier_bytes() / kClusterBlocks);
   RingPosition<kConfig.stages> ring;
   for (int i = 0; i < tiles; ++i) {
-    ptx::named_barrier_sync(kOriginBarrier, 64);
+    shared.meet_at_origin(i);
     const TileOrigin tile = shared.load_origin(i);
     if ((threadIdx.x & 31) == 0) {
       for (int k = 0; k < params.depth_blocks; ++k) {
@@ -253,6 +258,7 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
         // A computing warpgroup (two, if they cooperate) of each block reads a stage.
         ptx::mbarrier_init(shared.empty(stage), kClusterBlocks * (kConfig.cooperative ? 2 : 1));
       }
+      ptx::mbarrier_init(shared.origins(), 2);
       ptx::mbarrier_init_fence();
     }
     __syncwarp();
