@@ -27,7 +27,7 @@
 namespace headroom::cpu {
 
 std::span<const Kernels> fp32_kernels() {
-  static const Kernels kKernels[] = {
+  static constexpr Kernels kKernels[] = {
 #if HWY_TARGETS & HWY_AVX3
     fp32_units::N_AVX3::make_kernels("avx512", 95),
 #endif

@@ -30,11 +30,12 @@ using VF = hn::Vec<DF>;
 
 }  // namespace
 
-Kernels make_kernels(const char* name, double gflops_thread) {
+// Evaluated by the compiler: its code would be of this instruction set, and tables are read on any processor.
+consteval Kernels make_kernels(const char* name, double gflops_thread) {
   Kernels k;
   k.name = name;
   k.mr = kMr;
-  k.nr = static_cast<int>(2 * hn::Lanes(DF()));
+  k.nr = static_cast<int>(2 * hn::MaxLanes(DF()));
   k.pair = static_cast<int>(kPair);
   k.gflops_thread = gflops_thread;
   k.gemm_rows = gemm_rows;
