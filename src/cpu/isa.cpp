@@ -4,7 +4,8 @@
 #include <cpuid.h>
 #endif
 
-#include <vector>
+#include <string>
+#include <string_view>
 
 #include "core/status.h"
 
@@ -19,8 +20,8 @@ bool has_f16c() {
 }
 #endif
 
-// Empty when this machine runs the kernels of that name.
-std::string why_machine_lacks(const std::string& name) {
+// Empty when this machine runs the kernels of that name. Views, as runs ask and allocate nothing.
+std::string_view why_machine_lacks(std::string_view name) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
@@ -81,9 +82,10 @@ std::string usable_isas() {
 
 std::string why_isa_unavailable(const std::string& isa) {
   if (isa.empty()) return "";
-  if (bf16_pair_kernels() != nullptr && isa == bf16_pair_kernels()->name) return why_machine_lacks(isa);
+  if (bf16_pair_kernels() != nullptr && isa == bf16_pair_kernels()->name)
+    return std::string(why_machine_lacks(isa));
   for (const Kernels& k : fp32_kernels()) {
-    if (isa == k.name) return why_machine_lacks(isa);
+    if (isa == k.name) return std::string(why_machine_lacks(isa));
   }
   return "isa: expected one of " + compiled_isas() + ", got " + isa;
 }
