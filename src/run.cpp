@@ -24,10 +24,12 @@ namespace {
 void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   const char* verbose = std::getenv("HEADROOM_VERBOSE");
   if (verbose == nullptr || std::strcmp(verbose, "1") != 0) return;
-  std::fprintf(stderr, "headroom: N %lld, V %lld, D %lld: %s on %s (%s), workspace %zu bytes, %.2f F\n",
-               static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
-               static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name,
-               plan.config.c_str(), plan.workspace_bytes, plan.cost_f);
+  std::fprintf(
+      stderr,
+      "headroom: N %lld, V %lld, D %lld: %s on %s (%s), workspace %zu bytes, %.2f F; %s because: %s\n",
+      static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
+      static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
+      plan.workspace_bytes, plan.cost_f, plan.implementation.c_str(), plan.reason.c_str());
 }
 
 }  // namespace

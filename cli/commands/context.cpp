@@ -35,7 +35,9 @@ nlohmann::ordered_json plan_json(const PlanInfo& info) {
           {"predicted_seconds", info.predicted_seconds},
           {"token_chunk", info.token_chunk},
           {"threads", info.threads},
-          {"config", info.config}};
+          {"config", info.config},
+          {"implementation", info.implementation},
+          {"reason", info.reason}};
 }
 
 }  // namespace headroom::cli

@@ -128,7 +128,10 @@ void print_text(const ordered_json& result, const std::string& model) {
   }
   std::cout << table.text();
   const auto& materialized = result["materialized"];
-  std::cout << "\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
+  const auto& any = result["plans"].front();
+  std::cout << "\nkernels: " << any["implementation"].get<std::string>() << " ("
+            << any["reason"].get<std::string>()
+            << ")\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
             << "budget: "
             << (problem["budget_bytes"] == 0 ? "none" : format_bytes(problem["budget_bytes"].get<double>()))
             << ", the smallest that works: " << format_bytes(result["smallest_budget_bytes"].get<double>())

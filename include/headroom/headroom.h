@@ -223,6 +223,8 @@ typedef struct headroom_plan_info {
   char backend[32];
   char config[96];    /* the kernels' configuration, for people */
   size_t draws_bytes; /* of buffers' draws; 0: not asked for */
+  char implementation[32]; /* which kernels, by the name that headroom_context_options.isa takes */
+  char reason[128];        /* why these, for people */
 } headroom_plan_info;
 
 HEADROOM_API const char* headroom_version(void); /* "0.1.0" */

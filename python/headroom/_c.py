@@ -144,6 +144,8 @@ class PlanInfo(ctypes.Structure):
         ("backend", c_char * 32),
         ("config", c_char * 96),
         ("draws_bytes", c_size_t),
+        ("implementation", c_char * 32),
+        ("reason", c_char * 128),
     ]
 
 

@@ -78,6 +78,8 @@ class PlanInfo:
         predicted_seconds: the planner's estimate.
         token_chunk: rows whose exponentials are kept at once, 0 for none.
         config: the kernels' configuration, for people.
+        implementation: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
+        reason: why these, for people.
     """
 
     kind: str
@@ -88,6 +90,8 @@ class PlanInfo:
     predicted_seconds: float
     token_chunk: int
     config: str
+    implementation: str
+    reason: str
 
 
 def _to_info(info: Any) -> PlanInfo:
@@ -100,6 +104,8 @@ def _to_info(info: Any) -> PlanInfo:
         predicted_seconds=info.predicted_seconds,
         token_chunk=info.token_chunk,
         config=info.config.decode(),
+        implementation=info.implementation.decode(),
+        reason=info.reason.decode(),
     )
 
 

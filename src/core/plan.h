@@ -27,7 +27,9 @@ struct Plan {
   double cost_f = 0;           // work in units of F = 2NVD FLOP
   double predicted_seconds = 0;
   int threads = 1;
-  std::string config;  // the kernels' configuration, for people
+  std::string implementation;  // which kernels, by the name that BackendOptions::isa takes
+  std::string reason;          // why these, for people
+  std::string config;          // their configuration, for people
   // ----
   int64_t token_chunk = 0;          // rows whose exps are kept at once
   int64_t cached_vocab_blocks = 0;  // vocabulary blocks whose exps are kept

@@ -49,6 +49,10 @@ bool bf16_dot_is_fast() {
 #endif
 }
 
+void tell(std::string* reason, const std::string& text) {
+  if (reason != nullptr) *reason = text;
+}
+
 const Kernels* usable_bf16_pairs() {
   const Kernels* k = bf16_pair_kernels();
   return k != nullptr && why_machine_lacks(k->name).empty() ? k : nullptr;
@@ -61,9 +65,15 @@ std::string compiled_isas() {
   return names;
 }
 
-const Kernels& best_fp32() {
+const Kernels& best_fp32(std::string* reason) {
+  std::string lacking;  // why not the better ones
   for (const Kernels& k : fp32_kernels()) {
-    if (why_machine_lacks(k.name).empty()) return k;
+    const std::string why_not = why_machine_lacks(k.name);
+    if (why_not.empty()) {
+      tell(reason, lacking.empty() ? "the best of this build" : lacking);
+      return k;
+    }
+    lacking = why_not;
   }
   throw Error(Status::kBackendUnavailable,
               "this machine runs none of the instruction sets " + compiled_isas());
@@ -90,16 +100,27 @@ std::string why_isa_unavailable(const std::string& isa) {
   return "isa: expected one of " + compiled_isas() + ", got " + isa;
 }
 
-const Kernels& select_kernels(const Problem& problem, const std::string& isa) {
+const Kernels& select_kernels(const Problem& problem, const std::string& isa, std::string* reason) {
   const std::string why = why_isa_unavailable(isa);
   if (!why.empty()) throw Error(Status::kBackendUnavailable, why);
   const bool bf16 = problem.hidden_dtype == DType::kBF16 && problem.classifier_dtype == DType::kBF16;
   const Kernels* pairs = usable_bf16_pairs();
-  if (bf16 && pairs != nullptr && (isa == pairs->name || (isa.empty() && bf16_dot_is_fast()))) return *pairs;
-  for (const Kernels& k : fp32_kernels()) {
-    if (isa == k.name) return k;
+  if (pairs != nullptr && bf16 && (isa == pairs->name || (isa.empty() && bf16_dot_is_fast()))) {
+    tell(reason, isa.empty() ? "bf16 operands, whose dot product is the faster here" : "asked for");
+    return *pairs;
   }
-  return best_fp32();
+  for (const Kernels& k : fp32_kernels()) {
+    if (isa != k.name) continue;
+    tell(reason, "asked for");
+    return k;
+  }
+  const Kernels& best = best_fp32(reason);
+  if (pairs != nullptr && !isa.empty()) {
+    tell(reason, isa + " multiplies bf16 by bf16 only");
+  } else if (pairs != nullptr && bf16) {
+    tell(reason, "the bf16 dot product is no faster here");
+  }
+  return best;
 }
 
 }  // namespace headroom::cpu

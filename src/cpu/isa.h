@@ -20,7 +20,7 @@ std::string why_isa_unavailable(const std::string& isa);
 
 // The kernels for the problem's types. `isa` empty picks the best: bf16 pairs for bf16 inputs where their dot
 // product is faster than fp32 arithmetic. "avx512_bf16" means pairs for bf16 inputs and avx512 for all
-// others.
-const Kernels& select_kernels(const Problem& problem, const std::string& isa);
+// others. Tells why these in `reason` when it is not null.
+const Kernels& select_kernels(const Problem& problem, const std::string& isa, std::string* reason = nullptr);
 
 }  // namespace headroom::cpu

@@ -30,7 +30,7 @@ class Planner {
  public:
   Planner(const Problem& problem, const BackendOptions& options, size_t budget)
       : problem_(problem),
-        kernels_(select_kernels(problem, options.isa)),
+        kernels_(select_kernels(problem, options.isa, &reason_)),
         shape_(make_shape(problem, kernels_)),
         threads_(options.parallel_for.threads),
         budget_(budget) {}
@@ -107,6 +107,8 @@ class Planner {
     plan.kind = kind_of(plan);
     plan.cost_f = cost_of(plan);
     plan.predicted_seconds = seconds_of(plan);
+    plan.implementation = kernels_.name;
+    plan.reason = reason_;
     plan.config = config_of(plan);
     if (smallest_.workspace_bytes == 0 || plan.workspace_bytes < smallest_.workspace_bytes) smallest_ = plan;
     if (budget_ != 0 && plan.workspace_bytes > budget_) return;
@@ -157,6 +159,7 @@ class Planner {
   }
 
   const Problem& problem_;
+  std::string reason_;  // before kernels_, whose choice writes it
   const Kernels& kernels_;
   const Shape shape_;
   const int threads_;

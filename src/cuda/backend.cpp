@@ -25,8 +25,7 @@ std::string why_unavailable(const BackendOptions& options) {
     return "its implementations are sm90 and portable, not " + options.isa;
   }
   if (options.isa == "sm90" && device.capability != 90) {
-    return "sm90 needs compute capability 9.0, " + device.name + " has " +
-           std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10);
+    return "sm90 needs compute capability 9.0, " + device.name + " has " + device.capability_text();
   }
   std::string why_not;
   if (cuda::cublaslt(&why_not) == nullptr) return why_not;
@@ -36,9 +35,9 @@ std::string why_unavailable(const BackendOptions& options) {
 std::string describe(const BackendOptions& options) {
   const Device& device = query_device(ordinal_of(options));
   if (device.name.empty()) return "no device";
-  return device.name + ", compute capability " + std::to_string(device.capability / 10) + "." +
-         std::to_string(device.capability % 10) + ", " + std::to_string(device.processors) +
-         " multiprocessors, " + std::to_string(device.memory_bytes >> 30) + " GiB; uses " +
+  return device.name + ", compute capability " + device.capability_text() + ", " +
+         std::to_string(device.processors) + " multiprocessors, " +
+         std::to_string(device.memory_bytes >> 30) + " GiB; uses " +
          (device.capability == 90 ? "sm90 for 16-bit operands, portable for others" : "portable");
 }
 

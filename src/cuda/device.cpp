@@ -32,13 +32,17 @@ Device ask(int ordinal) {
   device.processors = properties.multiProcessorCount;
   device.memory_bytes = properties.totalGlobalMem;
   if (device.capability < 80) {
-    device.why_not = device.name + " has compute capability " + std::to_string(properties.major) + "." +
-                     std::to_string(properties.minor) + ", 8.0 or newer is needed";
+    device.why_not =
+        device.name + " has compute capability " + device.capability_text() + ", 8.0 or newer is needed";
   }
   return device;
 }
 
 }  // namespace
+
+std::string Device::capability_text() const {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
 
 int device_count(std::string* why_not) {
   int count = 0;

@@ -12,6 +12,8 @@ struct Device {
   int processors = 0;  // streaming multiprocessors
   size_t memory_bytes = 0;
   std::string why_not;  // empty when usable
+
+  std::string capability_text() const;  // "9.0"
 };
 
 // How many devices; 0 with a reason in why_not when there is no driver or no device.

@@ -223,6 +223,8 @@ class Planner {
     plan.cost_f = cost_of(plan);
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.predicted_seconds = predict_seconds(p_, plan, d, device_);
+    plan.implementation = implementation_name(choice_.implementation);
+    plan.reason = choice_.reason;
     plan.config = config_of(plan, d);
     if (smallest_.workspace_bytes == 0 || plan.workspace_bytes < smallest_.workspace_bytes) smallest_ = plan;
     if (budget_ != 0 && plan.workspace_bytes > budget_) return;
@@ -273,13 +275,19 @@ class Planner {
 
 }  // namespace
 
+const char* implementation_name(Implementation implementation) {
+  return implementation == Implementation::kSm90 ? "sm90" : "portable";
+}
+
 Choice choose_implementation(const Problem& p, const Device& device, const std::string& asked) {
   if (asked == "portable") return {Implementation::kPortable, "asked for"};
-  if (device.capability != 90) return {Implementation::kPortable, "sm90 needs compute capability 9.0"};
-  const DType dtype = operand_dtype(p);
-  if (dtype == DType::kF32)
+  if (device.capability != 90) {
+    return {Implementation::kPortable, "sm90 needs compute capability 9.0, not " + device.capability_text()};
+  }
+  if (operand_dtype(p) == DType::kF32) {
     return {Implementation::kPortable, "sm90 needs both operands in bf16, or both in fp16"};
-  return {Implementation::kSm90, "compute capability 9.0 and 16-bit operands"};
+  }
+  return {Implementation::kSm90, asked == "sm90" ? "asked for" : "compute capability 9.0, 16-bit operands"};
 }
 
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,

@@ -14,6 +14,7 @@ struct Choice {
   Implementation implementation = Implementation::kPortable;
   std::string reason;
 };
+const char* implementation_name(Implementation implementation);
 Choice choose_implementation(const Problem& problem, const Device& device, const std::string& asked);
 
 // As Backend::plans. A pure function: no call of the driver.

@@ -32,6 +32,8 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, s
                 (problem.want_d_classifier || problem.want_d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
   plan.predicted_seconds = plan.cost_f * gemm_flop(problem) / kFlopPerSecond / plan.threads;
+  plan.implementation = "scalar";
+  plan.reason = problem.hidden_dtype == DType::kF64 ? "float64 operands" : "the reference was asked for";
   plan.config = "float64";
   return {plan};
 }

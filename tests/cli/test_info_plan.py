@@ -28,6 +28,28 @@ def test_plan_json(ok):
         assert plan["cost_f"] > 0 and plan["predicted_seconds"] > 0
 
 
+def test_plans_say_which_kernels_and_why(ok, run):
+    problem = ["plan", "-N", 64, "-V", 512, "-D", 32]
+    chosen = ok("--json", *problem, "--backend", "cpu").json["chosen"]
+    assert chosen["implementation"] and chosen["reason"]
+    asked = ok("--json", *problem, "--backend", f"cpu:{chosen['implementation']}").json["chosen"]
+    assert asked == chosen | {"reason": "asked for"}
+    assert f"kernels: {chosen['implementation']} ({chosen['reason']})" in ok(*problem, "--backend", "cpu").out
+    assert ok("--json", *problem, "--dtype", "f64").json["chosen"]["reason"] == "float64 operands"
+    assert "kernels: " in run(*problem, "--budget", "1B").out
+
+
+def test_verbose_shows_every_plan_made_and_why(binary):
+    import os
+    import subprocess
+
+    command = [binary, "plan", "-N", "64", "-V", "512", "-D", "32"]
+    for value, shown in (("1", True), ("0", False)):
+        environment = os.environ | {"HEADROOM_VERBOSE": value}
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        assert ("because: " in process.stderr and "N 64, V 512, D 32" in process.stderr) == shown
+
+
 def test_smallest_budget_works_and_one_byte_less_does_not(ok, run):
     problem = ["plan", "-N", 1000, "-V", 5000, "-D", 128, "--dtype", "bf16"]
     smallest = ok("--json", *problem).json["smallest_budget_bytes"]

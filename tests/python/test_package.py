@@ -32,6 +32,9 @@ def test_plan():
     plan = headroom.plan(64, 1000, 32, dtype=torch.bfloat16)
     assert plan.kind in ("whole", "token_chunks", "vocab_chunks") and plan.workspace_bytes > 0
     assert plan.threads == torch.get_num_threads()
+    asked = headroom.plan(64, 1000, 32, dtype=torch.bfloat16, backend=f"cpu:{plan.implementation}")
+    assert asked.reason == "asked for" and plan.reason in repr(plan)
+    assert asked.config == plan.config
     assert headroom.plan(64, 1000, 32, gradients=()).kind == "forward"
     assert headroom.plan(64, 1000, 32, threads=1, backend="reference").backend == "reference"
     assert headroom.plan(64, 1000, 32, dtype="float64").backend == "reference"

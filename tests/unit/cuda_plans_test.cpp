@@ -122,6 +122,26 @@ TEST(CudaPlans, EveryKindIsChosenByABudget) {
   }
 }
 
+TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
+  Device ampere = h200();
+  ampere.capability = 80;
+  const Problem bf16 = problem_of(kHeads[0], Pass::kForwardBackward);
+  const Problem f32 = problem_of(kHeads[0], Pass::kForwardBackward, DType::kF32);
+  const auto told = [](const Problem& problem, const Device& device, const char* asked) {
+    std::set<std::string> texts;
+    for (const Plan& plan : make_plans(problem, device, asked, 0)) {
+      texts.insert(plan.implementation + ": " + plan.reason);
+    }
+    EXPECT_EQ(texts.size(), 1U);
+    return *texts.begin();
+  };
+  EXPECT_EQ(told(bf16, h200(), ""), "sm90: compute capability 9.0, 16-bit operands");
+  EXPECT_EQ(told(bf16, h200(), "sm90"), "sm90: asked for");
+  EXPECT_EQ(told(bf16, h200(), "portable"), "portable: asked for");
+  EXPECT_EQ(told(f32, h200(), ""), "portable: sm90 needs both operands in bf16, or both in fp16");
+  EXPECT_EQ(told(bf16, ampere, ""), "portable: sm90 needs compute capability 9.0, not 8.0");
+}
+
 TEST(CudaPlans, TheImplementationFollowsDeviceDtypeAndWish) {
   const Problem bf16 = problem_of(kHeads[0], Pass::kForward);
   EXPECT_EQ(choose_implementation(bf16, h200(), "").implementation, Implementation::kSm90);
