@@ -18,6 +18,14 @@ std::span<const Backend* const> all_backends() {
   return kBackends;
 }
 
+std::vector<DeviceInfo> all_devices(std::string* why_none) {
+  for (const Backend* backend : all_backends()) {
+    if (backend->devices != nullptr) return backend->devices(why_none);
+  }
+  *why_none = "this build has no CUDA backend";
+  return {};
+}
+
 const Backend& backend_by_name(const std::string& name, const BackendOptions& options) {
   std::string known;
   for (const Backend* backend : all_backends()) {

@@ -155,6 +155,26 @@ headroom_status headroom_backend_info(int32_t index, char* description, size_t d
   });
 }
 
+headroom_status headroom_device_count(int32_t* count, char* why_none, size_t why_none_size) {
+  return guarded([&] {
+    std::string why;
+    *required(count, "count") = static_cast<int32_t>(all_devices(&why).size());
+    write_text(why.c_str(), why_none, why_none_size);
+  });
+}
+
+headroom_status headroom_device_get_info(int32_t ordinal, headroom_device_info* info) {
+  return guarded([&] {
+    std::string why;
+    const std::vector<DeviceInfo> devices = all_devices(&why);
+    if (ordinal < 0 || static_cast<size_t>(ordinal) >= devices.size()) {
+      throw_invalid("ordinal", "below " + std::to_string(devices.size()) + ", the number of CUDA devices",
+                    std::to_string(ordinal));
+    }
+    write_device_info(devices[static_cast<size_t>(ordinal)], info);
+  });
+}
+
 void headroom_context_options_init(headroom_context_options* options) {
   init_struct(options);
   if (options != nullptr) options->device = HEADROOM_HOST_MEMORY;
@@ -175,6 +195,10 @@ void headroom_buffers_init(headroom_buffers* buffers) {
 }
 
 void headroom_plan_info_init(headroom_plan_info* info) {
+  init_struct(info);
+}
+
+void headroom_device_info_init(headroom_device_info* info) {
   init_struct(info);
 }
 

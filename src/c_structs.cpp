@@ -26,6 +26,20 @@ T complete_struct(const T* given, void (*init)(T*), const char* name) {
   return out;
 }
 
+// What is to be written to a caller's struct, as much of it as the caller knows.
+template <class T>
+T empty_for(const T* wanted, void (*init)(T*), const char* name) {
+  if (wanted == nullptr) throw_invalid("info", "a pointer", "null");
+  if (wanted->struct_size < sizeof(size_t) || wanted->struct_size > sizeof(T)) {
+    throw_invalid(std::string(name) + ".struct_size", "at most " + std::to_string(sizeof(T)),
+                  std::to_string(wanted->struct_size));
+  }
+  T out;
+  init(&out);
+  out.struct_size = wanted->struct_size;
+  return out;
+}
+
 template <class E>
 E to_enum(int32_t value, E last, const char* argument) {
   if (value < 0 || value > static_cast<int32_t>(last)) {
@@ -183,14 +197,7 @@ void write_text(const char* text, char* buffer, size_t size) {
 }
 
 void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* info) {
-  if (info == nullptr) throw_invalid("info", "a pointer", "null");
-  if (info->struct_size < sizeof(size_t) || info->struct_size > sizeof(headroom_plan_info)) {
-    throw_invalid("headroom_plan_info.struct_size", "at most " + std::to_string(sizeof(headroom_plan_info)),
-                  std::to_string(info->struct_size));
-  }
-  headroom_plan_info out;
-  headroom_plan_info_init(&out);
-  out.struct_size = info->struct_size;
+  headroom_plan_info out = empty_for(info, headroom_plan_info_init, "headroom_plan_info");
   out.kind = static_cast<int32_t>(plan.kind);
   out.threads = plan.threads;
   out.workspace_bytes = plan.workspace_bytes;
@@ -202,6 +209,19 @@ void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* 
   out.draws_bytes = plan.draws_bytes;
   write_text(plan.implementation.c_str(), out.implementation, sizeof out.implementation);
   write_text(plan.reason.c_str(), out.reason, sizeof out.reason);
+  std::memcpy(info, &out, out.struct_size);
+}
+
+void write_device_info(const DeviceInfo& device, headroom_device_info* info) {
+  headroom_device_info out = empty_for(info, headroom_device_info_init, "headroom_device_info");
+  out.compute_capability = device.compute_capability;
+  out.multiprocessors = device.processors;
+  out.memory_bytes = device.memory_bytes;
+  out.driver_version = device.driver_version;
+  out.runtime_version = device.runtime_version;
+  out.cublaslt_version = device.cublaslt_version;
+  write_text(device.name.c_str(), out.name, sizeof out.name);
+  write_text(device.why_unavailable.c_str(), out.why_unavailable, sizeof out.why_unavailable);
   std::memcpy(info, &out, out.struct_size);
 }
 

@@ -19,6 +19,7 @@ Buffers to_buffers(const headroom_buffers& buffers);
 
 // Writes as much of the info as the caller's struct_size has room for.
 void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* info);
+void write_device_info(const DeviceInfo& device, headroom_device_info* info);
 
 // Cuts text to the size of the buffer, always terminated; does nothing for a null or empty buffer.
 void write_text(const char* text, char* buffer, size_t size);

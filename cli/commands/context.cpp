@@ -4,7 +4,7 @@
 
 namespace headroom::cli {
 
-Context make_context(const GlobalOptions& globals, const std::string& backend) {
+Context make_context(const GlobalOptions& globals, const std::string& backend, int device) {
   const std::string wanted = backend.empty() ? globals.backend : backend;
   const size_t colon = wanted.find(':');
   const std::string name = wanted.substr(0, colon);
@@ -20,6 +20,7 @@ Context make_context(const GlobalOptions& globals, const std::string& backend) {
   options.backend = name.empty() ? nullptr : name.c_str();
   options.isa = isa.empty() ? nullptr : isa.c_str();
   options.threads = globals.threads;
+  options.device = device;
   return Context(options);
 }
 

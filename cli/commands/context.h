@@ -7,9 +7,10 @@
 
 namespace headroom::cli {
 
-// The context that --backend NAME[:ISA] and --threads ask for; `backend` overrides the former when not empty.
-// Throws UsageError for a backend that this build does not have.
-Context make_context(const GlobalOptions& globals, const std::string& backend = {});
+// The context that --backend NAME[:ISA] and --threads ask for, on host memory or a CUDA device's; `backend`
+// overrides --backend when not empty. Throws UsageError for a backend that this build does not have.
+Context make_context(const GlobalOptions& globals, const std::string& backend = {},
+                     int device = HEADROOM_HOST_MEMORY);
 
 // Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
 void print_json(const nlohmann::ordered_json& document);

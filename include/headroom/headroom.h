@@ -227,6 +227,19 @@ typedef struct headroom_plan_info {
   char reason[128];        /* why these, for people */
 } headroom_plan_info;
 
+/* A CUDA device. Versions as CUDA counts them: 13000 is 13.0. */
+typedef struct headroom_device_info {
+  size_t struct_size;
+  int32_t compute_capability; /* 90 for 9.0 */
+  int32_t multiprocessors;
+  size_t memory_bytes;
+  int32_t driver_version;   /* the newest CUDA that the driver supports */
+  int32_t runtime_version;  /* of the runtime in the library */
+  int64_t cublaslt_version; /* 0: not found */
+  char name[128];
+  char why_unavailable[256]; /* "": usable */
+} headroom_device_info;
+
 HEADROOM_API const char* headroom_version(void); /* "0.1.0" */
 HEADROOM_API const char* headroom_status_name(headroom_status status);
 HEADROOM_API const char* headroom_plan_kind_name(headroom_plan_kind kind);
@@ -241,11 +254,17 @@ HEADROOM_API const char* headroom_backend_name(int32_t index); /* null past the 
 HEADROOM_API headroom_status headroom_backend_info(int32_t index, char* description, size_t description_size,
                                                    char* why_unavailable, size_t why_unavailable_size);
 
+/* CUDA devices, usable or not; ordinals are [0, count). Where there are none, *count is 0 and one line says
+ * why ("" otherwise), cut to why_none_size. */
+HEADROOM_API headroom_status headroom_device_count(int32_t* count, char* why_none, size_t why_none_size);
+HEADROOM_API headroom_status headroom_device_get_info(int32_t ordinal, headroom_device_info* info);
+
 /* Set struct_size and all defaults. */
 HEADROOM_API void headroom_context_options_init(headroom_context_options* options);
 HEADROOM_API void headroom_problem_init(headroom_problem* problem);
 HEADROOM_API void headroom_buffers_init(headroom_buffers* buffers);
 HEADROOM_API void headroom_plan_info_init(headroom_plan_info* info);
+HEADROOM_API void headroom_device_info_init(headroom_device_info* info);
 
 HEADROOM_API headroom_status
 headroom_context_create(const headroom_context_options* options, /* null: defaults */

@@ -249,4 +249,21 @@ inline std::vector<BackendInfo> backends() {
   return out;
 }
 
+// The CUDA devices, by ordinal.
+struct DeviceInfo : headroom_device_info {
+  DeviceInfo() noexcept { headroom_device_info_init(this); }
+};
+// Where there are none, why_none (not null) becomes one line that says why.
+inline std::vector<DeviceInfo> devices(std::string* why_none = nullptr) {
+  int32_t count = 0;
+  char why[512];
+  check(headroom_device_count(&count, why, sizeof why));
+  std::vector<DeviceInfo> out(static_cast<size_t>(count));
+  for (int32_t i = 0; i < count; ++i) {
+    check(headroom_device_get_info(i, &out[static_cast<size_t>(i)]));
+  }
+  if (why_none != nullptr) *why_none = why;
+  return out;
+}
+
 }  // namespace headroom

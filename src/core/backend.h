@@ -20,6 +20,18 @@ struct BackendOptions {
   ParallelFor parallel_for;
 };
 
+// A device whose memory buffers can be in. Versions as CUDA counts them: 13000 is 13.0.
+struct DeviceInfo {
+  std::string name;
+  int compute_capability = 0;  // 90 for 9.0
+  int processors = 0;
+  size_t memory_bytes = 0;
+  int driver_version = 0;
+  int runtime_version = 0;
+  int64_t cublaslt_version = 0;  // 0: not found
+  std::string why_unavailable;   // empty when usable
+};
+
 // A backend is one row of this table; src/backends.cpp lists them in order of preference.
 struct Backend {
   const char* name;
@@ -41,6 +53,8 @@ struct Backend {
   // data[i] *= *factor (one of stats dtype: double for float64 data), touching nothing when that is 1.
   void (*scale)(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
                 void* stream);
+  // All devices, usable or not; tells why there is none. Null: the backend works on host memory.
+  std::vector<DeviceInfo> (*devices)(std::string* why_none);
 };
 
 // Backend::scale of backends on host memory.

@@ -42,8 +42,8 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const Backend backend{"cpu",           false,      why_unavailable, describe,
-                               why_unsupported, cpu::plans, cpu::run,        scale_on_host};
+  static const Backend backend{"cpu",      false,    why_unavailable, describe, why_unsupported,
+                               cpu::plans, cpu::run, scale_on_host,   nullptr};
   return backend;
 }
 

@@ -72,11 +72,30 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, s
   return cuda::make_plans(problem, query_device(options.device), options.isa, max_workspace_bytes);
 }
 
+std::vector<DeviceInfo> devices(std::string* why_none) {
+  std::vector<DeviceInfo> out(static_cast<size_t>(cuda::device_count(why_none)));
+  for (size_t i = 0; i < out.size(); ++i) {
+    BackendOptions options;
+    options.device = static_cast<int>(i);
+    const Device& device = query_device(options.device);
+    DeviceInfo& info = out[i];
+    info.name = device.name;
+    info.compute_capability = device.capability;
+    info.processors = device.processors;
+    info.memory_bytes = device.memory_bytes;
+    cuda::query_versions(&info.driver_version, &info.runtime_version);
+    const cuda::CublasLt* cublaslt = cuda::cublaslt(nullptr);
+    if (cublaslt != nullptr) info.cublaslt_version = static_cast<int64_t>(cublaslt->version());
+    info.why_unavailable = why_unavailable(options);
+  }
+  return out;
+}
+
 }  // namespace
 
 const Backend& cuda_backend() {
-  static const Backend backend{"cuda",          true,  why_unavailable, describe,
-                               why_unsupported, plans, cuda::run,       cuda::scale};
+  static const Backend backend{"cuda", true,      why_unavailable, describe, why_unsupported,
+                               plans,  cuda::run, cuda::scale,     devices};
   return backend;
 }
 

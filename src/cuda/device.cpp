@@ -49,8 +49,18 @@ int device_count(std::string* why_not) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
   cudaGetLastError();  // or the next launch would report it
-  if (why_not != nullptr) *why_not = error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error);
+  if (why_not == nullptr) return 0;
+  int driver = 0, runtime = 0;
+  query_versions(&driver, &runtime);
+  *why_not = driver == 0            ? "there is no CUDA driver"
+             : error == cudaSuccess ? "there is no CUDA device"
+                                    : cudaGetErrorString(error);
   return 0;
+}
+
+void query_versions(int* driver, int* runtime) {
+  if (cudaDriverGetVersion(driver) != cudaSuccess) *driver = 0;
+  if (cudaRuntimeGetVersion(runtime) != cudaSuccess) *runtime = 0;
 }
 
 const Device& query_device(int ordinal) {

@@ -19,6 +19,9 @@ struct Device {
 // How many devices; 0 with a reason in why_not when there is no driver or no device.
 int device_count(std::string* why_not);
 
+// Of CUDA: what the driver supports (0 without one), and of the runtime in the library. 13000 is 13.0.
+void query_versions(int* driver, int* runtime);
+
 // Of an ordinal; a Device whose why_not is set when there is none such.
 const Device& query_device(int ordinal);
 

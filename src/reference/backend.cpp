@@ -47,7 +47,7 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
 
 const Backend& reference_backend() {
   static const Backend kBackend = {"reference", false, why_unavailable, describe, why_unsupported,
-                                   plans,       run,   scale_on_host};
+                                   plans,       run,   scale_on_host,   nullptr};
   return kBackend;
 }
 

@@ -8,11 +8,44 @@ def test_info(ok):
     for backend in facts["backends"]:
         assert backend["usable"] == (backend["why_unavailable"] == "")
         assert backend["description"]
-    assert facts["chosen"]["float64"] == "reference"
+    assert facts["chosen"]["float64"]["backend"] == "reference"
+    for dtype, choice in facts["chosen"].items():
+        assert choice["backend"] and choice["implementation"] and choice["reason"], dtype
     assert facts["device"]["processors_usable"] >= 1
     assert facts["device"]["memory_bytes"] > 0
     text = ok("info").out
     assert facts["device"]["processor"] in text
+    assert facts["chosen"]["bfloat16"]["reason"] in text
+
+
+def test_info_shows_every_cuda_device_or_why_there_is_none(ok):
+    facts = ok("--json", "info").json
+    result = ok("info")
+    assert result.err == ""
+    if not facts["cuda_devices"]:
+        assert facts["why_no_cuda_devices"]
+        assert f"CUDA devices: none ({facts['why_no_cuda_devices']})" in result.out
+        return
+    assert facts["why_no_cuda_devices"] == ""
+    for ordinal, device in enumerate(facts["cuda_devices"]):
+        assert device["device"] == f"cuda:{ordinal}" and device["name"] in result.out
+        assert device["multiprocessors"] > 0 and device["memory_bytes"] > 0
+        assert device["usable"] == (device["why_unavailable"] == "")
+        for dtype in ("float32", "bfloat16", "float16"):
+            choice = device["chosen"][dtype]
+            assert choice["reason"] and device["usable"] == (choice["backend"] == "cuda")
+
+
+def test_info_of_a_machine_without_a_cuda_device(binary):
+    import os
+    import subprocess
+
+    process = subprocess.run(
+        [binary, "info"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=60
+    )
+    assert process.returncode == 0 and process.stderr == ""
+    (line,) = (line for line in process.stdout.splitlines() if line.startswith("CUDA devices"))
+    assert line.startswith("CUDA devices: none (") and line.endswith(")")
 
 
 def test_plan_json(ok):

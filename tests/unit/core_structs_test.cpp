@@ -84,6 +84,26 @@ TEST(Structs, ASmallerPlanInfoIsNotOverrun) {
   headroom_context_destroy(context);
 }
 
+TEST(Structs, DevicesAreCountedAndDescribedOrMissingForAReason) {
+  int32_t count = -1;
+  char why[256];
+  ASSERT_EQ(headroom_device_count(&count, why, sizeof why), HEADROOM_OK);
+  EXPECT_EQ(count == 0, std::strlen(why) > 0) << why;
+  EXPECT_EQ(headroom_device_count(nullptr, nullptr, 0), HEADROOM_INVALID_ARGUMENT);
+  headroom_device_info info;
+  headroom_device_info_init(&info);
+  EXPECT_EQ(info.struct_size, sizeof info);
+  for (int32_t i = 0; i < count; ++i) {
+    ASSERT_EQ(headroom_device_get_info(i, &info), HEADROOM_OK);
+    EXPECT_GT(std::strlen(info.name), 0u);
+    EXPECT_GE(info.compute_capability, 10);
+  }
+  for (const int32_t none : {-1, count}) {
+    EXPECT_EQ(headroom_device_get_info(none, &info), HEADROOM_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(headroom_last_error()).find("ordinal: expected"), 0u);
+  }
+}
+
 // A list for such a caller: its elements lie as close as its struct is small.
 TEST(Structs, AListOfSmallerPlanInfos) {
   struct OldInfo {
