@@ -210,8 +210,9 @@ headroom_status headroom_context_create(const headroom_context_options* options,
     const headroom_context_options given = options == nullptr ? defaults : complete(options);
     auto made = std::make_unique<headroom_context>(headroom_context{to_context(given)});
     if (!made->context.backend.empty()) backend_by_name(made->context.backend, made->context.options);
-    if (!made->context.options.isa.empty()) {
-      backend_by_name(made->context.options.device == kHostMemory ? "cpu" : "cuda", made->context.options);
+    const BackendOptions& asked = made->context.options;
+    if (!asked.isa.empty() || !asked.device_model.empty()) {
+      backend_by_name(asked.on_host() ? "cpu" : "cuda", asked);
     }
     *context = made.release();
   });
@@ -289,6 +290,7 @@ headroom_status headroom_scale_gradient(const headroom_context* context, void* d
     required(data, "data");
     required(factor, "factor");
     Problem any;
+    refuse_without_device(c.options);
     const Backend& backend = choose_backend(c.backend, any, c.options);
     backend.scale(data, static_cast<DType>(dtype), count, factor, c.options, stream);
   });

@@ -95,8 +95,12 @@ Context to_context(const headroom_context_options& options) {
     throw_invalid("device", "the ordinal of a CUDA device, or -1 for host memory",
                   std::to_string(options.device));
   }
+  if (options.device_model != nullptr && options.device != HEADROOM_HOST_MEMORY) {
+    throw_invalid("device", "-1 with device_model", std::to_string(options.device));
+  }
   Context context;
   context.options.device = options.device;
+  context.options.device_model = options.device_model != nullptr ? options.device_model : "";
   context.backend = options.backend != nullptr ? options.backend : "";
   context.options.isa = options.isa != nullptr ? options.isa : "";
   context.options.parallel_for = to_parallel_for(options);

@@ -43,8 +43,15 @@ PlannedProblem make_plan(const Context& context, const Problem& problem, size_t 
   return {valid, &backend, context.options, best};
 }
 
+void refuse_without_device(const BackendOptions& options) {
+  if (options.device_model.empty()) return;
+  throw Error(Status::kUnsupported, "device_model: expected none to run anything, got " +
+                                        options.device_model + "; make a context with a device");
+}
+
 void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
          void* stream) {
+  refuse_without_device(planned.options);
   const Buffers valid = validated(planned.problem, buffers);
   if (workspace_bytes < planned.plan.workspace_bytes) {
     throw_invalid("workspace_bytes", "at least " + std::to_string(planned.plan.workspace_bytes),

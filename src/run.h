@@ -25,6 +25,8 @@ struct PlannedProblem {
 std::vector<Plan> list_plans(const Context& context, const Problem& problem, size_t max_workspace_bytes,
                              const Backend** backend);
 PlannedProblem make_plan(const Context& context, const Problem& problem, size_t max_workspace_bytes);
+// Throws for a context whose device is only a model.
+void refuse_without_device(const BackendOptions& options);
 void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
          void* stream);
 

@@ -4,7 +4,7 @@
 
 namespace headroom::cli {
 
-Context make_context(const GlobalOptions& globals, const std::string& backend, int device) {
+Context make_context(const GlobalOptions& globals, const std::string& backend, const DeviceChoice& device) {
   const std::string wanted = backend.empty() ? globals.backend : backend;
   const size_t colon = wanted.find(':');
   const std::string name = wanted.substr(0, colon);
@@ -20,7 +20,8 @@ Context make_context(const GlobalOptions& globals, const std::string& backend, i
   options.backend = name.empty() ? nullptr : name.c_str();
   options.isa = isa.empty() ? nullptr : isa.c_str();
   options.threads = globals.threads;
-  options.device = device;
+  options.device = device.ordinal;
+  options.device_model = device.model.empty() ? nullptr : device.model.c_str();
   return Context(options);
 }
 

@@ -7,10 +7,16 @@
 
 namespace headroom::cli {
 
+// Where a command computes.
+struct DeviceChoice {
+  int ordinal = HEADROOM_HOST_MEMORY;
+  std::string model;  // of a CUDA device that need not be here, for plans; empty: the one above
+};
+
 // The context that --backend NAME[:ISA] and --threads ask for, on host memory or a CUDA device's; `backend`
 // overrides --backend when not empty. Throws UsageError for a backend that this build does not have.
 Context make_context(const GlobalOptions& globals, const std::string& backend = {},
-                     int device = HEADROOM_HOST_MEMORY);
+                     const DeviceChoice& device = {});
 
 // Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
 void print_json(const nlohmann::ordered_json& document);

@@ -19,7 +19,7 @@ ordered_json choice_for(const GlobalOptions& globals, int device, headroom_dtype
   problem.tokens = problem.vocab = problem.hidden = 256;
   problem.hidden_dtype = problem.classifier_dtype = dtype;
   try {
-    const PlanInfo info = Plan(make_context(globals, {}, device), problem).info();
+    const PlanInfo info = Plan(make_context(globals, {}, {.ordinal = device, .model = {}}), problem).info();
     return {{"backend", info.backend}, {"implementation", info.implementation}, {"reason", info.reason}};
   } catch (const Error& error) {
     return {{"backend", nullptr}, {"implementation", nullptr}, {"reason", error.what()}};

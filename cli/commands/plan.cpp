@@ -6,6 +6,7 @@
 
 #include "commands/commands.h"
 #include "commands/context.h"
+#include "commands/device_option.h"
 #include "commands/loss_options.h"
 #include "commands/units.h"
 #include "models.h"
@@ -22,6 +23,7 @@ struct PlanOptions {
   std::string model;
   std::string dtype = "bf16";
   std::string classifier_dtype;
+  std::string device = "cpu";
   bool list_models = false;
   bool no_grad = false;
   bool freeze_hidden = false;
@@ -117,7 +119,8 @@ void print_text(const ordered_json& result, const std::string& model) {
   std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
             << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
             << format_count(problem["hidden"]) << ", " << problem["dtype"].get<std::string>()
-            << (problem["gradients"] ? ", loss and gradients" : ", loss only") << "\n\n";
+            << (problem["gradients"] ? ", loss and gradients" : ", loss only") << ", on "
+            << result["device"].get<std::string>() << "\n\n";
   Table table({"plan", "workspace", "cost", "time, predicted", "fits", "token chunk", "backend", "config"});
   for (const auto& plan : result["plans"]) {
     table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
@@ -154,7 +157,7 @@ void print_text(const ordered_json& result, const std::string& model) {
 
 void run_plan(const PlanOptions& options, const GlobalOptions& globals, const CLI::App& command) {
   const Problem problem = make_problem(options, command);
-  const Context context = make_context(globals);
+  const Context context = make_context(globals, {}, parse_device_or_model(globals, options.device));
   const std::vector<PlanInfo> plans = all_plans(context, problem);
   const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);
   size_t smallest = plans.empty() ? 0 : plans.front().workspace_bytes;
@@ -176,6 +179,7 @@ void run_plan(const PlanOptions& options, const GlobalOptions& globals, const CL
     list.push_back(entry);
   }
   ordered_json result{
+      {"device", options.device},
       {"problem", problem_json(problem)},
       {"f_flop", 2 * elements * static_cast<double>(problem.hidden)},
       {"plans", list},
@@ -231,6 +235,9 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_option("--dtype", options->dtype, "Of hidden and classifier: f32, bf16, f16 or f64")
       ->capture_default_str();
   command->add_option("--classifier-dtype", options->classifier_dtype, "Of the classifier, where it differs");
+  add_device_option(
+      *command, options->device,
+      "Of the tensors: cpu, cuda:N, or a model of device that need not be here: a100, h100, h200");
   command->add_flag("--no-grad", options->no_grad, "The loss only");
   command->add_flag("--freeze-hidden", options->freeze_hidden, "No gradient of the hidden states");
   command->add_flag("--freeze-classifier", options->freeze_classifier, "No gradient of the classifier");
@@ -244,6 +251,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
       "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
       "  headroom plan --model meta-llama/Meta-Llama-3-8B --no-grad\n"
       "  headroom plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
+      "  headroom plan --model gemma-2-2b --device h200 --budget 160MiB\n"
       "  headroom plan --list-models\n"
       "\n"
       "Costs are in F, the work of one bare matrix product of the head. Exit code 1 when no plan fits the\n"

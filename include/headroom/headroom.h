@@ -111,6 +111,8 @@ typedef struct headroom_context_options {
   void* pool;                         /* passed to parallel_for */
   int32_t device; /* where buffers and workspace are: HEADROOM_HOST_MEMORY (default), or the ordinal of a CUDA
                      device */
+  const char* device_model; /* "a100", "h100" or "h200": plans are for a CUDA device of this model, which need
+                               not be here, and nothing can be run; null: for the device above */
 } headroom_context_options;
 
 /* What to compute. Dimensions in elements; flags are 0 or 1. */
@@ -221,8 +223,8 @@ typedef struct headroom_plan_info {
   double predicted_seconds;
   int64_t token_chunk; /* rows whose exponentials are kept at once; 0: none */
   char backend[32];
-  char config[96];    /* the kernels' configuration, for people */
-  size_t draws_bytes; /* of buffers' draws; 0: not asked for */
+  char config[96];         /* the kernels' configuration, for people */
+  size_t draws_bytes;      /* of buffers' draws; 0: not asked for */
   char implementation[32]; /* which kernels, by the name that headroom_context_options.isa takes */
   char reason[128];        /* why these, for people */
 } headroom_plan_info;

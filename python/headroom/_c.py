@@ -34,6 +34,7 @@ class ContextOptions(ctypes.Structure):
         ("parallel_for", c_void_p),
         ("pool", c_void_p),
         ("device", c_int32),
+        ("device_model", c_char_p),
     ]
 
 

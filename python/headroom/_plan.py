@@ -124,11 +124,14 @@ class _Handle:
 
 
 @functools.lru_cache(maxsize=64)
-def _context(threads: int, backend: str | None, device: int) -> _Handle:
+def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
     lib = _c.library()
     options: Any = _c.make("headroom_context_options")
     options.threads = threads
-    options.device = device
+    if isinstance(device, str):
+        options.device_model = device.encode()
+    else:
+        options.device = device
     name, _, isa = (backend or "").partition(":")
     options.isa = isa.encode() if isa else None
     backend = name or None
@@ -142,7 +145,7 @@ def _context(threads: int, backend: str | None, device: int) -> _Handle:
 class Plan(_Handle):
     """A headroom_plan; it holds copies of all that it needs of its context."""
 
-    def __init__(self, spec: Spec, threads: int, backend: str | None = None, device: int = HOST) -> None:
+    def __init__(self, spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> None:
         lib = _c.library()
         pointer = ctypes.c_void_p()
         context = _context(threads, backend, device)
@@ -154,11 +157,11 @@ class Plan(_Handle):
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(spec: Spec, threads: int, backend: str | None = None, device: int = HOST) -> Plan:
+def plan_of(spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> Plan:
     return Plan(spec, threads, backend, device)
 
 
-def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int = HOST) -> list[PlanInfo]:
+def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> list[PlanInfo]:
     """All plans that the planner considers for a problem."""
     capacity = 64
     infos: Any = (_c.PlanInfo * capacity)()

@@ -102,7 +102,7 @@ def _spec(
     )
 
 
-def _ordinal(device: int | None) -> int:
+def _place(device: int | str | None) -> int | str:
     return _plan.HOST if device is None else device
 
 
@@ -118,7 +118,7 @@ def plan(
     max_workspace_bytes: int | None = None,
     threads: int | None = None,
     backend: str | None = None,
-    device: int | None = None,
+    device: int | str | None = None,
 ) -> PlanInfo:
     """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
 
@@ -133,14 +133,15 @@ def plan(
         max_workspace_bytes: hard bound of memory beyond inputs and outputs; None: as the fastest plan wants.
         threads: None: PyTorch's number where PyTorch is in use, else the machine's.
         backend: by name; None: the first of :func:`backends` that can run the problem.
-        device: ordinal of the CUDA device that holds the tensors; None: they are in host memory.
+        device: ordinal of the CUDA device that holds the tensors, or the model of one that need not be here:
+            ``"a100"``, ``"h100"``, ``"h200"``; None: they are in host memory.
 
     Raises:
         BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.
         InvalidArgumentError: a size out of range.
     """
     spec = _spec(tokens, vocab, hidden, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes)
-    return _plan.plan_of(spec, default_threads() if threads is None else threads, backend, _ordinal(device)).info
+    return _plan.plan_of(spec, default_threads() if threads is None else threads, backend, _place(device)).info
 
 
 def plans(
@@ -155,8 +156,8 @@ def plans(
     max_workspace_bytes: int | None = None,
     threads: int | None = None,
     backend: str | None = None,
-    device: int | None = None,
+    device: int | str | None = None,
 ) -> list[PlanInfo]:
     """All plans considered for the same arguments as :func:`plan`'s, fitting or not."""
     spec = _spec(tokens, vocab, hidden, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes)
-    return _plan.list_plans(spec, default_threads() if threads is None else threads, backend, _ordinal(device))
+    return _plan.list_plans(spec, default_threads() if threads is None else threads, backend, _place(device))

@@ -18,6 +18,10 @@ struct BackendOptions {
   int device = kHostMemory;  // ordinal of the CUDA device whose memory the buffers are in
   std::string isa;  // instruction set (CUDA: implementation) by name; empty: the best of this machine
   ParallelFor parallel_for;
+  // Plans are for a CUDA device of this model, which need not be here, and cannot run; empty: for `device`.
+  std::string device_model;
+
+  bool on_host() const { return device == kHostMemory && device_model.empty(); }
 };
 
 // A device whose memory buffers can be in. Versions as CUDA counts them: 13000 is 13.0.

@@ -34,7 +34,7 @@ std::string describe(const BackendOptions& options) {
 }
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
-  if (options.device != kHostMemory) return "the buffers are in the memory of a CUDA device";
+  if (!options.on_host()) return "the buffers are in the memory of a CUDA device";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend";
   return problem.is_thinned() ? "it does not thin gradients yet" : "";
 }

@@ -4,6 +4,7 @@
 
 #include "cuda/cublaslt.h"
 #include "cuda/device.h"
+#include "cuda/device_models.h"
 #include "cuda/plans.h"
 #include "cuda/run.h"
 #include "cuda/thinned/sizes.h"
@@ -14,26 +15,35 @@ namespace {
 using cuda::Device;
 using cuda::query_device;
 
-int ordinal_of(const BackendOptions& options) {
-  return std::max(options.device, 0);
+const Device& device_of(const BackendOptions& options) {
+  if (!options.device_model.empty()) {
+    const Device* model = cuda::device_model(options.device_model);
+    static const Device none;
+    return model != nullptr ? *model : none;
+  }
+  return query_device(std::max(options.device, 0));
 }
 
 std::string why_unavailable(const BackendOptions& options) {
-  const Device& device = query_device(ordinal_of(options));
+  const Device& device = device_of(options);
   if (!device.why_not.empty()) return device.why_not;
+  if (!options.device_model.empty() && device.name.empty()) {
+    return "device_model: expected one of " + cuda::known_models() + ", got " + options.device_model;
+  }
   if (!options.isa.empty() && options.isa != "portable" && options.isa != "sm90") {
     return "its implementations are sm90 and portable, not " + options.isa;
   }
   if (options.isa == "sm90" && device.capability != 90) {
     return "sm90 needs compute capability 9.0, " + device.name + " has " + device.capability_text();
   }
+  if (!options.device_model.empty()) return "";
   std::string why_not;
   if (cuda::cublaslt(&why_not) == nullptr) return why_not;
   return "";
 }
 
 std::string describe(const BackendOptions& options) {
-  const Device& device = query_device(ordinal_of(options));
+  const Device& device = device_of(options);
   if (device.name.empty()) return "no device";
   return device.name + ", compute capability " + device.capability_text() + ", " +
          std::to_string(device.processors) + " multiprocessors, " +
@@ -54,7 +64,7 @@ std::string why_not_thinned(const Problem& problem, const BackendOptions& option
 }
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
-  if (options.device == kHostMemory) return "the buffers are in host memory";
+  if (options.on_host()) return "the buffers are in host memory";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
   if (problem.is_thinned()) {
     const std::string why = why_not_thinned(problem, options);
@@ -69,7 +79,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes) {
-  return cuda::make_plans(problem, query_device(options.device), options.isa, max_workspace_bytes);
+  return cuda::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
 }
 
 std::vector<DeviceInfo> devices(std::string* why_none) {

@@ -13,7 +13,7 @@ std::string describe(const BackendOptions&) {
 }
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (problem.is_thinned()) return "it does not thin gradients yet";
-  return options.device == kHostMemory ? "" : "the buffers are in the memory of a CUDA device";
+  return options.on_host() ? "" : "the buffers are in the memory of a CUDA device";
 }
 
 PlanKind kind_of(const Problem& problem) {

@@ -68,5 +68,16 @@ def refused(run):
 
 
 @pytest.fixture
+def cuda_device(ok):
+    """The first CUDA device that is usable, as --device takes it."""
+    facts = ok("--json", "info").json
+    for device in facts["cuda_devices"]:
+        if device["usable"]:
+            return device["device"]
+    whys = [device["why_unavailable"] for device in facts["cuda_devices"]] or [facts["why_no_cuda_devices"]]
+    pytest.skip(f"no usable CUDA device: {whys[0]}")
+
+
+@pytest.fixture
 def random():
     return np.random.default_rng(7)

@@ -83,6 +83,35 @@ def test_verbose_shows_every_plan_made_and_why(binary):
         assert ("because: " in process.stderr and "N 64, V 512, D 32" in process.stderr) == shown
 
 
+def test_a_device_that_is_not_here_is_refused_by_name(refused):
+    message = "--device: expected a usable CUDA device, got cuda:999: there is no CUDA "
+    refused(1, message, "plan", "--model", "gpt2", "--device", "cuda:999")
+    refused(2, "--device: expected cpu, cuda:N or a model, got 'gpu'", "plan", "--model", "gpt2", "--device", "gpu")
+
+
+@pytest.fixture
+def cuda_build(ok):
+    if all(backend["name"] != "cuda" for backend in ok("--json", "info").json["backends"]):
+        pytest.skip("this build has no CUDA backend")
+
+
+def test_plans_for_a_model_of_device(cuda_build, ok, refused):
+    problem = ["--json", "plan", "--model", "llama-3-8b", "--device"]
+    chosen = ok(*problem, "h200").json["chosen"]
+    assert (chosen["backend"], chosen["implementation"]) == ("cuda", "sm90")
+    assert ok(*problem, "h200", "--dtype", "f32").json["chosen"]["implementation"] == "portable"
+    assert ok(*problem, "a100").json["chosen"]["implementation"] == "portable"
+    assert ok(*problem, "h200", "--backend", "cuda:portable").json["chosen"]["reason"] == "asked for"
+    assert ok(*problem, "h200", "--budget", "160MiB").json["chosen"]["workspace_bytes"] <= 160 * 2**20
+    refused(2, "expected one of a100, h100, h200, got h9000", "plan", "--model", "gpt2", "--device", "h9000")
+
+
+@pytest.mark.gpu
+def test_plans_for_the_device_that_is_here(cuda_device, ok):
+    chosen = ok("--json", "plan", "--model", "llama-3-8b", "--device", cuda_device).json["chosen"]
+    assert chosen["backend"] == "cuda" and chosen["reason"]
+
+
 def test_smallest_budget_works_and_one_byte_less_does_not(ok, run):
     problem = ["plan", "-N", 1000, "-V", 5000, "-D", 128, "--dtype", "bf16"]
     smallest = ok("--json", *problem).json["smallest_budget_bytes"]

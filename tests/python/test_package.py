@@ -28,6 +28,15 @@ def test_version_and_backends():
     assert names[-1] == "reference" and headroom.backends()[-1].why_unavailable == ""
 
 
+def test_plan_for_a_model_of_device():
+    if headroom.backends()[0].name != "cuda":
+        pytest.skip("this build has no CUDA backend")
+    plan = headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="h200")
+    assert (plan.backend, plan.implementation) == ("cuda", "sm90")
+    with pytest.raises(headroom.BackendUnavailableError, match="expected one of a100, h100, h200, got h9000"):
+        headroom.plan(8, 8, 8, device="h9000")
+
+
 def test_plan():
     plan = headroom.plan(64, 1000, 32, dtype=torch.bfloat16)
     assert plan.kind in ("whole", "token_chunks", "vocab_chunks") and plan.workspace_bytes > 0

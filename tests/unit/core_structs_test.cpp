@@ -104,6 +104,36 @@ TEST(Structs, DevicesAreCountedAndDescribedOrMissingForAReason) {
   }
 }
 
+TEST(Structs, AModelOfDeviceIsForPlansOnly) {
+  if (std::string(headroom_backend_name(0)) != "cuda") GTEST_SKIP() << "this build has no CUDA backend";
+  headroom_context_options options;
+  headroom_context_options_init(&options);
+  options.device_model = "h200";
+  headroom_context* context = nullptr;
+  ASSERT_EQ(headroom_context_create(&options, &context), HEADROOM_OK) << headroom_last_error();
+  const headroom_problem p = small_problem();
+  headroom_plan* plan = nullptr;
+  ASSERT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_OK) << headroom_last_error();
+  headroom_plan_info info;
+  headroom_plan_info_init(&info);
+  ASSERT_EQ(headroom_plan_get_info(plan, &info), HEADROOM_OK);
+  EXPECT_STREQ(info.backend, "cuda");
+  headroom_buffers buffers;
+  headroom_buffers_init(&buffers);
+  EXPECT_EQ(headroom_run(plan, &buffers, nullptr, 0, nullptr), HEADROOM_UNSUPPORTED);
+  EXPECT_EQ(std::string(headroom_last_error()).find("device_model: expected"), 0u);
+  float number = 1;
+  EXPECT_EQ(headroom_scale_gradient(context, &number, HEADROOM_F32, 1, &number, nullptr),
+            HEADROOM_UNSUPPORTED);
+  headroom_plan_destroy(plan);
+  headroom_context_destroy(context);
+  options.device = 0;
+  EXPECT_EQ(headroom_context_create(&options, &context), HEADROOM_INVALID_ARGUMENT);
+  options.device = HEADROOM_HOST_MEMORY;
+  options.device_model = "h9000";
+  EXPECT_EQ(headroom_context_create(&options, &context), HEADROOM_BACKEND_UNAVAILABLE);
+}
+
 // A list for such a caller: its elements lie as close as its struct is small.
 TEST(Structs, AListOfSmallerPlanInfos) {
   struct OldInfo {
