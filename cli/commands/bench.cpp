@@ -4,9 +4,11 @@
 #include <memory>
 #include <stdexcept>
 
+#include "commands/bench_device.h"
 #include "commands/bench_run.h"
 #include "commands/commands.h"
 #include "commands/context.h"
+#include "commands/device_option.h"
 #include "commands/loss_options.h"
 #include "commands/units.h"
 #include "io/atomic_file.h"
@@ -19,12 +21,23 @@ namespace {
 using nlohmann::ordered_json;
 
 struct BenchOptions {
-  std::vector<std::string> shapes{"1024,32768,512", "512,131072,1024"};
-  std::string dtype = "f32";
-  std::string budgets = "16MiB,64MiB,256MiB,0";
-  int repeats = 3;
+  std::vector<std::string> shapes;
+  std::string dtype;
+  std::string budgets;
+  int repeats = 0;
+  std::string device = "cpu";
   std::string svg;
 };
+
+// What is measured where nothing else is asked for.
+BenchOptions completed(BenchOptions options, bool on_device) {
+  if (options.shapes.empty() && on_device) options.shapes = {"8192,128256,4096"};
+  if (options.shapes.empty()) options.shapes = {"1024,32768,512", "512,131072,1024"};
+  if (options.dtype.empty()) options.dtype = on_device ? "bf16" : "f32";
+  if (options.budgets.empty()) options.budgets = on_device ? "160MiB,1GiB,0" : "16MiB,64MiB,256MiB,0";
+  if (options.repeats == 0) options.repeats = on_device ? 20 : 3;
+  return options;
+}
 
 struct ShapeResults {
   BenchShape shape;
@@ -76,10 +89,37 @@ ordered_json result_json(const ShapeResults& of, const BenchResult& result) {
       {"seconds", result.seconds},
       {"time_over_materialized", base != nullptr ? result.median_seconds() / base->median_seconds() : NAN},
       {"gflop_per_second", flop / result.median_seconds() * 1e-9},
-      {"peak_extra_bytes", result.peak_extra_bytes},
+      {"peak_extra_bytes",
+       result.peak_extra_bytes ? ordered_json(*result.peak_extra_bytes) : ordered_json(nullptr)},
       {"workspace_bytes", result.workspace_bytes},
       {"loss", result.loss},
       {"detail", result.detail}};
+}
+
+void print_refusals(const ShapeResults& of) {
+  for (const BenchResult& result : of.results) {
+    if (!result.refusal.empty()) std::cout << "refused: " << result.method << ": " << result.refusal << "\n";
+  }
+  std::cout << "\n";
+}
+
+void print_device_table(const ShapeResults& of, const BenchOptions& options) {
+  std::cout << "tokens x vocab x hidden = " << of.shape.text() << ", " << options.dtype << ", "
+            << options.device << "\n";
+  Table table({"method", "computes", "time", "TFLOP/s", "workspace", "loss", "plan"});
+  for (const BenchResult& result : of.results) {
+    const std::string what = result.gradients ? "loss + gradients" : "loss";
+    if (!result.refusal.empty()) {
+      table.add({result.method, what, "refused"});
+      continue;
+    }
+    const double gflops = result_json(of, result)["gflop_per_second"];
+    table.add({result.method, what, format_seconds(result.median_seconds()), format_number(gflops * 1e-3, 3),
+               format_bytes(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7),
+               result.detail});
+  }
+  std::cout << table.text();
+  print_refusals(of);
 }
 
 void print_table(const ShapeResults& of, const std::string& dtype) {
@@ -95,14 +135,11 @@ void print_table(const ShapeResults& of, const std::string& dtype) {
     const double ratio = json["time_over_materialized"];
     table.add({result.method, what, format_seconds(result.median_seconds()),
                std::isnan(ratio) ? "-" : format_number(ratio, 3), format_number(json["gflop_per_second"], 3),
-               format_bytes(static_cast<double>(result.peak_extra_bytes)),
+               format_bytes(static_cast<double>(result.peak_extra_bytes.value_or(0))),
                format_bytes(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7)});
   }
   std::cout << table.text();
-  for (const BenchResult& result : of.results) {
-    if (!result.refusal.empty()) std::cout << "refused: " << result.method << ": " << result.refusal << "\n";
-  }
-  std::cout << "\n";
+  print_refusals(of);
 }
 
 // Time against peak extra memory, loss and gradients: a line of budgets and one point of the materialized
@@ -111,7 +148,11 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
   plot::LineChart chart;
   chart.title = "Loss and gradients: time against extra memory";
   chart.subtitle = dtype + "; tokens x vocabulary x hidden";
-  chart.x = {.label = "peak extra memory", .log = true, .unit = plot::Unit::kBytes};
+  const bool measured = std::any_of(all.begin(), all.end(), [](const ShapeResults& of) {
+    return std::any_of(of.results.begin(), of.results.end(),
+                       [](const BenchResult& result) { return result.peak_extra_bytes.has_value(); });
+  });
+  chart.x = {.label = measured ? "peak extra memory" : "workspace", .log = true, .unit = plot::Unit::kBytes};
   chart.y = {.label = "median time", .unit = plot::Unit::kSeconds};
   int color = 0;
   for (const ShapeResults& of : all) {
@@ -129,7 +170,8 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
       if (!result.gradients || result.seconds.empty()) continue;
       plot::Series& series = result.budget_bytes ? fused : plain;
       // A page is the least that the system can tell.
-      series.x.push_back(static_cast<double>(std::max<int64_t>(result.peak_extra_bytes, 4096)));
+      const int64_t bytes = result.peak_extra_bytes.value_or(result.workspace_bytes);
+      series.x.push_back(static_cast<double>(std::max<int64_t>(bytes, 4096)));
       series.y.push_back(result.median_seconds());
     }
     for (plot::Series* series : {&fused, &plain}) {
@@ -151,18 +193,24 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
   return plot::to_svg(chart);
 }
 
-void run(const BenchOptions& options, const GlobalOptions& globals) {
+void run(const BenchOptions& given, const GlobalOptions& globals) {
+  const DeviceChoice device = parse_device(globals, given.device);
+  const bool on_device = device.ordinal != HEADROOM_HOST_MEMORY;
+  const BenchOptions options = completed(given, on_device);
   const std::vector<BenchRequest> requests = make_requests(options);
+  const std::string why_not = on_device ? "--device measures Headroom alone" : why_not_materialized();
   int64_t steps = 0;
-  for (const BenchRequest& request : requests) steps += bench_steps(request);
+  for (const BenchRequest& request : requests) {
+    steps += static_cast<int64_t>(bench_methods(request, why_not.empty()).size()) * request.repeats;
+  }
   std::vector<ShapeResults> all;
   {
     Progress progress(globals, "bench", steps);
     int64_t done = 0;
     for (const BenchRequest& request : requests) {
-      all.push_back({request.shape, run_bench(globals, request, [&](const std::string& note) {
-                       progress.update(++done, note);
-                     })});
+      const auto step = [&](const std::string& note) { progress.update(++done, note); };
+      all.push_back({request.shape, on_device ? run_device_bench(globals, request, device, step)
+                                              : run_bench(globals, request, step)});
     }
   }
   if (!options.svg.empty()) write_text_file(options.svg, draw(all, options.dtype));
@@ -176,19 +224,24 @@ void run(const BenchOptions& options, const GlobalOptions& globals) {
                         {"hidden", of.shape.dim},
                         {"results", results}});
     }
-    print_json(
-        {{"dtype", options.dtype},
-         {"repeats", options.repeats},
-         {"why_not_materialized",
-          why_not_materialized().empty() ? ordered_json(nullptr) : ordered_json(why_not_materialized())},
-         {"shapes", shapes},
-         {"svg", options.svg.empty() ? ordered_json(nullptr) : ordered_json(options.svg)}});
+    print_json({{"device", options.device},
+                {"dtype", options.dtype},
+                {"repeats", options.repeats},
+                {"why_not_materialized", why_not.empty() ? ordered_json(nullptr) : ordered_json(why_not)},
+                {"shapes", shapes},
+                {"svg", options.svg.empty() ? ordered_json(nullptr) : ordered_json(options.svg)}});
     return;
   }
-  for (const ShapeResults& of : all) print_table(of, options.dtype);
-  if (!why_not_materialized().empty())
-    std::cout << "materialized: not measured, " << why_not_materialized() << "\n";
-  std::cout << "GFLOP/s count 1 F for the loss and 3 F with gradients, F = 2 x tokens x vocab x hidden.\n";
+  for (const ShapeResults& of : all) {
+    if (on_device) {
+      print_device_table(of, options);
+    } else {
+      print_table(of, options.dtype);
+    }
+  }
+  if (!why_not.empty()) std::cout << "materialized: not measured, " << why_not << "\n";
+  std::cout << (on_device ? "T" : "G")
+            << "FLOP/s count 1 F for the loss and 3 F with gradients, F = 2 x tokens x vocab x hidden.\n";
   if (!options.svg.empty()) std::cout << "plot: " << options.svg << "\n";
 }
 
@@ -199,14 +252,15 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--shape", options->shapes, "TOKENS,VOCAB,HIDDEN; may be given several times")
       ->delimiter(';')
-      ->capture_default_str();
+      ->default_str("1024,32768,512;512,131072,1024, on a device 8192,128256,4096");
   command->add_option("--dtype", options->dtype, "Of hidden and classifier: f32, bf16 or f16")
-      ->capture_default_str();
+      ->default_str("f32, on a device bf16");
   command->add_option("--budgets", options->budgets, "Budgets of the workspace, 0 for none")
-      ->capture_default_str();
+      ->default_str("16MiB,64MiB,256MiB,0, on a device 160MiB,1GiB,0");
   command->add_option("--repeat", options->repeats, "Runs of each, of which the median is shown")
       ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+      ->default_str("3, on a device 20");
+  add_device_option(*command, options->device, "Where to measure: cpu, or cuda:N; see 'headroom info'");
   command->add_option("--svg", options->svg, "Write a plot of time against memory to this file");
   command->footer(
       "\nThe materialized computation holds float32 logits: a matrix product of oneDNN, softmax in place, "
@@ -214,11 +268,13 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       "products for the gradients. For bf16 and f16 it takes the operands widened to float32 beforehand. All "
       "methods\n"
       "run in turn, allocation included. Peak extra memory is resident memory beyond inputs and outputs.\n"
+      "On a CUDA device Headroom is measured alone, by the device's own clock, after a warm-up.\n"
       "\n"
       "Examples:\n"
       "  headroom bench\n"
       "  headroom bench --shape 2048,32768,256 --budgets 32MiB,256MiB --svg bench.svg\n"
-      "  headroom --threads 2 --json bench --shape 512,256000,2304 --dtype bf16 --repeat 5\n");
+      "  headroom --threads 2 --json bench --shape 512,256000,2304 --dtype bf16 --repeat 5\n"
+      "  headroom bench --device cuda:0 --shape 8192,256000,2304\n");
   command->callback([options, &globals] { run(*options, globals); });
 }
 

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <random>
 
+#include "commands/bench_data.h"
 #include "commands/context.h"
-#include "commands/loss_options.h"
 #include "commands/units.h"
-#include "io/real_element.h"
 #include "train/process_memory.h"
 #ifdef HEADROOM_HAS_TRAIN
 #include "train/head.h"
@@ -31,41 +29,71 @@ struct Operands {
   std::vector<float> d_classifier;
 };
 
-void fill(std::vector<float>& values, std::vector<uint16_t>& half, int64_t count, double std,
-          headroom_dtype dtype, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  // A pool of normal numbers read at a stride: drawing each would take longer than the measurement.
-  std::normal_distribution<float> normal(0, static_cast<float>(std));
-  std::vector<float> pool(1 << 16);
-  for (float& value : pool) value = normal(random);
+void fill(std::vector<float>& values, std::vector<uint16_t>& half, int64_t count,
+          const NormalNumbers& numbers, bool narrow) {
   values.resize(static_cast<size_t>(count));
-  const bool narrow = dtype != HEADROOM_F32;
   if (narrow) half.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
-    const float value = pool[(i * 40503 + i / 65537) % pool.size()];
-    if (!narrow) {
-      values[i] = value;
-      continue;
-    }
-    half[i] = dtype == HEADROOM_BF16 ? float_to_bf16(value) : float_to_f16(value);
-    values[i] = dtype == HEADROOM_BF16 ? bf16_to_float(half[i]) : f16_to_float(half[i]);
+    values[i] = numbers.value(i);
+    if (narrow) half[i] = numbers.bits(i);
   }
 }
 
 Operands make_operands(const BenchRequest& request) {
   const auto& [tokens, vocab, dim] = request.shape;
+  const bool narrow = request.dtype != HEADROOM_F32;
   Operands o;
-  fill(o.hidden, o.hidden16, tokens * dim, 1, request.dtype, 1);
-  fill(o.classifier, o.classifier16, vocab * dim, 2 / std::sqrt(static_cast<double>(dim)), request.dtype, 2);
-  std::mt19937_64 random(3);
-  std::uniform_int_distribution<int32_t> ids(0, static_cast<int32_t>(vocab - 1));
-  for (int64_t i = 0; i < tokens; ++i) o.targets.push_back(ids(random));
+  fill(o.hidden, o.hidden16, tokens * dim, bench_hidden(request.dtype), narrow);
+  fill(o.classifier, o.classifier16, vocab * dim, bench_classifier(request.shape, request.dtype), narrow);
+  o.targets = bench_targets(request.shape);
   o.d_hidden.assign(o.hidden.size(), 1.0F);
   o.d_classifier.assign(o.classifier.size(), 1.0F);
   return o;
 }
 
-Problem make_problem(const BenchRequest& request, const BenchResult& method) {
+void run_headroom(const Context& context, const BenchRequest& request, Operands& o, BenchResult& result) {
+  const bool f32 = request.dtype == HEADROOM_F32;
+  float loss = 0;
+  Buffers buffers;
+  buffers.hidden = f32 ? static_cast<const void*>(o.hidden.data()) : o.hidden16.data();
+  buffers.classifier = f32 ? static_cast<const void*>(o.classifier.data()) : o.classifier16.data();
+  buffers.targets = o.targets.data();
+  buffers.loss = &loss;
+  if (result.gradients) {
+    buffers.d_hidden = o.d_hidden.data();
+    buffers.d_classifier = o.d_classifier.data();
+  }
+  const PlanInfo info = run_once(context, bench_problem(request, result), buffers);
+  result.loss = static_cast<double>(loss);
+  describe_plan(info, result);
+}
+
+#ifdef HEADROOM_HAS_TRAIN
+void run_materialized(const BenchRequest& request, Operands& o, BenchResult& result) {
+  const auto head = train::make_materialized_head();
+  const train::HeadInput input{o.hidden, o.classifier, o.targets, request.shape.vocab, request.shape.dim};
+  result.loss =
+      result.gradients ? head->loss_and_gradients(input, o.d_hidden, o.d_classifier) : head->loss(input);
+  result.workspace_bytes = head->workspace_bytes();
+  result.detail = head->description();
+}
+#endif
+
+}  // namespace
+
+std::string BenchShape::text() const {
+  return std::to_string(tokens) + " x " + std::to_string(vocab) + " x " + std::to_string(dim);
+}
+
+double BenchResult::median_seconds() const {
+  if (seconds.empty()) return NAN;
+  std::vector<double> sorted = seconds;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t middle = sorted.size() / 2;
+  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+Problem bench_problem(const BenchRequest& request, const BenchResult& method) {
   Problem problem;
   problem.tokens = request.shape.tokens;
   problem.vocab = request.shape.vocab;
@@ -82,43 +110,12 @@ Problem make_problem(const BenchRequest& request, const BenchResult& method) {
   return problem;
 }
 
-void run_headroom(const Context& context, const BenchRequest& request, Operands& o, BenchResult& result) {
-  const bool f32 = request.dtype == HEADROOM_F32;
-  float loss = 0;
-  Buffers buffers;
-  buffers.hidden = f32 ? static_cast<const void*>(o.hidden.data()) : o.hidden16.data();
-  buffers.classifier = f32 ? static_cast<const void*>(o.classifier.data()) : o.classifier16.data();
-  buffers.targets = o.targets.data();
-  buffers.loss = &loss;
-  if (result.gradients) {
-    buffers.d_hidden = o.d_hidden.data();
-    buffers.d_classifier = o.d_classifier.data();
-  }
-  const PlanInfo info = run_once(context, make_problem(request, result), buffers);
-  result.loss = static_cast<double>(loss);
-  result.workspace_bytes = static_cast<int64_t>(info.workspace_bytes);
-  result.detail = std::string(headroom_plan_kind_name(static_cast<headroom_plan_kind>(info.kind))) + ", " +
-                  info.backend + " " + info.config;
-}
-
-#ifdef HEADROOM_HAS_TRAIN
-void run_materialized(const BenchRequest& request, Operands& o, BenchResult& result) {
-  const auto head = train::make_materialized_head();
-  const train::HeadInput input{o.hidden, o.classifier, o.targets, request.shape.vocab, request.shape.dim};
-  result.loss =
-      result.gradients ? head->loss_and_gradients(input, o.d_hidden, o.d_classifier) : head->loss(input);
-  result.workspace_bytes = head->workspace_bytes();
-  result.detail = head->description();
-}
-#endif
-
-// The methods, in the order of the report.
-std::vector<BenchResult> list_methods(const BenchRequest& request) {
+std::vector<BenchResult> bench_methods(const BenchRequest& request, bool materialized) {
   std::vector<BenchResult> methods;
   for (const bool gradients : {false, true}) {
     BenchResult method;
     method.gradients = gradients;
-    if (why_not_materialized().empty()) {
+    if (materialized) {
       method.method = "materialized";
       methods.push_back(method);
     }
@@ -132,22 +129,10 @@ std::vector<BenchResult> list_methods(const BenchRequest& request) {
   return methods;
 }
 
-}  // namespace
-
-std::string BenchShape::text() const {
-  return std::to_string(tokens) + " x " + std::to_string(vocab) + " x " + std::to_string(dim);
-}
-
-double BenchResult::median_seconds() const {
-  if (seconds.empty()) return NAN;
-  std::vector<double> sorted = seconds;
-  std::sort(sorted.begin(), sorted.end());
-  const size_t middle = sorted.size() / 2;
-  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
-}
-
-int64_t bench_steps(const BenchRequest& request) {
-  return static_cast<int64_t>(list_methods(request).size()) * request.repeats;
+void describe_plan(const PlanInfo& info, BenchResult& result) {
+  result.workspace_bytes = static_cast<int64_t>(info.workspace_bytes);
+  result.detail = std::string(headroom_plan_kind_name(static_cast<headroom_plan_kind>(info.kind))) + ", " +
+                  info.backend + " " + info.config;
 }
 
 std::string why_not_materialized() {
@@ -165,7 +150,7 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
 #endif
   const Context context = make_context(globals);
   Operands operands = make_operands(request);
-  std::vector<BenchResult> results = list_methods(request);
+  std::vector<BenchResult> results = bench_methods(request, why_not_materialized().empty());
   for (int repeat = 0; repeat < request.repeats; ++repeat) {
     for (BenchResult& result : results) {
       if (!result.refusal.empty()) continue;
@@ -190,7 +175,8 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
       if (result.refusal.empty()) {
         result.seconds.push_back(
             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-        result.peak_extra_bytes = std::max(result.peak_extra_bytes, train::peak_resident_bytes() - before);
+        result.peak_extra_bytes =
+            std::max(result.peak_extra_bytes.value_or(0), train::peak_resident_bytes() - before);
       }
       step(request.shape.text() + ", " + result.method);
     }

@@ -24,9 +24,10 @@ struct BenchResult {
   std::string refusal;  // why it did not run; else empty
   std::string detail;   // plan and configuration
   std::optional<size_t> budget_bytes;
-  int64_t workspace_bytes = 0;   // by the method's own account
-  int64_t peak_extra_bytes = 0;  // resident memory beyond inputs and outputs, measured
-  std::vector<double> seconds;   // of each repeat
+  int64_t workspace_bytes = 0;  // by the method's own account
+  // Resident memory beyond inputs and outputs, measured; nothing on a device, where runs allocate none.
+  std::optional<int64_t> peak_extra_bytes;
+  std::vector<double> seconds;  // of each repeat
   double loss = 0;
   double median_seconds() const;
 };
@@ -43,8 +44,12 @@ struct BenchRequest {
 std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequest& request,
                                    const std::function<void(const std::string&)>& step);
 
-// Runs that run_bench() makes.
-int64_t bench_steps(const BenchRequest& request);
+// The methods in the order of the report, none of them run yet.
+std::vector<BenchResult> bench_methods(const BenchRequest& request, bool materialized);
+// What a method with a budget computes.
+Problem bench_problem(const BenchRequest& request, const BenchResult& method);
+// Workspace and detail of a result.
+void describe_plan(const PlanInfo& info, BenchResult& result);
 
 // Empty, or why this build cannot compute with materialized logits.
 std::string why_not_materialized();

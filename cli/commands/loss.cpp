@@ -5,6 +5,7 @@
 
 #include "commands/commands.h"
 #include "commands/context.h"
+#include "commands/device_option.h"
 #include "commands/loss_inputs.h"
 #include "commands/loss_run.h"
 #include "commands/units.h"
@@ -20,6 +21,7 @@ using nlohmann::ordered_json;
 struct Options {
   LossFiles files;
   LossRequest request;
+  std::string device = "cpu";
   std::string reduction = "mean";
   bool lse = false;
   std::string per_token;  // file
@@ -112,6 +114,7 @@ ordered_json make_report(const Options& options, const LossInputs& in, const Los
        {{"tensor", in.classifier.name},
         {"dtype", name_of(in.classifier.dtype)},
         {"shape", in.classifier.shape}}}};
+  report["device"] = options.device;
   report["seconds"] = result.seconds;
   report["tokens_per_second"] = static_cast<double>(in.tokens) / result.seconds;
   report["workspace_bytes"] = result.workspace_bytes;
@@ -175,6 +178,7 @@ void write_gradients(const Options& options, const LossInputs& in, const LossRes
 
 void run(Options options, const GlobalOptions& globals) {
   prepare(options);
+  options.request.device = parse_device(globals, options.device);
   const LossInputs inputs = open_loss_inputs(options.files);
   const LossResult result = run_loss(globals, inputs, options.request);
   if (!options.per_token.empty()) write_per_token(options, inputs, result);
@@ -239,6 +243,8 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       ->group(loss)
       ->capture_default_str();
   add_loss_options(*command, options->request.loss);
+  add_device_option(*command, options->device,
+                    "Where to compute: cpu, or cuda:N with copies there and back; see 'headroom info'");
 
   const std::string outputs = "Outputs";
   command->add_flag("--lse", options->lse, "Log of the sum of the exponentials too")->group(outputs);
@@ -276,6 +282,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       "      --targets acts.safetensors:input_ids --shift 1 --softcap 30 --budget 256MiB\n"
       "  headroom loss --hidden h.safetensors --classifier model.safetensors.index.json:lm_head.weight \\\n"
       "      --targets y.npy --gradients g.safetensors --gradients-of hidden\n"
+      "  headroom loss --device cuda:0 --hidden h.npy --classifier w.npy --targets y.npy\n"
       "  headroom --json loss --hidden h.npy --classifier w.npy --targets y.npy --per-token nll.npy\n");
   command->callback([options, &globals] { run(*options, globals); });
 }

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "commands/context.h"
+#include "commands/device_run.h"
 #include "commands/units.h"
 #include "progress.h"
 
@@ -78,25 +79,19 @@ double sum_of(const LossInputs& in, const std::vector<std::byte>& values, int64_
   return sum;
 }
 
-void run_chunks(const Context& context, const GlobalOptions& globals, const LossInputs& in,
+void run_chunks(const Context& context, Runner& runner, const GlobalOptions& globals, const LossInputs& in,
                 const LossRequest& request, LossResult& out) {
   out.token_loss.resize(static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype)));
   out.chunk_tokens = chunk_size(context, in, request);
   Progress progress(globals, "loss", in.tokens);
   double sum = 0;
-  std::unique_ptr<Workspace> workspace;
   for (int64_t first = 0; first < in.tokens || first == 0; first += std::max<int64_t>(out.chunk_tokens, 1)) {
     const int64_t last = std::min(in.tokens, first + out.chunk_tokens);
-    const Plan plan(context, make_problem(in, request, last - first));
-    const PlanInfo info = plan.info();
-    if (first == 0) out.plan = info;
-    if (!workspace || workspace->bytes().size() < info.workspace_bytes) {
-      workspace.reset();
-      workspace = std::make_unique<Workspace>(info.workspace_bytes);
-      out.workspace_bytes = info.workspace_bytes;
-    }
     int64_t correct = 0;
-    plan.run(make_buffers(in, out, first, &correct), workspace->bytes());
+    const PlanInfo info =
+        runner.run(make_problem(in, request, last - first), make_buffers(in, out, first, &correct));
+    if (first == 0) out.plan = info;
+    out.workspace_bytes = std::max(out.workspace_bytes, info.workspace_bytes);
     out.correct_tokens += correct;
     sum += sum_of(in, out.token_loss, first, last);
     progress.update(last, "sum of the losses " + format_number(sum));
@@ -112,8 +107,8 @@ void allocate(Gradient& gradient, const TensorView& of, bool f32) {
       std::make_unique<Workspace>(static_cast<size_t>(of.elements() * dtype_bytes(gradient.dtype)));
 }
 
-void run_with_gradients(const Context& context, const GlobalOptions& globals, const LossInputs& in,
-                        const LossRequest& request, LossResult& out) {
+void run_with_gradients(const Context& context, Runner& runner, const GlobalOptions& globals,
+                        const LossInputs& in, const LossRequest& request, LossResult& out) {
   Problem problem = make_problem(in, request, in.tokens);
   problem.pass = HEADROOM_FORWARD_BACKWARD;
   problem.reduction = request.sum ? HEADROOM_REDUCTION_SUM : HEADROOM_REDUCTION_MEAN;
@@ -128,15 +123,13 @@ void run_with_gradients(const Context& context, const GlobalOptions& globals, co
   problem.d_classifier_dtype = out.d_classifier.data ? out.d_classifier.dtype : problem.classifier_dtype;
   problem.d_bias_dtype = out.d_bias.data ? out.d_bias.dtype : problem.bias_dtype;
 
-  const Plan plan(context, problem);
-  out.plan = plan.info();
+  out.plan = Plan(context, problem).info();
   out.chunk_tokens = in.tokens;
   out.workspace_bytes = out.plan.workspace_bytes;
   if (!globals.quiet && out.plan.predicted_seconds > kAnnouncedSeconds) {
     std::fprintf(stderr, "loss and gradients of %s tokens, about %s\n", format_count(in.tokens).c_str(),
                  format_duration(out.plan.predicted_seconds).c_str());
   }
-  const Workspace workspace(out.plan.workspace_bytes);
   double loss64 = 0;
   float loss32 = 0;
   Buffers buffers = make_buffers(in, out, 0, &out.correct_tokens);
@@ -144,14 +137,15 @@ void run_with_gradients(const Context& context, const GlobalOptions& globals, co
   if (out.d_hidden.data) buffers.d_hidden = out.d_hidden.data->bytes().data();
   if (out.d_classifier.data) buffers.d_classifier = out.d_classifier.data->bytes().data();
   if (out.d_bias.data) buffers.d_bias = out.d_bias.data->bytes().data();
-  plan.run(buffers, workspace.bytes());
+  runner.run(problem, buffers);
   out.loss = in.stats_dtype == HEADROOM_F64 ? loss64 : static_cast<double>(loss32);
 }
 
 }  // namespace
 
 LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const LossRequest& request) {
-  const Context context = make_context(globals);
+  const Context context = make_context(globals, {}, request.device);
+  Runner runner(context, request.device.ordinal);
   const auto bytes = static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype));
   LossResult out;
   out.nll.resize(bytes);
@@ -161,9 +155,9 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
 
   const auto start = std::chrono::steady_clock::now();
   if (request.has_gradients()) {
-    run_with_gradients(context, globals, in, request, out);
+    run_with_gradients(context, runner, globals, in, request, out);
   } else {
-    run_chunks(context, globals, in, request, out);
+    run_chunks(context, runner, globals, in, request, out);
   }
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "commands/context.h"
 #include "commands/loss_inputs.h"
 #include "commands/loss_options.h"
 #include "options.h"
@@ -15,6 +16,7 @@ namespace headroom::cli {
 // What to compute from the inputs.
 struct LossRequest {
   LossOptions loss;
+  DeviceChoice device;
   bool sum = false;      // reduction: sum, else mean
   double num_items = 0;  // divisor of the mean; 0: the weights of the valid tokens
   bool entropy = false;

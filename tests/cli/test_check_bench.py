@@ -23,6 +23,31 @@ def test_bench_shows_a_refused_budget(ok):
     assert "refused" in ok("bench", "--shape", "64,512,32", "--budgets", "1B", "--repeat", 1).out
 
 
+@pytest.mark.parametrize("command", [["bench"], ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(refused, command):
+    refused(1, "--device: expected a usable CUDA device, got cuda:999: there is no CUDA", *command, "--device", "cuda:999")
+    refused(2, "--device: expected cpu or cuda:N, got 'h200'", *command, "--device", "h200")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_bench_on_a_device(cuda_device, ok, tmp_path, dtype):
+    problem = ["--shape", "300,4000,64", "--budgets", "0,1B", "--dtype", dtype, "--repeat", 3]
+    report = ok("--json", "bench", "--device", cuda_device, *problem, "--svg", "b.svg").json
+    assert report["device"] == cuda_device and report["why_not_materialized"]
+    host = ok("--json", "bench", *problem).json["shapes"][0]["results"]
+    (loss,) = {round(result["loss"], 3) for result in host if not result["refusal"]}
+    for result in report["shapes"][0]["results"]:
+        if result["budget_bytes"] == 1:
+            assert "expected at least" in result["refusal"]
+            continue
+        assert len(result["seconds"]) == 3 and result["gflop_per_second"] > 0
+        assert abs(result["loss"] - loss) < 2e-3 and result["peak_extra_bytes"] is None
+        assert "cuda" in result["detail"]
+    assert ElementTree.parse(tmp_path / "b.svg").getroot().tag.endswith("svg")
+    assert "TFLOP/s" in ok("bench", "--device", cuda_device, *problem).out
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_bench_of_16_bit_operands(ok, dtype):
     report = ok("--json", "bench", "--shape", "32,256,16", "--dtype", dtype, "--budgets", "0", "--repeat", 1).json
