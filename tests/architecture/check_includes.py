@@ -1,8 +1,8 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another; everything outside src
-knows the public headers only; CUDA's own headers are known under src/cuda, bench and tests/gpu only, and to the memory
-of devices that the tests share.
+knows the public headers only; CUDA's own headers are known under src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of
+devices that the tests share.
 """
 import pathlib
 import re
@@ -14,7 +14,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 PUBLIC = "headroom/"
 OUTSIDE = ("cli", "python", "bench", "examples")
 BACKENDS = ("reference", "cpu", "cuda")
-CUDA_USERS = ("src/cuda/", "bench/", "tests/gpu/", "tests/support/device_memory.cpp")
+CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "tests/gpu/", "tests/support/device_memory.cpp")
 
 # Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
 C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h", "assert.h", "float.h", "limits.h"}

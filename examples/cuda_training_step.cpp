@@ -1,0 +1,120 @@
+// Gradient descent on a CUDA device in C++: one plan and one workspace for all steps, everything on the
+// caller's stream. The head's gradient comes in bf16; the update itself is left to cudaMemcpy and the host to
+// keep this short. Ends with 77 where there is no usable device.
+#include <cuda_runtime_api.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <headroom/headroom.hpp>
+#include <memory>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kTokens = 128, kVocab = 512, kHidden = 64;
+constexpr int kSteps = 5, kSkipped = 77;
+constexpr float kLearningRate = 20;
+
+void check_cuda(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
+}
+
+struct Free {
+  void operator()(void* memory) const { cudaFree(memory); }
+};
+template <class T>
+std::unique_ptr<T, Free> device_memory(int64_t count) {
+  void* memory = nullptr;
+  check_cuda(cudaMalloc(&memory, static_cast<size_t>(count) * sizeof(T)));
+  return std::unique_ptr<T, Free>(static_cast<T*>(memory));
+}
+
+float widen(headroom::bf16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+headroom::bf16 narrow(float value) {  // rounds to nearest, ties away from zero
+  return {static_cast<uint16_t>((std::bit_cast<uint32_t>(value) + 0x8000U) >> 16)};
+}
+
+std::vector<headroom::bf16> normal(int64_t count, float deviation, std::mt19937& random) {
+  std::normal_distribution<float> distribution(0, deviation);
+  std::vector<headroom::bf16> out(static_cast<size_t>(count));
+  for (headroom::bf16& value : out) value = narrow(distribution(random));
+  return out;
+}
+
+template <class T>
+void copy(T* to, std::span<const T> from, cudaStream_t stream) {
+  check_cuda(cudaMemcpyAsync(to, from.data(), from.size_bytes(), cudaMemcpyDefault, stream));
+  check_cuda(cudaStreamSynchronize(stream));
+}
+
+}  // namespace
+
+int main() try {
+  std::string why_not;
+  const std::vector<headroom::DeviceInfo> devices = headroom::devices(&why_not);
+  if (!devices.empty()) why_not = devices[0].why_unavailable;
+  if (!why_not.empty()) {
+    std::printf("skipped: no usable CUDA device: %s\n", why_not.c_str());
+    return kSkipped;
+  }
+  check_cuda(cudaSetDevice(0));
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreate(&stream));
+
+  std::mt19937 random(1);
+  const std::vector<headroom::bf16> host_hidden = normal(kTokens * kHidden, 1, random);
+  std::vector<headroom::bf16> host_classifier = normal(kVocab * kHidden, 0.1F, random);
+  std::vector<int64_t> host_targets(kTokens);
+  for (int64_t& target : host_targets) target = static_cast<int64_t>(random() % kVocab);
+
+  const auto hidden = device_memory<headroom::bf16>(kTokens * kHidden);
+  const auto classifier = device_memory<headroom::bf16>(kVocab * kHidden);
+  const auto d_classifier = device_memory<headroom::bf16>(kVocab * kHidden);
+  const auto targets = device_memory<int64_t>(kTokens);
+  const auto device_loss = device_memory<float>(1);
+  copy<headroom::bf16>(hidden.get(), host_hidden, stream);
+  copy<int64_t>(targets.get(), host_targets, stream);
+
+  const headroom::Matrix<const headroom::bf16> e{hidden.get(), kTokens, kHidden};
+  const headroom::Matrix<const headroom::bf16> c{classifier.get(), kVocab, kHidden};
+  headroom::Problem problem = headroom::make_problem(headroom::Pass::forward_backward, e, c);
+  problem.want_d_classifier = 1;
+  headroom::ContextOptions options;
+  options.device = 0;
+  const headroom::Plan plan(headroom::Context(options), problem);
+  const headroom::PlanInfo info = plan.info();
+  const auto workspace = device_memory<std::byte>(static_cast<int64_t>(info.workspace_bytes));
+  std::printf("%s: %s with %s (%s)\n", devices[0].name,
+              headroom_plan_kind_name(static_cast<headroom_plan_kind>(info.kind)), info.implementation,
+              info.reason);
+
+  headroom::Buffers buffers =
+      headroom::make_buffers(e, c, std::span<const int64_t>(targets.get(), static_cast<size_t>(kTokens)));
+  buffers.loss = device_loss.get();
+  buffers.d_classifier = d_classifier.get();
+  std::vector<headroom::bf16> gradient(host_classifier.size());
+  float first = 0, loss = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    copy<headroom::bf16>(classifier.get(), host_classifier, stream);
+    plan.run(buffers, {workspace.get(), info.workspace_bytes}, stream);
+    copy<float>(&loss, {device_loss.get(), 1}, stream);
+    copy<headroom::bf16>(gradient.data(), {d_classifier.get(), gradient.size()}, stream);
+    std::printf("step %d: loss %.4f\n", step, static_cast<double>(loss));
+    if (step == 0) first = loss;
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      host_classifier[i] = narrow(widen(host_classifier[i]) - kLearningRate * widen(gradient[i]));
+    }
+  }
+  check_cuda(cudaStreamDestroy(stream));
+  return std::isfinite(loss) && loss < first ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
