@@ -49,7 +49,7 @@ bool bf16_dot_is_fast() {
 #endif
 }
 
-void tell(std::string* reason, const std::string& text) {
+void tell(std::string* reason, std::string_view text) {
   if (reason != nullptr) *reason = text;
 }
 
@@ -66,11 +66,11 @@ std::string compiled_isas() {
 }
 
 const Kernels& best_fp32(std::string* reason) {
-  std::string lacking;  // why not the better ones
+  std::string_view lacking;  // why not the better ones
   for (const Kernels& k : fp32_kernels()) {
-    const std::string why_not = why_machine_lacks(k.name);
+    const std::string_view why_not = why_machine_lacks(k.name);
     if (why_not.empty()) {
-      tell(reason, lacking.empty() ? "the best of this build" : lacking);
+      tell(reason, lacking.empty() ? std::string_view("the best of this build") : lacking);
       return k;
     }
     lacking = why_not;
@@ -116,7 +116,7 @@ const Kernels& select_kernels(const Problem& problem, const std::string& isa, st
   }
   const Kernels& best = best_fp32(reason);
   if (pairs != nullptr && !isa.empty()) {
-    tell(reason, isa + " multiplies bf16 by bf16 only");
+    if (reason != nullptr) *reason = isa + " multiplies bf16 by bf16 only";
   } else if (pairs != nullptr && bf16) {
     tell(reason, "the bf16 dot product is no faster here");
   }
