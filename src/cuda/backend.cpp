@@ -51,11 +51,7 @@ std::string describe(const BackendOptions& options) {
          (device.capability == 90 ? "sm90 for 16-bit operands, portable for others" : "portable");
 }
 
-std::string why_not_thinned(const Problem& problem, const BackendOptions& options) {
-  const cuda::Choice choice = cuda::choose_implementation(problem, query_device(options.device), options.isa);
-  if (choice.implementation != cuda::Implementation::kSm90) {
-    return "thinned gradients need the implementation sm90, and it would use portable: " + choice.reason;
-  }
+std::string why_not_thinned(const Problem& problem) {
   if (problem.label_smoothing > 0) return "it does not thin gradients with label smoothing";
   if (cuda::thin_sizes(problem).capacity > cuda::kLongestList) {
     return "threshold must be at least 2^-13 for so large a vocabulary";
@@ -67,7 +63,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   if (options.on_host()) return "the buffers are in host memory";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
   if (problem.is_thinned()) {
-    const std::string why = why_not_thinned(problem, options);
+    const std::string why = why_not_thinned(problem);
     if (!why.empty()) return why;
   }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";

@@ -46,6 +46,7 @@ struct Draws {
   const uint64_t* seed = nullptr;  // scalar
   const int32_t* role =
       nullptr;  // [V] of the shard: >= 0 for columns that a dense product does, which are not kept
+  const int32_t* row = nullptr;      // [rows] the number of a row for seed and lists, or null: as it is
   const float* threshold = nullptr;  // [rows], infinity: nothing is kept
   int32_t* count = nullptr;  // [rows] kept so far; more than capacity only where the guess was too low
   Draw* elements = nullptr;  // [rows, capacity], in any order
@@ -67,8 +68,8 @@ struct LogitsArgs {
   const float* bias = nullptr;      // [columns], or null
   const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
   int64_t column_offset = 0;        // of the window in the shard
-  // kStats and kExps. Of kExps sums are relative to the anchor, `weighted` is not made, and max (null: not
-  // wanted), argmax and sum_z are further wishes.
+  // kStats, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative to the
+  // anchor, `weighted` is not made, and max (null: not wanted), argmax and sum_z are further wishes.
   StatSlots stats;
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window

@@ -5,6 +5,7 @@
 #include "cuda/check.h"
 #include "cuda/gemm.h"
 #include "cuda/portable/row_kernels.cuh"
+#include "cuda/portable/thin_kernel.cuh"
 
 namespace headroom::cuda::portable {
 namespace {
@@ -29,6 +30,8 @@ void launch_epilogue(const LogitsArgs& args, const Tile& tile, cudaStream_t stre
   const auto blocks = static_cast<unsigned>(tile.rows);
   if (args.epilogue == Epilogue::kStats) {
     stats_kernel<<<blocks, kRowThreads, 0, stream>>>(args, tile);
+  } else if (args.epilogue == Epilogue::kThin) {
+    thin_kernel<<<blocks, kRowThreads, 0, stream>>>(args, tile);
   } else {
     // Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's.
     const bool exps = args.epilogue == Epilogue::kExps;

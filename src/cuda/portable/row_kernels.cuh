@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
   if (!row_exists(args, row)) return;
   float* z = tile.z + blockIdx.x * tile.stride;
   const StatSlots& slots = args.stats;
-  const int64_t target = args.target[row] - args.column_offset - tile.column;
+  const int64_t target = args.target == nullptr ? -1 : args.target[row] - args.column_offset - tile.column;
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {

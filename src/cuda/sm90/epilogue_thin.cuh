@@ -24,12 +24,19 @@ struct Drawn {
   float expected = 0;  // number of kept ones, times threshold
 };
 
+// log2 of q, for a row's anchor (SplitAnchor); the plain kernel has subtracted far anchors from its products.
+template <bool kGeneral>
+__device__ __forceinline__ float exponent_of(float z, SplitAnchor anchor, float scale) {
+  return kGeneral ? fmaf(z - anchor.far, kLog2E, anchor.shift) : fmaf(z, scale, anchor.shift);
+}
+
 // start: where the running sum begins, in (0, threshold).
-__device__ __forceinline__ Drawn draw_elements(const RowElements& row, float to_exponent, float shift,
+template <bool kGeneral>
+__device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitAnchor anchor, float scale,
                                                float threshold, float start) {
   // Not the shift of the sums to the compiler, which would otherwise keep their 48 exps for here; and a few
   // elements at a time: registers are scarce.
-  if (!ptx::always()) shift = 0.f;
+  if (!ptx::always()) anchor = SplitAnchor{};
   uint32_t low = 0, high = 0;
   float expected = 0.f, running = start;
 #pragma unroll
@@ -37,7 +44,7 @@ __device__ __forceinline__ Drawn draw_elements(const RowElements& row, float to_
     if (!ptx::always()) continue;
 #pragma unroll
     for (int i = first; i < first + kDrawnAtOnce; ++i) {
-      const float q = ptx::exp2_approx(fmaf(row.at(i), to_exponent, shift));
+      const float q = ptx::exp2_approx(exponent_of<kGeneral>(row.at(i), anchor, scale));
       const bool large = q >= kCertainShare * threshold;
       expected += large ? threshold : q;
       running += large ? 0.f : q;
@@ -65,18 +72,20 @@ __device__ __forceinline__ uint64_t without_dense(uint64_t kept, const int32_t* 
   return kept;
 }
 
-// Appends kept elements to the row's list, in any order: lists are sorted later.
-__device__ __forceinline__ void append(const RowElements& row, uint64_t kept, float unit, const Draws& draws,
-                                       int64_t index, int first_column) {
+// Appends kept elements to the list of row `index`, in any order: lists are sorted later. Logits are elements
+// times unit, plus what was subtracted.
+__device__ __forceinline__ void append(const RowElements& row, uint64_t kept, float unit, float subtracted,
+                                       const Draws& draws, int64_t index, int first_column) {
   int at = kept != 0 ? atomicAdd(draws.count + index, __popcll(kept)) : 0;
   while (__any_sync(kWarp, kept != 0)) {
     const int bit = __ffsll(static_cast<long long>(kept)) - 1;
     kept &= kept - 1;
-    float logit = 0.f;
+    float z = 0.f;
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) logit = i == bit ? row.at(i) : logit;
+    for (int i = 0; i < 2 * kColumnPairs; ++i) z = i == bit ? row.at(i) : z;
     if (bit >= 0 && at < draws.capacity - 1) {
-      draws.elements[index * draws.capacity + at] = {first_column + column_of(bit), logit * unit};
+      draws.elements[index * draws.capacity + at] = {first_column + column_of(bit),
+                                                     fmaf(z, unit, subtracted)};
     }
     ++at;
   }
@@ -96,28 +105,34 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
   const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
   const bool live = row < tile.rows() && !is_ignored(args, target);
   const int64_t slot = tile.slot() * stats.stride + row;
-  const float own_shift = live ? -__ldg(args.anchor + row) * kLog2E : 0.f;
+  const float anchor = live ? __ldg(args.anchor + row) : 0.f;
   const float own_threshold = live ? __ldg(args.draws.threshold + row) : INFINITY;
+  // The caller's row, whose list it is.
+  const int own_index = live && args.draws.row != nullptr ? __ldg(args.draws.row + row) : row;
   const uint64_t seed = __ldg(args.draws.seed);
-  const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(row));
+  const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(own_index));
   const float unit = kGeneral ? 1.f : args.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
+  float near_anchor = anchor;
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
+  } else {
+    near_anchor = subtract_far_anchors(acc, anchor, args.scale);
   }
+  const SplitAnchor own = split_anchor(near_anchor);
+  const float own_subtracted = anchor - near_anchor;
 
-  const float to_exponent = kGeneral ? kLog2E : exponent_scale;
   const int first_column = static_cast<int>(args.column_offset) + tile.thread_column();
   float sums[kQuadRows], expected[kQuadRows];
   [[maybe_unused]] float sums_z[kQuadRows];
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const RowElements elements{acc[r >> 1] + 2 * (r & 1)};
-    const float shift = from_owner(own_shift, r);
+    const SplitAnchor row_anchor{kGeneral ? from_owner(own.far, r) : 0.f, from_owner(own.shift, r)};
     float sum[2] = {}, sum_z[2] = {};
 #pragma unroll
     for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      const float q = ptx::exp2_approx(fmaf(elements.at(i), to_exponent, shift));
+      const float q = ptx::exp2_approx(exponent_of<kGeneral>(elements.at(i), row_anchor, exponent_scale));
       sum[i & 1] += q;
       if constexpr (kGeneral) sum_z[i & 1] = fmaf(q, as_factor(elements.at(i)), sum_z[i & 1]);
     }
@@ -129,12 +144,18 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
         from_owner(own_bits, r), seed, kFirstDrawStream + static_cast<uint32_t>(first_column)));
     const bool may_keep = sums[r] >= threshold * fminf(uniform, kCertainShare) && threshold < INFINITY;
     if (__any_sync(kWarp, may_keep)) {
-      const Drawn drawn = draw_elements(elements, to_exponent, shift, threshold, threshold * (1.f - uniform));
+      const Drawn drawn = draw_elements<kGeneral>(elements, row_anchor, exponent_scale, threshold,
+                                                  threshold * (1.f - uniform));
       if (sums[r] >= kCertainShare * threshold) expected[r] = drawn.expected;
       const uint64_t kept = may_keep ? without_dense(drawn.kept, args.draws.role, first_column) : 0;
-      if (__any_sync(kWarp, kept != 0)) append(elements, kept, unit, args.draws, tile.row(r), first_column);
+      const int index = from_owner(own_index, r);
+      const float subtracted = kGeneral ? 0.f : from_owner(own_subtracted, r);
+      if (__any_sync(kWarp, kept != 0)) {
+        append(elements, kept, unit, subtracted, args.draws, index, first_column);
+      }
     }
   }
+  if (stats.sum == nullptr) return;
   const float tile_sum = sum_to_owner(sums);
   const float tile_expected = sum_to_owner(expected);
   if (live) {

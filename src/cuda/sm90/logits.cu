@@ -64,14 +64,16 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
   if (args.epilogue == Epilogue::kGradient) {
     require(args.lse != nullptr && args.a != nullptr && args.g != nullptr, "lse, a and g must be given");
   } else {
-    require(args.stats.sum != nullptr && args.stats.stride >= args.rows, "slots must be given");
-    require(args.stats.slots >= 1, "at least one slot");
+    require(args.epilogue == Epilogue::kThin || args.stats.sum != nullptr, "slots must be given");
+    require(args.stats.sum == nullptr || (args.stats.stride >= args.rows && args.stats.slots >= 1),
+            "at least one slot for all rows");
   }
   require(args.epilogue != Epilogue::kStats || args.stats.max != nullptr, "slots of maxima must be given");
   require(args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kGradient || args.anchor != nullptr,
           "anchors must be given");
-  require(args.epilogue != Epilogue::kThin || (args.draws.elements != nullptr && args.stats.expected != nullptr),
-          "lists and slots of expected counts must be given");
+  require(args.epilogue != Epilogue::kThin || (args.draws.elements != nullptr &&
+                                              (args.stats.sum == nullptr || args.stats.expected != nullptr)),
+          "lists, and slots of expected counts beside the sums', must be given");
   require(args.stats.argmax == nullptr || args.stats.max != nullptr, "argmax needs slots of maxima");
 }
 
@@ -92,7 +94,7 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
   params.exponent_scale = args.scale * 1.4426950408889634f;
   params.depth_blocks = static_cast<int32_t>((args.depth + kBlockDepth - 1) / kBlockDepth);
   params.column_tiles = static_cast<int32_t>((args.columns + kTileColumns - 1) / kTileColumns);
-  const int slots = args.epilogue == Epilogue::kGradient
+  const int slots = args.stats.sum == nullptr
                         ? std::numeric_limits<int>::max()
                         : static_cast<int>(std::min<int64_t>(args.stats.slots, 1024));
   params.raster = make_raster(plan.clusters, config.turns(), plan.preferred_units, slots);

@@ -49,6 +49,15 @@ void share(Workspace& w, const Layouts&... layouts) {
   (place(layouts), ...);
 }
 
+// Rows that are drawn again at a time: as many as dz of the dense columns has room for, whose place they
+// take.
+int64_t redraw_portion(const Problem& p, const ThinSizes& s) {
+  const int64_t room = std::max<int64_t>(p.tokens, 1) * padded_columns(p, s.dense) / padded_hidden(p);
+  return std::clamp<int64_t>(room / kRowBlock * kRowBlock,
+                             std::min<int64_t>(std::max<int64_t>(p.tokens, 1), 1024),
+                             std::max<int64_t>(p.tokens, 1));
+}
+
 }  // namespace
 
 size_t draws_bytes(const Problem& problem) {
@@ -105,6 +114,14 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   }
   t.row_threshold = take<float>(w, rows);
   t.out_of_range = take<uint8_t>(w, row_blocks(rows));
+  if (p.needs_forward()) {
+    t.portion = redraw_portion(p, s);
+    t.portions = ceil_div(rows, t.portion);
+    t.redrawn = take<int32_t>(w, t.portions * t.portion);
+    t.redrawn_count = take<int32_t>(w, 1 + t.portions);
+    t.portion_anchor = take<float>(w, t.portion);
+    t.portion_threshold = take<float>(w, t.portion);
+  }
   t.role = take<int32_t>(w, p.vocab);
   t.column_count = take<int32_t>(w, p.vocab);
   t.column_start = take<int32_t>(w, p.vocab + 1);
@@ -138,6 +155,9 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
       [&](Workspace& v) {
         t.columns_copy = take_elements(v, dtype, (s.dense + s.sampled) * depth);
         if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense));
+      },
+      [&](Workspace& v) {
+        if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
       },
       [&](Workspace& v) {
         if (p.needs_backward()) t.by_column = take<KeptRow>(v, s.kept);

@@ -15,8 +15,15 @@ struct ThinArena {
   int32_t* dense_target = nullptr;  // [N]
   float* row_threshold = nullptr;   // [N]
   uint8_t* out_of_range = nullptr;  // one for 128 rows
-  float* dense_bias = nullptr;      // [K]
-  float* sample_offset = nullptr;   // [S]
+  // Rows to draw again, in portions of as many as there is room for
+  int64_t portion = 0, portions = 0;
+  int32_t* redrawn = nullptr;          // [N]
+  int32_t* redrawn_count = nullptr;    // [1 + portions]
+  void* portion_hidden = nullptr;      // [portion, padded D], where dz will be
+  float* portion_anchor = nullptr;     // [portion]
+  float* portion_threshold = nullptr;  // [portion]
+  float* dense_bias = nullptr;         // [K]
+  float* sample_offset = nullptr;      // [S]
   // of the vocabulary
   int32_t* role = nullptr;          // [V]
   int32_t* column_count = nullptr;  // [V]

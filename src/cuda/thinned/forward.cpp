@@ -93,12 +93,13 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   launch_guess(g, run.stream);
 }
 
-void draw_rows(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
-               const uint8_t* active) {
+// The kernel of the first draw, over windows of the classifier. `set` completes its arguments.
+template <class Set>
+void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+                 const Set& set) {
   for_windows(run, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kThin);
     args.anchor = run.arena.anchor;
-    args.row_block_active = active;
     args.target_logit = nullptr;  // known
     args.stats.weighted = nullptr;
     if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
@@ -108,32 +109,60 @@ void draw_rows(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
     args.draws.count = t.lists.count;
     args.draws.elements = t.lists.elements;
     args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
+    set(args);
     launch_logits(run, args);
   });
 }
 
-// Rows with a bad guess once more. Without any, three launches that find nothing to do.
+// Rows with a bad guess once more, copied side by side, as many as there is room for at a time. Without any,
+// the launches find nothing to do.
 void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Arena& a = run.arena;
-  Redraw r{};
-  r.rows = chunk.rows;
-  r.slots = &a.slots;
-  r.base_2 = base_2(run);
-  r.target = a.target;
-  r.anchor = a.anchor;
-  r.guess = t.lists.guess;
-  r.row_threshold = t.row_threshold;
-  r.count = t.lists.count;
-  r.active = a.active;
-  r.out_of_range = t.out_of_range;
-  launch_find_redraws(r, run.stream);
+  FindRedraws f{};
+  f.rows = chunk.rows;
+  f.slots = &a.slots;
+  f.base_2 = base_2(run);
+  f.target = a.target;
+  f.anchor = a.anchor;
+  f.guess = t.lists.guess;
+  f.count = t.lists.count;
+  f.out_of_range = t.out_of_range;
+  f.redrawn = t.redrawn;
+  f.redrawn_count = t.redrawn_count;
+  f.portion_counts = t.redrawn_count + 1;
+  f.portion = t.portion;
+  f.portions = t.portions;
+  launch_find_redraws(f, run.stream);
   sum_rows(run, chunk, hidden, t.out_of_range);
-  Arena out_of_range = a;
-  out_of_range.active = t.out_of_range;
-  launch_anchor_from_slots(out_of_range, chunk.rows, chunk.row_count, run.stream);
-  launch_redraw_guess(r, run.stream);
-  launch_init_slots(a.slots, a.active, run.stream);
-  draw_rows(run, t, chunk, hidden, a.active);
+  launch_anchor_redraws(a.slots, f.base_2, t.out_of_range, a.target, chunk.rows, a.anchor, run.stream);
+
+  const auto element = static_cast<int64_t>(size_of(run.dtype()));
+  GatherRedraws g{};
+  g.portion = t.portion;
+  g.hidden = hidden.data;
+  g.hidden_bytes = run.depth() * element;
+  g.hidden_stride = hidden.stride * element;
+  g.copy = t.portion_hidden;
+  g.out_of_range = t.out_of_range;
+  g.anchor = a.anchor;
+  g.guess = t.lists.guess;
+  g.threshold = static_cast<float>(run.problem.threshold);
+  g.portion_anchor = t.portion_anchor;
+  g.portion_threshold = t.portion_threshold;
+  for (int64_t i = 0; i < t.portions; ++i) {
+    g.redrawn = t.redrawn + i * t.portion;
+    g.count = f.portion_counts + i;
+    launch_gather_redraws(g, run.stream);
+    const Chunk portion{true, 0, t.portion, g.count};
+    launch_draw(run, t, portion, {t.portion_hidden, run.depth()}, [&](LogitsArgs& args) {
+      args.row_count = g.count;
+      args.target = nullptr;
+      args.stats = StatSlots{};  // the sums are known
+      args.anchor = t.portion_anchor;
+      args.draws.threshold = t.portion_threshold;
+      args.draws.row = g.redrawn;
+    });
+  }
 }
 
 }  // namespace
@@ -173,7 +202,7 @@ void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Opera
                        t.row_threshold, t.lists.count, run.stream);
   }
   launch_init_slots(a.slots, nullptr, run.stream);
-  draw_rows(run, t, chunk, hidden, a.active);
+  launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) { args.row_block_active = a.active; });
   if (p.needs_forward()) draw_again(run, t, chunk, hidden);
 }
 

@@ -1,7 +1,5 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/sizes.h"
-#include "cuda/sm90/anchor.h"
 #include "cuda/thinned/thinned.h"
 
 namespace headroom::cuda {
@@ -94,47 +92,6 @@ __global__ void known_guess_kernel(const float* lse, const int32_t* target, floa
   count[row] = 0;
 }
 
-__device__ double anchor_of(const Redraw& r, int64_t row) {
-  return r.base_2 ? sm90::effective_anchor(r.anchor[row]) : double{r.anchor[row]};
-}
-
-// One block of threads for each block of rows.
-__global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(Redraw r, StatSlots slots) {
-  const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
-  bool again = false, out = false;
-  double sum = 1;
-  if (row < r.rows && r.target[row] != kIgnoredRow) {
-    double expected = 0;
-    sum = 0;
-    for (int64_t s = 0; s < slots.slots; ++s) {
-      sum += slots.sum[s * slots.stride + row];
-      expected += slots.expected[s * slots.stride + row];
-    }
-    out = !(sum < 1.1e26 && sum > 8.7e-27);
-    again = out || sum < 1.001 * kCertainShare || expected > kMostExpected;
-  }
-  const bool any_out = __syncthreads_or(out);
-  const bool any = __syncthreads_or(again);
-  if (threadIdx.x == 0) {
-    r.active[blockIdx.x] = any;
-    r.out_of_range[blockIdx.x] = any_out;
-  }
-  if (!any || row >= r.rows) return;
-  if (again) {
-    if (!out) r.anchor[row] = static_cast<float>(anchor_of(r, row) + log(sum));
-    r.count[row] = 0;
-  } else {
-    r.row_threshold[row] = CUDART_INF_F;
-  }
-}
-
-__global__ void redraw_guess_kernel(Redraw r) {
-  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row < r.rows && r.active[row / kRowBlock] != 0 && r.row_threshold[row] < CUDART_INF_F) {
-    r.guess[row] = r.anchor[row];
-  }
-}
-
 }  // namespace
 
 void launch_guess(const Guess& g, cudaStream_t stream) {
@@ -147,16 +104,6 @@ void launch_known_guess(const float* lse, const int32_t* target, float threshold
   known_guess_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(lse, target, threshold, rows, guess,
                                                                           anchor, row_threshold, count);
   check_launch("known_guess");
-}
-
-void launch_find_redraws(const Redraw& r, cudaStream_t stream) {
-  find_redraws_kernel<<<static_cast<unsigned>(row_blocks(r.rows)), kRowBlock, 0, stream>>>(r, *r.slots);
-  check_launch("find_redraws");
-}
-
-void launch_redraw_guess(const Redraw& r, cudaStream_t stream) {
-  redraw_guess_kernel<<<blocks_for(r.rows, kThreads), kThreads, 0, stream>>>(r);
-  check_launch("redraw_guess");
 }
 
 }  // namespace headroom::cuda

@@ -75,23 +75,44 @@ void launch_guess(const Guess& g, cudaStream_t stream);
 // A guess that is known: lse.
 void launch_known_guess(const float* lse, const int32_t* target, float threshold, int64_t rows, float* guess,
                         float* anchor, float* row_threshold, int32_t* count, cudaStream_t stream);
-// After the first draw. Rows whose guess was too low or too high are drawn again with lse as the guess. That
-// is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
-struct Redraw {
+// After the first draw: rows whose guess was too low or too high are listed, to be drawn again with lse as
+// the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
+struct FindRedraws {
   int64_t rows;
-  const StatSlots* slots;  // on the host
-  bool base_2;             // as in FinishRows
-  const int32_t* target;   // [N]
-  float* anchor;           // [N] in: the guess. out: lse, of rows to draw again whose sum is in range
-  float* guess;            // [N]
-  float* row_threshold;    // [N] infinity for rows of active blocks that stay as they are
-  int32_t* count;          // [N] 0 for rows to draw again
-  uint8_t* active;         // for 128 rows each: to be drawn again
-  uint8_t* out_of_range;   // for 128 rows each: a sum left the range of exps
+  const StatSlots* slots;   // on the host
+  bool base_2;              // as in FinishRows
+  const int32_t* target;    // [N]
+  const float* anchor;      // [N] the guess
+  float* guess;             // [N] becomes lse, where the sum is in range
+  int32_t* count;           // [N] becomes 0
+  uint8_t* out_of_range;    // for 128 rows each: a sum left the range of exps
+  int32_t* redrawn;         // [N] the rows, in any order
+  int32_t* redrawn_count;   // scalar
+  int32_t* portion_counts;  // [portions] how many of each portion of the list there are
+  int64_t portion, portions;
 };
-void launch_find_redraws(const Redraw& r, cudaStream_t stream);
-// The guess of rows to draw again becomes their anchor, by now lse.
-void launch_redraw_guess(const Redraw& r, cudaStream_t stream);
+void launch_find_redraws(const FindRedraws& r, cudaStream_t stream);
+// Blocks of rows out of range, which have new sums relative to maxima: sums relative to lse as the anchor;
+// listed rows of them get it as the guess.
+void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
+                           const int32_t* target, int64_t rows, float* anchor, cudaStream_t stream);
+// Of a portion of listed rows: hidden rows, guesses (out of range: anchors) and thresholds.
+struct GatherRedraws {
+  const int32_t* redrawn;  // of the portion
+  const int32_t* count;    // of the portion
+  int64_t portion;
+  const void* hidden;
+  int64_t hidden_bytes;   // of a row, a multiple of 16
+  int64_t hidden_stride;  // bytes
+  void* copy;             // [portion, hidden_bytes]
+  const uint8_t* out_of_range;
+  const float* anchor;  // [N]
+  float* guess;         // [N]
+  float threshold;
+  float* portion_anchor;     // [portion]
+  float* portion_threshold;  // [portion]
+};
+void launch_gather_redraws(const GatherRedraws& g, cudaStream_t stream);
 
 // ---- weigh.cu: second draw, coefficients and order of each row's list
 struct Weigh {

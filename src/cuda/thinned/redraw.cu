@@ -1,0 +1,94 @@
+#include "cuda/check.h"
+#include "cuda/rows/device_rows.cuh"
+#include "cuda/sizes.h"
+#include "cuda/sm90/anchor.h"
+#include "cuda/thinned/thinned.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// One block of threads for each block of rows.
+__global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, StatSlots slots) {
+  const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
+  bool out = false;
+  if (row < f.rows && f.target[row] != kIgnoredRow) {
+    double sum = 0, expected = 0;
+    for (int64_t s = 0; s < slots.slots; ++s) {
+      sum += slots.sum[s * slots.stride + row];
+      expected += slots.expected[s * slots.stride + row];
+    }
+    out = !(sum < 1.1e26 && sum > 8.7e-27);
+    if (out || sum < 1.001 * kCertainShare || expected > kMostExpected) {
+      const float anchor = f.anchor[row];
+      if (!out)
+        f.guess[row] =
+            static_cast<float>((f.base_2 ? sm90::effective_anchor(anchor) : double{anchor}) + log(sum));
+      f.count[row] = 0;
+      f.redrawn[atomicAdd(f.redrawn_count, 1)] = static_cast<int32_t>(row);
+    }
+  }
+  out = __syncthreads_or(out);
+  if (threadIdx.x == 0) f.out_of_range[blockIdx.x] = out;
+}
+
+__global__ void count_portions_kernel(FindRedraws f) {
+  const int64_t i = threadIdx.x;
+  if (i >= f.portions) return;
+  const int64_t left = *f.redrawn_count - i * f.portion;
+  f.portion_counts[i] = static_cast<int32_t>(max(int64_t{0}, min(left, f.portion)));
+}
+
+__global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_t* out_of_range,
+                                      const int32_t* target, int64_t rows, float* anchor) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= rows || out_of_range[row / kRowBlock] == 0 || target[row] == kIgnoredRow) return;
+  const double lse = log_sum_exp(joined(slots, row));
+  anchor[row] = static_cast<float>(lse);
+  const double effective = base_2 ? sm90::effective_anchor(anchor[row]) : double{anchor[row]};
+  for (int64_t s = 0; s < slots.slots; ++s) {
+    const int64_t at = s * slots.stride + row;
+    const double factor = exp(slots.max[at] - effective);
+    slots.sum[at] = static_cast<float>(slots.sum[at] * factor);
+    if (slots.sum_z != nullptr) slots.sum_z[at] = static_cast<float>(slots.sum_z[at] * factor);
+  }
+}
+
+// One block a row of the portion.
+__global__ void gather_redraws_kernel(GatherRedraws g) {
+  const int64_t i = blockIdx.x;
+  if (i >= *g.count) return;
+  const int64_t row = g.redrawn[i];
+  const auto* from =
+      reinterpret_cast<const uint4*>(static_cast<const char*>(g.hidden) + row * g.hidden_stride);
+  auto* to = reinterpret_cast<uint4*>(static_cast<char*>(g.copy) + i * g.hidden_bytes);
+  for (int64_t k = threadIdx.x; k < g.hidden_bytes / 16; k += kThreads) to[k] = from[k];
+  if (threadIdx.x != 0) return;
+  if (g.out_of_range[row / kRowBlock] != 0) g.guess[row] = g.anchor[row];
+  g.portion_anchor[i] = g.guess[row];
+  g.portion_threshold[i] = g.threshold;
+}
+
+}  // namespace
+
+void launch_find_redraws(const FindRedraws& f, cudaStream_t stream) {
+  check(cudaMemsetAsync(f.redrawn_count, 0, sizeof(int32_t), stream), "count of rows to draw again");
+  find_redraws_kernel<<<static_cast<unsigned>(row_blocks(f.rows)), kRowBlock, 0, stream>>>(f, *f.slots);
+  count_portions_kernel<<<1, static_cast<unsigned>(f.portions), 0, stream>>>(f);
+  check_launch("find_redraws");
+}
+
+void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
+                           const int32_t* target, int64_t rows, float* anchor, cudaStream_t stream) {
+  anchor_redraws_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(slots, base_2, out_of_range,
+                                                                             target, rows, anchor);
+  check_launch("anchor_redraws");
+}
+
+void launch_gather_redraws(const GatherRedraws& g, cudaStream_t stream) {
+  gather_redraws_kernel<<<static_cast<unsigned>(g.portion), kThreads, 0, stream>>>(g);
+  check_launch("gather_redraws");
+}
+
+}  // namespace headroom::cuda
