@@ -56,6 +56,10 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
   return row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
 }
 
+int64_t seed_of(const Problem& problem, const Buffers& buffers) {
+  return buffers.seed == nullptr ? problem.seed : load_as_int64(buffers.seed, DType::kI64, 0);
+}
+
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
   const DType dtype = problem.stats_dtype();
   const RowStats<double> none;
@@ -67,6 +71,13 @@ void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
     }
     if (problem.reduction == Reduction::kNone) store_if(buffers.loss, dtype, row, 0);
     if (buffers.argmax != nullptr) buffers.argmax[row] = -1;
+  }
+}
+
+void write_undrawn_defaults(const Problem& problem, const Buffers& buffers) {
+  for (int64_t row = 0; row < problem.tokens; ++row) {
+    if (buffers.kept_count != nullptr) buffers.kept_count[row] = 0;
+    store_if(buffers.draw_variance, problem.stats_dtype(), row, 0);
   }
 }
 

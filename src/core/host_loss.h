@@ -26,8 +26,14 @@ RowWeights<double> row_weights(const HostLoss& context, int64_t row);
 // Coefficients of one valid row; entropy is read only with a gradient of it.
 RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row, double lse, double entropy);
 
+// The seed of thinned gradients: the buffers' before the problem's.
+int64_t seed_of(const Problem& problem, const Buffers& buffers);
+
 // Fills every per-token output of the forward pass with the values of an ignored row.
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers);
+
+// The diagnostics of a thinned gradient in rows that are ignored: all begin as those.
+void write_undrawn_defaults(const Problem& problem, const Buffers& buffers);
 
 // Takes the statistics of the valid rows in ascending order and writes the outputs that the buffers ask for.
 class HostLossWriter {

@@ -11,7 +11,12 @@
 // the seed gives unbiased gradients; a guess of at most lse (q >= p) keeps every p >= threshold for certain.
 // When lse is known, elements whose weight p / min(1, q / threshold) is below the threshold are drawn once
 // more, independently: as if the guess had been lse all along, an element p < threshold is kept with
-// probability p / threshold at the weight threshold.
+// probability p / threshold at the weight threshold. The target is not drawn: its gradient is exact.
+//
+// The second draw's uniform belongs to the element (draw_uniform(draw_bits(seed, row, global column))), and
+// an element stays while uniform * threshold < weight. Weights fall as lse rises, so what is left out by a
+// lower bound of lse would be left out by lse too: a list that fills up early is thinned by what is known of
+// lse by then, and neither how often nor when changes what is left in the end.
 namespace headroom {
 
 // 32 random bits, the same for the same arguments. row: the caller's; stream: what is drawn for.
@@ -35,19 +40,19 @@ HEADROOM_HD inline uint32_t draw_bits(uint64_t seed, uint32_t row, uint32_t stre
   return draw_stream_bits(draw_row_bits(seed, row), seed, stream);
 }
 
-// In (0, 1).
+// In (0, 1), both ends excluded: 24 bits and a half would round to 1.
 HEADROOM_HD inline float draw_uniform(uint32_t bits) {
-  return (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f;
+  return (static_cast<float>(bits >> 9) + 0.5f) * 0x1p-23f;
 }
 
-// Streams are columns for the second draw; the first one's begin past them.
+// Streams are global columns for the second draw; the first one's begin past them.
 inline constexpr uint32_t kFirstDrawStream = 1u << 31;
 
 // A first draw may keep all q >= certain_share * threshold for certain: then every p >= threshold is kept
 // whenever the guess is at most lse - log(certain_share), which leaves an estimate of lse room to err.
 //
 // The weight of an element that the first draw kept, which stands for p in dz: 0 if the second draw leaves it
-// out. p_over_q = exp(guess - lse); uniform in (0, 1) decides.
+// out. p_over_q = exp(guess - lse); uniform in (0, 1) decides. NaN stays NaN.
 HEADROOM_HD inline float thinned_weight(float p, float p_over_q, float threshold, float uniform,
                                         float certain_share = 1) {
   const float drawn = threshold * p_over_q;
@@ -55,5 +60,32 @@ HEADROOM_HD inline float thinned_weight(float p, float p_over_q, float threshold
   if (!(weight < threshold)) return weight;
   return uniform * threshold < weight ? threshold : 0;
 }
+
+// How many elements a row can have after both draws, its target aside. Those of p >= threshold and the
+// expectation of the others are at most 1 / threshold together. With a systematic first draw over any sets of
+// columns and an independent second one the number of the others exceeds its mean m by t with a probability
+// of at most exp(-t^2 / (2 (m + t / 3))) (Chernoff: the generating function of a systematic draw's count,
+// which is one of two neighboring integers, is below that of a Poisson variable of the same mean, and an
+// independent draw keeps it there). t = sqrt(128 / threshold) + 48 makes that less than exp(-64) = 2e-28.
+inline int64_t thinned_row_capacity(double threshold, int64_t vocab) {
+  const double most = 1 / threshold + std::sqrt(128 / threshold) + 48;
+  return most < static_cast<double>(vocab) ? static_cast<int64_t>(most) : vocab;
+}
+
+// Estimates the variance of a row of dz over its squared norm, from what was kept: an element whose gradient
+// is weight * factor has the variance p (threshold - p) factor^2 as if drawn on its own (systematic draws
+// have less), estimated by threshold * (threshold - p) factor^2 where it is kept; the exact square p^2
+// factor^2 by threshold * p factor^2. Label smoothing's dense part of dz is not counted.
+template <class T>
+struct DrawVariance {
+  T variance = 0, square = 0;
+
+  HEADROOM_HD void add_exact(T d) { square += d * d; }
+  HEADROOM_HD void add_drawn(T p, T factor, T threshold) {
+    variance += threshold * (threshold - p) * factor * factor;
+    square += threshold * p * factor * factor;
+  }
+  HEADROOM_HD T relative() const { return variance == 0 ? T(0) : variance / square; }
+};
 
 }  // namespace headroom

@@ -11,12 +11,12 @@ std::string why_unavailable(const BackendOptions&) {
 std::string describe(const BackendOptions&) {
   return "portable C++, float64 arithmetic, one thread per row";
 }
-std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
-  if (problem.is_thinned()) return "it does not thin gradients yet";
+std::string why_unsupported(const Problem&, const BackendOptions& options) {
   return options.on_host() ? "" : "the buffers are in the memory of a CUDA device";
 }
 
 PlanKind kind_of(const Problem& problem) {
+  if (problem.is_thinned()) return PlanKind::kThinned;
   if (problem.pass == Pass::kForward) return PlanKind::kForward;
   return problem.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
 }
@@ -28,6 +28,7 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, s
   Workspace counter;
   reference::lay_out(problem, plan.threads, counter);
   plan.workspace_bytes = counter.used();
+  if (problem.keeps_draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed: draws are made again from it
   plan.cost_f = (problem.needs_forward() ? 1 : 0) + (problem.want_d_hidden ? 2 : 0) +
                 (problem.want_d_classifier || problem.want_d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed

@@ -4,6 +4,7 @@
 
 #include "core/host_loss.h"
 #include "core/targets.h"
+#include "core/thinning.h"
 
 namespace headroom::reference {
 namespace {
@@ -59,17 +60,39 @@ RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row) {
   return total;
 }
 
-// dL / d(scale * dot + bias) of one logit.
-double d_logit(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, int64_t column) {
+// What stands for the probability in the gradient: itself, or what a draw of every element on its own makes
+// of it.
+double weight(const Problem& p, const Scratch& s, int64_t row, int64_t column, double probability) {
+  if (!p.is_thinned() || !(probability < p.threshold)) return probability;
+  const uint32_t bits = draw_bits(static_cast<uint64_t>(s.seed), static_cast<uint32_t>(row),
+                                  static_cast<uint32_t>(p.vocab_start + column));
+  return draw_uniform(bits) * p.threshold < probability ? p.threshold : 0;
+}
+
+// dL / d(scale * dot + bias) of one logit, and its parts.
+struct LogitGradient {
+  double d = 0;            // all of it
+  double probability = 0;  // exact
+  double weight = 0;       // in the place of the probability
+  double factor = 0;       // of the weight
+  double exact = 0;        // weight * factor, and the target's own part
+};
+
+LogitGradient d_logit(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, int64_t column) {
   const int64_t row = s.rows[static_cast<size_t>(i)];
   const RowCoefficients<double>& k = s.coefficients[static_cast<size_t>(i)];
   const auto [z, slope] = logit(p, b, row, column);
-  const double probability = std::exp(z - s.lse[static_cast<size_t>(i)]);
-  double d = probability * k.a;
-  if (k.b != 0 && probability != 0) d += probability * k.b * z;
-  if (k.c != 0) d += k.c * class_weight(p, b, column);
-  if (target_of_row(p, b.targets, row) == p.vocab_start + column) d -= k.g;
-  return d * slope;
+  const bool is_target = target_of_row(p, b.targets, row) == p.vocab_start + column;
+  LogitGradient out;
+  out.probability = std::exp(z - s.lse[static_cast<size_t>(i)]);
+  out.weight = is_target ? out.probability : weight(p, s, row, column, out.probability);
+  out.factor = k.a * slope;
+  if (k.b != 0 && out.weight != 0) out.factor += k.b * z * slope;
+  out.exact = out.weight * out.factor;
+  if (is_target) out.exact -= k.g * slope;
+  out.d = out.exact;
+  if (k.c != 0) out.d += k.c * class_weight(p, b, column) * slope;
+  return out;
 }
 
 void store_gradient(void* data, DType dtype, int64_t index, double value, bool accumulate) {
@@ -108,7 +131,7 @@ void fill_coefficients(const Problem& p, const HostLoss& context, const Scratch&
 void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, double* accumulator) {
   for (int64_t k = 0; k < p.hidden; ++k) accumulator[k] = 0;
   for (int64_t j = 0; j < p.vocab; ++j) {
-    const double d = p.scale * d_logit(p, b, s, i, j);
+    const double d = p.scale * d_logit(p, b, s, i, j).d;
     for (int64_t k = 0; k < p.hidden; ++k) {
       accumulator[k] += d * load(b.classifier, p.classifier_dtype, j * b.classifier_stride + k);
     }
@@ -126,7 +149,7 @@ void d_classifier_row(const Problem& p, const Buffers& b, const Scratch& s, int6
   double d_bias = 0;
   for (int64_t k = 0; k < p.hidden; ++k) accumulator[k] = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const double d = d_logit(p, b, s, i, j);
+    const double d = d_logit(p, b, s, i, j).d;
     d_bias += d;
     if (!p.want_d_classifier) continue;
     const int64_t row = s.rows[static_cast<size_t>(i)];
@@ -152,11 +175,41 @@ void zero_ignored_d_hidden(const Problem& p, const Buffers& b) {
   }
 }
 
+// Of what the gradient of a row was made.
+void report_draw(const Problem& p, const Buffers& b, const Scratch& s, int64_t i) {
+  const int64_t row = s.rows[static_cast<size_t>(i)];
+  const int64_t target = target_of_row(p, b.targets, row) - p.vocab_start;
+  int32_t kept = 0;
+  DrawVariance<double> variance;
+  for (int64_t j = 0; j < p.vocab; ++j) {
+    const LogitGradient g = d_logit(p, b, s, i, j);
+    if (g.weight == 0 && j != target) continue;
+    ++kept;
+    if (j == target || !(g.probability < p.threshold)) {
+      variance.add_exact(g.exact);
+    } else {
+      variance.add_drawn(g.probability, g.factor, p.threshold);
+    }
+  }
+  if (b.kept_count != nullptr) b.kept_count[row] = kept;
+  if (b.draw_variance != nullptr) {
+    store_from_double(b.draw_variance, p.stats_dtype(), row, variance.relative());
+  }
+}
+
+void report_draws(const Problem& p, const Buffers& b, const Scratch& s, int64_t count,
+                  const ParallelFor& parallel_for) {
+  if (b.kept_count == nullptr && b.draw_variance == nullptr) return;
+  write_undrawn_defaults(p, b);
+  parallel_for(count, [&](int64_t i, int) { report_draw(p, b, s, i); });
+}
+
 void backward(const Problem& p, const HostLoss& context, const Scratch& s, int64_t count,
               const ParallelFor& parallel_for) {
   const Buffers& b = context.buffers;
   fill_coefficients(p, context, s, count);
   zero_ignored_d_hidden(p, b);
+  report_draws(p, b, s, count, parallel_for);
   const auto accumulator = [&](int worker) { return s.accumulator.data() + worker * p.hidden; };
   if (p.want_d_hidden) {
     parallel_for(count, [&](int64_t i, int worker) { d_hidden_row(p, b, s, i, accumulator(worker)); });
@@ -183,7 +236,13 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
 
 void run(const Problem& problem, int threads, const Buffers& buffers, Workspace workspace,
          const ParallelFor& parallel_for) {
-  const Scratch scratch = lay_out(problem, threads, workspace);
+  Scratch scratch = lay_out(problem, threads, workspace);
+  scratch.seed = seed_of(problem, buffers);
+  if (problem.keeps_draws && problem.tokens > 0) {
+    auto* kept_seed = static_cast<int64_t*>(buffers.draws);
+    if (problem.pass == Pass::kForward) *kept_seed = scratch.seed;
+    scratch.seed = *kept_seed;
+  }
   const int64_t count = compact_rows(problem, buffers.targets, scratch.rows.data());
   const HostLoss context = make_host_loss(problem, buffers, scratch.rows.data(), count);
   if (problem.needs_forward()) forward(problem, context, scratch, count, parallel_for);

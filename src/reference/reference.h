@@ -16,6 +16,7 @@ struct Scratch {
   std::span<RowCoefficients<double>> coefficients;  // [N] backward
   std::span<double> lse;                            // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
+  int64_t seed = 0;                                 // thinned
 };
 
 Scratch lay_out(const Problem& problem, int threads, Workspace& workspace);

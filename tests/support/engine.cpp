@@ -86,6 +86,23 @@ Engine best_engine() {
   return engines().front();
 }
 
+std::string why_not_thinned(const Engine& engine) {
+  headroom::Problem problem;
+  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  problem.tokens = problem.vocab = problem.hidden = 8;
+  problem.hidden_dtype = problem.classifier_dtype = engine.plain_dtype();
+  problem.want_d_hidden = 1;
+  problem.gradient = HEADROOM_THINNED;
+  const headroom::Context context = make_context(engine, 1);
+  try {
+    headroom::Plan plan(context, problem);
+    return "";
+  } catch (const headroom::Error& error) {
+    if (error.status() != HEADROOM_UNSUPPORTED) throw;
+    return error.what();
+  }
+}
+
 bool is_slowed_down() {
   return HEADROOM_TEST_THREAD_SANITIZER != 0;
 }

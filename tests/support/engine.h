@@ -51,6 +51,9 @@ std::string why_no_device();
 // The first: what a user gets.
 Engine best_engine();
 
+// Empty, or why it cannot thin gradients.
+std::string why_not_thinned(const Engine& engine);
+
 // ThreadSanitizer makes everything ten times slower: suites then take fewer random problems.
 bool is_slowed_down();
 inline uint64_t seeds(uint64_t count) {

@@ -28,6 +28,7 @@ class Run {
     const headroom::PlanInfo info = plan.info();
     const bool on_device = std::string_view(info.backend) == "cuda";
     add_inputs();
+    if (p_.keeps_draws && p_.tokens > 0) add_draws(static_cast<int64_t>(info.draws_bytes), known);
     if (on_device) b_.invalid_targets = count_output("invalid_targets", 2, &out_.invalid_targets);
     if (p_.pass == HEADROOM_BACKWARD) {
       add_known(*known);
@@ -69,7 +70,7 @@ class Run {
     move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.grad_loss, b.grad_nll,
          b.grad_lse, b.grad_entropy, b.max, b.sum_exp, b.target_logit, b.sum_exp_logit, b.weighted_logit_sum,
          b.loss, b.nll, b.lse, b.entropy, b.argmax, b.correct_count, b.valid_count, b.d_hidden,
-         b.d_classifier, b.d_bias, b.invalid_targets);
+         b.d_classifier, b.d_bias, b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed);
     plan.run(b, mirror.workspace(), mirror.stream());
     mirror.download();
     EXPECT_EQ(mirror.workspace_violation(), "") << "workspace";
@@ -125,6 +126,9 @@ class Run {
     b_.targets = vector_input("targets", as_dtype(p_.target_dtype), {c_.targets.begin(), c_.targets.end()});
     b_.class_weight = vector_input("class_weight", stats_, c_.class_weight);
     b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
+    if (!c_.seed_in_memory.empty()) {
+      b_.seed = input("seed", HEADROOM_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
+    }
     if (p_.pass == HEADROOM_FORWARD) return;
     b_.grad_loss = vector_input("grad_loss", stats_, c_.grad_loss);
     if (p_.has_grad_nll) b_.grad_nll = vector_input("grad_nll", stats_, c_.grad_nll);
@@ -135,6 +139,20 @@ class Run {
   void add_known(const Outputs& known) {
     b_.lse = const_cast<void*>(vector_input("lse", stats_, known.lse));
     if (p_.has_grad_entropy) b_.entropy = const_cast<void*>(vector_input("entropy", stats_, known.entropy));
+  }
+
+  void add_draws(int64_t bytes, const Outputs* known) {
+    const auto words = bytes / static_cast<int64_t>(sizeof(int32_t));
+    Tensor* draws = nullptr;
+    if (p_.pass == HEADROOM_BACKWARD) {
+      EXPECT_EQ(words, static_cast<int64_t>(known->draws.size()));
+      draws = &inputs_.emplace_back("draws", HEADROOM_I32, words, 1, Layout{}).tensor;
+      draws->fill(known->draws);
+      draws->remember();
+    } else {
+      draws = &output("draws", HEADROOM_I32, words, 1, &out_.draws, {});
+    }
+    b_.draws = draws->data();
   }
 
   void add_forward_outputs() {
@@ -157,6 +175,11 @@ class Run {
 
   void add_gradients() {
     const int64_t d = p_.hidden;
+    if (p_.gradient == HEADROOM_THINNED) {
+      b_.draw_variance = vector_output("draw_variance", p_.tokens, &out_.draw_variance);
+      b_.kept_count = static_cast<int32_t*>(
+          output("kept_count", HEADROOM_I32, p_.tokens, 1, &out_.kept_count, {0, c_.skew}).data());
+    }
     if (p_.want_d_hidden) {
       Tensor& t =
           output("d_hidden", as_dtype(p_.d_hidden_dtype), p_.tokens, d, &out_.d_hidden, c_.d_hidden_layout);
@@ -213,6 +236,7 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
                      is_unaligned(p.classifier_dtype, p.hidden, c.classifier_layout) ||
                      (pass != headroom::Pass::forward && p.want_d_hidden != 0 &&
                       is_unaligned(p.d_hidden_dtype, p.hidden, c.d_hidden_layout));
+  if (pass == headroom::Pass::forward_backward) p.keeps_draws = 0;
   if (pass != headroom::Pass::backward) p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 0;
   if (pass == headroom::Pass::forward) {
     p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
@@ -239,6 +263,8 @@ Outputs solve(const headroom::Context& context, const Case& c, size_t max_worksp
   out.d_hidden = std::move(gradients.d_hidden);
   out.d_classifier = std::move(gradients.d_classifier);
   out.d_bias = std::move(gradients.d_bias);
+  out.kept_count = std::move(gradients.kept_count);
+  out.draw_variance = std::move(gradients.draw_variance);
   return out;
 }
 
@@ -266,7 +292,9 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
                                   {"valid_count", &Outputs::valid_count},
                                   {"d_hidden", &Outputs::d_hidden},
                                   {"d_classifier", &Outputs::d_classifier},
-                                  {"d_bias", &Outputs::d_bias}};
+                                  {"d_bias", &Outputs::d_bias},
+                                  {"kept_count", &Outputs::kept_count},
+                                  {"draw_variance", &Outputs::draw_variance}};
   for (const Pair& each : kAll) {
     if (!same_bits(a.*each.member, b.*each.member)) return each.name;
   }

@@ -14,6 +14,8 @@ struct Outputs {
   std::vector<double> argmax, correct_count, valid_count;
   std::vector<double> invalid_targets;  // of runs on a device alone
   std::vector<double> d_hidden, d_classifier, d_bias;
+  std::vector<double> kept_count, draw_variance;  // of thinned gradients
+  std::vector<double> draws;                      // as 32-bit integers, of a forward pass that keeps them
   size_t workspace_bytes = 0;
 };
 
@@ -24,7 +26,7 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass);
 // changed after: its shard of the vocabulary, its budget. All memory is guarded, the workspace has exactly
 // the planned size and is full of NaN, and outputs begin as NaN; anything written outside an output, or into
 // an input, fails the test. On a device all of this holds of its copies of the memory. known: lse (and
-// entropy) for a backward pass.
+// entropy, and draws) for a backward pass.
 Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
                  const Outputs* known = nullptr);
 
