@@ -14,11 +14,13 @@ int64_t window_slots(const Plan& plan, const Shape& shape) {
 
 WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, Workspace& workspace) {
   WorkerArena w;
+  if (p.is_thinned()) w.thinned = lay_out_thinned_worker(p, s, workspace);
+  if (p.is_thinned() && !draws_elements(p)) return w;
   w.logits = workspace.take<float>(k.mr * s.vocab_block);
   w.classifier = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);
   if (p.has_bias) w.bias = workspace.take<float>(s.vocab_block);
   if (p.has_class_weight) w.class_weight = workspace.take<float>(s.vocab_block);
-  if (p.want_d_classifier) {
+  if (p.want_d_classifier && !p.is_thinned()) {
     if (k.pair == 2) w.dz_pairs = workspace.take<uint32_t>(s.token_block / 2 * s.vocab_block);
     w.d_classifier = workspace.take<float>(s.vocab_block * s.range);
   }
@@ -29,13 +31,16 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
 Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& plan, Workspace& workspace) {
   const int64_t tokens = plan.token_chunk;
   const bool one_chunk = tokens >= p.tokens;
+  const bool has_logits = !p.is_thinned() || draws_elements(p);
   Arena a;
   a.rows = workspace.take<int64_t>(p.tokens);
-  a.target = workspace.take<int64_t>(tokens);
-  a.lse = workspace.take<double>(tokens);
-  a.target_logit = workspace.take<float>(tokens);
-  a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
-  if (p.needs_forward()) {
+  if (p.is_thinned()) a.thinned = lay_out_thinned(p, s, tokens, workspace);
+  if (has_logits) {
+    a.target = workspace.take<int64_t>(tokens);
+    a.target_logit = workspace.take<float>(tokens);
+    a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
+  }
+  if (p.needs_forward() || draws_elements(p)) {
     const int64_t window = forward_window(plan) * tokens;
     a.stats = workspace.take<RowStats<double>>(tokens);
     a.block_max = workspace.take<float>(window);
@@ -44,7 +49,8 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     if (p.needs_weighted_logit_sum()) a.block_weighted = workspace.take<float>(window);
     if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
-  if (p.needs_backward()) {
+  if (p.needs_backward() && !p.is_thinned()) {
+    a.lse = workspace.take<double>(tokens);
     for (auto* vector : {&a.lse32, &a.a, &a.b, &a.c, &a.g, &a.target_gradient}) {
       *vector = workspace.take<float>(tokens);
     }

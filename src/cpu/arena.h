@@ -8,6 +8,7 @@
 #include "core/workspace.h"
 #include "cpu/kernels.h"
 #include "cpu/shape.h"
+#include "cpu/thinned/arena.h"
 
 namespace headroom::cpu {
 
@@ -34,6 +35,7 @@ struct WorkerArena {
   std::span<uint32_t> dz_pairs;     // [token_block / 2, vocab_block], bf16 pairs only
   std::span<float> d_classifier;    // [vocab_block, range]
   std::span<int64_t> packed_block;  // [1]
+  ThinnedWorker thinned;
 };
 
 // Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W a window.
@@ -60,6 +62,7 @@ struct Arena {
   std::span<uint32_t> window_panels;   // [2 W, hidden_padded / nr, B / pair, nr], of the classifier
   std::span<std::byte> worker_memory;  // `threads` times worker_bytes
   size_t worker_bytes = 0;
+  ThinnedArena thinned;
 };
 
 // With a Workspace that only counts, how many bytes the plan needs (workspace.used()).

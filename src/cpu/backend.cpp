@@ -1,6 +1,7 @@
 #include "cpu/backend.h"
 
 #include <fstream>
+#include <limits>
 
 #include "cpu/isa.h"
 #include "cpu/plans.h"
@@ -36,7 +37,11 @@ std::string describe(const BackendOptions& options) {
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (!options.on_host()) return "the buffers are in the memory of a CUDA device";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend";
-  return problem.is_thinned() ? "it does not thin gradients yet" : "";
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (problem.is_thinned() && (problem.vocab > kMost || problem.tokens > kMost)) {
+    return "thinned gradients take at most 2^31 - 1 tokens and classifier rows";
+  }
+  return "";
 }
 
 }  // namespace

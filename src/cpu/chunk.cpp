@@ -34,7 +34,7 @@ void load_chunk(const Runner& run, const Chunk& chunk) {
     const int64_t end = std::min(chunk.count, (task + 1) * kRows);
     for (int64_t i = task * kRows; i < end; ++i) load_row(run, chunk, i);
   });
-  if (!p.needs_backward() || !p.want_d_classifier) return;
+  if (!p.needs_backward() || !p.want_d_classifier || p.is_thinned()) return;
   // Token blocks of [hidden_padded / nr, units, nr]: K of d_classifier runs along the tokens.
   run.parallel_for(ceil_div(chunk.count, s.token_block), [&](int64_t task, int) {
     const int64_t first = task * s.token_block;

@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "cpu/runner.h"
+#include "cpu/thinned/draw.h"
+#include "cpu/thinned/windows.h"
 
 namespace headroom::cpu {
 namespace {
@@ -13,8 +15,8 @@ BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
           pick(a.block_offset), pick(a.block_weighted), pick(a.block_argmax)};
 }
 
-void block_task(const Runner& run, int worker_index, int64_t block, int64_t slot, int64_t row,
-                int64_t row_end) {
+void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t block, int64_t slot,
+                int64_t row, int64_t row_end) {
   WorkerArena w = run.worker(worker_index);
   prepare_block(run, w, block);
   const LogitTransform transform = run.transform(w);
@@ -30,6 +32,7 @@ void block_task(const Runner& run, int worker_index, int64_t block, int64_t slot
     std::byte* row_exps = keep ? exps + row * stride * element_bytes(run.kernels) : nullptr;
     run.kernels.softmax_strip(strip, transform, stats, row_exps, stride);
     if (keep) std::copy_n(stats.max, rows, run.block_anchor(block) + row);
+    if (run.problem.is_thinned()) draw_strip(run, chunk, w, strip, stats, block, row);
   }
 }
 
@@ -59,13 +62,16 @@ void merge_rows(const Runner& run, int64_t window_start, int64_t window_end, int
 void forward_chunk(const Runner& run, const Chunk& chunk) {
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
   std::fill_n(run.arena.target_logit.begin(), chunk.count, 0.0f);
-  const int64_t window = forward_window(run.plan);
-  for (int64_t start = 0; start < run.shape.blocks; start += window) {
-    const int64_t end = std::min(run.shape.blocks, start + window);
+  const bool draws = run.problem.is_thinned();
+  const int64_t blocks = run.shape.blocks;
+  int64_t end = 0;
+  for (int64_t start = 0; start < blocks; start = end) {
+    end = draws ? draw_window_end(start, blocks) : std::min(blocks, start + forward_window(run.plan));
+    if (draws) begin_draw_window(run, chunk, start);
     const BlockTasks tasks(run, start, end, chunk.count);
     run.parallel_for(tasks.count(), [&](int64_t task, int worker) {
       const BlockTasks::Task t = tasks[task];
-      block_task(run, worker, t.block, t.block - start, t.row, t.row_end);
+      block_task(run, chunk, worker, t.block, t.block - start, t.row, t.row_end);
     });
     constexpr int64_t kMergeRows = 64;
     run.parallel_for(ceil_div(chunk.count, kMergeRows), [&](int64_t task, int) {

@@ -83,6 +83,34 @@ struct FinishStrip {
   const float* target_value = nullptr;  // [rows]
 };
 
+// An element of a row or column of a sparse matrix.
+struct SparseElement {
+  int32_t index = 0;
+  float value = 0;
+};
+
+// One row of logits of one vocabulary block, of which some elements are kept: each with the probability
+// min(1, q / threshold), q = exp(z - guess), by one systematic draw (core/thinning.h).
+struct DrawRow {
+  const float* z = nullptr;
+  int64_t padded_columns = 0;  // whole vectors, -inf past the end
+  float guess = 0;
+  float threshold = 0;
+  float offset = 0;            // in (0, 1): where the draw begins
+  float* q = nullptr;          // [padded_columns] scratch
+  int32_t* columns = nullptr;  // out: of the block, ascending; room for a vector more than padded_columns
+  float* logits = nullptr;     // out: their z, as much room
+};
+
+// sums[0 .. columns) += sum_k rows[k].value * matrix[rows[k].index], in the order of the rows.
+struct AddRows {
+  MatrixView matrix;
+  const SparseElement* rows = nullptr;
+  int64_t count = 0;
+  int64_t columns = 0;
+  float* sums = nullptr;
+};
+
 // The kernels of one instruction set and unit.
 struct Kernels {
   const char* name = "";
@@ -118,6 +146,10 @@ struct Kernels {
                     void* out) = nullptr;
   // out[i] = exp(x[i])
   void (*exp_row)(const float* x, int64_t count, float* out) = nullptr;
+  // How many elements were kept.
+  int64_t (*draw_row)(const DrawRow&) = nullptr;
+  void (*add_rows)(const AddRows&) = nullptr;
+  float (*dot_rows)(const void* a, DType a_dtype, const void* b, DType b_dtype, int64_t count) = nullptr;
 };
 
 inline int64_t element_bytes(const Kernels& k) {

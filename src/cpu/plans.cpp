@@ -6,6 +6,7 @@
 #include "cpu/arena.h"
 #include "cpu/isa.h"
 #include "cpu/shape.h"
+#include "cpu/thinned/windows.h"
 
 namespace headroom::cpu {
 namespace {
@@ -36,6 +37,7 @@ class Planner {
         budget_(budget) {}
 
   std::vector<Plan> all() {
+    if (problem_.is_thinned()) return thinned();
     for (int64_t chunk : token_chunks()) {
       for (const Windows& windows : window_sizes(chunk)) {
         Plan plan;
@@ -47,6 +49,11 @@ class Planner {
         if (keeps_exps(problem_)) consider_kept(plan);
       }
     }
+    return offered();
+  }
+
+ private:
+  std::vector<Plan> offered() const {
     std::vector<Plan> out;
     out.reserve(best_.size() + 1);
     for (const auto& [kind, plan] : best_) out.push_back(plan);
@@ -57,7 +64,25 @@ class Planner {
     return out;
   }
 
- private:
+  // Windows are those of the draws (thinned/windows.h), whatever the budget; and lists of kept elements have
+  // room for all rows. Chunks take turns with the packed rows of hidden.
+  std::vector<Plan> thinned() {
+    for (int64_t chunk : token_chunks()) {
+      Plan plan;
+      plan.token_chunk = chunk;
+      plan.threads = threads_;
+      forward_window(plan) = std::min(shape_.blocks, kLargestDrawWindow);
+      if (problem_.keeps_draws) {
+        Workspace counter;
+        lay_out_draws(problem_, shape_, counter);
+        plan.draws_bytes = counter.used();
+      }
+      consider(plan);
+      if (!draws_elements(problem_)) break;
+    }
+    return offered();
+  }
+
   // All tokens, then halves of that in whole token blocks: the sums over tokens stay the same.
   std::vector<int64_t> token_chunks() const {
     const int64_t all = std::max<int64_t>(problem_.tokens, 1);
@@ -117,6 +142,7 @@ class Planner {
   }
 
   PlanKind kind_of(const Plan& plan) const {
+    if (problem_.is_thinned()) return PlanKind::kThinned;
     if (problem_.pass == Pass::kForward) return PlanKind::kForward;
     if (problem_.pass == Pass::kBackward) return PlanKind::kBackward;
     if (plan.cached_vocab_blocks < shape_.blocks) return PlanKind::kVocabChunks;
@@ -128,11 +154,23 @@ class Planner {
   }
 
   double cost_of(const Plan& plan) const {
+    if (problem_.is_thinned()) return thinned_cost();
     double cost = problem_.needs_forward() ? 1 : 0;
     if (!problem_.needs_backward()) return cost;
     cost += recomputed_share(plan);
     cost += (problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0);
     return cost;
+  }
+
+  // The kept elements of a trained model's softmax: about a quarter of the most that a row can have. A
+  // product with scattered rows of memory takes several times as long as its arithmetic in a matrix product.
+  double thinned_cost() const {
+    constexpr double kKeptShare = 0.25;
+    constexpr double kScattered = 8;
+    const double kept =
+        std::min(1.0, kKeptShare / problem_.threshold / static_cast<double>(problem_.vocab)) * kScattered;
+    return (draws_elements(problem_) ? 1 : 0) +
+           kept * ((problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0));
   }
 
   // Arithmetic, what every chunk does anew to the whole classifier, and the ends of every window.
@@ -141,11 +179,12 @@ class Planner {
     const auto chunks =
         static_cast<double>(ceil_div(std::max<int64_t>(problem_.tokens, 1), plan.token_chunk));
     const double window_ends =
-        chunks *
-        static_cast<double>(ceil_div(shape_.blocks, forward_window(plan)) +
-                            (problem_.needs_backward() ? ceil_div(shape_.blocks, backward_window(plan)) : 0));
+        chunks * static_cast<double>(ceil_div(shape_.blocks, forward_window(plan)) +
+                                     (problem_.needs_backward() && !problem_.is_thinned()
+                                          ? ceil_div(shape_.blocks, backward_window(plan))
+                                          : 0));
     double bytes = classifier * 4 * plan.cost_f;
-    if (problem_.want_d_classifier && chunks > 1) bytes += classifier * 16;
+    if (problem_.want_d_classifier && chunks > 1 && !problem_.is_thinned()) bytes += classifier * 16;
     const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);
     const double fresh = static_cast<double>(plan.workspace_bytes) / kFreshBytesPerSecond;
     return (arithmetic + chunks * bytes / kPackBytesPerSecond + fresh) / threads_ + window_ends * 100e-6;
@@ -153,6 +192,10 @@ class Planner {
 
   std::string config_of(const Plan& plan) const {
     const auto text = [](auto v) { return std::to_string(v); };
+    if (problem_.is_thinned()) {
+      return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
+             text(shape_.vocab_block) + ", lists of " + text(row_capacity(problem_, shape_));
+    }
     return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
            text(shape_.vocab_block) + ", kept " + text(plan.cached_vocab_blocks) + "/" + text(shape_.blocks) +
            ", windows " + text(forward_window(plan)) + ", " + text(backward_window(plan));

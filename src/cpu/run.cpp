@@ -7,12 +7,16 @@
 #include "core/targets.h"
 #include "cpu/isa.h"
 #include "cpu/runner.h"
+#include "cpu/thinned/run.h"
 
 namespace headroom::cpu {
 namespace {
 
 void forget_packed_blocks(const Runner& run) {
-  for (int i = 0; i < run.plan.threads; ++i) run.worker(i).packed_block[0] = -1;
+  for (int i = 0; i < run.plan.threads; ++i) {
+    const WorkerArena w = run.worker(i);
+    if (!w.packed_block.empty()) w.packed_block[0] = -1;
+  }
 }
 
 void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
@@ -30,6 +34,18 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   }
 }
 
+void run_exact(const Runner& run, const HostLoss& loss) {
+  std::fill(run.arena.d_bias.begin(), run.arena.d_bias.end(), 0.0f);
+  HostLossWriter writer(loss);
+  for (int64_t first = 0; first < run.row_count; first += run.plan.token_chunk) {
+    const int64_t count = std::min(run.plan.token_chunk, run.row_count - first);
+    run_chunk(run, loss, writer, {first, count, first == 0, first + count == run.row_count});
+  }
+  if (run.problem.needs_forward()) writer.finish();
+  if (run.problem.want_d_classifier && run.row_count == 0) zero_d_classifier(run);
+  if (run.problem.want_d_bias) store_d_bias(run);
+}
+
 }  // namespace
 
 void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
@@ -37,7 +53,11 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
   const Kernels& kernels = select_kernels(problem, options.isa);
   const Shape shape = make_shape(problem, kernels);
   Problem work = problem;
-  const Arena arena = lay_out(problem, kernels, shape, plan, workspace);
+  Arena arena = lay_out(problem, kernels, shape, plan, workspace);
+  if (problem.is_thinned() && problem.keeps_draws) {
+    Workspace draws(buffers.draws);
+    arena.thinned.draws = lay_out_draws(problem, shape, draws);
+  }
   // 1 / scale must be a float, for the bias' gradient.
   if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
   if (work.scale == 0) {  // logits do not depend on the matrices: only the bias can have a gradient
@@ -49,17 +69,13 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
   forget_packed_blocks(run);
   const HostLoss loss = make_host_loss(problem, buffers, arena.rows.data(), row_count);
   if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
-  std::fill(arena.d_bias.begin(), arena.d_bias.end(), 0.0f);
-  HostLossWriter writer(loss);
-  for (int64_t first = 0; first < row_count; first += plan.token_chunk) {
-    const int64_t count = std::min(plan.token_chunk, row_count - first);
-    run_chunk(run, loss, writer, {first, count, first == 0, first + count == row_count});
+  if (problem.is_thinned()) {
+    run_thinned(run, loss);
+  } else {
+    run_exact(run, loss);
   }
-  if (problem.needs_forward()) writer.finish();
-  if (!problem.needs_backward()) return;
   if (problem.want_d_hidden) zero_d_hidden(run, work.want_d_hidden);
-  if (problem.want_d_classifier && (row_count == 0 || !work.want_d_classifier)) zero_d_classifier(run);
-  if (problem.want_d_bias) store_d_bias(run);
+  if (problem.want_d_classifier && !work.want_d_classifier) zero_d_classifier(run);
 }
 
 }  // namespace headroom::cpu

@@ -26,6 +26,7 @@ using VF = hn::Vec<DF>;
 #include "cpu/simd/pack-inl.h"
 #include "cpu/simd/softmax-inl.h"
 #include "cpu/simd/gradient-inl.h"
+#include "cpu/simd/thinning-inl.h"
 // clang-format on
 
 }  // namespace
@@ -49,6 +50,9 @@ consteval Kernels make_kernels(const char* name, double gflops_thread) {
   k.add_column_sums = add_column_sums;
   k.store_row = store_row;
   k.exp_row = exp_row;
+  k.draw_row = draw_row;
+  k.add_rows = add_rows;
+  k.dot_rows = dot_rows;
   return k;
 }
 

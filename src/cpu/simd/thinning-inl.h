@@ -1,0 +1,116 @@
+// Kernels of thinned gradients. No include guard: kernels-inl.h includes this once per target.
+
+// One systematic draw over all columns of the row, taken lane by lane: elements of q < threshold lie end to
+// end in the order of lanes, and one is kept where its stretch reaches the next multiple of the threshold
+// past the offset. Lanes need only know where their stretches begin, from the sums of the lanes before, so
+// all run side by side. Whatever rounding those sums have, every lane begins at a uniform point, so no
+// probability depends on it.
+int64_t draw_row(const DrawRow& row) {
+  const DF df;
+  const hn::RebindToSigned<DF> di;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF guess = hn::Set(df, row.guess);
+  const VF threshold = hn::Set(df, row.threshold);
+  VF sum = hn::Zero(df);
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF q = exp_lanes(hn::Sub(hn::LoadU(df, row.z + j), guess));
+    hn::StoreU(q, df, row.q + j);
+    sum = hn::Add(sum, hn::IfThenElseZero(hn::Lt(q, threshold), q));
+  }
+  HWY_ALIGN float begin[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(sum, df, begin);
+  float at = row.offset * row.threshold;
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    const float length = begin[lane];
+    at -= row.threshold * std::floor(at / row.threshold);
+    if (!(at < row.threshold)) at = 0;
+    begin[lane] = at;
+    at += length;
+  }
+  VF reached = hn::Load(df, begin);
+  int64_t count = 0;
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF q = hn::LoadU(df, row.q + j);
+    reached = hn::Add(reached, hn::IfThenElseZero(hn::Lt(q, threshold), q));
+    const auto drawn = hn::Ge(reached, threshold);
+    const auto kept = hn::Or(drawn, hn::Ge(q, threshold));
+    if (hn::AllFalse(df, kept)) continue;
+    reached = hn::Sub(reached, hn::IfThenElseZero(drawn, threshold));
+    const auto columns = hn::Iota(di, static_cast<int32_t>(j));
+    hn::CompressStore(columns, hn::RebindMask(di, kept), di, row.columns + count);
+    count += static_cast<int64_t>(hn::CompressStore(hn::LoadU(df, row.z + j), kept, df, row.logits + count));
+  }
+  return count;
+}
+
+template <DType kType>
+HWY_INLINE VF load_lanes(const void* row, int64_t j) {
+  if constexpr (kType == DType::kF32) return hn::LoadU(DF(), static_cast<const float*>(row) + j);
+  if constexpr (kType == DType::kBF16) return bf16_to_lanes(static_cast<const uint16_t*>(row) + j);
+  if constexpr (kType == DType::kF16) return f16_to_lanes(static_cast<const uint16_t*>(row) + j);
+}
+
+// sums += rows[0..kRows) with their weights; the next group is fetched meanwhile, as rows lie anywhere.
+template <DType kType, int kRows>
+HWY_INLINE void add_row_group(const AddRows& g, const SparseElement* rows, const SparseElement* next) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const auto bytes = static_cast<int64_t>(size_of(kType));
+  const auto* data = static_cast<const uint8_t*>(g.matrix.data);
+  const uint8_t* from[kRows];
+  const uint8_t* ahead[kRows];
+  VF weight[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    from[r] = data + rows[r].index * g.matrix.stride * bytes;
+    ahead[r] = data + next[r].index * g.matrix.stride * bytes;
+    weight[r] = hn::Set(df, rows[r].value);
+  }
+  int64_t j = 0;
+  for (; j + lanes <= g.columns; j += lanes) {
+    VF sum = hn::LoadU(df, g.sums + j);
+    for (int r = 0; r < kRows; ++r) {
+      hwy::Prefetch(ahead[r] + j * bytes);
+      sum = hn::MulAdd(weight[r], load_lanes<kType>(from[r], j), sum);
+    }
+    hn::StoreU(sum, df, g.sums + j);
+  }
+  for (; j < g.columns; ++j) {
+    for (int r = 0; r < kRows; ++r) g.sums[j] += rows[r].value * load_scalar(from[r], kType, j);
+  }
+}
+
+template <DType kType>
+void add_rows_of(const AddRows& g) {
+  constexpr int kGroup = 4;  // rows for one load and store of the sums
+  int64_t k = 0;
+  for (; k + kGroup <= g.count; k += kGroup) {
+    const SparseElement* rows = g.rows + k;
+    add_row_group<kType, kGroup>(g, rows, k + 2 * kGroup <= g.count ? rows + kGroup : rows);
+  }
+  for (; k < g.count; ++k) add_row_group<kType, 1>(g, g.rows + k, g.rows + k);
+}
+
+void add_rows(const AddRows& g) {
+  if (g.matrix.dtype == DType::kF32) return add_rows_of<DType::kF32>(g);
+  if (g.matrix.dtype == DType::kBF16) return add_rows_of<DType::kBF16>(g);
+  add_rows_of<DType::kF16>(g);
+}
+
+HWY_INLINE VF load_lanes_of(const void* row, DType dtype, int64_t j) {
+  if (dtype == DType::kF32) return load_lanes<DType::kF32>(row, j);
+  if (dtype == DType::kBF16) return load_lanes<DType::kBF16>(row, j);
+  return load_lanes<DType::kF16>(row, j);
+}
+
+float dot_rows(const void* a, DType a_dtype, const void* b, DType b_dtype, int64_t count) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  VF sum = hn::Zero(df);
+  int64_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    sum = hn::MulAdd(load_lanes_of(a, a_dtype, j), load_lanes_of(b, b_dtype, j), sum);
+  }
+  float total = sum_of_lanes(sum);
+  for (; j < count; ++j) total += load_scalar(a, a_dtype, j) * load_scalar(b, b_dtype, j);
+  return total;
+}

@@ -1,0 +1,127 @@
+#include "cpu/thinned/draw.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/targets.h"
+#include "core/thinning.h"
+#include "cpu/thinned/lists.h"
+#include "cpu/thinned/windows.h"
+
+namespace headroom::cpu {
+namespace {
+
+constexpr int64_t kRows = 64;  // of a task on rows
+
+// Below every logit: q is infinite, so a block without any guess is kept as a whole. Not -inf, whose distance
+// from a logit of -inf is NaN.
+constexpr float kNoGuess = -1e30f;
+
+// A guess above lse would draw elements of p >= threshold too. These are computed in an order of their own,
+// so they may be off in their last bits.
+constexpr float kGuessMargin = 0x1p-10f;
+
+template <class Body>
+void for_rows(const Runner& run, const Chunk& chunk, const Body& body) {
+  run.parallel_for(ceil_div(chunk.count, kRows), [&](int64_t task, int) {
+    const int64_t end = std::min(chunk.count, (task + 1) * kRows);
+    for (int64_t i = task * kRows; i < end; ++i) body(i);
+  });
+}
+
+const std::byte* matrix_row(const void* data, DType dtype, int64_t stride, int64_t row) {
+  return static_cast<const std::byte*>(data) + row * stride * static_cast<int64_t>(size_of(dtype));
+}
+
+// The target's logit: a lower bound of lse, and after training not far below it.
+float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
+  const int64_t target = run.arena.target[static_cast<size_t>(i)];
+  if (target < 0) return kNoGuess;
+  const float dot =
+      run.kernels.dot_rows(matrix_row(b.hidden, p.hidden_dtype, b.hidden_stride, row), p.hidden_dtype,
+                           matrix_row(b.classifier, p.classifier_dtype, b.classifier_stride, target),
+                           p.classifier_dtype, p.hidden);
+  double z = p.scale * dot + (p.has_bias ? load_as_double(b.bias, p.bias_dtype, target) : 0);
+  if (p.softcap > 0) z = p.softcap * std::tanh(z / p.softcap);
+  if (!std::isfinite(z)) return kNoGuess;
+  return std::max(static_cast<float>(z) - kGuessMargin, kNoGuess);
+}
+
+}  // namespace
+
+void begin_draws(const Runner& run, const Chunk& chunk) {
+  const Draws& d = run.arena.thinned.draws;
+  for_rows(run, chunk, [&](int64_t i) {
+    begin_list(run, chunk.first + i);
+    const auto at = static_cast<size_t>(chunk.first + i);
+    // A backward pass knows lse itself; of shards it is that of all.
+    if (run.problem.pass == Pass::kBackward) {
+      const double lse = load_as_double(run.buffers.lse, run.problem.stats_dtype(), run.arena.rows[at]);
+      d.guess[at] = std::isfinite(lse) ? static_cast<float>(lse) : kNoGuess;
+    } else {
+      d.guess[at] = first_guess(run, chunk, i);
+    }
+  });
+}
+
+void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start) {
+  const Draws& d = run.arena.thinned.draws;
+  const int64_t window = draw_window_of(start) * run.problem.tokens;
+  for_rows(run, chunk, [&](int64_t i) {
+    const double known = log_sum_exp(run.arena.stats[static_cast<size_t>(i)]);
+    restart_known(run, i, known);
+    if (start == 0) return;
+    const float first = d.guess[static_cast<size_t>(chunk.first + i)];
+    const bool better = run.problem.needs_forward() && std::isfinite(known) && known > first;
+    d.guess[static_cast<size_t>(window + chunk.first + i)] = better ? static_cast<float>(known) : first;
+  });
+}
+
+void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const LogitStrip& strip,
+                const BlockStats& stats, int64_t block, int64_t row) {
+  const Problem& p = run.problem;
+  const Draws& d = run.arena.thinned.draws;
+  const int64_t first_column = block * run.shape.vocab_block;
+  const float* guess = d.guess.data() + draw_window_of(block) * p.tokens + chunk.first + row;
+  const auto threshold = static_cast<float>(p.threshold);
+  const uint32_t stream = kFirstDrawStream + static_cast<uint32_t>(p.vocab_start + first_column);
+  float sum[kMaxStripRows];
+  for (int i = 0; i < strip.rows; ++i) sum[i] = stats.max[i] - guess[i];
+  run.kernels.exp_row(sum, strip.rows, sum);
+  for (int i = 0; i < strip.rows; ++i) {
+    sum[i] *= stats.sum_exp[i];  // of the q of all columns
+    const int64_t source = run.arena.rows[static_cast<size_t>(chunk.first + row + i)];
+    const float offset =
+        draw_uniform(draw_bits(static_cast<uint64_t>(d.seed[0]), static_cast<uint32_t>(source), stream));
+    // Most blocks of most rows end here: the draw does not reach its first multiple of the threshold.
+    constexpr float kBelow = 1 - 0x1p-16f;  // further than the two sums' rounding
+    if (sum[i] + offset * threshold < threshold * kBelow) continue;
+    DrawRow draw;
+    draw.z = strip.z + i * strip.stride;
+    draw.padded_columns = strip.padded_columns;
+    draw.guess = guess[i];
+    draw.threshold = threshold;
+    draw.offset = offset;
+    draw.q = w.thinned.q.data();
+    draw.columns = w.thinned.columns.data();
+    draw.logits = w.thinned.logits.data();
+    BlockDraw drawn{first_column, draw.columns, draw.logits, run.kernels.draw_row(draw)};
+    if (drawn.count == 0) continue;
+    drawn.lse = static_cast<double>(stats.max[i]) + std::log(stats.sum_exp[i]);
+    add_to_list(run, chunk, row + i, drawn);
+  }
+}
+
+void settle_draws(const Runner& run, const Chunk& chunk) {
+  const Draws& d = run.arena.thinned.draws;
+  for_rows(run, chunk, [&](int64_t i) {
+    const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
+    d.target_logit[static_cast<size_t>(chunk.first + i)] = static_cast<float>(stats.target_logit);
+    if (run.problem.keeps_draws) settle_list(run, chunk.first + i, log_sum_exp(stats));
+  });
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,106 @@
+#include "cpu/thinned/lists.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <numbers>
+#include <thread>
+
+#include "core/thinning.h"
+#include "cpu/thinned/windows.h"
+
+namespace headroom::cpu {
+namespace {
+
+// Bounds of lse are lowered by this, so that their own rounding never leaves out what lse would keep.
+constexpr double kBoundMargin = 0x1p-10;
+
+// Blocks that share a row meet rarely, and hold it for a copy of a few hundred elements.
+class RowLock {
+ public:
+  explicit RowLock(RowDraw& row) : flag_(row.lock) {
+    while (flag_.exchange(1, std::memory_order_acquire) != 0) std::this_thread::yield();
+  }
+  ~RowLock() { flag_.store(0, std::memory_order_release); }
+  RowLock(const RowLock&) = delete;
+  RowLock& operator=(const RowLock&) = delete;
+
+ private:
+  std::atomic_ref<int32_t> flag_;
+};
+
+// log(exp(a) + exp(b))
+double log_of_sum(double a, double b) {
+  if (b > a) std::swap(a, b);
+  return b == -INFINITY ? a : a + std::log1p(std::exp(b - a));
+}
+
+// What of the list the second draw keeps, if lse is this.
+int32_t thin(const Runner& run, int64_t i, SparseElement* list, int32_t count, double lse) {
+  int32_t kept = 0;
+  for (int32_t k = 0; k < count; ++k) {
+    if (weigh(run, i, list[k], lse).weight != 0) list[kept++] = list[k];
+  }
+  return kept;
+}
+
+}  // namespace
+
+void begin_list(const Runner& run, int64_t i) {
+  run.arena.thinned.draws.count[static_cast<size_t>(i)] = 0;
+}
+
+void restart_known(const Runner& run, int64_t chunk_row, double known) {
+  run.arena.thinned.row_draws[static_cast<size_t>(chunk_row)] = {0, known};
+}
+
+void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const BlockDraw& drawn) {
+  const ThinnedArena& t = run.arena.thinned;
+  const int64_t i = chunk.first + chunk_row;
+  RowDraw& row = t.row_draws[static_cast<size_t>(chunk_row)];
+  SparseElement* list = t.row(t.draws.elements, i).data();
+  int32_t& count = t.draws.count[static_cast<size_t>(i)];
+  const RowLock lock(row);
+  row.known = log_of_sum(row.known, drawn.lse);
+  const int64_t room = t.capacity - 1;  // one is for the target
+  if (count + drawn.count > room) {
+    const int64_t window = draw_window_of(drawn.first_column / run.shape.vocab_block);
+    const double guess = t.draws.guess[static_cast<size_t>(window * run.problem.tokens + i)];
+    double bound = std::max(row.known, guess) - kBoundMargin;
+    count = thin(run, i, list, count, bound);
+    // Of probability 2e-28, see above: memory safety is not left to chance. Infinite and NaN bounds end here
+    // too.
+    while (count + drawn.count > room) {
+      bound += std::numbers::ln2;
+      count = bound < INFINITY ? thin(run, i, list, count, bound) : 0;
+    }
+  }
+  for (int64_t k = 0; k < drawn.count; ++k) {
+    list[count++] = {static_cast<int32_t>(drawn.first_column + drawn.columns[k]), drawn.logits[k]};
+  }
+}
+
+void settle_list(const Runner& run, int64_t i, double lse) {
+  const ThinnedArena& t = run.arena.thinned;
+  SparseElement* list = t.row(t.draws.elements, i).data();
+  int32_t& count = t.draws.count[static_cast<size_t>(i)];
+  count = thin(run, i, list, count, lse - kBoundMargin);
+  std::sort(list, list + count,
+            [](const SparseElement& a, const SparseElement& b) { return a.index < b.index; });
+}
+
+Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, double lse) {
+  const Draws& d = run.arena.thinned.draws;
+  const Problem& p = run.problem;
+  const int64_t window = draw_window_of(element.index / run.shape.vocab_block);
+  const double guess = d.guess[static_cast<size_t>(window * p.tokens + i)];
+  const auto probability = static_cast<float>(std::exp(element.value - lse));
+  const auto p_over_q = static_cast<float>(std::exp(guess - lse));
+  const uint32_t bits = draw_bits(static_cast<uint64_t>(d.seed[0]),
+                                  static_cast<uint32_t>(run.arena.rows[static_cast<size_t>(i)]),
+                                  static_cast<uint32_t>(p.vocab_start + element.index));
+  return {thinned_weight(probability, p_over_q, static_cast<float>(p.threshold), draw_uniform(bits)),
+          probability};
+}
+
+}  // namespace headroom::cpu

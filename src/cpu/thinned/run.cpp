@@ -1,0 +1,50 @@
+#include "cpu/thinned/run.h"
+
+#include <algorithm>
+
+#include "cpu/thinned/draw.h"
+#include "cpu/thinned/gradients.h"
+
+namespace headroom::cpu {
+namespace {
+
+void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  if (draws_elements(p)) {
+    load_chunk(run, chunk);
+    begin_draws(run, chunk);
+    forward_chunk(run, chunk);
+    settle_draws(run, chunk);
+  }
+  if (p.needs_forward()) {
+    for (int64_t i = 0; i < chunk.count; ++i) {
+      writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)],
+                 run.arena.stats[static_cast<size_t>(i)]);
+    }
+  }
+  if (p.needs_backward()) finish_rows(run, loss, chunk);
+}
+
+}  // namespace
+
+void run_thinned(const Runner& run, const HostLoss& loss) {
+  const Problem& p = run.problem;
+  const ThinnedArena& t = run.arena.thinned;
+  if (draws_elements(p) && p.tokens > 0) t.draws.seed[0] = seed_of(p, run.buffers);
+  std::fill(t.column_count.begin(), t.column_count.end(), 0);
+  if (p.needs_backward()) {
+    write_undrawn_defaults(p, run.buffers);
+    if (p.label_smoothing > 0 && p.want_d_hidden) sum_classifier(run);
+  }
+  HostLossWriter writer(loss);
+  for (int64_t first = 0; first < run.row_count; first += run.plan.token_chunk) {
+    const int64_t count = std::min(run.plan.token_chunk, run.row_count - first);
+    run_chunk(run, loss, writer, {first, count, first == 0, first + count == run.row_count});
+  }
+  if (p.needs_forward()) writer.finish();
+  if (!p.want_d_classifier && !p.want_d_bias) return;
+  if (p.label_smoothing > 0 && p.want_d_classifier) sum_hidden(run);
+  finish_columns(run);
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,221 @@
+// Thinned gradients are unbiased: the mean over many seeds approaches the exact gradient as it should.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr int64_t kSeeds = 1000;
+
+// Sums over seeds of a gradient.
+struct Sums {
+  std::vector<double> sum, square, least, most;
+  int64_t seeds = 0;
+
+  void add(const std::vector<double>& values) {
+    if (sum.empty()) {
+      sum.assign(values.size(), 0);
+      square = sum;
+      least = most = values;
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      sum[i] += values[i];
+      square[i] += values[i] * values[i];
+      least[i] = std::min(least[i], values[i]);
+      most[i] = std::max(most[i], values[i]);
+    }
+    ++seeds;
+  }
+  double mean(size_t i) const { return sum[i] / static_cast<double>(seeds); }
+  double variance(size_t i) const {
+    return std::max(0.0, square[i] / static_cast<double>(seeds) - mean(i) * mean(i));
+  }
+  double range(size_t i) const { return most[i] - least[i]; }
+};
+
+// What the mean of chi^2 variables of as many degrees of freedom stays below but for 3e-7: 5 standard
+// deviations (Wilson and Hilferty).
+double largest_chi_square_mean(double degrees) {
+  const double v = 2 / (9 * degrees);
+  return std::pow(1 - v + 5 * std::sqrt(v), 3);
+}
+
+class ThinnedBias : public testing::TestWithParam<Engine> {
+ protected:
+  void SetUp() override {
+    const std::string why = why_not_thinned(GetParam());
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+
+  // The mean of one gradient against the truth, after all seeds and after the first of them.
+  // bound: the error of exact arithmetic. degrees: independent components, at least.
+  static void expect_unbiased(const char* what, const Sums& sums, const Sums& early,
+                              const std::vector<double>& truth, double bound, double degrees) {
+    ASSERT_EQ(sums.sum.size(), truth.size()) << what;
+    const auto n = static_cast<double>(sums.seeds);
+    double widest = 0;
+    for (size_t i = 0; i < truth.size(); ++i) widest = std::max(widest, sums.range(i));
+    for (size_t i = 0; i < truth.size(); ++i) {
+      // 5.5 standard deviations of a normal variable, 4e-8; where few seeds drew anything the mean has the
+      // tail of a Poisson variable instead (Bernstein's bound, of the same chance). Of a component that none
+      // drew, the range is not known.
+      constexpr double kDeviations = 5.5;
+      const double range = sums.range(i) > 0 ? sums.range(i) : widest;
+      const double allowed = kDeviations * std::sqrt(sums.variance(i) / n) +
+                             kDeviations * kDeviations / 2 * range / (3 * n) + bound;
+      EXPECT_LE(std::fabs(sums.mean(i) - truth[i]), allowed)
+          << what << "[" << i << "]: mean " << sums.mean(i) << ", exact " << truth[i];
+    }
+    // The squared distance falls as 1 / seeds.
+    for (const Sums* s : {&early, &sums}) {
+      double distance = 0;
+      double expected = 0;
+      for (size_t i = 0; i < truth.size(); ++i) {
+        distance += std::pow(s->mean(i) - truth[i], 2);
+        expected += sums.variance(i) / static_cast<double>(s->seeds) + bound * bound;
+      }
+      EXPECT_LE(distance, expected * largest_chi_square_mean(degrees)) << what << " after " << s->seeds;
+    }
+  }
+
+  void check(const Case& c, const std::function<Outputs(int64_t seed)>& draw) const {
+    const Answer truth = materialise<double>(c);
+    const Expected expected(c);
+    const Bounds bounds = expected.bounds_of(GetParam());
+    Sums d_hidden, d_classifier, d_bias;
+    Sums early[3];
+    for (int64_t seed = 0; seed < kSeeds; ++seed) {
+      if (seed == kSeeds / 16) {
+        early[0] = d_hidden;
+        early[1] = d_classifier;
+        early[2] = d_bias;
+      }
+      const Outputs got = draw(seed);
+      d_hidden.add(got.d_hidden);
+      d_classifier.add(got.d_classifier);
+      d_bias.add(got.d_bias);
+    }
+    // Rows are drawn independently of each other; some may have next to no variance.
+    const double degrees = static_cast<double>(c.problem.tokens) / 2;
+    expect_unbiased("d_hidden", d_hidden, early[0], truth.d_hidden, bounds.d_hidden, degrees);
+    expect_unbiased("d_classifier", d_classifier, early[1], truth.d_classifier, bounds.d_classifier, degrees);
+    expect_unbiased("d_bias", d_bias, early[2], truth.d_bias, bounds.d_bias, degrees);
+  }
+
+  // Gradients in float32, so that a rounding to their dtype is no bias of the mean.
+  Case base(uint64_t seed, double scale) const {
+    Case c = plain_case(seed, GetParam().is_reference() ? PlainSize{12, 50, 4} : PlainSize{12, 500, 4},
+                        GetParam().plain_dtype());
+    headroom::Problem& p = c.problem;
+    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+    p.scale = scale;
+    p.gradient = HEADROOM_THINNED;
+    p.threshold = GetParam().is_reference() ? 0x1p-4 : 0x1p-6;
+    return c;
+  }
+
+  // Every option that goes with the rest; upstream gradients of all outputs.
+  static void add_options(Case* c) {
+    headroom::Problem& p = c->problem;
+    Random random(77);
+    const auto uniform = [&](int64_t count, double low, double high) {
+      std::vector<double> out(static_cast<size_t>(count));
+      for (double& v : out) v = static_cast<float>(random.uniform(low, high));
+      return out;
+    };
+    p.has_class_weight = p.has_token_weight = p.want_entropy = 1;
+    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 1;
+    p.z_loss = 0.01;
+    c->class_weight = uniform(p.vocab, 0.5, 2);
+    c->token_weight = uniform(p.tokens, 0.5, 2);
+    c->grad_nll = uniform(p.tokens, -1, 1);
+    c->grad_lse = uniform(p.tokens, -1, 1);
+    c->grad_entropy = uniform(p.tokens, -1, 1);
+    c->targets[3] = p.ignore_index;
+    c->mode = Mode::kForwardThenBackward;
+  }
+
+  std::function<Outputs(int64_t)> whole(const Case& c) const {
+    return [this, &c](int64_t seed) {
+      Case t = c;
+      t.problem.seed = seed;
+      return solve(context_, t);
+    };
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+TEST_P(ThinnedBias, Plain) {
+  for (double scale : {0.25, 1.0, 3.0}) {
+    SCOPED_TRACE(scale);
+    const Case c = base(31, scale);
+    check(c, whole(c));
+  }
+}
+
+TEST_P(ThinnedBias, Smoothing) {
+  Case c = base(32, 1);
+  add_options(&c);
+  c.problem.label_smoothing = 0.3;
+  check(c, whole(c));
+}
+
+TEST_P(ThinnedBias, SoftcapAndKeptDraws) {
+  Case c = base(33, 2);
+  add_options(&c);
+  c.problem.softcap = 3;
+  c.problem.keeps_draws = 1;
+  check(c, whole(c));
+}
+
+// Each shard draws with its own seed and its own guesses; lse is that of all.
+TEST_P(ThinnedBias, Shards) {
+  for (int32_t keeps : {0, 1}) {
+    Case c = base(34, 1);
+    add_options(&c);
+    c.problem.label_smoothing = 0.1;
+    c.problem.keeps_draws = keeps;
+    const Outputs whole_vocabulary = run_pass(
+        context_,
+        [&] {
+          headroom::Problem p = pass_problem(c, headroom::Pass::forward);
+          p.keeps_draws = 0;
+          return p;
+        }(),
+        c);
+    const int64_t half = c.problem.vocab / 3;
+    check(c, [&](int64_t seed) {
+      Outputs out;
+      for (int shard = 0; shard < 2; ++shard) {
+        const auto cut = [&](headroom::Pass pass) {
+          headroom::Problem p = pass_problem(c, pass);
+          p.seed = seed;
+          p.vocab_total = p.vocab;
+          p.vocab_start = shard == 0 ? 0 : half;
+          p.vocab = shard == 0 ? half : p.vocab - half;
+          return p;
+        };
+        Outputs known = whole_vocabulary;
+        if (keeps != 0) known.draws = run_pass(context_, cut(headroom::Pass::forward), c).draws;
+        const Outputs one = run_pass(context_, cut(headroom::Pass::backward), c, &known);
+        if (shard == 0) out.d_hidden.assign(one.d_hidden.size(), 0);
+        for (size_t i = 0; i < one.d_hidden.size(); ++i) out.d_hidden[i] += one.d_hidden[i];
+        out.d_classifier.insert(out.d_classifier.end(), one.d_classifier.begin(), one.d_classifier.end());
+        out.d_bias.insert(out.d_bias.end(), one.d_bias.begin(), one.d_bias.end());
+      }
+      return out;
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, ThinnedBias, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

@@ -1,0 +1,215 @@
+// Thinned gradients at the edges: of shapes, of probabilities, of numbers; and what is refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class ThinnedEdges : public testing::TestWithParam<Engine> {
+ protected:
+  void SetUp() override {
+    const std::string why = why_not_thinned(GetParam());
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+
+  Case thinned(PlainSize size, double threshold) const {
+    Case c = plain_case(41, size, GetParam().plain_dtype());
+    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
+    c.problem.gradient = HEADROOM_THINNED;
+    c.problem.threshold = threshold;
+    return c;
+  }
+  // In one run, by draws that are kept, and by draws of the backward pass; from the smallest workspace.
+  std::vector<Outputs> all_ways(Case c) const {
+    std::vector<Outputs> out;
+    c.mode = Mode::kForwardBackward;
+    out.push_back(solve(context_, c));
+    c.mode = Mode::kForwardThenBackward;
+    out.push_back(solve(context_, c));
+    c.problem.keeps_draws = 1;
+    out.push_back(solve(context_, c));
+    return out;
+  }
+
+  PlainSize reduced(PlainSize size) const {
+    if (GetParam().is_reference()) size.vocab = std::min<int64_t>(size.vocab, 500);
+    return size;
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+TEST_P(ThinnedEdges, SmallestShapes) {
+  for (PlainSize size : {PlainSize{1, 1, 1}, PlainSize{1, 300, 3}, PlainSize{40, 1, 2}, PlainSize{0, 5, 2},
+                         PlainSize{1, 2, 1}}) {
+    for (double threshold : {1.0, 0x1p-10, 1e-30}) {
+      const Case c = thinned(size, threshold);
+      const Answer truth = materialise<double>(c);
+      for (const Outputs& got : all_ways(c)) {
+        EXPECT_EQ(got.kept_count.size(), static_cast<size_t>(size.tokens));
+        if (size.vocab == 1) {
+          for (double kept : got.kept_count) EXPECT_EQ(kept, 1);
+        }
+        // Probabilities are at least 2^-10 here.
+        if (threshold <= 0x1p-10 && size.vocab <= 2) {
+          for (size_t k = 0; k < truth.d_hidden.size(); ++k)
+            EXPECT_NEAR(got.d_hidden[k], truth.d_hidden[k], 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ThinnedEdges, AllIgnored) {
+  Case c = thinned({30, 100, 5}, 0x1p-6);
+  std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
+  for (const Outputs& got : all_ways(c)) {
+    for (const auto* zero :
+         {&got.d_hidden, &got.d_classifier, &got.d_bias, &got.kept_count, &got.draw_variance}) {
+      EXPECT_TRUE(std::all_of(zero->begin(), zero->end(), [](double v) { return v == 0; }));
+    }
+  }
+}
+
+// Of a uniform softmax systematic draws keep 1 / threshold elements in all rows but for the ends of blocks.
+TEST_P(ThinnedEdges, Uniform) {
+  Case c = thinned(reduced({16, 20'000, 4}), GetParam().is_reference() ? 0x1p-5 : 0x1p-9);
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  const double expected = 1 / c.problem.threshold;
+  for (const Outputs& got : all_ways(c)) {
+    double kept = 0;
+    for (double count : got.kept_count) kept += count / 16;
+    EXPECT_NEAR(kept, expected + 1, 5 * std::sqrt(expected / 16));
+    double sum = 0;  // of dz: the target's exact part, and draws of the same weight
+    for (double v : got.d_bias) sum += v;
+    EXPECT_NEAR(sum, 0, 5 * std::sqrt(c.problem.threshold / 16));
+  }
+}
+
+TEST_P(ThinnedEdges, OneHot) {
+  Case c = thinned(reduced({9, 3000, 2}), 0x1p-8);
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  c.bias[211] = 1000;
+  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  std::fill(c.targets.begin(), c.targets.end(), 3);
+  c.targets[0] = 211;
+  for (const Outputs& got : all_ways(c)) {
+    for (size_t i = 0; i < 9; ++i) EXPECT_EQ(got.kept_count[i], i == 0 ? 1 : 2);
+    for (size_t j = 0; j < got.d_bias.size(); ++j) EXPECT_EQ(got.d_bias[j], j == 211 ? 8 : (j == 3 ? -8 : 0));
+  }
+}
+
+// What is seen first says nothing of what comes: the softmax is flat over the last columns alone, far above
+// the target and all columns before, so every list fills up many times over.
+TEST_P(ThinnedEdges, AllMassInTheLastColumns) {
+  const PlainSize size = reduced({8, 60'000, 3});
+  for (double step : {0.0, 0.02}) {
+    Case c = thinned(size, GetParam().is_reference() ? 0x1p-5 : 0x1p-8);
+    std::fill(c.classifier.begin(), c.classifier.end(), 0);
+    const auto vocab = static_cast<size_t>(size.vocab);
+    for (size_t j = 0; j < vocab; ++j) {
+      c.bias[j] =
+          j < vocab / 3 ? -60 : static_cast<double>(static_cast<float>(step * static_cast<double>(j)));
+      if (c.problem.bias_dtype != HEADROOM_F32) c.bias[j] = j < vocab / 3 ? -60 : 0;
+    }
+    std::fill(c.targets.begin(), c.targets.end(), 1);
+    const Answer truth = materialise<double>(c);
+    for (const Outputs& got : all_ways(c)) {
+      double drawn = 0;
+      for (double v : got.d_bias) drawn += v;
+      EXPECT_NEAR(drawn, 0, 6 * std::sqrt(c.problem.threshold / 8));
+      for (double kept : got.kept_count) {
+        EXPECT_LE(kept, 1 / c.problem.threshold + std::sqrt(128 / c.problem.threshold) + 49);
+        EXPECT_GE(kept, 2);
+      }
+    }
+  }
+}
+
+// Masked columns are never kept.
+TEST_P(ThinnedEdges, MaskedColumns) {
+  Case c = thinned(reduced({7, 2000, 3}), 0x1p-7);
+  const size_t vocab = c.bias.size();
+  for (size_t j = 0; j < vocab; ++j) {
+    if (j % 3 != 0 || j < vocab / 2) c.bias[j] = -kInfinity;
+  }
+  for (int64_t& target : c.targets) target = static_cast<int64_t>((vocab - 1) / 3 * 3);
+  for (const Outputs& got : all_ways(c)) {
+    for (size_t j = 0; j < vocab; ++j) {
+      EXPECT_TRUE(c.bias[j] != -kInfinity || got.d_bias[j] == 0) << j;
+    }
+    for (double v : got.d_hidden) EXPECT_TRUE(std::isfinite(v));
+  }
+}
+
+// A NaN or an infinite logit takes its row's gradient with it, the target's row of d_classifier too, and
+// nothing of other rows that has no part in them.
+TEST_P(ThinnedEdges, NotFinite) {
+  for (double value : {static_cast<double>(NAN), kInfinity}) {
+    Case c = thinned(reduced({6, 1500, 2}), 0x1p-6);
+    c.hidden[2 * 2] = value;
+    c.targets = {1, 2, 3, 4, 5, 6};
+    for (const Outputs& got : all_ways(c)) {
+      EXPECT_FALSE(std::isfinite(got.lse[2]));
+      for (size_t k = 0; k < 2; ++k) EXPECT_TRUE(std::isnan(got.d_hidden[2 * 2 + k]));
+      EXPECT_TRUE(std::isnan(got.d_bias[3]) || value == kInfinity);
+      for (size_t i : {0, 1, 3, 4, 5}) EXPECT_TRUE(std::isfinite(got.d_hidden[i * 2])) << i;
+    }
+  }
+}
+
+TEST_P(ThinnedEdges, SeedInMemory) {
+  const Case c = thinned(reduced({12, 900, 3}), 0x1p-6);
+  headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  problem.seed = 1234567890123;
+  const Outputs expected = run_pass(context_, problem, c);
+  problem.seed = 5;
+  Case with_seed = c;
+  with_seed.seed_in_memory = {1234567890123};
+  EXPECT_STREQ(first_difference(run_pass(context_, problem, with_seed), expected), "");
+}
+
+// Names the argument, what was expected and what was got.
+TEST_P(ThinnedEdges, Refusals) {
+  const Case c = thinned({4, 9, 2}, 0x1p-6);
+  const auto refusal = [&](const auto& change) -> std::string {
+    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    change(problem);
+    try {
+      headroom::Plan plan(context_, problem);
+    } catch (const headroom::Error& error) {
+      EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+      return error.what();
+    }
+    return "";
+  };
+  const auto expect = [&](const std::string& got, const std::vector<std::string>& words) {
+    for (const std::string& word : words) EXPECT_NE(got.find(word), std::string::npos) << got;
+  };
+  for (double threshold : {0.0, -0.5, 1.5, static_cast<double>(NAN)}) {
+    expect(refusal([&](auto& p) { p.threshold = threshold; }),
+           {"threshold: expected a number in (0, 1], got"});
+  }
+  expect(refusal([](auto& p) { p.keeps_draws = 1; }), {"keeps_draws: expected false", "got true"});
+  expect(refusal([](auto& p) { p.gradient = 2; }), {"gradient: expected", "got 2"});
+  expect(refusal([](auto& p) {
+           p.label_smoothing = 0.25;
+           p.softcap = 1;
+         }),
+         {"label_smoothing: expected 0 with thinned gradients and a softcap", "got 0.25"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, ThinnedEdges, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

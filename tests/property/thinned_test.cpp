@@ -1,0 +1,221 @@
+// Thinned gradients of one draw: exact where everything is kept, the same for the same seed, and reported as
+// they are.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+Case thinned(Case c, double threshold, int64_t seed) {
+  c.problem.gradient = HEADROOM_THINNED;
+  c.problem.threshold = threshold;
+  c.problem.seed = seed;
+  return c;
+}
+
+bool can_thin(const headroom::Problem& p) {
+  return p.label_smoothing == 0 || p.softcap == 0;
+}
+
+class Thinned : public testing::TestWithParam<Engine> {
+ protected:
+  void SetUp() override {
+    const std::string why = why_not_thinned(GetParam());
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+
+  std::vector<Case> random_cases(uint64_t first, uint64_t count, int64_t largest) const {
+    std::vector<Case> out;
+    for (uint64_t seed = first; seed < first + count; ++seed) {
+      Case c = random_case(seed, {.largest_dimension = largest, .allow_fp64 = GetParam().is_reference()});
+      if (GetParam().can_run(c.problem) && can_thin(c.problem)) out.push_back(std::move(c));
+    }
+    return out;
+  }
+
+  // More columns than a window of blocks, on the fast engines.
+  Case large_case(headroom_dtype dtype) const {
+    Case c = GetParam().is_reference() ? plain_case(11, {20, 150, 20}, dtype)
+                                       : plain_case(11, {70, is_slowed_down() ? 1500 : 9000, 33}, dtype);
+    c.mode = Mode::kForwardThenBackward;
+    return c;
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+// No probability is below such a threshold: nothing is drawn.
+constexpr double kKeepsAll = 1e-30;
+
+TEST_P(Thinned, IsExactWhereAllIsKept) {
+  for (const Case& c : random_cases(0, seeds(100), 300)) {
+    const Expected expected(c);
+    for (int32_t keeps : {0, 1}) {
+      Case t = thinned(c, kKeepsAll, 5);
+      t.problem.keeps_draws = keeps;
+      SCOPED_TRACE(testing::Message() << "keeps draws " << keeps << ", " << describe(c));
+      const Outputs got = solve(context_, t);
+      expected.check(got, expected.bounds_of(GetParam()));
+      for (double variance : got.draw_variance) EXPECT_TRUE(variance == 0 || std::isnan(variance));
+    }
+  }
+}
+
+TEST_P(Thinned, LossIsThatOfExact) {
+  for (Case c : random_cases(300, seeds(60), 1100)) {
+    const Outputs exact = solve(context_, c);
+    Outputs got = solve(context_, thinned(c, 0.01, 7));
+    got.d_hidden = exact.d_hidden;
+    got.d_classifier = exact.d_classifier;
+    got.d_bias = exact.d_bias;
+    got.kept_count.clear();
+    got.draw_variance.clear();
+    EXPECT_STREQ(first_difference(got, exact), "") << describe(c);
+  }
+}
+
+TEST_P(Thinned, SameSeedSameBits) {
+  std::vector<Case> cases = random_cases(400, seeds(30), 600);
+  for (headroom_dtype dtype : {GetParam().plain_dtype(), HEADROOM_BF16}) cases.push_back(large_case(dtype));
+  std::vector<headroom::Context> others;
+  if (!GetParam().is_device()) {
+    for (int threads : {1, 2, 4}) others.push_back(make_context(GetParam(), threads));
+    for (int threads : {2, 8}) others.push_back(make_hosted_context(GetParam(), threads));
+  }
+  for (const Case& c : cases) {
+    for (double threshold : {0x1p-5, 0x1p-10}) {
+      const Case t = thinned(c, threshold, -3);
+      const Outputs first = solve(context_, t);
+      EXPECT_STREQ(first_difference(solve(context_, t), first), "") << describe(c);
+      for (const headroom::Context& other : others) {
+        EXPECT_STREQ(first_difference(solve(other, t), first), "") << describe(c);
+      }
+    }
+  }
+}
+
+// The smallest plan and the fastest.
+TEST_P(Thinned, SameBitsForAnyBudget) {
+  for (Case c : {large_case(GetParam().plain_dtype()), large_case(HEADROOM_BF16)}) {
+    c.mode = Mode::kForwardBackward;
+    const Case t = thinned(c, 0x1p-8, 9);
+    const headroom::Problem problem = pass_problem(t, headroom::Pass::forward_backward);
+    size_t smallest = SIZE_MAX;
+    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+      EXPECT_EQ(plan.kind, HEADROOM_PLAN_THINNED);
+      smallest = std::min(smallest, plan.workspace_bytes);
+    }
+    headroom::Problem tight = problem;
+    tight.max_workspace_bytes = 1;
+    try {
+      headroom::Plan plan(context_, tight);
+      ADD_FAILURE() << "a workspace of one byte";
+    } catch (const headroom::Error& error) {
+      EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL);
+    }
+    for (const headroom::PlanInfo& plan : context_.plans(tight)) {
+      smallest = std::min(smallest, plan.workspace_bytes);
+    }
+    Outputs few = solve(context_, t, smallest);
+    const Outputs most = solve(context_, t);
+    EXPECT_STREQ(first_difference(few, most), "");
+  }
+}
+
+// One forward pass' draws serve as those that the backward pass of a single run makes.
+TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
+  if (GetParam().is_reference())
+    GTEST_SKIP() << "a single run has an lse of float64, a backward pass has not";
+  for (Case c : random_cases(600, seeds(60), 700)) {
+    if (c.mode == Mode::kForward) continue;
+    c.problem.has_grad_nll = c.problem.has_grad_lse = c.problem.has_grad_entropy = 0;
+    if (c.problem.reduction == HEADROOM_REDUCTION_NONE && c.grad_loss.empty()) {
+      c.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 1);
+    }
+    Case t = thinned(c, 0x1p-6, 11);
+    t.mode = Mode::kForwardBackward;
+    const Outputs at_once = solve(context_, t);
+    t.mode = Mode::kForwardThenBackward;
+    t.problem.keeps_draws = 1;
+    EXPECT_STREQ(first_difference(solve(context_, t), at_once), "") << describe(c);
+  }
+}
+
+TEST_P(Thinned, OtherSeedOtherDraw) {
+  const Case c = large_case(GetParam().plain_dtype());
+  headroom::Problem problem = pass_problem(thinned(c, 0x1p-5, 1), headroom::Pass::forward_backward);
+  const Outputs one = run_pass(context_, problem, c);
+  for (int64_t seed : {int64_t{2}, int64_t{-1}, int64_t{1} + (int64_t{1} << 32)}) {
+    problem.seed = seed;
+    EXPECT_NE(run_pass(context_, problem, c).d_hidden, one.d_hidden) << seed;
+  }
+}
+
+// Every p >= threshold and the target, and of the others at most about 1 / threshold.
+TEST_P(Thinned, KeptCounts) {
+  for (Case c : random_cases(700, seeds(40), 600)) {
+    if (!c.wants_gradients()) continue;
+    for (double threshold : {0.5, 0x1p-5, 0x1p-9}) {
+      const Outputs got = solve(context_, thinned(c, threshold, 3));
+      const Answer truth = materialise<double>(c);
+      const auto vocab = static_cast<size_t>(c.problem.vocab);
+      for (size_t i = 0; i < got.kept_count.size(); ++i) {
+        const int64_t target = c.target_of(static_cast<int64_t>(i));
+        if (target == c.problem.ignore_index) {
+          EXPECT_EQ(got.kept_count[i], 0);
+          EXPECT_EQ(got.draw_variance[i], 0);
+          continue;
+        }
+        double sure = 1;
+        for (size_t j = 0; j < vocab; ++j) {
+          const double p = std::exp(truth.logits[i * vocab + j] - truth.lse[i]);
+          sure += static_cast<int64_t>(j) != target && p > 1.001 * threshold;
+        }
+        const double most = 1 / threshold + std::sqrt(128 / threshold) + 48;
+        EXPECT_GE(got.kept_count[i], sure) << describe(c);
+        EXPECT_LE(got.kept_count[i], std::min(static_cast<double>(vocab), most + 1)) << describe(c);
+      }
+    }
+  }
+}
+
+// The estimated variance is that of the draws: over many seeds the squared error of dz, which is d_hidden
+// where the classifier is the identity.
+TEST_P(Thinned, EstimatesItsVariance) {
+  constexpr int64_t kVocab = 64;
+  constexpr int64_t kTokens = 8;
+  Case c = plain_case(21, {kTokens, kVocab, kVocab}, GetParam().plain_dtype());
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  for (size_t j = 0; j < kVocab; ++j) c.classifier[j * kVocab + j] = 1;
+  c.problem.d_hidden_dtype = HEADROOM_F32;
+  const Answer truth = materialise<double>(c);
+  constexpr int64_t kSeeds = 400;
+  double error = 0, norm = 0, estimated = 0;
+  for (double value : truth.d_hidden) norm += value * value;
+  for (int64_t seed = 0; seed < kSeeds; ++seed) {
+    const Outputs got =
+        run_pass(context_, pass_problem(thinned(c, 0x1p-4, seed), headroom::Pass::forward_backward), c);
+    for (size_t k = 0; k < truth.d_hidden.size(); ++k) {
+      error += std::pow(got.d_hidden[k] - truth.d_hidden[k], 2) / kSeeds;
+    }
+    for (size_t i = 0; i < kTokens; ++i) {
+      double row = 0;
+      for (size_t k = 0; k < kVocab; ++k) row += std::pow(truth.d_hidden[i * kVocab + k], 2);
+      estimated += got.draw_variance[i] * row / kSeeds;
+    }
+  }
+  EXPECT_GT(error, 0);
+  // 3,200 rows of some ten drawn elements each, so both sums are known to about a percent; the quotient of
+  // two estimates adds as much as a row's relative variance.
+  EXPECT_NEAR(estimated / error, 1, 0.1) << error / norm;
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Thinned, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
