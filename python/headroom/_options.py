@@ -11,6 +11,10 @@ from typing import Any
 
 REDUCTIONS = ("none", "sum", "mean")
 STATS = ("nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
+DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
+GRADIENTS = ("exact", "thinned")
+DEFAULT_THRESHOLD = 2.0**-10
+SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
 
 
 def shape_text(shape: Any) -> str:
@@ -50,10 +54,13 @@ def make_options(
     shift: int,
     sequence_length: int,
     max_workspace_bytes: int | None,
+    gradient: str,
+    threshold: float,
 ) -> dict[str, Any]:
-    """The options as the operators and Spec take them (reduction by name, 0 for None)."""
+    """The options as the operators and Spec take them (reduction and gradient by name, 0 for None)."""
     if reduction not in REDUCTIONS:
         raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
+    check_gradient(gradient)
     budget = 0
     if max_workspace_bytes is not None:
         budget = integer("max_workspace_bytes", max_workspace_bytes)
@@ -70,16 +77,37 @@ def make_options(
         "shift": integer("shift", shift),
         "sequence_length": sequence_length,
         "max_workspace_bytes": budget,
+        "gradient": gradient,
+        "threshold": number("threshold", threshold),
     }
 
 
-def stats_names(return_stats: bool | Sequence[str]) -> tuple[str, ...]:
-    """Which statistics are asked for."""
+def check_gradient(gradient: Any) -> None:
+    if gradient not in GRADIENTS:
+        raise ValueError(f'gradient: expected one of "exact", "thinned", got {gradient!r}')
+
+
+def check_seed_is_used(seed: Any, gradient: str) -> None:
+    if seed is not None and gradient == "exact":
+        raise ValueError('seed: expected None unless gradient is "thinned", got one with "exact"')
+
+
+def checked_seed(seed: Any) -> int:
+    value = integer("seed", seed)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"seed: expected an integer of 64 bits, got {value}")
+    return value
+
+
+def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str, ...]:
+    """Which statistics are asked for; those of the draw by name only."""
     if isinstance(return_stats, bool):
         return STATS if return_stats else ()
     if isinstance(return_stats, str):
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
     for name in return_stats:
-        if name not in STATS:
-            raise ValueError(f"return_stats: expected names out of {', '.join(STATS)}, got {name!r}")
+        if name in DRAW_STATS and gradient != "thinned":
+            raise ValueError(f'return_stats: expected {name} only with gradient "thinned", got it with "{gradient}"')
+        if name not in STATS + DRAW_STATS:
+            raise ValueError(f"return_stats: expected names out of {', '.join(STATS + DRAW_STATS)}, got {name!r}")
     return tuple(return_stats)

@@ -13,7 +13,7 @@ import mmap
 import sys
 from typing import Any
 
-from . import _c
+from . import _c, _options
 
 
 HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA devices
@@ -57,6 +57,9 @@ class Spec:
     accumulate_d_classifier: bool = False
     unaligned_rows: bool = False
     max_workspace_bytes: int = 0
+    gradient: int = 0
+    keeps_draws: bool = False
+    threshold: float = _options.DEFAULT_THRESHOLD
 
     def to_c(self) -> ctypes.Structure:
         problem = _c.make("headroom_problem")
@@ -70,7 +73,7 @@ class PlanInfo:
     """How one problem would be run.
 
     Attributes:
-        kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks`` or ``backward``.
+        kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks``, ``backward`` or ``thinned``.
         backend: which backend runs it.
         threads: threads used.
         workspace_bytes: memory beyond inputs and outputs; exact.
@@ -80,6 +83,7 @@ class PlanInfo:
         config: the kernels' configuration, for people.
         implementation: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
         reason: why these, for people.
+        draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
     """
 
     kind: str
@@ -92,6 +96,7 @@ class PlanInfo:
     config: str
     implementation: str
     reason: str
+    draws_bytes: int = 0
 
 
 def _to_info(info: Any) -> PlanInfo:
@@ -106,6 +111,7 @@ def _to_info(info: Any) -> PlanInfo:
         config=info.config.decode(),
         implementation=info.implementation.decode(),
         reason=info.reason.decode(),
+        draws_bytes=info.draws_bytes,
     )
 
 

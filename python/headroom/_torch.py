@@ -33,6 +33,7 @@ class Inputs(NamedTuple):
     class_weight: Tensor | None  # [V]
     token_weight: Tensor | None  # [N]
     num_items: Tensor | None  # scalar; takes the place of the option
+    seed: Tensor | None  # scalar int64, of thinned gradients
 
 
 class Wants(NamedTuple):
@@ -75,6 +76,44 @@ def _cuda_backend() -> str | None:
     return f"cuda:{name}" if name else None
 
 
+def _fields(pass_: int, inputs: Inputs, options: dict[str, Any]) -> dict[str, Any]:
+    """Of Spec: sizes, dtypes and which tensors there are."""
+    hidden, weight, bias = inputs.hidden, inputs.weight, inputs.bias
+    return {
+        "pass_": pass_,
+        "reduction": _c.REDUCTIONS[options["reduction"]],
+        "gradient": _c.GRADIENTS[options["gradient"]],
+        "tokens": hidden.shape[0],
+        "vocab": weight.shape[0],
+        "hidden": hidden.shape[1],
+        "hidden_dtype": CODES[hidden.dtype],
+        "classifier_dtype": CODES[weight.dtype],
+        "bias_dtype": _c.F32 if bias is None else CODES[bias.dtype],
+        "target_dtype": CODES[inputs.target.dtype],
+        "has_bias": bias is not None,
+        "has_class_weight": inputs.class_weight is not None,
+        "has_token_weight": inputs.token_weight is not None,
+    }
+
+
+def draws_size(inputs: Inputs, options: dict[str, Any], entropy: bool, argmax: bool) -> int:
+    """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
+    fields = dict(options) | _fields(_c.FORWARD, inputs, options)
+    fields |= {"keeps_draws": True, "want_entropy": entropy, "want_argmax": argmax}
+    sizes = {name: int(fields[name]) for name in ("tokens", "vocab", "hidden", "shift", "sequence_length")}
+    budget = int(fields["max_workspace_bytes"])
+    spec = _plan.Spec(**fields | sizes | {"max_workspace_bytes": budget, "ignore_index": int(fields["ignore_index"])})
+    return plan_on(spec, inputs.hidden.device).info.draws_bytes
+
+
+def plan_on(spec: _plan.Spec, device: torch.device) -> _plan.Plan:
+    """The plan for tensors on a device."""
+    if device.type == "cpu":
+        return _plan.plan_of(spec, torch.get_num_threads())
+    with torch.cuda.device(device):
+        return _plan.plan_of(spec, 1, _cuda_backend(), device.index)
+
+
 class Call:
     """One call of the library: collects pointers and keeps their tensors alive until it has run."""
 
@@ -90,18 +129,7 @@ class Call:
             self.give("num_items", inputs.num_items.to(self.device, self.stats))
         elif inputs.num_items is not None:
             self.spec["num_items"] = _options.checked_num_items(inputs.num_items.item(), options["reduction"])
-        self.spec |= {
-            "pass_": pass_,
-            "reduction": _c.REDUCTIONS[options["reduction"]],
-            "tokens": hidden.shape[0],
-            "vocab": weight.shape[0],
-            "hidden": hidden.shape[1],
-            "hidden_dtype": CODES[hidden.dtype],
-            "classifier_dtype": CODES[weight.dtype],
-            "target_dtype": CODES[inputs.target.dtype],
-            "has_bias": inputs.bias is not None,
-            "has_class_weight": inputs.class_weight is not None,
-            "has_token_weight": inputs.token_weight is not None,
+        self.spec |= _fields(pass_, inputs, options) | {
             "want_d_hidden": wants.hidden,
             "want_d_classifier": wants.weight,
             "want_d_bias": wants.bias,
@@ -111,11 +139,10 @@ class Call:
         self._give("hidden", hidden, _row_stride(hidden))
         self._give("classifier", weight, _row_stride(weight))
         self.give("targets", inputs.target)
-        if inputs.bias is not None:
-            self.spec["bias_dtype"] = CODES[inputs.bias.dtype]
-            self.give("bias", inputs.bias)
+        self.give("bias", inputs.bias)
         self.give("class_weight", inputs.class_weight)
         self.give("token_weight", inputs.token_weight)
+        self.give("seed", inputs.seed)
 
     def _give(self, name: str, tensor: Tensor, stride: int | None = None) -> None:
         self.keep.append(tensor)
@@ -151,15 +178,28 @@ class Call:
         self.spec["d_bias_dtype"] = CODES[bias.dtype]
         return d_hidden, d_weight, self.new("d_bias", tuple(bias.shape), bias.dtype, self.wants.bias)
 
+    def new_draw_stats(self, wanted: bool) -> tuple[Tensor, Tensor]:
+        """kept_count [N] int32 and draw_variance [N]."""
+        shape = (self.spec["tokens"],)
+        return (
+            self.new("kept_count", shape, torch.int32, wanted),
+            self.new("draw_variance", shape, self.stats, wanted),
+        )
+
+    def new_draws(self, kept: bool) -> Tensor:
+        """What a forward pass keeps of its draws, if it does."""
+        self.spec["keeps_draws"] = kept
+        size = plan_on(_plan.Spec(**self.spec), self.device).info.draws_bytes if kept else 0
+        return self.new("draws", (size,), torch.uint8, kept)
+
     def run(self) -> None:
-        spec = _plan.Spec(**self.spec)
+        plan = plan_on(_plan.Spec(**self.spec), self.device)
         if self.device.type == "cpu":
-            _plan.run_on_host(_plan.plan_of(spec, torch.get_num_threads()), self.pointers)
+            _plan.run_on_host(plan, self.pointers)
             return
         # Workspace from PyTorch's caching allocator: freed when this returns, to be used again in stream order.
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream(self.device)
-            plan = _plan.plan_of(spec, 1, _cuda_backend(), self.device.index)
             workspace = torch.empty(plan.info.workspace_bytes, dtype=torch.uint8, device=self.device)
             _plan.run(plan, self.pointers, workspace.data_ptr(), stream.cuda_stream)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 import torch
 from torch import Tensor
 
-from . import _ops, _options
+from . import _checks, _ops, _options
 from ._options import shape_text
 from ._torch import Losses, stats_dtype
 from .errors import InvalidTargetError
@@ -16,14 +16,17 @@ from .errors import InvalidTargetError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
+Seed = int | Tensor | torch.Generator | None
 
 class LinearCrossEntropyOutput(NamedTuple):
     """What ``return_stats`` asked for; the others are None. Per-token tensors have the target's shape.
 
     Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``
     and ``entropy`` are differentiable (see ``differentiable_stats``). The target's log-probability is ``-nll``.
+
+    Of thinned gradients: ``kept_count`` (int32) says how many elements a row's gradient was made of, its target
+    included; ``draw_variance`` estimates the variance of the drawn row of dz over its squared norm, so its root is
+    the row's relative error.
     """
 
     loss: Tensor
@@ -33,98 +36,8 @@ class LinearCrossEntropyOutput(NamedTuple):
     argmax: Tensor | None = None
     correct_count: Tensor | None = None
     valid_count: Tensor | None = None
-
-
-def _check_tensor(name: str, tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name}: expected a tensor on the CPU or a CUDA device, got device {tensor.device}")
-    if not torch.compiler.is_compiling():
-        _check_plain(name, tensor)
-
-
-def _check_plain(name: str, tensor: Tensor) -> None:
-    if hasattr(type(tensor), "__tensor_flatten__"):  # DTensor, quantised weights and other wrappers
-        raise TypeError(
-            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} "
-            "(gather or unwrap it first, such as with full_tensor() or to_local())"
-        )
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise NotImplementedError(
-            f"{name}: headroom.linear_cross_entropy does not support the transforms of torch.func (vmap, grad, jvp); "
-            'use leading batch dimensions, reduction="none" and torch.autograd instead'
-        )
-    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-        raise NotImplementedError(
-            f"{name}: headroom.linear_cross_entropy does not support forward-mode differentiation"
-        )
-
-
-def _check_devices(device: torch.device, tensors: dict[str, Tensor | None]) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != device:
-            raise ValueError(f"{name}: expected a tensor on {device}, as input is, got device {tensor.device}")
-
-
-def _check_float(name: str, tensor: Tensor) -> None:
-    if tensor.dtype not in _FLOATS:
-        raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {tensor.dtype}")
-
-
-def _check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(tensor.shape)}")
-
-
-def _check_constant(name: str, tensor: Tensor, hint: str) -> None:
-    if tensor.requires_grad:
-        raise ValueError(f"{name}: expected a tensor that does not require grad, got one that does ({hint})")
-
-
-def _check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor) -> None:
-    tensors = {"input": input, "linear_weight": linear_weight}
-    if linear_bias is not None:
-        tensors["linear_bias"] = linear_bias
-    for name, tensor in tensors.items():
-        _check_tensor(name, tensor)
-        _check_float(name, tensor)
-    _check_tensor("target", target)
-    if target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"target: expected int64 or int32 class indices, got {target.dtype}")
-    if linear_weight.dim() != 2:
-        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
-    if input.dim() < 1 or input.shape[-1] != linear_weight.shape[1]:
-        raise ValueError(
-            f"input: expected shape [..., D] with D = {linear_weight.shape[1]} of linear_weight, "
-            f"got {shape_text(input.shape)}"
-        )
-    _check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
-    if linear_bias is not None:
-        _check_shape("linear_bias", linear_bias, linear_weight.shape[:1], "V")
-
-
-def _check_float64(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
-    tensors = {"linear_weight": linear_weight, "linear_bias": linear_bias}
-    for name, tensor in tensors.items():
-        if tensor is not None and (tensor.dtype == torch.float64) != (input.dtype == torch.float64):
-            raise TypeError(
-                f"{name}: expected float64 for all of input, linear_weight and linear_bias or for none, "
-                f"got {tensor.dtype} with input {input.dtype}"
-            )
-
-
-def _check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype) -> None:
-    _check_tensor("main_grad", main_grad)
-    if main_grad.dtype != stats:
-        raise TypeError(f"main_grad: expected {stats}, got {main_grad.dtype}")
-    _check_shape("main_grad", main_grad, linear_weight.shape, "that of linear_weight")
-    _check_constant("main_grad", main_grad, "it is a buffer that gradients are added to")
-    rows, columns = main_grad.shape
-    if (columns > 1 and main_grad.stride(1) != 1) or (rows > 1 and main_grad.stride(0) < columns):
-        raise ValueError(f"main_grad: expected contiguous rows, got strides {shape_text(main_grad.stride())}")
+    kept_count: Tensor | None = None
+    draw_variance: Tensor | None = None
 
 
 def _autocast(tensor: Tensor) -> Tensor:
@@ -150,6 +63,9 @@ class _Options(TypedDict, total=False):
     max_workspace_bytes: int | None
     main_grad: Tensor | None
     differentiable_stats: bool
+    gradient: str
+    threshold: float
+    seed: Seed
 
 
 @overload
@@ -205,6 +121,9 @@ def linear_cross_entropy(
     main_grad: Tensor | None = None,
     return_stats: bool | Sequence[str] = False,
     differentiable_stats: bool = True,
+    gradient: str = "exact",
+    threshold: float = _options.DEFAULT_THRESHOLD,
+    seed: Seed = None,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Cross entropy of ``softmax(input @ linear_weight.T)`` and its gradients, without ever holding the logits.
 
@@ -239,8 +158,16 @@ def linear_cross_entropy(
             as the fastest plan wants.
         main_grad: a float32 ``[V, D]`` buffer to which the gradient of ``linear_weight`` is added in the backward
             pass; autograd then sees no gradient of ``linear_weight``. Used only when ``linear_weight`` requires grad.
-        return_stats: True, or names out of ``nll, lse, entropy, argmax, correct_count, valid_count``.
+        return_stats: True, or names out of ``nll, lse, entropy, argmax, correct_count, valid_count``; of thinned
+            gradients also ``kept_count`` and ``draw_variance``, by name only.
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
+        gradient: ``"exact"``, or ``"thinned"``: unbiased, from about 1 / threshold elements of a row's softmax at
+            most (docs/thinning.md). The loss is exact in both cases.
+        threshold: of thinned gradients, in (0, 1]: softmax elements of at least this size and the target's are kept
+            as they are, smaller ones by chance.
+        seed: of thinned gradients: the same seed gives the same bits. An integer, a tensor of one int64 element (read
+            where it is, so that a CUDA graph may change it), or a generator of the input's device. None draws one
+            from the device's default generator, so ``torch.manual_seed`` makes training repeatable.
 
     Returns:
         The loss: a scalar, or of the target's shape with reduction "none"; float32 (float64 for float64 inputs),
@@ -256,21 +183,24 @@ def linear_cross_entropy(
     Work, in units of one product of input and weight: loss only 1; with gradients 3, computed already in the forward
     pass (reduction "mean" and "sum"); 4 where the upstream gradients must be known first: reduction "none",
     ``main_grad``, float16 gradients (which would underflow before a loss scale is applied), and differentiable
-    ``nll``, ``lse`` or ``entropy``. Under autocast input and weight are cast as for ``F.linear``.
+    ``nll``, ``lse`` or ``entropy``. Under autocast input and weight are cast as for ``F.linear``. Thinned gradients
+    cost little more than the loss alone; where upstream gradients come later, the drawn elements are kept for them.
+    ``kept_count`` and ``draw_variance`` are those of the gradient of the loss: free where gradients are made in the
+    forward pass, and else (also without any gradient) from a draw of their own, at the cost of a second forward pass.
     """
-    _check_head(input, linear_weight, linear_bias, target)
+    _checks.check_head(input, linear_weight, linear_bias, target)
     input, linear_weight = _autocast(input), _autocast(linear_weight)
-    _check_float64(input, linear_weight, linear_bias)
+    _checks.check_float64(input, linear_weight, linear_bias)
     stats = stats_dtype(input)
     if weight is not None:
-        _check_tensor("weight", weight)
-        _check_shape("weight", weight, linear_weight.shape[:1], "V")
-        _check_constant("weight", weight, "class weights have no gradient")
+        _checks.check_tensor("weight", weight)
+        _checks.check_shape("weight", weight, linear_weight.shape[:1], "V")
+        _checks.check_constant("weight", weight, "class weights have no gradient")
         weight = weight.to(stats)
     if token_weight is not None:
-        _check_tensor("token_weight", token_weight)
-        _check_shape("token_weight", token_weight, target.shape, "that of target")
-        _check_constant("token_weight", token_weight, 'use reduction="none" and multiply')
+        _checks.check_tensor("token_weight", token_weight)
+        _checks.check_shape("token_weight", token_weight, target.shape, "that of target")
+        _checks.check_constant("token_weight", token_weight, 'use reduction="none" and multiply')
         token_weight = token_weight.to(stats).reshape(-1)
     num_items_tensor = None
     if isinstance(num_items, Tensor):
@@ -278,8 +208,8 @@ def linear_cross_entropy(
             raise ValueError(f"num_items: expected one element, got shape {shape_text(num_items.shape)}")
         num_items_tensor, num_items = num_items.detach(), None
     if main_grad is not None:
-        _check_main_grad(main_grad, linear_weight, stats)
-    _check_devices(
+        _checks.check_main_grad(main_grad, linear_weight, stats)
+    _checks.check_devices(
         input.device,
         {
             "linear_weight": linear_weight,
@@ -290,7 +220,9 @@ def linear_cross_entropy(
             "main_grad": main_grad,
         },
     )
-    names = _options.stats_names(return_stats)
+    _options.check_gradient(gradient)
+    _options.check_seed_is_used(seed, gradient)
+    names = _options.stats_names(return_stats, gradient)
     options = _options.make_options(
         reduction=reduction,
         ignore_index=ignore_index,
@@ -302,23 +234,41 @@ def linear_cross_entropy(
         shift=shift,
         sequence_length=target.shape[-1] if target.dim() > 0 else 1,
         max_workspace_bytes=max_workspace_bytes,
+        gradient=gradient,
+        threshold=threshold,
     )
     rows = (input.reshape(-1, input.shape[-1]), linear_weight, target.reshape(-1))
     tensors = (*rows, linear_bias, weight, token_weight, num_items_tensor)
-    out = _dispatch(tensors, main_grad, names, differentiable_stats, options)
+    out, draw_stats = _dispatch(tensors, main_grad, seed, names, differentiable_stats, options)
     if return_stats is False:
         return out.loss.reshape(target.shape) if reduction == "none" else out.loss
-    return _collect(out, target, reduction, names, differentiable_stats)
+    return _collect(out, draw_stats, target, reduction, names, differentiable_stats)
+
+
+def _seed_tensor(seed: Seed, device: torch.device) -> Tensor:
+    """A scalar on the device, made outside of the operators: a recomputed forward pass draws the same elements."""
+    if isinstance(seed, Tensor):
+        _checks.check_tensor("seed", seed)
+        if seed.dtype != torch.int64 or seed.numel() != 1:
+            raise ValueError(f"seed: expected one int64 element, got {seed.dtype} of shape {shape_text(seed.shape)}")
+        _checks.check_devices(device, {"seed": seed})
+        return seed.reshape(())
+    if seed is None or isinstance(seed, torch.Generator):
+        if seed is not None and seed.device.type != device.type:
+            raise ValueError(f"seed: expected a generator on {device}, as input is, got one on {seed.device}")
+        return torch.randint(_options.SEED_RANGE, (), dtype=torch.int64, device=device, generator=seed)
+    return torch.full((), _options.checked_seed(seed), dtype=torch.int64, device=device)
 
 
 def _dispatch(
     tensors: tuple[Tensor | None, ...],
     main_grad: Tensor | None,
+    seed: Seed,
     names: tuple[str, ...],
     differentiable_stats: bool,
     options: dict[str, object],
-) -> Losses:
-    """Chooses between gradients computed with the loss (3F) and after it, once the upstream gradients are known."""
+) -> tuple[Losses, tuple[Tensor, ...]]:
+    """Chooses between gradients computed with the loss and after it, once the upstream gradients are known."""
     hidden, linear_weight, bias = tensors[0], tensors[1], tensors[3]
     assert hidden is not None and linear_weight is not None
     grad = torch.is_grad_enabled()
@@ -331,29 +281,58 @@ def _dispatch(
         "want_entropy": "entropy" in names,
         "want_argmax": "argmax" in names or "correct_count" in names,
     }
+    want_draw_stats = any(name in _options.DRAW_STATS for name in names)
+    thinned = options["gradient"] == "thinned"
+    drawn = _seed_tensor(seed, hidden.device) if thinned and (any(trained) or want_draw_stats) else None
     later = options["reduction"] == "none" or main_grad is not None or half or stats_need_gradients
     if any(trained) and not later:
         output = _ops.forward_backward(
             *tensors,
+            drawn,
             **options,
             **flags,
             per_token="nll" in names or "lse" in names,
+            want_draw_stats=want_draw_stats,
             want_d_hidden=trained[0],
             want_d_weight=trained[1],
             want_d_bias=trained[2],
         )
-        return Losses(*output[:6])
+        return Losses(*output[:6]), output[6:8]
     per_token = any(trained) or "nll" in names or "lse" in names  # a later backward pass reads lse
-    return Losses(*_ops.forward(*tensors, main_grad, **options, **flags, per_token=per_token))
+    keeps_draws = thinned and any(trained)
+    given = (*tensors, drawn if keeps_draws else None, main_grad)
+    output = _ops.forward(*given, **options, **flags, per_token=per_token, keeps_draws=keeps_draws)
+    return Losses(*output[:6]), _draw_stats(tensors, drawn, options) if want_draw_stats else ()
+
+
+def _draw_stats(
+    tensors: tuple[Tensor | None, ...], drawn: Tensor | None, options: dict[str, object]
+) -> tuple[Tensor, ...]:
+    """Statistics of the draw where no gradient is made in the forward pass: from one whose result is left out."""
+    constants = [None if tensor is None else tensor.detach() for tensor in tensors]
+    if options["reduction"] == "none":
+        options = options | {"reduction": "sum"}
+    wants = {"want_d_hidden": True, "want_d_weight": False, "want_d_bias": False}
+    stats = {"per_token": False, "want_entropy": False, "want_argmax": False, "want_draw_stats": True}
+    found: tuple[Tensor, ...] = _ops.forward_backward(*constants, drawn, **options, **stats, **wants)[6:8]
+    return found
 
 
 def _collect(
-    out: Losses, target: Tensor, reduction: str, names: tuple[str, ...], differentiable: bool
+    out: Losses,
+    draw_stats: tuple[Tensor, ...],
+    target: Tensor,
+    reduction: str,
+    names: tuple[str, ...],
+    differentiable: bool,
 ) -> LinearCrossEntropyOutput:
     def per_token(name: str, value: Tensor) -> Tensor | None:
         if name not in names:
             return None
         return (value if differentiable else value.detach()).reshape(target.shape)
+
+    def drawn(name: str, index: int) -> Tensor | None:
+        return draw_stats[index].reshape(target.shape) if name in names else None
 
     return LinearCrossEntropyOutput(
         loss=out.loss.reshape(target.shape) if reduction == "none" else out.loss,
@@ -363,6 +342,8 @@ def _collect(
         argmax=per_token("argmax", out.argmax),
         correct_count=out.counts[0] if "correct_count" in names else None,
         valid_count=out.counts[1] if "valid_count" in names else None,
+        kept_count=drawn("kept_count", 0),
+        draw_variance=drawn("draw_variance", 1),
     )
 
 

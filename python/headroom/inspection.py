@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from . import _c, _plan
+from . import _c, _options, _plan
 from ._plan import PlanInfo
 
 _DTYPES = {"float32": _c.F32, "bfloat16": _c.BF16, "float16": _c.F16, "float64": _c.F64}
@@ -77,7 +77,10 @@ def _spec(
     gradients: Collection[str],
     linear_bias: bool,
     max_workspace_bytes: int | None,
+    gradient: str,
+    threshold: float,
 ) -> _plan.Spec:
+    _options.check_gradient(gradient)
     for name in gradients:
         if name not in _GRADIENTS:
             raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")
@@ -99,6 +102,8 @@ def _spec(
         want_d_classifier="linear_weight" in gradients,
         want_d_bias="linear_bias" in gradients,
         max_workspace_bytes=max_workspace_bytes or 0,
+        gradient=_c.GRADIENTS[gradient],
+        threshold=_options.number("threshold", threshold),
     )
 
 
@@ -119,6 +124,8 @@ def plan(
     threads: int | None = None,
     backend: str | None = None,
     device: int | str | None = None,
+    gradient: str = "exact",
+    threshold: float = _options.DEFAULT_THRESHOLD,
 ) -> PlanInfo:
     """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
 
@@ -135,12 +142,17 @@ def plan(
         backend: by name; None: the first of :func:`backends` that can run the problem.
         device: ordinal of the CUDA device that holds the tensors, or the model of one that need not be here:
             ``"a100"``, ``"h100"``, ``"h200"``; None: they are in host memory.
+        gradient: ``"exact"`` or ``"thinned"``.
+        threshold: of thinned gradients, in (0, 1].
 
     Raises:
         BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.
         InvalidArgumentError: a size out of range.
     """
-    spec = _spec(tokens, vocab, hidden, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes)
+    sizes = (tokens, vocab, hidden)
+    spec = _spec(
+        *sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold
+    )
     return _plan.plan_of(spec, default_threads() if threads is None else threads, backend, _place(device)).info
 
 
@@ -157,7 +169,12 @@ def plans(
     threads: int | None = None,
     backend: str | None = None,
     device: int | str | None = None,
+    gradient: str = "exact",
+    threshold: float = _options.DEFAULT_THRESHOLD,
 ) -> list[PlanInfo]:
     """All plans considered for the same arguments as :func:`plan`'s, fitting or not."""
-    spec = _spec(tokens, vocab, hidden, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes)
+    sizes = (tokens, vocab, hidden)
+    spec = _spec(
+        *sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold
+    )
     return _plan.list_plans(spec, default_threads() if threads is None else threads, backend, _place(device))

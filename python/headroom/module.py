@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .functional import LinearCrossEntropyOutput, linear_cross_entropy
+from . import _options
+from .functional import LinearCrossEntropyOutput, Seed, linear_cross_entropy
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -28,7 +29,8 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: None means -100.
         label_smoothing: in [0, 1].
         options: PyTorch's choice of chunks; accepted and not used, for Headroom plans from ``max_workspace_bytes``.
-        scale, softcap, z_loss, shift, max_workspace_bytes: as in :func:`headroom.linear_cross_entropy`.
+        scale, softcap, z_loss, shift, max_workspace_bytes, gradient, threshold: as in
+            :func:`headroom.linear_cross_entropy`.
 
     Shapes: input ``[..., D]``, target ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
     """
@@ -54,6 +56,8 @@ class LinearCrossEntropyLoss(nn.Module):
         z_loss: float = 0.0,
         shift: int = 0,
         max_workspace_bytes: int | None = None,
+        gradient: str = "exact",
+        threshold: float = _options.DEFAULT_THRESHOLD,
     ) -> None:
         super().__init__()
         if tuple(out_features) != ():
@@ -64,6 +68,9 @@ class LinearCrossEntropyLoss(nn.Module):
             raise ValueError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
         if reduction not in ("none", "sum", "mean"):
             raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
+        _options.check_gradient(gradient)
+        if not 0 < _options.number("threshold", threshold) <= 1:
+            raise ValueError(f"threshold: expected a number in (0, 1], got {threshold}")
         self.num_classes = num_classes
         self.out_features = ()
         self.reduction = reduction
@@ -75,6 +82,8 @@ class LinearCrossEntropyLoss(nn.Module):
         self.z_loss = z_loss
         self.shift = shift
         self.max_workspace_bytes = max_workspace_bytes
+        self.gradient = gradient
+        self.threshold = threshold
         self.register_buffer("weight", weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
 
@@ -88,6 +97,7 @@ class LinearCrossEntropyLoss(nn.Module):
         main_grad: Tensor | None = None,
         return_stats: bool | Sequence[str] = False,
         differentiable_stats: bool = True,
+        seed: Seed = None,
     ) -> Tensor | LinearCrossEntropyOutput:
         """The loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`."""
         return linear_cross_entropy(
@@ -109,6 +119,9 @@ class LinearCrossEntropyLoss(nn.Module):
             main_grad=main_grad,
             return_stats=return_stats,
             differentiable_stats=differentiable_stats,
+            gradient=self.gradient,
+            threshold=self.threshold,
+            seed=seed,
         )
 
     def extra_repr(self) -> str:
@@ -116,5 +129,6 @@ class LinearCrossEntropyLoss(nn.Module):
             f"in_features={self.linear.in_features}, num_classes={self.num_classes}, "
             f"bias={self.linear.bias is not None}, reduction={self.reduction}, ignore_index={self.ignore_index}, "
             f"label_smoothing={self.label_smoothing}, scale={self.scale}, softcap={self.softcap}, "
-            f"z_loss={self.z_loss}, shift={self.shift}, max_workspace_bytes={self.max_workspace_bytes}"
+            f"z_loss={self.z_loss}, shift={self.shift}, max_workspace_bytes={self.max_workspace_bytes}, "
+            f"gradient={self.gradient}, threshold={self.threshold}"
         )

@@ -44,6 +44,8 @@ class LinearCrossEntropyResult:
     argmax: Any = None
     correct_count: int | None = None
     valid_count: int | None = None
+    kept_count: Any = None
+    draw_variance: Any = None
     d_input: Any = None
     d_linear_weight: Any = None
     d_linear_bias: Any = None
@@ -107,6 +109,9 @@ def linear_cross_entropy(
     grad_loss: ArrayLike | None = None,
     threads: int = 0,
     backend: str | None = None,
+    gradient: str = "exact",
+    threshold: float = _options.DEFAULT_THRESHOLD,
+    seed: int | np.random.Generator | None = None,
 ) -> LinearCrossEntropyResult:
     """Cross entropy of ``softmax(input @ linear_weight.T)`` without the logits; formulas and options as in
     :func:`headroom.linear_cross_entropy`.
@@ -120,6 +125,8 @@ def linear_cross_entropy(
         grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
+        seed: of thinned gradients: the same seed gives the same bits. An integer or a generator; None draws one from
+            ``numpy.random``. ``kept_count`` and ``draw_variance`` of ``return_stats`` want some of the ``gradients``.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or range.
@@ -127,8 +134,13 @@ def linear_cross_entropy(
     """
     x, c, y = np.asarray(input), np.asarray(linear_weight), np.asarray(target)
     _check_shapes(x, c, y)
-    names = _options.stats_names(return_stats)
+    _options.check_gradient(gradient)
+    _options.check_seed_is_used(seed, gradient)
+    names = _options.stats_names(return_stats, gradient)
     wanted = _gradient_names(gradients, linear_bias is not None)
+    for name in _options.DRAW_STATS:
+        if name in names and not wanted:
+            raise ValueError(f"return_stats: expected {name} only with gradients, got it without any")
     options = _options.make_options(
         reduction=reduction,
         ignore_index=ignore_index,
@@ -140,6 +152,8 @@ def linear_cross_entropy(
         shift=shift,
         sequence_length=y.shape[-1] if y.ndim > 0 else 1,
         max_workspace_bytes=max_workspace_bytes,
+        gradient=gradient,
+        threshold=threshold,
     )
     hidden, classifier = _rows(x.reshape(-1, x.shape[-1])), _rows(c)
     stats = np.float64 if hidden.dtype == np.float64 else np.float32
@@ -148,6 +162,7 @@ def linear_cross_entropy(
     arrays["targets"] = np.require(y, y.dtype.newbyteorder("="), ["C", "A"])
     spec: dict[str, Any] = options | {
         "reduction": _c.REDUCTIONS[reduction],
+        "gradient": _c.GRADIENTS[gradient],
         "tokens": tokens,
         "vocab": vocab,
         "hidden": hidden.shape[1],
@@ -173,7 +188,8 @@ def linear_cross_entropy(
         shape = y.shape if reduction == "none" else ()
         upstream = _vector("grad_loss", grad_loss, shape, stats, "that of the loss")
     out = _outputs(tokens, stats, reduction, names)
-    run = _Run(spec, arrays, out, threads or default_threads(), backend)
+    draw = _draw(seed, names, tokens, stats) if gradient == "thinned" and wanted else {}
+    run = _Run(spec, arrays, out, draw, threads or default_threads(), backend)
     found = run(wanted, upstream)
 
     def shaped(name: str) -> Any:
@@ -188,10 +204,27 @@ def linear_cross_entropy(
         argmax=shaped("argmax"),
         correct_count=int(out["correct_count"]) if "correct_count" in names else None,
         valid_count=int(out["valid_count"]) if "valid_count" in names else None,
+        kept_count=found["kept_count"].reshape(y.shape) if "kept_count" in names else None,
+        draw_variance=found["draw_variance"].reshape(y.shape) if "draw_variance" in names else None,
         d_input=found["d_hidden"].reshape(x.shape) if "input" in wanted else None,
         d_linear_weight=found["d_classifier"] if "linear_weight" in wanted else None,
         d_linear_bias=found["d_bias"] if "linear_bias" in wanted else None,
     )
+
+
+def _draw(
+    seed: int | np.random.Generator | None, names: tuple[str, ...], tokens: int, stats: Any
+) -> dict[str, NDArray[Any]]:
+    """The seed as a scalar to read, and arrays for the statistics of the draw."""
+    if seed is None:
+        seed = int(np.random.randint(_options.SEED_RANGE))
+    elif isinstance(seed, np.random.Generator):
+        seed = int(seed.integers(_options.SEED_RANGE))
+    found: dict[str, NDArray[Any]] = {"seed": np.asarray(_options.checked_seed(seed), np.int64)}
+    for name, dtype in zip(_options.DRAW_STATS, (np.int32, stats)):
+        if name in names:
+            found[name] = np.zeros(tokens, dtype)
+    return found
 
 
 def _gradient_names(gradients: bool | Collection[str], has_bias: bool) -> tuple[str, ...]:
@@ -226,10 +259,11 @@ class _Run:
         spec: dict[str, Any],
         arrays: dict[str, NDArray[Any]],
         out: dict[str, NDArray[Any]],
+        draw: dict[str, NDArray[Any]],
         threads: int,
         backend: str | None,
     ) -> None:
-        self.spec, self.arrays, self.out = spec, arrays, out
+        self.spec, self.arrays, self.out, self.draw = spec, arrays, out, draw
         self.threads, self.backend = threads, backend
 
     def __call__(self, wanted: tuple[str, ...], upstream: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
@@ -239,14 +273,26 @@ class _Run:
         gradients, fields = self._gradients(wanted)
         given = {} if upstream is None else {"grad_loss": upstream}
         if self.spec["reduction"] != _c.REDUCTIONS["none"]:
-            self._run(_c.FORWARD_BACKWARD, self.arrays | self.out | gradients | given, fields)
-            return gradients
+            self._run(_c.FORWARD_BACKWARD, self.arrays | self.out | gradients | given | self.draw, fields)
+            return gradients | self.draw
         if upstream is None:
             given["grad_loss"] = np.ones_like(self.out["lse"])
-        self._run(_c.FORWARD, self.arrays | self.out)
-        saved = {"lse": self.out["lse"]}
-        self._run(_c.BACKWARD, self.arrays | saved | gradients | given, fields)
-        return gradients
+        kept: dict[str, NDArray[Any]] = {}
+        if self.draw:
+            fields["keeps_draws"] = True
+            kept = {"seed": self.draw["seed"], "draws": self._new_draws()}
+        self._run(_c.FORWARD, self.arrays | self.out | kept, {"keeps_draws": bool(kept)})
+        saved = {"lse": self.out["lse"]} | kept
+        self._run(_c.BACKWARD, self.arrays | saved | gradients | given | self.draw, fields)
+        return gradients | self.draw
+
+    def _new_draws(self) -> NDArray[np.uint8]:
+        """64-byte aligned memory for what a forward pass keeps of its draws."""
+        spec = self.spec | {"pass_": _c.FORWARD, "keeps_draws": True}
+        size = _plan.plan_of(_plan.Spec(**spec), self.threads, self.backend).info.draws_bytes
+        raw = np.empty(size + 63, np.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start : start + size]
 
     def _gradients(self, wanted: tuple[str, ...]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         arrays: dict[str, NDArray[Any]] = {}

@@ -1,0 +1,104 @@
+"""Arguments of ``headroom.linear_cross_entropy``, refused by name, with what was expected and what was got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._options import shape_text
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected a tensor on the CPU or a CUDA device, got device {tensor.device}")
+    if not torch.compiler.is_compiling():
+        check_plain(name, tensor)
+
+
+def check_plain(name: str, tensor: Tensor) -> None:
+    if hasattr(type(tensor), "__tensor_flatten__"):  # DTensor, quantised weights and other wrappers
+        raise TypeError(
+            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} "
+            "(gather or unwrap it first, such as with full_tensor() or to_local())"
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(
+            f"{name}: headroom.linear_cross_entropy does not support the transforms of torch.func (vmap, grad, jvp); "
+            'use leading batch dimensions, reduction="none" and torch.autograd instead'
+        )
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        raise NotImplementedError(
+            f"{name}: headroom.linear_cross_entropy does not support forward-mode differentiation"
+        )
+
+
+def check_devices(device: torch.device, tensors: dict[str, Tensor | None]) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, as input is, got device {tensor.device}")
+
+
+def check_float(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _FLOATS:
+        raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {tensor.dtype}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(tensor.shape)}")
+
+
+def check_constant(name: str, tensor: Tensor, hint: str) -> None:
+    if tensor.requires_grad:
+        raise ValueError(f"{name}: expected a tensor that does not require grad, got one that does ({hint})")
+
+
+def check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor) -> None:
+    tensors = {"input": input, "linear_weight": linear_weight}
+    if linear_bias is not None:
+        tensors["linear_bias"] = linear_bias
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor)
+        check_float(name, tensor)
+    check_tensor("target", target)
+    if target.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"target: expected int64 or int32 class indices, got {target.dtype}")
+    if linear_weight.dim() != 2:
+        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
+    if input.dim() < 1 or input.shape[-1] != linear_weight.shape[1]:
+        raise ValueError(
+            f"input: expected shape [..., D] with D = {linear_weight.shape[1]} of linear_weight, "
+            f"got {shape_text(input.shape)}"
+        )
+    check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
+    if linear_bias is not None:
+        check_shape("linear_bias", linear_bias, linear_weight.shape[:1], "V")
+
+
+def check_float64(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
+    tensors = {"linear_weight": linear_weight, "linear_bias": linear_bias}
+    for name, tensor in tensors.items():
+        if tensor is not None and (tensor.dtype == torch.float64) != (input.dtype == torch.float64):
+            raise TypeError(
+                f"{name}: expected float64 for all of input, linear_weight and linear_bias or for none, "
+                f"got {tensor.dtype} with input {input.dtype}"
+            )
+
+
+def check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype) -> None:
+    check_tensor("main_grad", main_grad)
+    if main_grad.dtype != stats:
+        raise TypeError(f"main_grad: expected {stats}, got {main_grad.dtype}")
+    check_shape("main_grad", main_grad, linear_weight.shape, "that of linear_weight")
+    check_constant("main_grad", main_grad, "it is a buffer that gradients are added to")
+    rows, columns = main_grad.shape
+    if (columns > 1 and main_grad.stride(1) != 1) or (rows > 1 and main_grad.stride(0) < columns):
+        raise ValueError(f"main_grad: expected contiguous rows, got strides {shape_text(main_grad.stride())}")

@@ -1,0 +1,256 @@
+"""gradient="thinned" with PyTorch's tools, its statistics, the numpy interface, plans and errors."""
+
+import headroom
+import numpy as np
+import pytest
+import torch
+from thinned_cases import CUDA, DEVICES, check_mean_over_seeds, gradients, head, lce, logits_problem
+from torch.utils.checkpoint import checkpoint
+
+TAU = 0.25
+THINNED = {"gradient": "thinned", "threshold": TAU}
+pytestmark = pytest.mark.filterwarnings("ignore")
+on_devices = pytest.mark.parametrize("device", DEVICES)
+on_cuda = pytest.mark.parametrize("device", [CUDA])
+
+
+@on_devices
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+def test_compiled_with_a_seed_is_bitwise_eager(device, backend, reduction, dynamic):
+    if backend == "inductor" and device == "cpu":
+        pytest.skip("aot_eager traces the same; kernels of the rest are compiled on the GPU")
+
+    def eager(input, weight, bias, target, seed):
+        return lce(torch.relu(input), weight, target, linear_bias=bias, reduction=reduction, seed=seed, **THINNED)
+
+    compiled = torch.compile(eager, fullgraph=True, dynamic=dynamic, backend=backend)
+    for tokens in (12, 9):
+        *tensors, target = head(device, tokens)
+        for seed in (5, torch.tensor(5, device=device)):
+            a, b = (f(*tensors, target, seed) for f in (compiled, eager))
+            assert torch.equal(a, b)
+            for x, y in zip(gradients(tensors, a.sum()), gradients(tensors, b.sum())):
+                assert torch.equal(x, y)
+
+
+@on_devices
+def test_compiled_draws_anew_and_repeats(device):
+    *tensors, target = head(device)
+    compiled = torch.compile(
+        lambda *a: lce(*a[:2], target, linear_bias=a[2], **THINNED), fullgraph=True, backend="aot_eager"
+    )
+
+    def found():
+        return gradients(tensors, compiled(*tensors))
+
+    torch.manual_seed(3)
+    first, second = found(), found()
+    assert not torch.equal(first[0], second[0])
+    torch.manual_seed(3)
+    assert torch.equal(found()[0], first[0]) and torch.equal(found()[0], second[0])
+
+
+@on_devices
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_checkpoint_draws_the_same_again(device, reentrant, reduction):
+    *tensors, target = head(device)
+
+    def loss(input, weight, bias):
+        return lce(input, weight, target, linear_bias=bias, reduction=reduction, **THINNED).sum()
+
+    torch.manual_seed(9)
+    expected = torch.autograd.grad(loss(*tensors), tensors)
+    torch.manual_seed(9)
+    checkpoint(loss, *tensors, use_reentrant=reentrant).backward()
+    for tensor, e in zip(tensors, expected):
+        assert torch.equal(tensor.grad, e)
+
+
+@on_devices
+@pytest.mark.parametrize("later", [False, True])
+def test_statistics_of_the_draw(device, later):
+    logits, weight, target = logits_problem(device)
+    target[2] = -100
+    options = THINNED | {"reduction": "none" if later else "sum"}
+    p = torch.softmax(logits.detach().double(), 1)
+    dz = p - torch.nn.functional.one_hot(target.clamp_min(0), p.shape[1])
+    small = (p < TAU) & (dz == p)
+    expected = torch.where(small, p * (TAU - p), 0).sum(1)
+    numerator, seeds = torch.zeros_like(expected), 200
+    for seed in range(seeds):
+        out = lce(logits, weight, target, return_stats=["kept_count", "draw_variance"], seed=seed, **options)
+        assert out.kept_count.dtype == torch.int32 and out.kept_count.shape == target.shape
+        assert out.kept_count[2] == 0 and out.draw_variance[2] == 0 and not out.draw_variance.requires_grad
+        drawn = torch.autograd.grad(out.loss.sum(), logits)[0]
+        assert torch.equal((drawn != 0).sum(1).int(), out.kept_count)
+        certain = torch.where(small, 0.0, dz).square().sum(1)
+        square = certain + torch.where(small & (drawn != 0), TAU * p, 0).sum(1)
+        numerator += torch.nan_to_num(out.draw_variance) * square / seeds
+    valid = target >= 0
+    error = (torch.where(small, TAU * p * (TAU - p) ** 2, 0).sum(1) / seeds).sqrt()
+    assert ((numerator - expected).abs() <= 6 * error + 1e-6)[valid].all()
+
+
+@on_devices
+def test_statistics_without_gradients(device):
+    *tensors, target = head(device)
+    input, weight, bias = (t.detach() for t in tensors)
+    names = ["kept_count", "draw_variance", "nll"]
+    with torch.no_grad():
+        out = lce(input, weight, target, linear_bias=bias, return_stats=names, seed=3, **THINNED)
+    trained = lce(tensors[0], weight, target, linear_bias=bias, return_stats=names[:2], seed=3, **THINNED)
+    assert torch.equal(out.kept_count, trained.kept_count)
+    torch.testing.assert_close(out.draw_variance, trained.draw_variance)
+    assert lce(input, weight, target, return_stats=True, **THINNED).kept_count is None
+
+
+@on_cuda
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_nothing_waits_for_the_device(device, reduction):
+    *tensors, target = head(device)
+    generator = torch.Generator(device).manual_seed(1)
+    scalar = torch.tensor(3, device=device)
+    for seed in (None, 3, scalar, generator):
+        lce(*tensors[:2], target, reduction=reduction, seed=seed, **THINNED).sum().backward()  # warm
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            lce(*tensors[:2], target, reduction=reduction, seed=seed, **THINNED).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+@on_cuda
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_graph_draws_anew_at_each_replay(device, reduction):
+    *tensors, target = head(device)
+    input, weight, bias = tensors
+    seed = torch.tensor(0, device=device)
+
+    def step(seed):
+        loss = lce(input, weight, target, linear_bias=bias, reduction=reduction, seed=seed, **THINNED)
+        return torch.autograd.grad(loss.sum(), tensors)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(seed), step(None)
+    torch.cuda.current_stream().wait_stream(stream)
+    by_tensor, by_generator = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(by_tensor):
+        out = step(seed)
+    for value in (1, 2, 1 << 40):
+        seed.fill_(value)
+        by_tensor.replay()
+        for a, b in zip(out, step(value)):
+            assert torch.equal(a, b)
+    with torch.cuda.graph(by_generator):
+        out = step(None)
+    seen = []
+    for _ in range(3):
+        by_generator.replay()
+        seen.append(out[0].clone())
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+
+@on_cuda
+@pytest.mark.parametrize("implementation", ["", "portable"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(257, 1031, 72), (130, 4099, 64)], ids=str)
+def test_mean_over_seeds_across_tiles(device, shape, dtype, implementation, monkeypatch):
+    if implementation:
+        monkeypatch.setenv("HEADROOM_CUDA", implementation)
+    tokens, vocab, hidden = shape
+    *tensors, target = head(device, tokens, vocab, hidden, dtype, spread=0.3)
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    logits = torch.nn.functional.linear(wide[0], wide[1], wide[2])
+    exact = gradients(wide, 64 * torch.nn.functional.cross_entropy(logits, target))
+
+    def draw(seed):
+        loss = 64 * lce(*tensors[:2], target, linear_bias=tensors[2], gradient="thinned", threshold=2**-6, seed=seed)
+        return gradients(tensors, loss)
+
+    check_mean_over_seeds(draw, exact, seeds=300)
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    input = rng.standard_normal((2, 5, 6)).astype(np.float32)
+    weight = rng.standard_normal((30, 6)).astype(np.float32)
+    return input, weight, rng.integers(0, 30, (2, 5))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_numpy(reduction):
+    given = arrays()
+    options = THINNED | {"gradients": True, "reduction": reduction}
+
+    def draw(seed):
+        out = headroom.numpy.linear_cross_entropy(*given, seed=seed, **options)
+        return [torch.from_numpy(out.d_input).double(), torch.from_numpy(out.d_linear_weight).double()]
+
+    exact = headroom.numpy.linear_cross_entropy(*given, gradients=True, reduction=reduction)
+    wanted = [torch.from_numpy(exact.d_input).double(), torch.from_numpy(exact.d_linear_weight).double()]
+    check_mean_over_seeds(draw, wanted, seeds=200)
+    for make in (lambda: np.random.seed(4), lambda: np.random.default_rng(4)):
+        first, second = (draw(make())[0] for _ in range(2))
+        assert torch.equal(first, second)
+    tensors = [torch.from_numpy(a).requires_grad_() for a in given[:2]]
+    loss = lce(*tensors, torch.from_numpy(given[2]), reduction=reduction, seed=11, **THINNED)
+    for a, b in zip(gradients(tensors, loss.sum()), draw(11)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_numpy_statistics():
+    options = THINNED | {"seed": 2, "return_stats": ["kept_count", "draw_variance"]}
+    out = headroom.numpy.linear_cross_entropy(*arrays(), gradients=["input"], **options)
+    assert out.kept_count.shape == (2, 5) and out.kept_count.min() >= 1 and (out.draw_variance >= 0).all()
+    with pytest.raises(ValueError, match="return_stats: expected kept_count only with gradients"):
+        headroom.numpy.linear_cross_entropy(*arrays(), **options)
+
+
+def test_plan():
+    info = headroom.plan(256, 3000, 64, gradient="thinned")
+    assert info.kind == "thinned" and info.draws_bytes == 0
+    assert {p.kind for p in headroom.plans(256, 3000, 64, gradient="thinned")} == {"thinned"}
+    with pytest.raises(ValueError, match='gradient: expected one of "exact", "thinned", got \'sparse\''):
+        headroom.plan(256, 3000, 64, gradient="sparse")
+    with pytest.raises(headroom.InvalidArgumentError, match=r"threshold: expected a number in \(0, 1\]"):
+        headroom.plan(256, 3000, 64, gradient="thinned", threshold=2.0)
+
+
+WRONG = {
+    "gradient": ({"gradient": "thin"}, ValueError, 'gradient: expected one of "exact", "thinned"'),
+    "threshold of 0": (THINNED | {"threshold": 0.0}, ValueError, r"threshold: expected a number in \(0, 1\], got 0"),
+    "threshold of 2": (THINNED | {"threshold": 2}, ValueError, "threshold: .* got 2"),
+    "NaN threshold": (THINNED | {"threshold": float("nan")}, ValueError, "threshold: .* got nan"),
+    "text threshold": (THINNED | {"threshold": "2^-9"}, TypeError, "threshold: expected a number, got str"),
+    "seed of exact": ({"seed": 1}, ValueError, 'seed: expected None unless gradient is "thinned"'),
+    "float seed": (THINNED | {"seed": 1.5}, TypeError, "seed: expected an integer, got float"),
+    "bool seed": (THINNED | {"seed": True}, TypeError, "seed: expected an integer, got bool"),
+    "large seed": (THINNED | {"seed": 1 << 63}, ValueError, "seed: expected an integer of 64 bits"),
+    "seeds": (THINNED | {"seed": torch.tensor([1, 2])}, ValueError, r"seed: expected one int64 element, got .*\[2\]"),
+    "seed's dtype": (THINNED | {"seed": torch.tensor(1.0)}, ValueError, "seed: expected one int64 element, got"),
+    "both": (THINNED | {"softcap": 5.0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0"),
+    "statistic": ({"return_stats": ["kept_count"]}, ValueError, 'expected kept_count only with gradient "thinned"'),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_name_argument_expected_and_got(name):
+    options, error, message = WRONG[name]
+    input, weight, _, target = head("cpu")
+    with pytest.raises(error, match=message):
+        lce(input, weight, target, **options)
+
+
+@on_cuda
+def test_seeds_are_on_the_device_of_input(device):
+    input, weight, _, target = head(device)
+    with pytest.raises(ValueError, match="seed: expected a generator on cuda"):
+        lce(input, weight, target, seed=torch.Generator(), **THINNED)
+    with pytest.raises(ValueError, match="seed: expected a tensor on cuda"):
+        lce(input, weight, target, seed=torch.tensor(1), **THINNED)

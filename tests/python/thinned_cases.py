@@ -1,0 +1,53 @@
+"""What the tests of thinned gradients share: devices, problems whose gradient is dz itself, and means over seeds."""
+
+import headroom
+import pytest
+import torch
+
+lce = headroom.linear_cross_entropy
+
+CUDA = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")],
+)
+DEVICES = ["cpu", CUDA]
+
+
+def head(device, tokens=12, vocab=50, hidden=6, dtype=torch.float32, seed=0, spread=1.0):
+    """Leaves input, weight and bias, and a target whose first row is ignored."""
+    g = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(*shape, generator=g) for shape in ((tokens, hidden), (vocab, hidden), (vocab,))]
+    tensors[1] *= spread
+    target = torch.randint(0, vocab, (tokens,), generator=g)
+    target[0] = -100
+    return *(t.to(device, dtype).requires_grad_() for t in tensors), target.to(device)
+
+
+def logits_problem(device, tokens=8, vocab=40, seed=0, spread=2.0):
+    """Logits as input and an identity as weight: the gradient of the input is dz."""
+    g = torch.Generator().manual_seed(seed)
+    logits = (spread * torch.randn(tokens, vocab, generator=g)).to(device).requires_grad_()
+    target = torch.randint(0, vocab, (tokens,), generator=g).to(device)
+    return logits, torch.eye(vocab, device=device), target
+
+
+def gradients(tensors, loss):
+    trained = [t for t in tensors if t is not None and t.requires_grad]
+    return [g.double().cpu() for g in torch.autograd.grad(loss, trained)]
+
+
+def check_mean_over_seeds(draw, exact, seeds):
+    """draw(seed) gives gradients whose mean should be `exact`.
+
+    Each component's mean over S seeds has a standard error, known from its own spread: six of them are a chance of
+    2e-9. All together, the squared distance is S times less than the variance, up to a factor that twenty effective
+    degrees of freedom exceed with a chance below 1e-6: 3.
+    """
+    samples = [draw(seed) for seed in range(seeds)]
+    for index, expected in enumerate(exact):
+        drawn = torch.stack([sample[index] for sample in samples])
+        mean, variance = drawn.mean(0), drawn.var(0)
+        rounding = 1e-5 * expected.abs().max() + 1e-12
+        assert ((mean - expected).abs() <= 6 * (variance / seeds).sqrt() + rounding).all()
+        assert (mean - expected).square().sum() <= 3 * variance.sum() / seeds + rounding**2 * expected.numel()
+        assert variance.sum() > 0
