@@ -1,0 +1,81 @@
+"""The logs of a folder as one table and one plot."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from typing import Any
+
+WARM = 40  # steps left out of the time of a step
+
+
+class Run:
+    """One log: MODEL--HEAD.jsonl."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.model, _, self.head = path.stem.partition("--")
+        records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+        self.about = next((r for r in records if "about" in r), {})
+        self.loss = {r["step"]: r["loss"] for r in records if "loss" in r}
+        self.validation = {r["step"]: r["validation"] for r in records if "validation" in r}
+        timed = [r for r in records if "step_seconds" in r]
+        self.milliseconds = [1e3 * r["step_seconds"] for r in timed if r["step"] > WARM] or [float("nan")]
+        self.peak_mib = max((r["peak_mib"] for r in timed), default=float("nan"))
+
+
+def load(folder: pathlib.Path) -> list[Run]:
+    return [Run(path) for path in sorted(folder.glob("*--*.jsonl"))]
+
+
+def exact_of(run: Run, runs: list[Run]) -> Run | None:
+    return next((r for r in runs if r.model == run.model and r.head == "exact"), None)
+
+
+def table(runs: list[Run]) -> str:
+    """Last validation loss, its difference from exact at the same step, time and memory."""
+    lines = [
+        "| model | head | steps | validation loss | minus exact | largest difference | ms a step | peak MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        if not run.validation:
+            continue
+        step = max(run.validation)
+        exact = exact_of(run, runs)
+        common = [] if exact is None else [s for s in run.validation if s in exact.validation]
+        differences = [run.validation[s] - exact.validation[s] for s in common] if exact is not None else []
+        shown = f"{differences[-1]:+.4f} | {max(differences, key=abs):+.4f}" if differences else "- | -"
+        what = f"{run.model} | {run.head} | {step} | {run.validation[step]:.4f}"
+        lines.append(f"| {what} | {shown} | {statistics.median(run.milliseconds):.1f} | {run.peak_mib:.0f} |")
+    return "\n".join(lines)
+
+
+def plot(runs: list[Run], path: pathlib.Path) -> None:
+    """Validation curves above, differences from exact below, one column a model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    models = sorted({run.model for run in runs})
+    figure, axes = pyplot.subplots(2, len(models), figsize=(7 * len(models), 8), squeeze=False, layout="constrained")
+    for column, model in enumerate(models):
+        top, bottom = axes[0][column], axes[1][column]
+        for run in (run for run in runs if run.model == model):
+            steps = sorted(run.validation)
+            top.plot(steps, [run.validation[s] for s in steps], label=run.head, linewidth=1.2)
+            exact = exact_of(run, runs)
+            if exact is not None:
+                steps = [s for s in steps if s in exact.validation and s > 0]
+                bottom.plot(steps, [run.validation[s] - exact.validation[s] for s in steps], label=run.head)
+        top.set_title(model)
+        top.set_ylabel("validation loss, nats")
+        bottom.set_ylabel("minus exact, nats")
+        bottom.set_xlabel("step")
+        bottom.axhspan(-0.01, 0.01, color="black", alpha=0.08)
+        for axis in (top, bottom):
+            axis.grid(True, alpha=0.3)
+            axis.legend()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

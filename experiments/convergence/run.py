@@ -1,0 +1,186 @@
+"""Training with several heads, the same in everything but the head's gradient.
+
+    python experiments/convergence/run.py prepare --data FOLDER [--text PATH ...]      needs no GPU
+    python experiments/convergence/run.py train --data FOLDER --output FOLDER [--model transformer|gla]
+        [--heads exact,thinned-2^-9,...] [--steps 1000] [--minutes 9]
+    python experiments/convergence/run.py report --output FOLDER                       table and plot
+    python experiments/convergence/run.py hidden --data FOLDER --file FILE [--dim 2048] [--minutes 1]
+
+train goes on where an earlier call stopped. HEADROOM_LIBRARY names libheadroom.so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+if os.environ.get("HEADROOM_LIBRARY"):
+    sys.path.insert(0, str(HERE.parents[1] / "python"))
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = found.add_subparsers(dest="command", required=True)
+    prepare = commands.add_parser("prepare", help="tokenizer and token files")
+    prepare.add_argument("--text", nargs="*", default=[], type=pathlib.Path, metavar="PATH",
+                         help="files (.xz too) and folders; default: this interpreter's Python sources")  # fmt: skip
+    prepare.add_argument("--megabytes", type=float, default=180, help="most text to read")
+    prepare.add_argument("--vocab", type=int, default=131072)
+    prepare.add_argument("--tokens", type=int, default=1250 * 16384 + 1, help="most training tokens to keep")
+    prepare.add_argument("--validation-tokens", type=int, default=16 * 16384 + 1)
+    train = commands.add_parser("train", help="one model with each of the heads")
+    train.add_argument("--heads", default="exact,thinned-2^-9,thinned-2^-11,cce,cce_kahan_full_c,canonical")
+    train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
+    train.add_argument("--validate-every", type=int, default=100)
+    report = commands.add_parser("report", help="table and plot of the logs")
+    hidden = commands.add_parser("hidden", help="hidden states, head and targets of a model trained on the spot")
+    hidden.add_argument("--file", type=pathlib.Path, required=True)
+    hidden.add_argument("--tokens", type=int, default=8192)
+    for command in (train, hidden):
+        command.add_argument("--model", choices=["transformer", "gla"], default="transformer")
+        command.add_argument("--dim", type=int, default=1024 if command is train else 2048)
+        command.add_argument("--layers", type=int, default=8 if command is train else 4)
+        command.add_argument("--attention-heads", type=int, default=16)
+        command.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
+        command.add_argument("--batch", type=int, default=16, help="sequences a step")
+        command.add_argument("--steps", type=int, default=1000)
+        command.add_argument("--minutes", type=float, default=9.0 if command is train else 1.0)
+        command.add_argument("--rate", type=float, default=6e-4)
+        command.add_argument("--warmup", type=int, default=100)
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--compile", action="store_true", help="torch.compile of the model's body")
+        command.add_argument("--device", default="cuda")
+    for command in (prepare, train, hidden):
+        command.add_argument("--data", type=pathlib.Path, required=True)
+    for command in (train, report):
+        command.add_argument("--output", type=pathlib.Path, required=True)
+    return found
+
+
+def prepare(args: argparse.Namespace) -> None:
+    import tokens
+    from text import Documents
+
+    documents = Documents(args.text, args.megabytes, seed=0)
+    print(documents.summary(), flush=True)
+    about = tokens.prepare(args.data, documents, args.vocab, args.tokens, args.validation_tokens)
+    print(json.dumps(about, indent=1))
+
+
+def settings_of(args: argparse.Namespace, vocab: int) -> object:
+    from models import Size
+    from train import Settings
+
+    size = Size(vocab, args.dim, args.layers, args.attention_heads, args.length)
+    names = ("model", "steps", "batch", "rate", "warmup", "seed", "compile", "device")
+    more = {"validate_every": args.validate_every} if args.command == "train" else {}
+    return Settings(size=size, **{name: getattr(args, name) for name in names}, **more)
+
+
+def train_head(args: argparse.Namespace, name: str, data: object, seconds: float) -> None:
+    """One head, from its checkpoint on; its log gets a line a record."""
+    import torch
+
+    import train
+    from heads import make_head
+
+    log = args.output / f"{args.model}--{name}.jsonl"
+    checkpoint = (args.checkpoints or args.output / "checkpoints") / f"{args.model}--{name}.pt"
+    if train.last_step(log) >= args.steps:
+        print(f"{name}: all {args.steps} steps are in {log}", flush=True)
+        return
+    try:
+        head = make_head(name)
+    except ImportError as error:
+        print(f"{name}: left out: {error}", flush=True)
+        return
+    trainer = train.Trainer(settings_of(args, data.vocab), data, head)  # type: ignore[arg-type, attr-defined]
+    if checkpoint.is_file():
+        trainer.restore(checkpoint)
+    elif log.is_file():
+        log.unlink()  # steps whose model is lost
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as lines:
+        if trainer.step == 0:
+            blocks, outer = trainer.model.counts()
+            device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
+            about = {"device": device, "torch": torch.__version__, "parameters": [blocks, outer]}
+            options = {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(args).items()}
+            lines.write(json.dumps({"step": 0, "about": about, "options": options}) + "\n")
+        for record in train.run(trainer, seconds):
+            lines.write(json.dumps(record) + "\n")
+            lines.flush()
+            if "validation" in record:
+                print(f"{name}: step {record['step']}: validation {record['validation']:.4f}", flush=True)
+    trainer.save(checkpoint)
+
+
+def train_heads(args: argparse.Namespace) -> None:
+    import torch
+
+    import tokens
+
+    end = time.monotonic() + 60 * args.minutes
+    data = tokens.load(args.data)
+    for name in args.heads.split(","):
+        left = end - time.monotonic()
+        if left <= 0:
+            print(f"{name}: left for the next call: the {args.minutes:g} minutes are over", flush=True)
+            continue
+        train_head(args, name, data, left)
+        if args.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+    show(args)
+
+
+def show(args: argparse.Namespace) -> None:
+    import report
+
+    runs = report.load(args.output)
+    text = report.table(runs)
+    print(text)
+    (args.output / "table.md").write_text(text + "\n")
+    try:
+        report.plot(runs, args.output / "convergence.png")
+    except ImportError as error:
+        print(f"no plot: {error}")
+
+
+def hidden(args: argparse.Namespace) -> None:
+    """A dump for benchmarks: bf16 hidden [N, D] and weight [V, D], int64 target [N], held-out text."""
+    import torch
+
+    import tokens
+    import train
+    from heads import make_head
+
+    data = tokens.load(args.data)
+    trainer = train.Trainer(settings_of(args, data.vocab), data, make_head("exact"))  # type: ignore[arg-type]
+    for record in train.run(trainer, 60 * args.minutes):
+        if "validation" in record:
+            print(f"step {record['step']}: validation {record['validation']:.4f}", flush=True)
+    count = -(-args.tokens // args.length)
+    with torch.no_grad():
+        batches = [trainer.batch(trainer.validation, torch.arange(count)[i : i + 1]) for i in range(count)]
+        states = torch.cat([trainer.hidden(ids) for ids, _ in batches])[: args.tokens]
+    target = torch.cat([ids for _, ids in batches])[: args.tokens]
+    found = {"hidden": states.cpu(), "weight": trainer.model.head.detach().bfloat16().cpu(), "target": target.cpu()}
+    args.file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(found | {"step": trainer.step, "validation": trainer.validate()}, args.file)
+    print(f"{args.file}: N {len(target)}, V {data.vocab}, D {args.dim}, after {trainer.step} steps")
+
+
+def main() -> int:
+    args = parser().parse_args()
+    {"prepare": prepare, "train": train_heads, "report": show, "hidden": hidden}[args.command](args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The experiment at tiny sizes, without a GPU: python -m pytest experiments/convergence"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+if os.environ.get("HEADROOM_LIBRARY"):
+    sys.path.insert(0, str(HERE.parents[1] / "python"))
+
+import report  # noqa: E402
+import tokens  # noqa: E402
+import train  # noqa: E402
+from heads import canonical, make_head  # noqa: E402
+from models import LanguageModel, Size  # noqa: E402
+
+SMALL = ["--dim", "32", "--layers", "1", "--attention-heads", "2", "--length", "16", "--batch", "4"]
+SMALL += ["--warmup", "2", "--device", "cpu"]
+
+
+def run(*words: object) -> str:
+    command = [sys.executable, str(HERE / "run.py"), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def data(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder as prepare writes it, without its tokenizer."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 4001), ("validation", 801)):
+        tokens.save_tokens(folder / f"{name}.npy.xz", (rng.zipf(1.5, count) % 300).astype(np.uint32))
+    (folder / "about.json").write_text(json.dumps({"vocab": 300}))
+    return folder
+
+
+def test_prepare(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("tokenizers")
+    text = tmp_path / "text"
+    text.mkdir()
+    for index in range(150):
+        (text / f"{index}.py").write_text(f"def f_{index}(x):\n    return x + {index}\n")
+        (text / f"copy_{index}.py").write_text(f"def f_{index}(x):\n    return x + {index}\n")
+    out = run("prepare", "--text", text, "--data", tmp_path / "data", "--vocab", 400, "--tokens", 1000)
+    assert "documents to train on" in out
+    data = tokens.load(tmp_path / "data")
+    assert data.vocab == 400 and len(data.train) == 1000 and data.train.max() < 400 and (data.train == 0).any()
+    tokenizer = __import__("tokenizers").Tokenizer.from_file(str(tmp_path / "data" / "tokenizer.json"))
+    assert "return x + " in tokenizer.decode(data.train.tolist())
+
+
+def test_train_report_and_resume(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
+    pytest.importorskip("headroom", exc_type=ImportError)
+    words = ["train", "--data", data, "--output", tmp_path / "out", *SMALL, "--validate-every", 5]
+    heads = ["--heads", "exact,canonical,thinned-2^-4"]
+    run(*words, *heads, "--steps", 10)
+    runs = {r.head: r for r in report.load(tmp_path / "out")}
+    assert sorted(runs["exact"].loss) == list(range(1, 11)) and sorted(runs["exact"].validation) == [0, 5, 10]
+    assert runs["exact"].validation[0] == pytest.approx(runs["thinned-2^-4"].validation[0], abs=1e-6)
+    for step, value in runs["exact"].validation.items():
+        assert runs["canonical"].validation[step] == pytest.approx(value, abs=0.02)
+    run(*words, *heads, "--steps", 15)
+    longer = {r.head: r for r in report.load(tmp_path / "out")}
+    assert sorted(longer["exact"].loss) == list(range(1, 16))
+    assert "| transformer | thinned-2^-4 | 15 |" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_hidden(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
+    pytest.importorskip("headroom", exc_type=ImportError)
+    run("hidden", "--data", data, "--file", tmp_path / "h.pt", *SMALL, "--steps", 3, "--tokens", 40)
+    found = torch.load(tmp_path / "h.pt", weights_only=True)
+    assert found["hidden"].shape == (40, 32) and found["weight"].shape == (300, 32) and found["target"].shape == (40,)
+    assert found["hidden"].dtype == found["weight"].dtype == torch.bfloat16 and found["step"] == 3
+
+
+def test_canonical_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, generator=g).requires_grad_() for n in (10, 20))
+    target = torch.randint(0, 20, (10,), generator=g)
+    expected = torch.autograd.grad(canonical(hidden, weight, target), (hidden, weight))
+    monkeypatch.setattr("heads.CHUNK_BYTES", 4 * 20 * 3)
+    for a, b in zip(torch.autograd.grad(canonical(hidden, weight, target), (hidden, weight)), expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_models_see_the_past_only() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel("transformer", Size(50, 32, 2, 2, 12))
+    ids = torch.randint(0, 50, (1, 12))
+    changed = ids.clone()
+    changed[0, 7] = (ids[0, 7] + 1) % 50
+    a, b = model(ids), model(changed)
+    assert torch.equal(a[:, :7], b[:, :7]) and not torch.equal(a[:, 7:], b[:, 7:])
+
+
+def test_sequences_overlap_by_their_targets() -> None:
+    found = train.sequences(np.arange(11, dtype=np.uint32), 5)
+    assert found.tolist() == [[0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9, 10]]
+
+
+def test_errors_name_what_was_expected() -> None:
+    with pytest.raises(ValueError, match="--heads: expected names out of exact"):
+        make_head("sparse")
+    with pytest.raises(ValueError, match="--model: expected one of transformer, gla"):
+        LanguageModel("rnn", Size(50, 32, 1, 2, 12))
