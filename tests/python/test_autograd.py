@@ -290,20 +290,26 @@ def test_threads_of_python_and_numbers_of_threads():
         assert all(torch.equal(r, e) for r, e in zip(result, expected))
 
 
-def test_opcheck():
+@pytest.mark.parametrize("gradient", ["exact", "thinned"])
+def test_opcheck(gradient):
     from headroom import _ops
 
     input, weight, bias, target = head()
+    thinned = gradient == "thinned"
     options = dict(reduction="mean", ignore_index=-100, label_smoothing=0.1, scale=1.0, softcap=0.0, z_loss=0.0)
     options |= dict(num_items=0.0, shift=0, sequence_length=9, max_workspace_bytes=0)
+    options |= dict(gradient=gradient, threshold=0.1)
     stats = dict(per_token=True, want_entropy=True, want_argmax=True)
     wants = dict(want_d_hidden=True, want_d_weight=True, want_d_bias=True)
-    tensors = (input, weight, target, bias, None, None, None)
-    torch.library.opcheck(_ops.forward_backward, tensors, options | stats | wants)
-    torch.library.opcheck(_ops.forward, (*tensors, None), options | stats)
+    tensors = (input, weight, target, bias, None, None, None, torch.tensor(3) if thinned else None)
+    torch.library.opcheck(_ops.forward_backward, tensors, options | stats | wants | dict(want_draw_stats=thinned))
+    # The tensor of draws has bytes that nothing writes: no comparison of two runs.
+    utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    utils += [] if thinned else ["test_aot_dispatch_dynamic"]
+    torch.library.opcheck(_ops.forward, (*tensors, None), options | stats | dict(keeps_draws=thinned), test_utils=utils)
     plain = tuple(None if t is None else t.detach() for t in tensors)
-    lse = lce(*plain[:3], linear_bias=plain[3], return_stats=["lse"]).lse
-    upstream = (lse, None, torch.tensor(1.0), None, None, None)
+    _, _, lse, *_, draws = _ops.forward(*plain, None, **options, **stats, keeps_draws=thinned)
+    upstream = (lse, None, draws if thinned else None, torch.tensor(1.0), None, None, None)
     torch.library.opcheck(_ops.backward, (*plain, *upstream, None), options | wants)
     torch.library.opcheck(_ops.backward, (*plain, *upstream, torch.zeros(13, 6)), options | wants)
 
