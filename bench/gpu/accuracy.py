@@ -44,7 +44,7 @@ def check_method(
 ) -> Accuracy:
     """One method on one data set. A failure is the reason of the result."""
     gradients = "gradients" in method.passes
-    found = Accuracy(shape.name, data, method.name, method.ours)
+    found = Accuracy(shape.name, data, method.name, method.ours, threshold=method.threshold)
     try:
         context: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
         with seen_plan() if method.ours else context as plans:

@@ -14,6 +14,13 @@ LOSS_ERROR = 1e-5
 GRADIENT_BARS = {None: (1.03, 1 << 62), 2560: (1.08, 16384), 160: (1.40, 1 << 62)}  # budget: ratio to 3F, largest N
 
 
+# Thinned gradients: ratio to 3F by data and threshold, MiB beyond gradients, errors of one draw on a trained head.
+THINNED_BARS = {("trained", 2.0**-9): 0.44, ("trained", 2.0**-8): 0.40, ("peaked", 2.0**-9): 0.40}
+THINNED_BARS |= {(kind, 2.0**-9): 0.60 for kind in ("std0.1", "std1")}  # all but uniform
+THINNED_MIB = {2.0**-8: 128.0, 2.0**-9: 128.0}
+THINNED_ERRORS = {2.0**-9: (0.03, 0.006)}
+
+
 class Verdict(NamedTuple):
     shape: str
     what: str
@@ -43,6 +50,10 @@ def row_verdicts(row: Row, shape: Shape) -> list[Verdict]:
     if row.pass_ == "loss":
         found += _time_verdict(row, f"{row.method}: time", loss_bar(shape.hidden), "F")
         allowed = LOSS_MIB + TOKEN_BYTES * shape.tokens / 2**20
+    elif row.threshold is not None:
+        bar_3f = THINNED_BARS.get((row.data, row.threshold))
+        found += [] if bar_3f is None else _time_verdict(row, f"{row.method}: time on {row.data}", bar_3f, "x 3F")
+        allowed = row.gradient_mib + OUTPUT_MIB + THINNED_MIB.get(row.threshold, float("inf"))
     else:
         bar, most_tokens = GRADIENT_BARS.get(row.budget_mib, (0.0, 0))
         if shape.tokens <= most_tokens:
@@ -63,14 +74,29 @@ def _error_verdict(item: Accuracy, name: str, got: float | None, baseline: float
     return [Verdict(item.shape, f"{item.method}: {name} on {item.data}", text, f"{bar} x", got <= bar * baseline)]
 
 
+def _draw_verdicts(item: Accuracy) -> list[Verdict]:
+    """Of one draw on a trained model's head."""
+    if item.data != "trained" or item.threshold not in THINNED_ERRORS:
+        return []
+    errors = (item.d_hidden_error, item.d_weight_error)
+    return [
+        Verdict(item.shape, f"{item.method}: {name} on {item.data}", f"{got:.2%}", f"{bar:.1%}", got <= bar)
+        for name, got, bar in zip(("dE", "dC"), errors, THINNED_ERRORS[item.threshold])
+        if got is not None
+    ]
+
+
 def accuracy_verdicts(item: Accuracy) -> list[Verdict]:
     """Plans of 3 F keep rounded exponentials, which may cost more accuracy than those of 4 F."""
     what = f"{item.method}: {item.data}"
     if item.reason:
         return [Verdict(item.shape, what, item.reason, "runs", False)]
-    bar = 1.5 if "4 F" in item.plan else 2.5
-    found = _error_verdict(item, "dE", item.d_hidden_error, item.baseline_d_hidden, bar)
-    found += _error_verdict(item, "dC", item.d_weight_error, item.baseline_d_weight, bar)
+    if item.threshold is not None:
+        found = _draw_verdicts(item)
+    else:
+        bar = 1.5 if "4 F" in item.plan else 2.5
+        found = _error_verdict(item, "dE", item.d_hidden_error, item.baseline_d_hidden, bar)
+        found += _error_verdict(item, "dC", item.d_weight_error, item.baseline_d_weight, bar)
     if item.loss_error is not None:
         met = item.loss_error <= LOSS_ERROR
         found.append(Verdict(item.shape, f"{what}: loss", f"{item.loss_error:.1e}", f"{LOSS_ERROR:.0e}", met))

@@ -27,6 +27,7 @@ class Settings:
     rounds: int = 10
     prepare_seconds: float = 60.0
     data: list[str] = dataclasses.field(default_factory=list)
+    timing_data: str = "std1"
     peer_errors: bool = False
     time: bool = True
 
@@ -44,8 +45,8 @@ class ShapeBench:
         share = ERRORS_SHARE if peers else NO_PEERS_ERRORS_SHARE
         errors_end = Deadline(deadline.end - total, share * total)
         check_shape(self.record, clock, self.shape, settings.data, ours, errors_end)
-        inputs = make_inputs(self.shape, "std1", settings.device)
-        timing = ShapeTiming(self.record, clock, self.shape, inputs, gemms=settings.time)
+        inputs = make_inputs(self.shape, settings.timing_data, settings.device)
+        timing = ShapeTiming(self.record, clock, self.shape, inputs, settings.time, settings.timing_data)
         for method in ours:
             timing.add(method, max(settings.prepare_seconds, 1.0))
         for method in sorted(peers, key=lambda method: method.slow_to_prepare):

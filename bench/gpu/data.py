@@ -11,6 +11,7 @@ from shapes import Shape
 
 CANDIDATES = 16  # likely tokens a row of the peaked data
 DATA = ("std1", "std3", "std8", "peaked")
+_trained: dict[str, str] = {}  # name of a shape: file
 
 
 class Inputs(NamedTuple):
@@ -23,8 +24,27 @@ class Inputs(NamedTuple):
         return Inputs(self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_(), self.target)
 
 
+def use_trained(path: str) -> Shape:
+    """Takes the dump of experiments/convergence/run.py hidden as the data kind ``trained`` of the shape returned."""
+    content = torch.load(path, mmap=True, weights_only=True)
+    (tokens, hidden), vocab = content["hidden"].shape, content["weight"].shape[0]
+    shape = Shape("trained", tokens, vocab, hidden)
+    _trained[shape.name] = path
+    return shape
+
+
+def _load_trained(shape: Shape, device: str) -> Inputs:
+    if shape.name not in _trained:
+        raise ValueError("data: expected --trained FILE with the kind trained, got none")
+    content = torch.load(_trained[shape.name], weights_only=True)
+    return Inputs(*(content[name].to(device) for name in ("hidden", "weight", "target")))
+
+
 def make_inputs(shape: Shape, kind: str, device: str, seed: int = 0) -> Inputs:
-    """``stdS``: logits ~ N(0, S^2), uniform targets. ``peaked``: 16 Zipf-drawn tokens carry a row's mass."""
+    """``stdS``: logits ~ N(0, S^2), uniform targets. ``peaked``: 16 Zipf-drawn tokens carry a row's mass.
+    ``trained``: hidden states and head of a trained model."""
+    if kind == "trained":
+        return _load_trained(shape, device)
     generator = torch.Generator(device=device).manual_seed(seed)
     weight = torch.randn(shape.vocab, shape.hidden, device=device, generator=generator)
     weight /= weight.norm(dim=1, keepdim=True)
@@ -34,7 +54,7 @@ def make_inputs(shape: Shape, kind: str, device: str, seed: int = 0) -> Inputs:
         hidden = torch.randn(shape.tokens, shape.hidden, device=device, generator=generator) * float(kind[3:])
         target = torch.randint(0, shape.vocab, (shape.tokens,), device=device, generator=generator)
     else:
-        raise ValueError(f"data: expected one of {', '.join(DATA)}, got {kind!r}")
+        raise ValueError(f"data: expected trained or one of {', '.join(DATA)}, got {kind!r}")
     return Inputs(hidden.bfloat16(), weight.bfloat16(), target)
 
 

@@ -22,6 +22,7 @@ class Method:
     loss: Loss
     ours: bool = False
     budget_mib: int | None = None
+    threshold: float | None = None  # of thinned gradients
     implementation: str = ""
     passes: tuple[str, ...] = ("loss", "gradients")
     slow_to_prepare: bool = False  # compiles or tunes kernels for a long time at its first call
@@ -46,8 +47,11 @@ def forced(implementation: str) -> Iterator[None]:
                 os.environ["HEADROOM_CUDA"] = before
 
 
-def our_methods(budgets: list[int | None], implementations: list[str]) -> list[Method]:
-    """The loss alone (without a bound: it needs next to nothing) and the gradients at every budget."""
+def our_methods(
+    budgets: list[int | None], implementations: list[str], exponents: list[int] | None = None
+) -> list[Method]:
+    """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and thinned ones at
+    thresholds 2^-exponent."""
     import headroom
 
     def method(implementation: str, budget_mib: int | None, passes: tuple[str, ...]) -> Method:
@@ -60,12 +64,24 @@ def our_methods(budgets: list[int | None], implementations: list[str]) -> list[M
 
         what = "loss" if passes == ("loss",) else budget_name(budget_mib)
         name = f"headroom{'/' + implementation if implementation else ''} {what}"
-        return Method(name, loss, True, budget_mib, implementation, passes)
+        return Method(name, loss, True, budget_mib, None, implementation, passes)
+
+    def thinned(implementation: str, exponent: int) -> Method:
+        def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+            with forced(implementation):
+                loss: Tensor = headroom.linear_cross_entropy(
+                    hidden, weight, target, gradient="thinned", threshold=2.0**-exponent, seed=0
+                )
+                return loss
+
+        name = f"headroom{'/' + implementation if implementation else ''} thinned 2^-{exponent}"
+        return Method(name, loss, True, None, 2.0**-exponent, implementation, ("gradients",))
 
     found = []
     for implementation in implementations:
         found.append(method(implementation, None, ("loss",)))
         found += [method(implementation, budget, ("gradients",)) for budget in budgets]
+        found += [thinned(implementation, exponent) for exponent in exponents or []]
     return found
 
 

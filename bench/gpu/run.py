@@ -2,7 +2,9 @@
 
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid nvidia|cce|budget|memory]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--implementations auto,portable,sm90]
-        [--data std1,std3,std8,peaked] [--minutes 9] [--json out.json] [--plots folder]
+        [--data std1,std3,std8,peaked] [--timing-data std1] [--thinned 8,9,11] [--minutes 9] [--json out.json]
+        [--plots folder]
+    python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json [--plots folder]      table and plots of an earlier run
 
 HEADROOM_LIBRARY names libheadroom.so. Data are bf16. F is one product of input and weight, 3F all three products
@@ -43,11 +45,17 @@ def parser() -> argparse.ArgumentParser:
     which = found.add_mutually_exclusive_group()
     which.add_argument("--shapes", help="names of heads or NxVxD (default: all heads)")
     which.add_argument("--grid", choices=list(GRIDS), help="a set of shapes, or memory alone (memory)")
+    which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", metavar="FILE", help="measure nothing: show this record")
     found.add_argument("--budgets", help="MiB or unlimited (default: unlimited,2560,160)")
     found.add_argument("--peers", default="auto", help="auto, none or names")
     found.add_argument("--implementations", default="auto", help="auto (the library's choice), portable, sm90")
     found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
+    found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
+    found.add_argument("--thinned", default="8,9,11", help="thresholds 2^-K of thinned gradients; none to leave out")
+    found.add_argument("--train-on", metavar="FOLDER", help="of experiments/convergence/run.py prepare: makes a missing "
+                       "FILE of --trained, from a model of hidden size 2048")  # fmt: skip
+    found.add_argument("--train-minutes", type=float, default=1.0)
     found.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
     found.add_argument("--rounds", type=int, default=10)
     found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
@@ -112,7 +120,8 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
         budgets = list(BUDGET_GRID_MIB)
     implementations = ["" if name == "auto" else name for name in args.implementations.split(",")]
     try:
-        ours = our_methods(budgets, implementations)
+        exponents = [] if args.thinned == "none" else [int(word) for word in args.thinned.split(",")]
+        ours = our_methods(budgets, implementations, exponents)
     except Exception as error:
         ours = []
         record.note(f"headroom is not available: {type(error).__name__}: {error}")
@@ -124,6 +133,7 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
         rounds=args.rounds,
         prepare_seconds=args.prepare_seconds,
         data=[] if args.data == "none" or args.grid == "memory" else args.data.split(","),
+        timing_data=args.timing_data,
         peer_errors=args.peer_errors,
         time=args.grid != "memory",
     )
@@ -141,6 +151,20 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
         record.save()
 
 
+def trained_shape(args: argparse.Namespace) -> Shape:
+    """The shape of --trained's file, which is made first if need be; all data are then this file's."""
+    from data import use_trained
+
+    if not os.path.exists(args.trained):
+        if not args.train_on:
+            raise ValueError(f"--trained: expected a file, or --train-on FOLDER with it, got {args.trained}")
+        script = HERE.parents[1] / "experiments" / "convergence" / "run.py"
+        words = ["hidden", "--data", args.train_on, "--file", args.trained, "--device", args.device]
+        subprocess.run([sys.executable, script, *words, "--minutes", str(args.train_minutes)], check=True)
+    args.data = args.timing_data = "trained"
+    return use_trained(args.trained)
+
+
 def main() -> int:
     args = parser().parse_args()
     if args.show:
@@ -148,6 +172,8 @@ def main() -> int:
         return 0
     try:
         shapes = parse_shapes(args.shapes) if args.shapes else GRIDS[args.grid or "heads"]
+        if args.trained:
+            shapes = [trained_shape(args)]
         if args.budgets:
             parse_budgets(args.budgets)
     except ValueError as error:

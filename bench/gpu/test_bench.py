@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import bars
 import table
 from clock import Clock
-from data import DATA, make_inputs
+from data import DATA, make_inputs, use_trained
 from limits import Deadline, StepTimeout, step_limit
 from methods import Method, peer_methods
 from record import Accuracy, Gemms, Record, Row, load
@@ -105,6 +105,32 @@ def test_bars() -> None:
     assert not found["v32768", "headroom unlimited: dC on std3"]
 
 
+def test_bars_of_thinned_gradients() -> None:
+    record = made_up_record()
+    size = record.shapes[0].gradient_bytes / 2**20
+    for data, ratio, mib in (("trained", 0.43, 100.0), ("peaked", 0.41, 130.0), ("std8", 9.0, 1.0)):
+        row = Row("v32768", f"thinned {data}", "gradients", True, None, 2.0**-9, data, gradient_mib=size)
+        row.burst_ms, row.burst_ratio, row.extra_mib = 1.0, ratio, size + mib
+        record.rows.append(row)
+    draw = Accuracy("v32768", "trained", "thinned", True, d_hidden_error=0.02, d_weight_error=0.007, threshold=2.0**-9)
+    record.accuracy.append(draw)
+    found = {v.what: v.met for v in bars.verdicts(record) if v.what.startswith("thinned")}
+    assert found["thinned trained: time on trained"] and found["thinned trained: memory"]
+    assert not found["thinned peaked: time on peaked"] and not found["thinned peaked: memory"]
+    assert "thinned std8: time on std8" not in found and found["thinned: dE on trained"]
+    assert not found["thinned: dC on trained"]
+
+
+def test_a_trained_head_is_read_from_its_file(tmp_path: pathlib.Path) -> None:
+    made = make_inputs(SMALL, "std1", "cpu")
+    torch.save(dict(zip(("hidden", "weight", "target"), made)), tmp_path / "h.pt")
+    shape = use_trained(str(tmp_path / "h.pt"))
+    assert shape[1:] == SMALL[1:]
+    assert all(torch.equal(a, b) for a, b in zip(make_inputs(shape, "trained", "cpu"), made))
+    with pytest.raises(ValueError, match="--trained FILE"):
+        make_inputs(SMALL, "trained", "cpu")
+
+
 def test_record_and_table_and_plots_survive_a_round_trip(tmp_path: pathlib.Path) -> None:
     record = made_up_record()
     record.path = tmp_path / "record.json"
@@ -156,6 +182,18 @@ def test_smoke_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
     content = json.loads(out.read_text())
     assert [row["status"] for row in content["rows"] if row["method"] == "canonical"] == ["ok", "ok"]
     assert "| canonical | fwd + bwd |" in done.stdout
+
+
+def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:
+    torch.save(dict(zip(("hidden", "weight", "target"), make_inputs(SMALL, "std1", "cpu"))), tmp_path / "h.pt")
+    words = ["--device", "cpu", "--trained", str(tmp_path / "h.pt"), "--peers", "none", "--thinned", "4"]
+    done = subprocess.run([sys.executable, str(RUN), *words, "--rounds", "3", "--minutes", "2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "### trained: N 48, V 300, D 32" in done.stdout
+    if "headroom is not available" not in done.stdout:
+        assert "| trained | headroom thinned 2^-4 |" in done.stdout
+    missing = subprocess.run([sys.executable, str(RUN), "--trained", "nowhere.pt"], capture_output=True, text=True)
+    assert missing.returncode == 2 and "--trained: expected a file, or --train-on FOLDER" in missing.stderr
 
 
 def test_a_hanging_run_ends_with_its_results(tmp_path: pathlib.Path) -> None:

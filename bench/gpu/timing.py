@@ -70,7 +70,10 @@ def describe(error: BaseException) -> str:
 class ShapeTiming:
     """All cells of one shape. ``gemms`` False measures memory only."""
 
-    def __init__(self, record: Record, clock: Clock, shape: Shape, inputs: Inputs, gemms: bool = True) -> None:
+    def __init__(
+        self, record: Record, clock: Clock, shape: Shape, inputs: Inputs, gemms: bool = True, data: str = "std1"
+    ) -> None:
+        self.data = data
         self.record, self.clock, self.shape, self.inputs = record, clock, shape, inputs
         self.cells: list[Cell] = []
         if not gemms:
@@ -89,7 +92,7 @@ class ShapeTiming:
     def add(self, method: Method, limit_seconds: float) -> None:
         """Prepares a method's passes (warm-up, peak memory); whatever goes wrong is in its row."""
         for pass_ in method.passes:
-            row = Row(self.shape.name, method.name, pass_, method.ours, method.budget_mib)
+            row = Row(self.shape.name, method.name, pass_, method.ours, method.budget_mib, method.threshold, self.data)
             row.gradient_mib = self.shape.gradient_bytes / MIB if pass_ == "gradients" else 0.0
             self.record.rows.append(row)
             if limit_seconds <= 0:
