@@ -44,7 +44,7 @@ def run(problem, upstream_names=("loss",), **options):
     problem.upstream = upstream_like(out, upstream_names)
     tensors = [getattr(out, name) for name in upstream_names]
     torch.autograd.backward(tensors, [problem.upstream[n].to(t.dtype) for n, t in zip(upstream_names, tensors)])
-    got = {name: value.detach() for name, value in out._asdict().items()}
+    got = {name: value.detach() for name, value in out._asdict().items() if value is not None}
     return got | {n: None if leaf is None else leaf.grad for n, leaf in zip(NAMES[4:], leaves)}
 
 
