@@ -45,6 +45,9 @@ void check_output(const std::string& option, const std::string& path, const Loss
 void choose_gradients(Options& options) {
   if (options.gradients.empty()) {
     if (!options.gradients_of.empty()) throw UsageError("--gradients-of: expected --gradients FILE with it");
+    if (options.request.thinning.gradient == "thinned") {
+      throw UsageError("--gradient: expected --gradients FILE with thinned ones");
+    }
     return;
   }
   if (!options.gradients.ends_with(".safetensors")) {
@@ -245,6 +248,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   add_loss_options(*command, options->request.loss);
   add_device_option(*command, options->device,
                     "Where to compute: cpu, or cuda:N with copies there and back; see 'headroom info'");
+  add_thinning_options(*command, options->request.thinning, true);
 
   const std::string outputs = "Outputs";
   command->add_flag("--lse", options->lse, "Log of the sum of the exponentials too")->group(outputs);

@@ -34,6 +34,7 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
   problem.want_argmax = 1;
   problem.want_entropy = request.entropy;
   apply(request.loss, problem);
+  apply(request.thinning, problem);
   return problem;
 }
 

@@ -9,6 +9,7 @@
 #include "commands/context.h"
 #include "commands/loss_inputs.h"
 #include "commands/loss_options.h"
+#include "commands/thinning_options.h"
 #include "options.h"
 
 namespace headroom::cli {
@@ -17,6 +18,7 @@ namespace headroom::cli {
 struct LossRequest {
   LossOptions loss;
   DeviceChoice device;
+  ThinningOptions thinning;
   bool sum = false;      // reduction: sum, else mean
   double num_items = 0;  // divisor of the mean; 0: the weights of the valid tokens
   bool entropy = false;

@@ -8,6 +8,7 @@
 #include "commands/context.h"
 #include "commands/device_option.h"
 #include "commands/loss_options.h"
+#include "commands/thinning_options.h"
 #include "commands/units.h"
 #include "models.h"
 
@@ -32,6 +33,7 @@ struct PlanOptions {
   bool entropy = false;
   bool accumulate = false;
   LossOptions loss;
+  ThinningOptions thinning;
 };
 
 Problem make_problem(const PlanOptions& options, const CLI::App& command) {
@@ -64,6 +66,7 @@ Problem make_problem(const PlanOptions& options, const CLI::App& command) {
   problem.has_bias = chosen.bias;
   problem.want_entropy = chosen.entropy;
   apply(chosen.loss, problem);
+  apply(chosen.thinning, problem);
   if (!chosen.no_grad) {
     problem.pass = HEADROOM_FORWARD_BACKWARD;
     problem.want_d_hidden = !chosen.freeze_hidden;
@@ -107,6 +110,8 @@ ordered_json problem_json(const Problem& problem) {
           {"dtype", dtype_text(static_cast<headroom_dtype>(problem.hidden_dtype))},
           {"classifier_dtype", dtype_text(static_cast<headroom_dtype>(problem.classifier_dtype))},
           {"gradients", problem.pass != HEADROOM_FORWARD},
+          {"gradient", problem.gradient == HEADROOM_THINNED ? "thinned" : "exact"},
+          {"threshold", problem.threshold},
           {"scale", problem.scale},
           {"softcap", problem.softcap},
           {"label_smoothing", problem.label_smoothing},
@@ -119,8 +124,10 @@ void print_text(const ordered_json& result, const std::string& model) {
   std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
             << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
             << format_count(problem["hidden"]) << ", " << problem["dtype"].get<std::string>()
-            << (problem["gradients"] ? ", loss and gradients" : ", loss only") << ", on "
-            << result["device"].get<std::string>() << "\n\n";
+            << (!problem["gradients"]              ? ", loss only"
+                : problem["gradient"] == "thinned" ? ", loss and thinned gradients"
+                                                   : ", loss and gradients")
+            << ", on " << result["device"].get<std::string>() << "\n\n";
   Table table({"plan", "workspace", "cost", "time, predicted", "fits", "token chunk", "backend", "config"});
   for (const auto& plan : result["plans"]) {
     table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
@@ -246,10 +253,12 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_flag("--bias", options->bias, "The head has a bias");
   command->add_flag("--entropy", options->entropy, "Each token's entropy too");
   add_loss_options(*command, options->loss);
+  add_thinning_options(*command, options->thinning, false);
   command->footer(
       "\nExamples:\n"
       "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
       "  headroom plan --model meta-llama/Meta-Llama-3-8B --no-grad\n"
+      "  headroom plan --model gemma-2-2b --gradient thinned --threshold 2^-9\n"
       "  headroom plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
       "  headroom plan --model gemma-2-2b --device h200 --budget 160MiB\n"
       "  headroom plan --list-models\n"

@@ -49,9 +49,10 @@ class Demonstration {
     // A backend, budget or folder that cannot work is to be known before the vocabulary is learned.
     Context context = cli::make_context(global_);
     check_budget(context, settings_.trainer.batch.tokens(), settings_.vocab, settings_.trainer.model.dim,
-                 settings_.max_workspace_bytes);
+                 settings_.max_workspace_bytes, settings_.thinning);
     std::filesystem::create_directories(settings_.output);
-    std::unique_ptr<Head> fused = make_fused_head(std::move(context), settings_.max_workspace_bytes);
+    std::unique_ptr<Head> fused =
+        make_fused_head(std::move(context), settings_.max_workspace_bytes, settings_.thinning);
     const TokenizedCorpus corpus = prepare_text();
     settings_.trainer.model.vocab = corpus.vocabulary.size();
     release_free_memory();

@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 
+#include "commands/thinning_options.h"
+
 namespace headroom::train {
 
 struct HeadInput {
@@ -49,9 +51,11 @@ std::unique_ptr<Head> make_materialized_head();
 
 // Throws UsageError when no plan of the fused head fits `max_workspace_bytes`.
 void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,
-                  int64_t max_workspace_bytes);
+                  int64_t max_workspace_bytes, const cli::ThinningOptions& thinning = {});
 
-// The library through its public C++ interface, fp32, with a hard limit on the workspace.
-std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes);
+// The library through its public C++ interface, fp32, with a hard limit on the workspace. Thinned gradients
+// are drawn anew in each call.
+std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes,
+                                      cli::ThinningOptions thinning = {});
 
 }  // namespace headroom::train

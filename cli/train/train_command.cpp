@@ -41,6 +41,7 @@ constexpr const char* kFooter =
     "Examples:\n"
     "  headroom train                                    about three minutes on two cores\n"
     "  headroom train --minutes 10 ~/books src/          text from a folder and another\n"
+    "  headroom train --gradient thinned --threshold 2^-9\n"
     "  headroom train --steps 200 --compare-steps 0 --batch 4 --vocab 8192 notes.txt";
 
 struct Options {
@@ -126,13 +127,21 @@ void add_options(CLI::App& command, Options& options) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
       ->group(training);
+  add_thinning_options(command, s.thinning, true);
   command.add_option("--budget", options.budget, "Largest workspace of the fused head, such as 64MiB")
       ->capture_default_str()
       ->group(training);
 }
 
-void run(Options& options, const GlobalOptions& global) {
+void run(Options& options, const GlobalOptions& global, const CLI::App& command) {
   train::Settings& settings = options.settings;
+  if (settings.thinning.gradient == "thinned") {
+    if (command.count("--compare-steps") != 0 && settings.compare_steps != 0) {
+      throw UsageError(
+          "--compare-steps: expected 0 with thinned gradients, which are not the materialized ones");
+    }
+    settings.compare_steps = 0;
+  }
   settings.corpus.paths.assign(options.paths.begin(), options.paths.end());
   settings.corpus.max_bytes = static_cast<int64_t>(parse_size("--max-text", options.most_text));
   settings.corpus.seed = settings.trainer.seed;
@@ -171,7 +180,7 @@ void add_train_command(CLI::App& app, const GlobalOptions& global) {
   CLI::App* command = app.add_subcommand("train", kDescription);
   command->footer(kFooter);
   add_options(*command, *options);
-  command->callback([options, &global] { run(*options, global); });
+  command->callback([options, &global, command] { run(*options, global, *command); });
 }
 
 }  // namespace headroom::cli

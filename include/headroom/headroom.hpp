@@ -80,6 +80,8 @@ enum class Reduction : int32_t {
   mean = HEADROOM_REDUCTION_MEAN
 };
 
+enum class Gradient : int32_t { exact = HEADROOM_EXACT, thinned = HEADROOM_THINNED };
+
 // A matrix whose rows are contiguous; stride 0 means tightly packed.
 template <class T>
 struct Matrix {
@@ -122,6 +124,14 @@ Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> classifier) {
   problem.classifier_dtype = problem.d_classifier_dtype = dtype_of<C>();
   problem.bias_dtype = problem.d_bias_dtype = dtype_of<C>();
   return problem;
+}
+
+// How the problem's gradients are made; threshold and seed are those of thinned ones.
+inline void set_gradient(Problem& problem, Gradient gradient, double threshold = 1.0 / 1024,
+                         int64_t seed = 0) {
+  problem.gradient = static_cast<int32_t>(gradient);
+  problem.threshold = threshold;
+  problem.seed = seed;
 }
 
 template <class H, class C, class Y>

@@ -157,3 +157,11 @@ def test_sizes(run, text, size):
     # Whether the budget is enough depends on the backend; the plans are shown in either case.
     result = run("--json", "plan", "--model", "gpt2", "-N", 1, "--no-grad", "--budget", text)
     assert result.json["problem"]["budget_bytes"] == size
+
+
+def test_plan_of_thinned_gradients(ok):
+    problem = ["plan", "-N", 1024, "-V", 32768, "-D", 256, "--dtype", "f32", "--gradient", "thinned"]
+    result = ok("--json", *problem, "--threshold", "2^-9").json
+    assert result["problem"]["gradient"] == "thinned" and result["problem"]["threshold"] == 2.0**-9
+    assert {plan["plan"] for plan in result["plans"]} == {"thinned"}
+    assert "loss and thinned gradients" in ok(*problem).out

@@ -234,3 +234,22 @@ def test_on_a_device(cuda_device, ok, tmp_path, problem, gradients):
     got = load_file(tmp_path / "g.safetensors")
     assert (np.abs(got["d_hidden"] - exact["d_hidden"]) <= relative * (parts @ classifier)).all()
     assert (np.abs(got["d_classifier"] - exact["d_classifier"]) <= relative * (parts.T @ hidden)).all()
+
+
+def test_thinned_gradients(ok, refused, tmp_path, problem):
+    arguments = ["loss", *write_npy(tmp_path, problem), "--gradients"]
+
+    def gradients(name, *options):
+        ok(*arguments, f"{name}.safetensors", *options)
+        return load_file(tmp_path / f"{name}.safetensors")
+
+    exact = gradients("exact")
+    thinned = ["--gradient", "thinned", "--threshold"]
+    close = gradients("close", *thinned, "1e-9")
+    for name in ("d_hidden", "d_classifier"):
+        assert np.abs(close[name] - exact[name]).max() <= 1e-5 * np.abs(exact[name]).max()
+    first = gradients("first", *thinned, "2^-4", "--gradient-seed", 5)
+    assert np.array_equal(first["d_hidden"], gradients("again", *thinned, "0.0625", "--gradient-seed", 5)["d_hidden"])
+    assert not np.array_equal(first["d_hidden"], gradients("other", *thinned, "2^-4")["d_hidden"])
+    refused(2, "--threshold: expected a number in (0, 1]", *arguments, "x.safetensors", *thinned, "2^1")
+    refused(2, "--gradient: expected --gradients FILE", *arguments[:-1], *thinned, "0.1")

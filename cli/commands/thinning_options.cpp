@@ -1,0 +1,57 @@
+#include "commands/thinning_options.h"
+
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+#include "options.h"
+
+namespace headroom::cli {
+namespace {
+
+// NaN for what is not a number as a whole.
+double number_of(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? value : NAN;
+}
+
+}  // namespace
+
+void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_seed) {
+  const std::string group = "Gradients";
+  command
+      .add_option("--gradient", options.gradient,
+                  "exact, or thinned: unbiased, from a few elements of each softmax")
+      ->check(CLI::IsMember({"exact", "thinned"}))
+      ->group(group)
+      ->capture_default_str();
+  command
+      .add_option("--threshold", options.threshold,
+                  "Thinned: probabilities of at least this are kept, smaller ones drawn; 0.001 or 2^-10")
+      ->group(group)
+      ->capture_default_str();
+  if (!has_seed) return;
+  command
+      .add_option("--gradient-seed", options.seed, "Thinned: seed of the draw; the same one, the same bits")
+      ->group(group)
+      ->capture_default_str();
+}
+
+void apply(const ThinningOptions& options, Problem& problem) {
+  const double threshold = parse_threshold("--threshold", options.threshold);
+  if (options.gradient != "thinned") return;
+  set_gradient(problem, Gradient::thinned, threshold, options.seed);
+}
+
+double parse_threshold(const std::string& option, const std::string& text) {
+  const bool is_power = text.starts_with("2^");
+  const double number = number_of(std::string_view(text).substr(is_power ? 2 : 0));
+  const double value = is_power ? std::exp2(number) : number;
+  if (!(value > 0 && value <= 1)) {
+    throw UsageError(option + ": expected a number in (0, 1], such as 0.001 or 2^-10, got '" + text + "'");
+  }
+  return value;
+}
+
+}  // namespace headroom::cli
