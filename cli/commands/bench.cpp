@@ -10,6 +10,7 @@
 #include "commands/context.h"
 #include "commands/device_option.h"
 #include "commands/loss_options.h"
+#include "commands/thinning_options.h"
 #include "commands/units.h"
 #include "io/atomic_file.h"
 #include "plot/chart.h"
@@ -24,6 +25,7 @@ struct BenchOptions {
   std::vector<std::string> shapes;
   std::string dtype;
   std::string budgets;
+  std::string thinned;  // thresholds
   int repeats = 0;
   std::string device = "cpu";
   std::string svg;
@@ -51,6 +53,10 @@ std::vector<BenchRequest> make_requests(const BenchOptions& options) {
   request.repeats = options.repeats;
   for (const std::string& budget : split(options.budgets, ','))
     request.budgets.push_back(parse_size("--budgets", budget));
+  if (!options.thinned.empty()) {
+    for (const std::string& threshold : split(options.thinned, ','))
+      request.thresholds.push_back(parse_threshold("--thinned", threshold));
+  }
   std::vector<BenchRequest> requests;
   for (const std::string& shape : options.shapes) {
     const std::vector<std::string> parts = split(shape, ',');
@@ -84,6 +90,7 @@ ordered_json result_json(const ShapeResults& of, const BenchResult& result) {
       {"method", result.method},
       {"gradients", result.gradients},
       {"budget_bytes", result.budget_bytes ? ordered_json(*result.budget_bytes) : ordered_json(nullptr)},
+      {"threshold", result.threshold ? ordered_json(*result.threshold) : ordered_json(nullptr)},
       {"refusal", result.refusal.empty() ? ordered_json(nullptr) : ordered_json(result.refusal)},
       {"median_seconds", result.median_seconds()},
       {"seconds", result.seconds},
@@ -167,7 +174,7 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
                        .stroke = plot::Stroke::kPoints,
                        .color = color};
     for (const BenchResult& result : of.results) {
-      if (!result.gradients || result.seconds.empty()) continue;
+      if (!result.gradients || result.threshold || result.seconds.empty()) continue;
       plot::Series& series = result.budget_bytes ? fused : plain;
       // A page is the least that the system can tell.
       const int64_t bytes = result.peak_extra_bytes.value_or(result.workspace_bytes);
@@ -257,6 +264,8 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       ->default_str("f32, on a device bf16");
   command->add_option("--budgets", options->budgets, "Budgets of the workspace, 0 for none")
       ->default_str("16MiB,64MiB,256MiB,0, on a device 160MiB,1GiB,0");
+  command->add_option("--thinned", options->thinned,
+                      "Thinned gradients too, at these thresholds: 2^-8,2^-10. Not in the plot");
   command->add_option("--repeat", options->repeats, "Runs of each, of which the median is shown")
       ->check(CLI::Range(1, 1000))
       ->default_str("3, on a device 20");
@@ -273,6 +282,7 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       "Examples:\n"
       "  headroom bench\n"
       "  headroom bench --shape 2048,32768,256 --budgets 32MiB,256MiB --svg bench.svg\n"
+      "  headroom bench --shape 1024,131072,1024 --thinned 2^-9,2^-11\n"
       "  headroom --threads 2 --json bench --shape 512,256000,2304 --dtype bf16 --repeat 5\n"
       "  headroom bench --device cuda:0 --shape 8192,256000,2304\n");
   command->callback([options, &globals] { run(*options, globals); });

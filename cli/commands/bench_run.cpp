@@ -107,6 +107,7 @@ Problem bench_problem(const BenchRequest& request, const BenchResult& method) {
     problem.want_d_hidden = problem.want_d_classifier = 1;
   }
   problem.max_workspace_bytes = *method.budget_bytes;
+  if (method.threshold) set_gradient(problem, Gradient::thinned, *method.threshold);
   return problem;
 }
 
@@ -123,6 +124,13 @@ std::vector<BenchResult> bench_methods(const BenchRequest& request, bool materia
       method.budget_bytes = budget;
       method.method =
           budget == 0 ? "headroom, no budget" : "headroom, " + format_bytes(static_cast<double>(budget));
+      methods.push_back(method);
+    }
+    method.budget_bytes = 0;
+    for (const double threshold : request.thresholds) {
+      if (!gradients) continue;
+      method.threshold = threshold;
+      method.method = "headroom, thinned " + format_number(threshold, 3);
       methods.push_back(method);
     }
   }

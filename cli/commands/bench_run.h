@@ -24,7 +24,8 @@ struct BenchResult {
   std::string refusal;  // why it did not run; else empty
   std::string detail;   // plan and configuration
   std::optional<size_t> budget_bytes;
-  int64_t workspace_bytes = 0;  // by the method's own account
+  std::optional<double> threshold;  // of thinned gradients
+  int64_t workspace_bytes = 0;      // by the method's own account
   // Resident memory beyond inputs and outputs, measured; nothing on a device, where runs allocate none.
   std::optional<int64_t> peak_extra_bytes;
   std::vector<double> seconds;  // of each repeat
@@ -35,7 +36,8 @@ struct BenchResult {
 struct BenchRequest {
   BenchShape shape;
   headroom_dtype dtype = HEADROOM_F32;
-  std::vector<size_t> budgets;  // 0: none
+  std::vector<size_t> budgets;     // 0: none
+  std::vector<double> thresholds;  // of thinned gradients, without a budget
   int repeats = 3;
 };
 
