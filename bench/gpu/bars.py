@@ -108,7 +108,7 @@ def accuracy_verdicts(item: Accuracy) -> list[Verdict]:
 
 def peer_verdicts(rows: list[Row]) -> list[Verdict]:
     """Per peer: whether one single row of ours is faster and smaller. ``rows`` are of one shape and pass."""
-    ours = [row for row in rows if row.ours and row.burst_ms is not None]
+    ours = [row for row in rows if row.ours and row.threshold is None and row.burst_ms is not None]
     found = []
     for peer in rows:
         if peer.ours or peer.burst_ms is None or not ours:

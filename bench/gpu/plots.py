@@ -43,7 +43,9 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path,
     rows = [r for r in _gradients(record, shape) if r.burst_ms is not None and r.extra_mib is not None]
     lines: dict[str, list[Row]] = {}
     for row in rows:
-        lines.setdefault(row.method.split()[0] if row.ours else row.method, []).append(row)
+        words = row.method.split()
+        own = words[0] if row.threshold is None else f"{words[0]} thinned"
+        lines.setdefault(own if row.ours else row.method, []).append(row)
     if not any(row.ours for row in rows):
         return []
     title = f"Forward and backward, N {shape.tokens}, V {shape.vocab}, D {shape.hidden}"
