@@ -64,6 +64,11 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
         "workspace", "64-byte alignment",
         "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment));
   }
+  if (planned.problem.keeps_draws && reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment != 0) {
+    throw_invalid(
+        "draws", "64-byte alignment",
+        "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment));
+  }
   if (!planned.backend->device_memory) {
     if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
     check_targets(planned.problem, valid.targets);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "compare.h"
+#include "formats.h"
 
 namespace headroom_test {
 namespace {
@@ -108,28 +109,47 @@ TEST_P(ThinnedEdges, OneHot) {
   }
 }
 
-// What is seen first says nothing of what comes: the softmax is flat over the last columns alone, far above
-// the target and all columns before, so every list fills up many times over.
+// What is seen first says nothing of what comes: all mass is in the last columns, far above the target and
+// the columns before, so lists fill up many times over. step: from one column's logit to the next.
+Case late_mass(Case c, double step) {
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  const size_t vocab = c.bias.size();
+  for (size_t j = 0; j < vocab; ++j) {
+    c.bias[j] = j < vocab / 3 ? -60 : rounded(step * static_cast<double>(j), as_dtype(c.problem.bias_dtype));
+  }
+  std::fill(c.targets.begin(), c.targets.end(), 1);
+  return c;
+}
+
 TEST_P(ThinnedEdges, AllMassInTheLastColumns) {
-  const PlainSize size = reduced({8, 60'000, 3});
-  for (double step : {0.0, 0.02}) {
-    Case c = thinned(size, GetParam().is_reference() ? 0x1p-5 : 0x1p-8);
-    std::fill(c.classifier.begin(), c.classifier.end(), 0);
-    const auto vocab = static_cast<size_t>(size.vocab);
-    for (size_t j = 0; j < vocab; ++j) {
-      c.bias[j] =
-          j < vocab / 3 ? -60 : static_cast<double>(static_cast<float>(step * static_cast<double>(j)));
-      if (c.problem.bias_dtype != HEADROOM_F32) c.bias[j] = j < vocab / 3 ? -60 : 0;
-    }
-    std::fill(c.targets.begin(), c.targets.end(), 1);
-    const Answer truth = materialise<double>(c);
+  for (double step : {0.0, 0.0005, 0.02}) {
+    const Case c =
+        late_mass(thinned(reduced({8, 60'000, 3}), GetParam().is_reference() ? 0x1p-5 : 0x1p-8), step);
+    const double most = 1 / c.problem.threshold + std::sqrt(128 / c.problem.threshold) + 49;
     for (const Outputs& got : all_ways(c)) {
-      double drawn = 0;
-      for (double v : got.d_bias) drawn += v;
-      EXPECT_NEAR(drawn, 0, 6 * std::sqrt(c.problem.threshold / 8));
+      double sum = 0;  // of dz: draws for all but the target's part
+      for (double v : got.d_bias) sum += v;
+      EXPECT_NEAR(sum, 0, 6 * std::sqrt(c.problem.threshold / 8));
       for (double kept : got.kept_count) {
-        EXPECT_LE(kept, 1 / c.problem.threshold + std::sqrt(128 / c.problem.threshold) + 49);
+        EXPECT_LE(kept, most);
         EXPECT_GE(kept, 2);
+      }
+    }
+  }
+}
+
+// When a full list is thinned depends on the threads, what is left of it does not.
+TEST_P(ThinnedEdges, FullListsDoNotDependOnThreads) {
+  if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
+  const headroom::Context one = make_context(GetParam(), 1);
+  for (double step : {0.0, 0.0005, 0.02}) {
+    Case c = late_mass(thinned(reduced({40, 60'000, 3}), GetParam().is_reference() ? 0x1p-5 : 0x1p-8), step);
+    for (int32_t keeps : {0, 1}) {
+      c.problem.keeps_draws = keeps;
+      c.mode = keeps != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
+      const Outputs expected = solve(one, c);
+      for (int threads : {2, 5}) {
+        EXPECT_STREQ(first_difference(solve(make_hosted_context(GetParam(), threads), c), expected), "");
       }
     }
   }

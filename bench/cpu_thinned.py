@@ -1,0 +1,152 @@
+"""Thinned gradients beside the exact ones on the CPU backend: forward + backward, interleaved in one process.
+
+    python bench/cpu_thinned.py --library build/src/libheadroom.so [--shape N,V,D] [--data peaky|trained|uniform]
+
+Data: "peaky", some 16 likely columns a token, drawn by Zipf's law from anywhere in the vocabulary; "trained", the
+same with 12% of the mass spread over all columns by Zipf's law, ids in the order of frequency; "uniform", a model
+before its first step. Times are medians; errors are of one draw, over the exact gradient's norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import math
+import os
+import statistics
+import time
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", help="libheadroom.so (default: as the headroom package finds it)")
+    parser.add_argument("--shape", default="1024,131072,1024", metavar="N,V,D")
+    parser.add_argument("--data", action="append", choices=["peaky", "trained", "uniform"], help="default: all")
+    parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"], help="default: both")
+    parser.add_argument("--threshold", action="append", type=int, metavar="K", help="2^-K; default: 9 and 10")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--repeat", type=int, default=3)
+    return parser.parse_args()
+
+
+def make_data(kind: str, tokens: int, vocab: int, width: int, dtype: str):
+    """hidden, classifier and targets; the first column of both makes the logits that all tokens share."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    zipf = 1.0 / torch.arange(1, vocab + 1, dtype=torch.float64)
+    zipf /= zipf.sum()
+    weight = torch.randn(vocab, width, generator=generator)
+    weight[:, 0] = 0
+    weight /= weight.norm(dim=1, keepdim=True)
+    candidates = 16
+    ids = torch.multinomial(zipf, tokens * candidates, replacement=True, generator=generator).view(tokens, -1)
+    if kind == "peaky":
+        ids = torch.randperm(vocab, generator=generator)[ids]
+    rank = torch.arange(1, candidates + 1, dtype=torch.float32)
+    likely = torch.stack([weight[ids[:, r]] for r in range(candidates)], dim=1)  # [tokens, candidates, width]
+    hidden = torch.einsum("r,nrd->nd", 16.0 - rank.log(), likely)
+    if kind == "uniform":
+        hidden.normal_(0, 0.02, generator=generator)
+    if kind == "trained":
+        weight[:, 0] = zipf.log().float()
+        hidden[:, 0] = 1
+        for _ in range(3):  # to the height of the likely columns that leaves 12% to the others
+            z = hidden[:64] @ weight.T
+            is_likely = torch.zeros_like(z).scatter_(1, ids[:64], 1).bool()
+            tail = z.masked_fill(is_likely, -torch.inf).logsumexp(1)
+            top = z.masked_fill(~is_likely, -torch.inf).logsumexp(1)
+            hidden += (tail - top + math.log(0.88 / 0.12)).mean() * likely.sum(1)
+            hidden[:, 0] = 1
+    pick = torch.multinomial(1 / rank, tokens, replacement=True, generator=generator)
+    target = ids[torch.arange(tokens), pick]
+    return hidden.to(getattr(torch, dtype)), weight.to(getattr(torch, dtype)), target
+
+
+class Run:
+    """One plan with its workspace; outputs are the caller's."""
+
+    def __init__(self, hidden, weight, target, threads: int, threshold: float | None) -> None:
+        import torch
+
+        from headroom import _c
+
+        self.c, self.lib = _c, _c.library()
+        options = _c.make("headroom_context_options")
+        options.threads, options.backend = threads, b"cpu"
+        self.context = ctypes.c_void_p()
+        _c.check(self.lib.headroom_context_create(ctypes.byref(options), ctypes.byref(self.context)))
+        problem = _c.make("headroom_problem")
+        setattr(problem, "pass", 2)  # forward and backward
+        problem.tokens = len(target)
+        problem.vocab, problem.hidden = weight.shape
+        dtype = _c.F32 if hidden.dtype == torch.float32 else _c.BF16
+        problem.hidden_dtype = problem.classifier_dtype = problem.d_hidden_dtype = problem.d_classifier_dtype = dtype
+        problem.want_d_hidden = problem.want_d_classifier = 1
+        if threshold is not None:
+            problem.gradient, problem.threshold = 1, threshold
+        self.plan = ctypes.c_void_p()
+        _c.check(self.lib.headroom_plan_create(self.context, ctypes.byref(problem), ctypes.byref(self.plan)))
+        info = _c.make("headroom_plan_info")
+        _c.check(self.lib.headroom_plan_get_info(self.plan, ctypes.byref(info)))
+        self.workspace_bytes = info.workspace_bytes
+        self.config = info.config.decode()
+        self.workspace = torch.zeros(info.workspace_bytes + 64, dtype=torch.uint8)
+        self.tensors = (hidden, weight, target)
+        self.kept = torch.zeros(len(target), dtype=torch.int32)
+        self.loss = torch.zeros(1)
+        self.thinned = threshold is not None
+
+    def seconds(self, d_hidden, d_weight) -> float:
+        buffers = self.c.make("headroom_buffers")
+        buffers.hidden, buffers.classifier, buffers.targets = (each.data_ptr() for each in self.tensors)
+        buffers.loss, buffers.d_hidden, buffers.d_classifier = (
+            each.data_ptr() for each in (self.loss, d_hidden, d_weight)
+        )
+        if self.thinned:
+            buffers.kept_count = self.kept.data_ptr()
+        address = -(-self.workspace.data_ptr() // 64) * 64
+        start = time.perf_counter()
+        self.c.check(self.lib.headroom_run(self.plan, ctypes.byref(buffers), address, self.workspace_bytes, None))
+        return time.perf_counter() - start
+
+
+def measure(args: argparse.Namespace, data: str, dtype: str) -> None:
+    import torch
+
+    tensors = make_data(data, *(int(x) for x in args.shape.split(",")), dtype)
+    runs = {"exact": Run(*tensors, args.threads, None)}
+    for k in args.threshold or [9, 10]:
+        runs[f"thinned 2^-{k}"] = Run(*tensors, args.threads, 2.0**-k)
+    gradients = {name: [torch.zeros_like(each) for each in tensors[:2]] for name in runs}
+    times = {name: [] for name in runs}
+    for _ in range(args.repeat):
+        for name, run in runs.items():
+            times[name].append(run.seconds(*gradients[name]))
+    exact = statistics.median(times["exact"])
+    print(f"{args.shape} {dtype} {data}, loss {runs['exact'].loss.item():.3f}, {runs['exact'].config}")
+    for name, run in runs.items():
+        seconds = statistics.median(times[name])
+        errors = [
+            ((got.float() - true.float()).norm() / true.float().norm()).item()
+            for got, true in zip(gradients[name], gradients["exact"], strict=True)
+        ]
+        kept = run.kept.float().mean().item()
+        print(
+            f"  {name:14} {seconds:7.3f} s  {seconds / exact:5.3f} x exact  {run.workspace_bytes / 2**20:6.0f} MiB"
+            + (f"  kept {kept:6.0f}  error dE {errors[0]:.2%} dC {errors[1]:.2%}" if run.thinned else ""),
+            flush=True,
+        )
+
+
+def main() -> None:
+    args = arguments()
+    if args.library:
+        os.environ["HEADROOM_LIBRARY"] = args.library
+    for data in args.data or ["peaky", "trained", "uniform"]:
+        for dtype in args.dtype or ["float32", "bfloat16"]:
+            measure(args, data, dtype)
+
+
+if __name__ == "__main__":
+    main()
