@@ -210,7 +210,8 @@ typedef struct headroom_buffers {
   void* draws; /* the plan's draws_bytes, 64-byte aligned, with keeps_draws: OUTPUT of a forward pass, INPUT
                   of backward passes of the same sizes, options, threshold and seed */
   const void* seed;    /* scalar int64 in place of the problem's seed, where the workspace is */
-  int32_t* kept_count; /* [N] elements that the gradient of a row was made of, its target included */
+  int32_t* kept_count; /* [N] elements that the gradient of a row was made of, its target included; columns
+                          that a device computes densely count in every row */
   void* draw_variance; /* [N] stats: estimated variance of the drawn row of dz over its squared norm */
 } headroom_buffers;
 

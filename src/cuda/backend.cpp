@@ -52,7 +52,6 @@ std::string describe(const BackendOptions& options) {
 }
 
 std::string why_not_thinned(const Problem& problem) {
-  if (problem.label_smoothing > 0) return "it does not thin gradients with label smoothing";
   if (cuda::thin_sizes(problem).capacity > cuda::kLongestList) {
     return "threshold must be at least 2^-13 for so large a vocabulary";
   }

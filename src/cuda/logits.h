@@ -44,6 +44,7 @@ inline constexpr float kCertainShare = 0.5f;
 // What kThin draws, see core/thinning.h; the guess is the anchor.
 struct Draws {
   const uint64_t* seed = nullptr;  // scalar
+  uint32_t first_stream = 0;       // global number of column 0
   const int32_t* role =
       nullptr;  // [V] of the shard: >= 0 for columns that a dense product does, which are not kept
   const int32_t* row = nullptr;      // [rows] the number of a row for seed and lists, or null: as it is

@@ -191,15 +191,17 @@ class Planner {
     Plan plan;
     plan.kind = kind;
     plan.token_chunk = chunk;
-    d.slots = (p_.needs_forward() || p_.is_thinned()) && sm90() ? fused(chunk).slots : 1;
+    d.slots = 1;
+    if (sm90() && p_.needs_forward()) d.slots = fused(Epilogue::kStats, chunk).slots;
+    if (sm90() && p_.is_thinned()) d.slots = std::max<int64_t>(d.slots, fused(Epilogue::kThin, chunk).slots);
     d.store(&plan);
     return plan;
   }
 
-  // What the fused kernel that keeps statistics needs and is called.
-  sm90::LogitsPlan fused(int64_t chunk) const {
+  // What a fused kernel over the whole vocabulary needs and is called.
+  sm90::LogitsPlan fused(Epilogue epilogue, int64_t chunk) const {
     LogitsArgs args;
-    args.epilogue = p_.needs_forward() || p_.is_thinned() ? Epilogue::kStats : Epilogue::kGradient;
+    args.epilogue = epilogue;
     args.dtype = operand_dtype(p_);
     args.rows = chunk;
     args.columns = p_.vocab;
@@ -207,6 +209,11 @@ class Planner {
     args.scale = static_cast<float>(p_.scale);
     args.softcap = static_cast<float>(p_.softcap);
     return sm90::plan_logits(args, device_.processors, /*any_fewer=*/true);
+  }
+
+  Epilogue main_epilogue() const {
+    if (p_.is_thinned()) return Epilogue::kThin;
+    return p_.needs_forward() ? Epilogue::kStats : Epilogue::kGradient;
   }
 
   size_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
@@ -254,7 +261,8 @@ class Planner {
 
   std::string config_of(const Plan& plan, const PlanDetail& d) const {
     static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
-    std::string text = sm90() ? sm90::describe(fused(plan.token_chunk).instance.config) : "portable";
+    std::string text =
+        sm90() ? sm90::describe(fused(main_epilogue(), plan.token_chunk).instance.config) : "portable";
     text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
     if (d.copies_classifier) text += ", classifier copied";
     if (d.vocab_window < p_.vocab) text += ", window " + std::to_string(d.vocab_window);

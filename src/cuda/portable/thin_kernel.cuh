@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   const int64_t index = draws.row != nullptr ? draws.row[row] : row;
   const float anchor = args.anchor[row], threshold = draws.threshold[row];
   const int64_t first_column = args.column_offset + tile.column;
-  const uint32_t stream = kFirstDrawStream + static_cast<uint32_t>(first_column + threadIdx.x);
+  const uint32_t stream =
+      kFirstDrawStream + draws.first_stream + static_cast<uint32_t>(first_column + threadIdx.x);
   float running =
       threshold * (1 - draw_uniform(draw_bits(*draws.seed, static_cast<uint32_t>(index), stream)));
   float largest = -CUDART_INF_F;

@@ -18,6 +18,7 @@ __global__ void coefficients_kernel(RowInputs in, Arena arena, Coefficients k) {
   if (arena.target[k.first + r] == kIgnoredRow) {
     arena.a[r] = arena.g[r] = 0;
     if (arena.b != nullptr) arena.b[r] = 0;
+    if (arena.c != nullptr) arena.c[r] = 0;
     return;
   }
   const int64_t row = arena.row_map[k.first + r];

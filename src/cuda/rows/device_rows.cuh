@@ -98,6 +98,7 @@ __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int6
     const int64_t at = s * slots.stride + r;
     all.sum_exp += slots.sum[at];
     if (slots.sum_z != nullptr) all.sum_exp_logit += slots.sum_z[at];
+    if (slots.weighted != nullptr) all.weighted_logit_sum += slots.weighted[at];
     if (slots.argmax == nullptr) continue;
     RowStats<double> best;  // max serves the choice of argmax only
     best.max = slots.max[at];

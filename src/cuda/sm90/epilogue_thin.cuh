@@ -140,8 +140,9 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
     sums_z[r] = sum_z[0] + sum_z[1];
     expected[r] = sums[r];
     const float threshold = from_owner(own_threshold, r);
-    const float uniform = draw_uniform(draw_stream_bits(
-        from_owner(own_bits, r), seed, kFirstDrawStream + static_cast<uint32_t>(first_column)));
+    const float uniform = draw_uniform(
+        draw_stream_bits(from_owner(own_bits, r), seed,
+                         kFirstDrawStream + args.draws.first_stream + static_cast<uint32_t>(first_column)));
     const bool may_keep = sums[r] >= threshold * fminf(uniform, kCertainShare) && threshold < INFINITY;
     if (__any_sync(kWarp, may_keep)) {
       const Drawn drawn = draw_elements<kGeneral>(elements, row_anchor, exponent_scale, threshold,

@@ -107,10 +107,16 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   if (p.needs_backward()) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
     if (p.has_grad_entropy) a.b = take<float>(w, rows);
+    if (p.label_smoothing > 0) a.c = take<float>(w, rows);
     if (p.want_d_bias) a.d_bias = take<float>(w, p.vocab);
     t.kept_count = take<int32_t>(w, rows);
     t.dense_target = take<int32_t>(w, rows);
     t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
+  }
+  if (p.label_smoothing > 0) {
+    t.sum_parts = take<float>(w, kSumParts * p.hidden);
+    t.classifier_sum = take<float>(w, p.hidden);
+    t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);
   t.out_of_range = take<uint8_t>(w, row_blocks(rows));

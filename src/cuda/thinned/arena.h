@@ -39,7 +39,11 @@ struct ThinArena {
   // In another: copies of the dense and sampled columns [K + S, padded D], later d_classifier of the dense
   // ones; lists of columns
   void* columns_copy = nullptr;
-  void* dense_gradient = nullptr;    // [K, D] of d_classifier's dtype, or fp32
+  void* dense_gradient = nullptr;  // [K, D] of d_classifier's dtype, or fp32
+  // With label smoothing
+  float* sum_parts = nullptr;        // [kSumParts, D]
+  float* classifier_sum = nullptr;   // [D]
+  float* hidden_sum = nullptr;       // [D]
   float* hidden_gradient = nullptr;  // [N, D], where no product writes d_hidden's dtype
   KeptRow* by_column = nullptr;      // [L]
   KeptRow* sorted = nullptr;         // [L], where the kept elements of rows were

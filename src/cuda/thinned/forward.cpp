@@ -104,6 +104,7 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
     args.stats.weighted = nullptr;
     if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
     args.draws.seed = t.lists.seed;
+    args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
     args.draws.role = t.role;
     args.draws.threshold = t.row_threshold;
     args.draws.count = t.lists.count;
@@ -185,6 +186,29 @@ Operand copy_columns(const Runner& run, const ThinArena& t, bool all) {
     launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, nullptr, t.dense_bias, run.stream);
   }
   return {t.columns_copy, run.depth()};
+}
+
+void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const float* weight = run.rows.class_weight != nullptr ? run.rows.class_weight + p.vocab_start : nullptr;
+  launch_weighted_rows({run.buffers.classifier, p.classifier_dtype, run.buffers.classifier_stride, p.vocab,
+                        p.hidden, weight, t.sum_parts, t.classifier_sum},
+                       run.stream);
+  if (!p.needs_forward()) return;
+  WeightedLogits w{};
+  w.hidden = hidden.data;
+  w.hidden_dtype = run.dtype();
+  w.hidden_stride = hidden.stride;
+  w.rows = p.tokens;
+  w.columns = p.hidden;
+  w.classifier_sum = t.classifier_sum;
+  w.bias = bias_of(run);
+  w.class_weight = weight;
+  w.vocab = p.vocab;
+  w.scale = static_cast<float>(p.scale);
+  w.target = run.arena.target;
+  w.weighted = run.arena.slots.weighted;
+  launch_weighted_logits(w, run.stream);
 }
 
 void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {

@@ -44,9 +44,11 @@ __global__ void __launch_bounds__(kMostThreads) gather_classifier_kernel(GatherC
   int32_t start = g.column_start[first];
   for (int64_t j = first; j < end; ++j) {
     const int32_t next = g.column_start[j + 1];
-    if (g.role[j] < 0 && next - start <= kHeavyColumn && (next > start || !g.accumulate)) {
+    if (g.role[j] < 0 && next - start <= kHeavyColumn &&
+        (next > start || !g.accumulate || g.smoothing.sum != nullptr)) {
       float sum[8] = {};
       add_list<kAligned>(sum, g, hidden, start, next, 1, left);
+      smooth8(sum, g.smoothing, j, column, left);
       store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
     }
     start = next;
@@ -75,6 +77,7 @@ __global__ void __launch_bounds__(32 * kHeavyWarps) heavy_columns_kernel(GatherC
       for (int k = 1; k < kHeavyWarps; ++k) {
         for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
       }
+      smooth8(sum, g.smoothing, j, column, left);
       store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
     }
     __syncthreads();
@@ -87,7 +90,12 @@ __global__ void scatter_dense_kernel(ScatterDense s) {
   auto* to = static_cast<To*>(s.to) + s.dense[blockIdx.x] * s.to_stride;
   for (int64_t i = threadIdx.x; i < s.columns; i += blockDim.x) {
     const float old = s.accumulate ? to_float(to[i]) : 0.0f;
-    to[i] = from_float<To>(old + to_float(from[i]));
+    float value = to_float(from[i]);
+    if (s.smoothing.sum != nullptr) {
+      const float* factor = s.smoothing.row_factor;
+      value = fmaf(factor != nullptr ? factor[s.dense[blockIdx.x]] : 1.0f, s.smoothing.sum[i], value);
+    }
+    to[i] = from_float<To>(old + value);
   }
 }
 

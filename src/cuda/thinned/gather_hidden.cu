@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kMostThreads) gather_hidden_kernel(GatherHidde
   for (; i < count; ++i) {
     add8(sum, load8<kAligned>(classifier + kept[i].column * g.classifier_stride, left), kept[i].value);
   }
+  smooth8(sum, g.smoothing, row, column, left);
   if (g.base != nullptr) {
     const int64_t at = row * g.base_stride + column;
     for (int k = 0; k < left; ++k) {

@@ -18,6 +18,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.lists = &t.lists;
   w.capacity = static_cast<int32_t>(t.sizes.capacity);
   w.threshold = static_cast<float>(p.threshold);
+  w.first_stream = static_cast<uint32_t>(p.vocab_start);
   w.base_2 = run.detail.implementation == Implementation::kSm90;
   w.target = a.target;
   w.role = t.role;
@@ -32,8 +33,15 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.column_count = lists ? t.column_count : nullptr;
   w.shown_count = run.buffers.kept_count;
   w.shown_variance = static_cast<float*>(run.buffers.draw_variance);
+  w.square = t.row_threshold;  // which has served
   w.dense = static_cast<int32_t>(t.sizes.dense);
   launch_weigh(w, run.stream);
+}
+
+Smoothing smoothing_of_columns(const Runner& run, const ThinArena& t) {
+  if (run.problem.label_smoothing == 0) return {};
+  const float* weight = run.rows.class_weight;
+  return {weight != nullptr ? weight + run.problem.vocab_start : nullptr, t.hidden_sum};
 }
 
 void product(const Runner& run, Gemm g) {
@@ -62,12 +70,17 @@ void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, 
   args.out_stride = stride;
   args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
   launch_logits(run, args);
+  if (run.buffers.draw_variance != nullptr) {
+    launch_relative_variance(a.exps, run.dtype(), stride, chunk.rows, dense, &a.scalars->dz_unscale,
+                             t.row_threshold, static_cast<float*>(run.buffers.draw_variance), run.stream);
+  }
   if (p.want_d_bias) {
     check(cudaMemsetAsync(t.dense_bias, 0, static_cast<size_t>(dense) * sizeof(float), run.stream), "d_bias");
     launch_column_sums(a.exps, run.dtype(), stride, chunk.rows, dense, nullptr, nullptr,
                        &a.scalars->dz_unscale, t.dense_bias, run.stream);
     launch_scatter_dense(
-        {t.lists.dense, dense, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false}, run.stream);
+        {t.lists.dense, dense, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false, {}},
+        run.stream);
   }
   if (!run.products) return;
   if (p.want_d_hidden) {
@@ -104,10 +117,11 @@ void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, 
     g.c_dtype = dense_gradient_dtype(p);
     g.c_stride = run.depth();
     product(run, g);
-    launch_scatter_dense({t.lists.dense, dense, p.hidden, t.dense_gradient, dense_gradient_dtype(p),
-                          run.depth(), run.buffers.d_classifier, p.d_classifier_dtype,
-                          run.buffers.d_classifier_stride, p.accumulate_d_classifier},
-                         run.stream);
+    launch_scatter_dense(
+        {t.lists.dense, dense, p.hidden, t.dense_gradient, dense_gradient_dtype(p), run.depth(),
+         run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
+         p.accumulate_d_classifier, smoothing_of_columns(run, t)},
+        run.stream);
   }
 }
 
@@ -130,6 +144,7 @@ void gather_hidden(const Runner& run, const ThinArena& t) {
   g.to = b.d_hidden;
   g.dtype = p.d_hidden_dtype;
   g.to_stride = b.d_hidden_stride;
+  if (p.label_smoothing > 0) g.smoothing = {run.arena.c, t.classifier_sum};
   launch_gather_hidden(g, run.stream);
 }
 
@@ -180,6 +195,7 @@ void gather_classifier(const Runner& run, const ThinArena& t) {
   g.dtype = p.d_classifier_dtype;
   g.to_stride = b.d_classifier_stride;
   g.accumulate = p.accumulate_d_classifier;
+  g.smoothing = smoothing_of_columns(run, t);
   launch_gather_classifier(g, run.stream);
 }
 
@@ -195,11 +211,20 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
   launch_assign_roles(t.columns, t.sizes.dense, t.role, p.vocab, run.arena.target, t.dense_target, p.tokens,
                       run.stream);
   weigh(run, t);
+  if (p.label_smoothing > 0) {
+    launch_weighted_rows(
+        {hidden.data, run.dtype(), hidden.stride, p.tokens, p.hidden, run.arena.c, t.sum_parts, t.hidden_sum},
+        run.stream);
+  }
   dense_gradients(run, t, chunk, hidden);
   const bool lists = p.want_d_bias || (p.want_d_classifier && run.products);
   if (lists) list_columns(run, t);
   if (p.want_d_hidden && run.products) gather_hidden(run, t);
   if (lists) order_columns(run, t);  // where the lists of rows were
+  if (p.want_d_bias && p.label_smoothing > 0) {
+    launch_smooth_bias(run.arena.c, p.tokens, smoothing_of_columns(run, t).row_factor, p.vocab,
+                       run.arena.d_bias, run.stream);
+  }
   if (p.want_d_classifier && run.products) gather_classifier(run, t);
 }
 

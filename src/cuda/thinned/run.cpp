@@ -35,6 +35,7 @@ void run_thinned(const Runner& run, Workspace workspace) {
   find_target_logits(run, hidden);
   if (p.needs_forward()) {
     draw(run, t, chunk, hidden);
+    if (p.label_smoothing > 0) sum_classifier(run, t, hidden);  // after the slots were last set
     launch_finish_rows(run.rows, run.arena, run.buffers,
                        {chunk.first, chunk.rows, chunk.row_count, true, tracks_max(run),
                         run.detail.implementation == Implementation::kSm90, p.is_shard()},
@@ -42,6 +43,7 @@ void run_thinned(const Runner& run, Workspace workspace) {
   }
   if (!p.needs_backward()) return;
   load_coefficients(run, chunk);
+  if (!p.needs_forward() && p.label_smoothing > 0) sum_classifier(run, t, hidden);
   if (!p.needs_forward() && !p.keeps_draws) draw(run, t, chunk, hidden);
   gradients_of_draws(run, t, chunk, hidden);
 }

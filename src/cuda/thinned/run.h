@@ -14,6 +14,9 @@ void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Opera
 // Copies of the dense columns (and sampled ones: all = true), and their bias.
 Operand copy_columns(const Runner& run, const ThinArena& t, bool all);
 
+// sum_j w_j C_j, and from it, in forward passes, the rows' sums of weighted logits.
+void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden);
+
 // ---- gradients.cpp
 void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
 

@@ -6,23 +6,23 @@
 namespace headroom::cuda {
 namespace {
 
-int64_t with_deviations(double mean) {
-  return static_cast<int64_t>(std::ceil(mean + 8 * std::sqrt(mean) + 16));
+// A count's mean and eight standard deviations (its variance is at most its mean), at most `most`.
+int64_t with_deviations(double mean, int64_t most) {
+  const double count = std::ceil(mean + 8 * std::sqrt(mean) + 16);
+  return count < static_cast<double>(most) ? static_cast<int64_t>(count) : most;
 }
 
 }  // namespace
 
 ThinSizes thin_sizes(const Problem& p) {
   ThinSizes s;
-  const bool few = p.vocab <= kDenseColumns + kSampledColumns;
-  s.dense = few ? p.vocab : kDenseColumns;
-  s.sampled = few ? 0 : kSampledColumns;
-  const int64_t cold = p.vocab - s.dense;
+  s.dense = std::min(p.vocab, std::clamp<int64_t>(p.vocab / 96 / 8 * 8, 8, kDenseColumns));
+  const int64_t others = p.vocab - s.dense;
+  s.sampled = std::min(others, kSampledColumns);
   const double expected = 1 / p.threshold;
-  s.capacity = std::min(cold, with_deviations(kMostExpected * expected)) + 1;  // and the target
-  s.capacity = (s.capacity + 1) / 2 * 2;                                       // of 16 bytes
-  const auto rows = static_cast<double>(p.tokens);
-  s.kept = std::min(p.tokens * (cold + 1), with_deviations(rows * expected) + p.tokens);
+  s.capacity = with_deviations(kMostExpected * expected, others) + 1;  // and the target
+  s.capacity = (s.capacity + 1) / 2 * 2;                               // of 16 bytes
+  s.kept = with_deviations(static_cast<double>(p.tokens) * expected, p.tokens * others) + p.tokens;
   return s;
 }
 

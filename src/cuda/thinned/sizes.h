@@ -5,7 +5,7 @@
 
 namespace headroom::cuda {
 
-// Columns that are no longer drawn but computed densely, and columns sampled for the guess of lse.
+// Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse.
 inline constexpr int64_t kDenseColumns = 1536;
 inline constexpr int64_t kSampledColumns = 768;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With a
@@ -16,7 +16,7 @@ inline constexpr int64_t kLongestList = 16384;
 
 // The dense part and the lists of a thinned run.
 struct ThinSizes {
-  int64_t dense = 0;     // the most frequent targets; all columns where there are few
+  int64_t dense = 0;     // the most frequent targets, one column in 96
   int64_t sampled = 0;   // of the others, for the guess
   int64_t capacity = 0;  // of a row's list after the first draw
   int64_t kept = 0;      // of all rows' lists after the second draw, targets included

@@ -120,6 +120,7 @@ struct Weigh {
   const DrawLists* lists;  // on the host
   int32_t capacity;
   float threshold;
+  uint32_t first_stream;         // global number of column 0
   bool base_2;                   // as in FinishRows
   const int32_t* target;         // [N]
   const int32_t* role;           // [V]
@@ -130,10 +131,15 @@ struct Weigh {
   int32_t* kept_count;    // [N]
   int32_t* column_count;  // [V] += how many rows keep the column; null: not wanted
   int32_t* shown_count;   // outputs of the caller, or null: Buffers::kept_count,
-  float* shown_variance;  // Buffers::draw_variance
+  float* shown_variance;  // Buffers::draw_variance: for now the variance itself, of the drawn columns
+  float* square;          // [N] their part of the squared norm; null without shown_variance
   int32_t dense;          // columns, of which shown_count has every one
 };
 void launch_weigh(const Weigh& w, cudaStream_t stream);
+// variance[row] /= square[row] + the squared norm of the dense columns' part
+void launch_relative_variance(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t dense,
+                              const float* dz_unscale, const float* square, float* variance,
+                              cudaStream_t stream);
 
 // ---- lists.cu: from lists of rows to lists of columns
 struct ColumnLists {
@@ -149,6 +155,41 @@ struct ColumnLists {
 };
 void launch_column_lists(const ColumnLists& c, cudaStream_t stream);
 
+// ---- smoothing.cu: label smoothing's part of dz, c_i w_j, is a product of two vectors
+// sum[d] = sum over rows of weight * data, in one order; weight null: 1. parts: [kSumParts, columns] scratch.
+inline constexpr int64_t kSumParts = 128;
+struct WeightedRows {
+  const void* data;
+  DType dtype;
+  int64_t stride, rows, columns;
+  const float* weight;  // [rows] or null
+  float* parts;
+  float* sum;  // [columns]
+};
+void launch_weighted_rows(const WeightedRows& w, cudaStream_t stream);
+// sum_j w_j z_ij = scale * hidden_i . classifier_sum + sum_j w_j bias_j, in the first slot
+struct WeightedLogits {
+  const void* hidden;
+  DType hidden_dtype;
+  int64_t hidden_stride, rows, columns;
+  const float* classifier_sum;  // [columns]
+  const float* bias;            // [V] or null
+  const float* class_weight;    // [V] or null
+  int64_t vocab;
+  float scale;
+  const int32_t* target;  // [rows]: ignored ones are left alone
+  float* weighted;        // [rows]
+};
+void launch_weighted_logits(const WeightedLogits& w, cudaStream_t stream);
+// d_bias[j] += w_j * sum_i c_i
+void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
+                        cudaStream_t stream);
+// A product of two vectors to be added: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
+struct Smoothing {
+  const float* row_factor = nullptr;  // null: 1
+  const float* sum = nullptr;
+};
+
 // ---- gather_hidden.cu: d_hidden_i (+)= sum of value * classifier row
 struct GatherHidden {
   int64_t rows, columns;
@@ -161,6 +202,7 @@ struct GatherHidden {
   const void* base;  // [N, columns] to add to, or null
   DType base_dtype;
   int64_t base_stride;
+  Smoothing smoothing;
   void* to;
   DType dtype;
   int64_t to_stride;
@@ -196,6 +238,7 @@ struct GatherClassifier {
   DType dtype;
   int64_t to_stride;
   bool accumulate;
+  Smoothing smoothing;  // row: a column of the vocabulary
 };
 void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream);
 // Rows of the dense columns: to[dense[k]] = (accumulate ? to : 0) + from[k]
@@ -209,6 +252,7 @@ struct ScatterDense {
   DType dtype;
   int64_t to_stride;
   bool accumulate;
+  Smoothing smoothing;  // row: a column of the vocabulary
 };
 void launch_scatter_dense(const ScatterDense& s, cudaStream_t stream);
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/thinned/thinned.h"
 
 namespace headroom::cuda {
 
@@ -32,6 +33,17 @@ template <class T>
 __device__ __forceinline__ void add8(float (&sum)[8], const Vector8<T>& v, float factor) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum[i] = fmaf(to_float(v.x[i]), factor, sum[i]);
+}
+
+// column: of the first of the eight.
+__device__ __forceinline__ void smooth8(float (&sum)[8], const Smoothing& smoothing, int64_t row,
+                                        int64_t column, int left) {
+  if (smoothing.sum == nullptr) return;
+  const float factor = smoothing.row_factor != nullptr ? smoothing.row_factor[row] : 1.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < left) sum[i] = fmaf(factor, smoothing.sum[column + i], sum[i]);
+  }
 }
 
 template <bool kAligned, class T>

@@ -57,11 +57,6 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   return row;
 }
 
-// Sums of draw_variance: see headroom_buffers.
-struct Moments {
-  float variance = 0, square = 0;
-};
-
 // Appends to `out`, in order, the elements for which `keep`; by the whole block, one element a thread.
 __device__ int append(Kept* out, int count, bool keep, const Kept& element) {
   __shared__ int warps[kThreads / 32];
@@ -102,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
   const Row row = load_row(w, lists, r);
   Kept* out = w.kept + r * w.capacity;  // may be the draws, which are in shared memory by now
   int count = 0;
-  Moments moments;
+  DrawVariance<float> moments;
   for (int first = 0; first < drawn; first += kThreads) {
     const int i = first + thread;
     Kept element{};
@@ -110,15 +105,18 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
     if (i < drawn) {
       const Draw draw = draw_of(keys[i]);
       const float p = expf(draw.logit - row.lse);
-      const uint32_t bits = draw_stream_bits(row.bits, *lists.seed, static_cast<uint32_t>(draw.column));
+      const uint32_t bits =
+          draw_stream_bits(row.bits, *lists.seed, w.first_stream + static_cast<uint32_t>(draw.column));
       const float weight = thinned_weight(p, row.p_over_q, w.threshold, draw_uniform(bits), kCertainShare);
       const float factor = row.factor(draw.logit);
       element = {draw.column, weight * factor};
       keep = weight != 0 && draw.column != target;
       if (keep) {
-        const bool exact = weight == p;
-        moments.variance += exact ? 0 : w.threshold * (w.threshold - p) * factor * factor;
-        moments.square += (exact ? p : w.threshold) * p * factor * factor;
+        if (weight == p) {
+          moments.add_exact(p * factor);
+        } else {
+          moments.add_drawn(p, factor, w.threshold);
+        }
       }
     }
     count = append(out, count, keep, element);
@@ -138,10 +136,24 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
   }
   w.kept_count[r] = count;
   if (w.shown_count != nullptr) w.shown_count[r] = count + w.dense;
-  if (w.shown_variance != nullptr) {
-    const float whole = square + target_value * target_value;
-    w.shown_variance[r] = whole == 0 ? 0 : variance / whole;
+  if (w.shown_variance == nullptr) return;
+  w.shown_variance[r] = variance;
+  w.square[r] = square + (dense ? 0 : target_value * target_value);
+}
+
+// One block a row.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    relative_variance_kernel(const T* dz, int64_t stride, int64_t dense, const float* dz_unscale,
+                             const float* square, float* variance) {
+  const int64_t row = blockIdx.x;
+  float sum = 0;
+  for (int64_t k = threadIdx.x; k < dense; k += kThreads) {
+    const float d = to_float(dz[row * stride + k]) * *dz_unscale;
+    sum = fmaf(d, d, sum);
   }
+  sum = block_sum<kThreads>(sum);
+  if (threadIdx.x == 0 && variance[row] != 0) variance[row] /= square[row] + sum;
 }
 
 }  // namespace
@@ -157,6 +169,17 @@ void launch_weigh(const Weigh& w, cudaStream_t stream) {
   }
   weigh_kernel<<<static_cast<unsigned>(w.rows), kThreads, bytes, stream>>>(w, *w.lists);
   check_launch("weigh");
+}
+
+void launch_relative_variance(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t dense,
+                              const float* dz_unscale, const float* square, float* variance,
+                              cudaStream_t stream) {
+  for_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    relative_variance_kernel<T><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+        static_cast<const T*>(dz), stride, dense, dz_unscale, square, variance);
+  });
+  check_launch("relative_variance");
 }
 
 }  // namespace headroom::cuda
