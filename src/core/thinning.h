@@ -48,17 +48,17 @@ HEADROOM_HD inline float draw_uniform(uint32_t bits) {
 // Streams are global columns for the second draw; the first one's begin past them.
 inline constexpr uint32_t kFirstDrawStream = 1u << 31;
 
-// A first draw may keep all q >= certain_share * threshold for certain: then every p >= threshold is kept
-// whenever the guess is at most lse - log(certain_share), which leaves an estimate of lse room to err.
-//
-// The weight of an element that the first draw kept, which stands for p in dz: 0 if the second draw leaves it
-// out. p_over_q = exp(guess - lse); uniform in (0, 1) decides. NaN stays NaN.
-HEADROOM_HD inline float thinned_weight(float p, float p_over_q, float threshold, float uniform,
-                                        float certain_share = 1) {
-  const float drawn = threshold * p_over_q;
-  const float weight = p >= certain_share * drawn ? p : drawn;
+// The weight of an element of weight p / min(1, q / threshold) after the second draw: 0 if that leaves it
+// out. uniform in (0, 1) decides. NaN stays NaN.
+HEADROOM_HD inline float second_draw(float weight, float threshold, float uniform) {
   if (!(weight < threshold)) return weight;
   return uniform * threshold < weight ? threshold : 0;
+}
+
+// The same from p and p_over_q = exp(guess - lse).
+HEADROOM_HD inline float thinned_weight(float p, float p_over_q, float threshold, float uniform) {
+  const float drawn = threshold * p_over_q;
+  return second_draw(p > drawn ? p : drawn, threshold, uniform);
 }
 
 // How many elements a row can have after both draws, its target aside. Those of p >= threshold and the

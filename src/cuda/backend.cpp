@@ -1,6 +1,7 @@
 #include "cuda/backend.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "cuda/cublaslt.h"
 #include "cuda/device.h"
@@ -51,9 +52,15 @@ std::string describe(const BackendOptions& options) {
          (device.capability == 90 ? "sm90 for 16-bit operands, portable for others" : "portable");
 }
 
-std::string why_not_thinned(const Problem& problem) {
-  if (cuda::thin_sizes(problem).capacity > cuda::kLongestList) {
-    return "threshold must be at least 2^-13 for so large a vocabulary";
+std::string why_not_thinned(const Problem& problem, const Device& device) {
+  const cuda::ThinSizes sizes = cuda::thin_sizes(problem);
+  const bool hopper = device.capability == 90;
+  if (sizes.capacity > (hopper ? cuda::kLongestList : cuda::kLongestListElsewhere)) {
+    return std::string("threshold must be at least ") + (hopper ? "2^-13" : "2^-12") +
+           " for so large a vocabulary";
+  }
+  if (sizes.kept >= std::numeric_limits<int32_t>::max()) {
+    return "more than 2^31 elements may be kept: use a larger threshold or fewer tokens";
   }
   return "";
 }
@@ -62,7 +69,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   if (options.on_host()) return "the buffers are in host memory";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
   if (problem.is_thinned()) {
-    const std::string why = why_not_thinned(problem);
+    const std::string why = why_not_thinned(problem, query_device(options.device));
     if (!why.empty()) return why;
   }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";

@@ -34,12 +34,9 @@ struct StatSlots {
 
 // An element that the first draw kept.
 struct Draw {
-  int32_t column;  // of the shard
+  int32_t column_and_certain;  // 2 column + 1 if it was certain to be kept, else 2 column; of the shard
   float logit;
 };
-
-// Of the threshold: larger elements are kept for certain by the first draw (core/thinning.h).
-inline constexpr float kCertainShare = 0.5f;
 
 // What kThin draws, see core/thinning.h; the guess is the anchor.
 struct Draws {
@@ -49,6 +46,7 @@ struct Draws {
       nullptr;  // [V] of the shard: >= 0 for columns that a dense product does, which are not kept
   const int32_t* row = nullptr;      // [rows] the number of a row for seed and lists, or null: as it is
   const float* threshold = nullptr;  // [rows], infinity: nothing is kept
+  float certain_share = 1;           // of the threshold: elements of more are certain to be kept
   int32_t* count = nullptr;  // [rows] kept so far; more than capacity only where the guess was too low
   Draw* elements = nullptr;  // [rows, capacity], in any order
   int32_t capacity = 0;

@@ -18,6 +18,9 @@ constexpr int64_t kCopiedWindow = 24576;  // columns, where the classifier is co
 // Chunks whose d_classifier may be added up in its own dtype; more only where nothing else fits.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 
+// Products of the dense columns are small: more scratch would be most of a thinned run's memory.
+constexpr int64_t kThinnedGemmBytes = int64_t{4} << 20;
+
 class Planner {
  public:
   Planner(const Problem& problem, const Device& device, const std::string& asked, size_t budget)
@@ -51,7 +54,8 @@ class Planner {
             p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.classifier_dtype != operand_dtype(p_);
         base_.scratch_rows = rows;
         base_.scratch_columns = columns;
-        base_.gemm_bytes = needs_products() ? gemm_bytes : 0;
+        if (p_.is_thinned() && gemm_bytes > kThinnedGemmBytes) continue;
+        base_.gemm_bytes = needs_products() || p_.is_thinned() ? gemm_bytes : 0;
         if (p_.is_thinned()) {
           thinned_plan();
         } else if (p_.pass == Pass::kForward) {

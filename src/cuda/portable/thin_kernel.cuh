@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
     if (is_better(z, static_cast<int32_t>(j), largest, at)) largest = z, at = static_cast<int32_t>(j);
     sum += q;
     if (q != 0) sum_z += double{q} * z;
-    const bool large = q >= kCertainShare * threshold;
+    const bool large = q >= draws.certain_share * threshold;
     expected += large ? threshold : q;
     if (!large) running += q;
     const bool passed = running >= threshold;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
     const auto column = static_cast<int32_t>(first_column + j);
     if (!(large || passed) || draws.role[column] >= 0) continue;
     const int32_t place = atomicAdd(draws.count + index, 1);
-    if (place < draws.capacity - 1) draws.elements[index * draws.capacity + place] = {column, z};
+    if (place < draws.capacity - 1) draws.elements[index * draws.capacity + place] = {2 * column + large, z};
   }
   const StatSlots& slots = args.stats;
   if (slots.sum == nullptr) return;

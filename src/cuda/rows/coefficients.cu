@@ -16,7 +16,7 @@ __global__ void coefficients_kernel(RowInputs in, Arena arena, Coefficients k) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (r >= existing(k.row_count, k.rows)) return;
   if (arena.target[k.first + r] == kIgnoredRow) {
-    arena.a[r] = arena.g[r] = 0;
+    arena.lse[r] = arena.a[r] = arena.g[r] = 0;
     if (arena.b != nullptr) arena.b[r] = 0;
     if (arena.c != nullptr) arena.c[r] = 0;
     return;

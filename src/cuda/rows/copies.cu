@@ -6,12 +6,16 @@ namespace {
 
 constexpr int kThreads = 256;
 
+__device__ bool row_exists(const RowsCopy& c, int64_t r) {
+  return r < existing(c.row_count, c.rows) && (c.target == nullptr || c.target[r] != kIgnoredRow);
+}
+
 // One block a row.
 template <class From, class To>
 __global__ void copy_rows_kernel(RowsCopy c) {
   const int64_t r = blockIdx.x;
   To* to = static_cast<To*>(c.to) + r * c.to_stride;
-  const bool exists = r < existing(c.row_count, c.rows);
+  const bool exists = row_exists(c, r);
   const int64_t row = exists && c.row_map != nullptr ? c.row_map[r] : r;
   const From* from = static_cast<const From*>(c.from) + row * c.from_stride;
   for (int64_t i = threadIdx.x; i < c.padded; i += blockDim.x) {
@@ -24,7 +28,7 @@ __global__ void copy_aligned_rows_kernel(RowsCopy c, int element) {
   const int64_t r = blockIdx.x;
   const int64_t lanes = 16 / element;
   auto* to = reinterpret_cast<uint4*>(static_cast<char*>(c.to) + r * c.to_stride * element);
-  const bool exists = r < existing(c.row_count, c.rows);
+  const bool exists = row_exists(c, r);
   const int64_t row = exists && c.row_map != nullptr ? c.row_map[r] : r;
   const auto* from =
       reinterpret_cast<const uint4*>(static_cast<const char*>(c.from) + row * c.from_stride * element);

@@ -91,6 +91,7 @@ struct RowsCopy {
   void* to;
   DType to_dtype;
   int64_t to_stride;
+  const int32_t* target;          // rows of kIgnoredRow become 0; null: none
   int64_t rows, columns, padded;  // columns to copy; up to padded become 0
 };
 void launch_copy_rows(const RowsCopy& c, cudaStream_t stream);

@@ -30,10 +30,10 @@ __device__ __forceinline__ float exponent_of(float z, SplitAnchor anchor, float 
   return kGeneral ? fmaf(z - anchor.far, kLog2E, anchor.shift) : fmaf(z, scale, anchor.shift);
 }
 
-// start: where the running sum begins, in (0, threshold).
+// certain: larger elements are kept. start: where the running sum begins, in (0, threshold).
 template <bool kGeneral>
 __device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitAnchor anchor, float scale,
-                                               float threshold, float start) {
+                                               float threshold, float certain, float start) {
   // Not the shift of the sums to the compiler, which would otherwise keep their 48 exps for here; and a few
   // elements at a time: registers are scarce.
   if (!ptx::always()) anchor = SplitAnchor{};
@@ -45,7 +45,7 @@ __device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitAnch
 #pragma unroll
     for (int i = first; i < first + kDrawnAtOnce; ++i) {
       const float q = ptx::exp2_approx(exponent_of<kGeneral>(row.at(i), anchor, scale));
-      const bool large = q >= kCertainShare * threshold;
+      const bool large = q >= certain;
       expected += large ? threshold : q;
       running += large ? 0.f : q;
       const bool passed = running >= threshold;
@@ -74,8 +74,10 @@ __device__ __forceinline__ uint64_t without_dense(uint64_t kept, const int32_t* 
 
 // Appends kept elements to the list of row `index`, in any order: lists are sorted later. Logits are elements
 // times unit, plus what was subtracted.
-__device__ __forceinline__ void append(const RowElements& row, uint64_t kept, float unit, float subtracted,
-                                       const Draws& draws, int64_t index, int first_column) {
+template <bool kGeneral>
+__device__ __forceinline__ void append(const RowElements& row, uint64_t kept, SplitAnchor anchor, float scale,
+                                       float certain, float unit, float subtracted, const Draws& draws,
+                                       int64_t index, int first_column) {
   int at = kept != 0 ? atomicAdd(draws.count + index, __popcll(kept)) : 0;
   while (__any_sync(kWarp, kept != 0)) {
     const int bit = __ffsll(static_cast<long long>(kept)) - 1;
@@ -84,7 +86,8 @@ __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, fl
 #pragma unroll
     for (int i = 0; i < 2 * kColumnPairs; ++i) z = i == bit ? row.at(i) : z;
     if (bit >= 0 && at < draws.capacity - 1) {
-      draws.elements[index * draws.capacity + at] = {first_column + column_of(bit),
+      const bool large = ptx::exp2_approx(exponent_of<kGeneral>(z, anchor, scale)) >= certain;
+      draws.elements[index * draws.capacity + at] = {2 * (first_column + column_of(bit)) + large,
                                                      fmaf(z, unit, subtracted)};
     }
     ++at;
@@ -140,19 +143,21 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
     sums_z[r] = sum_z[0] + sum_z[1];
     expected[r] = sums[r];
     const float threshold = from_owner(own_threshold, r);
+    const float certain = threshold * args.draws.certain_share;
     const float uniform = draw_uniform(
         draw_stream_bits(from_owner(own_bits, r), seed,
                          kFirstDrawStream + args.draws.first_stream + static_cast<uint32_t>(first_column)));
-    const bool may_keep = sums[r] >= threshold * fminf(uniform, kCertainShare) && threshold < INFINITY;
+    const bool may_keep = sums[r] >= fminf(threshold * uniform, certain) && threshold < INFINITY;
     if (__any_sync(kWarp, may_keep)) {
-      const Drawn drawn = draw_elements<kGeneral>(elements, row_anchor, exponent_scale, threshold,
+      const Drawn drawn = draw_elements<kGeneral>(elements, row_anchor, exponent_scale, threshold, certain,
                                                   threshold * (1.f - uniform));
-      if (sums[r] >= kCertainShare * threshold) expected[r] = drawn.expected;
+      if (sums[r] >= certain) expected[r] = drawn.expected;
       const uint64_t kept = may_keep ? without_dense(drawn.kept, args.draws.role, first_column) : 0;
       const int index = from_owner(own_index, r);
       const float subtracted = kGeneral ? 0.f : from_owner(own_subtracted, r);
       if (__any_sync(kWarp, kept != 0)) {
-        append(elements, kept, unit, subtracted, args.draws, index, first_column);
+        append<kGeneral>(elements, kept, row_anchor, exponent_scale, certain, unit, subtracted, args.draws,
+                         index, first_column);
       }
     }
   }

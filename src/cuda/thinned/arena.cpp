@@ -82,6 +82,11 @@ bool writes_d_hidden(const Problem& p) {
   return p.d_hidden_dtype == operand_dtype(p) || p.d_hidden_dtype == DType::kF32;
 }
 
+bool copies_to_d_hidden(const Problem& p) {
+  return p.want_d_hidden && !p.accumulate_d_hidden && p.d_hidden_dtype == operand_dtype(p) &&
+         !p.unaligned_rows && p.hidden == padded_hidden(p);
+}
+
 ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   const PlanDetail d = PlanDetail::load(plan);
   const ThinSizes s = thin_sizes(p);
@@ -169,10 +174,8 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
         if (p.needs_backward()) t.by_column = take<KeptRow>(v, s.kept);
       });
   if (p.want_d_classifier) {
-    // The copies are no longer needed by then.
-    const bool fits = s.dense * static_cast<int64_t>(size_of(dense_gradient_dtype(p))) <=
-                      (s.dense + s.sampled) * static_cast<int64_t>(size_of(dtype));
-    t.dense_gradient = fits ? t.columns_copy : take_elements(w, dense_gradient_dtype(p), s.dense * depth);
+    t.dense_gradient = take_elements(w, dense_gradient_dtype(p), s.dense * depth);
+    if (!copies_to_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);
   }
   if (p.want_d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);

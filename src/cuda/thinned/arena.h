@@ -39,6 +39,8 @@ struct ThinArena {
   // In another: copies of the dense and sampled columns [K + S, padded D], later d_classifier of the dense
   // ones; lists of columns
   void* columns_copy = nullptr;
+  void* hidden_copy =
+      nullptr;  // [N, padded D] without what ignored rows hold, where d_hidden has no room for it
   void* dense_gradient = nullptr;  // [K, D] of d_classifier's dtype, or fp32
   // With label smoothing
   float* sum_parts = nullptr;        // [kSumParts, D]
@@ -57,6 +59,8 @@ ThinArena lay_out_thinned(const Problem& problem, const Plan& plan, Workspace& w
 
 // dtype of the products that make gradients of the dense columns.
 DType dense_gradient_dtype(const Problem& problem);
+// Whether the buffer of d_hidden can hold a copy of hidden before it gets the gradient.
+bool copies_to_d_hidden(const Problem& problem);
 // Whether a product can write d_hidden in its own dtype.
 bool writes_d_hidden(const Problem& problem);
 

@@ -1,6 +1,7 @@
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
 
+#include <cub/block/block_scan.cuh>
 #include <cub/device/device_scan.cuh>
 
 #include "cuda/check.h"
@@ -28,16 +29,19 @@ __global__ void count_bins_kernel(const int32_t* count, int64_t vocab, int32_t* 
   if (j < vocab && count[j] > 0) atomicAdd(bins + bin_of(count[j]), 1);
 }
 
-// bins[kBins]: the highest bin of which not all columns can be dense.
+// bins[kBins]: the highest bin of which not all columns can be dense; of thread t the bin kBins - 1 - t.
 __global__ void __launch_bounds__(kBins) find_cutoff_kernel(int32_t* bins, int64_t dense) {
-  __shared__ int32_t counts[kBins];
-  counts[threadIdx.x] = bins[threadIdx.x];
+  using Scan = cub::BlockScan<int32_t, kBins>;
+  __shared__ typename Scan::TempStorage scratch;
+  __shared__ int fit;  // bins that fit, from the highest on
+  const int thread = static_cast<int>(threadIdx.x);
+  int32_t above = 0;  // and in the bin itself
+  Scan(scratch).InclusiveSum(bins[kBins - 1 - thread], above);
+  if (thread == 0) fit = 0;
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  int bin = kBins - 1;
-  int64_t above = 0;
-  while (bin > 0 && above + counts[bin] <= dense) above += counts[bin--];
-  bins[kBins] = bin;
+  if (above <= dense) atomicMax(&fit, thread + 1);
+  __syncthreads();
+  if (thread == 0) bins[kBins] = max(kBins - 1 - fit, 0);
 }
 
 // Columns above the cutoff in the upper half, those at it in the lower: one scan ranks both.

@@ -82,7 +82,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.sample_offset = t.sample_offset;
   g.scale = static_cast<float>(p.scale);
   g.softcap = static_cast<float>(p.softcap);
-  g.threshold = static_cast<float>(p.threshold);
+  g.threshold = threshold_of(p);
   g.target = run.arena.target;
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
@@ -123,6 +123,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   f.rows = chunk.rows;
   f.slots = &a.slots;
   f.base_2 = base_2(run);
+  f.certain_share = kCertainShare;
   f.target = a.target;
   f.anchor = a.anchor;
   f.guess = t.lists.guess;
@@ -147,7 +148,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   g.out_of_range = t.out_of_range;
   g.anchor = a.anchor;
   g.guess = t.lists.guess;
-  g.threshold = static_cast<float>(run.problem.threshold);
+  g.threshold = threshold_of(run.problem);
   g.portion_anchor = t.portion_anchor;
   g.portion_threshold = t.portion_threshold;
   for (int64_t i = 0; i < t.portions; ++i) {
@@ -167,6 +168,10 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
 }
 
 }  // namespace
+
+bool sums_while_drawing(const Runner& run) {
+  return run.detail.implementation == Implementation::kSm90;
+}
 
 Operand copy_columns(const Runner& run, const ThinArena& t, bool all) {
   const int64_t count = t.sizes.dense + (all ? t.sizes.sampled : 0);
@@ -194,7 +199,11 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   launch_weighted_rows({run.buffers.classifier, p.classifier_dtype, run.buffers.classifier_stride, p.vocab,
                         p.hidden, weight, t.sum_parts, t.classifier_sum},
                        run.stream);
-  if (!p.needs_forward()) return;
+  if (!p.needs_forward() || !sums_while_drawing(run)) return;
+  const StatSlots& slots = run.arena.slots;
+  check(cudaMemsetAsync(slots.weighted, 0, static_cast<size_t>(slots.slots * slots.stride) * sizeof(float),
+                        run.stream),
+        "weighted sums");
   WeightedLogits w{};
   w.hidden = hidden.data;
   w.hidden_dtype = run.dtype();
@@ -203,6 +212,7 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   w.columns = p.hidden;
   w.classifier_sum = t.classifier_sum;
   w.bias = bias_of(run);
+  w.bias_sum = t.sum_parts;
   w.class_weight = weight;
   w.vocab = p.vocab;
   w.scale = static_cast<float>(p.scale);
@@ -211,23 +221,50 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   launch_weighted_logits(w, run.stream);
 }
 
+namespace {
+
+// sm90: sums and draws in one pass, with a guess of lse.
+void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  guess_lse(run, t, chunk, hidden);
+  launch_init_slots(run.arena.slots, nullptr, run.stream);
+  launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {
+    args.row_block_active = run.arena.active;
+    args.draws.certain_share = kCertainShare;
+  });
+  draw_again(run, t, chunk, hidden);
+}
+
+// The sums are known: lse is the guess.
+void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+                   const float* lse) {
+  const Arena& a = run.arena;
+  launch_known_guess(lse, a.target, threshold_of(run.problem), chunk.rows, t.lists.guess, a.anchor,
+                     t.row_threshold, t.lists.count, run.stream);
+  launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {
+    args.row_block_active = a.active;
+    args.stats = StatSlots{};
+  });
+}
+
+}  // namespace
+
 void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
-  const Problem& p = run.problem;
   const Arena& a = run.arena;
   choose_columns(run, t);
-  launch_store_seed(p.seed, static_cast<const int64_t*>(run.buffers.seed), t.lists.seed, run.stream);
+  launch_store_seed(run.problem.seed, static_cast<const int64_t*>(run.buffers.seed), t.lists.seed,
+                    run.stream);
   check(cudaMemcpyAsync(t.lists.dense, t.columns, static_cast<size_t>(t.sizes.dense) * sizeof(int32_t),
                         cudaMemcpyDeviceToDevice, run.stream),
         "copy of the dense columns");
-  if (p.needs_forward()) {
-    guess_lse(run, t, chunk, hidden);
+  if (!run.problem.needs_forward()) {
+    draw_with_lse(run, t, chunk, hidden, a.lse);
+  } else if (sums_while_drawing(run)) {
+    draw_with_guess(run, t, chunk, hidden);
   } else {
-    launch_known_guess(a.lse, a.target, static_cast<float>(p.threshold), p.tokens, t.lists.guess, a.anchor,
-                       t.row_threshold, t.lists.count, run.stream);
+    sum_rows(run, chunk, hidden, a.active);
+    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, run.stream);
+    draw_with_lse(run, t, chunk, hidden, a.anchor);
   }
-  launch_init_slots(a.slots, nullptr, run.stream);
-  launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) { args.row_block_active = a.active; });
-  if (p.needs_forward()) draw_again(run, t, chunk, hidden);
 }
 
 }  // namespace headroom::cuda

@@ -34,8 +34,9 @@ __device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier
 }
 
 // A block a few columns of the vocabulary; a thread has eight of the hidden columns.
-template <class H, class To, bool kAligned>
-__global__ void __launch_bounds__(kMostThreads) gather_classifier_kernel(GatherClassifier g) {
+template <class H, class To, bool kAligned, bool kSmooth>
+__global__ void __launch_bounds__(kMostThreads, kAligned && sizeof(H) == 2 ? 2 : 1)
+    gather_classifier_kernel(GatherClassifier g) {
   const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
   if (column >= g.columns) return;
   const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
@@ -44,11 +45,10 @@ __global__ void __launch_bounds__(kMostThreads) gather_classifier_kernel(GatherC
   int32_t start = g.column_start[first];
   for (int64_t j = first; j < end; ++j) {
     const int32_t next = g.column_start[j + 1];
-    if (g.role[j] < 0 && next - start <= kHeavyColumn &&
-        (next > start || !g.accumulate || g.smoothing.sum != nullptr)) {
+    if (g.role[j] < 0 && next - start <= kHeavyColumn && (next > start || !g.accumulate || kSmooth)) {
       float sum[8] = {};
       add_list<kAligned>(sum, g, hidden, start, next, 1, left);
-      smooth8(sum, g.smoothing, j, column, left);
+      if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
       store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
     }
     start = next;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kMostThreads) gather_classifier_kernel(GatherC
 }
 
 // Columns with many elements, 256 hidden columns at a time: each warp has every eighth element.
-template <class H, class To, bool kAligned>
+template <class H, class To, bool kAligned, bool kSmooth>
 __global__ void __launch_bounds__(32 * kHeavyWarps) heavy_columns_kernel(GatherClassifier g) {
   __shared__ float parts[kHeavyWarps][32][9];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(32 * kHeavyWarps) heavy_columns_kernel(GatherC
       for (int k = 1; k < kHeavyWarps; ++k) {
         for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
       }
-      smooth8(sum, g.smoothing, j, column, left);
+      if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
       store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
     }
     __syncthreads();
@@ -99,6 +99,12 @@ __global__ void scatter_dense_kernel(ScatterDense s) {
   }
 }
 
+template <class H, class To, bool kAligned, bool kSmooth>
+void launch(const GatherClassifier& g, dim3 grid, unsigned threads, cudaStream_t stream) {
+  gather_classifier_kernel<H, To, kAligned, kSmooth><<<grid, threads, 0, stream>>>(g);
+  heavy_columns_kernel<H, To, kAligned, kSmooth><<<kHeavyBlocks, 32 * kHeavyWarps, 0, stream>>>(g);
+}
+
 }  // namespace
 
 void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream) {
@@ -110,12 +116,13 @@ void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream) {
     for_dtype(g.dtype, [&](auto to) {
       using H = decltype(from);
       using To = decltype(to);
-      if (aligned) {
-        gather_classifier_kernel<H, To, true><<<grid, blocks.threads, 0, stream>>>(g);
-        heavy_columns_kernel<H, To, true><<<kHeavyBlocks, 32 * kHeavyWarps, 0, stream>>>(g);
+      const bool smooth = g.smoothing.sum != nullptr;
+      if (!aligned) {
+        smooth ? launch<H, To, false, true>(g, grid, blocks.threads, stream)
+               : launch<H, To, false, false>(g, grid, blocks.threads, stream);
       } else {
-        gather_classifier_kernel<H, To, false><<<grid, blocks.threads, 0, stream>>>(g);
-        heavy_columns_kernel<H, To, false><<<kHeavyBlocks, 32 * kHeavyWarps, 0, stream>>>(g);
+        smooth ? launch<H, To, true, true>(g, grid, blocks.threads, stream)
+               : launch<H, To, true, false>(g, grid, blocks.threads, stream);
       }
     });
   });

@@ -5,15 +5,19 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kMostThreads = 512;
+constexpr int kThreads = 256;
 constexpr int kInFlight = 8;  // classifier rows that a thread waits for at once
+// Columns that are worked on in all rows before the next ones are: so few that the classifier's part in L2
+// serves all rows.
+constexpr int64_t kSliceBytes = int64_t{40} << 20;
 
-// A block a row (and stretch of its columns); a thread has eight columns.
-template <class C, class To, bool kAligned>
-__global__ void __launch_bounds__(kMostThreads) gather_hidden_kernel(GatherHidden g) {
-  const int64_t row = blockIdx.x;
-  const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
-  if (column >= g.columns) return;
+// kLanes threads a row and slice of 8 kLanes of its columns. Blocks of the same slice run side by side.
+template <class C, class To, int kLanes, bool kAligned, bool kSmooth>
+__global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
+    gather_hidden_kernel(GatherHidden g) {
+  const int64_t row = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
+  const int64_t column = (int64_t{blockIdx.y} * kLanes + threadIdx.x % kLanes) * 8;
+  if (row >= g.rows || column >= g.columns) return;
   const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
   const Kept* kept = g.kept + row * g.capacity;
   const int count = g.kept_count[row];
@@ -35,7 +39,7 @@ __global__ void __launch_bounds__(kMostThreads) gather_hidden_kernel(GatherHidde
   for (; i < count; ++i) {
     add8(sum, load8<kAligned>(classifier + kept[i].column * g.classifier_stride, left), kept[i].value);
   }
-  smooth8(sum, g.smoothing, row, column, left);
+  if constexpr (kSmooth) smooth8(sum, g.smoothing, row, column, left);
   if (g.base != nullptr) {
     const int64_t at = row * g.base_stride + column;
     for (int k = 0; k < left; ++k) {
@@ -46,22 +50,35 @@ __global__ void __launch_bounds__(kMostThreads) gather_hidden_kernel(GatherHidde
   store8<kAligned>(static_cast<To*>(g.to) + row * g.to_stride + column, sum, left, false);
 }
 
+template <class C, class To, int kLanes>
+void launch(const GatherHidden& g, bool aligned, cudaStream_t stream) {
+  const dim3 grid(blocks_for(g.rows, kThreads / kLanes), blocks_for(g.columns, 8 * kLanes));
+  const auto run = [&](auto is_aligned, auto is_smooth) {
+    gather_hidden_kernel<C, To, kLanes, is_aligned.value, is_smooth.value><<<grid, kThreads, 0, stream>>>(g);
+  };
+  const bool smooth = g.smoothing.sum != nullptr;
+  if (aligned) {
+    smooth ? run(std::true_type{}, std::true_type{}) : run(std::true_type{}, std::false_type{});
+  } else {
+    smooth ? run(std::false_type{}, std::true_type{}) : run(std::false_type{}, std::false_type{});
+  }
+}
+
 }  // namespace
 
 void launch_gather_hidden(const GatherHidden& g, cudaStream_t stream) {
   if (g.rows == 0) return;
-  const RowBlocks blocks = row_threads(g.columns, kMostThreads);
-  const dim3 grid(static_cast<unsigned>(g.rows), blocks.blocks);
   const bool aligned = is_aligned8(g.classifier, g.classifier_dtype, g.classifier_stride, g.columns) &&
                        is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
+  const int64_t slice_bytes = 16 * 8 * g.vocab * static_cast<int64_t>(size_of(g.classifier_dtype));
   for_dtype(g.classifier_dtype, [&](auto from) {
     for_dtype(g.dtype, [&](auto to) {
       using C = decltype(from);
       using To = decltype(to);
-      if (aligned) {
-        gather_hidden_kernel<C, To, true><<<grid, blocks.threads, 0, stream>>>(g);
+      if (slice_bytes > kSliceBytes) {
+        launch<C, To, 8>(g, aligned, stream);
       } else {
-        gather_hidden_kernel<C, To, false><<<grid, blocks.threads, 0, stream>>>(g);
+        launch<C, To, 16>(g, aligned, stream);
       }
     });
   });

@@ -17,7 +17,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.rows = p.tokens;
   w.lists = &t.lists;
   w.capacity = static_cast<int32_t>(t.sizes.capacity);
-  w.threshold = static_cast<float>(p.threshold);
+  w.threshold = threshold_of(p);
   w.first_stream = static_cast<uint32_t>(p.vocab_start);
   w.base_2 = run.detail.implementation == Implementation::kSm90;
   w.target = a.target;
@@ -53,6 +53,25 @@ void product(const Runner& run, Gemm g) {
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
 }
 
+// Hidden rows for a product over rows: 0 for ignored ones, which may hold anything, so that nothing times 0
+// is left.
+Operand without_ignored(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const bool to_output = t.hidden_copy == nullptr;
+  RowsCopy c{};
+  c.from = hidden.data;
+  c.from_dtype = run.dtype();
+  c.from_stride = hidden.stride;
+  c.to = to_output ? run.buffers.d_hidden : t.hidden_copy;
+  c.to_dtype = run.dtype();
+  c.to_stride = to_output ? run.buffers.d_hidden_stride : run.depth();
+  c.target = run.arena.target;
+  c.rows = chunk.rows;
+  c.columns = run.problem.hidden;
+  c.padded = run.depth();
+  launch_copy_rows(c, run.stream);
+  return {c.to, c.to_stride};
+}
+
 // The dense columns' part of all gradients, by products as in an exact plan. d_hidden gets this part alone.
 void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
@@ -83,6 +102,27 @@ void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, 
         run.stream);
   }
   if (!run.products) return;
+  if (p.want_d_classifier) {
+    const Operand rows = without_ignored(run, t, chunk, hidden);
+    Gemm g;
+    g.m = dense;
+    g.n = p.hidden;
+    g.k = chunk.rows;
+    g.a = a.exps;
+    g.a_stride = stride;
+    g.transpose_a = true;
+    g.b = rows.data;
+    g.b_stride = rows.stride;
+    g.c = t.dense_gradient;
+    g.c_dtype = dense_gradient_dtype(p);
+    g.c_stride = run.depth();
+    product(run, g);
+    launch_scatter_dense(
+        {t.lists.dense, dense, p.hidden, t.dense_gradient, dense_gradient_dtype(p), run.depth(),
+         run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
+         p.accumulate_d_classifier, smoothing_of_columns(run, t)},
+        run.stream);
+  }
   if (p.want_d_hidden) {
     Gemm g;
     g.m = chunk.rows;
@@ -103,26 +143,6 @@ void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, 
     }
     product(run, g);
   }
-  if (p.want_d_classifier) {
-    Gemm g;
-    g.m = dense;
-    g.n = p.hidden;
-    g.k = chunk.rows;
-    g.a = a.exps;
-    g.a_stride = stride;
-    g.transpose_a = true;
-    g.b = hidden.data;
-    g.b_stride = hidden.stride;
-    g.c = t.dense_gradient;
-    g.c_dtype = dense_gradient_dtype(p);
-    g.c_stride = run.depth();
-    product(run, g);
-    launch_scatter_dense(
-        {t.lists.dense, dense, p.hidden, t.dense_gradient, dense_gradient_dtype(p), run.depth(),
-         run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
-         p.accumulate_d_classifier, smoothing_of_columns(run, t)},
-        run.stream);
-  }
 }
 
 void gather_hidden(const Runner& run, const ThinArena& t) {
@@ -131,6 +151,7 @@ void gather_hidden(const Runner& run, const ThinArena& t) {
   GatherHidden g{};
   g.rows = p.tokens;
   g.columns = p.hidden;
+  g.vocab = p.vocab;
   g.kept = t.kept;
   g.kept_count = t.kept_count;
   g.capacity = static_cast<int32_t>(t.sizes.capacity);

@@ -31,6 +31,20 @@ __device__ float log_add(float a, float b) {
   return low == -CUDART_INF_F ? high : high + log1pf(expf(low - high));
 }
 
+// log of the sum of the slots, by a warp.
+__device__ float log_of_slots(const StatSlots& slots, int64_t row, int lane) {
+  float largest = -CUDART_INF_F;
+  for (int64_t s = lane; s < slots.slots; s += 32)
+    largest = fmaxf(largest, slots.max[s * slots.stride + row]);
+  largest = warp_max(largest);
+  if (!(fabsf(largest) < CUDART_INF_F)) return largest;
+  float sum = 0;
+  for (int64_t s = lane; s < slots.slots; s += 32) {
+    sum += slots.sum[s * slots.stride + row] * expf(slots.max[s * slots.stride + row] - largest);
+  }
+  return largest + logf(warp_sum(sum));
+}
+
 // log of the row's sum over all columns. known: the log of that over dense columns and the target. The
 // columns that were not seen are taken to be as the sampled ones, but for peaks. By a warp.
 __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
@@ -73,7 +87,7 @@ __global__ void guess_kernel(Guess g, StatSlots slots) {
   const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (row >= g.rows) return;
-  float known = static_cast<float>(log_sum_exp(joined(slots, row)));
+  float known = log_of_slots(slots, row, lane);
   const int32_t y = g.target[row];
   if (y >= 0 && g.role[y] == -1) known = log_add(known, g.target_logit[row]);
   const float guess = g.sampled > 0 ? estimate(g, row, known, lane) : known;

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
       expected += slots.expected[s * slots.stride + row];
     }
     out = !(sum < 1.1e26 && sum > 8.7e-27);
-    if (out || sum < 1.001 * kCertainShare || expected > kMostExpected) {
+    if (out || sum < 1.001 * f.certain_share || expected > kMostExpected) {
       const float anchor = f.anchor[row];
       if (!out)
         f.guess[row] =
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
 }
 
 __global__ void count_portions_kernel(FindRedraws f) {
-  const int64_t i = threadIdx.x;
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= f.portions) return;
   const int64_t left = *f.redrawn_count - i * f.portion;
   f.portion_counts[i] = static_cast<int32_t>(max(int64_t{0}, min(left, f.portion)));
@@ -75,7 +75,7 @@ __global__ void gather_redraws_kernel(GatherRedraws g) {
 void launch_find_redraws(const FindRedraws& f, cudaStream_t stream) {
   check(cudaMemsetAsync(f.redrawn_count, 0, sizeof(int32_t), stream), "count of rows to draw again");
   find_redraws_kernel<<<static_cast<unsigned>(row_blocks(f.rows)), kRowBlock, 0, stream>>>(f, *f.slots);
-  count_portions_kernel<<<1, static_cast<unsigned>(f.portions), 0, stream>>>(f);
+  count_portions_kernel<<<blocks_for(f.portions, kThreads), kThreads, 0, stream>>>(f);
   check_launch("find_redraws");
 }
 

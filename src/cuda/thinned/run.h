@@ -11,6 +11,9 @@ void run_thinned(const Runner& run, Workspace workspace);
 // The first draw: with a guess of lse (forward passes, which have the rows' sums from it), or with lse
 // itself.
 void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
+// Whether rows' sums are relative to an anchor and come with the draw, in one pass; else they are made before
+// it.
+bool sums_while_drawing(const Runner& run);
 // Copies of the dense columns (and sampled ones: all = true), and their bias.
 Operand copy_columns(const Runner& run, const ThinArena& t, bool all);
 

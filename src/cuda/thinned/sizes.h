@@ -6,13 +6,21 @@
 namespace headroom::cuda {
 
 // Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse.
-inline constexpr int64_t kDenseColumns = 1536;
+inline constexpr int64_t kDenseColumns = 1280;
 inline constexpr int64_t kSampledColumns = 768;
+// Of the threshold: a guess of lse may be too high by a factor of 2, see docs/thinning.md.
+inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With a
 // guess of lse it is at most 1 over threshold.)
 inline constexpr double kMostExpected = 1.4;
-// A row's list is sorted in shared memory.
-inline constexpr int64_t kLongestList = 16384;
+// A row's list is sorted in shared memory, of which some devices have less.
+inline constexpr int64_t kLongestList = 16384, kLongestListElsewhere = 8192;
+// Smaller thresholds keep everything, too, and fp32 has room for them.
+inline constexpr double kLeastThreshold = 1e-30;
+
+inline float threshold_of(const Problem& problem) {
+  return static_cast<float>(problem.threshold < kLeastThreshold ? kLeastThreshold : problem.threshold);
+}
 
 // The dense part and the lists of a thinned run.
 struct ThinSizes {

@@ -30,21 +30,26 @@ __global__ void join_parts_kernel(WeightedRows w) {
   w.sum[column] = static_cast<float>(sum);
 }
 
+// One block; out: sum_j w_j bias_j.
+__global__ void __launch_bounds__(1024) weighted_bias_kernel(WeightedLogits w) {
+  double sum = 0;
+  for (int64_t j = threadIdx.x; j < w.vocab; j += 1024) {
+    sum += w.class_weight != nullptr ? double{w.bias[j]} * w.class_weight[j] : double{w.bias[j]};
+  }
+  sum = block_sum<1024>(sum);
+  if (threadIdx.x == 0) *w.bias_sum = static_cast<float>(sum);
+}
+
 // One block a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) weighted_logits_kernel(WeightedLogits w) {
   const int64_t row = blockIdx.x;
   if (w.target[row] == kIgnoredRow) return;
   const T* hidden = static_cast<const T*>(w.hidden) + row * w.hidden_stride;
-  double dot = 0, bias = 0;
+  double dot = 0;
   for (int64_t d = threadIdx.x; d < w.columns; d += kThreads)
     dot += double{to_float(hidden[d])} * w.classifier_sum[d];
-  if (w.bias != nullptr) {
-    for (int64_t j = threadIdx.x; j < w.vocab; j += kThreads) {
-      bias += w.class_weight != nullptr ? double{w.bias[j]} * w.class_weight[j] : double{w.bias[j]};
-    }
-  }
-  const double sum = block_sum<kThreads>(w.scale * dot + bias);
+  const double sum = w.scale * block_sum<kThreads>(dot) + (w.bias != nullptr ? double{*w.bias_sum} : 0.0);
   if (threadIdx.x == 0) w.weighted[row] = static_cast<float>(sum);
 }
 
@@ -72,6 +77,7 @@ void launch_weighted_rows(const WeightedRows& w, cudaStream_t stream) {
 }
 
 void launch_weighted_logits(const WeightedLogits& w, cudaStream_t stream) {
+  if (w.bias != nullptr) weighted_bias_kernel<<<1, 1024, 0, stream>>>(w);
   for_dtype(w.hidden_dtype, [&](auto type) {
     weighted_logits_kernel<decltype(type)><<<static_cast<unsigned>(w.rows), kThreads, 0, stream>>>(w);
   });

@@ -75,12 +75,14 @@ void launch_guess(const Guess& g, cudaStream_t stream);
 // A guess that is known: lse.
 void launch_known_guess(const float* lse, const int32_t* target, float threshold, int64_t rows, float* guess,
                         float* anchor, float* row_threshold, int32_t* count, cudaStream_t stream);
+// ---- redraw.cu
 // After the first draw: rows whose guess was too low or too high are listed, to be drawn again with lse as
 // the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
 struct FindRedraws {
   int64_t rows;
   const StatSlots* slots;   // on the host
   bool base_2;              // as in FinishRows
+  float certain_share;      // as in Draws
   const int32_t* target;    // [N]
   const float* anchor;      // [N] the guess
   float* guess;             // [N] becomes lse, where the sum is in range
@@ -127,7 +129,7 @@ struct Weigh {
   const float *lse, *a, *b, *g;  // [N]; b may be null
   const float* target_logit;     // [N]
   float softcap;
-  Kept* kept;             // [N, capacity]: ascending columns; may be the lists' elements
+  Kept* kept;             // [N, capacity]: by column, the target last; may be the lists' elements
   int32_t* kept_count;    // [N]
   int32_t* column_count;  // [V] += how many rows keep the column; null: not wanted
   int32_t* shown_count;   // outputs of the caller, or null: Buffers::kept_count,
@@ -174,6 +176,7 @@ struct WeightedLogits {
   int64_t hidden_stride, rows, columns;
   const float* classifier_sum;  // [columns]
   const float* bias;            // [V] or null
+  float* bias_sum;              // scalar, scratch
   const float* class_weight;    // [V] or null
   int64_t vocab;
   float scale;
@@ -192,7 +195,7 @@ struct Smoothing {
 
 // ---- gather_hidden.cu: d_hidden_i (+)= sum of value * classifier row
 struct GatherHidden {
-  int64_t rows, columns;
+  int64_t rows, columns, vocab;
   const Kept* kept;
   const int32_t* kept_count;
   int32_t capacity;

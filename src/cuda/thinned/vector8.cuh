@@ -38,7 +38,6 @@ __device__ __forceinline__ void add8(float (&sum)[8], const Vector8<T>& v, float
 // column: of the first of the eight.
 __device__ __forceinline__ void smooth8(float (&sum)[8], const Smoothing& smoothing, int64_t row,
                                         int64_t column, int left) {
-  if (smoothing.sum == nullptr) return;
   const float factor = smoothing.row_factor != nullptr ? smoothing.row_factor[row] : 1.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

@@ -10,10 +10,8 @@ namespace {
 constexpr int kThreads = 256;
 
 __device__ uint64_t sort_key(const Draw& draw) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(draw.column)) << 32 | __float_as_uint(draw.logit);
-}
-__device__ Draw draw_of(uint64_t key) {
-  return {static_cast<int32_t>(key >> 32), __uint_as_float(static_cast<uint32_t>(key))};
+  return static_cast<uint64_t>(static_cast<uint32_t>(draw.column_and_certain)) << 32 |
+         __float_as_uint(draw.logit);
 }
 
 // Bitonic, ascending, by the whole block; size is a power of two.
@@ -103,14 +101,17 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
     Kept element{};
     bool keep = false;
     if (i < drawn) {
-      const Draw draw = draw_of(keys[i]);
-      const float p = expf(draw.logit - row.lse);
+      const auto column = static_cast<int32_t>(keys[i] >> 33);
+      const bool certain = (keys[i] >> 32 & 1) != 0;
+      const float z = __uint_as_float(static_cast<uint32_t>(keys[i]));
+      const float p = expf(z - row.lse);
       const uint32_t bits =
-          draw_stream_bits(row.bits, *lists.seed, w.first_stream + static_cast<uint32_t>(draw.column));
-      const float weight = thinned_weight(p, row.p_over_q, w.threshold, draw_uniform(bits), kCertainShare);
-      const float factor = row.factor(draw.logit);
-      element = {draw.column, weight * factor};
-      keep = weight != 0 && draw.column != target;
+          draw_stream_bits(row.bits, *lists.seed, w.first_stream + static_cast<uint32_t>(column));
+      const float weight =
+          second_draw(certain ? p : w.threshold * row.p_over_q, w.threshold, draw_uniform(bits));
+      const float factor = row.factor(z);
+      element = {column, weight * factor};
+      keep = weight != 0 && column != target;
       if (keep) {
         if (weight == p) {
           moments.add_exact(p * factor);
