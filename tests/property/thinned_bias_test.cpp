@@ -62,12 +62,11 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
     for (size_t i = 0; i < truth.size(); ++i) widest = std::max(widest, sums.range(i));
     for (size_t i = 0; i < truth.size(); ++i) {
       // 5.5 standard deviations of a normal variable, 4e-8; where few seeds drew anything the mean has the
-      // tail of a Poisson variable instead (Bernstein's bound, of the same chance). Of a component that none
-      // drew, the range is not known.
+      // tail of a Poisson variable instead (Bernstein's bound, of the same chance). Its range is that of all
+      // that could be drawn, which a component's own few draws do not show: the widest range of any is taken.
       constexpr double kDeviations = 5.5;
-      const double range = sums.range(i) > 0 ? sums.range(i) : widest;
       const double allowed = kDeviations * std::sqrt(sums.variance(i) / n) +
-                             kDeviations * kDeviations / 2 * range / (3 * n) + bound;
+                             kDeviations * kDeviations / 2 * widest / (3 * n) + bound;
       EXPECT_LE(std::fabs(sums.mean(i) - truth[i]), allowed)
           << what << "[" << i << "]: mean " << sums.mean(i) << ", exact " << truth[i];
     }
