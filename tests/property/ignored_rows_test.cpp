@@ -65,6 +65,21 @@ TEST_P(IgnoredRows, MayHoldNaN) {
   }
 }
 
+TEST_P(IgnoredRows, MayHoldNaNBesideThinnedGradients) {
+  if (const std::string why = why_not_thinned(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  int tested = 0;
+  for (uint64_t seed = 500; tested < 20; ++seed) {
+    Case c = random_case(seed, {.allow_fp64 = GetParam().is_reference()});
+    const std::vector<bool> ignored = ignored_rows(c);
+    if (std::count(ignored.begin(), ignored.end(), true) == 0 || !GetParam().can_run(c.problem)) continue;
+    if (!c.wants_gradients() || (c.problem.label_smoothing > 0 && c.problem.softcap > 0)) continue;
+    ++tested;
+    c.problem.gradient = HEADROOM_THINNED;
+    c.problem.threshold = 0x1p-4;
+    EXPECT_STREQ(first_difference(solve(context_, poisoned(c)), solve(context_, c)), "") << describe(c);
+  }
+}
+
 // Removing them is the same as ignoring them.
 TEST_P(IgnoredRows, MayBeAbsent) {
   for (uint64_t seed = 0; seed < 10; ++seed) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "core/status.h"
 #include "core/validate.h"
 #include "cuda/plans.h"
+#include "cuda/thinned/sizes.h"
 
 namespace headroom::cuda {
 namespace {
@@ -151,6 +153,42 @@ TEST(CudaPlans, TheImplementationFollowsDeviceDtypeAndWish) {
   Device ampere = h200();
   ampere.capability = 80;
   EXPECT_EQ(choose_implementation(bf16, ampere, "").implementation, Implementation::kPortable);
+}
+
+Problem thinned_problem(const Head& head, double threshold) {
+  Problem p = problem_of(head, Pass::kForwardBackward);
+  p.gradient = GradientMethod::kThinned;
+  p.threshold = threshold;
+  return validated(p);
+}
+
+TEST(CudaPlans, ThinnedGradientsNeedLittleMemory) {
+  for (const Head& head : kHeads) {
+    if (head.tokens != 8192) continue;
+    const Plan plan = best(thinned_problem(head, 0x1p-9), 0);
+    EXPECT_EQ(plan.kind, PlanKind::kThinned) << head.name;
+    EXPECT_LE(plan.workspace_bytes, 128 * kMiB) << head.name;
+    EXPECT_LT(plan.cost_f, 1.05) << head.name;
+    EXPECT_LT(plan.predicted_seconds, best(problem_of(head, Pass::kForwardBackward), 0).predicted_seconds);
+  }
+}
+
+// Lists have room for what is expected of any softmax, and indices for all of it.
+TEST(CudaPlans, ThinnedListsHaveRoom) {
+  for (double threshold : {1.0, 0.5, 0x1p-4, 0x1p-9, 0x1p-13, 1e-30}) {
+    for (int64_t vocab : {int64_t{1}, int64_t{2}, int64_t{9}, int64_t{50}, int64_t{1000}, int64_t{262144}}) {
+      const ThinSizes s = thin_sizes(thinned_problem({"", 64, vocab, 64}, threshold));
+      const int64_t drawn = vocab - s.dense;
+      EXPECT_GE(s.dense, 1);
+      EXPECT_LE(s.dense + s.sampled, vocab);
+      const double most = kMostExpected / threshold;
+      const auto room = static_cast<double>(s.capacity - 1);  // beside the target
+      EXPECT_GE(room, std::min(static_cast<double>(drawn), most + 8 * std::sqrt(most)))
+          << vocab << " " << threshold;
+      EXPECT_LE(s.capacity, drawn + 2);
+      EXPECT_GE(s.kept, 64);
+    }
+  }
 }
 
 TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
