@@ -12,9 +12,10 @@ namespace headroom::cuda {
 // Which kernels make the logits.
 enum class Implementation : int { kPortable = 0, kSm90 = 1 };
 
-// Where the hidden rows that the products read lie. Copied rows are compacted: ignored rows are left out.
+// Where the hidden rows that the products read lie. Copied rows are compacted: ignored rows are left out (not
+// by thinned plans, whose rows stay where they are).
 enum class HiddenSource : int {
-  kCaller = 0,  // in the caller's buffer, ignored rows among them; forward passes only
+  kCaller = 0,  // in the caller's buffer, ignored rows among them; forward passes and thinned plans
   kOutput = 1,  // in the buffer of d_hidden, until the gradient is written there
   kWorkspace = 2,
 };

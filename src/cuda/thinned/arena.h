@@ -36,11 +36,10 @@ struct ThinArena {
   // In one piece of memory, one after the other: numbers of the choice of columns; logits of the sample
   uint64_t* rank = nullptr;        // [V]
   float* sample_logits = nullptr;  // [N, S]; lies where the draws will
-  // In another: copies of the dense and sampled columns [K + S, padded D], later d_classifier of the dense
-  // ones; lists of columns
-  void* columns_copy = nullptr;
-  void* hidden_copy =
-      nullptr;  // [N, padded D] without what ignored rows hold, where d_hidden has no room for it
+  // In another: copies of the dense and sampled columns; rows to draw again; lists of columns
+  void* columns_copy = nullptr;  // [K + S, padded D]
+  // [N, padded D] without what ignored rows hold, where d_hidden has no room for it
+  void* hidden_copy = nullptr;
   void* dense_gradient = nullptr;  // [K, D] of d_classifier's dtype, or fp32
   // With label smoothing
   float* sum_parts = nullptr;        // [kSumParts, D]
