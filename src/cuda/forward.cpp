@@ -44,13 +44,7 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
 
 }  // namespace
 
-// sm90: the anchor is the target's logit, which is nearly always within 60 nats of lse. Blocks with a row
-// where it is not are done again with lse as the anchor; nobody has to wait to know whether there are any.
-void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
-  if (run.detail.implementation == Implementation::kPortable) {  // knows the maximum before it stores
-    keep_exps_of(run, chunk, hidden, nullptr);
-    return;
-  }
+void find_target_logits(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
   TargetLogits t{};
@@ -69,6 +63,17 @@ void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   t.softcap = static_cast<float>(p.softcap);
   t.out = a.target_logit;
   launch_target_logits(t, run.stream);
+}
+
+// sm90: the anchor is the target's logit, which is nearly always within 60 nats of lse. Blocks with a row
+// where it is not are done again with lse as the anchor; nobody has to wait to know whether there are any.
+void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  if (run.detail.implementation == Implementation::kPortable) {  // knows the maximum before it stores
+    keep_exps_of(run, chunk, hidden, nullptr);
+    return;
+  }
+  const Arena& a = run.arena;
+  find_target_logits(run, chunk, hidden);
   check(cudaMemcpyAsync(a.anchor, a.target_logit, static_cast<size_t>(chunk.rows) * sizeof(float),
                         cudaMemcpyDeviceToDevice, run.stream),
         "copy of the anchors");

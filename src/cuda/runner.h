@@ -75,6 +75,8 @@ void load_bias(const Runner& run);
 const float* bias_of(const Runner& run);
 // Row statistics of a chunk, in the slots; active: only in these blocks of rows.
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
+// Logits of a chunk's targets, before those of all columns.
+void find_target_logits(const Runner& run, const Chunk& chunk, const Operand& hidden);
 // Whether kept exps come with maxima, which only their outputs need.
 bool tracks_max(const Runner& run);
 // The same, with exps kept.

@@ -1,29 +1,6 @@
 #include "cuda/thinned/run.h"
 
 namespace headroom::cuda {
-namespace {
-
-// Logits of the targets, which the guess and the gradients want.
-void find_target_logits(const Runner& run, const Operand& hidden) {
-  const Problem& p = run.problem;
-  TargetLogits t{};
-  t.hidden = hidden.data;
-  t.hidden_stride = hidden.stride;
-  t.hidden_dtype = run.dtype();
-  t.classifier = run.buffers.classifier;
-  t.classifier_stride = run.buffers.classifier_stride;
-  t.classifier_dtype = p.classifier_dtype;
-  t.depth = p.hidden;
-  t.rows = p.tokens;
-  t.target = run.arena.target;
-  t.bias = bias_of(run);
-  t.scale = static_cast<float>(p.scale);
-  t.softcap = static_cast<float>(p.softcap);
-  t.out = run.arena.target_logit;
-  launch_target_logits(t, run.stream);
-}
-
-}  // namespace
 
 void run_thinned(const Runner& run, Workspace workspace) {
   const Problem& p = run.problem;
@@ -32,7 +9,7 @@ void run_thinned(const Runner& run, Workspace workspace) {
   if (p.keeps_draws) t.lists = draw_lists(p, run.buffers.draws);
   const Chunk chunk{true, 0, p.tokens, run.arena.chunk_rows};
   const Operand hidden = load_hidden(run, chunk);
-  find_target_logits(run, hidden);
+  find_target_logits(run, chunk, hidden);
   if (p.needs_forward()) {
     draw(run, t, chunk, hidden);
     if (p.label_smoothing > 0) sum_classifier(run, t, hidden);  // after the slots were last set
