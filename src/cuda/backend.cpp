@@ -69,7 +69,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   if (options.on_host()) return "the buffers are in host memory";
   if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
   if (problem.is_thinned()) {
-    const std::string why = why_not_thinned(problem, query_device(options.device));
+    const std::string why = why_not_thinned(problem, device_of(options));
     if (!why.empty()) return why;
   }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";

@@ -97,15 +97,8 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.base = lay_out_rows(p, plan, w);
   Arena& a = t.base;
   const bool draws = p.pass != Pass::kBackward || !p.keeps_draws;  // or they are given
-  if (!p.needs_forward()) {
-    a.target_logit = take<float>(w, rows);
-    if (draws) {
-      a.slots.slots = d.slots;
-      a.slots.stride = rows;
-      for (float** sums : {&a.slots.max, &a.slots.sum, &a.slots.expected})
-        *sums = take<float>(w, d.slots * rows);
-    }
-  }
+  const bool lists_columns = p.needs_backward() && (p.want_d_classifier || p.want_d_bias);
+  if (!p.needs_forward()) a.target_logit = take<float>(w, rows);
   a.active = take<uint8_t>(w, row_blocks(rows));
   a.anchor = take<float>(w, rows);
   a.row_factor = take<float>(w, rows);
@@ -116,7 +109,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
     if (p.want_d_bias) a.d_bias = take<float>(w, p.vocab);
     t.kept_count = take<int32_t>(w, rows);
     t.dense_target = take<int32_t>(w, rows);
-    t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
+    if (lists_columns) t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
   }
   if (p.label_smoothing > 0) {
     t.sum_parts = take<float>(w, kSumParts * p.hidden);
@@ -159,7 +152,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
         t.kept = reinterpret_cast<Kept*>(elements);
       },
       [&](Workspace& v) {
-        if (p.needs_backward()) t.sorted = take<KeptRow>(v, s.kept);
+        if (lists_columns) t.sorted = take<KeptRow>(v, s.kept);
       });
   share(
       w,
@@ -171,7 +164,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
         if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
       },
       [&](Workspace& v) {
-        if (p.needs_backward()) t.by_column = take<KeptRow>(v, s.kept);
+        if (lists_columns) t.by_column = take<KeptRow>(v, s.kept);
       });
   if (p.want_d_classifier) {
     t.dense_gradient = take_elements(w, dense_gradient_dtype(p), s.dense * depth);

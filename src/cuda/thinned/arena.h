@@ -19,7 +19,6 @@ struct ThinArena {
   int64_t portion = 0, portions = 0;
   int32_t* redrawn = nullptr;          // [N]
   int32_t* redrawn_count = nullptr;    // [1 + portions]
-  void* portion_hidden = nullptr;      // [portion, padded D], where dz will be
   float* portion_anchor = nullptr;     // [portion]
   float* portion_threshold = nullptr;  // [portion]
   float* dense_bias = nullptr;         // [K]
@@ -33,21 +32,24 @@ struct ThinArena {
   void* scan = nullptr;
   size_t scan_bytes = 0;
   int32_t* heavy = nullptr;  // [L / kHeavyColumn + 1], and their number
-  // In one piece of memory, one after the other: numbers of the choice of columns; logits of the sample
+  // In one piece of memory, one after the other: numbers of the choice of columns; logits of the sample; the
+  // draws and then kept, where those are not the caller's; lists of columns.
   uint64_t* rank = nullptr;        // [V]
-  float* sample_logits = nullptr;  // [N, S]; lies where the draws will
-  // In another: copies of the dense and sampled columns; rows to draw again; lists of columns
-  void* columns_copy = nullptr;  // [K + S, padded D]
-  // [N, padded D] without what ignored rows hold, where d_hidden has no room for it
-  void* hidden_copy = nullptr;
+  float* sample_logits = nullptr;  // [N, S]
+  KeptRow* sorted = nullptr;       // [L]
+  // In another: copies of the dense and sampled columns, and base.exps; rows to draw again; lists of columns
+  // before they are sorted.
+  void* columns_copy = nullptr;    // [K + S, padded D]
+  void* portion_hidden = nullptr;  // [portion, padded D]
+  KeptRow* by_column = nullptr;    // [L]
+  // For products
+  void* hidden_copy = nullptr;     // [N, padded D] with 0 for ignored rows, where d_hidden has no room for it
   void* dense_gradient = nullptr;  // [K, D] of d_classifier's dtype, or fp32
-  // With label smoothing
-  float* sum_parts = nullptr;        // [kSumParts, D]
-  float* classifier_sum = nullptr;   // [D]
-  float* hidden_sum = nullptr;       // [D]
   float* hidden_gradient = nullptr;  // [N, D], where no product writes d_hidden's dtype
-  KeptRow* by_column = nullptr;      // [L]
-  KeptRow* sorted = nullptr;         // [L], where the kept elements of rows were
+  // With label smoothing
+  float* sum_parts = nullptr;       // [kSumParts, D]
+  float* classifier_sum = nullptr;  // [D]
+  float* hidden_sum = nullptr;      // [D]
 };
 
 // Bytes of Buffers::draws, and its parts.
