@@ -11,6 +11,8 @@
 #include "commands/check_naive.h"
 #include "commands/commands.h"
 #include "commands/context.h"
+#include "commands/device_option.h"
+#include "commands/device_run.h"
 #include "commands/units.h"
 #include "progress.h"
 
@@ -22,6 +24,7 @@ using nlohmann::ordered_json;
 constexpr const char* kOracle = "reference";
 
 struct CheckOptions {
+  std::string device = "cpu";
   bool full = false;
   bool verbose = false;
 };
@@ -37,9 +40,17 @@ struct CaseResult {
 };
 
 // The backends to check: the one asked for, or all that are usable beside the reference, which is the oracle.
-std::vector<std::string> chosen_backends(const GlobalOptions& globals) {
+// On a device the kernels that it gets, and where those are Hopper's the portable ones, too.
+std::vector<std::string> chosen_backends(const GlobalOptions& globals, const DeviceChoice& device) {
   if (!globals.backend.empty()) return {globals.backend};
   std::vector<std::string> names;
+  if (device.ordinal != HEADROOM_HOST_MEMORY) {
+    names.emplace_back("cuda");
+    constexpr int32_t kHopper = 90;
+    if (devices()[static_cast<size_t>(device.ordinal)].compute_capability == kHopper)
+      names.emplace_back("cuda:portable");
+    return names;
+  }
   for (const BackendInfo& backend : backends()) {
     if (backend.why_unavailable.empty() && backend.name != kOracle) names.push_back(backend.name);
   }
@@ -52,11 +63,22 @@ int64_t work_of(const CheckCase& c) {
   return c.tokens * c.vocab * c.dim + (int64_t{1} << 18);
 }
 
-std::vector<CaseResult> check_all(const GlobalOptions& globals, const std::vector<CheckCase>& grid) {
-  std::vector<std::pair<std::string, Context>> contexts;
-  for (const std::string& name : chosen_backends(globals))
-    contexts.emplace_back(name, make_context(globals, name));
-  const Context oracle = make_context(globals, kOracle);
+// A backend's context with a runner, which refers to it.
+struct Engine {
+  Engine(const GlobalOptions& globals, const std::string& backend, const DeviceChoice& device)
+      : name(backend), context(make_context(globals, backend, device)), runner(context, device.ordinal) {}
+  std::string name;
+  Context context;
+  Runner runner;
+};
+
+std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoice& device,
+                                  const std::vector<CheckCase>& grid) {
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (const std::string& name : chosen_backends(globals, device))
+    engines.push_back(std::make_unique<Engine>(globals, name, device));
+  Engine oracle(globals, kOracle, {});
+  const bool rounds_dz = device.ordinal != HEADROOM_HOST_MEMORY;
   std::vector<CaseResult> results;
   int64_t work = 0;
   for (const CheckCase& c : grid) work += work_of(c);
@@ -64,13 +86,13 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const std::vecto
   int64_t done = 0;
   for (const CheckCase& c : grid) {
     const CheckData data = make_data(c);
-    const CheckOutputs reference = CheckRunner(c, data, true).run(oracle, 0);
-    const CheckOutputs naive = naive_float32(c, data);
+    const CheckOutputs reference = CheckRunner(c, data, true).run(oracle.runner, 0);
+    const CheckOutputs naive = naive_float32(c, data, rounds_dz);
     const CheckRunner runner(c, data, false);
-    for (const auto& [name, context] : contexts) {
-      for (const size_t workspace : runner.workspaces(context)) {
-        results.push_back(
-            {name, c.name(), workspace, compare(c, data, reference, naive, runner.run(context, workspace))});
+    for (const auto& engine : engines) {
+      for (const size_t workspace : runner.workspaces(engine->context)) {
+        const CheckOutputs got = runner.run(engine->runner, workspace);
+        results.push_back({engine->name, c.name(), workspace, compare(c, data, reference, naive, got)});
       }
     }
     done += work_of(c);
@@ -136,17 +158,20 @@ void print_text(const std::vector<CaseResult>& results, size_t failed, double se
                format_number(worst.output->error, 3), format_number(worst.output->bound, 3),
                worst.result->name});
   }
-  std::cout << table.text() << "\n"
-            << results.size() - failed << " of " << results.size() << " runs within their bounds, in "
-            << format_seconds(seconds) << "\n"
-            << "error: 2-norm of the difference to float64. bound: twice that of a naive float32 "
-               "computation, plus a\n"
-               "rounding unit of the output's dtype.\n";
+  std::cout
+      << table.text() << "\n"
+      << results.size() - failed << " of " << results.size() << " runs within their bounds, in "
+      << format_seconds(seconds) << "\n"
+      << "error: 2-norm of the difference to float64. bound: twice that of a naive float32 "
+         "computation, which on\n"
+         "a GPU rounds gradients of logits to 16-bit operands' dtype, plus a rounding unit of the output's "
+         "dtype.\n";
 }
 
 void run_check(const CheckOptions& options, const GlobalOptions& globals) {
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<CaseResult> results = check_all(globals, check_grid(options.full));
+  const DeviceChoice device = parse_device(globals, options.device);
+  const std::vector<CaseResult> results = check_all(globals, device, check_grid(options.full));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto failed = static_cast<size_t>(std::count_if(
       results.begin(), results.end(), [](const CaseResult& result) { return !result.passed(); }));
@@ -181,6 +206,7 @@ void add_check_command(CLI::App& app, const GlobalOptions& globals) {
   CLI::App* command =
       app.add_subcommand("check", "This machine's results against float64, over a grid of problems");
   const auto options = std::make_shared<CheckOptions>();
+  add_device_option(*command, options->device, "cpu, or cuda:N for that device's kernels");
   command->add_flag("--full", options->full,
                     "Larger shapes too: four minutes on two cores instead of half a minute");
   command->add_flag("--verbose,-v", options->verbose, "Every run, not only those that fail");
@@ -192,6 +218,7 @@ void add_check_command(CLI::App& app, const GlobalOptions& globals) {
       "Examples:\n"
       "  headroom check\n"
       "  headroom --backend cpu:avx2 check --verbose\n"
+      "  headroom check --device cuda:0\n"
       "  headroom --json check | jq '.worst'\n");
   command->callback([options, &globals] { run_check(*options, globals); });
 }

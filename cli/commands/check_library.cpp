@@ -91,7 +91,7 @@ std::vector<size_t> CheckRunner::workspaces(const Context& context) const {
   return sizes;
 }
 
-CheckOutputs CheckRunner::run(const Context& context, size_t budget) const {
+CheckOutputs CheckRunner::run(Runner& runner, size_t budget) const {
   const CheckCase& c = case_;
   CheckOutputs out;
   Buffers buffers;
@@ -115,7 +115,7 @@ CheckOutputs CheckRunner::run(const Context& context, size_t budget) const {
   buffers.d_hidden = d_hidden.empty() ? nullptr : d_hidden.data();
   buffers.d_classifier = d_classifier.empty() ? nullptr : d_classifier.data();
   buffers.d_bias = d_bias.empty() ? nullptr : d_bias.data();
-  run_once(context, make_problem(budget), buffers);
+  runner.run(make_problem(budget), buffers);
 
   // The losses of the rows come from a forward pass without a reduction.
   Problem forward = make_problem(budget);
@@ -130,7 +130,7 @@ CheckOutputs CheckRunner::run(const Context& context, size_t budget) const {
   rows.nll = rows.lse = rows.entropy = nullptr;
   rows.argmax = nullptr;
   rows.d_hidden = rows.d_classifier = rows.d_bias = nullptr;
-  run_once(context, forward, rows);
+  runner.run(forward, rows);
 
   out.loss = decode(loss, stats_dtype_).front();
   out.row_loss = decode(row_loss, stats_dtype_);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "commands/check_cases.h"
+#include "commands/device_run.h"
 
 namespace headroom::cli {
 
@@ -14,7 +15,7 @@ class CheckRunner {
   // The workspaces that the context's plans take, each once.
   std::vector<size_t> workspaces(const Context& context) const;
   // Within a budget in bytes; 0: none.
-  CheckOutputs run(const Context& context, size_t budget) const;
+  CheckOutputs run(Runner& runner, size_t budget) const;
 
  private:
   Problem make_problem(size_t budget) const;

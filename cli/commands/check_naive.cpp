@@ -10,9 +10,18 @@ std::vector<float> narrow(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
+// To the bits of the dtype, of any exponent: dz is scaled into the range of float16.
+float rounded_bits(float value, headroom_dtype dtype) {
+  if (dtype != HEADROOM_F16) return static_cast<float>(rounded(value, dtype));
+  int exponent = 0;
+  const float fraction = std::frexp(value, &exponent);
+  return std::ldexp(static_cast<float>(rounded(fraction, dtype)), exponent);
+}
+
 struct Naive {
   const CheckCase& c;
   const CheckData& data;
+  const bool rounds_dz;
   std::vector<float> hidden = narrow(data.hidden);
   std::vector<float> classifier = narrow(data.classifier);
   std::vector<float> logits = {};  // [N, V]; turned into the gradient of the products, row by row
@@ -91,7 +100,7 @@ struct Naive {
       const float slope = cap > 0 ? 1 - (z[j] / cap) * (z[j] / cap) : 1;
       float dz = std::exp(z[j] - lse) * a - k * smooth * class_weight(j);
       if (j == y) dz -= k * target;
-      z[j] = dz * slope;
+      z[j] = rounds_dz ? rounded_bits(dz * slope, c.hidden_dtype) : dz * slope;
     }
   }
 
@@ -123,8 +132,8 @@ struct Naive {
 
 }  // namespace
 
-CheckOutputs naive_float32(const CheckCase& c, const CheckData& data) {
-  Naive naive{c, data};
+CheckOutputs naive_float32(const CheckCase& c, const CheckData& data, bool rounds_dz) {
+  Naive naive{c, data, rounds_dz && c.hidden_dtype == c.classifier_dtype};
   naive.compute_logits();
   CheckOutputs out;
   const auto rows = static_cast<size_t>(c.tokens);

@@ -23,7 +23,7 @@ def test_bench_shows_a_refused_budget(ok):
     assert "refused" in ok("bench", "--shape", "64,512,32", "--budgets", "1B", "--repeat", 1).out
 
 
-@pytest.mark.parametrize("command", [["bench"], ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]])
+@pytest.mark.parametrize("command", [["bench"], ["check"], ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]])
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(refused, command):
     refused(1, "--device: expected a usable CUDA device, got cuda:999: there is no CUDA", *command, "--device", "cuda:999")
     refused(2, "--device: expected cpu or cuda:N, got 'h200'", *command, "--device", "h200")
@@ -71,3 +71,11 @@ def test_check_passes_on_this_machine(ok):
     for case in report["cases"]:
         assert set(case["outputs"]) >= {"loss", "lse", "nll", "entropy", "argmax"}
         assert all(output["error"] <= output["bound"] for output in case["outputs"].values())
+
+
+@pytest.mark.gpu
+def test_check_passes_on_a_device(cuda_device, ok):
+    report = ok("--json", "check", "--device", cuda_device, timeout=600).json
+    assert report["passed"] and report["failed"] == 0 and report["runs"] > 300
+    assert {case["backend"] for case in report["cases"]} <= {"cuda", "cuda:portable"}
+    assert report["worst"]
