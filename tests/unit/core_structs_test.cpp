@@ -135,6 +135,33 @@ TEST(Structs, AModelOfDeviceIsForPlansOnly) {
   EXPECT_EQ(headroom_context_create(&options, &context), HEADROOM_BACKEND_UNAVAILABLE);
 }
 
+// What is refused depends on the model, not on the devices that are here.
+TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
+  if (std::string(headroom_backend_name(0)) != "cuda") GTEST_SKIP() << "this build has no CUDA backend";
+  headroom_problem p = small_problem();
+  p.vocab = 1 << 20;
+  p.pass = HEADROOM_FORWARD_BACKWARD;
+  p.want_d_hidden = 1;
+  p.gradient = HEADROOM_THINNED;
+  p.threshold = 0x1p-13;
+  for (const std::string model : {"h200", "a100"}) {
+    headroom_context_options options;
+    headroom_context_options_init(&options);
+    options.device_model = model.c_str();
+    headroom_context* context = nullptr;
+    ASSERT_EQ(headroom_context_create(&options, &context), HEADROOM_OK) << headroom_last_error();
+    headroom_plan* plan = nullptr;
+    const headroom_status status = headroom_plan_create(context, &p, &plan);
+    EXPECT_EQ(status, model == "h200" ? HEADROOM_OK : HEADROOM_UNSUPPORTED) << headroom_last_error();
+    if (status != HEADROOM_OK) {
+      EXPECT_NE(std::string(headroom_last_error()).find("threshold must be at least 2^-12"),
+                std::string::npos);
+    }
+    headroom_plan_destroy(plan);
+    headroom_context_destroy(context);
+  }
+}
+
 // A list for such a caller: its elements lie as close as its struct is small.
 TEST(Structs, AListOfSmallerPlanInfos) {
   struct OldInfo {
