@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <bit>
 #include <cstdint>
 #include <new>
 #include <stdexcept>
@@ -146,7 +147,7 @@ DeviceMemory::DeviceMemory(const CudaDevice& device, size_t bytes) : device_(dev
   if (bytes == 0) return;
   Address address = 0;
   check(driver().allocate(&address, bytes), "cuMemAlloc");
-  data_ = reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address));
+  data_ = std::bit_cast<std::byte*>(address);
 }
 
 DeviceMemory::~DeviceMemory() {
