@@ -72,7 +72,7 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
   require(args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kGradient || args.anchor != nullptr,
           "anchors must be given");
   require(args.epilogue != Epilogue::kThin || (args.draws.elements != nullptr &&
-                                              (args.stats.sum == nullptr || args.stats.expected != nullptr)),
+                                               (args.stats.sum == nullptr || args.stats.expected != nullptr)),
           "lists, and slots of expected counts beside the sums', must be given");
   require(args.stats.argmax == nullptr || args.stats.max != nullptr, "argmax needs slots of maxima");
 }
@@ -94,9 +94,8 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
   params.exponent_scale = args.scale * 1.4426950408889634f;
   params.depth_blocks = static_cast<int32_t>((args.depth + kBlockDepth - 1) / kBlockDepth);
   params.column_tiles = static_cast<int32_t>((args.columns + kTileColumns - 1) / kTileColumns);
-  const int slots = args.stats.sum == nullptr
-                        ? std::numeric_limits<int>::max()
-                        : static_cast<int>(std::min<int64_t>(args.stats.slots, 1024));
+  const int slots = args.stats.sum == nullptr ? std::numeric_limits<int>::max()
+                                              : static_cast<int>(std::min<int64_t>(args.stats.slots, 1024));
   params.raster = make_raster(plan.clusters, config.turns(), plan.preferred_units, slots);
   require(
       plan.units < params.raster.tail_units + params.raster.main.units || params.raster.main.slots <= slots,

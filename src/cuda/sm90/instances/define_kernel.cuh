@@ -2,8 +2,8 @@
 #include "cuda/sm90/instances/instances.h"
 #include "cuda/sm90/logits_kernel.cuh"
 
-// Defines one function of instances.h and its two kernels. A macro: the compiler's host stubs cannot name a
-// class-type template argument such as an Instance.
+// Defines one function of instances.h and its kernels, two where the epilogue has cooperative tiles. A macro:
+// the compiler's host stubs cannot name a class-type template argument such as an Instance.
 #define HEADROOM_DEFINE_LOGITS_KERNEL(name, epilogue, dtype, general)                                       \
   namespace headroom::cuda::sm90 {                                                                          \
   namespace {                                                                                               \
@@ -14,9 +14,15 @@
     constexpr Instance kInstance{config_of(epilogue, kCooperative), epilogue, dtype, general};              \
     run_logits_kernel<kInstance>(hidden, classifier, out, params);                                          \
   }                                                                                                         \
+  template <bool kMayCooperate>                                                                             \
+  const void* pick_##name(bool cooperative) {                                                               \
+    if constexpr (kMayCooperate) {                                                                          \
+      if (cooperative) return reinterpret_cast<const void*>(&name##_kernel<kMayCooperate>);                 \
+    }                                                                                                       \
+    return reinterpret_cast<const void*>(&name##_kernel<false>);                                            \
+  }                                                                                                         \
   }                                                                                                         \
   const void* name(bool cooperative) {                                                                      \
-    return cooperative ? reinterpret_cast<const void*>(&name##_kernel<true>)                                \
-                       : reinterpret_cast<const void*>(&name##_kernel<false>);                              \
+    return pick_##name<may_cooperate(epilogue)>(cooperative);                                               \
   }                                                                                                         \
   }

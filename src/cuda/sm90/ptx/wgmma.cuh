@@ -13,8 +13,8 @@
 //   d[4j + 2..3]: eight rows further down
 namespace headroom::cuda::sm90::ptx {
 
-// The lower half of a matrix descriptor: the address in units of 16 bytes, of which additions may be made. The
-// next 16 elements of depth are 2 units on, the next 64 rows 512 units.
+// The lower half of a matrix descriptor: the address in units of 16 bytes, of which additions may be made.
+// The next 16 elements of depth are 2 units on, the next 64 rows 512 units.
 __device__ __forceinline__ uint32_t matrix_offset(uint32_t address) {
   return (address & 0x3FFFF) >> 4 | 1u << 16;
 }
