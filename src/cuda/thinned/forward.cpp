@@ -100,7 +100,7 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
   for_windows(run, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kThin);
     args.anchor = run.arena.anchor;
-    args.target_logit = nullptr;
+    args.target_logit = nullptr;  // known
     args.stats.weighted = nullptr;
     if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
     args.draws.seed = t.lists.seed;
@@ -229,7 +229,6 @@ void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, 
   launch_init_slots(run.arena.slots, nullptr, run.stream);
   launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {
     args.row_block_active = run.arena.active;
-    args.target_logit = run.arena.target_logit;  // once more, of the same products as the sums
     args.draws.certain_share = kCertainShare;
   });
   draw_again(run, t, chunk, hidden);
