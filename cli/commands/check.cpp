@@ -22,6 +22,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kOracle = "reference";
+constexpr const char* kOnDevices = "cuda";
 
 struct CheckOptions {
   std::string device = "cpu";
@@ -45,14 +46,15 @@ std::vector<std::string> chosen_backends(const GlobalOptions& globals, const Dev
   if (!globals.backend.empty()) return {globals.backend};
   std::vector<std::string> names;
   if (device.ordinal != HEADROOM_HOST_MEMORY) {
-    names.emplace_back("cuda");
+    names.emplace_back(kOnDevices);
     constexpr int32_t kHopper = 90;
     if (devices()[static_cast<size_t>(device.ordinal)].compute_capability == kHopper)
-      names.emplace_back("cuda:portable");
+      names.push_back(std::string(kOnDevices) + ":portable");
     return names;
   }
   for (const BackendInfo& backend : backends()) {
-    if (backend.why_unavailable.empty() && backend.name != kOracle) names.push_back(backend.name);
+    if (backend.why_unavailable.empty() && backend.name != kOracle && backend.name != kOnDevices)
+      names.push_back(backend.name);
   }
   if (names.empty()) names.push_back(kOracle);
   return names;
@@ -88,10 +90,10 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoi
     const CheckData data = make_data(c);
     const CheckOutputs reference = CheckRunner(c, data, true).run(oracle.runner, 0);
     const CheckOutputs naive = naive_float32(c, data, rounds_dz);
-    const CheckRunner runner(c, data, false);
+    const CheckRunner problem(c, data, false);
     for (const auto& engine : engines) {
-      for (const size_t workspace : runner.workspaces(engine->context)) {
-        const CheckOutputs got = runner.run(engine->runner, workspace);
+      for (const size_t workspace : problem.workspaces(engine->context)) {
+        const CheckOutputs got = problem.run(engine->runner, workspace);
         results.push_back({engine->name, c.name(), workspace, compare(c, data, reference, naive, got)});
       }
     }

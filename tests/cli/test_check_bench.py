@@ -74,8 +74,8 @@ def test_check_passes_on_this_machine(ok):
 
 
 @pytest.mark.gpu
-def test_check_passes_on_a_device(cuda_device, ok):
-    report = ok("--json", "check", "--device", cuda_device, timeout=600).json
+@pytest.mark.parametrize("on_device", [False, True])
+def test_check_passes_where_there_is_a_device(cuda_device, ok, on_device):
+    report = ok("--json", "check", "--device", cuda_device if on_device else "cpu", timeout=600).json
     assert report["passed"] and report["failed"] == 0 and report["runs"] > 300
-    assert {case["backend"] for case in report["cases"]} <= {"cuda", "cuda:portable"}
-    assert report["worst"]
+    assert {case["backend"].startswith("cuda") for case in report["cases"]} == {on_device}

@@ -111,14 +111,14 @@ void compute(FuzzedDataProvider& input) {
   Runner reference_runner(oracle, HEADROOM_HOST_MEMORY);
   const CheckOutputs reference = CheckRunner(c, data, true).run(reference_runner, 0);
   const CheckOutputs naive = naive_float32(c, data, false);
-  const CheckRunner runner(c, data, false);
+  const CheckRunner problem(c, data, false);
   // Random problems include some where the naive sums are right by luck; any order of summation errs by at
   // most about as many rounding units as it has terms.
   const auto terms = static_cast<double>(c.tokens + c.vocab + c.dim + 8);
-  for (const size_t workspace : runner.workspaces(best)) {
+  for (const size_t workspace : problem.workspaces(best)) {
     Runner best_runner(best, HEADROOM_HOST_MEMORY);  // a workspace of its own, whose ends are watched
     for (const CheckedOutput& output :
-         compare(c, data, reference, naive, runner.run(best_runner, workspace))) {
+         compare(c, data, reference, naive, problem.run(best_runner, workspace))) {
       if (output.error <= terms * output.bound) continue;
       print(c);
       std::fprintf(stderr, "workspace %zu: %s: error %g, bound %g\n", workspace, output.name.c_str(),
