@@ -41,8 +41,9 @@ def check_mean_over_seeds(draw, exact, seeds, unit=1e-5):
 
     Each component's mean over S seeds has a standard error, known from its own spread: six of them are a chance of
     2e-9. Where few seeds drew anything the mean has the tail of a Poisson variable instead (Bernstein's bound, of that
-    chance), whose range a component's own draws need not show: the widest of all is taken. All together, the squared distance is S times less than the variance, up to a factor that twenty effective
-    degrees of freedom exceed with a chance below 1e-6: 3.
+    chance), whose range a component's own draws need not show: the widest of all is taken. All together, the squared
+    distance is S times less than the variance, up to a factor that twenty effective degrees of freedom exceed with a
+    chance below 1e-6: 3.
     """
     samples = [draw(seed) for seed in range(seeds)]
     for index, expected in enumerate(exact):
