@@ -164,10 +164,11 @@ void print_text(const std::vector<CaseResult>& results, size_t failed, double se
       << table.text() << "\n"
       << results.size() - failed << " of " << results.size() << " runs within their bounds, in "
       << format_seconds(seconds) << "\n"
-      << "error: 2-norm of the difference to float64. bound: twice that of a naive float32 "
-         "computation, which on\n"
-         "a GPU rounds gradients of logits to 16-bit operands' dtype, plus a rounding unit of the output's "
-         "dtype.\n";
+      << "error: 2-norm of the difference to float64. bound: twice that of a naive float32 computation, "
+         "which on\n"
+         "a GPU rounds gradients of logits to 16-bit operands' dtype, plus a rounding unit: of the output's "
+         "dtype,\n"
+         "or of float32 and the terms that cancel in the output where that is more.\n";
 }
 
 void run_check(const CheckOptions& options, const GlobalOptions& globals) {

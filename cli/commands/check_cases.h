@@ -52,6 +52,14 @@ inline constexpr int64_t kCheckIgnoreIndex = -100;
 // The target of a row after the shift, or kCheckIgnoreIndex.
 int64_t shifted_target(const CheckCase& c, const CheckData& data, int64_t row);
 
+// dz_ij = p_ij a_i - c_ij - g_i [j = y_i], and a float32 computation rounds each of the three before they
+// cancel. Here the sum of their magnitudes goes through the gradients' products in the place of dz_ij;
+// elements add up in squares, as independent roundings do. Times a rounding unit: the 2-norm of what those
+// roundings do.
+struct GradientTerms {
+  double d_hidden = 0, d_classifier = 0, d_bias = 0;
+};
+
 // What a computation of a case gives, as float64 numbers. Rows that are ignored hold 0.
 struct CheckOutputs {
   double loss = 0;
@@ -63,6 +71,7 @@ struct CheckOutputs {
   std::vector<double> d_hidden;      // [N, D] or empty
   std::vector<double> d_classifier;  // [V, D] or empty
   std::vector<double> d_bias;        // [V] or empty
+  GradientTerms terms;               // only of the naive computation
 };
 
 // A number as it is after storing it in the dtype.

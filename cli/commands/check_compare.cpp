@@ -82,9 +82,12 @@ double wrong_argmax(const CheckCase& c, const CheckData& data, const CheckOutput
   return wrong;
 }
 
-// Row statistics and losses are differences of numbers as large as the row's lse and logits.
-double row_size(const CheckOutputs& reference, size_t i) {
-  return std::fabs(reference.lse[i]) + std::fabs(reference.nll[i]) + std::fabs(reference.entropy[i]);
+// Row statistics and losses are differences of numbers as large as the row's lse and logits. A capped logit,
+// cap tanh(x) = cap - 2 cap / (1 + exp(2 x)), is itself the difference of cap and of up to 2 cap.
+double row_size(const CheckCase& c, const CheckOutputs& reference, size_t i) {
+  if (reference.argmax[i] < 0) return 0;  // ignored
+  return std::max(std::fabs(reference.lse[i]) + std::fabs(reference.nll[i]) + std::fabs(reference.entropy[i]),
+                  3 * c.softcap);
 }
 
 // What the sum of the rows' losses is divided by; 0 when no row counts.
@@ -109,7 +112,8 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
   const double unit = rounding_unit(HEADROOM_F32);
   double magnitude = 0;
   for (size_t i = 0; i < reference.lse.size(); ++i) {
-    magnitude += row_size(reference, i) * row_size(reference, i);
+    const double size = row_size(c, reference, i);
+    magnitude += size * size;
   }
   magnitude = std::sqrt(magnitude);
   const auto add_rows = [&](const char* name, const std::vector<double>& ref,
@@ -127,7 +131,7 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
   double row_sizes = 0;
   for (size_t i = 0; i < reference.row_loss.size(); ++i) {
     row_errors += std::fabs(naive.row_loss[i] - reference.row_loss[i]);
-    row_sizes += row_size(reference, i) + std::fabs(reference.row_loss[i]);
+    row_sizes += row_size(c, reference, i) + std::fabs(reference.row_loss[i]);
   }
   const double over = 1 / divisor(c, data);
   const bool both_nan = std::isnan(reference.loss) && std::isnan(got.loss);
@@ -137,16 +141,18 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
 
   const auto add_gradient = [&](const char* name, const std::vector<double>& ref,
                                 const std::vector<double>& plain, const std::vector<double>& x,
-                                headroom_dtype dtype) {
+                                headroom_dtype dtype, double terms) {
     if (ref.empty() && x.empty()) return;
     const double floor = smallest_half(dtype) * std::sqrt(static_cast<double>(ref.size()));
-    out.push_back(
-        {name, distance(x, ref), 2 * distance(plain, ref) + rounding_unit(dtype) * norm(ref) + floor});
+    // The rounding of the output, or of the terms of dz where these cancel.
+    const double rounding = std::max(rounding_unit(dtype) * norm(ref), unit * terms);
+    out.push_back({name, distance(x, ref), 2 * distance(plain, ref) + rounding + floor});
   };
-  add_gradient("d_hidden", reference.d_hidden, naive.d_hidden, got.d_hidden, c.hidden_dtype);
+  add_gradient("d_hidden", reference.d_hidden, naive.d_hidden, got.d_hidden, c.hidden_dtype,
+               naive.terms.d_hidden);
   add_gradient("d_classifier", reference.d_classifier, naive.d_classifier, got.d_classifier,
-               c.classifier_dtype);
-  add_gradient("d_bias", reference.d_bias, naive.d_bias, got.d_bias, c.classifier_dtype);
+               c.classifier_dtype, naive.terms.d_classifier);
+  add_gradient("d_bias", reference.d_bias, naive.d_bias, got.d_bias, c.classifier_dtype, naive.terms.d_bias);
   return out;
 }
 

@@ -14,8 +14,9 @@ struct CheckedOutput {
   bool passed() const { return error <= bound; }  // false for a NaN
 };
 
-// The bound is twice the error of the naive float32 computation plus a rounding unit: of the dtype of the
-// output, relative to the numbers whose difference the output is. argmax: rows that chose a smaller logit.
+// The bound is twice the error of the naive float32 computation, plus a rounding unit of the largest numbers
+// behind the output: of its dtype and the output itself, or of float32 and the numbers whose difference it
+// is. The naive computation may be exact by luck where these cancel. argmax: rows that chose a smaller logit.
 std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& reference,
                                    const CheckOutputs& naive, const CheckOutputs& got);
 

@@ -10,6 +10,15 @@ std::vector<float> narrow(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
+// Sum of squares of each row of a [rows, depth] matrix.
+std::vector<double> row_squares(const std::vector<double>& matrix, int64_t rows, int64_t depth) {
+  std::vector<double> squares(static_cast<size_t>(rows));
+  for (size_t i = 0; i < matrix.size(); ++i) {
+    squares[i / static_cast<size_t>(depth)] += matrix[i] * matrix[i];
+  }
+  return squares;
+}
+
 // To the bits of the dtype, of any exponent: dz is scaled into the range of float16.
 float rounded_bits(float value, headroom_dtype dtype) {
   if (dtype != HEADROOM_F16) return static_cast<float>(rounded(value, dtype));
@@ -26,6 +35,9 @@ struct Naive {
   std::vector<float> classifier = narrow(data.classifier);
   std::vector<float> logits = {};  // [N, V]; turned into the gradient of the products, row by row
   float weight_total = 0;          // sum of the class weights
+  std::vector<double> hidden_squares = row_squares(data.hidden, c.tokens, c.dim);
+  std::vector<double> classifier_squares = row_squares(data.classifier, c.vocab, c.dim);
+  GradientTerms squares = {};  // of the 2-norms
 
   float class_weight(int64_t j) const {
     return data.class_weight.empty() ? 1 : static_cast<float>(data.class_weight[static_cast<size_t>(j)]);
@@ -98,10 +110,22 @@ struct Naive {
     for (int64_t j = 0; j < c.vocab; ++j) {
       const float cap = static_cast<float>(c.softcap);
       const float slope = cap > 0 ? 1 - (z[j] / cap) * (z[j] / cap) : 1;
-      float dz = std::exp(z[j] - lse) * a - k * smooth * class_weight(j);
-      if (j == y) dz -= k * target;
-      z[j] = rounds_dz ? rounded_bits(dz * slope, c.hidden_dtype) : dz * slope;
+      const float softmax_part = std::exp(z[j] - lse) * a;
+      const float smooth_part = k * smooth * class_weight(j);
+      const float target_part = j == y ? k * target : 0;
+      const float dz = (softmax_part - smooth_part - target_part) * slope;
+      add_terms(at, static_cast<size_t>(j),
+                (std::fabs(softmax_part) + std::fabs(smooth_part) + std::fabs(target_part)) * slope);
+      z[j] = rounds_dz ? rounded_bits(dz, c.hidden_dtype) : dz;
     }
+  }
+
+  // A dz_ij that is off by `terms` puts row i of d_hidden off by terms * scale * |C_j|, and so on.
+  void add_terms(size_t i, size_t j, double terms) {
+    const double products = terms * terms * c.scale * c.scale;
+    squares.d_hidden += products * classifier_squares[j];
+    squares.d_classifier += products * hidden_squares[i];
+    squares.d_bias += terms * terms;
   }
 
   void gradients(CheckOutputs& out) const {
@@ -147,6 +171,8 @@ CheckOutputs naive_float32(const CheckCase& c, const CheckData& data, bool round
   }
   out.loss = sum / divisor;
   naive.gradients(out);
+  out.terms = {std::sqrt(naive.squares.d_hidden), std::sqrt(naive.squares.d_classifier),
+               std::sqrt(naive.squares.d_bias)};
   return out;
 }
 
