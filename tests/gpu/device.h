@@ -36,11 +36,14 @@ class DeviceMemory {
   }
   size_t size() const { return bytes_; }
   std::span<std::byte> bytes() const { return {as<std::byte>(), bytes_}; }
+  // Done when they return: streams that do not wait for the null stream may come next.
   void clear() {
     if (bytes_ > 0) cuda_check(cudaMemset(data_, 0xff, bytes_));
+    cuda_check(cudaStreamSynchronize(nullptr));
   }
   void write(const std::vector<std::byte>& from) {
     cuda_check(cudaMemcpy(data_, from.data(), from.size(), cudaMemcpyHostToDevice));
+    cuda_check(cudaStreamSynchronize(nullptr));
   }
   template <class T = std::byte>
   std::vector<T> read() const {
