@@ -8,8 +8,7 @@ namespace {
 constexpr int kMostThreads = 512;
 constexpr int kColumnsEach = 8;  // of a block of threads
 constexpr int kInFlight = 8;     // hidden rows that a thread waits for at once
-constexpr int kHeavyBlocks = 1056;
-constexpr int kHeavyWarps = 8;
+constexpr int kHeavyBlocks = 528;
 
 // Sum over list[begin], list[begin + step], ...
 template <bool kAligned, class H>
@@ -33,15 +32,44 @@ __device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier
   }
 }
 
-// A block a few columns of the vocabulary; a thread has eight of the hidden columns.
+// Columns with many elements, 256 hidden columns at a time, by all warps of a block.
 template <class H, class To, bool kAligned, bool kSmooth>
-__global__ void __launch_bounds__(kMostThreads, kAligned && sizeof(H) == 2 ? 2 : 1)
-    gather_classifier_kernel(GatherClassifier g) {
+__device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
+  __shared__ float parts[kMostThreads / 32][32][9];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int64_t pieces = (g.columns + 255) / 256;
+  const int64_t items = *g.heavy_count * pieces;
+  for (int64_t item = block; item < items; item += blocks) {
+    const int32_t j = g.heavy[item / pieces];
+    const int64_t column = item % pieces * 256 + lane * 8;
+    const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
+    float sum[8] = {};
+    if (left > 0) {
+      add_list<kAligned>(sum, g, static_cast<const H*>(g.hidden) + column, g.column_start[j] + warp,
+                         g.column_start[j + 1], warps, left);
+    }
+    for (int i = 0; i < 8; ++i) parts[warp][lane][i] = sum[i];
+    __syncthreads();
+    if (warp == 0 && left > 0) {
+      for (int k = 1; k < warps; ++k) {
+        for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
+      }
+      if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
+      store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
+    }
+    __syncthreads();
+  }
+}
+
+// The other columns: a block has a few of the vocabulary, a thread eight of the hidden ones.
+template <class H, class To, bool kAligned, bool kSmooth>
+__device__ void gather_light(const GatherClassifier& g, int64_t block) {
   const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
   if (column >= g.columns) return;
   const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
   const H* hidden = static_cast<const H*>(g.hidden) + column;
-  const int64_t first = int64_t{blockIdx.x} * kColumnsEach, end = min(first + kColumnsEach, g.vocab);
+  const int64_t first = block * kColumnsEach, end = min(first + kColumnsEach, g.vocab);
   int32_t start = g.column_start[first];
   for (int64_t j = first; j < end; ++j) {
     const int32_t next = g.column_start[j + 1];
@@ -55,32 +83,14 @@ __global__ void __launch_bounds__(kMostThreads, kAligned && sizeof(H) == 2 ? 2 :
   }
 }
 
-// Columns with many elements, 256 hidden columns at a time: each warp has every eighth element.
+// The first blocks to be started have the long lists; the others fill the processors while those end.
 template <class H, class To, bool kAligned, bool kSmooth>
-__global__ void __launch_bounds__(32 * kHeavyWarps) heavy_columns_kernel(GatherClassifier g) {
-  __shared__ float parts[kHeavyWarps][32][9];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t pieces = (g.columns + 255) / 256;
-  const int64_t items = *g.heavy_count * pieces;
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const int32_t j = g.heavy[item / pieces];
-    const int64_t column = item % pieces * 256 + lane * 8;
-    const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
-    float sum[8] = {};
-    if (left > 0) {
-      add_list<kAligned>(sum, g, static_cast<const H*>(g.hidden) + column, g.column_start[j] + warp,
-                         g.column_start[j + 1], kHeavyWarps, left);
-    }
-    for (int i = 0; i < 8; ++i) parts[warp][lane][i] = sum[i];
-    __syncthreads();
-    if (warp == 0 && left > 0) {
-      for (int k = 1; k < kHeavyWarps; ++k) {
-        for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
-      }
-      if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
-      store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
-    }
-    __syncthreads();
+__global__ void __launch_bounds__(kMostThreads, kAligned && sizeof(H) == 2 ? 2 : 1)
+    gather_classifier_kernel(GatherClassifier g) {
+  if (blockIdx.x >= kHeavyBlocks) {
+    gather_light<H, To, kAligned, kSmooth>(g, int64_t{blockIdx.x} - kHeavyBlocks);
+  } else if (blockIdx.y == 0) {
+    gather_heavy<H, To, kAligned, kSmooth>(g, static_cast<int>(blockIdx.x), kHeavyBlocks);
   }
 }
 
@@ -99,30 +109,26 @@ __global__ void scatter_dense_kernel(ScatterDense s) {
   }
 }
 
-template <class H, class To, bool kAligned, bool kSmooth>
-void launch(const GatherClassifier& g, dim3 grid, unsigned threads, cudaStream_t stream) {
-  gather_classifier_kernel<H, To, kAligned, kSmooth><<<grid, threads, 0, stream>>>(g);
-  heavy_columns_kernel<H, To, kAligned, kSmooth><<<kHeavyBlocks, 32 * kHeavyWarps, 0, stream>>>(g);
-}
-
 }  // namespace
 
 void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream) {
   const RowBlocks blocks = row_threads(g.columns, kMostThreads);
-  const dim3 grid(blocks_for(g.vocab, kColumnsEach), blocks.blocks);
+  const dim3 grid(kHeavyBlocks + blocks_for(g.vocab, kColumnsEach), blocks.blocks);
   const bool aligned = is_aligned8(g.hidden, g.hidden_dtype, g.hidden_stride, g.columns) &&
                        is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
+  const bool smooth = g.smoothing.sum != nullptr;
   for_dtype(g.hidden_dtype, [&](auto from) {
     for_dtype(g.dtype, [&](auto to) {
       using H = decltype(from);
       using To = decltype(to);
-      const bool smooth = g.smoothing.sum != nullptr;
-      if (!aligned) {
-        smooth ? launch<H, To, false, true>(g, grid, blocks.threads, stream)
-               : launch<H, To, false, false>(g, grid, blocks.threads, stream);
+      const auto run = [&](auto is_aligned, auto is_smooth) {
+        gather_classifier_kernel<H, To, is_aligned.value, is_smooth.value>
+            <<<grid, blocks.threads, 0, stream>>>(g);
+      };
+      if (aligned) {
+        smooth ? run(std::true_type{}, std::true_type{}) : run(std::true_type{}, std::false_type{});
       } else {
-        smooth ? launch<H, To, true, true>(g, grid, blocks.threads, stream)
-               : launch<H, To, true, false>(g, grid, blocks.threads, stream);
+        smooth ? run(std::false_type{}, std::true_type{}) : run(std::false_type{}, std::false_type{});
       }
     });
   });
