@@ -49,13 +49,16 @@ void share(Workspace& w, const Layouts&... layouts) {
   (place(layouts), ...);
 }
 
-// Rows that are drawn again at a time: as many as dz of the dense columns has room for, whose place they
-// take.
-int64_t redraw_portion(const Problem& p, const ThinSizes& s) {
-  const int64_t room = std::max<int64_t>(p.tokens, 1) * padded_columns(p, s.dense) / padded_hidden(p);
-  return std::clamp<int64_t>(room / kRowBlock * kRowBlock,
-                             std::min<int64_t>(std::max<int64_t>(p.tokens, 1), 1024),
-                             std::max<int64_t>(p.tokens, 1));
+// Rows that are drawn again at a time: as many as there is room for in the memory that they share with other
+// layouts (lay_out_thinned).
+int64_t redraw_portion(const Problem& p, const ThinSizes& s, bool lists_columns) {
+  const int64_t rows = std::max<int64_t>(p.tokens, 1), depth = padded_hidden(p);
+  const auto element = static_cast<int64_t>(size_of(operand_dtype(p)));
+  const int64_t dz = p.needs_backward() ? rows * padded_columns(p, s.dense) : 0;
+  const int64_t products = ((s.dense + s.sampled) * depth + dz) * element;
+  const int64_t lists = lists_columns ? s.kept * static_cast<int64_t>(sizeof(KeptRow)) : 0;
+  const int64_t room = std::max(products, lists) / (depth * element);
+  return std::clamp<int64_t>(room / kRowBlock * kRowBlock, std::min<int64_t>(rows, 1024), rows);
 }
 
 }  // namespace
@@ -119,7 +122,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.row_threshold = take<float>(w, rows);
   t.out_of_range = take<uint8_t>(w, row_blocks(rows));
   if (p.needs_forward()) {
-    t.portion = redraw_portion(p, s);
+    t.portion = redraw_portion(p, s, lists_columns);
     t.portions = ceil_div(rows, t.portion);
     t.redrawn = take<int32_t>(w, t.portions * t.portion);
     t.redrawn_count = take<int32_t>(w, 1 + t.portions);
