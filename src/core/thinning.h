@@ -72,18 +72,19 @@ inline int64_t thinned_row_capacity(double threshold, int64_t vocab) {
   return most < static_cast<double>(vocab) ? static_cast<int64_t>(most) : vocab;
 }
 
-// Estimates the variance of a row of dz over its squared norm, from what was kept: an element whose gradient
-// is weight * factor has the variance p (threshold - p) factor^2 as if drawn on its own (systematic draws
-// have less), estimated by threshold * (threshold - p) factor^2 where it is kept; the exact square p^2
-// factor^2 by threshold * p factor^2. Label smoothing's dense part of dz is not counted.
+// Estimates the variance of a row of dz over its squared norm, from what was kept: an element that is kept
+// with the probability p / weight and whose gradient is then weight * factor (weight: the threshold, or more
+// where the guess was above lse) has the variance p (weight - p) factor^2 as if drawn on its own (systematic
+// draws have less), estimated by weight * (weight - p) factor^2 where it is kept; the exact square p^2
+// factor^2 by weight * p factor^2. Label smoothing's dense part of dz is not counted.
 template <class T>
 struct DrawVariance {
   T variance = 0, square = 0;
 
   HEADROOM_HD void add_exact(T d) { square += d * d; }
-  HEADROOM_HD void add_drawn(T p, T factor, T threshold) {
-    variance += threshold * (threshold - p) * factor * factor;
-    square += threshold * p * factor * factor;
+  HEADROOM_HD void add_drawn(T p, T factor, T weight) {
+    variance += weight * (weight - p) * factor * factor;
+    square += weight * p * factor * factor;
   }
   HEADROOM_HD T relative() const { return variance == 0 ? T(0) : variance / square; }
 };

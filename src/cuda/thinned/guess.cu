@@ -12,9 +12,6 @@ static_assert(kSampledColumns <= kMostSampled);
 // A sampled column stands for the others of its stretch, but not for a share of the row's sum larger than
 // this: a rare peak would make the guess far too high.
 constexpr float kRareShare = 1.0f / 1024;
-// The guess is a little lower than the estimate: too low costs more kept elements, too high a redraw.
-constexpr float kMargin = 0.1f;
-
 __device__ float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;
@@ -79,7 +76,7 @@ __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
     for (int i = 0; i < kEach; ++i) clipped += fminf(e[i], kRareShare * total);
     total = seen + others * warp_sum(clipped);
   }
-  return largest + logf(total) - kMargin;
+  return largest + logf(total);
 }
 
 // One warp a row.

@@ -11,8 +11,8 @@ inline constexpr int64_t kSampledColumns = 768;
 // Of the threshold: a guess of lse may be too high by a factor of 2, see docs/thinning.md.
 inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With a
-// guess of lse it is at most 1 over threshold.)
-inline constexpr double kMostExpected = 1.4;
+// guess of lse it is at most 1 over threshold.) A single such row costs a pass over the classifier.
+inline constexpr double kMostExpected = 1.5;
 // A row's list is sorted in shared memory, of which some devices have less.
 inline constexpr int64_t kLongestList = 16384, kLongestListElsewhere = 8192;
 // Smaller thresholds keep everything, too, and fp32 has room for them.

@@ -7,7 +7,7 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 
 __device__ uint64_t sort_key(const Draw& draw) {
   return static_cast<uint64_t>(static_cast<uint32_t>(draw.column_and_certain)) << 32 |
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
         if (weight == p) {
           moments.add_exact(p * factor);
         } else {
-          moments.add_drawn(p, factor, w.threshold);
+          moments.add_drawn(p, factor, weight);
         }
       }
     }
