@@ -14,7 +14,8 @@ LOSS_ERROR = 1e-5
 GRADIENT_BARS = {None: (1.03, 1 << 62), 2560: (1.08, 16384), 160: (1.40, 1 << 62)}  # budget: ratio to 3F, largest N
 
 
-# Thinned gradients: ratio to 3F by data and threshold, MiB beyond gradients, errors of one draw on a trained head.
+# Thinned gradients: ratio to 3F by data and threshold, MiB beyond gradients for 8192 tokens, errors of one draw on a
+# trained head.
 THINNED_BARS = {("trained", 2.0**-9): 0.44, ("trained", 2.0**-8): 0.40, ("peaked", 2.0**-9): 0.40}
 THINNED_BARS |= {(kind, 2.0**-9): 0.60 for kind in ("std0.1", "std1")}  # all but uniform
 THINNED_MIB = {2.0**-8: 128.0, 2.0**-9: 128.0}
@@ -53,7 +54,8 @@ def row_verdicts(row: Row, shape: Shape) -> list[Verdict]:
     elif row.threshold is not None:
         bar_3f = THINNED_BARS.get((row.data, row.threshold))
         found += [] if bar_3f is None else _time_verdict(row, f"{row.method}: time on {row.data}", bar_3f, "x 3F")
-        allowed = row.gradient_mib + OUTPUT_MIB + THINNED_MIB.get(row.threshold, float("inf"))
+        of_tokens = THINNED_MIB.get(row.threshold, float("inf")) * max(1.0, shape.tokens / 8192)
+        allowed = row.gradient_mib + OUTPUT_MIB + of_tokens
     else:
         bar, most_tokens = GRADIENT_BARS.get(row.budget_mib, (0.0, 0))
         if shape.tokens <= most_tokens:
