@@ -31,17 +31,21 @@ Draw* take_draws(const Problem& p, Workspace& w) {
   return take<Draw>(w, p.tokens * thin_sizes(p).capacity);
 }
 
+// Bytes of the largest layout.
+template <class... Layouts>
+size_t largest(const Layouts&... layouts) {
+  const auto measure = [](const auto& layout) {
+    Workspace counter;
+    layout(counter);
+    return counter.used();
+  };
+  return std::max({measure(layouts)...});
+}
+
 // Memory that several layouts share, one after the other in time.
 template <class... Layouts>
 void share(Workspace& w, const Layouts&... layouts) {
-  size_t bytes = 0;
-  const auto measure = [&](const auto& layout) {
-    Workspace counter;
-    layout(counter);
-    bytes = std::max(bytes, counter.used());
-  };
-  (measure(layouts), ...);
-  void* memory = take<std::byte>(w, static_cast<int64_t>(bytes));
+  void* memory = take<std::byte>(w, static_cast<int64_t>(largest(layouts...)));
   const auto place = [&](const auto& layout) {
     Workspace placed(memory);
     layout(placed);
@@ -49,15 +53,11 @@ void share(Workspace& w, const Layouts&... layouts) {
   (place(layouts), ...);
 }
 
-// Rows that are drawn again at a time: as many as there is room for in the memory that they share with other
-// layouts (lay_out_thinned).
-int64_t redraw_portion(const Problem& p, const ThinSizes& s, bool lists_columns) {
-  const int64_t rows = std::max<int64_t>(p.tokens, 1), depth = padded_hidden(p);
-  const auto element = static_cast<int64_t>(size_of(operand_dtype(p)));
-  const int64_t dz = p.needs_backward() ? rows * padded_columns(p, s.dense) : 0;
-  const int64_t products = ((s.dense + s.sampled) * depth + dz) * element;
-  const int64_t lists = lists_columns ? s.kept * static_cast<int64_t>(sizeof(KeptRow)) : 0;
-  const int64_t room = std::max(products, lists) / (depth * element);
+// Rows that are drawn again at a time: as many as have room in memory that others need anyway.
+int64_t redraw_portion(const Problem& p, size_t bytes) {
+  const int64_t rows = std::max<int64_t>(p.tokens, 1);
+  const int64_t row_bytes = padded_hidden(p) * static_cast<int64_t>(size_of(operand_dtype(p)));
+  const int64_t room = static_cast<int64_t>(bytes) / row_bytes;
   return std::clamp<int64_t>(room / kRowBlock * kRowBlock, std::min<int64_t>(rows, 1024), rows);
 }
 
@@ -121,8 +121,15 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   }
   t.row_threshold = take<float>(w, rows);
   t.out_of_range = take<uint8_t>(w, row_blocks(rows));
+  const auto operands = [&](Workspace& v) {
+    t.columns_copy = take_elements(v, dtype, (s.dense + s.sampled) * depth);
+    if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense));
+  };
+  const auto column_lists = [&](Workspace& v) {
+    if (lists_columns) t.by_column = take<KeptRow>(v, s.kept);
+  };
   if (p.needs_forward()) {
-    t.portion = redraw_portion(p, s, lists_columns);
+    t.portion = redraw_portion(p, largest(operands, column_lists));
     t.portions = ceil_div(rows, t.portion);
     t.redrawn = take<int32_t>(w, t.portions * t.portion);
     t.redrawn_count = take<int32_t>(w, 1 + t.portions);
@@ -157,18 +164,9 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
       [&](Workspace& v) {
         if (lists_columns) t.sorted = take<KeptRow>(v, s.kept);
       });
-  share(
-      w,
-      [&](Workspace& v) {
-        t.columns_copy = take_elements(v, dtype, (s.dense + s.sampled) * depth);
-        if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense));
-      },
-      [&](Workspace& v) {
-        if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
-      },
-      [&](Workspace& v) {
-        if (lists_columns) t.by_column = take<KeptRow>(v, s.kept);
-      });
+  share(w, operands, column_lists, [&](Workspace& v) {
+    if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
+  });
   if (p.want_d_classifier) {
     t.dense_gradient = take_elements(w, dense_gradient_dtype(p), s.dense * depth);
     if (!copies_to_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);

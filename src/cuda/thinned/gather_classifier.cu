@@ -116,20 +116,14 @@ void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream) {
   const dim3 grid(kHeavyBlocks + blocks_for(g.vocab, kColumnsEach), blocks.blocks);
   const bool aligned = is_aligned8(g.hidden, g.hidden_dtype, g.hidden_stride, g.columns) &&
                        is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
-  const bool smooth = g.smoothing.sum != nullptr;
   for_dtype(g.hidden_dtype, [&](auto from) {
     for_dtype(g.dtype, [&](auto to) {
       using H = decltype(from);
       using To = decltype(to);
-      const auto run = [&](auto is_aligned, auto is_smooth) {
+      for_gather(aligned, g.smoothing.sum != nullptr, [&](auto is_aligned, auto is_smooth) {
         gather_classifier_kernel<H, To, is_aligned.value, is_smooth.value>
             <<<grid, blocks.threads, 0, stream>>>(g);
-      };
-      if (aligned) {
-        smooth ? run(std::true_type{}, std::true_type{}) : run(std::true_type{}, std::false_type{});
-      } else {
-        smooth ? run(std::false_type{}, std::true_type{}) : run(std::false_type{}, std::false_type{});
-      }
+      });
     });
   });
   check_launch("gather_classifier");

@@ -53,15 +53,9 @@ __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
 template <class C, class To, int kLanes>
 void launch(const GatherHidden& g, bool aligned, cudaStream_t stream) {
   const dim3 grid(blocks_for(g.rows, kThreads / kLanes), blocks_for(g.columns, 8 * kLanes));
-  const auto run = [&](auto is_aligned, auto is_smooth) {
+  for_gather(aligned, g.smoothing.sum != nullptr, [&](auto is_aligned, auto is_smooth) {
     gather_hidden_kernel<C, To, kLanes, is_aligned.value, is_smooth.value><<<grid, kThreads, 0, stream>>>(g);
-  };
-  const bool smooth = g.smoothing.sum != nullptr;
-  if (aligned) {
-    smooth ? run(std::true_type{}, std::true_type{}) : run(std::true_type{}, std::false_type{});
-  } else {
-    smooth ? run(std::false_type{}, std::true_type{}) : run(std::false_type{}, std::false_type{});
-  }
+  });
 }
 
 }  // namespace

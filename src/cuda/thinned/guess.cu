@@ -12,6 +12,7 @@ static_assert(kSampledColumns <= kMostSampled);
 // A sampled column stands for the others of its stretch, but not for a share of the row's sum larger than
 // this: a rare peak would make the guess far too high.
 constexpr float kRareShare = 1.0f / 1024;
+
 __device__ float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;

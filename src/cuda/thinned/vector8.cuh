@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/thinned.h"
@@ -66,6 +67,16 @@ __device__ __forceinline__ void store8(T* to, const float (&sum)[8], int left, b
 inline bool is_aligned8(const void* data, DType dtype, int64_t stride, int64_t columns) {
   const auto bytes = static_cast<uint64_t>(stride) * size_of(dtype);
   return columns % 8 == 0 && ((reinterpret_cast<uintptr_t>(data) | bytes) % 16) == 0;
+}
+
+// Calls body(aligned, smooth) with both as types, which kernels are instantiated for.
+template <class F>
+void for_gather(bool aligned, bool smooth, F&& body) {
+  if (aligned) {
+    smooth ? body(std::true_type{}, std::true_type{}) : body(std::true_type{}, std::false_type{});
+  } else {
+    smooth ? body(std::false_type{}, std::true_type{}) : body(std::false_type{}, std::false_type{});
+  }
 }
 
 // Threads of a block over a row of eights, and blocks over a longer one.
