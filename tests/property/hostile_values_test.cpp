@@ -76,6 +76,35 @@ TEST_P(HostileValues, Saturated) {
   EXPECT_EQ(got.d_hidden, (std::vector<double>{0, 9984}));
 }
 
+// Rows that are sure of their target, with a loss far below the rounding of a logit, and rows that all but
+// exclude it.
+TEST_P(HostileValues, TinyAndLargeLosses) {
+  const std::vector<double> below = {30, 20, 16, 12, 8, 2, -2, -20, -60, -80, -92};
+  const int64_t rows = static_cast<int64_t>(below.size());
+  Case c = plain(engine(), 9, {rows, 4, 2});
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  for (size_t i = 0; i < below.size(); ++i) {
+    c.hidden[2 * i] = below[i];
+    c.hidden[2 * i + 1] = 17.25;
+  }
+  for (size_t j = 0; j < 4; ++j) {
+    c.classifier[2 * j] = j == 1 ? 0 : -1;
+    c.classifier[2 * j + 1] = 1;
+  }
+  c.targets.assign(below.size(), 1);
+  const Expected expected(c);
+  for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+    c.mode = mode;
+    const Outputs got = solve(context_, c);
+    expected.check(engine(), got);
+    for (size_t i = 0; i < below.size(); ++i) {
+      const double nll = std::log1p(3 * std::exp(-below[i]));
+      // Sums of 4 terms in fp32, whose exponents are rounded.
+      EXPECT_NEAR(got.nll[i], nll, 0x1p-22 + 0x1p-21 * nll) << below[i];
+    }
+  }
+}
+
 // A masked vocabulary entry (bias -inf) has probability 0 and takes no gradient.
 TEST_P(HostileValues, MaskedEntries) {
   Case c = plain(engine(), 8, {12, 300, 8});

@@ -1,7 +1,5 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/sm90/anchor.h"
-#include "cuda/sm90/ptx/math.cuh"
 
 namespace headroom::cuda {
 namespace {
@@ -65,12 +63,9 @@ __global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets
   const int32_t column = arena.target[k.first + r];
   if (column < 0) return;
   const float z = arena.target_logit[r], anchor = arena.anchor[r];
-  // As the kernel computed it: with no other column, it is the sum to the last bit.
+  // As it is in the sum: with no other column, it is the sum to the last bit.
   float exp_z = z == anchor ? 1.0f : expf(z - anchor);
-  if (k.base_2) {
-    const sm90::SplitAnchor split = sm90::split_anchor(anchor);
-    exp_z = sm90::ptx::exp2_approx(fmaf(z - split.far, sm90::kLog2E, split.shift));
-  }
+  if (k.base_2) exp_z = static_cast<float>(kept_exp(z, anchor));
   double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
   if (k.softcap != 0) entry *= 1 - double{z / k.softcap} * double{z / k.softcap};
   const int64_t index = r * k.stride + column;

@@ -1,7 +1,6 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sizes.h"
-#include "cuda/sm90/anchor.h"
 
 namespace headroom::cuda {
 namespace {
@@ -43,6 +42,24 @@ __global__ void init_slots_kernel(StatSlots slots, const uint8_t* active) {
   if (slots.expected != nullptr) slots.expected[i] = 0;
 }
 
+// Statistics of a row whose sums are relative to its anchor.
+__device__ RowStats<double> stats_to_anchor(SumsOf sums, const Arena& arena, int64_t r, bool has_target) {
+  const float anchor = arena.anchor[r];
+  if (sums == SumsOf::kAnchors) return joined_to_anchor(arena.slots, r, anchor);
+  if (sums == SumsOf::kBase2Anchors) return joined_to_anchor(arena.slots, r, sm90::effective_anchor(anchor));
+  RowStats<double> stats = joined_to_anchor(arena.slots, r, sm90::effective_kept_anchor(anchor));
+  stats.sum_exp = ldexp(stats.sum_exp, -sm90::kKeptExponent);
+  stats.sum_exp_logit = ldexp(stats.sum_exp_logit, -sm90::kKeptExponent);
+  if (!has_target) return stats;
+  const float z = arena.target_logit[r];
+  const double rounding = kept_exp(z, anchor) - double{kept_exp_of_kernel(z, anchor)};
+  const double correction = ldexp(rounding, -sm90::kKeptExponent);
+  if (!isfinite(correction)) return stats;
+  stats.sum_exp += correction;
+  stats.sum_exp_logit += correction * z;
+  return stats;
+}
+
 __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, FinishRows f) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (r >= existing(f.row_count, f.rows)) return;
@@ -53,17 +70,12 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   }
   const int64_t row = arena.row_map[f.first + r];
   const int64_t target = target_of(in, row);
-  RowStats<double> stats;
-  if (f.anchored) {
-    const float anchor = arena.anchor[r];
-    stats = joined_to_anchor(arena.slots, r, f.base_2 ? sm90::effective_anchor(anchor) : double{anchor});
-  } else {
-    stats = joined(arena.slots, r);
-  }
+  const bool anchored = f.sums != SumsOf::kMaxima;
+  RowStats<double> stats = anchored ? stats_to_anchor(f.sums, arena, r, local >= 0) : joined(arena.slots, r);
   stats.target_logit = local >= 0 ? double{arena.target_logit[r]} : 0;
   if (stats.argmax >= 0) stats.argmax += in.vocab_start;
   RowStats<double> shown = stats;
-  if (f.anchored && f.has_max) shown = rebase(stats, joined_max(arena.slots, r));
+  if (anchored && f.has_max) shown = rebase(stats, joined_max(arena.slots, r));
   put(out.max, row, shown.max);
   put(out.sum_exp, row, shown.sum_exp);
   put(out.target_logit, row, stats.target_logit);
@@ -73,7 +85,10 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   if (f.is_shard) return;
   const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
   arena.lse[r] = static_cast<float>(loss.lse);
-  if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
+  if (f.sums == SumsOf::kAnchors || f.sums == SumsOf::kBase2KeptExps) {
+    const int exponent = f.sums == SumsOf::kBase2KeptExps ? sm90::kKeptExponent : 0;
+    arena.row_factor[r] = static_cast<float>(ldexp(stats.sum_exp, exponent));
+  }
   arena.row_loss[f.first + r] = static_cast<float>(loss.loss);
   put(out.nll, row, loss.nll);
   put(out.lse, row, loss.lse);

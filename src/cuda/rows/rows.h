@@ -34,13 +34,19 @@ void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk,
 // ---- losses.cu
 // Per-token outputs of the rows that are not computed: 0, or NaN where the target is out of range.
 void launch_fill_ignored(const RowInputs& in, const Buffers& out, cudaStream_t stream);
+// What the slots' sums of exps are relative to.
+enum class SumsOf : int {
+  kMaxima,         // the slot's own maximum
+  kAnchors,        // arena.anchor
+  kBase2Anchors,   // sm90::effective_anchor() of it
+  kBase2KeptExps,  // sm90::effective_kept_anchor() of it, and times 2^kKeptExponent
+};
 // Joins the slots of a chunk's rows, writes their outputs, row_loss and lse. `rows` of them may exist.
-// anchored: the sums are relative to arena.anchor; has_max: whether the slots hold maxima all the same.
 struct FinishRows {
   int64_t first, rows;
   const int32_t* row_count;
-  bool anchored, has_max;
-  bool base_2;  // exps are powers of 2: their anchor is effective_anchor()
+  SumsOf sums;
+  bool has_max;  // whether the slots hold maxima, whatever the sums are relative to
   bool is_shard;
 };
 void launch_finish_rows(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishRows& f,
@@ -75,7 +81,7 @@ struct CorrectTargets {
   void* exps;
   int64_t stride;
   bool wide;    // fp32 exps
-  bool base_2;  // as in FinishRows
+  bool base_2;  // of sm90: SumsOf::kBase2KeptExps, else kAnchors
   float softcap;
 };
 void launch_correct_targets(const RowInputs& in, const Arena& arena, const CorrectTargets& c,

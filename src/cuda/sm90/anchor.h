@@ -27,10 +27,24 @@ HEADROOM_HD inline SplitAnchor split_anchor(float anchor) {
   return is_far(anchor, shift) ? SplitAnchor{anchor, 0} : SplitAnchor{0, shift};
 }
 
-// What kept exps are relative to: the anchor but for the rounding of its shift.
+// What these exps are relative to: the anchor but for the rounding of its shift.
 HEADROOM_HD inline double effective_anchor(float anchor) {
   const SplitAnchor split = split_anchor(anchor);
   return split.far - static_cast<double>(split.shift) / static_cast<double>(kLog2E);
+}
+
+// Kept exps are 2^kKeptExponent times as large. Relative to a target's logit sums are never below 1, so
+// without it they would use half of the range that find_redo_kernel allows, and fewer rows would be in it.
+inline constexpr int kKeptExponent = -58;
+
+HEADROOM_HD inline SplitAnchor split_kept_anchor(float anchor) {
+  const SplitAnchor split = split_anchor(anchor);
+  return {split.far, split.shift + kKeptExponent};
+}
+
+HEADROOM_HD inline double effective_kept_anchor(float anchor) {
+  const SplitAnchor split = split_kept_anchor(anchor);
+  return split.far - (static_cast<double>(split.shift) - kKeptExponent) / static_cast<double>(kLog2E);
 }
 
 }  // namespace headroom::cuda::sm90

@@ -81,7 +81,7 @@ void launch_known_guess(const float* lse, const int32_t* target, float threshold
 struct FindRedraws {
   int64_t rows;
   const StatSlots* slots;   // on the host
-  bool base_2;              // as in FinishRows
+  bool base_2;              // sums are relative to sm90::effective_anchor()
   float certain_share;      // as in Draws
   const int32_t* target;    // [N]
   const float* anchor;      // [N] the guess
@@ -123,7 +123,7 @@ struct Weigh {
   int32_t capacity;
   float threshold;
   uint32_t first_stream;         // global number of column 0
-  bool base_2;                   // as in FinishRows
+  bool base_2;                   // the guess is sm90::effective_anchor() of it
   const int32_t* target;         // [N]
   const int32_t* role;           // [V]
   const float *lse, *a, *b, *g;  // [N]; b may be null
