@@ -73,7 +73,8 @@ struct LogitsArgs {
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window
   // kExps. An input of sm90; portable, which is given whole rows, writes the maximum here. Of sm90 exps and
-  // sums are as sm90/anchor.h says: relative to the anchor but for a rounding, those of kExps times 2^-58.
+  // sums are relative to sm90::effective_anchor(), the anchor but for a rounding, and what is stored is
+  // 2^sm90::kKeptExponent times the exps.
   float* anchor = nullptr;  // [rows]
   const uint8_t* row_block_active =
       nullptr;  // one for 128 rows, 0: leave them as they are; null: all are active

@@ -11,11 +11,6 @@
 namespace headroom::cuda {
 namespace {
 
-SumsOf sums_of(const Runner& run, bool kept) {
-  if (!kept) return SumsOf::kMaxima;
-  return run.detail.implementation == Implementation::kSm90 ? SumsOf::kBase2KeptExps : SumsOf::kAnchors;
-}
-
 void run_chunk(const Runner& run, const Chunk& chunk) {
   const Operand hidden = load_hidden(run, chunk);
   const bool kept = keeps_exps(run.plan);
@@ -26,8 +21,8 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
       sum_rows(run, chunk, hidden, run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr);
     }
     launch_finish_rows(run.rows, run.arena, run.buffers,
-                       {chunk.first, chunk.rows, chunk.row_count, sums_of(run, kept), tracks_max(run),
-                        run.problem.is_shard()},
+                       {chunk.first, chunk.rows, chunk.row_count, kept, tracks_max(run),
+                        run.detail.implementation == Implementation::kSm90, run.problem.is_shard()},
                        run.stream);
   }
   if (!run.problem.needs_backward()) return;

@@ -1,5 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/sm90/anchor.h"
+#include "cuda/sm90/ptx/math.cuh"
 
 namespace headroom::cuda {
 namespace {
@@ -58,14 +60,18 @@ __global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets
   float a = arena.a[r];
   const float g = arena.g[r];
   if (a == 0) a = 1e-20f * g;  // then only the target has a gradient, and its entry is large instead
-  const float sum = arena.row_factor[r];
+  const float unit = k.base_2 ? ldexpf(1, sm90::kKeptExponent) : 1.0f;
+  const float sum = arena.row_factor[r] * unit;
   arena.row_factor[r] = a / sum;
   const int32_t column = arena.target[k.first + r];
   if (column < 0) return;
   const float z = arena.target_logit[r], anchor = arena.anchor[r];
-  // As it is in the sum: with no other column, it is the sum to the last bit.
+  // As the kernel computed it: with no other column, it is the sum to the last bit.
   float exp_z = z == anchor ? 1.0f : expf(z - anchor);
-  if (k.base_2) exp_z = static_cast<float>(kept_exp(z, anchor));
+  if (k.base_2) {
+    const sm90::SplitAnchor split = sm90::split_anchor(anchor);
+    exp_z = unit * sm90::ptx::exp2_approx(fmaf(z - split.far, sm90::kLog2E, split.shift));
+  }
   double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
   if (k.softcap != 0) entry *= 1 - double{z / k.softcap} * double{z / k.softcap};
   const int64_t index = r * k.stride + column;

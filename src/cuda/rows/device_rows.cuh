@@ -8,8 +8,6 @@
 
 #include "core/row_coefficients.h"
 #include "cuda/rows/rows.h"
-#include "cuda/sm90/anchor.h"
-#include "cuda/sm90/ptx/math.cuh"
 
 namespace headroom::cuda {
 
@@ -114,16 +112,6 @@ __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int6
   }
   all.max = anchor;
   return all;
-}
-
-// The kept exp of a logit, and as the kernel computed it, whose exponents are near kKeptExponent and rounded as
-// such numbers are: 1.3e-6 of the exp. That of the target matters, as nll is 0 but for it where p is nearly 1.
-__device__ inline double kept_exp(float z, float anchor) {
-  return ldexp(exp(z - sm90::effective_kept_anchor(anchor)), sm90::kKeptExponent);
-}
-__device__ inline float kept_exp_of_kernel(float z, float anchor) {
-  const sm90::SplitAnchor split = sm90::split_kept_anchor(anchor);
-  return sm90::ptx::exp2_approx(fmaf(z - split.far, sm90::kLog2E, split.shift));
 }
 
 // The largest of the slots' maxima; a NaN is the largest.

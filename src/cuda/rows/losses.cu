@@ -1,6 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sizes.h"
+#include "cuda/sm90/anchor.h"
 
 namespace headroom::cuda {
 namespace {
@@ -42,24 +43,6 @@ __global__ void init_slots_kernel(StatSlots slots, const uint8_t* active) {
   if (slots.expected != nullptr) slots.expected[i] = 0;
 }
 
-// Statistics of a row whose sums are relative to its anchor.
-__device__ RowStats<double> stats_to_anchor(SumsOf sums, const Arena& arena, int64_t r, bool has_target) {
-  const float anchor = arena.anchor[r];
-  if (sums == SumsOf::kAnchors) return joined_to_anchor(arena.slots, r, anchor);
-  if (sums == SumsOf::kBase2Anchors) return joined_to_anchor(arena.slots, r, sm90::effective_anchor(anchor));
-  RowStats<double> stats = joined_to_anchor(arena.slots, r, sm90::effective_kept_anchor(anchor));
-  stats.sum_exp = ldexp(stats.sum_exp, -sm90::kKeptExponent);
-  stats.sum_exp_logit = ldexp(stats.sum_exp_logit, -sm90::kKeptExponent);
-  if (!has_target) return stats;
-  const float z = arena.target_logit[r];
-  const double rounding = kept_exp(z, anchor) - double{kept_exp_of_kernel(z, anchor)};
-  const double correction = ldexp(rounding, -sm90::kKeptExponent);
-  if (!isfinite(correction)) return stats;
-  stats.sum_exp += correction;
-  stats.sum_exp_logit += correction * z;
-  return stats;
-}
-
 __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, FinishRows f) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (r >= existing(f.row_count, f.rows)) return;
@@ -70,12 +53,17 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   }
   const int64_t row = arena.row_map[f.first + r];
   const int64_t target = target_of(in, row);
-  const bool anchored = f.sums != SumsOf::kMaxima;
-  RowStats<double> stats = anchored ? stats_to_anchor(f.sums, arena, r, local >= 0) : joined(arena.slots, r);
+  RowStats<double> stats;
+  if (f.anchored) {
+    const float anchor = arena.anchor[r];
+    stats = joined_to_anchor(arena.slots, r, f.base_2 ? sm90::effective_anchor(anchor) : double{anchor});
+  } else {
+    stats = joined(arena.slots, r);
+  }
   stats.target_logit = local >= 0 ? double{arena.target_logit[r]} : 0;
   if (stats.argmax >= 0) stats.argmax += in.vocab_start;
   RowStats<double> shown = stats;
-  if (anchored && f.has_max) shown = rebase(stats, joined_max(arena.slots, r));
+  if (f.anchored && f.has_max) shown = rebase(stats, joined_max(arena.slots, r));
   put(out.max, row, shown.max);
   put(out.sum_exp, row, shown.sum_exp);
   put(out.target_logit, row, stats.target_logit);
@@ -85,10 +73,7 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   if (f.is_shard) return;
   const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
   arena.lse[r] = static_cast<float>(loss.lse);
-  if (f.sums == SumsOf::kAnchors || f.sums == SumsOf::kBase2KeptExps) {
-    const int exponent = f.sums == SumsOf::kBase2KeptExps ? sm90::kKeptExponent : 0;
-    arena.row_factor[r] = static_cast<float>(ldexp(stats.sum_exp, exponent));
-  }
+  if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
   arena.row_loss[f.first + r] = static_cast<float>(loss.loss);
   put(out.nll, row, loss.nll);
   put(out.lse, row, loss.lse);
@@ -107,8 +92,8 @@ __global__ void __launch_bounds__(1024) finish_loss_kernel(RowInputs in, Arena a
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(s.correct_count);
 }
 
-// exp(z - anchor) has to stay within bf16's (fp32's) exponents, as has its sum: exp(+-60) leaves room for
-// both. One block of threads for each block of rows.
+// exp(z - anchor) has to stay within fp32's exponents, as have its sum, in bf16 times 2^kKeptExponent, and
+// exp(z - anchor) z. One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock)
     find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
@@ -117,7 +102,8 @@ __global__ void __launch_bounds__(kRowBlock)
     const StatSlots& slots = arena.slots;
     double sum = 0;
     for (int64_t s = 0; s < slots.slots; ++s) sum += slots.sum[s * slots.stride + r];
-    redo = !(sum < 1.1e26 && sum > 8.7e-27);  // also NaN: the anchor itself may be -inf
+    const double most = slots.sum_z == nullptr ? 0x1p125 : 0x1p100;
+    redo = !(sum < most && sum > 8.7e-27);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);
   if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;

@@ -34,19 +34,13 @@ void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk,
 // ---- losses.cu
 // Per-token outputs of the rows that are not computed: 0, or NaN where the target is out of range.
 void launch_fill_ignored(const RowInputs& in, const Buffers& out, cudaStream_t stream);
-// What the slots' sums of exps are relative to.
-enum class SumsOf : int {
-  kMaxima,         // the slot's own maximum
-  kAnchors,        // arena.anchor
-  kBase2Anchors,   // sm90::effective_anchor() of it
-  kBase2KeptExps,  // sm90::effective_kept_anchor() of it, and times 2^kKeptExponent
-};
 // Joins the slots of a chunk's rows, writes their outputs, row_loss and lse. `rows` of them may exist.
+// anchored: the sums are relative to arena.anchor; has_max: whether the slots hold maxima all the same.
 struct FinishRows {
   int64_t first, rows;
   const int32_t* row_count;
-  SumsOf sums;
-  bool has_max;  // whether the slots hold maxima, whatever the sums are relative to
+  bool anchored, has_max;
+  bool base_2;  // exps are powers of 2: their anchor is effective_anchor()
   bool is_shard;
 };
 void launch_finish_rows(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishRows& f,
@@ -73,15 +67,15 @@ struct Coefficients {
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
 void launch_coefficients(const RowInputs& in, const Arena& arena, const Coefficients& c, cudaStream_t stream);
-// Kept exps: row_factor, which held the sum, becomes a / sum, and the entry of the target exp - g /
-// row_factor: so exps times row_factor is dz.
+// Kept exps: row_factor, which held the sum, becomes a / sum (both in the units of what is stored), and the
+// entry of the target exp - g / row_factor: so exps times row_factor is dz.
 struct CorrectTargets {
   int64_t first, rows;
   const int32_t* row_count;
   void* exps;
   int64_t stride;
   bool wide;    // fp32 exps
-  bool base_2;  // of sm90: SumsOf::kBase2KeptExps, else kAnchors
+  bool base_2;  // as in FinishRows; and exps are stored times 2^sm90::kKeptExponent
   float softcap;
 };
 void launch_correct_targets(const RowInputs& in, const Arena& arena, const CorrectTargets& c,

@@ -33,18 +33,8 @@ HEADROOM_HD inline double effective_anchor(float anchor) {
   return split.far - static_cast<double>(split.shift) / static_cast<double>(kLog2E);
 }
 
-// Kept exps are 2^kKeptExponent times as large. Relative to a target's logit sums are never below 1, so
-// without it they would use half of the range that find_redo_kernel allows, and fewer rows would be in it.
+// Kept exps are stored as 2^kKeptExponent times what they are. Relative to the target's logit their sum is
+// never below 1, so they would use one half of bf16's exponents alone.
 inline constexpr int kKeptExponent = -58;
-
-HEADROOM_HD inline SplitAnchor split_kept_anchor(float anchor) {
-  const SplitAnchor split = split_anchor(anchor);
-  return {split.far, split.shift + kKeptExponent};
-}
-
-HEADROOM_HD inline double effective_kept_anchor(float anchor) {
-  const SplitAnchor split = split_kept_anchor(anchor);
-  return split.far - (static_cast<double>(split.shift) - kKeptExponent) / static_cast<double>(kLog2E);
-}
 
 }  // namespace headroom::cuda::sm90

@@ -49,7 +49,7 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
     own_anchor = subtract_far_anchors(acc, own_anchor, args.scale);
   }
 
-  const SplitAnchor own = split_kept_anchor(own_anchor);
+  const SplitAnchor own = split_anchor(own_anchor);
   [[maybe_unused]] const float inverse_cap = args.softcap == 0.f ? 0.f : 1.f / args.softcap;
   float sums[kQuadRows];
   [[maybe_unused]] float sums_z[kQuadRows];

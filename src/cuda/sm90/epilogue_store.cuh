@@ -10,10 +10,18 @@
 
 namespace headroom::cuda::sm90 {
 
-// Stores a warpgroup's tile as 16-bit numbers: 128 x 64 pieces go to a swizzled buffer in shared memory and
-// from there, while the next is prepared, by the copy engine, which leaves out what lies past the matrix.
-// staging: the first computing warpgroup's buffers, followed by the other's.
-template <Config kConfig, DType kType>
+template <DType kType, int kExponent>
+__device__ __forceinline__ uint32_t pack_scaled(float low, float high) {
+  const uint32_t packed = ptx::pack<kType>(low, high);
+  if constexpr (kExponent == 0) return packed;
+  static_assert(kExponent == 0 || kType == DType::kBF16);
+  return ptx::scale_bf16x2<kExponent>(packed);
+}
+
+// Stores a warpgroup's tile, times 2^kExponent, as 16-bit numbers: 128 x 64 pieces go to a swizzled buffer in
+// shared memory and from there, while the next is prepared, by the copy engine, which leaves out what lies
+// past the matrix. staging: the first computing warpgroup's buffers, followed by the other's.
+template <Config kConfig, DType kType, int kExponent>
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const TileView& tile,
                                            const CUtensorMap* out, uint32_t staging) {
 #pragma unroll
@@ -41,9 +49,10 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const TileVi
       for (int quarter = 0; quarter < 4; ++quarter) {
         const int chunk = quarter * 2 + side;
         const float* d = acc[half] + piece * 32 + quarter * 8;
-        ptx::store_matrices(buffer + (half * 64 + row) * 128 + ((chunk ^ (row & 7)) << 4),
-                            ptx::pack<kType>(d[0], d[1]), ptx::pack<kType>(d[2], d[3]),
-                            ptx::pack<kType>(d[4], d[5]), ptx::pack<kType>(d[6], d[7]));
+        ptx::store_matrices(
+            buffer + (half * 64 + row) * 128 + ((chunk ^ (row & 7)) << 4),
+            pack_scaled<kType, kExponent>(d[0], d[1]), pack_scaled<kType, kExponent>(d[2], d[3]),
+            pack_scaled<kType, kExponent>(d[4], d[5]), pack_scaled<kType, kExponent>(d[6], d[7]));
       }
     }
     ptx::fence_shared_to_copy_engine();

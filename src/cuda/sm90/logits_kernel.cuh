@@ -197,6 +197,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
   constexpr Config kConfig = kInstance.config;
   constexpr bool kPingPong = !kConfig.cooperative;
   constexpr DType kOutType = kInstance.epilogue == Epilogue::kGradient ? kInstance.dtype : DType::kBF16;
+  constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExps ? kKeptExponent : 0;
   const LogitsArgs& args = params.args;
   const TileView view{shared.view()};
 
@@ -235,7 +236,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
       gradient_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
     }
     if constexpr (kConfig.staging_buffers > 0)
-      store_tile<kConfig, kOutType>(acc, view, &out, shared.staging());
+      store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
   }
   if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();
 }

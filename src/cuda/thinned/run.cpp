@@ -14,9 +14,8 @@ void run_thinned(const Runner& run, Workspace workspace) {
     draw(run, t, chunk, hidden);
     if (p.label_smoothing > 0) sum_classifier(run, t, hidden);  // after the slots were last set
     launch_finish_rows(run.rows, run.arena, run.buffers,
-                       {chunk.first, chunk.rows, chunk.row_count,
-                        sums_while_drawing(run) ? SumsOf::kBase2Anchors : SumsOf::kMaxima, tracks_max(run),
-                        p.is_shard()},
+                       {chunk.first, chunk.rows, chunk.row_count, sums_while_drawing(run), tracks_max(run),
+                        run.detail.implementation == Implementation::kSm90, p.is_shard()},
                        run.stream);
   }
   if (!p.needs_backward()) return;

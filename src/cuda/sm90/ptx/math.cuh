@@ -38,4 +38,14 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return packed;
 }
 
+// Two packed bf16 times 2^kExponent, exact but for subnormal results.
+template <int kExponent>
+__device__ __forceinline__ uint32_t scale_bf16x2(uint32_t packed) {
+  static_assert(kExponent > -127 && kExponent < 128);
+  constexpr uint32_t kFactor = static_cast<uint32_t>(kExponent + 127) << 7;
+  uint32_t scaled;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(scaled) : "r"(packed), "r"(kFactor << 16 | kFactor));
+  return scaled;
+}
+
 }  // namespace headroom::cuda::sm90::ptx
