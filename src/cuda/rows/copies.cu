@@ -1,5 +1,5 @@
 #include "cuda/check.h"
-#include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/vector8.cuh"
 
 namespace headroom::cuda {
 namespace {
@@ -45,8 +45,8 @@ __global__ void to_float_kernel(const T* from, int64_t count, float* to) {
   if (i < count) to[i] = to_float(from[i]);
 }
 
-// One warp a row.
-template <class H, class C>
+// One warp a row. The sum has one order, aligned or not.
+template <class H, class C, bool kAligned>
 __global__ void target_logits_kernel(TargetLogits t) {
   const int64_t r = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   if (r >= existing(t.row_count, t.rows)) return;
@@ -59,7 +59,14 @@ __global__ void target_logits_kernel(TargetLogits t) {
   const H* h = static_cast<const H*>(t.hidden) + r * t.hidden_stride;
   const C* c = static_cast<const C*>(t.classifier) + int64_t{y} * t.classifier_stride;
   float sum = 0;
-  for (int64_t i = lane; i < t.depth; i += 32) sum = fmaf(to_float(h[i]), to_float(c[i]), sum);
+#pragma unroll 4
+  for (int64_t i = 8 * lane; i < t.depth; i += 8 * 32) {
+    const int left = static_cast<int>(min(t.depth - i, int64_t{8}));
+    const Vector8<H> of_hidden = load8<kAligned>(h + i, left);
+    const Vector8<C> of_classifier = load8<kAligned>(c + i, left);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum = fmaf(to_float(of_hidden.x[k]), to_float(of_classifier.x[k]), sum);
+  }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (lane != 0) return;
   float z = t.scale * sum + (t.bias != nullptr ? t.bias[y] : 0.0f);
@@ -116,10 +123,18 @@ void launch_to_float(const void* from, DType dtype, int64_t count, float* to, cu
 }
 
 void launch_target_logits(const TargetLogits& t, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(t.rows, kThreads / 32);
+  const bool aligned = is_aligned8(t.hidden, t.hidden_dtype, t.hidden_stride, t.depth) &&
+                       is_aligned8(t.classifier, t.classifier_dtype, t.classifier_stride, t.depth);
   for_dtype(t.hidden_dtype, [&](auto h) {
     for_dtype(t.classifier_dtype, [&](auto c) {
-      target_logits_kernel<decltype(h), decltype(c)>
-          <<<blocks_for(t.rows, kThreads / 32), kThreads, 0, stream>>>(t);
+      using H = decltype(h);
+      using C = decltype(c);
+      if (aligned) {
+        target_logits_kernel<H, C, true><<<blocks, kThreads, 0, stream>>>(t);
+      } else {
+        target_logits_kernel<H, C, false><<<blocks, kThreads, 0, stream>>>(t);
+      }
     });
   });
   check_launch("target_logits");
