@@ -254,13 +254,13 @@ class Planner {
     return cost + (p_.want_d_hidden ? 1 : 0) + (p_.want_d_classifier ? 1 : 0);
   }
 
-  // The draw's product, those of dense and sampled columns, and a kept element's two additions of a row,
+  // The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
   // which are bound by memory instead.
   double cost_of_thinned() const {
     const ThinSizes s = thin_sizes(p_);
     const auto vocab = static_cast<double>(p_.vocab);
     const double draw = p_.pass == Pass::kBackward && p_.keeps_draws ? 0 : 1;
-    return draw + static_cast<double>(3 * s.dense + s.sampled) / vocab;
+    return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / vocab;
   }
 
   std::string config_of(const Plan& plan, const PlanDetail& d) const {

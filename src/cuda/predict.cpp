@@ -105,7 +105,7 @@ double predict_seconds(const Problem& p, const Plan& plan, const PlanDetail& d, 
     const ThinSizes s = thin_sizes(p);
     if (!p.needs_forward() && !p.keeps_draws) seconds += predict.logits(rows, p.vocab, 0);
     if (p.needs_backward()) {
-      seconds += predict.logits(rows, s.dense, exps) + predict.gradients(rows, s.dense, false);
+      seconds += predict.logits(rows, s.dense, exps) + predict.gradients(rows, s.dense + s.hot, false);
       // Gathers, mostly from L2, of about a third of the most that can be kept.
       seconds += 2 * predict.moved(s.kept / 3, p.hidden, exps) / 1.5 + predict.moved(p.vocab, p.hidden, 2);
     }

@@ -173,6 +173,21 @@ TEST_P(ThinnedBias, SoftcapAndKeptDraws) {
   check(c, whole(c));
 }
 
+// Of some columns nearly every row keeps an element; CUDA's kernels leave these columns to products.
+TEST_P(ThinnedBias, ColumnsThatManyRowsKeep) {
+  if (!GetParam().is_device()) GTEST_SKIP() << "no column is special there";
+  Case c = plain_case(35, {64, 1400, 4}, GetParam().plain_dtype());
+  headroom::Problem& p = c.problem;
+  p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+  p.gradient = HEADROOM_THINNED;
+  p.threshold = 0x1p-6;
+  p.keeps_draws = 1;
+  c.mode = Mode::kForwardThenBackward;
+  for (size_t k = 0; k < 8; ++k) c.bias[100 + 50 * k] = k % 2 == 0 ? 5 : 3.3;
+  for (int64_t& target : c.targets) target = 600 + target % 800;
+  check(c, whole(c));
+}
+
 // Each shard draws with its own seed and its own guesses; lse is that of all.
 TEST_P(ThinnedBias, Shards) {
   for (int32_t keeps : {0, 1}) {

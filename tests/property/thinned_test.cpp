@@ -67,6 +67,44 @@ TEST_P(Thinned, IsExactWhereAllIsKept) {
   }
 }
 
+// Some columns are kept in every row, the others in half of the rows: CUDA's kernels leave such columns to
+// products.
+TEST_P(Thinned, IsExactWhereAllIsKeptOfSomeColumns) {
+  Case c = plain_case(12, {200, GetParam().is_reference() ? 300 : 3000, 3}, GetParam().plain_dtype());
+  Random random(5);
+  for (size_t i = 0; i < 200; ++i) {
+    c.hidden[3 * i] = i % 2 == 0 ? 1 : -1;
+    c.hidden[3 * i + 1] = 1;
+    c.hidden[3 * i + 2] = std::round(random.uniform(-64, 64)) / 64;
+  }
+  for (size_t j = 0; j < c.bias.size(); ++j) {
+    const bool everywhere = j < 240 && j % 20 == 7;
+    c.classifier[3 * j] = everywhere ? 0 : j % 2 == 0 ? 150 : -150;
+    c.classifier[3 * j + 1] = everywhere ? 0 : -150;
+    c.classifier[3 * j + 2] = std::round(random.uniform(-64, 64)) / 64;
+    c.bias[j] = 0;
+  }
+  for (size_t i = 0; i < 200; ++i) {
+    c.targets[i] = static_cast<int64_t>(random.uniform(250, static_cast<double>(c.bias.size()) - 1));
+  }
+  for (double smoothing : {0.0, 0.1}) {
+    c.problem.label_smoothing = smoothing;
+    const Expected expected(c);
+    for (int32_t keeps : {0, 1}) {
+      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+        if (keeps == 1 && mode == Mode::kForwardBackward) continue;
+        Case t = thinned(c, kKeepsAll, 5);
+        t.mode = mode;
+        t.problem.keeps_draws = keeps;
+        SCOPED_TRACE(testing::Message() << "smoothing " << smoothing << ", keeps draws " << keeps);
+        const Outputs got = solve(context_, t);
+        expected.check(got, expected.bounds_of(GetParam()));
+        EXPECT_STREQ(first_difference(solve(context_, t), got), "");
+      }
+    }
+  }
+}
+
 TEST_P(Thinned, LossIsThatOfExact) {
   if (GetParam().is_device()) GTEST_SKIP() << "sums have another anchor there; IsExact compares the losses";
   for (Case c : random_cases(300, seeds(60), 1100)) {

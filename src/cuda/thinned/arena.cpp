@@ -99,7 +99,6 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.sizes = s;
   t.base = lay_out_rows(p, plan, w);
   Arena& a = t.base;
-  const bool draws = p.pass != Pass::kBackward || !p.keeps_draws;  // or they are given
   const bool lists_columns = p.needs_backward() && (p.want_d_classifier || p.want_d_bias);
   if (!p.needs_forward()) a.target_logit = take<float>(w, rows);
   a.active = take<uint8_t>(w, row_blocks(rows));
@@ -122,8 +121,8 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.row_threshold = take<float>(w, rows);
   t.out_of_range = take<uint8_t>(w, row_blocks(rows));
   const auto operands = [&](Workspace& v) {
-    t.columns_copy = take_elements(v, dtype, (s.dense + s.sampled) * depth);
-    if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense));
+    t.columns_copy = take_elements(v, dtype, (s.dense + std::max(s.sampled, s.hot)) * depth);
+    if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense + s.hot));
   };
   const auto column_lists = [&](Workspace& v) {
     if (lists_columns) t.by_column = take<KeptRow>(v, s.kept);
@@ -139,9 +138,11 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.role = take<int32_t>(w, p.vocab);
   t.column_count = take<int32_t>(w, p.vocab);
   t.column_start = take<int32_t>(w, p.vocab + 1);
-  t.bins = take<int32_t>(w, 1025);
-  t.columns = take<int32_t>(w, s.dense + s.sampled);
-  if (p.has_bias) t.dense_bias = take<float>(w, s.dense);
+  t.bins = take<int32_t>(w, kCountBins);
+  t.totals = take<uint64_t>(w, kCountTotals);
+  t.columns = take<int32_t>(w, s.dense + std::max(s.sampled, s.hot));
+  if (s.hot > 0) t.hot_list = take<int32_t>(w, s.hot + 1);
+  if (p.has_bias) t.dense_bias = take<float>(w, s.dense + s.hot);
   t.sample_offset = take<float>(w, s.sampled);
   t.scan_bytes = scan_bytes(p.vocab);
   t.scan = take<std::byte>(w, static_cast<int64_t>(t.scan_bytes));
@@ -149,9 +150,6 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   const bool lists = p.needs_backward() || !p.keeps_draws;  // in the workspace
   share(
       w,
-      [&](Workspace& v) {
-        if (draws) t.rank = take<uint64_t>(v, p.vocab);
-      },
       [&](Workspace& v) {
         if (p.needs_forward()) t.sample_logits = take<float>(v, rows * s.sampled);
       },
@@ -168,7 +166,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
     if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
   });
   if (p.want_d_classifier) {
-    t.dense_gradient = take_elements(w, dense_gradient_dtype(p), s.dense * depth);
+    t.dense_gradient = take_elements(w, dense_gradient_dtype(p), (s.dense + s.hot) * depth);
     if (!copies_to_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);
   }
   if (p.want_d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);

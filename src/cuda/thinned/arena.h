@@ -4,10 +4,10 @@
 
 namespace headroom::cuda {
 
-// What a thinned run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, S
-// sampled columns, L kept elements of all lists.
+// What a thinned run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, H
+// hot and S sampled columns, L kept elements of all lists.
 struct ThinArena {
-  Arena base;  // exps: dz of the dense columns [N, padded K]
+  Arena base;  // exps: dz of the dense and hot columns [N, padded K + H]
   ThinSizes sizes;
   DrawLists lists;                  // in the workspace, or of the caller
   Kept* kept = nullptr;             // [N, capacity], in place of the draws where those are not the caller's
@@ -21,30 +21,31 @@ struct ThinArena {
   int32_t* redrawn_count = nullptr;    // [1 + portions]
   float* portion_anchor = nullptr;     // [portion]
   float* portion_threshold = nullptr;  // [portion]
-  float* dense_bias = nullptr;         // [K]
+  float* dense_bias = nullptr;         // [K], and later sums of K + H
   float* sample_offset = nullptr;      // [S]
   // of the vocabulary
   int32_t* role = nullptr;          // [V]
   int32_t* column_count = nullptr;  // [V]
   int32_t* column_start = nullptr;  // [V + 1]
-  int32_t* bins = nullptr;          // [1025]
-  int32_t* columns = nullptr;       // [K + S] dense, then sampled
+  int32_t* bins = nullptr;          // [kCountBins]
+  uint64_t* totals = nullptr;       // [kCountTotals]
+  int32_t* columns = nullptr;       // [K + max(S, H)] dense, then first sampled, later hot
+  int32_t* hot_list = nullptr;      // [H + 1] scratch of the choice of hot ones
   void* scan = nullptr;
   size_t scan_bytes = 0;
   int32_t* heavy = nullptr;  // [L / kHeavyColumn + 1], and their number
-  // In one piece of memory, one after the other: numbers of the choice of columns; logits of the sample; the
-  // draws and then kept, where those are not the caller's; lists of columns.
-  uint64_t* rank = nullptr;        // [V]
+  // In one piece of memory, one after the other: logits of the sample; the draws and then kept, where those
+  // are not the caller's; lists of columns.
   float* sample_logits = nullptr;  // [N, S]
   KeptRow* sorted = nullptr;       // [L]
-  // In another: copies of the dense and sampled columns, and base.exps; rows to draw again; lists of columns
+  // In another: copies of these columns, and base.exps; rows to draw again; lists of columns
   // before they are sorted.
-  void* columns_copy = nullptr;    // [K + S, padded D]
+  void* columns_copy = nullptr;    // [K + max(S, H), padded D]
   void* portion_hidden = nullptr;  // [portion, padded D]
   KeptRow* by_column = nullptr;    // [L]
   // For products
   void* hidden_copy = nullptr;     // [N, padded D] with 0 for ignored rows, where d_hidden has no room for it
-  void* dense_gradient = nullptr;  // [K, D] of d_classifier's dtype, or fp32
+  void* dense_gradient = nullptr;  // [K + H, D] of d_classifier's dtype, or fp32
   float* hidden_gradient = nullptr;  // [N, D], where no product writes d_hidden's dtype
   // With label smoothing
   float* sum_parts = nullptr;       // [kSumParts, D]

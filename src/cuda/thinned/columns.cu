@@ -1,89 +1,71 @@
-#include <thrust/iterator/counting_iterator.h>
-#include <thrust/iterator/transform_iterator.h>
-
-#include <cub/block/block_scan.cuh>
-#include <cub/device/device_scan.cuh>
-
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/thinned/most_counted.cuh"
 #include "cuda/thinned/thinned.h"
 
 namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBins = 1024;  // of counts; higher ones are in the last
-
-__global__ void count_targets_kernel(const int32_t* target, int64_t tokens, int32_t* count) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < tokens && target[i] >= 0) atomicAdd(count + target[i], 1);
-}
-
-__device__ int bin_of(int32_t count) {
-  return min(count, kBins - 1);
-}
-
-// How many columns have each count above 0.
-__global__ void count_bins_kernel(const int32_t* count, int64_t vocab, int32_t* bins) {
-  const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (j < vocab && count[j] > 0) atomicAdd(bins + bin_of(count[j]), 1);
-}
-
-// bins[kBins]: the highest bin of which not all columns can be dense; of thread t the bin kBins - 1 - t.
-__global__ void __launch_bounds__(kBins) find_cutoff_kernel(int32_t* bins, int64_t dense) {
-  using Scan = cub::BlockScan<int32_t, kBins>;
-  __shared__ typename Scan::TempStorage scratch;
-  __shared__ int fit;  // bins that fit, from the highest on
-  const int thread = static_cast<int>(threadIdx.x);
-  int32_t above = 0;  // and in the bin itself
-  Scan(scratch).InclusiveSum(bins[kBins - 1 - thread], above);
-  if (thread == 0) fit = 0;
-  __syncthreads();
-  if (above <= dense) atomicMax(&fit, thread + 1);
-  __syncthreads();
-  if (thread == 0) bins[kBins] = max(kBins - 1 - fit, 0);
-}
-
-// Columns above the cutoff in the upper half, those at it in the lower: one scan ranks both.
-struct RankTerm {
-  const int32_t* count;
-  const int32_t* cutoff;
-  __device__ uint64_t operator()(int64_t j) const {
-    const int bin = bin_of(count[j]);
-    return static_cast<uint64_t>(bin > *cutoff) << 32 | static_cast<uint64_t>(bin == *cutoff);
-  }
-};
-
-auto rank_input(const int32_t* count, const int32_t* cutoff) {
-  return thrust::make_transform_iterator(thrust::make_counting_iterator(int64_t{0}), RankTerm{count, cutoff});
-}
-
-__global__ void assign_dense_kernel(ChooseColumns c) {
-  const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (j >= c.vocab) return;
-  const int32_t cutoff = c.bins[kBins];
-  const RankTerm term{c.count, &cutoff};
-  const uint64_t total = c.rank[c.vocab - 1] + term(c.vocab - 1);
-  const int64_t above = static_cast<int64_t>(c.rank[j] >> 32), equal = static_cast<uint32_t>(c.rank[j]);
-  const int64_t room =
-      c.dense - static_cast<int64_t>(total >> 32);  // for columns at the cutoff: the first ones
-  const int bin = bin_of(c.count[j]);
-  const bool chosen = bin > cutoff || (bin == cutoff && equal < room);
-  const int64_t number = above + min(equal, room);
-  c.role[j] = chosen ? static_cast<int32_t>(number) : -1;
-  if (chosen) c.dense_columns[number] = static_cast<int32_t>(j);
-}
 
 // Sample s: the first column of the s-th of equal stretches that is not dense. Without any it is a dense one,
 // which its role tells.
-__global__ void sample_columns_kernel(ChooseColumns c) {
-  const int64_t s = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (s >= c.sampled) return;
+__device__ void sample_column(const ChooseColumns& c, int64_t s) {
   const int64_t end = (s + 1) * c.vocab / c.sampled;
   int64_t j = s * c.vocab / c.sampled;
   while (j < end && c.role[j] >= 0) ++j;
   c.sample[s] = static_cast<int32_t>(j < end ? j : s * c.vocab / c.sampled);
   if (j < end) c.role[j] = static_cast<int32_t>(-2 - s);
+}
+
+__global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseColumns c) {
+  using Scan = cub::BlockScan<uint64_t, kCountThreads>;
+  __shared__ typename Scan::TempStorage scratch;
+  const auto grid = cooperative_groups::this_grid();
+  const int64_t thread = grid_thread(), threads = grid_threads();
+  for (int64_t j = thread; j < c.vocab; j += threads) c.count[j] = 0;
+  for (int64_t b = thread; b < kBins; b += threads) c.bins[b] = 0;
+  grid.sync();
+  for (int64_t i = thread; i < c.tokens; i += threads) {
+    if (c.target[i] >= 0) atomicAdd(c.count + c.target[i], 1);
+  }
+  grid.sync();
+  constexpr CountBins bin_of;
+  count_bins(c.count, c.vocab, 0, bin_of, c.bins);
+  grid.sync();
+
+  // A thread ranks a few neighboring columns: those above the cutoff in the upper half of a number, those at
+  // it in the lower.
+  const int cutoff = find_cutoff(c.bins, c.dense);
+  const auto term = [&](int64_t j) {
+    const int bin = bin_of(c.count[j]);
+    return static_cast<uint64_t>(bin > cutoff) << 32 | static_cast<uint64_t>(bin == cutoff);
+  };
+  const int64_t each = (c.vocab + threads - 1) / threads;
+  const int64_t first = thread * each, end = min(first + each, c.vocab);
+  uint64_t own = 0, rank = 0, block = 0;
+  for (int64_t j = first; j < end; ++j) own += term(j);
+  Scan(scratch).ExclusiveSum(own, rank, block);
+  if (threadIdx.x == 0) c.totals[blockIdx.x] = block;
+  grid.sync();
+  uint64_t total = 0;
+  for (unsigned b = 0; b < gridDim.x; ++b) {
+    if (b < blockIdx.x) rank += c.totals[b];
+    total += c.totals[b];
+  }
+  const int64_t room =
+      c.dense - static_cast<int64_t>(total >> 32);  // for columns at the cutoff: the first ones
+  for (int64_t j = first; j < end; ++j) {
+    const uint64_t one = term(j);
+    const int64_t above = static_cast<int64_t>(rank >> 32), equal = static_cast<uint32_t>(rank);
+    const bool chosen = one >> 32 != 0 || (one != 0 && equal < room);
+    const int64_t number = above + min(equal, room);
+    c.role[j] = chosen ? static_cast<int32_t>(number) : -1;
+    if (chosen) c.dense_columns[number] = static_cast<int32_t>(j);
+    rank += one;
+  }
+  grid.sync();
+  for (int64_t s = thread; s < c.sampled; s += threads) sample_column(c, s);
 }
 
 __global__ void dense_roles_kernel(const int32_t* dense_columns, int64_t dense, int32_t* role) {
@@ -114,20 +96,7 @@ __global__ void gather_vector_kernel(const float* vector, const int32_t* columns
 }  // namespace
 
 void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(c.vocab, kThreads);
-  check(cudaMemsetAsync(c.count, 0, static_cast<size_t>(c.vocab) * sizeof(int32_t), stream),
-        "counts of targets");
-  check(cudaMemsetAsync(c.bins, 0, (kBins + 1) * sizeof(int32_t), stream), "bins of counts");
-  count_targets_kernel<<<blocks_for(c.tokens, kThreads), kThreads, 0, stream>>>(c.target, c.tokens, c.count);
-  count_bins_kernel<<<blocks, kThreads, 0, stream>>>(c.count, c.vocab, c.bins);
-  find_cutoff_kernel<<<1, kBins, 0, stream>>>(c.bins, c.dense);
-  size_t bytes = c.scan_bytes;
-  check(cub::DeviceScan::ExclusiveSum(c.scan, bytes, rank_input(c.count, c.bins + kBins), c.rank, c.vocab,
-                                      stream),
-        "ranks of columns");
-  assign_dense_kernel<<<blocks, kThreads, 0, stream>>>(c);
-  if (c.sampled > 0) sample_columns_kernel<<<blocks_for(c.sampled, kThreads), kThreads, 0, stream>>>(c);
-  check_launch("choose_columns");
+  launch_counting(choose_columns_kernel, stream, "choose_columns", c);
 }
 
 void launch_assign_roles(const int32_t* dense_columns, int64_t dense, int32_t* role, int64_t vocab,

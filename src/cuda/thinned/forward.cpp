@@ -19,9 +19,7 @@ void choose_columns(const Runner& run, const ThinArena& t) {
   c.sampled = t.sizes.sampled;
   c.count = t.column_count;
   c.bins = t.bins;
-  c.rank = t.rank;
-  c.scan = t.scan;
-  c.scan_bytes = t.scan_bytes;
+  c.totals = t.totals;
   c.role = t.role;
   c.dense_columns = t.columns;
   c.sample = t.columns + t.sizes.dense;
@@ -62,7 +60,7 @@ void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, 
 
 void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
-  const Operand columns = copy_columns(run, t, true);
+  const Operand columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
   sum_dense(run, t, chunk, hidden, columns);
   if (t.sizes.sampled > 0) {
     multiply_sample(run, t, chunk, hidden, columns);
@@ -173,13 +171,12 @@ bool sums_while_drawing(const Runner& run) {
   return run.detail.implementation == Implementation::kSm90;
 }
 
-Operand copy_columns(const Runner& run, const ThinArena& t, bool all) {
-  const int64_t count = t.sizes.dense + (all ? t.sizes.sampled : 0);
+Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
   RowsCopy c{};
   c.from = run.buffers.classifier;
   c.from_dtype = run.problem.classifier_dtype;
   c.from_stride = run.buffers.classifier_stride;
-  c.row_map = t.columns;
+  c.row_map = c.target = t.columns;
   c.to = t.columns_copy;
   c.to_dtype = run.dtype();
   c.to_stride = run.depth();

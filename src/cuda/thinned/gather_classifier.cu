@@ -96,14 +96,16 @@ __global__ void __launch_bounds__(kMostThreads, kAligned && sizeof(H) == 2 ? 2 :
 
 template <class From, class To>
 __global__ void scatter_dense_kernel(ScatterDense s) {
+  const int32_t column = s.column[blockIdx.x];
+  if (column < 0) return;
   const auto* from = static_cast<const From*>(s.from) + blockIdx.x * s.from_stride;
-  auto* to = static_cast<To*>(s.to) + s.dense[blockIdx.x] * s.to_stride;
+  auto* to = static_cast<To*>(s.to) + column * s.to_stride;
   for (int64_t i = threadIdx.x; i < s.columns; i += blockDim.x) {
     const float old = s.accumulate ? to_float(to[i]) : 0.0f;
     float value = to_float(from[i]);
     if (s.smoothing.sum != nullptr) {
       const float* factor = s.smoothing.row_factor;
-      value = fmaf(factor != nullptr ? factor[s.dense[blockIdx.x]] : 1.0f, s.smoothing.sum[i], value);
+      value = fmaf(factor != nullptr ? factor[column] : 1.0f, s.smoothing.sum[i], value);
     }
     to[i] = from_float<To>(old + value);
   }

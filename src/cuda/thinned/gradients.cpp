@@ -72,12 +72,31 @@ Operand without_ignored(const Runner& run, const ThinArena& t, const Chunk& chun
   return {c.to, c.to_stride};
 }
 
-// The dense columns' part of all gradients, by products as in an exact plan. d_hidden gets this part alone.
-void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
-  const Problem& p = run.problem;
+// Columns of which many elements were kept, and copies of them behind those of the dense ones.
+Operand choose_hot(const Runner& run, const ThinArena& t) {
+  if (t.sizes.hot > 0) {
+    HotColumns h{};
+    h.rows = run.problem.tokens;
+    h.vocab = run.problem.vocab;
+    h.dense = t.sizes.dense;
+    h.hot = t.sizes.hot;
+    h.count = t.column_count;
+    h.bins = t.bins;
+    h.listed = t.hot_list + 1;
+    h.listed_count = t.hot_list;
+    h.columns = t.columns + t.sizes.dense;
+    h.role = t.role;
+    launch_choose_hot(h, run.stream);
+  }
+  return copy_columns(run, t, t.sizes.dense + t.sizes.hot);
+}
+
+// dz of the dense columns, from their logits, and behind it that of the hot ones, from the lists of rows.
+Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+                const Operand& columns) {
   const Arena& a = run.arena;
-  const int64_t dense = t.sizes.dense, stride = padded_columns(p, dense);
-  const Operand columns = copy_columns(run, t, false);
+  const int64_t dense = t.sizes.dense, stride = padded_columns(run.problem, dense + t.sizes.hot);
+  const float* scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
   LogitsArgs args = logits_args(run, chunk, hidden, {0, dense}, columns, Epilogue::kGradient);
   args.bias = t.dense_bias;
   args.target = t.dense_target;
@@ -87,62 +106,97 @@ void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, 
   args.g = a.g;
   args.out = a.exps;
   args.out_stride = stride;
-  args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
+  args.out_scale = scale;
   launch_logits(run, args);
   if (run.buffers.draw_variance != nullptr) {
     launch_relative_variance(a.exps, run.dtype(), stride, chunk.rows, dense, &a.scalars->dz_unscale,
                              t.row_threshold, static_cast<float*>(run.buffers.draw_variance), run.stream);
   }
-  if (p.want_d_bias) {
-    check(cudaMemsetAsync(t.dense_bias, 0, static_cast<size_t>(dense) * sizeof(float), run.stream), "d_bias");
-    launch_column_sums(a.exps, run.dtype(), stride, chunk.rows, dense, nullptr, nullptr,
-                       &a.scalars->dz_unscale, t.dense_bias, run.stream);
-    launch_scatter_dense(
-        {t.lists.dense, dense, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false, {}},
-        run.stream);
+  if (t.sizes.hot > 0) {
+    SpreadHot s{};
+    s.rows = chunk.rows;
+    s.dense = dense;
+    s.hot = t.sizes.hot;
+    s.role = t.role;
+    s.capacity = static_cast<int32_t>(t.sizes.capacity);
+    s.kept = t.kept;
+    s.kept_count = t.kept_count;
+    s.dz = at(a.exps, run.dtype(), dense);
+    s.dtype = run.dtype();
+    s.dz_stride = stride;
+    s.scale = scale;
+    launch_spread_hot(s, run.stream);
   }
+  return {a.exps, stride};
+}
+
+void dense_bias_gradient(const Runner& run, const ThinArena& t, const Operand& dz, int64_t columns) {
+  const Arena& a = run.arena;
+  check(cudaMemsetAsync(t.dense_bias, 0, static_cast<size_t>(columns) * sizeof(float), run.stream), "d_bias");
+  launch_column_sums(dz.data, run.dtype(), dz.stride, run.problem.tokens, columns, nullptr, nullptr,
+                     &a.scalars->dz_unscale, t.dense_bias, run.stream);
+  launch_scatter_dense(
+      {t.columns, columns, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false, {}}, run.stream);
+}
+
+void dense_classifier_gradient(const Runner& run, const ThinArena& t, const Operand& dz, int64_t columns,
+                               const Operand& hidden) {
+  const Problem& p = run.problem;
+  Gemm g;
+  g.m = columns;
+  g.n = p.hidden;
+  g.k = p.tokens;
+  g.a = dz.data;
+  g.a_stride = dz.stride;
+  g.transpose_a = true;
+  g.b = hidden.data;
+  g.b_stride = hidden.stride;
+  g.c = t.dense_gradient;
+  g.c_dtype = dense_gradient_dtype(p);
+  g.c_stride = run.depth();
+  product(run, g);
+  launch_scatter_dense({t.columns, columns, p.hidden, t.dense_gradient, dense_gradient_dtype(p), run.depth(),
+                        run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
+                        p.accumulate_d_classifier, smoothing_of_columns(run, t)},
+                       run.stream);
+}
+
+void dense_hidden_gradient(const Runner& run, const ThinArena& t, const Operand& dz, int64_t columns,
+                           const Operand& classifier) {
+  const Problem& p = run.problem;
+  Gemm g;
+  g.m = p.tokens;
+  g.n = p.hidden;
+  g.k = columns;
+  g.a = dz.data;
+  g.a_stride = dz.stride;
+  g.b = classifier.data;
+  g.b_stride = classifier.stride;
+  if (t.hidden_gradient != nullptr) {
+    g.c = t.hidden_gradient;
+    g.c_stride = run.depth();
+  } else {
+    g.c = run.buffers.d_hidden;
+    g.c_dtype = p.d_hidden_dtype;
+    g.c_stride = run.buffers.d_hidden_stride;
+    g.beta = p.accumulate_d_hidden ? 1.0f : 0.0f;
+  }
+  product(run, g);
+}
+
+// The dense and hot columns' part of all gradients, by products as in an exact plan. d_hidden gets this part
+// alone, and rows' lists lose their elements of hot columns.
+void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const int64_t columns = t.sizes.dense + t.sizes.hot;
+  const Operand classifier = choose_hot(run, t);
+  const Operand dz = make_dz(run, t, chunk, hidden, classifier);
+  if (p.want_d_bias) dense_bias_gradient(run, t, dz, columns);
   if (!run.products) return;
   if (p.want_d_classifier) {
-    const Operand rows = without_ignored(run, t, chunk, hidden);
-    Gemm g;
-    g.m = dense;
-    g.n = p.hidden;
-    g.k = chunk.rows;
-    g.a = a.exps;
-    g.a_stride = stride;
-    g.transpose_a = true;
-    g.b = rows.data;
-    g.b_stride = rows.stride;
-    g.c = t.dense_gradient;
-    g.c_dtype = dense_gradient_dtype(p);
-    g.c_stride = run.depth();
-    product(run, g);
-    launch_scatter_dense(
-        {t.lists.dense, dense, p.hidden, t.dense_gradient, dense_gradient_dtype(p), run.depth(),
-         run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
-         p.accumulate_d_classifier, smoothing_of_columns(run, t)},
-        run.stream);
+    dense_classifier_gradient(run, t, dz, columns, without_ignored(run, t, chunk, hidden));
   }
-  if (p.want_d_hidden) {
-    Gemm g;
-    g.m = chunk.rows;
-    g.n = p.hidden;
-    g.k = dense;
-    g.a = a.exps;
-    g.a_stride = stride;
-    g.b = columns.data;
-    g.b_stride = columns.stride;
-    if (t.hidden_gradient != nullptr) {
-      g.c = t.hidden_gradient;
-      g.c_stride = run.depth();
-    } else {
-      g.c = run.buffers.d_hidden;
-      g.c_dtype = p.d_hidden_dtype;
-      g.c_stride = run.buffers.d_hidden_stride;
-      g.beta = p.accumulate_d_hidden ? 1.0f : 0.0f;
-    }
-    product(run, g);
-  }
+  if (p.want_d_hidden) dense_hidden_gradient(run, t, dz, columns, classifier);
 }
 
 void gather_hidden(const Runner& run, const ThinArena& t) {

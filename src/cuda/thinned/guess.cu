@@ -6,9 +6,8 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMostSampled = 1024;
-constexpr int kEach = kMostSampled / 32;  // samples of a lane
-static_assert(kSampledColumns <= kMostSampled);
+constexpr int kEach = static_cast<int>(kSampledColumns) / 32;  // samples of a lane
+static_assert(kSampledColumns % 32 == 0);
 // A sampled column stands for the others of its stretch, but not for a share of the row's sum larger than
 // this: a rare peak would make the guess far too high.
 constexpr float kRareShare = 1.0f / 1024;

@@ -15,6 +15,7 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
   bool out = false;
   if (row < f.rows && f.target[row] != kIgnoredRow) {
     double sum = 0, expected = 0;
+#pragma unroll 4
     for (int64_t s = 0; s < slots.slots; ++s) {
       sum += slots.sum[s * slots.stride + row];
       expected += slots.expected[s * slots.stride + row];

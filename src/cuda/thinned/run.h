@@ -14,8 +14,8 @@ void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Opera
 // Whether rows' sums are relative to an anchor and come with the draw, in one pass; else they are made before
 // it.
 bool sums_while_drawing(const Runner& run);
-// Copies of the dense columns (and sampled ones: all = true), and their bias.
-Operand copy_columns(const Runner& run, const ThinArena& t, bool all);
+// Copies of the first `count` of t.columns, 0 where there is none, and the dense ones' bias.
+Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count);
 
 // sum_j w_j C_j, and from it, in forward passes, the rows' sums of weighted logits.
 void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden);

@@ -19,6 +19,9 @@ ThinSizes thin_sizes(const Problem& p) {
   s.dense = std::min(p.vocab, std::clamp<int64_t>(p.vocab / 96 / 8 * 8, 8, kDenseColumns));
   const int64_t others = p.vocab - s.dense;
   s.sampled = std::min(others, kSampledColumns);
+  if (p.needs_backward() && p.want_d_classifier) {
+    s.hot = std::min({p.vocab / 160 / 8 * 8, others / 8 * 8, kHotColumns});
+  }
   const double expected = 1 / p.threshold;
   s.capacity = with_deviations(kMostExpected * expected, others) + 1;  // and the target
   s.capacity = (s.capacity + 1) / 2 * 2;                               // of 16 bytes

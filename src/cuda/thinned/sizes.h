@@ -6,8 +6,11 @@
 namespace headroom::cuda {
 
 // Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse.
-inline constexpr int64_t kDenseColumns = 1280;
+inline constexpr int64_t kDenseColumns = 768;
 inline constexpr int64_t kSampledColumns = 768;
+// Most columns that become hot (hot.cu), and of how many kept elements more they have to have.
+inline constexpr int64_t kHotColumns = 1024;
+inline constexpr int32_t kLeastHot = 32;
 // Of the threshold: a guess of lse may be too high by a factor of 2, see docs/thinning.md.
 inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With a
@@ -26,6 +29,7 @@ inline float threshold_of(const Problem& problem) {
 struct ThinSizes {
   int64_t dense = 0;     // the most frequent targets, one column in 96
   int64_t sampled = 0;   // of the others, for the guess
+  int64_t hot = 0;       // one column in 160
   int64_t capacity = 0;  // of a row's list after the first draw
   int64_t kept = 0;      // of all rows' lists after the second draw, targets included
 };

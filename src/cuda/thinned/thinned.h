@@ -34,14 +34,13 @@ struct KeptRow {
 
 // ---- columns.cu: the most frequent targets become dense columns (of equals the first), others are sampled
 // evenly
+inline constexpr int64_t kCountBins = 1024, kCountTotals = 64;
 struct ChooseColumns {
   const int32_t* target;  // [N] as Arena::target
   int64_t tokens, vocab, dense, sampled;
-  int32_t* count;  // [V] scratch
-  int32_t* bins;   // [1025] scratch
-  uint64_t* rank;  // [V] scratch
-  void* scan;      // scratch of scan_bytes(vocab)
-  size_t scan_bytes;
+  int32_t* count;          // [V] scratch
+  int32_t* bins;           // [kCountBins] scratch
+  uint64_t* totals;        // [kCountTotals] scratch
   int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
   int32_t* dense_columns;  // [K]
   int32_t* sample;         // [S] column; its role tells if there was none
@@ -143,6 +142,31 @@ void launch_relative_variance(const void* dz, DType dtype, int64_t stride, int64
                               const float* dz_unscale, const float* square, float* variance,
                               cudaStream_t stream);
 
+// ---- hot.cu: columns of which many elements were kept become columns of dz behind the dense ones
+struct HotColumns {
+  int64_t rows, vocab, dense, hot;
+  int32_t* count;         // [V] kept elements; becomes 0 for hot columns
+  int32_t* bins;          // [kCountBins] scratch
+  int32_t* listed;        // [hot] scratch
+  int32_t* listed_count;  // scalar, scratch
+  int32_t* columns;       // [hot] ascending, kIgnoredRow behind the last one
+  int32_t* role;          // [V] becomes K + its number for hot columns
+};
+void launch_choose_hot(const HotColumns& h, cudaStream_t stream);
+// Moves elements of hot columns from rows' lists to dz.
+struct SpreadHot {
+  int64_t rows, dense, hot;
+  const int32_t* role;  // [V]
+  int32_t capacity;
+  Kept* kept;           // [N, capacity]
+  int32_t* kept_count;  // [N]
+  void* dz;             // [N, hot] columns of the matrix behind the dense ones
+  DType dtype;
+  int64_t dz_stride;
+  const float* scale;  // of what is stored; null: 1
+};
+void launch_spread_hot(const SpreadHot& s, cudaStream_t stream);
+
 // ---- lists.cu: from lists of rows to lists of columns
 struct ColumnLists {
   int64_t rows, vocab, most;
@@ -226,7 +250,7 @@ struct OrderLists {
 };
 void launch_order_lists(const OrderLists& o, cudaStream_t stream);
 
-// ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns that are not dense
+// ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns without a role
 struct GatherClassifier {
   int64_t vocab, columns;
   const int32_t* role;
@@ -244,9 +268,9 @@ struct GatherClassifier {
   Smoothing smoothing;  // row: a column of the vocabulary
 };
 void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream);
-// Rows of the dense columns: to[dense[k]] = (accumulate ? to : 0) + from[k]
+// Rows of the dense and hot columns: to[column[k]] = (accumulate ? to : 0) + from[k]
 struct ScatterDense {
-  const int32_t* dense;
+  const int32_t* column;  // below 0: there is none
   int64_t count, columns;
   const void* from;
   DType from_dtype;

@@ -2,6 +2,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sm90/anchor.h"
+#include "cuda/thinned/append.cuh"
 #include "cuda/thinned/thinned.h"
 
 namespace headroom::cuda {
@@ -55,23 +56,6 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   return row;
 }
 
-// Appends to `out`, in order, the elements for which `keep`; by the whole block, one element a thread.
-__device__ int append(Kept* out, int count, bool keep, const Kept& element) {
-  __shared__ int warps[kThreads / 32];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const unsigned ballot = __ballot_sync(~0u, keep);
-  if (lane == 0) warps[warp] = __popc(ballot);
-  __syncthreads();
-  int before = count, all = count;
-  for (int i = 0; i < kThreads / 32; ++i) {
-    if (i < warp) before += warps[i];
-    all += warps[i];
-  }
-  if (keep) out[before + __popc(ballot & ((1u << lane) - 1))] = element;
-  __syncthreads();
-  return all;
-}
-
 // One block a row: sorts its list by column, draws again, and writes each kept element's part of dz.
 __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists lists) {
   extern __shared__ uint64_t keys[];
@@ -120,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
         }
       }
     }
-    count = append(out, count, keep, element);
+    count = append<kThreads>(out, count, keep, element);
     if (keep && w.column_count != nullptr) atomicAdd(w.column_count + element.column, 1);
   }
   const float variance = block_sum<kThreads>(moments.variance), square = block_sum<kThreads>(moments.square);
