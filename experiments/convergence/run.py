@@ -145,6 +145,7 @@ def show(args: argparse.Namespace) -> None:
     runs = report.load(args.output)
     text = report.table(runs)
     print(text)
+    args.output.mkdir(parents=True, exist_ok=True)  # no head had time to begin
     (args.output / "table.md").write_text(text + "\n")
     try:
         report.plot(runs, args.output / "convergence.png")
