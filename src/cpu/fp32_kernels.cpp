@@ -1,5 +1,9 @@
 // fp32 kernels for every target that Highway compiles here; anything without one of these runs "portable".
+#ifdef HEADROOM_NO_AVX512
+#define HWY_DISABLED_TARGETS (~(HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+#else
 #define HWY_DISABLED_TARGETS (~(HWY_AVX3 | HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/fp32_kernels.cpp"
 #include <hwy/foreach_target.h>
