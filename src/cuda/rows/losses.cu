@@ -92,8 +92,13 @@ __global__ void __launch_bounds__(1024) finish_loss_kernel(RowInputs in, Arena a
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(s.correct_count);
 }
 
-// exp(z - anchor) has to stay within fp32's exponents, as have its sum, in bf16 times 2^kKeptExponent, and
-// exp(z - anchor) z. One block of threads for each block of rows.
+// Range of a row's sum of exps relative to its anchor. Up: fp32 holds the exps, and sums of exp * z for |z|
+// up to 2^27; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their other operand.
+// Down: an exp of 2^-40 of the sum is stored as a normal number.
+constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithLogits = 0x1p100;
+static_assert(-28 - 40 + sm90::kKeptExponent == -126);
+
+// One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock)
     find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
@@ -102,8 +107,8 @@ __global__ void __launch_bounds__(kRowBlock)
     const StatSlots& slots = arena.slots;
     double sum = 0;
     for (int64_t s = 0; s < slots.slots; ++s) sum += slots.sum[s * slots.stride + r];
-    const double most = slots.sum_z == nullptr ? 0x1p125 : 0x1p100;
-    redo = !(sum < most && sum > 8.7e-27);  // also NaN: the anchor itself may be -inf
+    const double most = slots.sum_z == nullptr ? kMostSum : kMostSumWithLogits;
+    redo = !(sum < most && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);
   if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
