@@ -10,12 +10,16 @@
 
 namespace headroom::cuda::sm90 {
 
+// Two numbers rounded to 16 bits, then times 2^kExponent.
 template <DType kType, int kExponent>
 __device__ __forceinline__ uint32_t pack_scaled(float low, float high) {
-  const uint32_t packed = ptx::pack<kType>(low, high);
-  if constexpr (kExponent == 0) return packed;
   static_assert(kExponent == 0 || kType == DType::kBF16);
-  return ptx::scale_bf16x2<kExponent>(packed);
+  const uint32_t packed = ptx::pack<kType>(low, high);
+  if constexpr (kExponent == 0) {
+    return packed;
+  } else {
+    return ptx::scale_bf16x2<kExponent>(packed);
+  }
 }
 
 // Stores a warpgroup's tile, times 2^kExponent, as 16-bit numbers: 128 x 64 pieces go to a swizzled buffer in

@@ -139,7 +139,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.column_count = take<int32_t>(w, p.vocab);
   t.column_start = take<int32_t>(w, p.vocab + 1);
   t.bins = take<int32_t>(w, kCountBins);
-  t.totals = take<uint64_t>(w, kCountTotals);
+  t.totals = take<uint64_t>(w, kMostCountBlocks);
   t.columns = take<int32_t>(w, s.dense + std::max(s.sampled, s.hot));
   if (s.hot > 0) t.hot_list = take<int32_t>(w, s.hot + 1);
   if (p.has_bias) t.dense_bias = take<float>(w, s.dense + s.hot);

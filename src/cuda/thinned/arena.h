@@ -28,7 +28,7 @@ struct ThinArena {
   int32_t* column_count = nullptr;  // [V]
   int32_t* column_start = nullptr;  // [V + 1]
   int32_t* bins = nullptr;          // [kCountBins]
-  uint64_t* totals = nullptr;       // [kCountTotals]
+  uint64_t* totals = nullptr;       // [kMostCountBlocks]
   int32_t* columns = nullptr;       // [K + max(S, H)] dense, then first sampled, later hot
   int32_t* hot_list = nullptr;      // [H + 1] scratch of the choice of hot ones
   void* scan = nullptr;
@@ -38,8 +38,8 @@ struct ThinArena {
   // are not the caller's; lists of columns.
   float* sample_logits = nullptr;  // [N, S]
   KeptRow* sorted = nullptr;       // [L]
-  // In another: copies of these columns, and base.exps; rows to draw again; lists of columns
-  // before they are sorted.
+  // In another: copies of `columns`, and base.exps; rows to draw again; lists of columns before they are
+  // sorted.
   void* columns_copy = nullptr;    // [K + max(S, H), padded D]
   void* portion_hidden = nullptr;  // [portion, padded D]
   KeptRow* by_column = nullptr;    // [L]

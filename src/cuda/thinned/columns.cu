@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseCol
   const auto grid = cooperative_groups::this_grid();
   const int64_t thread = grid_thread(), threads = grid_threads();
   for (int64_t j = thread; j < c.vocab; j += threads) c.count[j] = 0;
-  for (int64_t b = thread; b < kBins; b += threads) c.bins[b] = 0;
+  for (int64_t b = thread; b < kCountBins; b += threads) c.bins[b] = 0;
   grid.sync();
   for (int64_t i = thread; i < c.tokens; i += threads) {
     if (c.target[i] >= 0) atomicAdd(c.count + c.target[i], 1);

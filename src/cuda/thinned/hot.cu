@@ -36,7 +36,7 @@ __device__ void order_hot(const HotColumns& h) {
 // not fit as a whole: no order has to decide between them.
 __global__ void __launch_bounds__(kCountThreads) choose_hot_kernel(HotColumns h, CountBins bin_of) {
   const auto grid = cooperative_groups::this_grid();
-  for (int64_t b = grid_thread(); b < kBins; b += grid_threads()) h.bins[b] = 0;
+  for (int64_t b = grid_thread(); b < kCountBins; b += grid_threads()) h.bins[b] = 0;
   if (grid_thread() == 0) *h.listed_count = 0;
   grid.sync();
   count_bins(h.count, h.vocab, kLeastHot, bin_of, h.bins);
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRowThreads) spread_hot_kernel(SpreadHot s) {
 }  // namespace
 
 void launch_choose_hot(const HotColumns& h, cudaStream_t stream) {
-  launch_counting(choose_hot_kernel, stream, "choose_hot", h, CountBins::of(h.rows));
+  launch_counting(choose_hot_kernel, stream, "choose_hot", h, CountBins::up_to(h.rows));
 }
 
 void launch_spread_hot(const SpreadHot& s, cudaStream_t stream) {

@@ -13,20 +13,20 @@
 
 namespace headroom::cuda {
 
-inline constexpr int kBins = kCountBins;  // higher counts are in the last
-inline constexpr int kCountThreads = kBins;
-inline constexpr int kMostCountBlocks = kCountTotals;
+inline constexpr int kCountThreads = kCountBins;
 
-// Of counts of at most `most`, which may lie in bins of several.
+// Which of kCountBins bins a count is in: one for each count, or for 2^shift of them; higher ones are in the
+// last.
 struct CountBins {
   int shift = 0;
 
-  static CountBins of(int64_t most) {
+  // Bins for counts of at most `most`.
+  static CountBins up_to(int64_t most) {
     CountBins bins;
-    while (most >> bins.shift >= kBins) ++bins.shift;
+    while (most >> bins.shift >= kCountBins) ++bins.shift;
     return bins;
   }
-  __device__ int operator()(int32_t count) const { return min(count >> shift, kBins - 1); }
+  __device__ int operator()(int32_t count) const { return min(count >> shift, kCountBins - 1); }
 };
 
 // Of all threads of the grid.
@@ -52,12 +52,12 @@ __device__ inline int find_cutoff(const int32_t* bins, int64_t room) {
   __shared__ int fit;  // bins that fit, from the highest on
   const int thread = static_cast<int>(threadIdx.x);
   int32_t above = 0;  // and in the thread's bin itself
-  Scan(scratch).InclusiveSum(bins[kBins - 1 - thread], above);
+  Scan(scratch).InclusiveSum(bins[kCountBins - 1 - thread], above);
   if (thread == 0) fit = 0;
   __syncthreads();
   if (above <= room) atomicMax(&fit, thread + 1);
   __syncthreads();
-  return max(kBins - 1 - fit, 0);
+  return max(kCountBins - 1 - fit, 0);
 }
 
 // Launches such a kernel. All blocks are on the device at a time: at most one on each multiprocessor.

@@ -20,7 +20,7 @@ ThinSizes thin_sizes(const Problem& p) {
   const int64_t others = p.vocab - s.dense;
   s.sampled = std::min(others, kSampledColumns);
   if (p.needs_backward() && p.want_d_classifier) {
-    s.hot = std::min({p.vocab / 160 / 8 * 8, others / 8 * 8, kHotColumns});
+    s.hot = std::min(p.vocab / 160 / 8 * 8, kHotColumns);
   }
   const double expected = 1 / p.threshold;
   s.capacity = with_deviations(kMostExpected * expected, others) + 1;  // and the target

@@ -8,7 +8,7 @@ namespace headroom::cuda {
 // Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse.
 inline constexpr int64_t kDenseColumns = 768;
 inline constexpr int64_t kSampledColumns = 768;
-// Most columns that become hot (hot.cu), and of how many kept elements more they have to have.
+// Most columns that become hot (hot.cu); each of them has more than kLeastHot kept elements.
 inline constexpr int64_t kHotColumns = 1024;
 inline constexpr int32_t kLeastHot = 32;
 // Of the threshold: a guess of lse may be too high by a factor of 2, see docs/thinning.md.

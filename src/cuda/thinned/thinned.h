@@ -34,13 +34,14 @@ struct KeptRow {
 
 // ---- columns.cu: the most frequent targets become dense columns (of equals the first), others are sampled
 // evenly
-inline constexpr int64_t kCountBins = 1024, kCountTotals = 64;
+// Scratch of the choices by count: a histogram, and a number for each block of the kernel's threads.
+inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 struct ChooseColumns {
   const int32_t* target;  // [N] as Arena::target
   int64_t tokens, vocab, dense, sampled;
   int32_t* count;          // [V] scratch
   int32_t* bins;           // [kCountBins] scratch
-  uint64_t* totals;        // [kCountTotals] scratch
+  uint64_t* totals;        // [kMostCountBlocks] scratch
   int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
   int32_t* dense_columns;  // [K]
   int32_t* sample;         // [S] column; its role tells if there was none
@@ -250,7 +251,8 @@ struct OrderLists {
 };
 void launch_order_lists(const OrderLists& o, cudaStream_t stream);
 
-// ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns without a role
+// ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns that are neither
+// dense nor hot
 struct GatherClassifier {
   int64_t vocab, columns;
   const int32_t* role;
