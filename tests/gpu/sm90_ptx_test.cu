@@ -147,6 +147,7 @@ __global__ void multicast_kernel(const __grid_constant__ CUtensorMap from, uint3
   }
   if (threadIdx.x < 2) ptx::mbarrier_arrive_remote(told, threadIdx.x);
   ptx::mbarrier_wait(told, 0);
+  __syncthreads();  // parities repeat: a warp that came here only after the next phase would wait forever
   // A phase further: one arrival by this block's own thread, one by the other block's.
   if (threadIdx.x == 0) ptx::mbarrier_arrive(told);
   if (threadIdx.x == 1) ptx::mbarrier_arrive_remote(told, rank ^ 1);
