@@ -110,6 +110,12 @@ std::string format_number(double value, int digits) {
   return text;
 }
 
+std::string format_fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
 std::string format_count(int64_t value) {
   std::string text = std::to_string(value);
   for (auto place = static_cast<int64_t>(text.size()) - 3; place > (value < 0 ? 1 : 0); place -= 3) {

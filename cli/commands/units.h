@@ -19,6 +19,7 @@ std::vector<std::string> split(const std::string& text, char separator);
 std::string format_bytes(double bytes);                   // "1.46 GiB"
 std::string format_seconds(double seconds);               // "12.3 ms"
 std::string format_number(double value, int digits = 6);  // significant digits
+std::string format_fixed(double value, int digits);       // digits after the point
 std::string format_count(int64_t value);                  // "128,256"
 
 // Columns of text, the first left, the others right aligned.

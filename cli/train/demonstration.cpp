@@ -33,12 +33,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
 class Demonstration {
  public:
   Demonstration(const Settings& settings, const cli::GlobalOptions& global, const Say& say)
@@ -99,8 +93,8 @@ class Demonstration {
          cli::format_bytes(static_cast<double>(text.bytes)) + ", of which " +
          cli::format_bytes(static_cast<double>(text.validation_bytes)) + " held back for validation");
     say_("vocabulary  " + cli::format_count(text.vocabulary) + " entries, byte-level BPE in " +
-         fixed(text.seconds, 1) + " s; " + cli::format_count(text.train_tokens) + " training tokens of " +
-         fixed(bytes_per_token, 2) + " bytes");
+         cli::format_fixed(text.seconds, 1) + " s; " + cli::format_count(text.train_tokens) +
+         " training tokens of " + cli::format_fixed(bytes_per_token, 2) + " bytes");
     if (text.vocabulary < settings_.vocab) {
       say_("            (the text has no more pairs that occur twice: fewer entries than the " +
            cli::format_count(settings_.vocab) + " asked for)");
@@ -151,7 +145,7 @@ class Demonstration {
         first_d_hidden_.assign(trainer.d_hidden().begin(), trainer.d_hidden().end());
         first_d_classifier_ = trainer.model().head().gradient;
       }
-      progress.update(k + 1, "loss " + fixed(step.loss, 4));
+      progress.update(k + 1, "loss " + cli::format_fixed(step.loss, 4));
     }
     finish_head(trainer, run);
     results_.materialized = std::move(run);
@@ -195,8 +189,8 @@ class Demonstration {
     validation_seconds = validation.seconds;
     const double step_seconds = step == 0 ? 0.0 : median_step_seconds(run.seconds);
     const double rate = step_seconds > 0 ? static_cast<double>(results_.tokens_per_step) / step_seconds : 0.0;
-    say_(row(std::to_string(step), step == 0 ? "-" : fixed(mean_since_last(run), 4),
-             fixed(validation.loss, 4), step == 0 ? "-" : cli::format_count(std::llround(rate))));
+    say_(row(std::to_string(step), step == 0 ? "-" : cli::format_fixed(mean_since_last(run), 4),
+             cli::format_fixed(validation.loss, 4), step == 0 ? "-" : cli::format_count(std::llround(rate))));
   }
 
   // Mean training loss of the steps since the validation before the last.
@@ -271,7 +265,7 @@ class Demonstration {
                                    : seconds / (settings_.minutes * 60.0);
     const int64_t scale = settings_.steps > 0 ? settings_.steps : 1000;
     progress.update(static_cast<int64_t>(share * static_cast<double>(scale)),
-                    "step " + std::to_string(done) + "  loss " + fixed(loss, 4));
+                    "step " + std::to_string(done) + "  loss " + cli::format_fixed(loss, 4));
   }
 
   void save(Trainer& trainer, int64_t done) {
@@ -286,7 +280,7 @@ class Demonstration {
                       {"inner", std::to_string(model.inner)},
                       {"layers", std::to_string(model.layers)},
                       {"seed", std::to_string(settings_.trainer.seed)},
-                      {"loss_of_targets", fixed(results_.checkpoint_loss, 6)}});
+                      {"loss_of_targets", cli::format_fixed(results_.checkpoint_loss, 6)}});
   }
 
   Settings settings_;

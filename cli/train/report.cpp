@@ -10,12 +10,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
 std::string scientific(double value) {
   char text[64];
   std::snprintf(text, sizeof text, "%.1e", value);
@@ -83,12 +77,13 @@ std::string summary(const Results& results, const Settings& settings) {
   if (results.agreement) {
     const size_t last = results.agreement->difference.size();
     add("loss at step " + std::to_string(last),
-        [&](const HeadRun& r) { return last > 0 ? fixed(r.loss[last - 1], 6) : "-"; });
+        [&](const HeadRun& r) { return last > 0 ? cli::format_fixed(r.loss[last - 1], 6) : "-"; });
   }
   add("tokens a second", [&](const HeadRun& r) {
     return cli::format_count(static_cast<int64_t>(tokens_per_second(results, r)));
   });
-  add("head, seconds a step", [](const HeadRun& r) { return fixed(median_step_seconds(r.head_seconds), 3); });
+  add("head, seconds a step",
+      [](const HeadRun& r) { return cli::format_fixed(median_step_seconds(r.head_seconds), 3); });
   add("head: workspace", [](const HeadRun& r) { return bytes(r.workspace_bytes); });
   add("head: gradients", [](const HeadRun& r) { return bytes(r.gradient_bytes); });
   add("head: together", [](const HeadRun& r) { return bytes(r.head_bytes()); });
@@ -102,14 +97,14 @@ std::string summary(const Results& results, const Settings& settings) {
   text += '\n';
   text += std::to_string(results.fused.loss.size()) + " steps, " +
           cli::format_count(static_cast<int64_t>(results.fused.loss.size()) * results.tokens_per_step) +
-          " tokens in " + fixed(results.training_seconds, 0) + " s: validation loss " +
-          fixed(results.fused.validation_loss.front(), 4) + " -> " +
-          fixed(results.fused.validation_loss.back(), 4) +
+          " tokens in " + cli::format_fixed(results.training_seconds, 0) + " s: validation loss " +
+          cli::format_fixed(results.fused.validation_loss.front(), 4) + " -> " +
+          cli::format_fixed(results.fused.validation_loss.back(), 4) +
           (results.stop_signal != 0 ? " (interrupted)" : "") + "\n";
   const std::string file = (settings.output / "model.safetensors").string();
-  text += "\nThe checkpoint holds a batch of validation text, loss " + fixed(results.checkpoint_loss, 6) +
-          "; evaluate it with\n  headroom loss --hidden " + file + ":hidden --classifier " + file +
-          ":lm_head.weight --targets " + file + ":targets\n";
+  text += "\nThe checkpoint holds a batch of validation text, loss " +
+          cli::format_fixed(results.checkpoint_loss, 6) + "; evaluate it with\n  headroom loss --hidden " +
+          file + ":hidden --classifier " + file + ":lm_head.weight --targets " + file + ":targets\n";
   return text;
 }
 
