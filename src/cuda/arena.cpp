@@ -82,7 +82,7 @@ Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
   a.lse = take<float>(w, rows);
   if (p.needs_forward()) {
     a.row_loss = take<float>(w, p.tokens);
-    a.target_logit = take<float>(w, rows);
+    if (plan.kind != PlanKind::kThinned) a.target_logit = take<float>(w, rows);
     a.slots.slots = d.slots;
     a.slots.stride = rows;
     a.slots.max = take<float>(w, d.slots * rows);
@@ -95,8 +95,8 @@ Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
   return a;
 }
 
-Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
-  if (plan.kind == PlanKind::kThinned) return lay_out_thinned(p, plan, w).base;
+Arena lay_out(const Problem& p, const Plan& plan, Workspace& w, void* draws) {
+  if (plan.kind == PlanKind::kThinned) return lay_out_thinned(p, plan, w, draws).base;
   const PlanDetail d = PlanDetail::load(plan);
   const DType dtype = operand_dtype(p);
   const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);

@@ -91,7 +91,7 @@ struct Arena {
 // The part that all plans have.
 Arena lay_out_rows(const Problem& problem, const Plan& plan, Workspace& workspace);
 
-// With a Workspace that only counts: how many bytes the plan needs (workspace.used()).
-Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace);
+// With a Workspace that only counts: how many bytes the plan needs (workspace.used()). draws: Buffers::draws.
+Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace, void* draws = nullptr);
 
 }  // namespace headroom::cuda

@@ -45,7 +45,7 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
                    plan,
                    buffers,
                    PlanDetail::load(plan),
-                   lay_out(problem, plan, rows_workspace),
+                   lay_out(problem, plan, rows_workspace, buffers.draws),
                    row_inputs(problem, buffers),
                    static_cast<cudaStream_t>(stream),
                    (problem.tokens + chunk_rows - 1) / chunk_rows,

@@ -9,6 +9,7 @@ namespace headroom::cuda::sm90::test {
 namespace {
 
 constexpr uint64_t kSeed = 0x9876543210abcdefull;
+constexpr float kUntouched = 12345;     // what a launch does not write
 constexpr uint32_t kFirstStream = 7000;  // global number of the shard's column 0
 
 struct ThinOptions {
@@ -64,11 +65,13 @@ class Thinning {
     const Guarded<uint64_t> seed(std::vector<uint64_t>{kSeed});
     Guarded<int32_t> count(std::vector<int32_t>(shape_.rows, 0));
     Guarded<Draw> elements(shape_.rows * wishes_.capacity);
+    Guarded<float> target_logit(std::vector<float>(shape_.rows, kUntouched));
     LogitsArgs args = make_args(Epilogue::kThin, problem_, hidden, classifier, options_);
     if (!options_.transform.bias.empty()) args.bias = bias.get();
     if (wishes_.rows < shape_.rows) args.row_count = row_count.get();
     if (wishes_.inactive_blocks) args.row_block_active = active.get();
     args.target = target.get();
+    args.target_logit = target_logit.get();
     args.anchor = anchor.get();
     args.draws.seed = seed.get();
     args.draws.first_stream = kFirstStream;
@@ -92,11 +95,12 @@ class Thinning {
     check_cuda(cudaDeviceSynchronize());
     count_ = count.read();
     elements_ = elements.read();
+    target_logit_ = target_logit.read();
     if (with_sums) {
       sum_ = join(sum.read(), slots);
       expected_ = join(expected.read(), slots);
     }
-    for (const auto* array : {&sum, &expected}) array->expect_guards();
+    for (const auto* array : {&sum, &expected, &target_logit}) array->expect_guards();
     count.expect_guards();
     elements.expect_guards();
   }
@@ -112,7 +116,15 @@ class Thinning {
       ASSERT_EQ(count, 0);
       ASSERT_EQ(sum_[i], 0);
       ASSERT_EQ(expected_[i], 0);
+      ASSERT_EQ(target_logit_[i], kUntouched);
       return;
+    }
+    const int64_t y = targets_[i] - kColumnOffset;
+    if (y >= 0 && y < shape_.columns) {
+      ASSERT_NEAR(target_logit_[i], options_.transform.logit(problem_, i, y),
+                  options_.transform.error(problem_, i, y));
+    } else {
+      ASSERT_EQ(target_logit_[i], kUntouched);
     }
     std::map<int64_t, bool> kept;  // column of the window, and whether it is told to be certain
     const Draw* list = elements_.data() + list_of_[i] * wishes_.capacity;
@@ -153,7 +165,7 @@ class Thinning {
 
   std::vector<int32_t> count_;
   std::vector<Draw> elements_;
-  std::vector<float> sum_, expected_;
+  std::vector<float> sum_, expected_, target_logit_;
 
  private:
   struct Element {

@@ -105,6 +105,40 @@ TEST_P(HostileValues, TinyAndLargeLosses) {
   }
 }
 
+// Rows that are sure of their target have no loss, however its logit of many terms is rounded: lse is rounded
+// as it is.
+TEST_P(HostileValues, CertainTargets) {
+  constexpr int64_t kTokens = 5, kVocab = 700, kHidden = 1200;
+  const headroom_dtype dtype = engine().plain_dtype();
+  Case c = plain(engine(), 15, {kTokens, kVocab, kHidden});
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  double square = 0;
+  for (double x : c.classifier) square += x * x / kVocab;
+  c.targets = {0, 3, 180, 255, 699};
+  for (size_t i = 0; i < c.targets.size(); ++i) {
+    for (size_t k = 0; k < kHidden; ++k) {
+      const double of_target = c.classifier[static_cast<size_t>(c.targets[i]) * kHidden + k];
+      c.hidden[i * kHidden + k] = rounded(85 / square * of_target, dtype);
+    }
+  }
+  std::vector<Case> cases = {c};
+  if (why_not_thinned(engine()).empty()) {
+    c.problem.gradient = HEADROOM_THINNED;
+    c.problem.threshold = 0x1p-8;
+    cases.push_back(c);
+    c.problem.keeps_draws = 1;
+    cases.push_back(c);
+  }
+  for (Case& each : cases) {
+    for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+      each.mode = mode;
+      const Outputs got = solve(context_, each);
+      for (size_t i = 0; i < c.targets.size(); ++i) EXPECT_NEAR(got.nll[i], 0, 0x1p-22) << i;
+      for (double d : got.d_bias) EXPECT_NEAR(d, 0, 0x1p-20);
+    }
+  }
+}
+
 // A masked vocabulary entry (bias -inf) has probability 0 and takes no gradient.
 TEST_P(HostileValues, MaskedEntries) {
   Case c = plain(engine(), 8, {12, 300, 8});

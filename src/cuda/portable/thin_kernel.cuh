@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   const int64_t index = draws.row != nullptr ? draws.row[row] : row;
   const float anchor = args.anchor[row], threshold = draws.threshold[row];
   const int64_t first_column = args.column_offset + tile.column;
+  const int64_t target = args.target == nullptr ? -1 : args.target[row] - first_column;
   const uint32_t stream =
       kFirstDrawStream + draws.first_stream + static_cast<uint32_t>(first_column + threadIdx.x);
   float running =
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   double sum = 0, sum_z = 0, expected = 0;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float z = transformed(args, dots[j], tile.column + j);
+    if (j == target) args.target_logit[row] = z;
     const float q = expf(z - anchor);
     if (is_better(z, static_cast<int32_t>(j), largest, at)) largest = z, at = static_cast<int32_t>(j);
     sum += q;

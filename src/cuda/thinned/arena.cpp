@@ -24,6 +24,7 @@ DrawLists lay_out_lists(const Problem& p, Workspace& w) {
   lists.dense = take<int32_t>(w, s.dense);
   lists.count = take<int32_t>(w, p.tokens);
   lists.guess = take<float>(w, p.tokens);
+  lists.target_logit = take<float>(w, p.tokens);
   return lists;
 }
 
@@ -90,7 +91,7 @@ bool copies_to_d_hidden(const Problem& p) {
          !p.unaligned_rows && p.hidden == padded_hidden(p);
 }
 
-ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
+ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w, void* draws) {
   const PlanDetail d = PlanDetail::load(plan);
   const ThinSizes s = thin_sizes(p);
   const DType dtype = operand_dtype(p);
@@ -100,7 +101,8 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.base = lay_out_rows(p, plan, w);
   Arena& a = t.base;
   const bool lists_columns = p.needs_backward() && (p.want_d_classifier || p.want_d_bias);
-  if (!p.needs_forward()) a.target_logit = take<float>(w, rows);
+  t.lists = p.keeps_draws ? draw_lists(p, draws) : lay_out_lists(p, w);
+  a.target_logit = t.lists.target_logit;
   a.active = take<uint8_t>(w, row_blocks(rows));
   a.anchor = take<float>(w, rows);
   a.row_factor = take<float>(w, rows);
@@ -146,7 +148,6 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w) {
   t.sample_offset = take<float>(w, s.sampled);
   t.scan_bytes = scan_bytes(p.vocab);
   t.scan = take<std::byte>(w, static_cast<int64_t>(t.scan_bytes));
-  if (!p.keeps_draws) t.lists = lay_out_lists(p, w);
   const bool lists = p.needs_backward() || !p.keeps_draws;  // in the workspace
   share(
       w,

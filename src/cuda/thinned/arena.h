@@ -57,7 +57,8 @@ struct ThinArena {
 size_t draws_bytes(const Problem& problem);
 DrawLists draw_lists(const Problem& problem, void* draws);
 
-ThinArena lay_out_thinned(const Problem& problem, const Plan& plan, Workspace& workspace);
+// draws: Buffers::draws, the place of the lists where the problem keeps them.
+ThinArena lay_out_thinned(const Problem& problem, const Plan& plan, Workspace& workspace, void* draws);
 
 // dtype of the products that make gradients of the dense columns.
 DType dense_gradient_dtype(const Problem& problem);

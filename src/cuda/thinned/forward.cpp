@@ -98,7 +98,6 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
   for_windows(run, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kThin);
     args.anchor = run.arena.anchor;
-    args.target_logit = nullptr;  // known
     args.stats.weighted = nullptr;
     if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
     args.draws.seed = t.lists.seed;
@@ -222,6 +221,7 @@ namespace {
 
 // sm90: sums and draws in one pass, with a guess of lse.
 void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  find_target_logits(run, chunk, hidden);  // for the guess
   guess_lse(run, t, chunk, hidden);
   launch_init_slots(run.arena.slots, nullptr, run.stream);
   launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {

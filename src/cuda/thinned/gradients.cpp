@@ -26,7 +26,6 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.a = a.a;
   w.b = a.b;
   w.g = a.g;
-  w.target_logit = a.target_logit;
   w.softcap = static_cast<float>(p.softcap);
   w.kept = t.kept;
   w.kept_count = t.kept_count;

@@ -5,11 +5,9 @@ namespace headroom::cuda {
 void run_thinned(const Runner& run, Workspace workspace) {
   const Problem& p = run.problem;
   if (p.tokens == 0) return;
-  ThinArena t = lay_out_thinned(p, run.plan, workspace);
-  if (p.keeps_draws) t.lists = draw_lists(p, run.buffers.draws);
+  const ThinArena t = lay_out_thinned(p, run.plan, workspace, run.buffers.draws);
   const Chunk chunk{true, 0, p.tokens, run.arena.chunk_rows};
   const Operand hidden = load_hidden(run, chunk);
-  find_target_logits(run, chunk, hidden);
   if (p.needs_forward()) {
     draw(run, t, chunk, hidden);
     if (p.label_smoothing > 0) sum_classifier(run, t, hidden);  // after the slots were last set

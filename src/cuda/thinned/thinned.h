@@ -18,6 +18,8 @@ struct DrawLists {
   int32_t* dense = nullptr;  // [K] dense columns, ascending
   int32_t* count = nullptr;  // [N]
   float* guess = nullptr;    // [N]
+  // [N] of the product that the sums are of: one of its own would be rounded otherwise than lse
+  float* target_logit = nullptr;
   Draw* elements = nullptr;  // [N, capacity]
 };
 
@@ -127,7 +129,6 @@ struct Weigh {
   const int32_t* target;         // [N]
   const int32_t* role;           // [V]
   const float *lse, *a, *b, *g;  // [N]; b may be null
-  const float* target_logit;     // [N]
   float softcap;
   Kept* kept;             // [N, capacity]: by column, the target last; may be the lists' elements
   int32_t* kept_count;    // [N]

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
   const bool dense = target >= 0 && w.role[target] >= 0;
   float target_value = 0;
   if (target >= 0) {
-    const float z = w.target_logit[r];
+    const float z = lists.target_logit[r];
     target_value = (expf(z - row.lse) * (row.a + row.b * z) - row.g) * row.slope(z);
   }
   if (target >= 0 && !dense) {
