@@ -9,7 +9,7 @@ namespace headroom::cuda::sm90::test {
 namespace {
 
 constexpr uint64_t kSeed = 0x9876543210abcdefull;
-constexpr float kUntouched = 12345;     // what a launch does not write
+constexpr float kUntouched = 12345;      // what a launch does not write
 constexpr uint32_t kFirstStream = 7000;  // global number of the shard's column 0
 
 struct ThinOptions {
