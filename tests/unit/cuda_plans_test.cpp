@@ -181,7 +181,7 @@ TEST(CudaPlans, ThinnedListsHaveRoom) {
       const int64_t drawn = vocab - s.dense;
       EXPECT_GE(s.dense, 1);
       EXPECT_LE(s.dense + s.sampled, vocab);
-      const double most = kMostExpected / threshold;
+      const double most = most_expected(threshold) / threshold;
       const auto room = static_cast<double>(s.capacity - 1);  // beside the target
       EXPECT_GE(room, std::min(static_cast<double>(drawn), most + 8 * std::sqrt(most)))
           << vocab << " " << threshold;

@@ -91,15 +91,22 @@ __device__ inline RowStats<double> joined(const StatSlots& slots, int64_t r) {
   return all;
 }
 
-// The same where sums are relative to the row's anchor, which becomes the max of the result.
+// A row's sum over the slots, in their order. Loads do not wait for one another.
+__device__ inline double sum_of_slots(const StatSlots& slots, const float* values, int64_t r) {
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t s = 0; s < slots.slots; ++s) sum += values[s * slots.stride + r];
+  return sum;
+}
+
+// Statistics from sums relative to the row's anchor, which becomes the max of the result.
 __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int64_t r, double anchor) {
   RowStats<double> all;
-  for (int64_t s = 0; s < slots.slots; ++s) {
+  all.sum_exp = sum_of_slots(slots, slots.sum, r);
+  if (slots.sum_z != nullptr) all.sum_exp_logit = sum_of_slots(slots, slots.sum_z, r);
+  if (slots.weighted != nullptr) all.weighted_logit_sum = sum_of_slots(slots, slots.weighted, r);
+  for (int64_t s = 0; slots.argmax != nullptr && s < slots.slots; ++s) {
     const int64_t at = s * slots.stride + r;
-    all.sum_exp += slots.sum[at];
-    if (slots.sum_z != nullptr) all.sum_exp_logit += slots.sum_z[at];
-    if (slots.weighted != nullptr) all.weighted_logit_sum += slots.weighted[at];
-    if (slots.argmax == nullptr) continue;
     RowStats<double> best;  // max serves the choice of argmax only
     best.max = slots.max[at];
     best.argmax = slots.argmax[at];

@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(kRowBlock)
   bool redo = false;
   if (r < existing(row_count, rows)) {
     const StatSlots& slots = arena.slots;
-    double sum = 0;
-    for (int64_t s = 0; s < slots.slots; ++s) sum += slots.sum[s * slots.stride + r];
+    const double sum = sum_of_slots(slots, slots.sum, r);
     const double most = slots.sum_z == nullptr ? kMostSum : kMostSumWithLogits;
     redo = !(sum < most && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
   }

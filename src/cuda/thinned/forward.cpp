@@ -121,6 +121,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   f.slots = &a.slots;
   f.base_2 = base_2(run);
   f.certain_share = kCertainShare;
+  f.most_expected = most_expected(run.problem.threshold);
   f.target = a.target;
   f.anchor = a.anchor;
   f.guess = t.lists.guess;

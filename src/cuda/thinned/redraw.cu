@@ -14,14 +14,10 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
   const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   bool out = false;
   if (row < f.rows && f.target[row] != kIgnoredRow) {
-    double sum = 0, expected = 0;
-#pragma unroll 4
-    for (int64_t s = 0; s < slots.slots; ++s) {
-      sum += slots.sum[s * slots.stride + row];
-      expected += slots.expected[s * slots.stride + row];
-    }
+    const double sum = sum_of_slots(slots, slots.sum, row);
+    const double expected = sum_of_slots(slots, slots.expected, row);
     out = !(sum < 1.1e26 && sum > 8.7e-27);
-    if (out || sum < 1.001 * f.certain_share || expected > kMostExpected) {
+    if (out || sum < 1.001 * f.certain_share || expected > f.most_expected) {
       const float anchor = f.anchor[row];
       if (!out)
         f.guess[row] =

@@ -23,8 +23,8 @@ ThinSizes thin_sizes(const Problem& p) {
     s.hot = std::min(p.vocab / 160 / 8 * 8, kHotColumns);
   }
   const double expected = 1 / p.threshold;
-  s.capacity = with_deviations(kMostExpected * expected, others) + 1;  // and the target
-  s.capacity = (s.capacity + 1) / 2 * 2;                               // of 16 bytes
+  s.capacity = with_deviations(most_expected(p.threshold) * expected, others) + 1;  // and the target
+  s.capacity = (s.capacity + 1) / 2 * 2;                                            // of 16 bytes
   s.kept = with_deviations(static_cast<double>(p.tokens) * expected, p.tokens * others) + p.tokens;
   return s;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "core/problem.h"
@@ -13,9 +14,12 @@ inline constexpr int64_t kHotColumns = 1024;
 inline constexpr int32_t kLeastHot = 32;
 // Of the threshold: a guess of lse may be too high by a factor of 2, see docs/thinning.md.
 inline constexpr float kCertainShare = 0.5f;
-// A row is drawn again where the expected number of kept elements is more than this over threshold. (With a
-// guess of lse it is at most 1 over threshold.) A single such row costs a pass over the classifier.
-inline constexpr double kMostExpected = 1.5;
+// A row is drawn again where the expected number of kept elements is more than this over threshold. (With lse
+// as the guess it is at most 1 over threshold.) A single such row costs a pass over the classifier, and lists
+// for large thresholds are short: they may have 768 elements, and up to 3 over threshold.
+inline double most_expected(double threshold) {
+  return std::clamp(768 * threshold, 1.5, 3.0);
+}
 // A row's list is sorted in shared memory, of which some devices have less.
 inline constexpr int64_t kLongestList = 16384, kLongestListElsewhere = 8192;
 // Smaller thresholds keep everything, too, and fp32 has room for them.

@@ -85,6 +85,7 @@ struct FindRedraws {
   const StatSlots* slots;   // on the host
   bool base_2;              // sums are relative to sm90::effective_anchor()
   float certain_share;      // as in Draws
+  double most_expected;     // over threshold: rows of more are listed
   const int32_t* target;    // [N]
   const float* anchor;      // [N] the guess
   float* guess;             // [N] becomes lse, where the sum is in range
