@@ -25,12 +25,14 @@ __global__ void store_d_hidden_kernel(StoreHidden s, const Scalars* scalars) {
   }
 }
 
+// One warp a row.
 template <class T>
 __global__ void zero_ignored_rows_kernel(RowInputs in, T* data, int64_t stride, int64_t columns) {
-  const int64_t row = blockIdx.x;
+  const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  if (row >= in.tokens) return;
   const int64_t target = target_of(in, row);
   if (target != in.ignore_index && in_range(in, target)) return;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) data[row * stride + i] = from_float<T>(0);
+  for (int64_t i = threadIdx.x % 32; i < columns; i += 32) data[row * stride + i] = from_float<T>(0);
 }
 
 template <class T>
@@ -111,7 +113,7 @@ void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int6
   if (in.tokens == 0) return;
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    zero_ignored_rows_kernel<T><<<static_cast<unsigned>(in.tokens), kThreads, 0, stream>>>(
+    zero_ignored_rows_kernel<T><<<blocks_for(in.tokens, kThreads / 32), kThreads, 0, stream>>>(
         in, static_cast<T*>(data), stride, columns);
   });
   check_launch("zero_ignored_rows");

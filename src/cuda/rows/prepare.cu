@@ -20,10 +20,11 @@ __global__ void __launch_bounds__(kThreads)
   int64_t base = 0;  // computed rows before this stretch
   int64_t invalid = 0;
   double weight_sum = 0;
+  const auto load = [&](int64_t row) { return row < in.tokens ? target_of(in, row) : in.ignore_index; };
+  int64_t next = load(thread);
   for (int64_t start = 0; start < in.tokens; start += kThreads) {
-    const int64_t row = start + thread;
-    int64_t target = in.ignore_index;
-    if (row < in.tokens) target = target_of(in, row);
+    const int64_t row = start + thread, target = next;
+    next = load(row + kThreads);  // which need not wait for this stretch
     const bool given = target != in.ignore_index;
     const bool valid = given && in_range(in, target);
     if (given && !valid) {

@@ -45,18 +45,22 @@ __device__ float log_of_slots(const StatSlots& slots, int64_t row, int lane) {
 // log of the row's sum over all columns. known: the log of that over dense columns and the target. The
 // columns that were not seen are taken to be as the sampled ones, but for peaks. By a warp.
 __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
-  float e[kEach];  // logits, then exps relative to the largest
+  float e[kEach], offset[kEach];  // of e: products, logits, then exps relative to the largest
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {  // no load waits for another
+    const int64_t s = lane + 32 * i;
+    offset[i] = s < g.sampled ? g.sample_offset[s] : -CUDART_INF_F;
+    e[i] = s < g.sampled ? g.logits[row * g.sampled + s] : 0;
+  }
   float largest = known, count = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t s = lane + 32 * i;
-    e[i] = -CUDART_INF_F;
-    if (s >= g.sampled || g.sample_offset[s] == -CUDART_INF_F) continue;
-    float z = g.scale * g.logits[row * g.sampled + s] + g.sample_offset[s];
+    const bool exists = offset[i] != -CUDART_INF_F;
+    float z = g.scale * e[i] + offset[i];
     if (g.softcap != 0) z = g.softcap * tanhf(z / g.softcap);
-    e[i] = z;
-    largest = fmaxf(largest, z);
-    ++count;
+    e[i] = exists ? z : -CUDART_INF_F;
+    largest = fmaxf(largest, e[i]);
+    count += exists;
   }
   largest = warp_max(largest);
   count = warp_sum(count);
