@@ -145,7 +145,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w, void
   t.columns = take<int32_t>(w, s.dense + std::max(s.sampled, s.hot));
   if (s.hot > 0) t.hot_list = take<int32_t>(w, s.hot + 1);
   if (p.has_bias) t.dense_bias = take<float>(w, s.dense + s.hot);
-  t.sample_offset = take<float>(w, s.sampled);
+  t.sample_others = take<float>(w, s.sampled);
   t.scan_bytes = scan_bytes(p.vocab);
   t.scan = take<std::byte>(w, static_cast<int64_t>(t.scan_bytes));
   const bool lists = p.needs_backward() || !p.keeps_draws;  // in the workspace

@@ -22,7 +22,7 @@ struct ThinArena {
   float* portion_anchor = nullptr;     // [portion]
   float* portion_threshold = nullptr;  // [portion]
   float* dense_bias = nullptr;         // [K], and later sums of K + H
-  float* sample_offset = nullptr;      // [S]
+  float* sample_others = nullptr;      // [S]
   // of the vocabulary
   int32_t* role = nullptr;          // [V]
   int32_t* column_count = nullptr;  // [V]

@@ -8,14 +8,40 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Sample s: the first column of the s-th of equal stretches that is not dense. Without any it is a dense one,
-// which its role tells.
+// Where stretch s of the vocabulary begins. The first stretches have an eighth of the average width, the last
+// ones nearly twice as much: a BPE vocabulary begins with the columns that have most of a softmax.
+__device__ int64_t stretch_start(const ChooseColumns& c, int64_t s) {
+  return c.vocab * s * (c.sampled + 7 * s) / (8 * c.sampled * c.sampled);
+}
+
+// How many dense columns there are before column j.
+__device__ int64_t dense_before(const ChooseColumns& c, int64_t j) {
+  int64_t first = 0, last = c.dense;
+  while (first < last) {
+    const int64_t middle = (first + last) / 2;
+    if (c.dense_columns[middle] < j) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  return first;
+}
+
+// Sample s: the middle of its stretch, or a column beside it, as the dense ones are no samples.
 __device__ void sample_column(const ChooseColumns& c, int64_t s) {
-  const int64_t end = (s + 1) * c.vocab / c.sampled;
-  int64_t j = s * c.vocab / c.sampled;
+  const int64_t start = stretch_start(c, s), end = stretch_start(c, s + 1), middle = (start + end) / 2;
+  const int64_t candidates = end - start - (dense_before(c, end) - dense_before(c, start));
+  c.sample_others[s] = static_cast<float>(candidates - 1);
+  c.sample[s] = kIgnoredRow;
+  if (candidates == 0) return;
+  int64_t j = middle;
   while (j < end && c.role[j] >= 0) ++j;
-  c.sample[s] = static_cast<int32_t>(j < end ? j : s * c.vocab / c.sampled);
-  if (j < end) c.role[j] = static_cast<int32_t>(-2 - s);
+  if (j == end) {
+    for (j = middle - 1; c.role[j] >= 0;) --j;
+  }
+  c.sample[s] = static_cast<int32_t>(j);
+  c.role[j] = static_cast<int32_t>(-2 - s);
 }
 
 __global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseColumns c) {
@@ -85,12 +111,9 @@ __global__ void store_seed_kernel(int64_t value, const int64_t* given, uint64_t*
   *seed = static_cast<uint64_t>(given != nullptr ? *given : value);
 }
 
-__global__ void gather_vector_kernel(const float* vector, const int32_t* columns, int64_t count,
-                                     const int32_t* role, float* out) {
+__global__ void gather_vector_kernel(const float* vector, const int32_t* columns, int64_t count, float* out) {
   const int64_t k = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (k >= count) return;
-  const bool exists = role == nullptr || role[columns[k]] < 0;
-  out[k] = !exists ? -CUDART_INF_F : vector != nullptr ? vector[columns[k]] : 0.0f;
+  if (k < count) out[k] = vector[columns[k]];
 }
 
 }  // namespace
@@ -114,10 +137,9 @@ void launch_store_seed(int64_t value, const int64_t* given, uint64_t* seed, cuda
   check_launch("store_seed");
 }
 
-void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, const int32_t* role,
-                          float* out, cudaStream_t stream) {
-  gather_vector_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(vector, columns, count, role,
-                                                                             out);
+void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
+                          cudaStream_t stream) {
+  gather_vector_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(vector, columns, count, out);
   check_launch("gather_vector");
 }
 

@@ -23,6 +23,7 @@ void choose_columns(const Runner& run, const ThinArena& t) {
   c.role = t.role;
   c.dense_columns = t.columns;
   c.sample = t.columns + t.sizes.dense;
+  c.sample_others = t.sample_others;
   launch_choose_columns(c, run.stream);
 }
 
@@ -62,22 +63,18 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   const Problem& p = run.problem;
   const Operand columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
   sum_dense(run, t, chunk, hidden, columns);
-  if (t.sizes.sampled > 0) {
-    multiply_sample(run, t, chunk, hidden, columns);
-    launch_gather_vector(bias_of(run), t.columns + t.sizes.dense, t.sizes.sampled, t.role, t.sample_offset,
-                         run.stream);
-  }
+  if (t.sizes.sampled > 0) multiply_sample(run, t, chunk, hidden, columns);
   Guess g{};
   g.rows = p.tokens;
-  g.vocab = p.vocab;
-  g.dense = t.sizes.dense;
   g.sampled = t.sizes.sampled;
   StatSlots slots = run.arena.slots;
   slots.sum_z = slots.weighted = nullptr;
   slots.argmax = nullptr;
   g.slots = &slots;
   g.logits = t.sample_logits;
-  g.sample_offset = t.sample_offset;
+  g.sample = t.columns + t.sizes.dense;
+  g.sample_others = t.sample_others;
+  g.bias = bias_of(run);
   g.scale = static_cast<float>(p.scale);
   g.softcap = static_cast<float>(p.softcap);
   g.threshold = threshold_of(p);
@@ -185,7 +182,7 @@ Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
   c.padded = run.depth();
   launch_copy_rows(c, run.stream);
   if (t.dense_bias != nullptr) {
-    launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, nullptr, t.dense_bias, run.stream);
+    launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, t.dense_bias, run.stream);
   }
   return {t.columns_copy, run.depth()};
 }

@@ -8,9 +8,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kEach = static_cast<int>(kSampledColumns) / 32;  // samples of a lane
 static_assert(kSampledColumns % 32 == 0);
-// A sampled column stands for the others of its stretch, but not for a share of the row's sum larger than
-// this: a rare peak would make the guess far too high.
-constexpr float kRareShare = 1.0f / 1024;
+// A stretch of which one column was seen is not taken to have more than this share of the row: the one may be
+// a peak.
+constexpr float kMostOfStretch = 1.0f / 16;
 
 __device__ float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
@@ -42,29 +42,34 @@ __device__ float log_of_slots(const StatSlots& slots, int64_t row, int lane) {
   return largest + logf(warp_sum(sum));
 }
 
+// The logit of sample s for a row; -infinity: there is no such column.
+__device__ float sample_logit(const Guess& g, float product, int32_t column) {
+  float z = g.scale * product + (g.bias != nullptr && column >= 0 ? g.bias[column] : 0.0f);
+  if (g.softcap != 0) z = g.softcap * tanhf(z / g.softcap);
+  return column >= 0 ? z : -CUDART_INF_F;
+}
+
 // log of the row's sum over all columns. known: the log of that over dense columns and the target. The
-// columns that were not seen are taken to be as the sampled ones, but for peaks. By a warp.
+// columns of a stretch that were not seen are taken to be as the sampled one, but for peaks. By a warp.
 __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
-  float e[kEach], offset[kEach];  // of e: products, logits, then exps relative to the largest
+  float e[kEach], others[kEach];  // of e: products, logits, then exps relative to the largest
+  int32_t column[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {  // no load waits for another
     const int64_t s = lane + 32 * i;
-    offset[i] = s < g.sampled ? g.sample_offset[s] : -CUDART_INF_F;
-    e[i] = s < g.sampled ? g.logits[row * g.sampled + s] : 0;
+    const bool exists = s < g.sampled;
+    column[i] = exists ? g.sample[s] : kIgnoredRow;
+    others[i] = exists ? g.sample_others[s] : 0;
+    e[i] = exists ? g.logits[row * g.sampled + s] : 0;
   }
-  float largest = known, count = 0;
+  float largest = known;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const bool exists = offset[i] != -CUDART_INF_F;
-    float z = g.scale * e[i] + offset[i];
-    if (g.softcap != 0) z = g.softcap * tanhf(z / g.softcap);
-    e[i] = exists ? z : -CUDART_INF_F;
+    e[i] = sample_logit(g, e[i], column[i]);
     largest = fmaxf(largest, e[i]);
-    count += exists;
   }
   largest = warp_max(largest);
-  count = warp_sum(count);
-  if (!(fabsf(largest) < CUDART_INF_F) || count == 0) return known;
+  if (!(fabsf(largest) < CUDART_INF_F)) return known;
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -72,13 +77,12 @@ __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
     sum += e[i];
   }
   const float seen = expf(known - largest) + warp_sum(sum);
-  const float others = fmaxf(static_cast<float>(g.vocab - g.dense) / count - 1, 0.0f);
   float total = seen;
   for (int round = 0; round < 4; ++round) {
-    float clipped = 0;
+    float unseen = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) clipped += fminf(e[i], kRareShare * total);
-    total = seen + others * warp_sum(clipped);
+    for (int i = 0; i < kEach; ++i) unseen += fminf(others[i] * e[i], kMostOfStretch * total);
+    total = seen + warp_sum(unseen);
   }
   return largest + logf(total);
 }

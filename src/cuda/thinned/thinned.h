@@ -34,8 +34,8 @@ struct KeptRow {
   float value;
 };
 
-// ---- columns.cu: the most frequent targets become dense columns (of equals the first), others are sampled
-// evenly
+// ---- columns.cu: the most frequent targets become dense columns (of equals the first); of the others one is
+// sampled of each stretch of the vocabulary
 // Scratch of the choices by count: a histogram, and a number for each block of the kernel's threads.
 inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 struct ChooseColumns {
@@ -46,7 +46,8 @@ struct ChooseColumns {
   uint64_t* totals;        // [kMostCountBlocks] scratch
   int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
   int32_t* dense_columns;  // [K]
-  int32_t* sample;         // [S] column; its role tells if there was none
+  int32_t* sample;         // [S] column, or kIgnoredRow: no other column in the stretch
+  float* sample_others;    // [S] further columns of the stretch that are not dense
 };
 void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream);
 // role and target's number among the dense columns (-1, kIgnoredRow), from the dense columns
@@ -54,16 +55,18 @@ void launch_assign_roles(const int32_t* dense_columns, int64_t dense, int32_t* r
                          const int32_t* target, int32_t* dense_target, int64_t tokens, cudaStream_t stream);
 // seed = given (null: value)
 void launch_store_seed(int64_t value, const int64_t* given, uint64_t* seed, cudaStream_t stream);
-// out[k] = vector[columns[k]] (null: 0); with a role, -infinity where that is of a dense column
-void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, const int32_t* role,
-                          float* out, cudaStream_t stream);
+// out[k] = vector[columns[k]]
+void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
+                          cudaStream_t stream);
 
 // ---- guess.cu
 struct Guess {
-  int64_t rows, vocab, dense, sampled;
+  int64_t rows, sampled;
   const StatSlots* slots;      // of the dense columns, on the host
   const float* logits;         // [N, S] products of the sampled columns
-  const float* sample_offset;  // [S] their bias; -infinity: no such column
+  const int32_t* sample;       // [S] as ChooseColumns
+  const float* sample_others;  // [S]
+  const float* bias;           // [V], or null
   float scale, softcap, threshold;
   const int32_t* target;      // [N]
   const float* target_logit;  // [N]
