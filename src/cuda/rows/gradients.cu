@@ -93,7 +93,7 @@ __global__ void scale_unless_one_kernel(T* data, int64_t count, const float* fac
 
 void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor,
                              cudaStream_t stream) {
-  const unsigned blocks = std::min(blocks_for(count, kThreads), 4096u);
+  const unsigned blocks = std::min(blocks_for(count, kThreads), 1024u);
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     scale_unless_one_kernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<T*>(data), count, factor);

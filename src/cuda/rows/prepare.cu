@@ -38,11 +38,9 @@ __global__ void __launch_bounds__(kThreads)
     const unsigned ballot = __ballot_sync(~0u, valid);
     if (lane == 0) warp_counts[warp] = __popc(ballot);
     __syncthreads();
-    int before = 0, all = 0;
-    for (int i = 0; i < kThreads / 32; ++i) {
-      if (i < warp) before += warp_counts[i];
-      all += warp_counts[i];
-    }
+    static_assert(kThreads == 32 * 32);
+    const int before = __reduce_add_sync(~0u, lane < warp ? warp_counts[lane] : 0);
+    const int all = __reduce_add_sync(~0u, warp_counts[lane]);
     __syncthreads();
     const int64_t column = target - in.vocab_start;
     const int32_t local = column >= 0 && column < in.vocab ? static_cast<int32_t>(column) : -1;
