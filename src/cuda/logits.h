@@ -33,7 +33,7 @@ struct StatSlots {
 };
 
 // An element that the first draw kept.
-struct Draw {
+struct alignas(8) Draw {       // one load or store
   int32_t column_and_certain;  // 2 column + 1 if it was certain to be kept, else 2 column; of the shard
   float logit;
 };

@@ -138,7 +138,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w, void
     t.portion_threshold = take<float>(w, t.portion);
   }
   t.role = take<int32_t>(w, p.vocab);
-  t.column_count = take<int32_t>(w, p.vocab);
+  t.column_count = take<int32_t>(w, p.vocab + 1);
   t.column_start = take<int32_t>(w, p.vocab + 1);
   t.bins = take<int32_t>(w, kCountBins);
   t.totals = take<uint64_t>(w, kMostCountBlocks);
@@ -146,7 +146,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w, void
   if (s.hot > 0) t.hot_list = take<int32_t>(w, s.hot + 1);
   if (p.has_bias) t.dense_bias = take<float>(w, s.dense + s.hot);
   t.sample_others = take<float>(w, s.sampled);
-  t.scan_bytes = scan_bytes(p.vocab);
+  t.scan_bytes = scan_bytes(p.vocab + 1);
   t.scan = take<std::byte>(w, static_cast<int64_t>(t.scan_bytes));
   const bool lists = p.needs_backward() || !p.keeps_draws;  // in the workspace
   share(

@@ -25,7 +25,7 @@ struct ThinArena {
   float* sample_others = nullptr;      // [S]
   // of the vocabulary
   int32_t* role = nullptr;          // [V]
-  int32_t* column_count = nullptr;  // [V]
+  int32_t* column_count = nullptr;  // [V + 1]
   int32_t* column_start = nullptr;  // [V + 1]
   int32_t* bins = nullptr;          // [kCountBins]
   uint64_t* totals = nullptr;       // [kMostCountBlocks]

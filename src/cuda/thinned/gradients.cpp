@@ -10,7 +10,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   const Arena& a = run.arena;
   const bool lists = p.want_d_classifier || p.want_d_bias;
   if (lists) {
-    check(cudaMemsetAsync(t.column_count, 0, static_cast<size_t>(p.vocab) * sizeof(int32_t), run.stream),
+    check(cudaMemsetAsync(t.column_count, 0, static_cast<size_t>(p.vocab + 1) * sizeof(int32_t), run.stream),
           "counts of columns");
   }
   Weigh w{};

@@ -6,8 +6,6 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kEach = static_cast<int>(kSampledColumns) / 32;  // samples of a lane
-static_assert(kSampledColumns % 32 == 0);
 // A stretch of which one column was seen is not taken to have more than this share of the row: the one may be
 // a peak.
 constexpr float kMostOfStretch = 1.0f / 16;
@@ -42,30 +40,28 @@ __device__ float log_of_slots(const StatSlots& slots, int64_t row, int lane) {
   return largest + logf(warp_sum(sum));
 }
 
-// The logit of sample s for a row; -infinity: there is no such column.
-__device__ float sample_logit(const Guess& g, float product, int32_t column) {
-  float z = g.scale * product + (g.bias != nullptr && column >= 0 ? g.bias[column] : 0.0f);
-  if (g.softcap != 0) z = g.softcap * tanhf(z / g.softcap);
-  return column >= 0 ? z : -CUDART_INF_F;
+// The logit of sample s for a row.
+__device__ float sample_logit(const Guess& g, float product, int64_t s) {
+  const float z = g.scale * product + (g.bias != nullptr ? g.bias[g.sample[s]] : 0.0f);
+  return g.softcap != 0 ? g.softcap * tanhf(z / g.softcap) : z;
 }
 
 // log of the row's sum over all columns. known: the log of that over dense columns and the target. The
-// columns of a stretch that were not seen are taken to be as the sampled one, but for peaks. By a warp.
+// columns of a stretch that were not seen are taken to be as the sampled one, but for peaks. By a warp, each
+// lane of which has kEach samples at most.
+template <int kEach>
 __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
   float e[kEach], others[kEach];  // of e: products, logits, then exps relative to the largest
-  int32_t column[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {  // no load waits for another
     const int64_t s = lane + 32 * i;
-    const bool exists = s < g.sampled;
-    column[i] = exists ? g.sample[s] : kIgnoredRow;
-    others[i] = exists ? g.sample_others[s] : 0;
-    e[i] = exists ? g.logits[row * g.sampled + s] : 0;
+    others[i] = s < g.sampled ? g.sample_others[s] : -1;
+    e[i] = s < g.sampled ? g.logits[row * g.sampled + s] : 0;
   }
   float largest = known;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    e[i] = sample_logit(g, e[i], column[i]);
+    e[i] = others[i] >= 0 ? sample_logit(g, e[i], lane + 32 * i) : -CUDART_INF_F;
     largest = fmaxf(largest, e[i]);
   }
   largest = warp_max(largest);
@@ -88,6 +84,7 @@ __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
 }
 
 // One warp a row.
+template <int kEach>
 __global__ void guess_kernel(Guess g, StatSlots slots) {
   const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -95,7 +92,7 @@ __global__ void guess_kernel(Guess g, StatSlots slots) {
   float known = log_of_slots(slots, row, lane);
   const int32_t y = g.target[row];
   if (y >= 0 && g.role[y] == -1) known = log_add(known, g.target_logit[row]);
-  const float guess = g.sampled > 0 ? estimate(g, row, known, lane) : known;
+  const float guess = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;
   if (lane != 0) return;
   g.guess[row] = g.anchor[row] = guess;
   g.row_threshold[row] = y == kIgnoredRow ? CUDART_INF_F : g.threshold;
@@ -114,7 +111,10 @@ __global__ void known_guess_kernel(const float* lse, const int32_t* target, floa
 }  // namespace
 
 void launch_guess(const Guess& g, cudaStream_t stream) {
-  guess_kernel<<<blocks_for(g.rows, kThreads / 32), kThreads, 0, stream>>>(g, *g.slots);
+  constexpr int kMost = static_cast<int>(kSampledColumns) / 32, kHalf = kMost / 2;
+  static_assert(kSampledColumns % 64 == 0);
+  const auto kernel = g.sampled <= 32 * kHalf ? guess_kernel<kHalf> : guess_kernel<kMost>;
+  kernel<<<blocks_for(g.rows, kThreads / 32), kThreads, 0, stream>>>(g, *g.slots);
   check_launch("guess");
 }
 

@@ -8,40 +8,48 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kRowThreads = 64, kAtOnce = 4;  // elements of a thread whose loads do not wait for one another
 
-// One block a row. Leaves the counts 0.
-__global__ void scatter_kernel(ColumnLists c) {
+// One block a row. Leaves the starts in the counts.
+__global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
   const int64_t row = blockIdx.x;
   const int count = c.kept_count[row];
   const Kept* kept = c.kept + row * c.capacity;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    const Kept element = kept[i];
-    const int64_t at = c.column_start[element.column] + atomicSub(c.column_count + element.column, 1) - 1;
-    if (at < c.most) c.by_column[at] = {static_cast<int32_t>(row), element.value};
+  for (int first = static_cast<int>(threadIdx.x); first < count; first += kRowThreads * kAtOnce) {
+    const int here = min(kAtOnce, (count - first + kRowThreads - 1) / kRowThreads);
+    Kept element[kAtOnce];
+    int64_t at[kAtOnce];
+#pragma unroll
+    for (int e = 0; e < kAtOnce; ++e) element[e] = e < here ? kept[first + e * kRowThreads] : Kept{};
+#pragma unroll
+    for (int e = 0; e < kAtOnce; ++e) {
+      at[e] = e < here ? atomicSub(c.column_count + element[e].column, 1) - 1 : c.most;
+    }
+#pragma unroll
+    for (int e = 0; e < kAtOnce; ++e) {
+      if (at[e] >= 0 && at[e] < c.most) c.by_column[at[e]] = {static_cast<int32_t>(row), element[e].value};
+    }
   }
 }
 
-// One thread.
-__global__ void end_kernel(ColumnLists c) {
-  const int64_t end = int64_t{c.column_start[c.vocab - 1]} + c.column_count[c.vocab - 1];
-  c.column_start[c.vocab] = static_cast<int32_t>(min(end, c.most));
-}
-
-// Bounds the starts: with an lse of the caller's that is far too low, more is kept than there is room for.
+// Turns counts into ends, and bounds the starts: with an lse of the caller's that is far too low, more is
+// kept than there is room for.
 __global__ void bound_kernel(ColumnLists c) {
   const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (j < c.vocab && c.column_start[j] > c.most) c.column_start[j] = static_cast<int32_t>(c.most);
+  if (j > c.vocab) return;
+  const int32_t start = c.column_start[j];
+  c.column_count[j] += start;
+  if (start > c.most) c.column_start[j] = static_cast<int32_t>(c.most);
 }
 
 }  // namespace
 
 void launch_column_lists(const ColumnLists& c, cudaStream_t stream) {
   size_t bytes = c.scan_bytes;
-  check(cub::DeviceScan::ExclusiveSum(c.scan, bytes, c.column_count, c.column_start, c.vocab, stream),
+  check(cub::DeviceScan::ExclusiveSum(c.scan, bytes, c.column_count, c.column_start, c.vocab + 1, stream),
         "starts of columns' lists");
-  end_kernel<<<1, 1, 0, stream>>>(c);
-  bound_kernel<<<blocks_for(c.vocab, kThreads), kThreads, 0, stream>>>(c);
-  if (c.rows > 0) scatter_kernel<<<static_cast<unsigned>(c.rows), kThreads, 0, stream>>>(c);
+  bound_kernel<<<blocks_for(c.vocab + 1, kThreads), kThreads, 0, stream>>>(c);
+  if (c.rows > 0) scatter_kernel<<<static_cast<unsigned>(c.rows), kRowThreads, 0, stream>>>(c);
   check_launch("column_lists");
 }
 

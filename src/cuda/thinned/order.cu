@@ -7,15 +7,23 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
+constexpr int kColumns = 64;       // of a block
 constexpr int kRangeWords = 8192;  // of the bitmap of rows in shared memory: 262144 rows at a time
 
-// Lists of few elements, by a warp: each element's place is how many rows come before its own.
-__device__ void order_by_counting(const KeptRow* list, KeptRow* sorted, int count, int lane) {
-  for (int i = lane; i < count; i += 32) {
-    const KeptRow own = list[i];
-    int place = 0;
-    for (int k = 0; k < count; ++k) place += list[k].row < own.row;
-    sorted[place] = own;
+// Lists of few elements, of all columns of a block, a thread for each element: its place is how many rows
+// come before its own.
+__device__ void order_by_counting(const OrderLists& o, const int32_t* starts, int columns) {
+  for (int i = starts[0] + static_cast<int>(threadIdx.x); i < starts[columns]; i += kThreads) {
+    const KeptRow own = o.by_column[i];
+    int column = 0;  // the last one that starts at i or before
+    for (int step = kColumns / 2; step > 0; step /= 2) {
+      if (column + step < columns && starts[column + step] <= i) column += step;
+    }
+    const int start = starts[column], end = starts[column + 1];
+    if (end - start > kHeavyColumn) continue;
+    int place = start;
+    for (int k = start; k < end; ++k) place += o.by_column[k].row < own.row;
+    o.sorted[place] = own;
   }
 }
 
@@ -63,40 +71,43 @@ __device__ void order_by_bitmap(const KeptRow* list, KeptRow* sorted, int count,
   }
 }
 
-// A warp a column; columns of long lists by the whole block, one after the other.
+// By a warp.
+__device__ float sum_of_values(const KeptRow* list, int count) {
+  float sum = 0;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < count; i += 32) sum += list[i].value;
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return sum;
+}
+
+// A block for kColumns columns; those of long lists one after the other.
 __global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t first = int64_t{blockIdx.x} * kWarps;
-  const int64_t own = first + warp;
-  bool any_heavy = false;
-  if (own < o.vocab) {
-    const int32_t start = o.column_start[own], count = o.column_start[own + 1] - start;
-    any_heavy = count > kHeavyColumn;
-    if (!any_heavy) {
-      order_by_counting(o.by_column + start, o.sorted + start, count, lane);
-    } else if (lane == 0) {
-      o.heavy[atomicAdd(o.heavy_count, 1)] = static_cast<int32_t>(own);
-    }
-  }
-  if (__syncthreads_or(any_heavy)) {
-    for (int64_t column = first; column < min(first + kWarps, o.vocab); ++column) {
-      const int32_t start = o.column_start[column], count = o.column_start[column + 1] - start;
+  __shared__ int32_t starts[kColumns + 1];
+  const int64_t first = int64_t{blockIdx.x} * kColumns;
+  const int columns = static_cast<int>(min(int64_t{kColumns}, o.vocab - first));
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread <= columns) starts[thread] = o.column_start[first + thread];
+  __syncthreads();
+  const bool heavy = thread < columns && starts[thread + 1] - starts[thread] > kHeavyColumn;
+  if (heavy) o.heavy[atomicAdd(o.heavy_count, 1)] = static_cast<int32_t>(first + thread);
+  order_by_counting(o, starts, columns);
+  if (__syncthreads_or(heavy)) {
+    for (int k = 0; k < columns; ++k) {
+      const int32_t start = starts[k], count = starts[k + 1] - start;
       if (count > kHeavyColumn) order_by_bitmap(o.by_column + start, o.sorted + start, count, o.rows);
     }
   }
-  if (o.d_bias == nullptr || own >= o.vocab) return;
-  __syncwarp();
-  float sum = 0;
-  for (int32_t i = o.column_start[own] + lane; i < o.column_start[own + 1]; i += 32) sum += o.sorted[i].value;
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (lane == 0) o.d_bias[own] += sum;
+  if (o.d_bias == nullptr) return;
+  for (int k = thread / 32; k < columns; k += kWarps) {
+    const float sum = sum_of_values(o.sorted + starts[k], starts[k + 1] - starts[k]);
+    if (thread % 32 == 0) o.d_bias[first + k] += sum;
+  }
 }
 
 }  // namespace
 
 void launch_order_lists(const OrderLists& o, cudaStream_t stream) {
   check(cudaMemsetAsync(o.heavy_count, 0, sizeof(int32_t), stream), "count of heavy columns");
-  order_kernel<<<blocks_for(o.vocab, kWarps), kThreads, 0, stream>>>(o);
+  order_kernel<<<blocks_for(o.vocab, kColumns), kThreads, 0, stream>>>(o);
   check_launch("order_lists");
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sizes.h"
@@ -8,6 +10,7 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int64_t kGatherBlocks = 512;
 
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, StatSlots slots) {
@@ -52,10 +55,8 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
   }
 }
 
-// One block a row of the portion.
-__global__ void gather_redraws_kernel(GatherRedraws g) {
-  const int64_t i = blockIdx.x;
-  if (i >= *g.count) return;
+// By a whole block, row i of the portion.
+__device__ void gather_redraw(const GatherRedraws& g, int64_t i) {
   const int64_t row = g.redrawn[i];
   const auto* from =
       reinterpret_cast<const uint4*>(static_cast<const char*>(g.hidden) + row * g.hidden_stride);
@@ -65,6 +66,12 @@ __global__ void gather_redraws_kernel(GatherRedraws g) {
   if (g.out_of_range[row / kRowBlock] != 0) g.guess[row] = g.anchor[row];
   g.portion_anchor[i] = g.guess[row];
   g.portion_threshold[i] = g.threshold;
+}
+
+// There are seldom any rows, so blocks are few.
+__global__ void gather_redraws_kernel(GatherRedraws g) {
+  const int64_t count = *g.count;
+  for (int64_t i = blockIdx.x; i < count; i += gridDim.x) gather_redraw(g, i);
 }
 
 }  // namespace
@@ -84,7 +91,8 @@ void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* o
 }
 
 void launch_gather_redraws(const GatherRedraws& g, cudaStream_t stream) {
-  gather_redraws_kernel<<<static_cast<unsigned>(g.portion), kThreads, 0, stream>>>(g);
+  gather_redraws_kernel<<<static_cast<unsigned>(std::min(g.portion, kGatherBlocks)), kThreads, 0, stream>>>(
+      g);
   check_launch("gather_redraws");
 }
 

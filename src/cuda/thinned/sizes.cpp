@@ -18,7 +18,9 @@ ThinSizes thin_sizes(const Problem& p) {
   ThinSizes s;
   s.dense = std::min(p.vocab, std::clamp<int64_t>(p.vocab / 96 / 8 * 8, 8, kDenseColumns));
   const int64_t others = p.vocab - s.dense;
-  s.sampled = std::min(others, kSampledColumns);
+  // Longer lists forgive a rougher guess.
+  const double sampled = static_cast<double>(kSampledColumns) * kLeastExpected / most_expected(p.threshold);
+  s.sampled = std::min(others, static_cast<int64_t>(sampled) / 64 * 64);
   if (p.needs_backward() && p.want_d_classifier) {
     s.hot = std::min(p.vocab / 160 / 8 * 8, kHotColumns);
   }

@@ -17,10 +17,11 @@ inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With lse
 // as the guess it is at most 1 over threshold.) A single such row costs a pass over the classifier, and lists
 // for large thresholds are short: they may have 768 elements, and up to 3 over threshold.
+inline constexpr double kLeastExpected = 1.5, kMostExpected = 3;
 inline double most_expected(double threshold) {
-  return std::clamp(768 * threshold, 1.5, 3.0);
+  return std::clamp(768 * threshold, kLeastExpected, kMostExpected);
 }
-// A row's list is sorted in shared memory, of which some devices have less.
+// A row's list is put in order in shared memory, of which some devices have less.
 inline constexpr int64_t kLongestList = 16384, kLongestListElsewhere = 8192;
 // Smaller thresholds keep everything, too, and fp32 has room for them.
 inline constexpr double kLeastThreshold = 1e-30;

@@ -24,12 +24,12 @@ struct DrawLists {
 };
 
 // A kept element with its part of dz.
-struct Kept {
+struct alignas(8) Kept {  // one load or store
   int32_t column;
   float value;
 };
 // The same in the list of its column.
-struct KeptRow {
+struct alignas(8) KeptRow {
   int32_t row;
   float value;
 };
@@ -47,7 +47,7 @@ struct ChooseColumns {
   int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
   int32_t* dense_columns;  // [K]
   int32_t* sample;         // [S] column, or kIgnoredRow: no other column in the stretch
-  float* sample_others;    // [S] further columns of the stretch that are not dense
+  float* sample_others;    // [S] further columns of the stretch that are not dense; -1: no sample, either
 };
 void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream);
 // role and target's number among the dense columns (-1, kIgnoredRow), from the dense columns
@@ -65,7 +65,7 @@ struct Guess {
   const StatSlots* slots;      // of the dense columns, on the host
   const float* logits;         // [N, S] products of the sampled columns
   const int32_t* sample;       // [S] as ChooseColumns
-  const float* sample_others;  // [S]
+  const float* sample_others;  // [S] below 0: there is no such sample
   const float* bias;           // [V], or null
   float scale, softcap, threshold;
   const int32_t* target;      // [N]
@@ -122,7 +122,7 @@ struct GatherRedraws {
 };
 void launch_gather_redraws(const GatherRedraws& g, cudaStream_t stream);
 
-// ---- weigh.cu: second draw, coefficients and order of each row's list
+// ---- weigh.cu: order, second draw and coefficients of each row's list
 struct Weigh {
   int64_t rows;
   const DrawLists* lists;  // on the host
@@ -134,8 +134,8 @@ struct Weigh {
   const int32_t* role;           // [V]
   const float *lse, *a, *b, *g;  // [N]; b may be null
   float softcap;
-  Kept* kept;             // [N, capacity]: by column, the target last; may be the lists' elements
-  int32_t* kept_count;    // [N]
+  Kept* kept;           // [N, capacity]: as row_order.cuh has it, the target last; may be the lists' elements
+  int32_t* kept_count;  // [N]
   int32_t* column_count;  // [V] += how many rows keep the column; null: not wanted
   int32_t* shown_count;   // outputs of the caller, or null: Buffers::kept_count,
   float* shown_variance;  // Buffers::draw_variance: for now the variance itself, of the drawn columns
@@ -179,7 +179,7 @@ struct ColumnLists {
   int32_t capacity;
   const Kept* kept;           // [N, capacity]
   const int32_t* kept_count;  // [N]
-  int32_t* column_count;      // [V]; 0 afterwards
+  int32_t* column_count;      // [V + 1], the last one 0; no counts afterwards
   int32_t* column_start;      // [V + 1]
   void* scan;
   size_t scan_bytes;

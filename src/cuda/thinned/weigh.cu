@@ -3,35 +3,13 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sm90/anchor.h"
 #include "cuda/thinned/append.cuh"
+#include "cuda/thinned/row_order.cuh"
 #include "cuda/thinned/thinned.h"
 
 namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-
-__device__ uint64_t sort_key(const Draw& draw) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(draw.column_and_certain)) << 32 |
-         __float_as_uint(draw.logit);
-}
-
-// Bitonic, ascending, by the whole block; size is a power of two.
-__device__ void sort(uint64_t* keys, int size) {
-  for (int run = 2; run <= size; run *= 2) {
-    for (int step = run / 2; step > 0; step /= 2) {
-      __syncthreads();
-      for (int i = static_cast<int>(threadIdx.x); i < size / 2; i += kThreads) {
-        const int low = 2 * i - (i & (step - 1)), high = low + step;
-        const uint64_t a = keys[low], b = keys[high];
-        if ((a > b) == ((low & run) == 0)) {
-          keys[low] = b;
-          keys[high] = a;
-        }
-      }
-    }
-  }
-  __syncthreads();
-}
 
 // Numbers of a row that all its elements need.
 struct Row {
@@ -47,7 +25,7 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   Row row{};
   row.lse = w.lse[r];
   const double guess = w.base_2 ? sm90::effective_anchor(lists.guess[r]) : double{lists.guess[r]};
-  row.p_over_q = static_cast<float>(exp(guess - row.lse));
+  row.p_over_q = expf(static_cast<float>(guess - row.lse));
   row.a = w.a[r];
   row.b = w.b != nullptr ? w.b[r] : 0;
   row.g = w.g[r];
@@ -56,9 +34,9 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   return row;
 }
 
-// One block a row: sorts its list by column, draws again, and writes each kept element's part of dz.
+// One block a row: orders its list, draws again, and writes each kept element's part of dz.
 __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists lists) {
-  extern __shared__ uint64_t keys[];
+  extern __shared__ Draw shared[];
   const int64_t r = blockIdx.x;
   const int32_t target = w.target[r];
   const int thread = static_cast<int>(threadIdx.x);
@@ -69,14 +47,12 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
     if (w.shown_variance != nullptr) w.shown_variance[r] = 0;
     return;
   }
-  const int drawn = min(lists.count[r], w.capacity - 1);
-  const Draw* draws = lists.elements + r * w.capacity;
-  int size = 2;
-  while (size < drawn) size *= 2;
-  for (int i = thread; i < size; i += kThreads) keys[i] = i < drawn ? sort_key(draws[i]) : ~uint64_t{0};
-  sort(keys, size);
-
+  // Loads before barriers, so that none waits behind them.
   const Row row = load_row(w, lists, r);
+  const float target_logit = lists.target_logit[r];
+  const bool dense = target >= 0 && w.role[target] >= 0;
+  const int drawn = min(lists.count[r], w.capacity - 1);
+  const RowOrder<kThreads> draws(lists.elements + r * w.capacity, drawn, shared);
   Kept* out = w.kept + r * w.capacity;  // may be the draws, which are in shared memory by now
   int count = 0;
   DrawVariance<float> moments;
@@ -85,9 +61,10 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
     Kept element{};
     bool keep = false;
     if (i < drawn) {
-      const auto column = static_cast<int32_t>(keys[i] >> 33);
-      const bool certain = (keys[i] >> 32 & 1) != 0;
-      const float z = __uint_as_float(static_cast<uint32_t>(keys[i]));
+      const Draw draw = draws[i];
+      const int32_t column = column_of(draw);
+      const bool certain = (draw.column_and_certain & 1) != 0;
+      const float z = draw.logit;
       const float p = expf(z - row.lse);
       const uint32_t bits =
           draw_stream_bits(row.bits, *lists.seed, w.first_stream + static_cast<uint32_t>(column));
@@ -107,12 +84,15 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
     count = append<kThreads>(out, count, keep, element);
     if (keep && w.column_count != nullptr) atomicAdd(w.column_count + element.column, 1);
   }
-  const float variance = block_sum<kThreads>(moments.variance), square = block_sum<kThreads>(moments.square);
+  float variance = 0, square = 0;
+  if (w.shown_variance != nullptr) {
+    variance = block_sum<kThreads>(moments.variance);
+    square = block_sum<kThreads>(moments.square);
+  }
   if (thread != 0) return;
-  const bool dense = target >= 0 && w.role[target] >= 0;
   float target_value = 0;
   if (target >= 0) {
-    const float z = lists.target_logit[r];
+    const float z = target_logit;
     target_value = (expf(z - row.lse) * (row.a + row.b * z) - row.g) * row.slope(z);
   }
   if (target >= 0 && !dense) {
@@ -144,9 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_weigh(const Weigh& w, cudaStream_t stream) {
-  int size = 2;
-  while (size < w.capacity) size *= 2;
-  const auto bytes = static_cast<size_t>(size) * sizeof(uint64_t);
+  const size_t bytes = row_order_bytes(w.capacity);
   if (bytes > 48 * 1024) {
     check(cudaFuncSetAttribute(weigh_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(bytes)),
