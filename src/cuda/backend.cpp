@@ -59,7 +59,7 @@ std::string why_not_thinned(const Problem& problem, const Device& device) {
     return std::string("threshold must be at least ") + (hopper ? "2^-13" : "2^-12") +
            " for so large a vocabulary";
   }
-  if (sizes.kept >= std::numeric_limits<int32_t>::max()) {
+  if (sizes.kept + problem.tokens >= std::numeric_limits<int32_t>::max()) {  // lists.cu: the end of a list
     return "more than 2^31 elements may be kept: use a larger threshold or fewer tokens";
   }
   return "";

@@ -67,6 +67,16 @@ TEST_P(Thinned, IsExactWhereAllIsKept) {
   }
 }
 
+// Lists of every length that a vocabulary gives them: CUDA's kernels put them in order in shared memory.
+TEST_P(Thinned, IsExactForAnyLengthOfLists) {
+  for (int64_t vocab : {2000, 3300, 4100, 4700, 5100, 5120, 5160, 6300, 8000}) {
+    const Case c = plain_case(13, {3, vocab, 5}, GetParam().plain_dtype());
+    SCOPED_TRACE(testing::Message() << "vocabulary " << vocab);
+    const Expected expected(c);
+    expected.check(solve(context_, thinned(c, kKeepsAll, 5)), expected.bounds_of(GetParam()));
+  }
+}
+
 // Some columns are kept in every row, the others in half of the rows: CUDA's kernels leave such columns to
 // products, and need many columns to choose from.
 TEST_P(Thinned, IsExactWhereAllIsKeptOfSomeColumns) {

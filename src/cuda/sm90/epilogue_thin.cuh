@@ -72,7 +72,7 @@ __device__ __forceinline__ uint64_t without_dense(uint64_t kept, const int32_t* 
   return kept;
 }
 
-// Appends kept elements to the list of row `index`, in any order: lists are sorted later. Logits are elements
+// Appends kept elements to the list of row `index`, in any order: weigh.cu makes one. Logits are elements
 // times unit, plus what was subtracted.
 template <bool kGeneral>
 __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, SplitAnchor anchor, float scale,

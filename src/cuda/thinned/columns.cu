@@ -9,7 +9,8 @@ namespace {
 constexpr int kThreads = 256;
 
 // Where stretch s of the vocabulary begins. The first stretches have an eighth of the average width, the last
-// ones nearly twice as much: a BPE vocabulary begins with the columns that have most of a softmax.
+// ones nearly twice as much: a BPE vocabulary begins with the columns that have most of a softmax. (In a
+// shard that is not the first it makes little difference.)
 __device__ int64_t stretch_start(const ChooseColumns& c, int64_t s) {
   return c.vocab * s * (c.sampled + 7 * s) / (8 * c.sampled * c.sampled);
 }

@@ -10,6 +10,15 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRowThreads = 64, kAtOnce = 4;  // elements of a thread whose loads do not wait for one another
 
+// A sum of counts, at most `most`: with an lse of the caller's that is far too low, more is kept than there
+// is room for.
+struct BoundedSum {
+  int64_t most;
+  __device__ int32_t operator()(int32_t a, int32_t b) const {
+    return static_cast<int32_t>(min(int64_t{a} + b, most));
+  }
+};
+
 // One block a row. Leaves the starts in the counts.
 __global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
   const int64_t row = blockIdx.x;
@@ -27,28 +36,24 @@ __global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
     }
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) {
-      if (at[e] >= 0 && at[e] < c.most) c.by_column[at[e]] = {static_cast<int32_t>(row), element[e].value};
+      if (at[e] < c.most) c.by_column[at[e]] = {static_cast<int32_t>(row), element[e].value};
     }
   }
 }
 
-// Turns counts into ends, and bounds the starts: with an lse of the caller's that is far too low, more is
-// kept than there is room for.
-__global__ void bound_kernel(ColumnLists c) {
+__global__ void counts_to_ends_kernel(ColumnLists c) {
   const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (j > c.vocab) return;
-  const int32_t start = c.column_start[j];
-  c.column_count[j] += start;
-  if (start > c.most) c.column_start[j] = static_cast<int32_t>(c.most);
+  if (j < c.vocab) c.column_count[j] += c.column_start[j];
 }
 
 }  // namespace
 
 void launch_column_lists(const ColumnLists& c, cudaStream_t stream) {
   size_t bytes = c.scan_bytes;
-  check(cub::DeviceScan::ExclusiveSum(c.scan, bytes, c.column_count, c.column_start, c.vocab + 1, stream),
+  check(cub::DeviceScan::ExclusiveScan(c.scan, bytes, c.column_count, c.column_start, BoundedSum{c.most}, 0,
+                                       c.vocab + 1, stream),
         "starts of columns' lists");
-  bound_kernel<<<blocks_for(c.vocab + 1, kThreads), kThreads, 0, stream>>>(c);
+  counts_to_ends_kernel<<<blocks_for(c.vocab, kThreads), kThreads, 0, stream>>>(c);
   if (c.rows > 0) scatter_kernel<<<static_cast<unsigned>(c.rows), kRowThreads, 0, stream>>>(c);
   check_launch("column_lists");
 }

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kColumns = 64;       // of a block
+constexpr int kBlockColumns = 64;  // at most
 constexpr int kRangeWords = 8192;  // of the bitmap of rows in shared memory: 262144 rows at a time
 
 // Lists of few elements, of all columns of a block, a thread for each element: its place is how many rows
@@ -16,7 +16,7 @@ __device__ void order_by_counting(const OrderLists& o, const int32_t* starts, in
   for (int i = starts[0] + static_cast<int>(threadIdx.x); i < starts[columns]; i += kThreads) {
     const KeptRow own = o.by_column[i];
     int column = 0;  // the last one that starts at i or before
-    for (int step = kColumns / 2; step > 0; step /= 2) {
+    for (int step = kBlockColumns / 2; step > 0; step /= 2) {
       if (column + step < columns && starts[column + step] <= i) column += step;
     }
     const int start = starts[column], end = starts[column + 1];
@@ -79,11 +79,11 @@ __device__ float sum_of_values(const KeptRow* list, int count) {
   return sum;
 }
 
-// A block for kColumns columns; those of long lists one after the other.
-__global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o) {
-  __shared__ int32_t starts[kColumns + 1];
-  const int64_t first = int64_t{blockIdx.x} * kColumns;
-  const int columns = static_cast<int>(min(int64_t{kColumns}, o.vocab - first));
+// A block for a few columns; those of long lists one after the other.
+__global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o, int of_block) {
+  __shared__ int32_t starts[kBlockColumns + 1];
+  const int64_t first = int64_t{blockIdx.x} * of_block;
+  const int columns = static_cast<int>(min(int64_t{of_block}, o.vocab - first));
   const int thread = static_cast<int>(threadIdx.x);
   if (thread <= columns) starts[thread] = o.column_start[first + thread];
   __syncthreads();
@@ -107,7 +107,9 @@ __global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o) {
 
 void launch_order_lists(const OrderLists& o, cudaStream_t stream) {
   check(cudaMemsetAsync(o.heavy_count, 0, sizeof(int32_t), stream), "count of heavy columns");
-  order_kernel<<<blocks_for(o.vocab, kColumns), kThreads, 0, stream>>>(o);
+  int of_block = 8;  // enough blocks for the device
+  while (of_block < kBlockColumns && o.vocab / of_block > 2048) of_block *= 2;
+  order_kernel<<<blocks_for(o.vocab, of_block), kThreads, 0, stream>>>(o, of_block);
   check_launch("order_lists");
 }
 

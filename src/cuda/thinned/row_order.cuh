@@ -1,7 +1,7 @@
 // The order of a row's draws. They arrive in any order, so they are put in one that depends on their columns
 // alone, which makes sums repeatable: by a hash of the column, and by column where hashes are equal. As most
-// hashes have one draw or none, that takes a few steps a draw where sorting takes one for each doubling of
-// the list, squared.
+// hashes have one draw or none (in lists of up to kMostBuckets), that takes a few steps a draw where sorting
+// takes one for each doubling of the list, squared.
 #pragma once
 #include <cub/block/block_scan.cuh>
 
@@ -11,7 +11,7 @@ namespace headroom::cuda {
 
 inline constexpr int kMostBuckets = 2048;
 
-// As many as there are draws, rounded up to a power of two.
+// As many as there are draws, rounded up to a power of two, but at most kMostBuckets.
 __host__ __device__ inline int row_buckets(int draws) {
   int buckets = 2;
   while (buckets < draws && buckets < kMostBuckets) buckets *= 2;

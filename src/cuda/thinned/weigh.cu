@@ -1,5 +1,6 @@
 #include "core/thinning.h"
 #include "cuda/check.h"
+#include "cuda/device.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sm90/anchor.h"
 #include "cuda/thinned/append.cuh"
@@ -10,6 +11,8 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+// Dynamic shared memory for which a launch need not ask: 48 KiB less what is static.
+constexpr size_t kUnasked = 32 * 1024;
 
 // Numbers of a row that all its elements need.
 struct Row {
@@ -121,15 +124,21 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && variance[row] != 0) variance[row] /= square[row] + sum;
 }
 
+// The same for every call, as calls of several threads may overlap.
+void allow_longest_lists() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const int64_t longest = query_device(device).capability == 90 ? kLongestList : kLongestListElsewhere;
+  check(cudaFuncSetAttribute(weigh_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(row_order_bytes(static_cast<int>(longest)))),
+        "shared memory of weigh_kernel");
+}
+
 }  // namespace
 
 void launch_weigh(const Weigh& w, cudaStream_t stream) {
   const size_t bytes = row_order_bytes(w.capacity);
-  if (bytes > 48 * 1024) {
-    check(cudaFuncSetAttribute(weigh_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(bytes)),
-          "shared memory of weigh_kernel");
-  }
+  if (bytes > kUnasked) allow_longest_lists();
   weigh_kernel<<<static_cast<unsigned>(w.rows), kThreads, bytes, stream>>>(w, *w.lists);
   check_launch("weigh");
 }
