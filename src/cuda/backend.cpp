@@ -54,9 +54,8 @@ std::string describe(const BackendOptions& options) {
 
 std::string why_not_thinned(const Problem& problem, const Device& device) {
   const cuda::ThinSizes sizes = cuda::thin_sizes(problem);
-  const bool hopper = device.capability == 90;
-  if (sizes.capacity > (hopper ? cuda::kLongestList : cuda::kLongestListElsewhere)) {
-    return std::string("threshold must be at least ") + (hopper ? "2^-13" : "2^-12") +
+  if (sizes.capacity > cuda::longest_list(device.capability)) {
+    return std::string("threshold must be at least ") + (device.capability == 90 ? "2^-13" : "2^-12") +
            " for so large a vocabulary";
   }
   if (sizes.kept + problem.tokens >= std::numeric_limits<int32_t>::max()) {  // lists.cu: the end of a list

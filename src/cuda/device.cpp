@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <utility>
 
 #include "cuda/check.h"
 
@@ -70,6 +72,16 @@ const Device& query_device(int ordinal) {
   std::unique_ptr<const Device>& device = known[ordinal];
   if (device == nullptr) device = std::make_unique<const Device>(ask(ordinal));
   return *device;
+}
+
+void allow_shared_memory(const void* kernel, int device, int bytes) {
+  static std::mutex mutex;
+  static std::set<std::pair<const void*, int>> done;
+  const std::lock_guard lock(mutex);
+  if (done.contains({kernel, device})) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "cudaFuncSetAttribute");
+  done.insert({kernel, device});
 }
 
 DeviceGuard::DeviceGuard(int ordinal) {

@@ -25,6 +25,10 @@ void query_versions(int* driver, int* runtime);
 // Of an ordinal; a Device whose why_not is set when there is none such.
 const Device& query_device(int ordinal);
 
+// Lets launches of a kernel have so many bytes of dynamic shared memory on `device`, which is the calling
+// thread's. Only the first call for both counts, so ask for the most that the kernel may need there.
+void allow_shared_memory(const void* kernel, int device, int bytes);
+
 // Makes a device the calling thread's for a scope.
 class DeviceGuard {
  public:

@@ -3,9 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <limits>
-#include <mutex>
-#include <set>
-#include <utility>
 
 #include "core/status.h"
 #include "cuda/check.h"
@@ -39,17 +36,6 @@ const void* find_kernel(const Instance& instance) {
   if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kThin)
     return thin_general_f16(cooperative);
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
-}
-
-// A kernel may use all of shared memory once this has been said, once a device.
-void allow_shared_memory(const void* kernel, int device, int bytes) {
-  static std::mutex mutex;
-  static std::set<std::pair<const void*, int>> done;
-  const std::lock_guard lock(mutex);
-  if (done.contains({kernel, device})) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "cudaFuncSetAttribute");
-  done.insert({kernel, device});
 }
 
 void require(bool condition, const char* what) {

@@ -21,8 +21,10 @@ inline constexpr double kLeastExpected = 1.5, kMostExpected = 3;
 inline double most_expected(double threshold) {
   return std::clamp(768 * threshold, kLeastExpected, kMostExpected);
 }
-// A row's list is put in order in shared memory, of which some devices have less.
-inline constexpr int64_t kLongestList = 16384, kLongestListElsewhere = 8192;
+// A row's list is put in order in shared memory, of which some devices have less. capability: 90 for Hopper.
+constexpr int longest_list(int capability) {
+  return capability == 90 ? 16384 : 8192;
+}
 // Smaller thresholds keep everything, too, and fp32 has room for them.
 inline constexpr double kLeastThreshold = 1e-30;
 

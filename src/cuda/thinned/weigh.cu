@@ -11,8 +11,6 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-// Dynamic shared memory for which a launch need not ask: 48 KiB less what is static.
-constexpr size_t kUnasked = 32 * 1024;
 
 // Numbers of a row that all its elements need.
 struct Row {
@@ -124,22 +122,15 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && variance[row] != 0) variance[row] /= square[row] + sum;
 }
 
-// The same for every call, as calls of several threads may overlap.
-void allow_longest_lists() {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  const int64_t longest = query_device(device).capability == 90 ? kLongestList : kLongestListElsewhere;
-  check(cudaFuncSetAttribute(weigh_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(row_order_bytes(static_cast<int>(longest)))),
-        "shared memory of weigh_kernel");
-}
-
 }  // namespace
 
 void launch_weigh(const Weigh& w, cudaStream_t stream) {
-  const size_t bytes = row_order_bytes(w.capacity);
-  if (bytes > kUnasked) allow_longest_lists();
-  weigh_kernel<<<static_cast<unsigned>(w.rows), kThreads, bytes, stream>>>(w, *w.lists);
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const int longest = longest_list(query_device(device).capability);
+  allow_shared_memory(reinterpret_cast<const void*>(weigh_kernel), device,
+                      static_cast<int>(row_order_bytes(longest)));
+  weigh_kernel<<<static_cast<unsigned>(w.rows), kThreads, row_order_bytes(w.capacity), stream>>>(w, *w.lists);
   check_launch("weigh");
 }
 
