@@ -67,7 +67,7 @@ __global__ void target_logits_kernel(TargetLogits t) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum = fmaf(to_float(of_hidden.x[k]), to_float(of_classifier.x[k]), sum);
   }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  sum = warp_sum(sum);
   if (lane != 0) return;
   float z = t.scale * sum + (t.bias != nullptr ? t.bias[y] : 0.0f);
   if (t.softcap != 0) z = t.softcap * tanhf(z / t.softcap);

@@ -137,6 +137,12 @@ inline unsigned blocks_for(int64_t count, int64_t per_block) {
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks > (1 << 30) ? (1 << 30) : blocks);
 }
 
+// Sum over a warp, the same in all lanes.
+__device__ inline float warp_sum(float value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
 // Sum over a block of kThreads; the same order every time. All threads call it, thread 0 has the result.
 template <int kThreads, class T>
 __device__ inline T block_sum(T value) {

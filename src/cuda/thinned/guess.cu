@@ -10,11 +10,6 @@ constexpr int kThreads = 256;
 // a peak.
 constexpr float kMostOfStretch = 1.0f / 16;
 
-__device__ float warp_sum(float value) {
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  return value;
-}
-
 __device__ float warp_max(float value) {
   for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
   return value;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kBlockColumns = 64;  // at most
+constexpr int kBlockColumns = 64;  // of a block, at most
 constexpr int kRangeWords = 8192;  // of the bitmap of rows in shared memory: 262144 rows at a time
 
 // Lists of few elements, of all columns of a block, a thread for each element: its place is how many rows
@@ -75,15 +75,14 @@ __device__ void order_by_bitmap(const KeptRow* list, KeptRow* sorted, int count,
 __device__ float sum_of_values(const KeptRow* list, int count) {
   float sum = 0;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < count; i += 32) sum += list[i].value;
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  return sum;
+  return warp_sum(sum);
 }
 
 // A block for a few columns; those of long lists one after the other.
-__global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o, int of_block) {
+__global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o, int block_columns) {
   __shared__ int32_t starts[kBlockColumns + 1];
-  const int64_t first = int64_t{blockIdx.x} * of_block;
-  const int columns = static_cast<int>(min(int64_t{of_block}, o.vocab - first));
+  const int64_t first = int64_t{blockIdx.x} * block_columns;
+  const int columns = static_cast<int>(min(int64_t{block_columns}, o.vocab - first));
   const int thread = static_cast<int>(threadIdx.x);
   if (thread <= columns) starts[thread] = o.column_start[first + thread];
   __syncthreads();
@@ -107,9 +106,9 @@ __global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o, int of_bl
 
 void launch_order_lists(const OrderLists& o, cudaStream_t stream) {
   check(cudaMemsetAsync(o.heavy_count, 0, sizeof(int32_t), stream), "count of heavy columns");
-  int of_block = 8;  // enough blocks for the device
-  while (of_block < kBlockColumns && o.vocab / of_block > 2048) of_block *= 2;
-  order_kernel<<<blocks_for(o.vocab, of_block), kThreads, 0, stream>>>(o, of_block);
+  int block_columns = 8;  // fewer blocks would leave a part of the device idle
+  while (block_columns < kBlockColumns && o.vocab / block_columns > 2048) block_columns *= 2;
+  order_kernel<<<blocks_for(o.vocab, block_columns), kThreads, 0, stream>>>(o, block_columns);
   check_launch("order_lists");
 }
 
