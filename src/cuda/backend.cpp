@@ -58,7 +58,8 @@ std::string why_not_thinned(const Problem& problem, const Device& device) {
     return std::string("threshold must be at least ") + (device.capability == 90 ? "2^-13" : "2^-12") +
            " for so large a vocabulary";
   }
-  if (sizes.kept + problem.tokens >= std::numeric_limits<int32_t>::max()) {  // lists.cu: the end of a list
+  // lists.cu adds a column's count, at most the tokens, to the start of its list, at most sizes.kept.
+  if (sizes.kept + problem.tokens >= std::numeric_limits<int32_t>::max()) {
     return "more than 2^31 elements may be kept: use a larger threshold or fewer tokens";
   }
   return "";

@@ -64,7 +64,7 @@ class RowOrder {
       for (int other = start; other < end; ++other) place += column_of(draws_[other]) < column_of(draws_[k]);
       if (place == i) return draws_[k];
     }
-    return draw;
+    return draw;  // not reached: columns differ
   }
 
  private:

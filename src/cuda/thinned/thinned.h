@@ -179,7 +179,7 @@ struct ColumnLists {
   int32_t capacity;
   const Kept* kept;           // [N, capacity]
   const int32_t* kept_count;  // [N]
-  int32_t* column_count;      // [V + 1], the last one 0; no counts afterwards
+  int32_t* column_count;      // [V + 1], the last one 0; overwritten
   int32_t* column_start;      // [V + 1]
   void* scan;
   size_t scan_bytes;

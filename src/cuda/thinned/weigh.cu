@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
   if (thread != 0) return;
   float target_value = 0;
   if (target >= 0) {
-    const float z = target_logit;
-    target_value = (expf(z - row.lse) * (row.a + row.b * z) - row.g) * row.slope(z);
+    const float p = expf(target_logit - row.lse);
+    target_value = (p * (row.a + row.b * target_logit) - row.g) * row.slope(target_logit);
   }
   if (target >= 0 && !dense) {
     out[count++] = {target, target_value};
