@@ -185,6 +185,7 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.seed = c.seed;
   b.kept_count = c.kept_count;
   b.draw_variance = c.draw_variance;
+  b.lse_low = c.lse_low;
   b.d_hidden = c.d_hidden;
   b.d_hidden_stride = c.d_hidden_stride;
   b.d_classifier = c.d_classifier;

@@ -213,6 +213,9 @@ typedef struct headroom_buffers {
   int32_t* kept_count; /* [N] elements that the gradient of a row was made of, its target included; columns
                           that a device computes densely count in every row */
   void* draw_variance; /* [N] stats: estimated variance of the drawn row of dz over its squared norm */
+  void* lse_low; /* [N] stats: log sum_j exp z_ij - lse_i, what rounding took off. OUTPUT of a forward pass,
+                    optional INPUT of a backward pass, whose probabilities are else off by half a unit in
+                    lse's last place */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {

@@ -129,6 +129,7 @@ class Buffers(ctypes.Structure):
         ("seed", c_void_p),
         ("kept_count", c_void_p),
         ("draw_variance", c_void_p),
+        ("lse_low", c_void_p),
     ]
 
 

@@ -32,6 +32,7 @@ struct Buffers {
   void* loss = nullptr;              // scalar, or [N] with Reduction::kNone; stats
   void* nll = nullptr;               // [N] stats: lse - z_iy; the target's log probability is -nll
   void* lse = nullptr;               // [N] stats; an input of the backward pass
+  void* lse_low = nullptr;           // [N] stats: what rounding took off lse; as lse, and never required
   void* entropy = nullptr;           // [N] stats; an input of the backward pass with grad_entropy
   int64_t* argmax = nullptr;         // [N] global id of the largest logit, the first of equals
   int64_t* correct_count = nullptr;  // scalar: rows whose argmax is the target

@@ -56,6 +56,11 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
   return row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
 }
 
+double known_lse(const HostLoss& context, int64_t row) {
+  const DType dtype = context.problem.stats_dtype();
+  return load_as_double(context.buffers.lse, dtype, row) + load_or(context.buffers.lse_low, dtype, row, 0);
+}
+
 int64_t seed_of(const Problem& problem, const Buffers& buffers) {
   return buffers.seed == nullptr ? problem.seed : load_as_int64(buffers.seed, DType::kI64, 0);
 }
@@ -65,8 +70,9 @@ void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
   const RowStats<double> none;
   for (int64_t row = 0; row < problem.tokens; ++row) {
     store_if(buffers.max, dtype, row, none.max);
-    for (void* zeroed : {buffers.sum_exp, buffers.target_logit, buffers.sum_exp_logit,
-                         buffers.weighted_logit_sum, buffers.nll, buffers.lse, buffers.entropy}) {
+    for (void* zeroed :
+         {buffers.sum_exp, buffers.target_logit, buffers.sum_exp_logit, buffers.weighted_logit_sum,
+          buffers.nll, buffers.lse, buffers.lse_low, buffers.entropy}) {
       store_if(zeroed, dtype, row, 0);
     }
     if (problem.reduction == Reduction::kNone) store_if(buffers.loss, dtype, row, 0);
@@ -96,6 +102,7 @@ void HostLossWriter::add(int64_t row, const RowStats<double>& stats) {
   const RowLoss<double> out = row_loss(context_.params, row_weights(context_, row), stats);
   store_if(b.nll, dtype, row, out.nll);
   store_if(b.lse, dtype, row, out.lse);
+  store_if(b.lse_low, dtype, row, dtype == DType::kF64 ? 0 : split_to_floats(out.lse).low);
   store_if(b.entropy, dtype, row, out.entropy);
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
   sum_ += out.loss;

@@ -35,7 +35,8 @@ HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWei
                                        const RowStats<T>& stats) {
   RowLoss<T> out;
   out.lse = log_sum_exp(stats);
-  out.nll = out.lse - stats.target_logit;
+  out.nll =
+      (stats.max - stats.target_logit) + std::log(stats.sum_exp);  // no digit is lost to a common offset
   out.entropy = out.lse - stats.sum_exp_logit / stats.sum_exp;
   T loss = (1 - params.label_smoothing) * weights.target * out.nll;
   if (params.label_smoothing > 0) {
@@ -47,11 +48,45 @@ HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWei
   return out;
 }
 
-// dL/dz_ij = p_ij (a + b z_ij) + c w_j - g [j = y]. Kernels of the backward pass know nothing else.
+// dL/dz_ij = p_ij (a + b log p_ij) + c w_j - g [j = y], log p_ij = z_ij - lse_i. Kernels of the backward pass
+// know nothing else.
 template <class T>
 struct RowCoefficients {
   T a = 0, b = 0, c = 0, g = 0;
 };
+
+// The factor a + b log p of a probability; of p = 0 it stays finite, as p log p is 0 there.
+template <class T>
+HEADROOM_HD inline T probability_factor(const RowCoefficients<T>& k, T log_p) {
+  return k.b == 0 || log_p == -std::numeric_limits<T>::infinity() ? k.a : k.a + k.b * log_p;
+}
+
+// One element of dL/dz, the definition for all scalar code: no term of it is 0 times an infinity. At a target
+// that is nearly certain p - 1 keeps its digits.
+template <class T>
+HEADROOM_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_weight, bool is_target) {
+  T d;
+  if (is_target && k.b == 0 && k.a == k.g) {
+    d = k.a == 0 ? T(0) : k.a * std::expm1(log_p);
+  } else {
+    const T p = std::exp(log_p);
+    d = p == 0 ? T(0) : p * probability_factor(k, log_p);
+    if (is_target) d -= k.g;
+  }
+  return k.c == 0 ? d : d + k.c * class_weight;
+}
+
+// A number as its rounding to float and what that took off, for saved statistics: `low` may be passed on as
+// lse_low.
+struct FloatPair {
+  float high = 0, low = 0;
+};
+
+HEADROOM_HD inline FloatPair split_to_floats(double value) {
+  const float high = static_cast<float>(value);
+  const double rest = value - static_cast<double>(high);
+  return {high, std::isfinite(rest) ? static_cast<float>(rest) : 0.0f};
+}
 
 // Upstream gradients of one row.
 template <class T>
@@ -63,7 +98,8 @@ struct RowUpstream {
 };
 
 // With u the upstream gradients: d nll/dz = p - [j=y], d lse/dz = p,
-// d entropy/dz = -p (z - m) with m = sum_j p_j z_j = lse - entropy.
+// d entropy/dz = -p (z - m) with m = sum_j p_j z_j = lse - entropy, so -p (log p + entropy): whatever offset
+// all logits have in common, no digits are lost to it.
 template <class T>
 HEADROOM_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& params,
                                                        const RowWeights<T>& weights,
@@ -75,7 +111,7 @@ HEADROOM_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& para
   out.a = k * (target + smooth * params.class_weight_sum) + upstream.nll + upstream.lse;
   if (params.z_loss != 0) out.a += k * 2 * params.z_loss * lse;
   if (upstream.entropy != 0) {
-    out.a += upstream.entropy * (lse - entropy);
+    out.a -= upstream.entropy * entropy;
     out.b = -upstream.entropy;
   }
   out.c = -k * smooth;

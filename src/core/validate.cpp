@@ -145,8 +145,9 @@ void check_shard_outputs(const Buffers& b) {
       "null for a shard of the vocabulary (merge the row statistics, then losses_from_row_stats)";
   for (const void* output :
        {static_cast<const void*>(b.loss), static_cast<const void*>(b.nll), static_cast<const void*>(b.lse),
-        static_cast<const void*>(b.entropy), static_cast<const void*>(b.correct_count)}) {
-    require(output == nullptr, "loss, nll, lse, entropy, correct_count", expected, "a pointer");
+        static_cast<const void*>(b.lse_low), static_cast<const void*>(b.entropy),
+        static_cast<const void*>(b.correct_count)}) {
+    require(output == nullptr, "loss, nll, lse, lse_low, entropy, correct_count", expected, "a pointer");
   }
 }
 

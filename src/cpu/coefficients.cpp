@@ -29,7 +29,7 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
     double lse = 0;
     double entropy = 0;
     if (from_buffers) {
-      lse = load_as_double(run.buffers.lse, p.stats_dtype(), row);
+      lse = known_lse(loss, row);
       if (p.has_grad_entropy) entropy = load_as_double(run.buffers.entropy, p.stats_dtype(), row);
     } else {
       lse = log_sum_exp(arena.stats[at]);

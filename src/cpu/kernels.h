@@ -60,7 +60,7 @@ struct BlockStats {
   int32_t* argmax = nullptr;            // first column of the maximum
 };
 
-// dz = ((p (a + b z) + c w) - g [target]) t'(z), p = exp(z - lse), every vector [rows].
+// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = z - lse, every vector [rows].
 struct StripCoefficients {
   const float* lse = nullptr;
   const float* a = nullptr;

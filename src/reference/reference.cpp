@@ -84,14 +84,18 @@ LogitGradient d_logit(const Problem& p, const Buffers& b, const Scratch& s, int6
   const auto [z, slope] = logit(p, b, row, column);
   const bool is_target = target_of_row(p, b.targets, row) == p.vocab_start + column;
   LogitGradient out;
-  out.probability = std::exp(z - s.lse[static_cast<size_t>(i)]);
+  const double log_p = z - s.lse[static_cast<size_t>(i)];
+  out.probability = std::exp(log_p);
   out.weight = is_target ? out.probability : weight(p, s, row, column, out.probability);
-  out.factor = k.a * slope;
-  if (k.b != 0 && out.weight != 0) out.factor += k.b * z * slope;
-  out.exact = out.weight * out.factor;
-  if (is_target) out.exact -= k.g * slope;
-  out.d = out.exact;
-  if (k.c != 0) out.d += k.c * class_weight(p, b, column) * slope;
+  out.factor = probability_factor(k, log_p) * slope;
+  const double dense = k.c == 0 ? 0 : k.c * class_weight(p, b, column) * slope;
+  if (is_target) {
+    out.d = dz_element(k, log_p, class_weight(p, b, column), true) * slope;
+    out.exact = out.d - dense;
+  } else {
+    out.exact = out.weight == 0 ? 0 : out.weight * out.factor;
+    out.d = out.exact + dense;
+  }
   return out;
 }
 
@@ -120,7 +124,7 @@ void fill_coefficients(const Problem& p, const HostLoss& context, const Scratch&
     if (p.needs_forward()) {
       s.lse[i] = log_sum_exp(s.stats[i]);
     } else {
-      s.lse[i] = load(b.lse, p.stats_dtype(), row);
+      s.lse[i] = known_lse(context, row);
       if (p.has_grad_entropy) entropy = load(b.entropy, p.stats_dtype(), row);
     }
     s.coefficients[i] = coefficients_of_row(context, row, s.lse[i], entropy);

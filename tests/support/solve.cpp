@@ -69,7 +69,7 @@ class Run {
     headroom::Buffers b = b_;
     move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.grad_loss, b.grad_nll,
          b.grad_lse, b.grad_entropy, b.max, b.sum_exp, b.target_logit, b.sum_exp_logit, b.weighted_logit_sum,
-         b.loss, b.nll, b.lse, b.entropy, b.argmax, b.correct_count, b.valid_count, b.d_hidden,
+         b.loss, b.nll, b.lse, b.lse_low, b.entropy, b.argmax, b.correct_count, b.valid_count, b.d_hidden,
          b.d_classifier, b.d_bias, b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed);
     plan.run(b, mirror.workspace(), mirror.stream());
     mirror.download();
@@ -138,6 +138,9 @@ class Run {
 
   void add_known(const Outputs& known) {
     b_.lse = const_cast<void*>(vector_input("lse", stats_, known.lse));
+    if (!known.lse_low.empty()) {
+      b_.lse_low = const_cast<void*>(vector_input("lse_low", stats_, known.lse_low));
+    }
     if (p_.has_grad_entropy) b_.entropy = const_cast<void*>(vector_input("entropy", stats_, known.entropy));
   }
 
@@ -169,6 +172,7 @@ class Run {
     b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
     b_.nll = vector_output("nll", n, &out_.nll);
     b_.lse = vector_output("lse", n, &out_.lse);
+    b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
     if (p_.want_entropy) b_.entropy = vector_output("entropy", n, &out_.entropy);
     if (p_.want_argmax) b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
   }

@@ -10,7 +10,7 @@ namespace headroom_test {
 // What runs wrote; empty where nothing was asked for. Scalars are vectors of one.
 struct Outputs {
   std::vector<double> max, sum_exp, target_logit, sum_exp_logit, weighted_logit_sum;
-  std::vector<double> loss, nll, lse, entropy;
+  std::vector<double> loss, nll, lse, lse_low, entropy;
   std::vector<double> argmax, correct_count, valid_count;
   std::vector<double> invalid_targets;  // of runs on a device alone
   std::vector<double> d_hidden, d_classifier, d_bias;

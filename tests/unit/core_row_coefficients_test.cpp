@@ -62,8 +62,7 @@ TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
       up.z[j] += kStep;
       down.z[j] -= kStep;
       const double numeric = (objective(up, upstream) - objective(down, upstream)) / (2 * kStep);
-      const double p = std::exp(row.z[j] - loss.lse);
-      const double analytic = p * (k.a + k.b * row.z[j]) + k.c * row.w[j] - (j == row.target ? k.g : 0);
+      const double analytic = dz_element(k, row.z[j] - loss.lse, row.w[j], j == row.target);
       EXPECT_NEAR(analytic, numeric, 1e-8) << "seed " << seed;
     }
   }

@@ -203,7 +203,7 @@ TEST_P(RunArguments, WhatAShardNeeds) {
   std::vector<float> class_weight(kVocab + 4, 1);
   f.buffers.class_weight = class_weight.data();
   expect_refusal(f, HEADROOM_INVALID_ARGUMENT,
-                 "loss, nll, lse, entropy, correct_count: expected null for a shard");
+                 "loss, nll, lse, lse_low, entropy, correct_count: expected null for a shard");
   f.buffers.loss = f.buffers.nll = f.buffers.lse = f.buffers.entropy = nullptr;
   f.buffers.correct_count = nullptr;
   const std::pair<const char*, void * headroom_buffers::*> needed[] = {

@@ -16,10 +16,11 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
     const VF c = hn::Set(df, k.c[i]);
     for (int64_t j = 0; j < strip.padded_columns; j += lanes) {
       const VF zj = hn::LoadU(df, z + j);
-      const VF p = exp_lanes(hn::Sub(zj, lse));
+      const VF log_p = hn::Sub(zj, lse);
+      const VF p = exp_lanes(log_p);
       VF v = hn::Mul(p, a);
-      if (k.b[i] != 0) {  // p z is 0 where p is, even for z = -inf
-        const VF with_entropy = hn::Mul(p, hn::MulAdd(b, zj, a));
+      if (k.b[i] != 0) {  // p log p is 0 where p is, even for z = -inf
+        const VF with_entropy = hn::Mul(p, hn::MulAdd(b, log_p, a));
         v = hn::IfThenElse(hn::Eq(p, hn::Zero(df)), hn::Zero(df), with_entropy);
       }
       if (k.c[i] != 0) {
@@ -35,7 +36,8 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
     // At the target p a - g may cancel: in double, and before any rounding to an element.
     const double zy = z[y];
     const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
-    double v = std::exp(zy - k.lse[i]) * (k.a[i] + k.b[i] * zy) + k.c[i] * w - k.g[i];
+    const double log_p = zy - k.lse[i];
+    double v = std::exp(log_p) * (k.a[i] + k.b[i] * log_p) + k.c[i] * w - k.g[i];
     if (t.softcap != 0) v *= 1 - (zy / t.softcap) * (zy / t.softcap);
     store_scalar(static_cast<float>(v), out + y);
   }

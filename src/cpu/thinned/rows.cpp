@@ -43,9 +43,9 @@ Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_
   return row;
 }
 
-// (a + b z) t'(z): what a probability is multiplied by.
+// (a + b log p) t'(z): what a probability is multiplied by.
 double factor_of(const Row& row, double z, double slope) {
-  return (row.k.b != 0 ? row.k.a + row.k.b * z : row.k.a) * slope;
+  return probability_factor(row.k, z - row.lse) * slope;
 }
 
 double slope_of(const Problem& p, double z) {
