@@ -80,6 +80,7 @@ Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
   a.target = take<int32_t>(w, p.tokens);
   if (p.has_bias && p.bias_dtype != DType::kF32) a.bias = take<float>(w, p.vocab);
   a.lse = take<float>(w, rows);
+  a.lse_low = take<float>(w, rows);
   if (p.needs_forward()) {
     a.row_loss = take<float>(w, p.tokens);
     if (plan.kind != PlanKind::kThinned) a.target_logit = take<float>(w, rows);

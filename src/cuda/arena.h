@@ -73,18 +73,19 @@ struct Arena {
   float* target_logit = nullptr;  // [R]
   float* bias = nullptr;          // [V] in fp32, when the caller's is not
   StatSlots slots;
-  float* anchor = nullptr;                                                       // [R]
-  uint8_t* active = nullptr;                                                     // one for 128 of the R rows
-  float *lse = nullptr, *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
-  float* row_factor = nullptr;    // [R] by which kept exps become gradients
-  void* hidden = nullptr;         // [R, padded]
-  void* window = nullptr;         // [W, padded] of the classifier
-  void* exps = nullptr;           // [R, padded V] exps, or [R, padded W] dz
-  float* d_hidden = nullptr;      // [R, padded]
-  float* d_classifier = nullptr;  // [V, padded] the sum over chunks
-  float* staging = nullptr;       // [W, padded] of d_classifier, where no product writes its dtype
-  float* d_bias = nullptr;        // [V]
-  float* logits = nullptr;        // [scratch_rows, scratch_columns]
+  float* anchor = nullptr;                                       // [R]
+  uint8_t* active = nullptr;                                     // one for 128 of the R rows
+  float *lse = nullptr, *lse_low = nullptr;                      // [R] together lse
+  float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
+  float* row_factor = nullptr;                                   // [R] by which kept exps become gradients
+  void* hidden = nullptr;                                        // [R, padded]
+  void* window = nullptr;                                        // [W, padded] of the classifier
+  void* exps = nullptr;                                          // [R, padded V] exps, or [R, padded W] dz
+  float* d_hidden = nullptr;                                     // [R, padded]
+  float* d_classifier = nullptr;                                 // [V, padded] the sum over chunks
+  float* staging = nullptr;  // [W, padded] of d_classifier, where no product writes its dtype
+  float* d_bias = nullptr;   // [V]
+  float* logits = nullptr;   // [scratch_rows, scratch_columns]
   void* gemm = nullptr;
 };
 

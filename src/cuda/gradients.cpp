@@ -116,6 +116,7 @@ void load_coefficients(const Runner& run, const Chunk& chunk) {
   c.scale = static_cast<float>(run.gradient_scale());
   if (!p.needs_forward()) {
     c.known_lse = static_cast<const float*>(b.lse);
+    c.known_lse_low = static_cast<const float*>(b.lse_low);
     if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
     if (p.has_grad_nll) c.grad_nll = static_cast<const float*>(b.grad_nll);
     if (p.has_grad_lse) c.grad_lse = static_cast<const float*>(b.grad_lse);
@@ -160,6 +161,7 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
     const Operand classifier = load_classifier(run, window);
     LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kGradient);
     args.lse = a.lse;
+    args.lse_low = a.lse_low;
     args.a = a.a;
     args.b = a.b;
     args.c = a.c;

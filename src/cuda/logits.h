@@ -81,8 +81,9 @@ struct LogitsArgs {
   // kExps, kGradient. Columns up to the next multiple of 16 bytes may be written as well: stores clip there.
   void* out = nullptr;  // [rows, columns]: exps (bf16, or fp32 with fp32 operands), or dz (dtype)
   int64_t out_stride = 0;
-  // kGradient: dz = [p (a + b z) + c w - g [target]] * slope of t
-  const float* lse = nullptr;
+  // kGradient: dz = [p (a + b log p) + c w - g [target]] * slope of t, log p = z - lse - lse_low
+  const float* lse = nullptr;      // [rows]
+  const float* lse_low = nullptr;  // [rows] what rounding took off lse; null: nothing
   const float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
   const float* out_scale = nullptr;                                    // scalar factor of dz; null: 1
   Draws draws;                                                         // kThin

@@ -7,11 +7,12 @@ namespace {
 struct Coefficients {
   explicit Coefficients(int64_t rows)
       : lse(random_floats(rows, 2.f, 21)),
+        lse_low(random_floats(rows, 0.1f, 26)),
         a(random_floats(rows, 1.f, 22)),
         b(random_floats(rows, 1.f, 23)),
         c(random_floats(rows, 1.f, 24)),
         g(random_floats(rows, 1.f, 25)) {}
-  std::vector<float> lse, a, b, c, g;
+  std::vector<float> lse, lse_low, a, b, c, g;
 };
 
 class Gradients : public Logits {};
@@ -26,7 +27,7 @@ void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t 
   }
   const Coefficients row(shape.rows);
   const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
-  const Guarded<float> lse(row.lse), a(row.a), b(row.b), c(row.c), g(row.g);
+  const Guarded<float> lse(row.lse), lse_low(row.lse_low), a(row.a), b(row.b), c(row.c), g(row.g);
   const Guarded<float> bias(options.transform.bias), class_weight(options.class_weight);
   const Guarded<float> scale(std::vector<float>{0.5f});
   const Guarded<int32_t> target(targets), row_count(std::vector<int32_t>{static_cast<int32_t>(rows)});
@@ -34,6 +35,7 @@ void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t 
   if (rows < shape.rows) args.row_count = row_count.get();
   args.target = target.get();
   args.lse = lse.get();
+  args.lse_low = lse_low.get();
   args.a = a.get();
   args.g = g.get();
   args.out_scale = scale.get();
@@ -59,15 +61,16 @@ void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t 
         continue;
       }
       const double z = options.transform.logit(problem, i, j);
-      const double error = options.transform.error(problem, i, j) + 0x1p-20 * (1 + std::abs(z - row.lse[i]));
+      const double log_p = z - row.lse[i] - row.lse_low[i];
+      const double error = options.transform.error(problem, i, j) + 0x1p-20 * (1 + std::abs(log_p));
       const double slope = options.transform.slope(z);
       const double slope_error =
           options.transform.softcap == 0 ? 0 : 2 * error / options.transform.softcap + 1e-5;
-      const double p = std::exp(z - row.lse[i]);
+      const double p = std::exp(log_p);
       double factor = row.a[i], constant = 0, sizes = std::abs(row.a[i]), factor_error = 0;
       if (general) {
-        factor += row.b[i] * z;
-        sizes += std::abs(row.b[i] * z);
+        factor += row.b[i] * log_p;
+        sizes += std::abs(row.b[i] * log_p);
         factor_error = std::abs(row.b[i]) * error;
         constant = row.c[i] * (weights ? options.class_weight[j] : 1);
       }

@@ -146,16 +146,13 @@ __global__ void __launch_bounds__(kRowThreads) gradient_kernel(LogitsArgs args, 
   const int32_t y = args.target[row];
   const int64_t target = y - args.column_offset - tile.column;
   const float factor = args.out_scale != nullptr ? *args.out_scale : 1.0f;
-  const float lse = args.lse[row], a = args.a[row], g = args.g[row];
-  const float b = args.b != nullptr ? args.b[row] : 0.0f;
-  const float c = args.c != nullptr ? args.c[row] : 0.0f;
+  const float lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0.0f;
+  const RowCoefficients<float> k = {args.a[row], args.b != nullptr ? args.b[row] : 0.0f,
+                                    args.c != nullptr ? args.c[row] : 0.0f, args.g[row]};
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float x = transformed(args, z[j], tile.column + j);
-    const float p = expf(x - lse);
-    float v = b != 0 && p != 0 ? p * fmaf(b, x, a) : p * a;
-    if (j == target && b == 0) v = a == g ? a * expm1f(x - lse) : v - g;
-    if (j == target && b != 0) v -= g;
-    if (c != 0) v += args.class_weight != nullptr ? c * args.class_weight[tile.column + j] : c;
+    const float weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1.0f;
+    const float v = dz_element(k, (x - lse) - low, weight, j == target);
     out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(args, x) * factor);
   }
 }

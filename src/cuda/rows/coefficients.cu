@@ -16,7 +16,7 @@ __global__ void coefficients_kernel(RowInputs in, Arena arena, Coefficients k) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (r >= existing(k.row_count, k.rows)) return;
   if (arena.target[k.first + r] == kIgnoredRow) {
-    arena.lse[r] = arena.a[r] = arena.g[r] = 0;
+    arena.lse[r] = arena.lse_low[r] = arena.a[r] = arena.g[r] = 0;
     if (arena.b != nullptr) arena.b[r] = 0;
     if (arena.c != nullptr) arena.c[r] = 0;
     return;
@@ -28,11 +28,13 @@ __global__ void coefficients_kernel(RowInputs in, Arena arena, Coefficients k) {
   upstream.nll = at_or(k.grad_nll, row, 0);
   upstream.lse = at_or(k.grad_lse, row, 0);
   upstream.entropy = at_or(k.grad_entropy, row, 0);
-  const float lse = k.known_lse != nullptr ? k.known_lse[row] : arena.lse[r];
+  if (k.known_lse != nullptr) {
+    arena.lse[r] = k.known_lse[row];
+    arena.lse_low[r] = at_or(k.known_lse_low, row, 0);
+  }
   const RowCoefficients<double> c =
-      row_coefficients(loss_params(in, *arena.scalars), weights_of(in, row, target), upstream, double{lse},
-                       double{at_or(k.entropy, row, 0)});
-  arena.lse[r] = lse;
+      row_coefficients(loss_params(in, *arena.scalars), weights_of(in, row, target), upstream,
+                       double{arena.lse[r]} + double{arena.lse_low[r]}, double{at_or(k.entropy, row, 0)});
   arena.a[r] = static_cast<float>(c.a * k.scale);
   arena.g[r] = static_cast<float>(c.g * k.scale);
   if (arena.b != nullptr) arena.b[r] = static_cast<float>(c.b * k.scale);
@@ -77,9 +79,15 @@ __global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets
   const int64_t index = r * k.stride + column;
   if (k.wide) {
     static_cast<float*>(k.exps)[index] = static_cast<float>(entry);
-  } else {
-    static_cast<__nv_bfloat16*>(k.exps)[index] = __float2bfloat16_rn(static_cast<float>(entry));
+    return;
   }
+  const __nv_bfloat16 stored = __float2bfloat16_rn(static_cast<float>(entry));
+  static_cast<__nv_bfloat16*>(k.exps)[index] = stored;
+  // The entry is most of what many rows' gradients are made of. Its rounding goes to the other entries by way
+  // of the row's factor, each of which is rounded as much already.
+  const double share = entry / double{__bfloat162float(stored)};
+  if (fabs(share - 1) <= 0x1p-8)
+    arena.row_factor[r] = static_cast<float>(double{arena.row_factor[r]} * share);
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ __global__ void fill_ignored_kernel(RowInputs in, Buffers out) {
   put(out.weighted_logit_sum, row, 0);
   put(out.nll, row, value);
   put(out.lse, row, value);
+  put(out.lse_low, row, 0);
   put(out.entropy, row, value);
   if (in.is_none) put(out.loss, row, value);
   if (out.argmax != nullptr) out.argmax[row] = -1;
@@ -72,11 +73,14 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
   if (f.is_shard) return;
   const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
-  arena.lse[r] = static_cast<float>(loss.lse);
+  const FloatPair lse = split_to_floats(loss.lse);
+  arena.lse[r] = lse.high;
+  arena.lse_low[r] = lse.low;
   if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
   arena.row_loss[f.first + r] = static_cast<float>(loss.loss);
   put(out.nll, row, loss.nll);
-  put(out.lse, row, loss.lse);
+  put(out.lse, row, lse.high);
+  put(out.lse_low, row, lse.low);
   put(out.entropy, row, loss.entropy);
   if (in.is_none) put(out.loss, row, loss.loss);
   if (out.correct_count != nullptr && stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);

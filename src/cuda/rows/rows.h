@@ -59,10 +59,11 @@ void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* r
 struct Coefficients {
   int64_t first, rows;
   const int32_t* row_count;
-  float scale;             // of the gradients: the factor between logits and products
-  const float* known_lse;  // [N] of the caller's rows, or null: arena.lse
-  const float* entropy;    // [N] or null
-  const float* grad_loss;  // scalar or [N]; null: 1
+  float scale;                 // of the gradients: the factor between logits and products
+  const float* known_lse;      // [N] of the caller's rows, or null: arena.lse
+  const float* known_lse_low;  // [N] or null: 0
+  const float* entropy;        // [N] or null
+  const float* grad_loss;      // scalar or [N]; null: 1
   const float *grad_nll, *grad_lse, *grad_entropy;  // [N] or null
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };

@@ -1,7 +1,7 @@
 #pragma once
 #include "cuda/sm90/epilogue_common.cuh"
 
-// dz in place of the logits: [p (a + b z) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times
+// dz in place of the logits: [p (a + b log p) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times
 // out_scale.
 namespace headroom::cuda::sm90 {
 
@@ -9,19 +9,20 @@ __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool
   return live && vector != nullptr ? __ldg(vector + row) : 0.f;
 }
 
-// The own row's numbers, those of dz times out_scale.
-struct RowCoefficients {
+// The own row's numbers, those of dz times out_scale. Elements know lse without lse_low, which goes into a
+// and b: exp(-low) (a - b low + b (z - lse)).
+struct OwnCoefficients {
   float lse;
   float a, b, c, g;
   int target;  // column of the tile, or -1
 
   // Another row of the quad's, but for g and target.
-  __device__ __forceinline__ RowCoefficients of(int r) const {
+  __device__ __forceinline__ OwnCoefficients of(int r) const {
     return {from_owner(lse, r), from_owner(a, r), from_owner(b, r), from_owner(c, r), 0.f, -1};
   }
 };
 
-__device__ __forceinline__ void plain_gradient(Accumulators& acc, const RowCoefficients& own, float scale,
+__device__ __forceinline__ void plain_gradient(Accumulators& acc, const OwnCoefficients& own, float scale,
                                                float exponent_scale) {
   const float anchor = subtract_far_anchors(acc, own.lse, scale);
   const float own_shift = -anchor * kLog2E;
@@ -42,14 +43,15 @@ __device__ __forceinline__ void plain_gradient(Accumulators& acc, const RowCoeff
 }
 
 // One element; weight: w_j.
-__device__ __forceinline__ float general_element(float logit, const RowCoefficients& row, float weight,
+__device__ __forceinline__ float general_element(float logit, const OwnCoefficients& row, float weight,
                                                  float inverse_cap) {
-  const float p = ptx::exp2_approx((logit - row.lse) * kLog2E);
-  const float z = as_factor(logit);
-  return fmaf(p, fmaf(row.b, z, row.a), row.c * weight) * slope(z, inverse_cap);
+  const float log_p = as_factor(logit - row.lse);
+  const float p = ptx::exp2_approx(log_p * kLog2E);
+  // The logit again from log_p: kept beside it, 48 of them would spill.
+  return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) * slope(log_p + row.lse, inverse_cap);
 }
 
-__device__ __forceinline__ void general_gradient(Accumulators& acc, const RowCoefficients& own,
+__device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoefficients& own,
                                                  const TileView& tile, const LogitsArgs& args) {
   const float inverse_cap = args.softcap == 0.f ? 0.f : 1.f / args.softcap;
   const bool targets = any_target(own.target);
@@ -62,7 +64,7 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const RowCoe
 #pragma unroll
     for (int r = 0; r < kQuadRows; ++r) {
       const float target_term = at_target(r);
-      const RowCoefficients row = own.of(r);
+      const OwnCoefficients row = own.of(r);
 #pragma unroll
       for (int i = 0; i < 2 * kColumnPairs; ++i) {
         float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
@@ -84,7 +86,7 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const RowCoe
       const float odd = load_column(base, j, 1);
 #pragma unroll
       for (int r = 0; r < kQuadRows; ++r) {
-        const RowCoefficients row = own.of(r);
+        const OwnCoefficients row = own.of(r);
         float* element = acc[r >> 1] + 4 * j + 2 * (r & 1);
         element[0] = general_element(element[0], row, even, inverse_cap);
         element[1] = general_element(element[1], row, odd, inverse_cap);
@@ -105,13 +107,16 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
   const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
   const bool live = row < tile.rows() && !is_ignored(args, target);
   const float factor = args.out_scale == nullptr ? 1.f : __ldg(args.out_scale);
-  RowCoefficients own{};
+  OwnCoefficients own{};
   own.lse = load_or_zero(args.lse, row, live);
-  own.a = load_or_zero(args.a, row, live) * factor;
+  const float low = load_or_zero(args.lse_low, row, live);
+  const float rest = ptx::exp2_approx(low * -kLog2E);
+  own.a = load_or_zero(args.a, row, live) * factor * rest;
   own.g = load_or_zero(args.g, row, live) * factor;
   own.target = target_in_tile(tile, target, columns);
   if constexpr (kGeneral) {
-    own.b = load_or_zero(args.b, row, live) * factor;
+    own.b = load_or_zero(args.b, row, live) * factor * rest;
+    own.a = fmaf(-low, own.b, own.a);
     own.c = load_or_zero(args.c, row, live) * factor;
     general_gradient(acc, own, tile, args);
   } else {

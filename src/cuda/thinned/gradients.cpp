@@ -23,6 +23,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.target = a.target;
   w.role = t.role;
   w.lse = a.lse;
+  w.lse_low = a.lse_low;
   w.a = a.a;
   w.b = a.b;
   w.g = a.g;
@@ -100,6 +101,7 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   args.bias = t.dense_bias;
   args.target = t.dense_target;
   args.lse = a.lse;
+  args.lse_low = a.lse_low;
   args.a = a.a;
   args.b = a.b;
   args.g = a.g;

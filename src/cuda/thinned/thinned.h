@@ -128,11 +128,12 @@ struct Weigh {
   const DrawLists* lists;  // on the host
   int32_t capacity;
   float threshold;
-  uint32_t first_stream;         // global number of column 0
-  bool base_2;                   // the guess is sm90::effective_anchor() of it
-  const int32_t* target;         // [N]
-  const int32_t* role;           // [V]
-  const float *lse, *a, *b, *g;  // [N]; b may be null
+  uint32_t first_stream;       // global number of column 0
+  bool base_2;                 // the guess is sm90::effective_anchor() of it
+  const int32_t* target;       // [N]
+  const int32_t* role;         // [V]
+  const float *lse, *lse_low;  // [N] together lse
+  const float *a, *b, *g;      // [N]; b may be null
   float softcap;
   Kept* kept;           // [N, capacity]: as row_order.cuh has it, the target last; may be the lists' elements
   int32_t* kept_count;  // [N]

@@ -14,22 +14,23 @@ constexpr int kThreads = 128;
 
 // Numbers of a row that all its elements need.
 struct Row {
-  float lse, p_over_q, a, b, g, inverse_cap;
+  float lse, lse_low, p_over_q, inverse_cap;
+  RowCoefficients<float> k;
   uint32_t bits;
 
   __device__ float slope(float z) const { return 1 - z * inverse_cap * (z * inverse_cap); }
+  __device__ float log_p(float z) const { return (z - lse) - lse_low; }
   // What p is multiplied with.
-  __device__ float factor(float z) const { return (a + b * z) * slope(z); }
+  __device__ float factor(float z) const { return probability_factor(k, log_p(z)) * slope(z); }
 };
 
 __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   Row row{};
   row.lse = w.lse[r];
   const double guess = w.base_2 ? sm90::effective_anchor(lists.guess[r]) : double{lists.guess[r]};
-  row.p_over_q = expf(static_cast<float>(guess - row.lse));
-  row.a = w.a[r];
-  row.b = w.b != nullptr ? w.b[r] : 0;
-  row.g = w.g[r];
+  row.lse_low = w.lse_low[r];
+  row.p_over_q = expf(static_cast<float>((guess - row.lse) - row.lse_low));
+  row.k = {w.a[r], w.b != nullptr ? w.b[r] : 0, 0, w.g[r]};
   row.inverse_cap = w.softcap == 0 ? 0 : 1 / w.softcap;
   row.bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
   return row;
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
       const int32_t column = column_of(draw);
       const bool certain = (draw.column_and_certain & 1) != 0;
       const float z = draw.logit;
-      const float p = expf(z - row.lse);
+      const float p = expf(row.log_p(z));
       const uint32_t bits =
           draw_stream_bits(row.bits, *lists.seed, w.first_stream + static_cast<uint32_t>(column));
       const float weight =
@@ -93,8 +94,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
   if (thread != 0) return;
   float target_value = 0;
   if (target >= 0) {
-    const float p = expf(target_logit - row.lse);
-    target_value = (p * (row.a + row.b * target_logit) - row.g) * row.slope(target_logit);
+    target_value = dz_element(row.k, row.log_p(target_logit), 1.0f, true) * row.slope(target_logit);
   }
   if (target >= 0 && !dense) {
     out[count++] = {target, target_value};
