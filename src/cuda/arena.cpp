@@ -88,7 +88,7 @@ Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
     a.slots.stride = rows;
     a.slots.max = take<float>(w, d.slots * rows);
     a.slots.sum = take<float>(w, d.slots * rows);
-    if (p.needs_logit_mean()) a.slots.sum_z = take<float>(w, d.slots * rows);
+    if (p.needs_logit_mean()) a.slots.sum_offset = take<float>(w, d.slots * rows);
     if (p.needs_weighted_logit_sum()) a.slots.weighted = take<float>(w, d.slots * rows);
     if (plan.kind == PlanKind::kThinned) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);

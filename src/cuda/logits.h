@@ -25,8 +25,9 @@ struct StatSlots {
   int64_t slots = 0;
   int64_t stride = 0;
   float* max = nullptr;
-  float* sum = nullptr;       // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
-  float* sum_z = nullptr;     // sum_j exp(z_ij - max) z_ij, or null
+  float* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
+  float* sum_offset =
+      nullptr;  // sum_j exp(z_ij - max) (z_ij - max); of kExps and kThin with the anchor; or null
   float* weighted = nullptr;  // sum_j w_j z_ij, or null
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
   float* expected = nullptr;  // of kThin: the expected number of kept elements, times threshold
@@ -68,7 +69,7 @@ struct LogitsArgs {
   const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
   int64_t column_offset = 0;        // of the window in the shard
   // kStats, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative to the
-  // anchor, `weighted` is not made, and max (null: not wanted), argmax and sum_z are further wishes.
+  // anchor, `weighted` is not made, and max (null: not wanted), argmax and sum_offset are further wishes.
   StatSlots stats;
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window

@@ -19,12 +19,12 @@ struct Slots {
         stride(args.rows + 3),
         max(count * stride),
         sum(count * stride),
-        sum_z(count * stride),
+        sum_offset(count * stride),
         weighted(count * stride),
         argmax(count * stride) {
     view = {count, stride, max.get(), sum.get(), nullptr, nullptr, nullptr};
     if (everything) {
-      view.sum_z = sum_z.get();
+      view.sum_offset = sum_offset.get();
       view.weighted = weighted.get();
       view.argmax = argmax.get();
     }
@@ -32,7 +32,7 @@ struct Slots {
   }
 
   std::vector<RowStats<double>> join() const {
-    const auto maxima = max.read(), sums = sum.read(), sums_z = sum_z.read(), weights = weighted.read();
+    const auto maxima = max.read(), sums = sum.read(), offsets = sum_offset.read(), weights = weighted.read();
     const auto ids = argmax.read();
     std::vector<RowStats<double>> rows(stride - 3);
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -41,7 +41,9 @@ struct Slots {
         RowStats<double> part;
         part.max = maxima[at];
         part.sum_exp = sums[at];
-        if (view.sum_z != nullptr) part.sum_exp_logit = sums_z[at];
+        if (view.sum_offset != nullptr && sums[at] != 0) {
+          part.sum_exp_logit = offsets[at] + double{maxima[at]} * sums[at];
+        }
         if (view.weighted != nullptr) part.weighted_logit_sum = weights[at];
         if (view.argmax != nullptr) part.argmax = ids[at];
         const double weighted_so_far = rows[i].weighted_logit_sum;
@@ -53,7 +55,7 @@ struct Slots {
   }
 
   int64_t count, stride;
-  Guarded<float> max, sum, sum_z, weighted;
+  Guarded<float> max, sum, sum_offset, weighted;
   Guarded<int32_t> argmax;
   StatSlots view;
 };
@@ -140,7 +142,8 @@ void run_stats(Shape shape, DType dtype, bool general, int64_t rows, int64_t win
     }
     check_stats(problem, options, targets, slots.join(), target_logit.read(), rows);
     if (testing::Test::HasFatalFailure()) return;
-    for (const auto* array : {&slots.max, &slots.sum, &slots.sum_z, &slots.weighted}) array->expect_guards();
+    for (const auto* array : {&slots.max, &slots.sum, &slots.sum_offset, &slots.weighted})
+      array->expect_guards();
     slots.argmax.expect_guards();
     target_logit.expect_guards();
     const auto sums = slots.sum.read();

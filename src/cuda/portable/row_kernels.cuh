@@ -69,35 +69,38 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
     if (j == target) args.target_logit[row] = z[j];
   }
   block_max(largest, at);
-  double sum = 0, sum_z = 0, weighted = 0;
+  double sum = 0, sum_offset = 0, weighted = 0;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float e = z[j] == largest ? 1.0f : expf(z[j] - largest);
     sum += e;
-    if (slots.sum_z != nullptr && e != 0) sum_z += double{e} * z[j];
+    if (slots.sum_offset != nullptr && e != 0)
+      sum_offset += double{e} * (z[j] == largest ? 0 : z[j] - largest);
     if (slots.weighted != nullptr) {
       weighted +=
           args.class_weight != nullptr ? double{args.class_weight[tile.column + j]} * z[j] : double{z[j]};
     }
   }
   sum = block_sum<kRowThreads>(sum);
-  sum_z = block_sum<kRowThreads>(sum_z);
+  sum_offset = block_sum<kRowThreads>(sum_offset);
   weighted = block_sum<kRowThreads>(weighted);
   if (threadIdx.x != 0) return;
   RowStats<double> mine, old;
   mine.max = largest;
   mine.sum_exp = largest == -CUDART_INF_F ? 0 : sum;
-  mine.sum_exp_logit = largest == -CUDART_INF_F ? 0 : sum_z;
+  mine.sum_exp_logit = logit_sum(sum_offset, largest, mine.sum_exp);
   mine.weighted_logit_sum = weighted;
   mine.argmax = args.column_offset + tile.column + at;
   old.max = slots.max[row];
   old.sum_exp = slots.sum[row];
-  if (slots.sum_z != nullptr) old.sum_exp_logit = slots.sum_z[row];
+  if (slots.sum_offset != nullptr) old.sum_exp_logit = logit_sum(slots.sum_offset[row], old.max, old.sum_exp);
   if (slots.weighted != nullptr) old.weighted_logit_sum = slots.weighted[row];
   if (slots.argmax != nullptr) old.argmax = slots.argmax[row];
   const RowStats<double> all = merge(old, mine);
   slots.max[row] = static_cast<float>(all.max);
   slots.sum[row] = static_cast<float>(all.sum_exp);
-  if (slots.sum_z != nullptr) slots.sum_z[row] = static_cast<float>(all.sum_exp_logit);
+  if (slots.sum_offset != nullptr) {
+    slots.sum_offset[row] = static_cast<float>(logit_sum(all.sum_exp_logit, -all.max, all.sum_exp));
+  }
   if (slots.weighted != nullptr) slots.weighted[row] = static_cast<float>(all.weighted_logit_sum);
   if (slots.argmax != nullptr) slots.argmax[row] = static_cast<int32_t>(all.argmax);
 }
@@ -118,21 +121,21 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile
     if (j == target) args.target_logit[row] = z[j];
   }
   block_max(largest, at);
-  double sum = 0, sum_z = 0;
+  double sum = 0, sum_offset = 0;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     float e = z[j] == largest ? 1.0f : expf(z[j] - largest);
     if (largest == -CUDART_INF_F) e = 0;
     sum += e;
-    if (e != 0) sum_z += double{e} * z[j];
+    if (e != 0) sum_offset += double{e} * (z[j] == largest ? 0 : z[j] - largest);
     out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j]));
   }
   sum = block_sum<kRowThreads>(sum);
-  sum_z = block_sum<kRowThreads>(sum_z);
+  sum_offset = block_sum<kRowThreads>(sum_offset);
   if (threadIdx.x != 0) return;
   args.anchor[row] = largest;
   const StatSlots& slots = args.stats;
   slots.sum[row] = static_cast<float>(sum);
-  if (slots.sum_z != nullptr) slots.sum_z[row] = static_cast<float>(sum_z);
+  if (slots.sum_offset != nullptr) slots.sum_offset[row] = static_cast<float>(sum_offset);
   if (slots.max != nullptr) slots.max[row] = largest;
   if (slots.argmax != nullptr) slots.argmax[row] = at;
 }

@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
       threshold * (1 - draw_uniform(draw_bits(*draws.seed, static_cast<uint32_t>(index), stream)));
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
-  double sum = 0, sum_z = 0, expected = 0;
+  double sum = 0, sum_offset = 0, expected = 0;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float z = transformed(args, dots[j], tile.column + j);
     if (j == target) args.target_logit[row] = z;
     const float q = expf(z - anchor);
     if (is_better(z, static_cast<int32_t>(j), largest, at)) largest = z, at = static_cast<int32_t>(j);
     sum += q;
-    if (q != 0) sum_z += double{q} * z;
+    if (q != 0) sum_offset += double{q} * (z - anchor);
     const bool large = q >= draws.certain_share * threshold;
     expected += large ? threshold : q;
     if (!large) running += q;
@@ -45,12 +45,12 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   if (slots.sum == nullptr) return;
   if (slots.max != nullptr) block_max(largest, at);
   sum = block_sum<kRowThreads>(sum);
-  sum_z = block_sum<kRowThreads>(sum_z);
+  sum_offset = block_sum<kRowThreads>(sum_offset);
   expected = block_sum<kRowThreads>(expected);
   if (threadIdx.x != 0) return;
   slots.sum[row] += static_cast<float>(sum);
   slots.expected[row] += static_cast<float>(expected);
-  if (slots.sum_z != nullptr) slots.sum_z[row] += static_cast<float>(sum_z);
+  if (slots.sum_offset != nullptr) slots.sum_offset[row] += static_cast<float>(sum_offset);
   if (slots.max == nullptr) return;
   at += static_cast<int32_t>(first_column);
   if (slots.argmax != nullptr &&

@@ -75,6 +75,12 @@ __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
   return row_count == nullptr ? rows : min(static_cast<int64_t>(*row_count), rows);
 }
 
+// sum exp z from sum exp (z - anchor). Slots have the latter, which loses no digits to an offset that all
+// logits have in common.
+__device__ inline double logit_sum(double offset_sum, double anchor, double sum) {
+  return sum == 0 ? 0 : offset_sum + anchor * sum;
+}
+
 // Statistics of a row from its slots, in the order of the slots.
 __device__ inline RowStats<double> joined(const StatSlots& slots, int64_t r) {
   RowStats<double> all;
@@ -83,7 +89,8 @@ __device__ inline RowStats<double> joined(const StatSlots& slots, int64_t r) {
     RowStats<double> one;
     one.max = slots.max[at];
     one.sum_exp = slots.sum[at];
-    if (slots.sum_z != nullptr) one.sum_exp_logit = slots.sum_z[at];
+    if (slots.sum_offset != nullptr)
+      one.sum_exp_logit = logit_sum(slots.sum_offset[at], one.max, one.sum_exp);
     if (slots.weighted != nullptr) one.weighted_logit_sum = slots.weighted[at];
     if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
     all = merge(all, one);
@@ -103,7 +110,8 @@ __device__ inline double sum_of_slots(const StatSlots& slots, const float* value
 __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int64_t r, double anchor) {
   RowStats<double> all;
   all.sum_exp = sum_of_slots(slots, slots.sum, r);
-  if (slots.sum_z != nullptr) all.sum_exp_logit = sum_of_slots(slots, slots.sum_z, r);
+  if (slots.sum_offset != nullptr)
+    all.sum_exp_logit = logit_sum(sum_of_slots(slots, slots.sum_offset, r), anchor, all.sum_exp);
   if (slots.weighted != nullptr) all.weighted_logit_sum = sum_of_slots(slots, slots.weighted, r);
   for (int64_t s = 0; slots.argmax != nullptr && s < slots.slots; ++s) {
     const int64_t at = s * slots.stride + r;

@@ -38,7 +38,7 @@ __global__ void init_slots_kernel(StatSlots slots, const uint8_t* active) {
   if (active != nullptr && active[i % slots.stride / kRowBlock] == 0) return;
   slots.max[i] = -CUDART_INF_F;
   slots.sum[i] = 0;
-  if (slots.sum_z != nullptr) slots.sum_z[i] = 0;
+  if (slots.sum_offset != nullptr) slots.sum_offset[i] = 0;
   if (slots.weighted != nullptr) slots.weighted[i] = 0;
   if (slots.argmax != nullptr) slots.argmax[i] = -1;
   if (slots.expected != nullptr) slots.expected[i] = 0;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kRowBlock)
   if (r < existing(row_count, rows)) {
     const StatSlots& slots = arena.slots;
     const double sum = sum_of_slots(slots, slots.sum, r);
-    const double most = slots.sum_z == nullptr ? kMostSum : kMostSumWithLogits;
+    const double most = slots.sum_offset == nullptr ? kMostSum : kMostSumWithLogits;
     redo = !(sum < most && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);

@@ -7,6 +7,7 @@
 #include "cuda/sm90/ptx/cluster.cuh"
 #include "cuda/sm90/ptx/math.cuh"
 #include "cuda/sm90/ptx/registers.cuh"
+#include "cuda/softcap.h"
 
 // What the epilogues share. A thread holds, of its warpgroup's 128 x 192 tile, 48 elements of each of four
 // rows:
@@ -234,12 +235,6 @@ __device__ __forceinline__ void transform(Accumulators& acc, const TileView& til
 // A logit as a factor: finite, so that exp(-inf) * -inf is 0. (A NaN's exp is a NaN already.)
 __device__ __forceinline__ float as_factor(float z) {
   return fmaxf(z, -1e30f);
-}
-
-// Derivative of t at the transformed logit (as_factor); inverse_cap: 1 / softcap, 0 for none.
-__device__ __forceinline__ float slope(float z, float inverse_cap) {
-  const float ratio = z * inverse_cap;
-  return fmaf(-ratio, ratio, 1.f);
 }
 
 // The own row's target as a column of the window: far below 0 for kIgnoredRow, which no offset changes.

@@ -6,7 +6,7 @@
 // is the exp times the slope of t, which is what the gradient needs; the sums are of the plain exps.
 namespace headroom::cuda::sm90 {
 
-// sum_j exp(z - anchor) z and maximum of the general kernel's rows, taken before the exps replace the logits.
+// Maximum of the general kernel's rows, taken before the exps replace the logits.
 __device__ __forceinline__ void exps_maximum(const Accumulators& acc, const TileView& tile,
                                              const LogitsArgs& args, bool live, int64_t slot) {
   const StatSlots& stats = args.stats;
@@ -50,40 +50,40 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
   }
 
   const SplitAnchor own = split_anchor(own_anchor);
-  [[maybe_unused]] const float inverse_cap = args.softcap == 0.f ? 0.f : 1.f / args.softcap;
+  [[maybe_unused]] const float inverse_cap = inverse_softcap(args.softcap);
   float sums[kQuadRows];
-  [[maybe_unused]] float sums_z[kQuadRows];
+  [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const float shift = from_owner(own.shift, r);
     [[maybe_unused]] const float far = kGeneral ? from_owner(own.far, r) : 0.f;
-    float sum[2] = {}, sum_z[2] = {};
+    float sum[2] = {}, sum_offset[2] = {};
 #pragma unroll
     for (int j = 0; j < kColumnPairs; ++j) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-        const float p = ptx::exp2_approx(kGeneral ? fmaf(element - far, kLog2E, shift)
-                                                  : fmaf(element, exponent_scale, shift));
+        const float exponent =
+            kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, exponent_scale, shift);
+        const float p = ptx::exp2_approx(exponent);
         sum[b] += p;
         if constexpr (kGeneral) {
-          const float z = as_factor(element);
-          sum_z[b] = fmaf(p, z, sum_z[b]);
-          element = p * slope(z, inverse_cap);
+          sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
+          element = p * softcap_slope(as_factor(element), inverse_cap);
         } else {
           element = p;
         }
       }
     }
     sums[r] = sum[0] + sum[1];
-    sums_z[r] = sum_z[0] + sum_z[1];
+    sum_offsets[r] = sum_offset[0] + sum_offset[1];
   }
   const float tile_sum = sum_to_owner(sums);
   if (live) stats.sum[slot] = old_sum + tile_sum;
   if constexpr (kGeneral) {
-    if (stats.sum_z != nullptr) {
-      const float tile_sum_z = sum_to_owner(sums_z);
-      if (live) stats.sum_z[slot] += tile_sum_z;
+    if (stats.sum_offset != nullptr) {
+      const float tile_offset = sum_to_owner(sum_offsets) * kLog2;
+      if (live) stats.sum_offset[slot] += tile_offset;
     }
   }
   clear_dead_rows(acc, live);

@@ -45,19 +45,21 @@ __device__ __forceinline__ void plain_gradient(Accumulators& acc, const OwnCoeff
 // One element; weight: w_j.
 __device__ __forceinline__ float general_element(float logit, const OwnCoefficients& row, float weight,
                                                  float inverse_cap) {
-  const float log_p = as_factor(logit - row.lse);
+  const float log_p =
+      ptx::max_nan(logit - row.lse, -1e30f);  // finite or NaN, so that p log p is 0 where p is
   const float p = ptx::exp2_approx(log_p * kLog2E);
   // The logit again from log_p: kept beside it, 48 of them would spill.
-  return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) * slope(log_p + row.lse, inverse_cap);
+  return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) * softcap_slope(log_p + row.lse, inverse_cap);
 }
 
 __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoefficients& own,
                                                  const TileView& tile, const LogitsArgs& args) {
-  const float inverse_cap = args.softcap == 0.f ? 0.f : 1.f / args.softcap;
+  const float inverse_cap = inverse_softcap(args.softcap);
   const bool targets = any_target(own.target);
   // g t'(z) of row r's target, taken before dz replaces z.
   const auto at_target = [&](int r) {
-    return targets ? slope(element_at(acc, r, lane_target(own.target, r)), inverse_cap) * from_owner(own.g, r)
+    return targets ? softcap_slope(as_factor(element_at(acc, r, lane_target(own.target, r))), inverse_cap) *
+                         from_owner(own.g, r)
                    : 0.f;
   };
   if (args.c == nullptr || args.class_weight == nullptr) {

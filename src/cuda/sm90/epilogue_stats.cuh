@@ -89,18 +89,18 @@ __device__ __forceinline__ float weighted_sum(Accumulators& acc, const TileView&
 template <bool kGeneral>
 __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const float (&maxima)[kQuadRows],
                                              float to_exponent, float (&sums)[kQuadRows],
-                                             float (&sums_z)[kQuadRows]) {
+                                             float (&sum_offsets)[kQuadRows]) {
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const float row_max = maxima[r];
     if (!is_far(row_max, -row_max * to_exponent)) continue;
-    sums[r] = sums_z[r] = 0.f;
+    sums[r] = sum_offsets[r] = 0.f;
 #pragma unroll
     for (int i = 0; i < 2 * kColumnPairs; ++i) {
       const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
       const float p = ptx::exp2_approx((z - row_max) * to_exponent);
       sums[r] += p;
-      if constexpr (kGeneral) sums_z[r] = fmaf(p, as_factor(z), sums_z[r]);
+      if constexpr (kGeneral) sum_offsets[r] = fmaf(p, as_factor(z - row_max), sum_offsets[r]);
     }
   }
 }
@@ -128,7 +128,7 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
 
   const float to_exponent = kGeneral ? kLog2E : exponent_scale;
   float maxima[kQuadRows], sums[kQuadRows];
-  [[maybe_unused]] float sums_z[kQuadRows] = {};
+  [[maybe_unused]] float sum_offsets[kQuadRows] = {};
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const float row_max = row_maximum(acc, r);
@@ -137,15 +137,15 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
     const float shift = row_max == -INFINITY ? 0.f : -row_max * to_exponent;
     const float* z = acc[r >> 1] + 2 * (r & 1);
     float even = 0.f, odd = 0.f;
-    if (kGeneral && stats.sum_z != nullptr) {
+    if (kGeneral && stats.sum_offset != nullptr) {
 #pragma unroll
       for (int j = 0; j < kColumnPairs; ++j) {
         const float p = ptx::exp2_approx(fmaf(z[4 * j], to_exponent, shift));
         const float q = ptx::exp2_approx(fmaf(z[4 * j + 1], to_exponent, shift));
         even += p;
         odd += q;
-        sums_z[r] = fmaf(p, as_factor(z[4 * j]), sums_z[r]);
-        sums_z[r] = fmaf(q, as_factor(z[4 * j + 1]), sums_z[r]);
+        sum_offsets[r] = fmaf(p, as_factor(z[4 * j] - row_max), sum_offsets[r]);
+        sum_offsets[r] = fmaf(q, as_factor(z[4 * j + 1] - row_max), sum_offsets[r]);
       }
     } else {
 #pragma unroll
@@ -161,7 +161,7 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
   const float own_shift = -own_max * to_exponent;
   const float correction = shift_correction(own_max, to_exponent, own_shift);
   if (__any_sync(kWarp, is_far(own_max, own_shift))) {
-    sum_far_rows<kGeneral>(acc, maxima, to_exponent, sums, sums_z);
+    sum_far_rows<kGeneral>(acc, maxima, to_exponent, sums, sum_offsets);
   }
   const float tile_max = own_max * unit;
   const float tile_sum = sum_to_owner(sums) * correction;
@@ -173,9 +173,14 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
     stats.sum[slot] = fmaf(old_sum, old_factor, tile_sum * tile_factor);
   }
   if constexpr (kGeneral) {
-    if (stats.sum_z != nullptr) {
-      const float tile_sum_z = sum_to_owner(sums_z) * correction;
-      if (live) stats.sum_z[slot] = fmaf(stats.sum_z[slot], old_factor, tile_sum_z * tile_factor);
+    if (stats.sum_offset != nullptr) {
+      // Relative to the new maximum; factors of a sum without any element are finite.
+      const float tile_offset =
+          fmaf(tile_sum, as_factor(tile_max - new_max), sum_to_owner(sum_offsets) * correction);
+      if (live) {
+        const float old_offset = fmaf(old_sum, as_factor(old_max - new_max), stats.sum_offset[slot]);
+        stats.sum_offset[slot] = fmaf(old_offset, old_factor, tile_offset * tile_factor);
+      }
     }
     if (stats.argmax != nullptr) {
       int first[kQuadRows];

@@ -127,20 +127,21 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
 
   const int first_column = static_cast<int>(args.column_offset) + tile.thread_column();
   float sums[kQuadRows], expected[kQuadRows];
-  [[maybe_unused]] float sums_z[kQuadRows];
+  [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const RowElements elements{acc[r >> 1] + 2 * (r & 1)};
     const SplitAnchor row_anchor{kGeneral ? from_owner(own.far, r) : 0.f, from_owner(own.shift, r)};
-    float sum[2] = {}, sum_z[2] = {};
+    float sum[2] = {}, sum_offset[2] = {};
 #pragma unroll
     for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      const float q = ptx::exp2_approx(exponent_of<kGeneral>(elements.at(i), row_anchor, exponent_scale));
+      const float exponent = exponent_of<kGeneral>(elements.at(i), row_anchor, exponent_scale);
+      const float q = ptx::exp2_approx(exponent);
       sum[i & 1] += q;
-      if constexpr (kGeneral) sum_z[i & 1] = fmaf(q, as_factor(elements.at(i)), sum_z[i & 1]);
+      if constexpr (kGeneral) sum_offset[i & 1] = fmaf(q, as_factor(exponent), sum_offset[i & 1]);
     }
     sums[r] = sum[0] + sum[1];
-    sums_z[r] = sum_z[0] + sum_z[1];
+    sum_offsets[r] = sum_offset[0] + sum_offset[1];
     expected[r] = sums[r];
     const float threshold = from_owner(own_threshold, r);
     const float certain = threshold * args.draws.certain_share;
@@ -169,9 +170,9 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
     stats.expected[slot] += tile_expected;
   }
   if constexpr (kGeneral) {
-    if (stats.sum_z != nullptr) {
-      const float tile_sum_z = sum_to_owner(sums_z);
-      if (live) stats.sum_z[slot] += tile_sum_z;
+    if (stats.sum_offset != nullptr) {
+      const float tile_offset = sum_to_owner(sum_offsets) * kLog2;
+      if (live) stats.sum_offset[slot] += tile_offset;
     }
   }
 }

@@ -36,7 +36,7 @@ void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   args.target = nullptr;
   args.target_logit = nullptr;
   args.class_weight = nullptr;
-  args.stats.sum_z = args.stats.weighted = nullptr;
+  args.stats.sum_offset = args.stats.weighted = nullptr;
   args.stats.argmax = nullptr;
   launch_init_slots(run.arena.slots, nullptr, run.stream);
   launch_logits(run, args);
@@ -68,7 +68,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.rows = p.tokens;
   g.sampled = t.sizes.sampled;
   StatSlots slots = run.arena.slots;
-  slots.sum_z = slots.weighted = nullptr;
+  slots.sum_offset = slots.weighted = nullptr;
   slots.argmax = nullptr;
   g.slots = &slots;
   g.logits = t.sample_logits;

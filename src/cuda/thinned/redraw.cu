@@ -50,8 +50,12 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
   for (int64_t s = 0; s < slots.slots; ++s) {
     const int64_t at = s * slots.stride + row;
     const double factor = exp(slots.max[at] - effective);
-    slots.sum[at] = static_cast<float>(slots.sum[at] * factor);
-    if (slots.sum_z != nullptr) slots.sum_z[at] = static_cast<float>(slots.sum_z[at] * factor);
+    const double sum = slots.sum[at] * factor;
+    slots.sum[at] = static_cast<float>(sum);
+    if (slots.sum_offset != nullptr) {
+      const double offset = slots.sum_offset[at] * factor;
+      slots.sum_offset[at] = static_cast<float>(logit_sum(offset, slots.max[at] - effective, sum));
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include "cuda/device.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sm90/anchor.h"
+#include "cuda/softcap.h"
 #include "cuda/thinned/append.cuh"
 #include "cuda/thinned/row_order.cuh"
 #include "cuda/thinned/thinned.h"
@@ -18,7 +19,8 @@ struct Row {
   RowCoefficients<float> k;
   uint32_t bits;
 
-  __device__ float slope(float z) const { return 1 - z * inverse_cap * (z * inverse_cap); }
+  // Without a softcap 1 also at an infinite logit.
+  __device__ float slope(float z) const { return inverse_cap == 0 ? 1 : softcap_slope(z, inverse_cap); }
   __device__ float log_p(float z) const { return (z - lse) - lse_low; }
   // What p is multiplied with.
   __device__ float factor(float z) const { return probability_factor(k, log_p(z)) * slope(z); }
@@ -31,7 +33,7 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   row.lse_low = w.lse_low[r];
   row.p_over_q = expf(static_cast<float>((guess - row.lse) - row.lse_low));
   row.k = {w.a[r], w.b != nullptr ? w.b[r] : 0, 0, w.g[r]};
-  row.inverse_cap = w.softcap == 0 ? 0 : 1 / w.softcap;
+  row.inverse_cap = inverse_softcap(w.softcap);
   row.bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
   return row;
 }
