@@ -60,14 +60,14 @@ def test_kept_exps_lose_no_more_than_rounded_dz(tokens, spread):
     "tokens, hidden, vocab", [(8, 768, 32000), (16, 1024, 50264), (24, 768, 128256), (600, 512, 1536), (1024, 768, 2048)]
 )
 def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction):
-    """Largest differences against float32, beside those of eager PyTorch in bf16, with a tolerance of 1e-4."""
+    """Largest differences from float64, beside those of eager PyTorch in bf16, with a tolerance of 1e-4."""
     torch.manual_seed(0)
     input = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16) * 0.1
     weight = torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16) / hidden**0.5
     target = torch.randint(0, vocab, (tokens,), device="cuda")
 
     def gradients(dtype, loss):
-        leaves = [t.to(dtype).requires_grad_() for t in (input, weight)]
+        leaves = [t.to(dtype, copy=True).requires_grad_() for t in (input, weight)]
         loss(*leaves).backward()
         return [leaf.grad.double() for leaf in leaves]
 
@@ -79,6 +79,9 @@ def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction)
     ours = gradients(
         torch.bfloat16, lambda a, b: headroom.linear_cross_entropy(a, b, target, reduction=reduction)
     )
-    for name, e, n, o in zip(("d_hidden", "d_classifier"), exact, naive, ours):
-        allowed = 2 * (n - e).abs().max() + 1e-4
+    # Kept exps are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an unlikely
+    # target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
+    roundings = {"d_hidden": 0, "d_classifier": 2 * 2**-9}
+    for name, e, n, o in zip(roundings, exact, naive, ours):
+        allowed = 2 * (n - e).abs().max() + 1e-4 + roundings[name] * e.abs().max()
         assert (o - e).abs().max() < allowed, f"{name}: {(o - e).abs().max():.3g}, allowed {allowed:.3g}"
