@@ -1,6 +1,7 @@
 #include "core/validate.h"
 
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <string>
 
@@ -22,9 +23,11 @@ std::string text(int64_t value) {
   return std::to_string(value);
 }
 
+// With as many digits as a float has: small numbers are no zeros.
 std::string text(double value) {
-  std::string s = std::to_string(value);
-  return s;
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%.9g", value);
+  return digits;
 }
 
 void check_range(const char* argument, int64_t value, int64_t low, int64_t high) {
@@ -34,6 +37,16 @@ void check_range(const char* argument, int64_t value, int64_t low, int64_t high)
 
 void check_non_negative(const char* argument, double value) {
   require(std::isfinite(value) && value >= 0, argument, "a finite number >= 0", text(value));
+}
+
+// Factors of logits that are computed in float32, as are the factors' inverses.
+void check_float_factors(const Problem& p) {
+  constexpr double kLeast = 0x1p-126;
+  constexpr double kMost = 0x1p126;
+  const std::string why = "] without float64 operands, as it is used as float32";
+  require(std::fabs(p.scale) <= kMost, "scale", "a magnitude in [0, " + text(kMost) + why, text(p.scale));
+  require(p.softcap == 0 || (p.softcap >= kLeast && p.softcap <= kMost), "softcap",
+          "0 or a number in [" + text(kLeast) + ", " + text(kMost) + why, text(p.softcap));
 }
 
 // Products of two dimensions and an element size must fit into 63 bits with room to spare.
@@ -88,6 +101,7 @@ void check_dtypes(const Problem& p) {
 void check_options(const Problem& p) {
   require(std::isfinite(p.scale), "scale", "a finite number", text(p.scale));
   check_non_negative("softcap", p.softcap);
+  if (p.hidden_dtype != DType::kF64) check_float_factors(p);
   check_non_negative("z_loss", p.z_loss);
   check_non_negative("num_items", p.num_items);
   require(p.label_smoothing >= 0 && p.label_smoothing <= 1, "label_smoothing", "a number in [0, 1]",
@@ -107,6 +121,10 @@ void check_thinning(const Problem& p) {
           "false unless the gradient is thinned and the pass forward or backward", "true");
   if (!thinned) return;
   require(p.threshold > 0 && p.threshold <= 1, "threshold", "a number in (0, 1]", text(p.threshold));
+  // Weights are float32: a threshold that is 0 or has few digits there would not be the one of the draw.
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  require(p.threshold >= kLeast, "threshold", "at least " + text(kLeast) + ", the least normal float32",
+          text(p.threshold));
   require(p.label_smoothing == 0 || p.softcap == 0, "label_smoothing",
           "0 with thinned gradients and a softcap: every element of a row then has a part of its own",
           text(p.label_smoothing));
