@@ -107,7 +107,9 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
   Bounds out;
   out.logit = bound(naive.logits, t.logits, t.terms.logit);
   out.lse = bound(naive.lse, t.lse, t.terms.logit) + arithmetic.exp;
-  out.nll = bound(naive.nll, t.nll, 2 * t.terms.logit) + arithmetic.exp;
+  // max - z_y, and the log of a sum of at most V exps.
+  const double nll_terms = 2 * t.terms.logit + std::log(static_cast<double>(c_.problem.vocab));
+  out.nll = bound(naive.nll, t.nll, nll_terms) + arithmetic.exp;
   out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy) + arithmetic.exp * t.terms.entropy;
   out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
   out.d_classifier = gradient(naive.d_classifier, t.d_classifier, t.terms.d_classifier);
