@@ -1,6 +1,7 @@
 #include "core/host_loss.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 
 #include "core/backend.h"
@@ -15,6 +16,13 @@ double load_or(const void* data, DType dtype, int64_t index, double otherwise) {
 
 void store_if(void* data, DType dtype, int64_t index, double value) {
   if (data != nullptr) store_from_double(data, dtype, index, value);
+}
+
+// What storing lse as `dtype` takes off it.
+double lse_rest(const RowStats<double>& stats, double lse, DType dtype) {
+  const double stored = dtype == DType::kF64 ? lse : static_cast<double>(static_cast<float>(lse));
+  const double rest = (stats.max - stored) + std::log(stats.sum_exp);
+  return std::isfinite(rest) ? rest : 0;
 }
 
 }  // namespace
@@ -56,9 +64,9 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
   return row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
 }
 
-double known_lse(const HostLoss& context, int64_t row) {
+LogSumExp<double> known_lse(const HostLoss& context, int64_t row) {
   const DType dtype = context.problem.stats_dtype();
-  return load_as_double(context.buffers.lse, dtype, row) + load_or(context.buffers.lse_low, dtype, row, 0);
+  return {load_as_double(context.buffers.lse, dtype, row), load_or(context.buffers.lse_low, dtype, row, 0)};
 }
 
 int64_t seed_of(const Problem& problem, const Buffers& buffers) {
@@ -102,7 +110,7 @@ void HostLossWriter::add(int64_t row, const RowStats<double>& stats) {
   const RowLoss<double> out = row_loss(context_.params, row_weights(context_, row), stats);
   store_if(b.nll, dtype, row, out.nll);
   store_if(b.lse, dtype, row, out.lse);
-  store_if(b.lse_low, dtype, row, dtype == DType::kF64 ? 0 : split_to_floats(out.lse).low);
+  store_if(b.lse_low, dtype, row, lse_rest(stats, out.lse, dtype));
   store_if(b.entropy, dtype, row, out.entropy);
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
   sum_ += out.loss;

@@ -26,9 +26,8 @@ RowWeights<double> row_weights(const HostLoss& context, int64_t row);
 // Coefficients of one valid row; entropy is read only with a gradient of it.
 RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row, double lse, double entropy);
 
-// Of a backward pass: lse of an earlier forward pass, with what rounding took off it if the buffers have
-// that.
-double known_lse(const HostLoss& context, int64_t row);
+// Of a backward pass: lse of an earlier forward pass, and what rounding took off it if the buffers have that.
+LogSumExp<double> known_lse(const HostLoss& context, int64_t row);
 
 // The seed of thinned gradients: the buffers' before the problem's.
 int64_t seed_of(const Problem& problem, const Buffers& buffers);

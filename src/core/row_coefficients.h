@@ -34,10 +34,13 @@ template <class T>
 HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWeights<T>& weights,
                                        const RowStats<T>& stats) {
   RowLoss<T> out;
-  out.lse = log_sum_exp(stats);
-  out.nll =
-      (stats.max - stats.target_logit) + std::log(stats.sum_exp);  // no digit is lost to a common offset
-  out.entropy = out.lse - stats.sum_exp_logit / stats.sum_exp;
+  // With a logit of +inf all are NaN, as in PyTorch.
+  const T max =
+      stats.max == std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::quiet_NaN() : stats.max;
+  const T log_sum = std::log(stats.sum_exp);
+  out.lse = max + log_sum;
+  out.nll = (max - stats.target_logit) + log_sum;  // no digit is lost to a common offset
+  out.entropy = (max - stats.sum_exp_logit / stats.sum_exp) + log_sum;
   T loss = (1 - params.label_smoothing) * weights.target * out.nll;
   if (params.label_smoothing > 0) {
     loss += params.label_smoothing / params.vocab_total *
@@ -82,10 +85,14 @@ struct FloatPair {
   float high = 0, low = 0;
 };
 
-HEADROOM_HD inline FloatPair split_to_floats(double value) {
-  const float high = static_cast<float>(value);
-  const double rest = value - static_cast<double>(high);
+HEADROOM_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
+  const float high = static_cast<float>(lse.value());
+  const double rest = (lse.high - static_cast<double>(high)) + lse.low;
   return {high, std::isfinite(rest) ? static_cast<float>(rest) : 0.0f};
+}
+
+HEADROOM_HD inline FloatPair split_to_floats(double value) {
+  return split_to_floats(LogSumExp<double>{value, 0});
 }
 
 // Upstream gradients of one row.

@@ -59,4 +59,19 @@ HEADROOM_HD inline T log_sum_exp(const RowStats<T>& stats) {
   return stats.max + std::log(stats.sum_exp);
 }
 
+// The log of a sum of exps in two parts, so that log p = z - lse loses nothing to an offset that all logits
+// have in common: their sum may hold no digit of `low`.
+template <class T>
+struct LogSumExp {
+  T high = 0, low = 0;
+
+  HEADROOM_HD T value() const { return high + low; }
+  HEADROOM_HD T log_p(T z) const { return (z - high) - low; }
+};
+
+template <class T>
+HEADROOM_HD inline LogSumExp<T> log_sum_exp_parts(const RowStats<T>& stats) {
+  return {stats.max, std::log(stats.sum_exp)};
+}
+
 }  // namespace headroom

@@ -50,8 +50,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
   if (p.needs_backward() && !p.is_thinned()) {
-    a.lse = workspace.take<double>(tokens);
-    for (auto* vector : {&a.lse32, &a.a, &a.b, &a.c, &a.g, &a.target_gradient}) {
+    for (auto* vector : {&a.lse_high, &a.lse_low, &a.a, &a.b, &a.c, &a.g, &a.target_gradient}) {
       *vector = workspace.take<float>(tokens);
     }
     if (p.want_d_hidden) {

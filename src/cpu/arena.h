@@ -43,10 +43,10 @@ struct Arena {
   std::span<int64_t> rows;            // [N] rows that are not ignored
   std::span<int64_t> target;          // [T] column of the target in this vocabulary, -1 outside
   std::span<RowStats<double>> stats;  // [T]
-  std::span<double> lse;              // [T]
   std::span<float> target_logit;      // [T]
-  std::span<float> lse32, a, b, c, g, target_gradient;  // [T] each
-  std::span<uint32_t> hidden_rows;                      // [T, hidden_stride] rows operand of the logits
+  // The row's lse is lse_high + lse_low.
+  std::span<float> lse_high, lse_low, a, b, c, g, target_gradient;  // [T] each
+  std::span<uint32_t> hidden_rows;    // [T, hidden_stride] rows operand of the logits
   std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_classifier
   std::span<float> d_hidden;          // [T, gradient_stride]
   std::span<float> d_classifier;  // [V, hidden_padded] when neither one chunk nor the output can hold the sum

@@ -16,8 +16,11 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
                  const float* anchor, int64_t row) {
   const Arena& arena = run.arena;
   float factor[kMaxStripRows];
-  for (int i = 0; i < strip.rows; ++i)
-    factor[i] = static_cast<float>(anchor[i] - arena.lse[static_cast<size_t>(row + i)]);
+  for (int i = 0; i < strip.rows; ++i) {
+    const auto at = static_cast<size_t>(row + i);
+    const LogSumExp<double> lse{arena.lse_high[at], arena.lse_low[at]};
+    factor[i] = static_cast<float>(lse.log_p(anchor[i]));
+  }
   run.kernels.exp_row(factor, strip.rows, factor);
   for (int i = 0; i < strip.rows; ++i) factor[i] *= arena.a[static_cast<size_t>(row + i)];
   FinishStrip f;
@@ -54,8 +57,8 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
     if (!kept) strip_logits(run, w, row, rows);
     if (!exps_first) {
       const Arena& a = run.arena;
-      const StripCoefficients k{a.lse32.data() + row, a.a.data() + row, a.b.data() + row, a.c.data() + row,
-                                a.g.data() + row};
+      const StripCoefficients k{a.lse_high.data() + row, a.lse_low.data() + row, a.a.data() + row,
+                                a.b.data() + row,        a.c.data() + row,       a.g.data() + row};
       run.kernels.gradient_strip(strip, transform, k, row_exps, stride);
       continue;
     }
@@ -87,8 +90,12 @@ void pack_panels(const Runner& run, int64_t block) {
 
 void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block) {
   const Shape& s = run.shape;
-  run.kernels.add_column_sums(run.block_exps(block), s.vocab_block, chunk.count, s.vocab_block,
-                              run.arena.d_bias.data() + block * s.vocab_block);
+  float* sums = run.arena.d_bias.data() + block * s.vocab_block;
+  for (int64_t token = 0; token < chunk.count; token += s.token_block) {
+    const std::byte* dz = run.block_exps(block) + token * s.vocab_block * element_bytes(run.kernels);
+    run.kernels.add_column_sums(dz, s.vocab_block, std::min(s.token_block, chunk.count - token),
+                                s.vocab_block, sums);
+  }
 }
 
 // The three consumers of a window's gradients, long tasks first. One thread computes all columns of a block

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/row_coefficients.h"
 #include "cpu/isa.h"
 
 // clang 16 crashes when it optimizes these kernels; without them bf16 runs on the fp32 kernels.

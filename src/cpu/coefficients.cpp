@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "cpu/runner.h"
 
 namespace headroom::cpu {
@@ -7,12 +5,9 @@ namespace {
 
 // dz at the target from its own logit, in double: a p - g may cancel.
 double target_gradient(const Runner& run, const HostLoss& loss, const RowCoefficients<double>& k, int64_t row,
-                       double target_logit, double lse) {
-  const Problem& p = run.problem;
+                       double target_logit, const LogSumExp<double>& lse) {
   const double weight = row_weights(loss, row).target;
-  double v = k.a * std::exp(target_logit - lse) + k.c * weight - k.g;
-  if (p.softcap != 0) v *= 1 - (target_logit / p.softcap) * (target_logit / p.softcap);
-  return v;
+  return dz_element(k, lse.log_p(target_logit), weight, true) * softcap_slope(run.problem, target_logit);
 }
 
 }  // namespace
@@ -26,17 +21,18 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
   for (int64_t i = 0; i < chunk.count; ++i) {
     const auto at = static_cast<size_t>(i);
     const int64_t row = arena.rows[static_cast<size_t>(chunk.first + i)];
-    double lse = 0;
+    LogSumExp<double> lse;
     double entropy = 0;
     if (from_buffers) {
       lse = known_lse(loss, row);
       if (p.has_grad_entropy) entropy = load_as_double(run.buffers.entropy, p.stats_dtype(), row);
     } else {
-      lse = log_sum_exp(arena.stats[at]);
+      lse = log_sum_exp_parts(arena.stats[at]);
     }
-    const RowCoefficients<double> k = coefficients_of_row(loss, row, lse, entropy);
-    arena.lse[at] = lse;
-    arena.lse32[at] = static_cast<float>(lse);
+    const RowCoefficients<double> k = coefficients_of_row(loss, row, lse.value(), entropy);
+    const FloatPair saved = split_to_floats(lse);
+    arena.lse_high[at] = saved.high;
+    arena.lse_low[at] = saved.low;
     arena.a[at] = static_cast<float>(fold * k.a);
     arena.b[at] = static_cast<float>(fold * k.b);
     arena.c[at] = static_cast<float>(fold * k.c);

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/row_coefficients.h"
 #include "cpu/isa.h"
 
 #undef HEADROOM_UNITS

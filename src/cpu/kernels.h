@@ -60,9 +60,10 @@ struct BlockStats {
   int32_t* argmax = nullptr;            // first column of the maximum
 };
 
-// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = z - lse, every vector [rows].
+// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_low, every vector [rows].
 struct StripCoefficients {
   const float* lse = nullptr;
+  const float* lse_low = nullptr;
   const float* a = nullptr;
   const float* b = nullptr;
   const float* c = nullptr;

@@ -52,6 +52,12 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
 void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows);
 LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
                        int32_t* target_columns);
+// t'(z) of a logit as the kernels compute it: 0 where it has reached the softcap.
+inline double softcap_slope(const Problem& problem, double z) {
+  if (problem.softcap == 0) return 1;
+  const double t = z / static_cast<float>(problem.softcap);
+  return 1 - t * t;
+}
 // Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.
 int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);
 

@@ -41,7 +41,7 @@ double class_weight(const Problem& p, const Buffers& b, int64_t column) {
 RowStats<double> single(double z, int64_t id) {
   RowStats<double> stats;
   stats.max = z;
-  stats.sum_exp = std::isnan(z) ? z : (z == -INFINITY ? 0 : 1);
+  stats.sum_exp = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
   stats.sum_exp_logit = z == -INFINITY ? 0 : z;
   stats.argmax = id;
   return stats;
@@ -84,7 +84,7 @@ LogitGradient d_logit(const Problem& p, const Buffers& b, const Scratch& s, int6
   const auto [z, slope] = logit(p, b, row, column);
   const bool is_target = target_of_row(p, b.targets, row) == p.vocab_start + column;
   LogitGradient out;
-  const double log_p = z - s.lse[static_cast<size_t>(i)];
+  const double log_p = s.lse[static_cast<size_t>(i)].log_p(z);
   out.probability = std::exp(log_p);
   out.weight = is_target ? out.probability : weight(p, s, row, column, out.probability);
   out.factor = probability_factor(k, log_p) * slope;
@@ -122,12 +122,12 @@ void fill_coefficients(const Problem& p, const HostLoss& context, const Scratch&
     const int64_t row = s.rows[i];
     double entropy = 0;
     if (p.needs_forward()) {
-      s.lse[i] = log_sum_exp(s.stats[i]);
+      s.lse[i] = log_sum_exp_parts(s.stats[i]);
     } else {
       s.lse[i] = known_lse(context, row);
       if (p.has_grad_entropy) entropy = load(b.entropy, p.stats_dtype(), row);
     }
-    s.coefficients[i] = coefficients_of_row(context, row, s.lse[i], entropy);
+    s.coefficients[i] = coefficients_of_row(context, row, s.lse[i].value(), entropy);
   }
 }
 
@@ -232,7 +232,7 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
   if (problem.needs_backward()) {
     s.coefficients = workspace.take<RowCoefficients<double>>(problem.tokens);
-    s.lse = workspace.take<double>(problem.tokens);
+    s.lse = workspace.take<LogSumExp<double>>(problem.tokens);
     s.accumulator = workspace.take<double>(threads * problem.hidden);
   }
   return s;

@@ -14,7 +14,7 @@ struct Scratch {
   std::span<int64_t> rows;                          // [N] the rows that are not ignored
   std::span<RowStats<double>> stats;                // [N] forward
   std::span<RowCoefficients<double>> coefficients;  // [N] backward
-  std::span<double> lse;                            // [N] backward
+  std::span<LogSumExp<double>> lse;                 // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
   int64_t seed = 0;                                 // thinned
 };

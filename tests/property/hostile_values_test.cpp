@@ -177,19 +177,6 @@ TEST_P(HostileValues, MaskedEntries) {
   }
 }
 
-// A masked target costs infinity in its own row; the others do not notice.
-TEST_P(HostileValues, MaskedTarget) {
-  Case c = plain(engine(), 9, {6, 50, 4});
-  c.problem.reduction = HEADROOM_REDUCTION_NONE;
-  c.targets = {1, 2, 3, 4, 5, 6};
-  c.bias[3] = -INFINITY;
-  const Outputs got = solve(context_, c);
-  for (size_t i = 0; i < 6; ++i) {
-    EXPECT_EQ(std::isinf(got.loss[i]), i == 2);
-    EXPECT_FALSE(std::isnan(got.loss[i]));
-  }
-}
-
 // NaN or infinity in one token's hidden row stays in its row. On a device it may make other rows be computed
 // again, from another anchor: the same but for rounding.
 TEST_P(HostileValues, NonFiniteHiddenRow) {

@@ -92,7 +92,7 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
     k().softmax_strip(strip, t,
                       {max.data(), sum.data(), zy.data(), offset.data(), weighted.data(), argmax.data()},
                       exps.data(), padded);
-    std::vector<float> lse(16), a(16), b(16), cc(16), g(16), factor(16), exact_target(16);
+    std::vector<float> lse(16), lse_low(16), a(16), b(16), cc(16), g(16), factor(16), exact_target(16);
     const double logit_error = 0x1p-21 * 20;  // a few roundings of logits up to 20
     for (int i = 0; i < rows; ++i) {
       const auto r = static_cast<size_t>(i);
@@ -119,6 +119,7 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
         ASSERT_EQ(zy[r], -5);
       }
       lse[r] = static_cast<float>(row[best] + std::log(s));
+      lse_low[r] = 0x1p-9f * random();
       a[r] = random();
       b[r] = i % 2 == 0 ? random() : 0;
       cc[r] = i % 4 == 0 ? random() : 0;
@@ -127,7 +128,8 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
       exact_target[r] = element();
     }
     reset();
-    k().gradient_strip(strip, t, {lse.data(), a.data(), b.data(), cc.data(), g.data()}, dz.data(), padded);
+    k().gradient_strip(strip, t, {lse.data(), lse_low.data(), a.data(), b.data(), cc.data(), g.data()},
+                       dz.data(), padded);
     for (int i = 0; i < rows; ++i) {
       const auto r = static_cast<size_t>(i);
       for (int64_t j = 0; j < padded; ++j) {
@@ -138,7 +140,8 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
         }
         const double zj = z[static_cast<size_t>(i * c.columns + j)];
         const double w = c.weight ? weight[static_cast<size_t>(j)] : 1.0;
-        double v = std::exp(zj - lse[r]) * (a[r] + b[r] * zj) + cc[r] * w - (target[r] == j ? g[r] : 0);
+        const double log_p = zj - lse[r] - lse_low[r];
+        double v = std::exp(log_p) * (a[r] + b[r] * log_p) + cc[r] * w - (target[r] == j ? g[r] : 0);
         if (c.softcap != 0) v *= 1 - (zj / c.softcap) * (zj / c.softcap);
         ASSERT_NEAR(got, v, element_epsilon() * std::abs(v) + 40 * logit_error) << i << ", " << j;
       }

@@ -5,18 +5,19 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
                     int64_t dz_stride) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  const VF inverse = hn::Set(df, t.softcap != 0 ? 1 / t.softcap : 0.0f);
+  const VF softcap = hn::Set(df, t.softcap);
   for (int i = 0; i < strip.rows; ++i) {
     float* z = strip.z + i * strip.stride;
     Element* out = static_cast<Element*>(dz) + i * dz_stride;
     transform_row(z, strip, t);
     const VF lse = hn::Set(df, k.lse[i]);
+    const VF lse_low = hn::Set(df, k.lse_low[i]);
     const VF a = hn::Set(df, k.a[i]);
     const VF b = hn::Set(df, k.b[i]);
     const VF c = hn::Set(df, k.c[i]);
     for (int64_t j = 0; j < strip.padded_columns; j += lanes) {
       const VF zj = hn::LoadU(df, z + j);
-      const VF log_p = hn::Sub(zj, lse);
+      const VF log_p = hn::Sub(hn::Sub(zj, lse), lse_low);
       const VF p = exp_lanes(log_p);
       VF v = hn::Mul(p, a);
       if (k.b[i] != 0) {  // p log p is 0 where p is, even for z = -inf
@@ -27,7 +28,7 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
         v = strip.class_weight == nullptr ? hn::Add(v, c)
                                           : hn::MulAdd(c, hn::LoadU(df, strip.class_weight + j), v);
       }
-      if (t.softcap != 0) v = hn::Mul(v, softcap_slope(zj, inverse));
+      if (t.softcap != 0) v = hn::Mul(v, softcap_slope(zj, softcap));
       store_element(v, out + j);
     }
     for (int64_t j = strip.columns; j < strip.padded_columns; ++j) out[j] = 0;
@@ -36,8 +37,8 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
     // At the target p a - g may cancel: in double, and before any rounding to an element.
     const double zy = z[y];
     const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
-    const double log_p = zy - k.lse[i];
-    double v = std::exp(log_p) * (k.a[i] + k.b[i] * log_p) + k.c[i] * w - k.g[i];
+    const LogSumExp<double> known{k.lse[i], k.lse_low[i]};
+    double v = dz_element<double>({k.a[i], k.b[i], k.c[i], k.g[i]}, known.log_p(zy), w, true);
     if (t.softcap != 0) v *= 1 - (zy / t.softcap) * (zy / t.softcap);
     store_scalar(static_cast<float>(v), out + y);
   }

@@ -11,9 +11,10 @@ HWY_INLINE VF transform_lanes(VF dot, VF scale, VF bias, float softcap) {
 }
 
 // t'(z) = 1 - (z / softcap)^2
-HWY_INLINE VF softcap_slope(VF z, VF inverse_softcap) {
+// A division, so that it is 0 where z has reached the softcap.
+HWY_INLINE VF softcap_slope(VF z, VF softcap) {
   const DF df;
-  const VF r = hn::Mul(z, inverse_softcap);
+  const VF r = hn::Div(z, softcap);
   return hn::NegMulAdd(r, r, hn::Set(df, 1.0f));
 }
 
@@ -63,7 +64,7 @@ HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anch
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const VF a = hn::Set(df, anchor);
-  const VF inverse = hn::Set(df, kSoftcap ? 1 / softcap : 0.0f);
+  const VF cap = hn::Set(df, softcap);
   VF sum0 = hn::Zero(df);
   VF sum1 = hn::Zero(df);
   VF offset = hn::Zero(df);
@@ -79,8 +80,8 @@ HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anch
     if constexpr (kWantOffset) offset = hn::MulAdd(e0, d0, hn::MulAdd(e1, d1, offset));
     if (exps == nullptr) continue;
     if constexpr (kSoftcap) {
-      e0 = hn::Mul(e0, softcap_slope(z0, inverse));
-      e1 = hn::Mul(e1, softcap_slope(z1, inverse));
+      e0 = hn::Mul(e0, softcap_slope(z0, cap));
+      e1 = hn::Mul(e1, softcap_slope(z1, cap));
     }
     store_elements2(e0, e1, exps + j);
   }
@@ -103,16 +104,18 @@ HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns,
   return total;
 }
 
-// The first column that holds the maximum; column 0 when none equals it (a NaN).
-HWY_INLINE int32_t first_of(const float* HWY_RESTRICT z, int64_t padded, float max) {
+// The first column that holds `value`, which may be a NaN; -1 for none.
+HWY_INLINE int32_t first_of(const float* HWY_RESTRICT z, int64_t padded, float value) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  const VF m = hn::Set(df, max);
+  const VF v = hn::Set(df, value);
   for (int64_t j = 0; j < padded; j += lanes) {
-    const intptr_t at = hn::FindFirstTrue(df, hn::Eq(hn::LoadU(df, z + j), m));
+    const VF zj = hn::LoadU(df, z + j);
+    const auto found = std::isnan(value) ? hn::IsNaN(zj) : hn::Eq(zj, v);
+    const intptr_t at = hn::FindFirstTrue(df, found);
     if (at >= 0) return static_cast<int32_t>(j + at);
   }
-  return 0;
+  return -1;
 }
 
 void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const BlockStats& out, void* exps,
@@ -132,13 +135,15 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
     if (row_exps != nullptr) {
       for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row_exps[j] = 0;
     }
-    out.max[i] = max;
+    // The vector maximum loses a NaN among other logits.
+    const bool has_nan = std::isnan(sum_exp) && first_of(z, strip.padded_columns, sum_exp) >= 0;
+    out.max[i] = has_nan ? sum_exp : max;
     out.sum_exp[i] = sum_exp;
     if (want_offset) out.sum_exp_offset[i] = offset;
     if (strip.target[i] >= 0) out.target_logit[i] = z[strip.target[i]];
     if (out.weighted_logit_sum != nullptr) {
       out.weighted_logit_sum[i] = weighted_sum(z, strip.columns, strip.class_weight);
     }
-    if (out.argmax != nullptr) out.argmax[i] = first_of(z, strip.padded_columns, max);
+    if (out.argmax != nullptr) out.argmax[i] = first_of(z, strip.padded_columns, out.max[i]);
   }
 }

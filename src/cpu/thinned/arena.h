@@ -4,6 +4,7 @@
 #include <span>
 
 #include "core/problem.h"
+#include "core/row_stats.h"
 #include "core/workspace.h"
 #include "cpu/kernels.h"
 #include "cpu/shape.h"
@@ -34,7 +35,7 @@ int64_t row_capacity(const Problem& problem, const Shape& shape);
 // A row while its elements are drawn by several threads.
 struct RowDraw {
   int32_t lock = 0;
-  double known = 0;  // log of the sum of exps that is known so far: at most lse
+  LogSumExp<double> known;  // of the exps that are known so far: at most lse
 };
 
 // Columns whose gradients one task adds up: so many, or so many elements of all rows, at most.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/targets.h"
 #include "core/thinning.h"
@@ -13,13 +14,18 @@ namespace {
 
 constexpr int64_t kRows = 64;  // of a task on rows
 
-// Below every logit: q is infinite, so a block without any guess is kept as a whole. Not -inf, whose distance
-// from a logit of -inf is NaN.
-constexpr float kNoGuess = -1e30f;
+// Not above any logit: q is at least 1, so a block without any guess is kept as a whole. Not -inf, whose
+// distance from a logit of -inf is NaN.
+constexpr float kNoGuess = std::numeric_limits<float>::lowest();
 
 // A guess above lse would draw elements of p >= threshold too. These are computed in an order of their own,
 // so they may be off in their last bits.
 constexpr float kGuessMargin = 0x1p-10f;
+
+// A float below what is known of lse by more than its own rounding.
+float guess_below(double known) {
+  return std::max(static_cast<float>(known - std::fabs(known) * 0x1p-20), kNoGuess);
+}
 
 template <class Body>
 void for_rows(const Runner& run, const Chunk& chunk, const Body& body) {
@@ -47,7 +53,7 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   double z = p.scale * dot + (p.has_bias ? load_as_double(b.bias, p.bias_dtype, target) : 0);
   if (p.softcap > 0) z = p.softcap * std::tanh(z / p.softcap);
   if (!std::isfinite(z)) return kNoGuess;
-  return std::max(static_cast<float>(z) - kGuessMargin, kNoGuess);
+  return guess_below(z - kGuessMargin);
 }
 
 }  // namespace
@@ -60,7 +66,7 @@ void begin_draws(const Runner& run, const Chunk& chunk) {
     // A backward pass knows lse itself; of shards it is that of all.
     if (run.problem.pass == Pass::kBackward) {
       const double lse = load_as_double(run.buffers.lse, run.problem.stats_dtype(), run.arena.rows[at]);
-      d.guess[at] = std::isfinite(lse) ? static_cast<float>(lse) : kNoGuess;
+      d.guess[at] = std::isfinite(lse) ? guess_below(lse) : kNoGuess;
     } else {
       d.guess[at] = first_guess(run, chunk, i);
     }
@@ -71,12 +77,14 @@ void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start) {
   const Draws& d = run.arena.thinned.draws;
   const int64_t window = draw_window_of(start) * run.problem.tokens;
   for_rows(run, chunk, [&](int64_t i) {
-    const double known = log_sum_exp(run.arena.stats[static_cast<size_t>(i)]);
+    const LogSumExp<double> known = log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]);
     restart_known(run, i, known);
     if (start == 0) return;
-    const float first = d.guess[static_cast<size_t>(chunk.first + i)];
-    const bool better = run.problem.needs_forward() && std::isfinite(known) && known > first;
-    d.guess[static_cast<size_t>(window + chunk.first + i)] = better ? static_cast<float>(known) : first;
+    float guess = d.guess[static_cast<size_t>(chunk.first + i)];
+    if (run.problem.needs_forward() && std::isfinite(known.value())) {
+      guess = std::max(guess, guess_below(known.value()));
+    }
+    d.guess[static_cast<size_t>(window + chunk.first + i)] = guess;
   });
 }
 
@@ -108,10 +116,10 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
     draw.q = w.thinned.q.data();
     draw.columns = w.thinned.columns.data();
     draw.logits = w.thinned.logits.data();
-    BlockDraw drawn{first_column, draw.columns, draw.logits, run.kernels.draw_row(draw)};
-    if (drawn.count == 0) continue;
-    drawn.lse = static_cast<double>(stats.max[i]) + std::log(stats.sum_exp[i]);
-    add_to_list(run, chunk, row + i, drawn);
+    const int64_t count = run.kernels.draw_row(draw);
+    if (count == 0) continue;
+    const LogSumExp<double> lse{stats.max[i], std::log(stats.sum_exp[i])};
+    add_to_list(run, chunk, row + i, {first_column, draw.columns, draw.logits, count, lse});
   }
 }
 
@@ -120,7 +128,7 @@ void settle_draws(const Runner& run, const Chunk& chunk) {
   for_rows(run, chunk, [&](int64_t i) {
     const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
     d.target_logit[static_cast<size_t>(chunk.first + i)] = static_cast<float>(stats.target_logit);
-    if (run.problem.keeps_draws) settle_list(run, chunk.first + i, log_sum_exp(stats));
+    if (run.problem.keeps_draws) settle_list(run, chunk.first + i, log_sum_exp_parts(stats));
   });
 }
 

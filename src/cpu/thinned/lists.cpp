@@ -29,14 +29,15 @@ class RowLock {
   std::atomic_ref<int32_t> flag_;
 };
 
-// log(exp(a) + exp(b))
-double log_of_sum(double a, double b) {
-  if (b > a) std::swap(a, b);
-  return b == -INFINITY ? a : a + std::log1p(std::exp(b - a));
+// log(exp(a) + exp(b)) of maxima and logs of sums.
+LogSumExp<double> sum_of(LogSumExp<double> a, LogSumExp<double> b) {
+  if (b.high > a.high) std::swap(a, b);
+  if (b.high == -INFINITY) return a;
+  return {a.high, a.low + std::log1p(std::exp((b.high - a.high) + (b.low - a.low)))};
 }
 
 // What of the list the second draw keeps, if lse is this.
-int32_t thin(const Runner& run, int64_t i, SparseElement* list, int32_t count, double lse) {
+int32_t thin(const Runner& run, int64_t i, SparseElement* list, int32_t count, const LogSumExp<double>& lse) {
   int32_t kept = 0;
   for (int32_t k = 0; k < count; ++k) {
     if (weigh(run, i, list[k], lse).weight != 0) list[kept++] = list[k];
@@ -50,7 +51,7 @@ void begin_list(const Runner& run, int64_t i) {
   run.arena.thinned.draws.count[static_cast<size_t>(i)] = 0;
 }
 
-void restart_known(const Runner& run, int64_t chunk_row, double known) {
+void restart_known(const Runner& run, int64_t chunk_row, const LogSumExp<double>& known) {
   run.arena.thinned.row_draws[static_cast<size_t>(chunk_row)] = {0, known};
 }
 
@@ -61,18 +62,19 @@ void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const
   SparseElement* list = t.row(t.draws.elements, i).data();
   int32_t& count = t.draws.count[static_cast<size_t>(i)];
   const RowLock lock(row);
-  row.known = log_of_sum(row.known, drawn.lse);
+  row.known = sum_of(row.known, drawn.lse);
   const int64_t room = t.capacity - 1;  // one is for the target
   if (count + drawn.count > room) {
     const int64_t window = draw_window_of(drawn.first_column / run.shape.vocab_block);
     const double guess = t.draws.guess[static_cast<size_t>(window * run.problem.tokens + i)];
-    double bound = std::max(row.known, guess) - kBoundMargin;
+    LogSumExp<double> bound = row.known.log_p(guess) > 0 ? LogSumExp<double>{guess, 0} : row.known;
+    bound.low -= kBoundMargin;
     count = thin(run, i, list, count, bound);
-    // Of probability 2e-28, see above: memory safety is not left to chance. Infinite and NaN bounds end here
-    // too.
+    // Of probability 2e-28, see above: memory safety is not left to chance. No logit of the list is above
+    // bound.high, so raising bound.low leaves nothing in the end; infinite and NaN bounds end here too.
     while (count + drawn.count > room) {
-      bound += std::numbers::ln2;
-      count = bound < INFINITY ? thin(run, i, list, count, bound) : 0;
+      bound.low += std::numbers::ln2;
+      count = std::isfinite(bound.value()) ? thin(run, i, list, count, bound) : 0;
     }
   }
   for (int64_t k = 0; k < drawn.count; ++k) {
@@ -80,22 +82,22 @@ void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const
   }
 }
 
-void settle_list(const Runner& run, int64_t i, double lse) {
+void settle_list(const Runner& run, int64_t i, const LogSumExp<double>& lse) {
   const ThinnedArena& t = run.arena.thinned;
   SparseElement* list = t.row(t.draws.elements, i).data();
   int32_t& count = t.draws.count[static_cast<size_t>(i)];
-  count = thin(run, i, list, count, lse - kBoundMargin);
+  count = thin(run, i, list, count, {lse.high, lse.low - kBoundMargin});
   std::sort(list, list + count,
             [](const SparseElement& a, const SparseElement& b) { return a.index < b.index; });
 }
 
-Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, double lse) {
+Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse) {
   const Draws& d = run.arena.thinned.draws;
   const Problem& p = run.problem;
   const int64_t window = draw_window_of(element.index / run.shape.vocab_block);
   const double guess = d.guess[static_cast<size_t>(window * p.tokens + i)];
-  const auto probability = static_cast<float>(std::exp(element.value - lse));
-  const auto p_over_q = static_cast<float>(std::exp(guess - lse));
+  const auto probability = static_cast<float>(std::exp(lse.log_p(element.value)));
+  const auto p_over_q = static_cast<float>(std::exp(lse.log_p(guess)));
   const uint32_t bits = draw_bits(static_cast<uint64_t>(d.seed[0]),
                                   static_cast<uint32_t>(run.arena.rows[static_cast<size_t>(i)]),
                                   static_cast<uint32_t>(p.vocab_start + element.index));

@@ -15,16 +15,16 @@ struct Row {
   int64_t at = 0;      // of the rows that are not ignored
   int64_t source = 0;  // the caller's
   int64_t target = -1;
-  double lse = 0;
+  LogSumExp<double> lse;
   RowCoefficients<double> k;
 };
 
-// Of float precision in every pass, so that a backward pass that is given lse has the same bits.
-double lse_of(const Runner& run, const Chunk& chunk, const Row& row) {
-  if (run.problem.needs_forward()) {
-    return static_cast<float>(log_sum_exp(run.arena.stats[static_cast<size_t>(row.at - chunk.first)]));
-  }
-  return load_as_double(run.buffers.lse, run.problem.stats_dtype(), row.source);
+// As two floats in every pass, so that a backward pass that is given lse has the same bits.
+LogSumExp<double> lse_of(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Row& row) {
+  if (!run.problem.needs_forward()) return known_lse(loss, row.source);
+  const FloatPair saved =
+      split_to_floats(log_sum_exp_parts(run.arena.stats[static_cast<size_t>(row.at - chunk.first)]));
+  return {saved.high, saved.low};
 }
 
 Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t at) {
@@ -34,10 +34,10 @@ Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_
   row.source = run.arena.rows[static_cast<size_t>(at)];
   const int64_t column = target_of_row(p, run.buffers.targets, row.source) - p.vocab_start;
   if (column >= 0 && column < p.vocab) row.target = column;
-  row.lse = lse_of(run, chunk, row);
+  row.lse = lse_of(run, loss, chunk, row);
   const double entropy =
       p.has_grad_entropy ? load_as_double(run.buffers.entropy, p.stats_dtype(), row.source) : 0;
-  row.k = coefficients_of_row(loss, row.source, row.lse, entropy);
+  row.k = coefficients_of_row(loss, row.source, row.lse.value(), entropy);
   const double fold = p.scale != 0 ? p.scale : 1;
   for (double* each : {&row.k.a, &row.k.b, &row.k.c, &row.k.g}) *each *= fold;
   return row;
@@ -45,19 +45,13 @@ Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_
 
 // (a + b log p) t'(z): what a probability is multiplied by.
 double factor_of(const Row& row, double z, double slope) {
-  return probability_factor(row.k, z - row.lse) * slope;
+  return probability_factor(row.k, row.lse.log_p(z)) * slope;
 }
 
-double slope_of(const Problem& p, double z) {
-  return p.softcap != 0 ? 1 - (z / p.softcap) * (z / p.softcap) : 1;
-}
-
-// p a - g may cancel.
+// Of the target; label smoothing's part is added to all columns together.
 double target_gradient(const Problem& p, const Row& row, double z) {
-  const double slope = slope_of(p, z);
-  const double probability = std::exp(z - row.lse);
-  const double smooth = probability == 0 ? 0 : probability * factor_of(row, z, slope);
-  return smooth - row.k.g * slope;
+  const RowCoefficients<double> k{row.k.a, row.k.b, 0, row.k.g};
+  return dz_element(k, row.lse.log_p(z), 1.0, true) * softcap_slope(p, z);
 }
 
 // The row's list of columns and gradients of their dot products. Returns its length.
@@ -70,7 +64,7 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
   int32_t size = 0;
   // Without a sum of exps there is no draw, and every element of the exact gradient is NaN: one of the row
   // is.
-  if (!std::isfinite(row.lse)) {
+  if (!std::isfinite(row.lse.value())) {
     out[size++] = {static_cast<int32_t>(std::max<int64_t>(row.target, 0)), static_cast<float>(NAN)};
     variance->add_exact(NAN);
     return size;
@@ -80,7 +74,7 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
     if (element.index == row.target) continue;
     const Weighed w = weigh(run, row.at, element, row.lse);
     if (w.weight == 0) continue;
-    const double factor = factor_of(row, element.value, slope_of(p, element.value));
+    const double factor = factor_of(row, element.value, softcap_slope(p, element.value));
     const double d = w.weight * factor;
     out[size++] = {element.index, static_cast<float>(d)};
     if (w.weight == w.probability) {

@@ -1,0 +1,222 @@
+// A number that is added to all logits of a row changes no probability: gradients and entropy are as exact as
+// without it, whichever way it comes in. All logits are numbers that float32 has.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "compare.h"
+#include "formats.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr int64_t kTokens = 12, kVocab = 600, kFeatures = 3, kHidden = kFeatures + 2;
+
+// The last two features are 1 in every row of hidden, and what adds up to the offset in the classifier's.
+enum class By { kBias, kClassifier, kScale };
+
+struct Variant {
+  By by;
+  double offset;
+};
+
+class CommonOffset : public testing::TestWithParam<Engine> {
+ protected:
+  // Logits of multiples of `step` without an offset.
+  Case base(double step) const {
+    Case c = plain_case(3, {kTokens, kVocab, kHidden}, GetParam().plain_dtype());
+    headroom::Problem& p = c.problem;
+    p.bias_dtype = p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+    p.want_entropy = 1;
+    Random random(7);
+    for (size_t i = 0; i < kTokens; ++i) {
+      for (size_t k = 0; k < kHidden; ++k) {
+        c.hidden[i * kHidden + k] = k < kFeatures ? static_cast<double>(random.integer(-2, 2)) : 1;
+      }
+    }
+    for (size_t j = 0; j < kVocab; ++j) {
+      for (size_t k = 0; k < kHidden; ++k) {
+        c.classifier[j * kHidden + k] = k < kFeatures ? step * static_cast<double>(random.integer(-8, 8)) : 0;
+      }
+    }
+    std::fill(c.bias.begin(), c.bias.end(), 0);
+    return c;
+  }
+
+  static void add_offset(Case* c, const Variant& v) {
+    if (v.by == By::kBias) std::fill(c->bias.begin(), c->bias.end(), v.offset);
+    const double high = rounded(v.offset, HEADROOM_BF16);
+    const double scale = v.by == By::kScale ? v.offset : 1;
+    if (v.by == By::kScale) c->problem.scale = scale;
+    for (size_t j = 0; j < kVocab && v.by != By::kBias; ++j) {
+      double* row = c->classifier.data() + j * kHidden;
+      for (size_t k = 0; k < kFeatures; ++k) row[k] /= scale;
+      row[kFeatures] = v.by == By::kScale ? 1 : high;
+      row[kFeatures + 1] = v.by == By::kScale ? 0 : v.offset - high;
+    }
+  }
+
+  // Rows of a matrix without the columns that the offset is in, times factor.
+  static std::vector<double> features(const std::vector<double>& matrix, double factor = 1) {
+    std::vector<double> out;
+    for (size_t k = 0; k < matrix.size(); ++k) {
+      if (k % kHidden < kFeatures) out.push_back(factor * matrix[k]);
+    }
+    return out;
+  }
+
+  // Ways to the same gradients: in one run and two, all kinds of upstream gradients, thinned with all kept.
+  std::vector<Case> ways(const Case& c) const {
+    std::vector<Case> out;
+    for (int32_t reduction : {HEADROOM_REDUCTION_MEAN, HEADROOM_REDUCTION_NONE}) {
+      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+        for (bool entropy : {false, true}) {
+          if (entropy && mode == Mode::kForwardBackward) continue;
+          Case way = c;
+          way.mode = mode;
+          way.problem.reduction = reduction;
+          if (reduction == HEADROOM_REDUCTION_NONE) way.grad_loss.assign(kTokens, 1);
+          if (entropy) {
+            way.problem.has_grad_entropy = way.problem.has_grad_lse = 1;
+            way.grad_entropy.assign(kTokens, 0.5);
+            way.grad_lse.assign(kTokens, -0.25);
+          }
+          out.push_back(way);
+          if (!why_not_thinned(GetParam()).empty()) continue;
+          for (int32_t keeps : {0, 1}) {
+            way.problem.gradient = HEADROOM_THINNED;
+            way.problem.threshold = 1e-30;
+            way.problem.keeps_draws = keeps;
+            out.push_back(way);
+          }
+        }
+      }
+    }
+    return out;
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+TEST_P(CommonOffset, ChangesNoGradient) {
+  const Case plain = base(0x1p-3);
+  for (const Case& way : ways(plain)) {
+    const Expected expected(way);
+    const Answer& truth = expected.truth();
+    const Bounds bounds = expected.bounds_of(GetParam());
+    for (const Variant& v : {Variant{By::kBias, 0},
+                             {By::kBias, 100},
+                             {By::kBias, -1e3},
+                             {By::kBias, 1e4},
+                             {By::kBias, 1e5},
+                             {By::kBias, -1e6},
+                             {By::kClassifier, 1e3},
+                             {By::kClassifier, -1e5},
+                             {By::kClassifier, 1e6},
+                             {By::kScale, 0x1p10},
+                             {By::kScale, 0x1p20}}) {
+      SCOPED_TRACE(testing::Message() << "by " << static_cast<int>(v.by) << ", offset " << v.offset
+                                      << ", thinned " << way.problem.gradient);
+      Case c = way;
+      add_offset(&c, v);
+      const Outputs got = solve(context_, c);
+      SCOPED_TRACE(describe(c));
+      const double unscale = 1 / c.problem.scale;
+      EXPECT_TRUE(close("nll", got.nll, truth.nll, bounds.nll, HEADROOM_F32));
+      EXPECT_TRUE(close("entropy", got.entropy, truth.entropy, bounds.entropy, HEADROOM_F32));
+      EXPECT_TRUE(
+          close("d_hidden", features(got.d_hidden), features(truth.d_hidden), bounds.d_hidden, HEADROOM_F32));
+      EXPECT_TRUE(close("d_classifier", features(got.d_classifier, unscale), features(truth.d_classifier),
+                        bounds.d_classifier, HEADROOM_F32));
+      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, bounds.d_bias, HEADROOM_F32));
+    }
+  }
+}
+
+// The z-loss does depend on the offset: its gradient is 2 z_loss lse p.
+TEST_P(CommonOffset, OfAZLoss) {
+  for (double offset : {100.0, 1e4, 1e6}) {
+    Case c = base(0x1p-3);
+    const Bounds bounds = Expected(c).bounds_of(GetParam());
+    add_offset(&c, {By::kBias, offset});
+    c.problem.z_loss = 1 / offset;
+    const Answer truth = materialise<double>(c);
+    for (Case& way : ways(c)) {
+      if (way.problem.reduction != HEADROOM_REDUCTION_MEAN || way.problem.has_grad_entropy != 0) continue;
+      SCOPED_TRACE(describe(way));
+      const Outputs got = solve(context_, way);
+      const double factor = 1 + 2.1;  // 2 z_loss lse
+      EXPECT_TRUE(close("d_hidden", features(got.d_hidden), features(truth.d_hidden),
+                        factor * bounds.d_hidden, HEADROOM_F32));
+      EXPECT_TRUE(close("d_classifier", features(got.d_classifier), features(truth.d_classifier),
+                        factor * bounds.d_classifier, HEADROOM_F32));
+      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, factor * bounds.d_bias, HEADROOM_F32));
+    }
+  }
+}
+
+// Beyond the integers of float32: finite, and of the right sign and size.
+TEST_P(CommonOffset, BeyondTheIntegers) {
+  const Case plain = base(8);
+  for (const Case& way : ways(plain)) {
+    const Answer truth = materialise<double>(way);
+    for (double offset : {0x1p24, 1e8}) {
+      Case c = way;
+      add_offset(&c, {By::kBias, offset});
+      SCOPED_TRACE(testing::Message()
+                   << "offset " << offset << ", thinned " << way.problem.gradient << ", " << describe(c));
+      const Outputs got = solve(context_, c);
+      double largest = 0;
+      for (double d : truth.d_bias) largest = std::max(largest, std::fabs(d));
+      for (size_t j = 0; j < truth.d_bias.size(); ++j) {
+        ASSERT_NEAR(got.d_bias[j], truth.d_bias[j], 0.01 * largest) << j;
+      }
+      for (size_t k = 0; k < truth.d_hidden.size(); ++k) {
+        ASSERT_TRUE(std::isfinite(got.d_hidden[k]));
+        if (k % kHidden >= kFeatures || std::fabs(truth.d_hidden[k]) < 0.1 * largest) continue;
+        EXPECT_GT(got.d_hidden[k] * truth.d_hidden[k], 0) << k;
+      }
+    }
+  }
+}
+
+// Shards of the vocabulary: lse_low comes from the merged statistics.
+TEST_P(CommonOffset, OfMergedStatistics) {
+  Case c = base(0x1p-3);
+  c.mode = Mode::kForwardThenBackward;
+  c.problem.want_entropy = 0;
+  const Expected expected(c);
+  add_offset(&c, {By::kBias, 1e5});
+  const Outputs whole = solve(context_, c);
+  std::vector<double> stats = whole.max;
+  std::vector<float> max(whole.max.begin(), whole.max.end()), sum(whole.sum_exp.begin(), whole.sum_exp.end());
+  std::vector<float> target(whole.target_logit.begin(), whole.target_logit.end());
+  std::vector<float> lse(kTokens), lse_low(kTokens);
+  headroom::Problem problem = pass_problem(c, headroom::Pass::forward);
+  problem.target_dtype = HEADROOM_I64;
+  headroom::Buffers buffers;
+  buffers.targets = c.targets.data();
+  buffers.max = max.data();
+  buffers.sum_exp = sum.data();
+  buffers.target_logit = target.data();
+  buffers.lse = lse.data();
+  buffers.lse_low = lse_low.data();
+  ASSERT_EQ(headroom_loss_from_row_stats(&problem, &buffers), HEADROOM_OK) << headroom_last_error();
+  Outputs known = whole;
+  known.lse.assign(lse.begin(), lse.end());
+  known.lse_low.assign(lse_low.begin(), lse_low.end());
+  for (size_t i = 0; i < kTokens; ++i) {
+    const double log_sum = std::log(whole.sum_exp[i]) + (whole.max[i] - 1e5);
+    EXPECT_NEAR((known.lse[i] - 1e5) + known.lse_low[i], log_sum, 1e-6) << i;
+  }
+  const Outputs got = run_pass(context_, pass_problem(c, headroom::Pass::backward), c, &known);
+  const Bounds bounds = expected.bounds_of(GetParam());
+  EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, CommonOffset, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

@@ -1,0 +1,131 @@
+// Logits of infinity and NaN, and a softcap that is reached: what PyTorch makes of them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class Infinities : public testing::TestWithParam<Engine> {
+ protected:
+  Case plain(uint64_t seed, PlainSize size) const {
+    Case c = plain_case(seed, size, GetParam().plain_dtype());
+    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
+    return c;
+  }
+
+  // In one run and in two, of a mean and of every row's own loss, exact and thinned with all elements kept.
+  std::vector<Case> ways(const Case& c) const {
+    std::vector<Case> out;
+    for (int32_t reduction : {HEADROOM_REDUCTION_MEAN, HEADROOM_REDUCTION_NONE}) {
+      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+        Case way = c;
+        way.problem.reduction = reduction;
+        way.mode = mode;
+        if (reduction == HEADROOM_REDUCTION_NONE)
+          way.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 0.5);
+        out.push_back(way);
+        if (!why_not_thinned(GetParam()).empty()) continue;
+        way.problem.gradient = HEADROOM_THINNED;
+        way.problem.threshold = 1e-30;
+        out.push_back(way);
+      }
+    }
+    return out;
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+// A masked target costs infinity in its own row, whose gradient is finite: p = 0 there as in any other masked
+// column, and -1 of the target.
+TEST_P(Infinities, MaskedTarget) {
+  Case c = plain(9, {6, 50, 4});
+  c.targets = {1, 2, 3, 4, 5, 6};
+  Case finite = c;  // of the same gradients
+  c.bias[3] = -kInfinity;
+  finite.bias[3] = -1024;
+  const std::vector<Case> finite_ways = ways(finite);
+  size_t at = 0;
+  for (const Case& way : ways(c)) {
+    SCOPED_TRACE(describe(way));
+    Case same = finite_ways[at++];
+    const Expected expected(same);
+    same.bias[3] = 0;  // a bound without the rounding of a logit of -1024
+    same.problem.gradient = HEADROOM_EXACT;
+    const Bounds bounds = Expected(same).bounds_of(GetParam());
+    const Outputs got = solve(context_, way);
+    for (size_t i = 0; i < 6; ++i) {
+      if (got.loss.size() == 6) {
+        EXPECT_EQ(got.loss[i] == kInfinity, i == 2);
+        EXPECT_FALSE(std::isnan(got.loss[i]));
+      }
+      EXPECT_EQ(got.nll[i] == kInfinity, i == 2);
+    }
+    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+    EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier, bounds.d_classifier,
+                      HEADROOM_F32));
+    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
+  }
+}
+
+// A logit of +inf, of the target or not, makes loss and gradients of its row NaN, as in PyTorch.
+TEST_P(Infinities, PlusInfinity) {
+  for (int64_t column : {0, 7, 449}) {
+    Case c = plain(3, {3, 450, 4});
+    c.problem.want_argmax = c.problem.want_entropy = 1;
+    c.targets = {7, 8, 9};
+    c.bias[static_cast<size_t>(column)] = kInfinity;
+    for (const Case& way : ways(c)) {
+      SCOPED_TRACE(describe(way));
+      const Outputs got = solve(context_, way);
+      for (const auto* nan : {&got.loss, &got.nll, &got.lse, &got.entropy, &got.d_hidden}) {
+        EXPECT_TRUE(std::all_of(nan->begin(), nan->end(), [](double v) { return std::isnan(v); }));
+      }
+      EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(column)));
+    }
+  }
+}
+
+// The argmax of a row with NaN is the first of these.
+TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
+  for (int64_t first : {0, 5, 31, 300, 447, 448, 899}) {
+    Case c = plain(4, {3, 900, 4});
+    c.problem.want_argmax = 1;
+    c.bias[20] = 100;  // before and after, where NaN are lost in a maximum of numbers
+    c.bias[600] = 200;
+    for (int64_t j : {first, int64_t{899}}) c.bias[static_cast<size_t>(j)] = NAN;
+    const Outputs got = solve(context_, c);
+    EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(first)));
+    EXPECT_TRUE(std::isnan(got.loss[0]));
+    EXPECT_TRUE(std::isnan(got.max[0]));
+  }
+}
+
+// Where tanh is 1 there is no gradient at all.
+TEST_P(Infinities, SaturatedSoftcap) {
+  for (double softcap : {0.3, 5.0, 30.1}) {
+    Case c = plain(5, {4, 500, 3});
+    c.problem.softcap = softcap;
+    for (size_t j = 0; j < 500; ++j) c.bias[j] = j % 2 == 0 ? 4096 : -4096;
+    for (const Case& way : ways(c)) {
+      SCOPED_TRACE(describe(way));
+      const Outputs got = solve(context_, way);
+      for (const auto* zero : {&got.d_hidden, &got.d_classifier, &got.d_bias}) {
+        EXPECT_TRUE(std::all_of(zero->begin(), zero->end(), [](double v) { return v == 0; }));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Infinities, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
