@@ -140,19 +140,19 @@ void store_row(const float* values, int64_t count, float factor, bool add, DType
   }
 }
 
-// sums[j] += sum_i dz[i, j], rows in order.
+// sums[j] += sum_i dz[i, j], the partial sum of rows in order.
 void add_column_sums(const void* dz, int64_t stride, int64_t rows, int64_t columns, float* sums) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const auto* elements = static_cast<const Element*>(dz);
   for (int64_t j = 0; j < columns; j += 2 * lanes) {  // elements and sums are padded to two vectors
-    VF s0 = hn::LoadU(df, sums + j);
-    VF s1 = hn::LoadU(df, sums + j + lanes);
+    VF s0 = hn::Zero(df);
+    VF s1 = hn::Zero(df);
     for (int64_t i = 0; i < rows; ++i) {
       s0 = hn::Add(s0, load_element(elements + i * stride + j));
       s1 = hn::Add(s1, load_element(elements + i * stride + j + lanes));
     }
-    hn::StoreU(s0, df, sums + j);
-    hn::StoreU(s1, df, sums + j + lanes);
+    hn::StoreU(hn::Add(hn::LoadU(df, sums + j), s0), df, sums + j);
+    hn::StoreU(hn::Add(hn::LoadU(df, sums + j + lanes), s1), df, sums + j + lanes);
   }
 }

@@ -1,6 +1,6 @@
 // Register-tiled GEMM kernels. No include guard: kernels-inl.h includes this once per target.
-// Rows x two vectors of accumulators stay in registers over all of K; each K step loads two vectors of the
-// panel and broadcasts one unit of every row.
+// Rows x two vectors of accumulators stay in registers over kSumUnits of K; each K step loads two vectors of
+// the panel and broadcasts one unit of every row.
 
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kMr = 14;  // 28 accumulators + 2 panel vectors + 1 broadcast of 32 registers
@@ -13,6 +13,11 @@ inline constexpr int kMr = 4;
 #endif
 
 inline constexpr size_t kPrefetchSteps = 12;
+
+// Units of K in one partial sum; the last one has what is left, fewer than twice as many. The rounding error
+// of a sum of n terms in order grows as n; that of partial sums of 256 that are added in order, as 16 sqrt(n)
+// up to n = 2^16.
+inline constexpr int64_t kSumUnits = 256;
 
 #if HEADROOM_BF16_PAIRS
 HWY_INLINE VF multiply_add_unit(VF acc, const uint32_t* a, const uint32_t* b) {
@@ -27,10 +32,12 @@ HWY_INLINE VF multiply_add_unit(VF acc, const uint32_t* a, const uint32_t* b) {
 }
 #endif
 
-// One register tile. Row i of a rows operand is reached from every third row's pointer, so that 14 rows take
-// five address registers and no spill.
+// One register tile over the `units` of K that a and b begin at. Row i of a rows operand is reached from
+// every third row's pointer, so that 14 rows take five address registers and no spill.
 template <int kRows, bool kColumnsOperand>
-HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT b, float* HWY_RESTRICT c) {
+HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT a_begin,
+                              const uint32_t* HWY_RESTRICT b, int64_t units, bool add,
+                              float* HWY_RESTRICT c) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const int64_t stride = g.a_stride;
@@ -41,7 +48,7 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT b
     acc[i][0] = hn::Zero(df);
     acc[i][1] = hn::Zero(df);
   }
-  if (g.add) {
+  if (add) {
     HEADROOM_UNROLL
     for (int i = 0; i < kRows; ++i) {
       hwy::Prefetch(c + i * c_stride);
@@ -51,11 +58,10 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT b
   constexpr int kGroups = (kRows + 2) / 3;
   const uint32_t* a[kGroups];
   HEADROOM_UNROLL
-  for (int i = 0; i < kGroups; ++i) a[i] = kColumnsOperand ? g.a + 3 * i : g.a + 3 * i * stride;
+  for (int i = 0; i < kGroups; ++i) a[i] = kColumnsOperand ? a_begin + 3 * i : a_begin + 3 * i * stride;
   const int64_t row_step = kColumnsOperand ? 1 : stride;
   const int64_t k_step = kColumnsOperand ? stride : 1;
-  const int64_t k_end = g.k;
-  for (int64_t k = 0; k < k_end; ++k) {
+  for (int64_t k = 0; k < units; ++k) {
     // Hardware prefetchers stop at every 4 KiB page, which a panel crosses every 32 steps.
     hwy::Prefetch(b + kPrefetchSteps * 2 * lanes);
     hwy::Prefetch(b + kPrefetchSteps * 2 * lanes + lanes);
@@ -72,7 +78,7 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT b
   HEADROOM_UNROLL
   for (int i = 0; i < kRows; ++i) {
     float* row = c + i * c_stride;
-    if (g.add) {
+    if (add) {
       acc[i][0] = hn::Add(acc[i][0], hn::LoadU(df, row));
       acc[i][1] = hn::Add(acc[i][1], hn::LoadU(df, row + lanes));
     }
@@ -83,9 +89,15 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT b
 
 template <int kRows, bool kColumnsOperand>
 void multiply_strip(const GemmStrip& g) {
-  const size_t nr = 2 * hn::Lanes(DF());
+  const auto nr = static_cast<int64_t>(2 * hn::Lanes(DF()));
+  const int64_t a_step = kColumnsOperand ? g.a_stride : 1;
   for (int64_t p = 0; p < g.panels; ++p) {
-    multiply_tile<kRows, kColumnsOperand>(g, g.b + p * g.b_panel_stride, g.c + p * static_cast<int64_t>(nr));
+    const uint32_t* b = g.b + p * g.b_panel_stride;
+    for (int64_t k = 0, units = 0; k < g.k; k += units) {
+      units = g.k - k < 2 * kSumUnits ? g.k - k : kSumUnits;
+      multiply_tile<kRows, kColumnsOperand>(g, g.a + k * a_step, b + k * nr, units, g.add || k > 0,
+                                            g.c + p * nr);
+    }
   }
 }
 
