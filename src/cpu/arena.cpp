@@ -1,6 +1,7 @@
 #include "cpu/arena.h"
 
 #include <algorithm>
+#include <array>
 
 namespace headroom::cpu {
 namespace {
@@ -10,7 +11,19 @@ int64_t window_slots(const Plan& plan, const Shape& shape) {
   return std::min(shape.blocks, 2 * backward_window(plan));
 }
 
+std::array<std::span<float>*, 7> coefficients_of(Arena& a) {
+  return {&a.lse_high, &a.lse_low, &a.a, &a.b, &a.c, &a.g, &a.target_gradient};
+}
+
 }  // namespace
+
+Arena with_rows_of(const Arena& arena, int64_t first, int64_t count) {
+  Arena part = arena;
+  for (std::span<float>* vector : coefficients_of(part)) {
+    *vector = vector->subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  }
+  return part;
+}
 
 WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, Workspace& workspace) {
   WorkerArena w;
@@ -50,8 +63,8 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
   if (p.needs_backward() && !p.is_thinned()) {
-    for (auto* vector : {&a.lse_high, &a.lse_low, &a.a, &a.b, &a.c, &a.g, &a.target_gradient}) {
-      *vector = workspace.take<float>(tokens);
+    for (auto* vector : coefficients_of(a)) {
+      *vector = workspace.take<float>(sweeps_vocabulary(plan) ? p.tokens : tokens);
     }
     if (p.want_d_hidden) {
       a.d_hidden = workspace.take<float>(tokens * s.gradient_stride);
@@ -61,7 +74,8 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     if (p.want_d_classifier) {
       a.hidden_panels = workspace.take<uint32_t>(ceil_div(tokens, k.pair) * s.hidden_padded);
       if (!one_chunk && p.d_classifier_dtype != DType::kF32) {
-        a.d_classifier = workspace.take<float>(p.vocab * s.hidden_padded);
+        const int64_t rows = sweeps_vocabulary(plan) ? backward_window(plan) * s.vocab_block : p.vocab;
+        a.d_classifier = workspace.take<float>(rows * s.hidden_padded);
       }
     }
     if (p.want_d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);

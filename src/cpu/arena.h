@@ -26,6 +26,15 @@ inline int64_t backward_window(const Plan& plan) {
   return plan.detail[1];
 }
 
+// Whether d_classifier and d_bias have a pass of their own, vocabulary outside and chunks of tokens inside:
+// the sum over chunks is then one window's instead of the whole classifier's, for one more product.
+inline int64_t& sweeps_vocabulary(Plan& plan) {
+  return plan.detail[2];
+}
+inline bool sweeps_vocabulary(const Plan& plan) {
+  return plan.detail[2] != 0;
+}
+
 // Scratch of one worker.
 struct WorkerArena {
   std::span<float> logits;          // [mr, vocab_block]
@@ -38,19 +47,22 @@ struct WorkerArena {
   ThinnedWorker thinned;
 };
 
-// Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W a window.
+// Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W a window, R the rows
+// whose coefficients are kept: T, or N if the vocabulary is swept.
 struct Arena {
   std::span<int64_t> rows;            // [N] rows that are not ignored
   std::span<int64_t> target;          // [T] column of the target in this vocabulary, -1 outside
   std::span<RowStats<double>> stats;  // [T]
   std::span<float> target_logit;      // [T]
   // The row's lse is lse_high + lse_low.
-  std::span<float> lse_high, lse_low, a, b, c, g, target_gradient;  // [T] each
+  std::span<float> lse_high, lse_low, a, b, c, g, target_gradient;  // [R] each
   std::span<uint32_t> hidden_rows;    // [T, hidden_stride] rows operand of the logits
   std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_classifier
   std::span<float> d_hidden;          // [T, gradient_stride]
-  std::span<float> d_classifier;  // [V, hidden_padded] when neither one chunk nor the output can hold the sum
-  std::span<float> d_bias;        // [blocks * B]
+  // When neither one chunk nor the output can hold the sum over chunks: [V, hidden_padded], or [W * B,
+  // hidden_padded] if the vocabulary is swept.
+  std::span<float> d_classifier;
+  std::span<float> d_bias;  // [blocks * B]
   // Statistics of the blocks of a forward window, [W, T] each.
   std::span<float> block_max, block_sum, block_offset, block_weighted;
   std::span<int32_t> block_argmax;
@@ -64,6 +76,9 @@ struct Arena {
   size_t worker_bytes = 0;
   ThinnedArena thinned;
 };
+
+// The arena with the coefficients of a chunk's rows in the place of all rows', if the vocabulary is swept.
+Arena with_rows_of(const Arena& arena, int64_t first, int64_t count);
 
 // With a Workspace that only counts, how many bytes the plan needs (workspace.used()).
 Arena lay_out(const Problem& problem, const Kernels& kernels, const Shape& shape, const Plan& plan,

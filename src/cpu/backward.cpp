@@ -160,4 +160,14 @@ void backward_chunk(const Runner& run, const Chunk& chunk) {
   if (run.problem.want_d_hidden) store_d_hidden(run, chunk);
 }
 
+void backward_blocks(const Runner& run, const Chunk& chunk, int64_t first, int64_t last) {
+  const BlockTasks gradients(run, first, last, chunk.count);
+  run.parallel_for(gradients.count(), [&](int64_t task, int worker) {
+    const BlockTasks::Task t = gradients[task];
+    gradient_task(run, worker, t.block, t.row, t.row_end);
+  });
+  const SumTasks sums(run, chunk, {first, last});
+  run.parallel_for(sums.count(), [&](int64_t task, int worker) { sums(task, worker); });
+}
+
 }  // namespace headroom::cpu

@@ -15,14 +15,17 @@ std::byte* output_row(void* data, DType dtype, int64_t stride, int64_t row, int6
   return static_cast<std::byte*>(data) + (row * stride + column) * static_cast<int64_t>(size_of(dtype));
 }
 
-// Where the sum of d_classifier over chunks is kept, null when one chunk is all.
-float* running_row(const Runner& run, int64_t row, int64_t column) {
+// Where the sum of d_classifier over chunks is kept, of row j of a block; null when one chunk is all.
+float* running_row(const Runner& run, int64_t block, int64_t j, int64_t column) {
   const Problem& p = run.problem;
+  const Shape& s = run.shape;
   if (p.d_classifier_dtype == DType::kF32) {
+    const int64_t row = block * s.vocab_block + j;
     return static_cast<float*>(run.buffers.d_classifier) + row * run.buffers.d_classifier_stride + column;
   }
   if (run.arena.d_classifier.empty()) return nullptr;
-  return run.arena.d_classifier.data() + row * run.shape.hidden_padded + column;
+  const int64_t slot = sweeps_vocabulary(run.plan) ? block % backward_window(run.plan) : block;
+  return run.arena.d_classifier.data() + (slot * s.vocab_block + j) * s.hidden_padded + column;
 }
 
 // d_classifier[block, range] += dz[:, block]^T hidden[:, range], over the chunk's tokens.
@@ -39,7 +42,7 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
   const bool add_to_running = !chunk.is_first || p.accumulate_d_classifier;
   if (add_to_running) {
     for (int64_t j = 0; j < vocab; ++j) {
-      std::copy_n(running_row(run, block * s.vocab_block + j, column), columns, sums + j * padded);
+      std::copy_n(running_row(run, block, j, column), columns, sums + j * padded);
       std::fill_n(sums + j * padded + columns, padded - columns, 0.0f);
     }
   }
@@ -82,7 +85,7 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
     const int64_t row = block * s.vocab_block + j;
     const float* from = sums + j * padded;
     if (!chunk.is_last || p.d_classifier_dtype == DType::kF32) {
-      std::copy_n(from, columns, running_row(run, row, column));
+      std::copy_n(from, columns, running_row(run, block, j, column));
     } else {
       k.store_row(from, columns, 1, false, p.d_classifier_dtype,
                   output_row(run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,

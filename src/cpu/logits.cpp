@@ -31,6 +31,13 @@ uint32_t* Runner::block_panels(int64_t block) const {
          block % (2 * backward_window(plan)) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
 }
 
+void forget_packed_blocks(const Runner& run) {
+  for (int i = 0; i < run.plan.threads; ++i) {
+    const WorkerArena w = run.worker(i);
+    if (!w.packed_block.empty()) w.packed_block[0] = -1;
+  }
+}
+
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   if (w.packed_block[0] == block) return;
   const Problem& p = run.problem;

@@ -47,6 +47,10 @@ class Planner {
         backward_window(plan) = windows.backward;
         consider(plan);
         if (keeps_exps(problem_)) consider_kept(plan);
+        if (sums_classifier_apart(chunk)) {
+          sweeps_vocabulary(plan) = 1;
+          consider(plan);
+        }
       }
     }
     return offered();
@@ -106,6 +110,12 @@ class Planner {
     return sizes;
   }
 
+  // Whether chunks need an fp32 sum of d_classifier beside the output.
+  bool sums_classifier_apart(int64_t chunk) const {
+    return problem_.needs_backward() && problem_.want_d_classifier && chunk < problem_.tokens &&
+           problem_.d_classifier_dtype != DType::kF32;
+  }
+
   size_t bytes_of(const Plan& plan) const {
     Workspace counter;
     lay_out(problem_, kernels_, shape_, plan, counter);
@@ -158,6 +168,7 @@ class Planner {
     double cost = problem_.needs_forward() ? 1 : 0;
     if (!problem_.needs_backward()) return cost;
     cost += recomputed_share(plan);
+    if (sweeps_vocabulary(plan) && problem_.want_d_hidden) cost += 1;
     cost += (problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0);
     return cost;
   }
@@ -184,10 +195,18 @@ class Planner {
                                           ? ceil_div(shape_.blocks, backward_window(plan))
                                           : 0));
     double bytes = classifier * 4 * plan.cost_f;
-    if (problem_.want_d_classifier && chunks > 1 && !problem_.is_thinned()) bytes += classifier * 16;
+    double hidden_bytes = 0;
+    if (sweeps_vocabulary(plan)) {  // every window packs all rows of hidden anew
+      const auto windows = static_cast<double>(ceil_div(shape_.blocks, backward_window(plan)));
+      hidden_bytes =
+          windows * static_cast<double>(problem_.tokens) * static_cast<double>(problem_.hidden) * 16;
+    } else if (problem_.want_d_classifier && chunks > 1 && !problem_.is_thinned()) {
+      bytes += classifier * 16;
+    }
     const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);
     const double fresh = static_cast<double>(plan.workspace_bytes) / kFreshBytesPerSecond;
-    return (arithmetic + chunks * bytes / kPackBytesPerSecond + fresh) / threads_ + window_ends * 100e-6;
+    return (arithmetic + (chunks * bytes + hidden_bytes) / kPackBytesPerSecond + fresh) / threads_ +
+           window_ends * 100e-6;
   }
 
   std::string config_of(const Plan& plan) const {
@@ -198,7 +217,8 @@ class Planner {
     }
     return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
            text(shape_.vocab_block) + ", kept " + text(plan.cached_vocab_blocks) + "/" + text(shape_.blocks) +
-           ", windows " + text(forward_window(plan)) + ", " + text(backward_window(plan));
+           ", windows " + text(forward_window(plan)) + ", " + text(backward_window(plan)) +
+           (sweeps_vocabulary(plan) ? ", d_classifier after all rows" : "");
   }
 
   const Problem& problem_;

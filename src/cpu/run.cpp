@@ -12,13 +12,6 @@
 namespace headroom::cpu {
 namespace {
 
-void forget_packed_blocks(const Runner& run) {
-  for (int i = 0; i < run.plan.threads; ++i) {
-    const WorkerArena w = run.worker(i);
-    if (!w.packed_block.empty()) w.packed_block[0] = -1;
-  }
-}
-
 void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
   load_chunk(run, chunk);
   if (run.problem.needs_forward()) {
@@ -30,16 +23,23 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   }
   if (run.problem.needs_backward()) {
     load_coefficients(run, loss, chunk);
-    backward_chunk(run, chunk);
+    if (run.problem.has_gradients()) backward_chunk(run, chunk);
   }
 }
 
 void run_exact(const Runner& run, const HostLoss& loss) {
   std::fill(run.arena.d_bias.begin(), run.arena.d_bias.end(), 0.0f);
   HostLossWriter writer(loss);
-  for (int64_t first = 0; first < run.row_count; first += run.plan.token_chunk) {
-    const int64_t count = std::min(run.plan.token_chunk, run.row_count - first);
-    run_chunk(run, loss, writer, {first, count, first == 0, first + count == run.row_count});
+  if (sweeps_vocabulary(run.plan)) {
+    Problem rows_only = run.problem;
+    rows_only.want_d_classifier = rows_only.want_d_bias = false;
+    forget_packed_blocks(rows_of(run, rows_only, {}));
+    for_chunks(run,
+               [&](const Chunk& chunk) { run_chunk(rows_of(run, rows_only, chunk), loss, writer, chunk); });
+    sweep_vocabulary(run);
+  } else {
+    forget_packed_blocks(run);
+    for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, loss, writer, chunk); });
   }
   if (run.problem.needs_forward()) writer.finish();
   if (run.problem.want_d_classifier && run.row_count == 0) zero_d_classifier(run);
@@ -66,10 +66,10 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
   }
   const int64_t row_count = compact_rows(problem, buffers.targets, arena.rows.data());
   const Runner run{work, buffers, plan, kernels, options.parallel_for, shape, arena, row_count};
-  forget_packed_blocks(run);
   const HostLoss loss = make_host_loss(problem, buffers, arena.rows.data(), row_count);
   if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
   if (problem.is_thinned()) {
+    forget_packed_blocks(run);
     run_thinned(run, loss);
   } else {
     run_exact(run, loss);

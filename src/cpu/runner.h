@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "core/buffers.h"
@@ -43,12 +44,22 @@ struct Chunk {
   bool is_last = false;
 };
 
+// All rows, chunk by chunk.
+template <class Body>
+void for_chunks(const Runner& run, const Body& body) {
+  for (int64_t first = 0; first < run.row_count; first += run.plan.token_chunk) {
+    const int64_t count = std::min(run.plan.token_chunk, run.row_count - first);
+    body(Chunk{first, count, first == 0, first + count == run.row_count});
+  }
+}
+
 // chunk.cpp: gathers hidden rows, targets.
 void load_chunk(const Runner& run, const Chunk& chunk);
 
 // logits.cpp: packs a block of the classifier unless the worker holds it; dot products of a strip with it;
 // the strip as the softmax kernels want it.
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
+void forget_packed_blocks(const Runner& run);
 void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows);
 LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
                        int32_t* target_columns);
@@ -82,8 +93,14 @@ void forward_chunk(const Runner& run, const Chunk& chunk);
 // coefficients.cpp: lse and row coefficients of the chunk's rows, from the statistics or from the buffers.
 void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk);
 
-// backward.cpp: gradients of the chunk.
+// backward.cpp: gradients of the chunk, of all blocks; d_classifier and d_bias of the blocks [first, last).
 void backward_chunk(const Runner& run, const Chunk& chunk);
+void backward_blocks(const Runner& run, const Chunk& chunk, int64_t first, int64_t last);
+
+// sweep.cpp: d_classifier and d_bias window by window, once all rows' coefficients are known. rows_of() is
+// the run with the coefficients of the chunk's rows, for a problem with other gradients wanted.
+Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk);
+void sweep_vocabulary(const Runner& run);
 
 // gradients.cpp
 void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,

@@ -107,6 +107,54 @@ TEST_P(Plans, GradientsOfAThirdDtypeOverAWideVocabulary) {
   }
 }
 
+// On a host the bits of a result do not depend on the budget, whose smallest plans go over the classifier
+// once more instead of keeping an fp32 sum beside a 16-bit d_classifier.
+TEST_P(Plans, SameBitsForAnyBudget) {
+  if (GetParam().is_device()) GTEST_SKIP() << "plans round differently there";
+  const bool fast = !GetParam().is_reference() && !is_slowed_down();
+  std::vector<Case> cases(
+      4, plain_case(4, fast ? PlainSize{1300, 1000, 40} : PlainSize{600, 60, 8}, HEADROOM_BF16));
+  cases[1].problem.want_d_hidden = 0;
+  cases[2].problem.softcap = 5;
+  cases[2].problem.label_smoothing = 0.1;
+  cases[2].problem.d_classifier_dtype = HEADROOM_F16;
+  cases[3].mode = Mode::kForwardThenBackward;
+  for (size_t i = 0; i < 600; i += 7) cases[3].targets[i] = cases[3].problem.ignore_index;
+  for (const Case& c : cases) {
+    const auto pass =
+        c.mode == Mode::kForwardThenBackward ? headroom::Pass::backward : headroom::Pass::forward_backward;
+    const headroom::Problem problem = pass_problem(c, pass);
+    Outputs known;
+    if (pass == headroom::Pass::backward)
+      known = run_pass(context_, pass_problem(c, headroom::Pass::forward), c);
+    const Outputs most = run_pass(context_, problem, c, &known);
+    for (auto budget = static_cast<double>(smallest_budget(problem));
+         budget < static_cast<double>(most.workspace_bytes); budget *= 1.4) {
+      headroom::Problem tight = problem;
+      tight.max_workspace_bytes = static_cast<size_t>(std::ceil(budget));
+      EXPECT_STREQ(first_difference(run_pass(context_, tight, c, &known), most), "")
+          << budget << ", " << describe(c);
+    }
+  }
+}
+
+// The head of a model of 8 billion parameters, planned alone.
+TEST_P(Plans, ALargeHeadFitsInLittle) {
+  if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";
+  headroom::Problem problem;
+  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  problem.tokens = 8192;
+  problem.vocab = 151936;
+  problem.hidden = 4096;
+  problem.want_d_hidden = problem.want_d_classifier = 1;
+  problem.max_workspace_bytes = size_t{64} << 20;
+  for (int32_t dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+    problem.hidden_dtype = problem.classifier_dtype = problem.d_hidden_dtype = problem.d_classifier_dtype =
+        dtype;
+    EXPECT_NO_THROW(headroom::Plan(make_context(GetParam(), 2), problem)) << dtype;
+  }
+}
+
 // Chunks of tokens of which few or none have a row to compute, with and without gradients to add to.
 TEST_P(Plans, ChunksOfIgnoredRows) {
   const bool fast = !GetParam().is_reference() && !is_slowed_down();

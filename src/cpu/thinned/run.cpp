@@ -37,10 +37,7 @@ void run_thinned(const Runner& run, const HostLoss& loss) {
     if (p.label_smoothing > 0 && p.want_d_hidden) sum_classifier(run);
   }
   HostLossWriter writer(loss);
-  for (int64_t first = 0; first < run.row_count; first += run.plan.token_chunk) {
-    const int64_t count = std::min(run.plan.token_chunk, run.row_count - first);
-    run_chunk(run, loss, writer, {first, count, first == 0, first + count == run.row_count});
-  }
+  for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, loss, writer, chunk); });
   if (p.needs_forward()) writer.finish();
   if (!p.want_d_classifier && !p.want_d_bias) return;
   if (p.label_smoothing > 0 && p.want_d_classifier) sum_hidden(run);

@@ -1,0 +1,35 @@
+#include <algorithm>
+
+#include "cpu/runner.h"
+
+namespace headroom::cpu {
+
+Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
+  return {problem,
+          run.buffers,
+          run.plan,
+          run.kernels,
+          run.parallel_for,
+          run.shape,
+          with_rows_of(run.arena, chunk.first, chunk.count),
+          run.row_count};
+}
+
+// The sums over tokens have the order that they have in any other plan.
+void sweep_vocabulary(const Runner& run) {
+  Problem problem = run.problem;
+  problem.want_d_hidden = false;
+  if (!problem.has_gradients()) return;
+  forget_packed_blocks(rows_of(run, problem, {}));
+  const int64_t window = backward_window(run.plan);
+  for (int64_t block = 0; block < run.shape.blocks; block += window) {
+    const int64_t end = std::min(run.shape.blocks, block + window);
+    for_chunks(run, [&](const Chunk& chunk) {
+      const Runner part = rows_of(run, problem, chunk);
+      load_chunk(part, chunk);
+      backward_blocks(part, chunk, block, end);
+    });
+  }
+}
+
+}  // namespace headroom::cpu
