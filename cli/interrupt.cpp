@@ -1,61 +1,84 @@
 #include "interrupt.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 namespace headroom::cli {
 namespace {
 
 constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGHUP};
 
-// All that the handler reads; it may run on any thread, at any time.
-std::array<char, 4096> unfinished_path{};
-std::atomic<bool> has_unfinished_file{false};
+std::mutex unfinished_mutex;
+const std::string* unfinished_path = nullptr;  // null: no file is being written
 std::atomic<bool> stop_is_awaited{false};
 std::atomic<int> stop_signal{0};
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
-// Calls only what POSIX allows in a handler.
-void handle(int signal) {
-  if (stop_is_awaited.load() && stop_signal.exchange(signal) == 0) {
+sigset_t watched_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kSignals) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&set, signal);
+  }
+  return set;
+}
+
+// Holds the mutex to the end, so that no other file is begun.
+[[noreturn]] void end_process(int signal) {
+  const std::lock_guard lock(unfinished_mutex);
+  if (unfinished_path != nullptr) ::unlink(unfinished_path->c_str());
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  ::raise(signal);
+  ::_exit(128 + signal);  // the first process of a container is not ended by a signal
+}
+
+void wait_for_signals(sigset_t signals) {
+  int signal = 0;
+  while (sigwait(&signals, &signal) == 0) {
+    if (!stop_is_awaited.load() || stop_signal.exchange(signal) != 0) end_process(signal);
     constexpr std::string_view kText = "\nstopping; a second signal (Ctrl-C) quits at once\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
-    return;
   }
-  if (has_unfinished_file.load()) ::unlink(unfinished_path.data());
-  ::signal(signal, SIG_DFL);
-  ::raise(signal);
 }
 
 }  // namespace
 
-void install_interrupt_handlers() {
-  struct sigaction action {};
-  action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
-  for (const int signal : kSignals) {
-    struct sigaction old {};
-    sigaction(signal, nullptr, &old);
-    if (old.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+void watch_for_interrupts() {
+  const sigset_t signals = watched_signals();
+  sigset_t before;
+  pthread_sigmask(SIG_BLOCK, &signals, &before);
+  try {
+    std::thread(wait_for_signals, signals).detach();
+  } catch (const std::system_error&) {  // no thread to be had: they end the process at once
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 }
 
-void UnfinishedFile::remember(const std::string& path) {
-  if (has_unfinished_file.load() || path.size() >= unfinished_path.size()) return;
-  path.copy(unfinished_path.data(), path.size());
-  unfinished_path[path.size()] = '\0';
-  has_unfinished_file.store(true);
-  remembered_ = true;
+int UnfinishedFile::create(const std::string& path) {
+  const std::lock_guard lock(unfinished_mutex);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd >= 0 && unfinished_path == nullptr) {
+    path_ = path;
+    unfinished_path = &path_;
+  }
+  return fd;
 }
 
 void UnfinishedFile::forget() {
-  if (remembered_) has_unfinished_file.store(false);
-  remembered_ = false;
+  const std::lock_guard lock(unfinished_mutex);
+  if (unfinished_path == &path_) unfinished_path = nullptr;
 }
 
 StopRequest::StopRequest() {

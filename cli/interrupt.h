@@ -4,12 +4,16 @@
 
 namespace headroom::cli {
 
-// What SIGINT, SIGTERM and SIGHUP do: remove the file that is being written, if there is one, and end the
-// process as they always do. While a StopRequest lives, the first of them is only remembered. One that the
-// process was started to ignore (nohup) stays ignored.
-void install_interrupt_handlers();
+// What SIGINT, SIGTERM and SIGHUP do from here on: remove the file that is being written, if there is one,
+// and end the process as they always do. While a StopRequest lives, the first of them is only remembered. One
+// that the process was started to ignore (nohup) stays ignored.
+//
+// A thread of its own waits for them, and no other thread ever takes one: libraries of matrix products point
+// the stack register into their buffers for a while, where a handler's frame would overwrite what is there.
+// Call it before any other thread is made, as threads inherit which signals they leave alone.
+void watch_for_interrupts();
 
-// Names the unfinished file that an interrupt is to remove. One at a time: a second is not remembered.
+// An unfinished file that an interrupt is to remove. One at a time: a second is not remembered.
 class UnfinishedFile {
  public:
   UnfinishedFile() = default;
@@ -17,11 +21,12 @@ class UnfinishedFile {
   UnfinishedFile(const UnfinishedFile&) = delete;
   UnfinishedFile& operator=(const UnfinishedFile&) = delete;
 
-  void remember(const std::string& path);
+  // Creates the file for writing; a descriptor, or -1 with errno, as when it exists.
+  int create(const std::string& path);
   void forget();
 
  private:
-  bool remembered_ = false;
+  std::string path_;
 };
 
 // While it lives, the first signal is remembered, and acknowledged on stderr; the second ends the process.

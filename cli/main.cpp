@@ -129,7 +129,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  headroom::cli::install_interrupt_handlers();
+  headroom::cli::watch_for_interrupts();
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {

@@ -1,6 +1,5 @@
 #include "io/atomic_file.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,9 +24,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     throw FileError(path, "cannot be written: it exists and is not a regular file");
   }
   temporary_ = path + ".partial-" + std::to_string(::getpid());
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  fd_ = unfinished_.create(temporary_);
   if (fd_ < 0) throw FileError(path, std::string("cannot be created: ") + std::strerror(errno));
-  unfinished_.remember(temporary_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -58,9 +56,9 @@ void AtomicFile::commit() {
   // close() may be the first to tell of a full disk.
   const bool renamed = ::close(fd) == 0 && std::rename(temporary_.c_str(), path_.c_str()) == 0;
   const int reason = errno;
+  if (!renamed) ::unlink(temporary_.c_str());
   unfinished_.forget();
   if (renamed) return;
-  ::unlink(temporary_.c_str());
   throw FileError(path_, std::string("cannot be written: ") + std::strerror(reason));
 }
 
