@@ -50,11 +50,7 @@ void add_train(CLI::App& app, const GlobalOptions& globals) {
 void add_train(CLI::App& app, const GlobalOptions&) {
   CLI::App* command = app.add_subcommand("train", "Train a small language model (not in this build)");
   command->allow_extras();
-  command->callback([] {
-    throw std::runtime_error(
-        "train is not in this build: oneDNN, which multiplies the model's matrices, was not "
-        "found. Install it (Debian: libdnnl-dev) and configure again");
-  });
+  command->callback([] { throw std::runtime_error("train is not in this build, which has no OpenMP"); });
 }
 #endif
 

@@ -60,14 +60,18 @@ void Progress::update(int64_t done, const std::string& note) {
     std::fprintf(stderr, "%s\n", text.c_str());
   }
   std::fflush(stderr);
-  drawn_ = true;
+}
+
+void Progress::hide() {
+  if (!enabled_ || last_width_ == 0) return;
+  std::fprintf(stderr, "\r%*s\r", static_cast<int>(last_width_), "");
+  std::fflush(stderr);
+  last_width_ = 0;
+  next_draw_ = Clock::now();
 }
 
 void Progress::finish() {
-  if (enabled_ && terminal_ && drawn_) {
-    std::fprintf(stderr, "\r%*s\r", static_cast<int>(last_width_), "");
-    std::fflush(stderr);
-  }
+  hide();
   enabled_ = false;
 }
 

@@ -18,6 +18,8 @@ class Progress {
 
   // `note` is short text behind the bar, such as the loss so far.
   void update(int64_t done, const std::string& note = {});
+  // Takes the bar off its line, for other text; the next update draws it again.
+  void hide();
   // Ends the bar's line; called by the destructor too.
   void finish();
 
@@ -29,8 +31,7 @@ class Progress {
   int64_t total_;
   bool enabled_;
   bool terminal_;
-  bool drawn_ = false;
-  size_t last_width_ = 0;
+  size_t last_width_ = 0;  // of the bar on the terminal; 0: there is none
   Clock::time_point start_;
   Clock::time_point next_draw_;
 };

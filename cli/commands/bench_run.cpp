@@ -9,6 +9,7 @@
 #include "commands/units.h"
 #include "train/process_memory.h"
 #ifdef HEADROOM_HAS_TRAIN
+#include "train/gemm.h"
 #include "train/head.h"
 #endif
 #ifdef _OPENMP
@@ -145,9 +146,9 @@ void describe_plan(const PlanInfo& info, BenchResult& result) {
 
 std::string why_not_materialized() {
 #ifdef HEADROOM_HAS_TRAIN
-  return "";
+  return train::why_no_gemm();
 #else
-  return "this build has no oneDNN to multiply with";
+  return "this build has no OpenMP";
 #endif
 }
 

@@ -40,7 +40,10 @@ class Demonstration {
 
   Results run() {
     if (global_.threads > 0) omp_set_num_threads(global_.threads);
-    // A backend, budget or folder that cannot work is to be known before the vocabulary is learned.
+    // A library, backend, budget or folder that cannot work is to be known before the vocabulary is learned.
+    if (const std::string why_not = why_no_gemm(); !why_not.empty()) {
+      throw std::runtime_error("train: " + why_not);
+    }
     Context context = cli::make_context(global_);
     check_budget(context, settings_.trainer.batch.tokens(), settings_.vocab, settings_.trainer.model.dim,
                  settings_.max_workspace_bytes, settings_.thinning);
@@ -182,15 +185,17 @@ class Demonstration {
     return done + std::max<int64_t>(0, static_cast<int64_t>(rest / step_seconds));
   }
 
-  void validate(Trainer& trainer, int64_t step, HeadRun& run, double& validation_seconds) {
+  // The row of the table.
+  std::string validate(Trainer& trainer, int64_t step, HeadRun& run, double& validation_seconds) {
     const Validation validation = trainer.validate();
     run.validation_step.push_back(step);
     run.validation_loss.push_back(validation.loss);
     validation_seconds = validation.seconds;
     const double step_seconds = step == 0 ? 0.0 : median_step_seconds(run.seconds);
     const double rate = step_seconds > 0 ? static_cast<double>(results_.tokens_per_step) / step_seconds : 0.0;
-    say_(row(std::to_string(step), step == 0 ? "-" : cli::format_fixed(mean_since_last(run), 4),
-             cli::format_fixed(validation.loss, 4), step == 0 ? "-" : cli::format_count(std::llround(rate))));
+    return row(std::to_string(step), step == 0 ? "-" : cli::format_fixed(mean_since_last(run), 4),
+               cli::format_fixed(validation.loss, 4),
+               step == 0 ? "-" : cli::format_count(std::llround(rate)));
   }
 
   // Mean training loss of the steps since the validation before the last.
@@ -225,7 +230,7 @@ class Demonstration {
     say_(row("step", "loss", "validation", "tokens/s"));
     const Clock::time_point start = Clock::now();
     double validation_seconds = 0.0;
-    validate(trainer, 0, run, validation_seconds);
+    say_(validate(trainer, 0, run, validation_seconds));
     cli::Progress progress(global_, "fused head", settings_.steps > 0 ? settings_.steps : 1000);
     int64_t done = 0;
     do {
@@ -245,12 +250,14 @@ class Demonstration {
       const int64_t interval = std::max<int64_t>(1, schedule.total / kValidations);
       const bool last = schedule.total > 0 && done >= schedule.total;
       if (!last && schedule.total > 0 && done % interval == 0 && schedule.total - done >= interval / 2) {
-        validate(trainer, done, run, validation_seconds);
+        const std::string line = validate(trainer, done, run, validation_seconds);
+        progress.hide();
+        say_(line);
       }
       if (last || stop_.received()) break;
     } while (settings_.steps > 0 || seconds_since(start) < kLongestOverrun * settings_.minutes * 60.0);
     progress.finish();
-    if (run.validation_step.back() != done) validate(trainer, done, run, validation_seconds);
+    if (run.validation_step.back() != done) say_(validate(trainer, done, run, validation_seconds));
     results_.planned_steps = schedule.total;
     results_.training_seconds = seconds_since(start);
     finish_head(trainer, run);

@@ -14,7 +14,7 @@ class MaterializedHead : public Head {
  public:
   std::string name() const override { return "materialized"; }
 
-  std::string description() const override { return std::string("fp32 logits in memory, ") + gemm_library(); }
+  std::string description() const override { return "fp32 logits in memory, " + gemm_library(); }
 
   double loss(const HeadInput& input) override {
     compute_logits(input);
