@@ -54,6 +54,17 @@ void add_train(CLI::App& app, const GlobalOptions&) {
 }
 #endif
 
+// What a script passes of a variable that is not set is never meant.
+void refuse_empty_values(CLI::App& app) {
+  const CLI::Validator filled(
+      [](const std::string& text) { return std::string(text.empty() ? "expected a value, got ''" : ""); },
+      "");
+  for (CLI::Option* option : app.get_options()) option->check(filled);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    refuse_empty_values(*command);
+  }
+}
+
 int fail(std::string message, int code) {
   // The library's name of what is --budget here.
   constexpr std::string_view kBudget = "max_workspace_bytes: ";
@@ -101,6 +112,7 @@ int run(int argc, char** argv) {
   headroom::cli::add_check_command(app, globals);
   headroom::cli::add_bench_command(app, globals);
   add_train(app, globals);
+  refuse_empty_values(app);
 
   try {
     app.parse(argc, argv);

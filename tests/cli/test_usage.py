@@ -71,6 +71,17 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     assert result.out == ""
 
 
+@pytest.mark.parametrize(
+    "option, arguments",
+    [(option, ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]) for option in
+     ["--bias", "--class-weight", "--token-weight", "--per-token", "--gradients", "--gradients-of", "--budget"]]
+    + [("--classifier-dtype", ["plan", "--model", "gpt2"]), ("--model", ["plan", "--vocab", 100, "--hidden", 8]),
+       ("--svg", ["bench"]), ("--output", ["train"]), ("--backend", ["info"])],
+)  # fmt: skip
+def test_an_empty_value_is_refused_and_not_ignored(refused, option, arguments):
+    refused(2, f"{option}: expected a value, got ''", *arguments, option, "")
+
+
 def test_wrong_usage_names_what_is_wrong_and_where_help_is(run):
     assert "no command 'nonsense'" in run("nonsense").err
     assert "no option --nonsense" in run("--nonsense").err
