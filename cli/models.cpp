@@ -76,8 +76,10 @@ const ModelHead& find_model(const std::string& name) {
     similar += similar.empty() ? "; similar: " : ", ";
     similar += model.name;
   }
-  throw UsageError("--model: no model '" + name + "' in the table" + similar +
-                   ". 'headroom plan --list-models' shows it; any head can be given as --vocab and --hidden");
+  throw UsageError(
+      "--model: no model '" + name + "' in the table, nor a folder with a config.json or such a file" +
+      similar +
+      ". 'headroom plan --list-models' shows the table; any head can be given as --vocab and --hidden");
 }
 
 }  // namespace headroom::cli

@@ -1,13 +1,15 @@
 #include <cmath>
-#include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "commands/commands.h"
 #include "commands/context.h"
 #include "commands/device_option.h"
+#include "commands/head_config.h"
 #include "commands/loss_inputs.h"
 #include "commands/loss_run.h"
+#include "commands/output_files.h"
 #include "commands/units.h"
 #include "io/npy.h"
 #include "io/safetensors_writer.h"
@@ -28,19 +30,8 @@ struct Options {
   std::string gradients;  // file
   std::string gradients_of;
   std::string gradients_dtype = "same";
+  std::optional<ModelConfig> config;  // of the classifier's checkpoint
 };
-
-// Outputs must not replace the inputs that they are computed from.
-void check_output(const std::string& option, const std::string& path, const LossFiles& files) {
-  if (path.empty()) return;
-  for (const std::string* input : {&files.hidden, &files.classifier, &files.targets, &files.bias,
-                                   &files.class_weight, &files.token_weight}) {
-    std::error_code error;
-    if (!input->empty() && std::filesystem::equivalent(path, parse_tensor_reference(*input).file, error)) {
-      throw UsageError(option + ": " + path + " is an input of this run");
-    }
-  }
-}
 
 void choose_gradients(Options& options) {
   if (options.gradients.empty()) {
@@ -92,8 +83,15 @@ void prepare(Options& options) {
     throw UsageError(
         "--per-token: an .npy file holds one array, the nll; with --lse or --entropy use .safetensors");
   }
-  check_output("--per-token", options.per_token, options.files);
-  check_output("--gradients", options.gradients, options.files);
+}
+
+// A checkpoint's config.json has a say in what its logits are.
+void read_config(Options& options, const CLI::App& command) {
+  const std::string file = find_model_config(parse_tensor_reference(options.files.classifier).file);
+  if (file.empty()) return;
+  options.config = read_head_config(file, command);
+  options.files.tied = options.config->tied;
+  apply(*options.config, command, options.request.loss);
 }
 
 ordered_json make_report(const Options& options, const LossInputs& in, const LossResult& result) {
@@ -117,6 +115,9 @@ ordered_json make_report(const Options& options, const LossInputs& in, const Los
        {{"tensor", in.classifier.name},
         {"dtype", name_of(in.classifier.dtype)},
         {"shape", in.classifier.shape}}}};
+  report["scale"] = options.request.loss.scale;
+  report["softcap"] = options.request.loss.softcap;
+  report["model_config"] = options.config ? applied_json(*options.config) : ordered_json(nullptr);
   report["device"] = options.device;
   report["seconds"] = result.seconds;
   report["tokens_per_second"] = static_cast<double>(in.tokens) / result.seconds;
@@ -147,6 +148,8 @@ void print_text(const Options& options, const ordered_json& report) {
               << shape_text(inputs[name]["shape"].get<std::vector<int64_t>>()) << " "
               << inputs[name]["dtype"].get<std::string>() << "\n";
   }
+  const std::string applied = options.config ? applied_text(*options.config) : "";
+  if (!applied.empty()) std::cout << "logits: " << applied << "\n";
   if (!options.per_token.empty()) std::cout << "each token's values: " << options.per_token << "\n";
   if (!options.gradients.empty()) std::cout << "gradients: " << options.gradients << "\n";
 }
@@ -179,10 +182,12 @@ void write_gradients(const Options& options, const LossInputs& in, const LossRes
                     {{"loss", format_number(result.loss, 17)}, {"reduction", options.reduction}});
 }
 
-void run(Options options, const GlobalOptions& globals) {
+void run(Options options, const GlobalOptions& globals, const CLI::App& command) {
   prepare(options);
   options.request.device = parse_device(globals, options.device);
+  read_config(options, command);
   const LossInputs inputs = open_loss_inputs(options.files);
+  check_outputs({{"--per-token", options.per_token}, {"--gradients", options.gradients}}, inputs.files);
   const LossResult result = run_loss(globals, inputs, options.request);
   if (!options.per_token.empty()) write_per_token(options, inputs, result);
   if (!options.gradients.empty()) write_gradients(options, inputs, result);
@@ -279,6 +284,10 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       "file has only one tensor or one of a usual name: hidden; lm_head.weight or else the embedding; "
       "targets.\n"
       "\n"
+      "A config.json beside the classifier says what its model does to the logits (final_logit_softcapping,\n"
+      "logit_scale, logits_scaling, ...): it is applied, and printed, unless --scale and --softcap are "
+      "given.\n"
+      "\n"
       "Examples:\n"
       "  headroom loss --hidden h.npy --classifier w.npy --targets y.npy\n"
       "  headroom loss --hidden acts.safetensors:hidden --classifier gemma-2-2b/:model.embed_tokens.weight "
@@ -288,7 +297,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       "      --targets y.npy --gradients g.safetensors --gradients-of hidden\n"
       "  headroom loss --device cuda:0 --hidden h.npy --classifier w.npy --targets y.npy\n"
       "  headroom --json loss --hidden h.npy --classifier w.npy --targets y.npy --per-token nll.npy\n");
-  command->callback([options, &globals] { run(*options, globals); });
+  command->callback([options, &globals, command] { run(*options, globals, *command); });
 }
 
 }  // namespace headroom::cli

@@ -13,21 +13,28 @@ namespace headroom::cli {
 namespace {
 
 const std::vector<std::string> kHiddenNames{"hidden", "hidden_states", "last_hidden_state"};
-// The names of the head, or of the embedding it is tied to, in common checkpoints.
-const std::vector<std::string> kClassifierNames{"lm_head.weight",
-                                                "head.weight",
-                                                "output.weight",
-                                                "classifier",
-                                                "embed_out.weight",
-                                                "model.embed_tokens.weight",
-                                                "transformer.wte.weight",
-                                                "wte.weight",
-                                                "backbone.embedding.weight",
-                                                "backbone.embeddings.weight",
-                                                "model.embeddings.weight",
-                                                "language_model.model.embed_tokens.weight",
-                                                "model.language_model.embed_tokens.weight"};
+// The names of the head, and of the embedding that it may be tied to, in common checkpoints.
+const std::vector<std::string> kHeadNames{"lm_head.weight", "head.weight", "output.weight", "classifier",
+                                          "embed_out.weight"};
+const std::vector<std::string> kEmbeddingNames{"model.embed_tokens.weight",
+                                               "transformer.wte.weight",
+                                               "wte.weight",
+                                               "backbone.embedding.weight",
+                                               "backbone.embeddings.weight",
+                                               "model.embeddings.weight",
+                                               "language_model.model.embed_tokens.weight",
+                                               "model.language_model.embed_tokens.weight"};
 const std::vector<std::string> kTargetNames{"targets", "labels", "input_ids"};
+
+// What a tied head has of its own is not what the model computes with, and an embedding that is not tied is
+// no head.
+std::vector<std::string> classifier_names(std::optional<bool> tied) {
+  std::vector<std::string> names = kHeadNames;
+  if (tied != false) {
+    names.insert(tied == true ? names.begin() : names.end(), kEmbeddingNames.begin(), kEmbeddingNames.end());
+  }
+  return names;
+}
 
 [[noreturn]] void refuse(const TensorView& tensor, const std::string& expected, const std::string& got) {
   throw FileError(tensor.name, "expected " + expected + ", got " + got);
@@ -130,7 +137,7 @@ LossInputs open_loss_inputs(const LossFiles& files) {
   TensorSource source;
   LossInputs in;
   in.hidden = source.open("hidden states", files.hidden, kHiddenNames);
-  in.classifier = source.open("classifier", files.classifier, kClassifierNames);
+  in.classifier = source.open("classifier", files.classifier, classifier_names(files.tied));
   check_operands(in);
   if (!files.bias.empty()) open_bias(in, source, files.bias);
   if (!files.class_weight.empty()) {
@@ -142,6 +149,7 @@ LossInputs open_loss_inputs(const LossFiles& files) {
     in.token_weight = read_weights(weights, in.tokens, in.stats_dtype);
   }
   read_targets(in, source.open("targets", files.targets, kTargetNames), files);
+  in.files = source.files();
   return in;
 }
 

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <headroom/headroom.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct LossFiles {
   int64_t ignore_index = -100;
   int64_t shift = 0;
   int64_t sequence_length = 0;  // 0: the second to last dimension of hidden, all tokens if it has two
+  std::optional<bool> tied;     // whether the classifier is the embedding, where that is known
 };
 
 // Operands that fit together, ready for the library.
@@ -37,6 +39,7 @@ struct LossInputs {
   int64_t valid_tokens = 0;                   // targets that are not ignored
   double weight_sum = 0;                      // of the valid rows: token weight x class weight of the target
   headroom_dtype stats_dtype = HEADROOM_F32;  // of weights and of what is computed for each token
+  std::vector<std::string> files;             // all that the operands come from
 };
 
 // Opens and checks everything; throws FileError naming tensor, expected and got.

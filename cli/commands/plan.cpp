@@ -1,15 +1,19 @@
 #include <headroom/headroom.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "commands/commands.h"
 #include "commands/context.h"
 #include "commands/device_option.h"
+#include "commands/head_config.h"
 #include "commands/loss_options.h"
 #include "commands/thinning_options.h"
 #include "commands/units.h"
+#include "io/file_error.h"
 #include "models.h"
 
 namespace headroom::cli {
@@ -36,44 +40,84 @@ struct PlanOptions {
   ThinningOptions thinning;
 };
 
-Problem make_problem(const PlanOptions& options, const CLI::App& command) {
-  PlanOptions chosen = options;
-  if (!options.model.empty()) {
-    const ModelHead& model = find_model(options.model);
-    if (chosen.vocab.empty()) chosen.vocab = std::to_string(model.vocab);
-    if (chosen.hidden.empty()) chosen.hidden = std::to_string(model.hidden);
-    if (command.count("--softcap") == 0) chosen.loss.softcap = model.softcap;
-    if (command.count("--scale") == 0) chosen.loss.scale = model.scale;
+// A published model, or that of a config.json.
+struct Model {
+  std::string name;
+  ordered_json facts;
+};
+
+// The config.json that --model names, itself or by its folder; empty where it is a name.
+std::string find_config(const std::string& model) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(model, error) ? model
+         : std::filesystem::is_directory(model, error)  ? find_model_config(model)
+                                                        : "";
+}
+
+void require_size(const std::string& file, const char* key, const std::string& size, const char* option,
+                  const std::string& given) {
+  if (size.empty() && given.empty()) {
+    throw FileError(file, std::string("has no '") + key + "'; give " + option);
   }
-  if (chosen.vocab.empty() || chosen.hidden.empty()) {
+}
+
+// The model of the options, which get what it says in the place of those not given.
+Model read_model(PlanOptions& options, const CLI::App& command) {
+  Model model;
+  std::string vocab, hidden;
+  if (const std::string file = find_config(options.model); !file.empty()) {
+    const ModelConfig config = read_head_config(file, command);
+    apply(config, command, options.loss);
+    if (config.vocab) vocab = std::to_string(*config.vocab);
+    if (config.hidden) hidden = std::to_string(*config.hidden);
+    const std::string applied = applied_text(config);
+    model = {options.model + (applied.empty() ? "" : ", " + applied), applied_json(config)};
+    require_size(file, "vocab_size", vocab, "--vocab", options.vocab);
+    require_size(file, "hidden_size", hidden, "--hidden", options.hidden);
+  } else {
+    const ModelHead& known = find_model(options.model);
+    vocab = std::to_string(known.vocab);
+    hidden = std::to_string(known.hidden);
+    if (command.count("--softcap") == 0) options.loss.softcap = known.softcap;
+    if (command.count("--scale") == 0) options.loss.scale = known.scale;
+    model = {std::string(known.name),
+             {{"name", known.name}, {"weights", known.weights}, {"source", known.source}}};
+  }
+  if (options.vocab.empty()) options.vocab = vocab;
+  if (options.hidden.empty()) options.hidden = hidden;
+  return model;
+}
+
+Problem make_problem(const PlanOptions& options) {
+  if (options.vocab.empty() || options.hidden.empty()) {
     throw UsageError("plan: expected --model, or --vocab and --hidden");
   }
   Problem problem;
-  problem.tokens = parse_count("--tokens", chosen.tokens);
-  problem.vocab = parse_count("--vocab", chosen.vocab);
-  problem.hidden = parse_count("--hidden", chosen.hidden);
-  if (problem.vocab < 1) throw UsageError("--vocab: expected at least 1, got " + chosen.vocab);
-  if (problem.hidden < 1) throw UsageError("--hidden: expected at least 1, got " + chosen.hidden);
-  problem.hidden_dtype = problem.d_hidden_dtype = parse_dtype("--dtype", chosen.dtype);
+  problem.tokens = parse_count("--tokens", options.tokens);
+  problem.vocab = parse_count("--vocab", options.vocab);
+  problem.hidden = parse_count("--hidden", options.hidden);
+  if (problem.vocab < 1) throw UsageError("--vocab: expected at least 1, got " + options.vocab);
+  if (problem.hidden < 1) throw UsageError("--hidden: expected at least 1, got " + options.hidden);
+  problem.hidden_dtype = problem.d_hidden_dtype = parse_dtype("--dtype", options.dtype);
   problem.classifier_dtype = problem.hidden_dtype;
-  if (!chosen.classifier_dtype.empty()) {
-    problem.classifier_dtype = parse_dtype("--classifier-dtype", chosen.classifier_dtype);
+  if (!options.classifier_dtype.empty()) {
+    problem.classifier_dtype = parse_dtype("--classifier-dtype", options.classifier_dtype);
   }
-  problem.d_classifier_dtype = chosen.accumulate && problem.classifier_dtype != HEADROOM_F64
+  problem.d_classifier_dtype = options.accumulate && problem.classifier_dtype != HEADROOM_F64
                                    ? static_cast<int32_t>(HEADROOM_F32)
                                    : problem.classifier_dtype;
   problem.bias_dtype = problem.d_bias_dtype = problem.classifier_dtype;
-  problem.has_bias = chosen.bias;
-  problem.want_entropy = chosen.entropy;
-  apply(chosen.loss, problem);
-  apply(chosen.thinning, problem);
-  if (!chosen.no_grad) {
+  problem.has_bias = options.bias;
+  problem.want_entropy = options.entropy;
+  apply(options.loss, problem);
+  apply(options.thinning, problem);
+  if (!options.no_grad) {
     problem.pass = HEADROOM_FORWARD_BACKWARD;
-    problem.want_d_hidden = !chosen.freeze_hidden;
-    problem.want_d_classifier = !chosen.freeze_classifier;
-    problem.want_d_bias = chosen.bias && !chosen.freeze_classifier;
-    problem.accumulate_d_classifier = chosen.accumulate && !chosen.freeze_classifier;
-    if (chosen.freeze_hidden && chosen.freeze_classifier) {
+    problem.want_d_hidden = !options.freeze_hidden;
+    problem.want_d_classifier = !options.freeze_classifier;
+    problem.want_d_bias = options.bias && !options.freeze_classifier;
+    problem.accumulate_d_classifier = options.accumulate && !options.freeze_classifier;
+    if (options.freeze_hidden && options.freeze_classifier) {
       throw UsageError("plan: --freeze-hidden and --freeze-classifier leave no gradient; use --no-grad");
     }
   }
@@ -162,8 +206,10 @@ void print_text(const ordered_json& result, const std::string& model) {
   }
 }
 
-void run_plan(const PlanOptions& options, const GlobalOptions& globals, const CLI::App& command) {
-  const Problem problem = make_problem(options, command);
+void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App& command) {
+  std::optional<Model> model;
+  if (!options.model.empty()) model = read_model(options, command);
+  const Problem problem = make_problem(options);
   const Context context = make_context(globals, {}, parse_device_or_model(globals, options.device));
   const std::vector<PlanInfo> plans = all_plans(context, problem);
   const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);
@@ -193,14 +239,11 @@ void run_plan(const PlanOptions& options, const GlobalOptions& globals, const CL
       {"chosen", chosen ? plan_json(*chosen) : ordered_json(nullptr)},
       {"smallest_budget_bytes", smallest},
       {"materialized", {{"logits_bytes", 4 * elements}, {"logits_and_gradient_bytes", 8 * elements}}}};
-  if (!options.model.empty()) {
-    const ModelHead& model = find_model(options.model);
-    result["model"] = {{"name", model.name}, {"weights", model.weights}, {"source", model.source}};
-  }
+  if (model) result["model"] = model->facts;
   if (globals.json) {
     print_json(result);
   } else {
-    print_text(result, options.model.empty() ? "" : std::string(find_model(options.model).name));
+    print_text(result, model ? model->name : "");
   }
   if (!refusal.empty()) throw std::runtime_error(refusal);
 }
@@ -233,7 +276,9 @@ void list_models(bool json) {
 void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   CLI::App* command = app.add_subcommand("plan", "The plans for a head of some size: workspace, cost, time");
   const auto options = std::make_shared<PlanOptions>();
-  command->add_option("--model", options->model, "A published model's head; --list-models shows them");
+  command->add_option(
+      "--model", options->model,
+      "A published model's head (--list-models shows them), or a config.json, or a folder with one");
   command->add_flag("--list-models", options->list_models, "Show the table of models and end");
   command->add_option("--tokens,-N", options->tokens, "Tokens in the batch; 8192 or 8Ki alike")
       ->capture_default_str();
@@ -258,6 +303,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
       "\nExamples:\n"
       "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
       "  headroom plan --model meta-llama/Meta-Llama-3-8B --no-grad\n"
+      "  headroom plan --model ~/models/gemma-2-2b/config.json\n"
       "  headroom plan --model gemma-2-2b --gradient thinned --threshold 2^-9\n"
       "  headroom plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
       "  headroom plan --model gemma-2-2b --device h200 --budget 160MiB\n"

@@ -1,6 +1,7 @@
 #include "io/safetensors.h"
 
 #include <filesystem>
+#include <set>
 
 #include "io/file_error.h"
 
@@ -46,6 +47,12 @@ std::vector<std::string> Safetensors::names() const {
   names.reserve(file_of_.size());
   for (const auto& [name, file] : file_of_) names.push_back(name);
   return names;
+}
+
+std::vector<std::string> Safetensors::files() const {
+  std::set<std::string> files{path_};
+  for (const auto& [name, file] : file_of_) files.insert(file);
+  return {files.begin(), files.end()};
 }
 
 const Safetensors::Shard& Safetensors::shard(const std::string& path) {

@@ -40,6 +40,8 @@ class Safetensors {
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return file_of_.count(name) != 0; }
+  // The files that the tensors are in, and the index.
+  std::vector<std::string> files() const;
   // Throws FileError when there is no such tensor, naming those there are.
   TensorView tensor(const std::string& name);
 

@@ -11,7 +11,7 @@
 namespace headroom::cli {
 namespace {
 
-constexpr size_t kAlignment = 8;  // of the data's beginning; the format asks for it
+constexpr size_t kDataAlignment = 8;  // of the data's beginning; the format asks for it
 
 }  // namespace
 
@@ -42,7 +42,7 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
     place += *bytes;
   }
   std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
+  text.append((kDataAlignment - text.size() % kDataAlignment) % kDataAlignment, ' ');
 
   AtomicFile file(path);
   file.write_le(text.size(), 8);

@@ -33,6 +33,7 @@ TensorView TensorSource::open(const std::string& role, const std::string& refere
     if (!tensor.empty()) {
       throw FileError(path, "an npy file has no named tensors, so ':" + tensor + "' cannot be in it");
     }
+    npy_files_.push_back(path);
     return open_npy(path);
   }
   const std::filesystem::path name(path);
@@ -58,6 +59,14 @@ TensorView TensorSource::open(const std::string& role, const std::string& refere
   throw FileError(path, "has " + std::to_string(names.size()) + " tensors; name the " + role + " as " + path +
                             ":TENSOR" + (names.empty() ? "" : ", one of " + known_names) +
                             (names.size() > 8 ? ", ..." : ""));
+}
+
+std::vector<std::string> TensorSource::files() const {
+  std::vector<std::string> all = npy_files_;
+  for (const auto& [path, file] : files_) {
+    for (const std::string& part : file.files()) all.push_back(part);
+  }
+  return all;
 }
 
 }  // namespace headroom::cli

@@ -24,7 +24,11 @@ class TensorSource {
   TensorView open(const std::string& role, const std::string& reference,
                   const std::vector<std::string>& usual_names = {});
 
+  // All files that were opened, and those that belong to the same checkpoint.
+  std::vector<std::string> files() const;
+
  private:
+  std::vector<std::string> npy_files_;
   std::map<std::string, Safetensors> files_;
 };
 

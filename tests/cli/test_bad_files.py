@@ -169,7 +169,26 @@ def test_outputs_never_replace_inputs_nor_stay_half_written(loss, refused, tmp_p
     before = (tmp_path / "hidden.npy").read_bytes()
     refused(2, "is an input of this run", "loss", *good, "--per-token", "./hidden.npy")
     assert (tmp_path / "hidden.npy").read_bytes() == before
+    (tmp_path / "link").symlink_to(tmp_path)
+    for other in ("o.safetensors", "./o.safetensors", tmp_path / "o.safetensors", "link/o.safetensors"):
+        message = f"--gradients: expected a file other than that of --per-token, got '{other}'"
+        refused(2, message, "loss", *good, "--per-token", "o.safetensors", "--gradients", other)
     refused(1, "cannot be created", "loss", *good, "--gradients", "none/g.safetensors")
     (tmp_path / "g.safetensors").mkdir()
     refused(1, "not a regular file", "loss", *good, "--gradients", "g.safetensors")
     assert not list(tmp_path.glob("*partial*"))
+
+
+def test_outputs_never_replace_a_part_of_a_checkpoint(refused, ok, tmp_path, random):
+    (tmp_path / "model").mkdir()
+    save_file({"lm_head.weight": random.standard_normal((V, D)).astype(np.float32)}, tmp_path / "model" / "1.safetensors")
+    save_file({"model.norm.weight": np.zeros(D, np.float32)}, tmp_path / "model" / "2.safetensors")
+    names = {"lm_head.weight": "1.safetensors", "model.norm.weight": "2.safetensors"}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    np.save(tmp_path / "h.npy", np.zeros((N, D), np.float32))
+    np.save(tmp_path / "y.npy", np.zeros(N, np.int64))
+    arguments = ["loss", "--hidden", "h.npy", "--classifier", "model", "--targets", "y.npy", "--gradients"]
+    for part in ("1.safetensors", "2.safetensors"):
+        refused(2, "is an input of this run", *arguments, f"model/{part}")
+    ok(*arguments, "model/g.safetensors")
+    ok(*arguments, "model/g.safetensors")  # an output of before is no part of it

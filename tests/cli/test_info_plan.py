@@ -84,7 +84,7 @@ def test_verbose_shows_every_plan_made_and_why(binary):
 
 
 def test_a_device_that_is_not_here_is_refused_by_name(refused):
-    message = "--device: expected a usable CUDA device, got cuda:999: there is no CUDA "
+    message = "--device: expected a usable CUDA device, got cuda:999: "
     refused(1, message, "plan", "--model", "gpt2", "--device", "cuda:999")
     refused(2, "--device: expected cpu, cuda:N or a model, got 'gpu'", "plan", "--model", "gpt2", "--device", "gpu")
 
@@ -131,6 +131,7 @@ def test_no_gradient_needs_less(ok):
 
 def test_models_have_sources(ok):
     models = ok("--json", "plan", "--list-models").json
+    assert ok("plan", "--list-models", "--json").json == models
     assert len(models) >= 12
     for model in models:
         assert model["vocab"] > 1000 and model["hidden"] >= 512 and "/" in model["weights"] and model["source"]

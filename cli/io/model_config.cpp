@@ -1,0 +1,259 @@
+#include "io/model_config.h"
+
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+
+#include "io/file_error.h"
+#include "io/json.h"
+#include "io/mapped_file.h"
+
+namespace headroom::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxDepth = 32;
+
+enum class Effect { kSoftcap, kMultiply, kDivide, kShareOfHidden };
+
+// What an entry does to the logits, as the models of the transformers library compute them.
+struct Rule {
+  const char* key;
+  Effect effect;
+  const char* family;  // beginning of the model types that it holds for; others with this entry are refused
+};
+constexpr const char* kNone = "-";  // of no family: always refused
+constexpr std::array<Rule, 17> kRules{{
+    {"final_logit_softcapping", Effect::kSoftcap, ""},
+    {"logits_soft_cap", Effect::kSoftcap, ""},
+    {"output_logit_soft_cap", Effect::kSoftcap, ""},
+    {"logit_scale", Effect::kMultiply, "cohere"},
+    {"logits_scaling", Effect::kDivide, "granite"},
+    {"logits_scaling", Effect::kMultiply, "hyperclovax"},
+    {"output_multiplier_scale", Effect::kMultiply, ""},
+    {"output_multiplier", Effect::kMultiply, "muse_glimmer"},
+    {"lm_head_multiplier", Effect::kMultiply, ""},
+    {"logits_mup_width_multiplier", Effect::kDivide, ""},
+    {"dim_model_base", Effect::kShareOfHidden, "minicpm"},
+    {"logits_scale", Effect::kMultiply, kNone},
+    {"logit_multiplier", Effect::kMultiply, kNone},
+    {"output_logits_scale", Effect::kMultiply, kNone},
+    {"mup_output_alpha", Effect::kMultiply, kNone},
+    {"mup_width_scale", Effect::kMultiply, kNone},
+    {"mup_width_multiplier", Effect::kDivide, kNone},
+}};
+
+// Of entries that a model type may leave out.
+struct Default {
+  const char* model_type;
+  const char* key;
+  double value;
+};
+constexpr std::array<Default, 15> kDefaults{{
+    {"gemma2", "final_logit_softcapping", 30},
+    {"gemma3n", "final_logit_softcapping", 30},
+    {"gemma3n_text", "final_logit_softcapping", 30},
+    {"t5_gemma_module", "final_logit_softcapping", 30},
+    {"vaultgemma", "final_logit_softcapping", 30},
+    {"nanochat", "final_logit_softcapping", 15},
+    {"muse_glimmer_text", "final_logit_softcapping", 20},
+    {"muse_glimmer_text", "output_multiplier", 0.19611613513818404},
+    {"recurrent_gemma", "logits_soft_cap", 30},
+    {"xlstm", "output_logit_soft_cap", 30},
+    {"cohere", "logit_scale", 0.0625},
+    {"cohere2", "logit_scale", 0.0625},
+    {"cohere2_moe", "logit_scale", 0.0625},
+    {"inkling_text", "logits_mup_width_multiplier", 24},
+    {"minicpm3", "dim_model_base", 256},
+}};
+
+// Hidden states times D^-1/2 where the head is tied, which is what they take it for.
+const std::set<std::string> kScaledWhereTied{"t5",        "longt5", "switch_transformers",
+                                             "pop2piano", "umt5",   "udop"};
+constexpr const char* kTied = "tie_word_embeddings";
+
+// Python's json writes numbers that JSON does not have: Infinity, -Infinity and NaN become null.
+std::string without_python_numbers(std::string_view text) {
+  std::string out;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) {
+      out += text[i++];
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    } else if (!in_string) {
+      const auto starts = [&](std::string_view word) { return text.substr(i).starts_with(word); };
+      const size_t length = starts("-Infinity") ? 9 : starts("Infinity") ? 8 : starts("NaN") ? 3 : 0;
+      if (length != 0) {
+        out += "null";
+        i += length - 1;
+        continue;
+      }
+    }
+    out += text[i];
+  }
+  return out;
+}
+
+class Reader {
+ public:
+  Reader(const std::string& file, const ModelConfigOverrides& overrides) : overrides_(overrides) {
+    const auto mapped = MappedFile::open(file);
+    const auto bytes = mapped->bytes();
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    whole_ = parse_strict_json(without_python_numbers(text), file, kMaxDepth);
+    if (!whole_.is_object()) throw FileError(file, "expected a JSON object");
+    config_.file = file;
+    find_language_model();
+  }
+
+  ModelConfig read() {
+    const json* type = find("model_type");
+    if (type != nullptr && type->is_string()) config_.model_type = type->get<std::string>();
+    config_.vocab = size({"vocab_size"});
+    config_.hidden = size({"hidden_size", "d_model", "n_embd", "embedding_dim"});
+    const json* tied = whole_.contains(kTied) ? &whole_.at(kTied) : find(kTied);
+    if (tied != nullptr && tied->is_boolean()) config_.tied = tied->get<bool>();
+    std::set<std::string> keys;
+    for (const Rule& rule : kRules) {
+      if (keys.insert(rule.key).second) read_transform(rule.key);
+    }
+    if (!overrides_.scale) read_tied_scale();
+    return std::move(config_);
+  }
+
+ private:
+  void find_language_model() {
+    nested_.push_back(&whole_);
+    for (bool found = true; found;) {
+      found = false;
+      for (const char* key : {"text_config", "llm_config", "language_config", "thinker_config", "decoder"}) {
+        const auto inner = nested_.back()->find(key);
+        if (inner == nested_.back()->end() || !inner->is_object()) continue;
+        nested_.push_back(&*inner);
+        found = true;
+        break;
+      }
+    }
+  }
+
+  // The innermost entry of this name; null where there is none.
+  const json* find(const char* key) const {
+    for (auto object = nested_.rbegin(); object != nested_.rend(); ++object) {
+      const auto entry = (*object)->find(key);
+      if (entry != (*object)->end()) return &*entry;
+    }
+    return nullptr;
+  }
+
+  std::optional<int64_t> size(std::initializer_list<const char*> keys) const {
+    for (const char* key : keys) {
+      const json* entry = find(key);
+      if (entry == nullptr || entry->is_null()) continue;
+      if (!entry->is_number_integer() || entry->get<double>() < 1 || entry->get<double>() > 0x1p53) {
+        throw FileError(config_.file,
+                        in_quotes(key) + ": expected a whole number of at least 1, got " + shown(*entry));
+      }
+      return entry->get<int64_t>();
+    }
+    return std::nullopt;
+  }
+
+  void read_transform(const std::string& key) {
+    const Rule* rule = nullptr;
+    bool is_softcap = false;
+    for (const Rule& other : kRules) {
+      if (key != other.key) continue;
+      is_softcap = other.effect == Effect::kSoftcap;
+      if (config_.model_type.starts_with(other.family)) rule = &other;
+    }
+    if (is_softcap ? overrides_.softcap : overrides_.scale) return;
+    const json* entry = find(key.c_str());
+    if (entry == nullptr) return apply_default(key, rule);
+    if (entry->is_null() || *entry == false) return;
+    if (rule == nullptr) return refuse_unless_neutral(key, *entry);
+    if (!entry->is_number()) refuse(key, "a number", *entry);
+    apply(*rule, entry->get<double>());
+  }
+
+  void apply_default(const std::string& key, const Rule* rule) {
+    for (const Default& known : kDefaults) {
+      if (key == known.key && config_.model_type == known.model_type) apply(*rule, known.value);
+    }
+  }
+
+  void apply(const Rule& rule, double value) {
+    const bool is_softcap = rule.effect == Effect::kSoftcap;
+    if (is_softcap && value == 0) return;
+    if (!(value > 0) || !std::isfinite(value)) refuse(rule.key, "a positive number", value);
+    if (is_softcap) {
+      config_.softcap = value;
+      config_.softcap_from.push_back({rule.key, value});
+      return;
+    }
+    double factor = rule.effect == Effect::kDivide ? 1 / value : value;
+    if (rule.effect == Effect::kShareOfHidden) {
+      if (!config_.hidden) {
+        throw FileError(config_.file,
+                        in_quotes(rule.key) + " is a share of 'hidden_size', which is not there");
+      }
+      factor = value / static_cast<double>(*config_.hidden);
+    }
+    if (factor == 1) return;
+    config_.scale *= factor;
+    config_.scale_from.push_back({rule.key, value});
+  }
+
+  void refuse_unless_neutral(const std::string& key, const json& entry) const {
+    if (entry == 1 || (key == "dim_model_base" && config_.hidden && entry == *config_.hidden)) return;
+    throw FileError(config_.file, in_quotes(key) + " is " + shown(entry) + ", and what model type " +
+                                      in_quotes(config_.model_type) +
+                                      " does with it is not known here: give --scale (1: it does nothing)");
+  }
+
+  void read_tied_scale() {
+    if (!kScaledWhereTied.contains(config_.model_type)) return;
+    if (config_.tied == false) {
+      if (config_.model_type != "umt5" && config_.model_type != "udop") return;
+      throw FileError(config_.file, in_quotes(kTied) + " is false, and whether model type " +
+                                        in_quotes(config_.model_type) +
+                                        " then scales its hidden states differs: give --scale");
+    }
+    if (!config_.hidden) throw FileError(config_.file, "has no 'd_model', by which the logits are scaled");
+    config_.scale /= std::sqrt(static_cast<double>(*config_.hidden));
+    config_.scale_from.push_back({"d_model", static_cast<double>(*config_.hidden)});
+  }
+
+  static std::string shown(const json& value) { return in_quotes(value.dump(-1, ' ', true)); }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& expected, const json& got) const {
+    throw FileError(config_.file, in_quotes(key) + ": expected " + expected + ", got " + shown(got) +
+                                      "; --scale or --softcap, given, takes its place");
+  }
+
+  ModelConfigOverrides overrides_;
+  json whole_;
+  std::vector<const json*> nested_;  // the objects around the language model's entries, outermost first
+  ModelConfig config_;
+};
+
+}  // namespace
+
+ModelConfig read_model_config(const std::string& file, const ModelConfigOverrides& overrides) {
+  return Reader(file, overrides).read();
+}
+
+std::string find_model_config(const std::string& checkpoint) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder =
+      fs::is_directory(checkpoint, error) ? fs::path(checkpoint) : fs::path(checkpoint).parent_path();
+  const fs::path file = folder / "config.json";
+  return fs::exists(file, error) ? file.string() : "";
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,141 @@
+"""The config.json beside a classifier, and as --model of plan: what a Hugging Face model does to its logits."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+N, V, D = 24, 64, 16
+
+
+@pytest.fixture
+def checkpoint(tmp_path, random):
+    """checkpoint(config) -> arguments of loss for a folder with this config.json (an object, or text)."""
+    hidden = random.standard_normal((N, D), np.float32)
+    head, embedding = (random.standard_normal((V, D), np.float32) for _ in range(2))
+    np.save(tmp_path / "h.npy", hidden)
+    np.save(tmp_path / "y.npy", random.integers(0, V, N))
+    (tmp_path / "model").mkdir()
+    save_file({"lm_head.weight": head}, tmp_path / "plain.safetensors")
+    save_file({"lm_head.weight": embedding}, tmp_path / "embedding.safetensors")
+
+    def call(config, names=("lm_head.weight",)):
+        tensors = {"lm_head.weight": head, "model.embed_tokens.weight": embedding, "model.norm.weight": hidden}
+        save_file({name: tensors[name] for name in names}, tmp_path / "model" / "model.safetensors")
+        text = config if isinstance(config, str) else json.dumps(config)
+        (tmp_path / "model" / "config.json").write_text(text)
+        return arguments("model")
+
+    return call
+
+
+def arguments(classifier, *options):
+    return ["loss", "--hidden", "h.npy", "--classifier", classifier, "--targets", "y.npy", *options]
+
+
+NESTED = {"model_type": "granite4_vision", "text_config": {"model_type": "granite", "logits_scaling": 8.0}}
+CONFIGS = [
+    ({"model_type": "llama"}, 1, 0),
+    ({"model_type": "gemma2", "final_logit_softcapping": 3.0}, 1, 3),
+    ({"model_type": "gemma2"}, 1, 30),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "final_logit_softcapping": None}}, 1, 0),
+    ({"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text"}}, 1, 30),
+    ({"model_type": "t5gemma", "decoder": {"model_type": "t5_gemma_module", "final_logit_softcapping": 5}}, 1, 5),
+    ({"model_type": "recurrent_gemma", "logits_soft_cap": 2.0}, 1, 2),
+    ({"model_type": "xlstm", "output_logit_soft_cap": 4.0}, 1, 4),
+    ({"model_type": "cohere2", "logit_scale": 0.25}, 0.25, 0),
+    ({"model_type": "cohere"}, 0.0625, 0),
+    (NESTED, 0.125, 0),
+    ({"model_type": "hyperclovax", "logits_scaling": 0.5}, 0.5, 0),
+    ({"model_type": "minicpm3", "hidden_size": 64, "dim_model_base": 16}, 0.25, 0),
+    ({"model_type": "minicpm3", "hidden_size": 64, "dim_model_base": None}, 1, 0),
+    ({"model_type": "grok", "output_multiplier_scale": 0.5, "final_logit_softcapping": 3}, 0.5, 3),
+    ({"model_type": "falcon_h1", "lm_head_multiplier": 0.75, "time_step_limit": [0.0, "@"]}, 0.75, 0),
+    ({"model_type": "t5", "d_model": 16}, 0.25, 0),
+    ({"model_type": "t5", "d_model": 16, "tie_word_embeddings": False}, 1, 0),
+    ({"model_type": "mpt", "logit_scale": None}, 1, 0),
+    ({"model_type": "phi3small", "mup_width_multiplier": 1.0}, 1, 0),
+]
+
+
+@pytest.mark.parametrize("config, scale, softcap", CONFIGS, ids=lambda x: x["model_type"] if isinstance(x, dict) else None)
+def test_what_the_config_says_is_applied(ok, checkpoint, config, scale, softcap):
+    # Python's json writes Infinity, which JSON does not have.
+    report = ok("--json", *checkpoint(json.dumps(config).replace('"@"', "Infinity"))).json
+    explicit = ok("--json", *arguments("plain.safetensors", "--scale", scale, "--softcap", softcap)).json
+    assert (report["scale"], report["softcap"]) == (scale, softcap)
+    assert report["loss"] == explicit["loss"]
+    applied = {entry["option"] for entry in report["model_config"]["applied"]}
+    assert applied == {name for name, on in (("scale", scale != 1), ("softcap", softcap != 0)) if on}
+    assert explicit["model_config"] is None
+
+
+@pytest.mark.parametrize("classifier", ["model", "model/model.safetensors", "model:lm_head.weight"])
+def test_from_the_folder_or_a_file_in_it(ok, checkpoint, classifier):
+    checkpoint({"model_type": "gemma2", "final_logit_softcapping": 3.0})
+    assert ok("--json", *arguments(classifier)).json["softcap"] == 3
+    assert "logits: softcap 3 (final_logit_softcapping 3 in model/config.json)" in ok(*arguments(classifier)).out
+
+
+def test_options_win_over_the_config(ok, checkpoint):
+    loss = checkpoint({"model_type": "grok", "output_multiplier_scale": "none", "final_logit_softcapping": 3})
+    report = ok("--json", *loss, "--scale", 2).json
+    assert (report["scale"], report["softcap"]) == (2, 3)
+    report = ok("--json", *loss, "--scale", 1, "--softcap", 0).json
+    assert (report["scale"], report["softcap"]) == (1, 0) and report["model_config"]["applied"] == []
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"model_type": "mpt", "logit_scale": "inv_sqrt_d_model"}, "'logit_scale' is '\"inv_sqrt_d_model\"', and what"),
+        ({"model_type": "new", "logits_scaling": 8}, "'logits_scaling' is '8', and what model type 'new' does"),
+        ({"logit_scale": 0.5}, "'logit_scale' is '0.5', and what model type '' does"),
+        ({"model_type": "phi3small", "mup_width_multiplier": 8.0}, "'mup_width_multiplier' is '8.0'"),
+        ({"model_type": "gemma2", "final_logit_softcapping": "x"}, "'final_logit_softcapping': expected a number"),
+        ({"model_type": "gemma2", "final_logit_softcapping": -1}, "'final_logit_softcapping': expected a positive"),
+        ({"model_type": "granite", "logits_scaling": 0}, "'logits_scaling': expected a positive number"),
+        ({"model_type": "minicpm3", "dim_model_base": 16}, "'hidden_size', which is not there"),
+        ({"model_type": "umt5", "d_model": 16, "tie_word_embeddings": False}, "give --scale"),
+        ("[]", "expected a JSON object"),
+        ('{"a": 1', "is not valid JSON"),
+    ],
+)
+def test_what_cannot_be_applied_is_refused_by_name(refused, ok, checkpoint, config, message):
+    loss = checkpoint(config)
+    refused(1, "model/config.json: ", *loss)
+    refused(1, message, *loss)
+    if not isinstance(config, str):
+        ok(*loss, "--scale", 1, "--softcap", 0)
+
+
+def test_the_tensor_that_is_the_head(ok, refused, checkpoint):
+    names = ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
+    of_head, of_embedding = (ok("--json", *arguments(f"{name}.safetensors")).json["loss"] for name in ("plain", "embedding"))
+    for tied, given, loss in [(None, names, of_head), (False, names, of_head), (True, names, of_embedding),
+                              (None, names[1:], of_embedding), (True, names[1:], of_embedding)]:  # fmt: skip
+        config = {"model_type": "llama"} | ({} if tied is None else {"tie_word_embeddings": tied})
+        assert ok("--json", *checkpoint(config, given)).json["loss"] == loss, (tied, given)
+    refused(1, "name the classifier as", *checkpoint({"tie_word_embeddings": False}, names[1:]))
+
+
+def test_plan_for_a_folder_or_a_config(ok, refused, tmp_path, checkpoint):
+    checkpoint({"model_type": "gemma3", "text_config": {"hidden_size": 64, "vocab_size": 512, "logits_soft_cap": 7}})
+    for model in ("model", "model/config.json"):
+        result = ok("--json", "plan", "--model", model).json
+        problem = result["problem"]
+        assert (problem["vocab"], problem["hidden"], problem["softcap"], problem["scale"]) == (512, 64, 7, 1)
+        assert result["model"]["file"].endswith("config.json")
+        assert "softcap 7 (logits_soft_cap 7 in " in ok("plan", "--model", model).out
+    problem = ok("--json", "plan", "--model", "model", "--softcap", 0, "--vocab", "1Ki").json["problem"]
+    assert (problem["vocab"], problem["softcap"]) == (1024, 0)
+    checkpoint({"model_type": "gpt2", "n_embd": 32, "vocab_size": 100})
+    assert ok("--json", "plan", "--model", "model").json["problem"]["hidden"] == 32
+    checkpoint({"model_type": "gpt2", "vocab_size": 100})
+    refused(1, "config.json: has no 'hidden_size'; give --hidden", "plan", "--model", "model")
+    ok("plan", "--model", "model", "--hidden", 8)
+    checkpoint({"model_type": "gpt2", "vocab_size": -5})
+    refused(1, "'vocab_size': expected a whole number", "plan", "--model", "model")
+    (tmp_path / "empty").mkdir()
+    refused(2, "nor a folder with a config.json", "plan", "--model", "empty")
