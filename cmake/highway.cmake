@@ -1,10 +1,8 @@
-# HEADROOM_HIGHWAY_INCLUDE_DIR: Highway's headers, the system's or else fetched. Nothing of it is linked.
-find_path(HEADROOM_HIGHWAY_INCLUDE_DIR hwy/highway.h)
+# HEADROOM_HIGHWAY_INCLUDE_DIR: the folder of Highway's headers, which are installed before. Nothing of it is linked.
+find_path(HEADROOM_HIGHWAY_INCLUDE_DIR hwy/highway.h DOC "Folder that holds hwy/highway.h")
 if(NOT HEADROOM_HIGHWAY_INCLUDE_DIR)
-  message(STATUS "Highway's headers (libhwy-dev) are not installed: fetching them")
-  include(FetchContent)
-  FetchContent_Declare(highway GIT_REPOSITORY https://github.com/google/highway.git GIT_TAG 1.2.0 GIT_SHALLOW ON
-    SOURCE_SUBDIR headers_only) # a folder without a CMakeLists.txt: the sources are fetched and not built
-  FetchContent_MakeAvailable(highway)
-  set(HEADROOM_HIGHWAY_INCLUDE_DIR ${highway_SOURCE_DIR} CACHE PATH "Highway's headers" FORCE)
+  message(FATAL_ERROR "Highway's headers (hwy/highway.h), which the CPU's kernels are written with, are not installed. "
+    "Install libhwy-dev (Debian, Ubuntu), highway-devel (Fedora) or highway (Homebrew, vcpkg, conan), "
+    "or name their folder: -DHEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER; "
+    "with pip: -C cmake.define.HEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER")
 endif()

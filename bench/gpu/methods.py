@@ -34,17 +34,17 @@ def budget_name(mib: int | None) -> str:
 
 @contextlib.contextmanager
 def forced(implementation: str) -> Iterator[None]:
-    """HEADROOM_CUDA inside the block; the package reads it at every call."""
-    before = os.environ.get("HEADROOM_CUDA")
+    """HEADROOM_CUDA_IMPLEMENTATION inside the block; the package reads it at every call."""
+    before = os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")
     if implementation:
-        os.environ["HEADROOM_CUDA"] = implementation
+        os.environ["HEADROOM_CUDA_IMPLEMENTATION"] = implementation
     try:
         yield
     finally:
         if implementation:
-            os.environ.pop("HEADROOM_CUDA")
+            os.environ.pop("HEADROOM_CUDA_IMPLEMENTATION")
             if before is not None:
-                os.environ["HEADROOM_CUDA"] = before
+                os.environ["HEADROOM_CUDA_IMPLEMENTATION"] = before
 
 
 def our_methods(

@@ -15,12 +15,26 @@ endfunction()
 
 file(REMOVE_RECURSE ${WORK})
 set(prefix ${WORK}/prefix)
-foreach(component library development)
+set(components library development)
+if(TOOL)
+  list(APPEND components tool)
+endif()
+foreach(component ${components})
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix} --component ${component})
 endforeach()
 # The installation may be moved.
 file(RENAME ${prefix} ${WORK}/moved)
 set(prefix ${WORK}/moved)
+
+# The tool finds the library beside it.
+if(TOOL)
+  unset(ENV{LD_LIBRARY_PATH})
+  run(${prefix}/${TOOL} --version)
+  if(NOT output STREQUAL "headroom ${VERSION}\n")
+    message(FATAL_ERROR "the installed tool printed: ${output}")
+  endif()
+  run(${prefix}/${TOOL} plan --tokens 64 --vocab 512 --hidden 32)
+endif()
 
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix}
   -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${C} -DCMAKE_BUILD_TYPE=Release)

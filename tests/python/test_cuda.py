@@ -22,9 +22,9 @@ pytestmark = [
 
 @pytest.fixture(params=["automatic", "portable"])
 def implementation(request, monkeypatch):
-    monkeypatch.delenv("HEADROOM_CUDA", raising=False)
+    monkeypatch.delenv("HEADROOM_CUDA_IMPLEMENTATION", raising=False)
     if request.param != "automatic":
-        monkeypatch.setenv("HEADROOM_CUDA", request.param)
+        monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", request.param)
     return request.param
 
 

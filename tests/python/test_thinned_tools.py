@@ -161,7 +161,7 @@ def test_a_graph_draws_anew_at_each_replay(device, reduction):
 @pytest.mark.parametrize("shape", [(257, 1031, 72), (130, 4099, 64)], ids=str)
 def test_mean_over_seeds_across_tiles(device, shape, dtype, implementation, monkeypatch):
     if implementation:
-        monkeypatch.setenv("HEADROOM_CUDA", implementation)
+        monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
     tokens, vocab, hidden = shape
     *tensors, target = head(device, tokens, vocab, hidden, dtype, spread=0.3)
     wide = [t.detach().double().requires_grad_() for t in tensors]

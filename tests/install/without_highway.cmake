@@ -1,0 +1,23 @@
+# Where Highway's headers are not installed, configuring ends with what to install, and fetches nothing.
+cmake_minimum_required(VERSION 3.25)
+file(REMOVE_RECURSE ${WORK})
+file(WRITE ${WORK}/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(without_highway LANGUAGES NONE)
+foreach(place CMAKE_SYSTEM_PATH SYSTEM_ENVIRONMENT_PATH CMAKE_ENVIRONMENT_PATH)
+  set(CMAKE_FIND_USE_\${place} OFF)
+endforeach()
+include(${ROOT}/cmake/highway.cmake)
+")
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK} -B ${WORK}/build -G ${GENERATOR}
+  -DFETCHCONTENT_FULLY_DISCONNECTED=ON
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(result EQUAL 0 OR NOT output MATCHES "libhwy-dev" OR NOT output MATCHES "HEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER")
+  message(FATAL_ERROR "configuring without Highway: ${result}\n${output}")
+endif()
+file(GLOB lists ${ROOT}/CMakeLists.txt ${ROOT}/cmake/* ${ROOT}/src/CMakeLists.txt ${ROOT}/src/*/CMakeLists.txt)
+foreach(list ${lists})
+  file(READ ${list} text)
+  if(text MATCHES "FetchContent|ExternalProject|GIT_REPOSITORY")
+    message(FATAL_ERROR "${list} fetches sources while it configures")
+  endif()
+endforeach()
