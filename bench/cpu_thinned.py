@@ -69,7 +69,6 @@ class Run:
 
     def __init__(self, hidden, weight, target, threads: int, threshold: float | None) -> None:
         import torch
-
         from headroom import _c
 
         self.c, self.lib = _c, _c.library()

@@ -55,9 +55,8 @@ class Bench:
     """One shape and dtype with its data."""
 
     def __init__(self, shape: str, dtype: str, threads: int) -> None:
-        import torch
-
         import headroom
+        import torch
 
         self.torch, self.headroom = torch, headroom
         torch.set_num_threads(threads)
@@ -74,9 +73,7 @@ class Bench:
             functional = self.torch.nn.functional
             return functional.cross_entropy(functional.linear(self.hidden, self.weight), self.target)
         budget = int(float(method.split()[1]) * MIB)
-        return self.headroom.linear_cross_entropy(
-            self.hidden, self.weight, self.target, max_workspace_bytes=budget
-        )
+        return self.headroom.linear_cross_entropy(self.hidden, self.weight, self.target, max_workspace_bytes=budget)
 
     def seconds(self, method: str, backward: bool) -> float:
         self.hidden.grad = self.weight.grad = None
@@ -91,7 +88,14 @@ class Bench:
 
 def peak_memory(args: argparse.Namespace, shape: str, dtype: str, method: str) -> float:
     """MiB over inputs and gradients, in a process of its own."""
-    command = [sys.executable, __file__, "--measure-memory", f"{shape};{dtype};{method}", "--threads", str(args.threads)]
+    command = [
+        sys.executable,
+        __file__,
+        "--measure-memory",
+        f"{shape};{dtype};{method}",
+        "--threads",
+        str(args.threads),
+    ]
     if args.library:
         command += ["--library", args.library]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

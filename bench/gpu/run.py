@@ -53,8 +53,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
     found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
     found.add_argument("--thinned", default="8,9,11", help="thresholds 2^-K of thinned gradients; none to leave out")
-    found.add_argument("--train-on", metavar="FOLDER", help="of experiments/convergence/run.py prepare: makes a missing "
-                       "FILE of --trained, from a model of hidden size 2048")  # fmt: skip
+    found.add_argument(
+        "--train-on",
+        metavar="FOLDER",
+        help="of experiments/convergence/run.py prepare: makes a missing FILE of --trained, from a model of hidden "
+        "size 2048",
+    )
     found.add_argument("--train-minutes", type=float, default=1.0)
     found.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
     found.add_argument("--rounds", type=int, default=10)

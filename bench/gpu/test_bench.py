@@ -187,7 +187,9 @@ def test_smoke_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
 def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:
     torch.save(dict(zip(("hidden", "weight", "target"), make_inputs(SMALL, "std1", "cpu"))), tmp_path / "h.pt")
     words = ["--device", "cpu", "--trained", str(tmp_path / "h.pt"), "--peers", "none", "--thinned", "4"]
-    done = subprocess.run([sys.executable, str(RUN), *words, "--rounds", "3", "--minutes", "2"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(RUN), *words, "--rounds", "3", "--minutes", "2"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "### trained: N 48, V 300, D 32" in done.stdout
     if "headroom is not available" not in done.stdout:

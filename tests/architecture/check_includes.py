@@ -1,9 +1,10 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another; everything outside src
-knows the public headers only; CUDA's own headers are known under src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of
-devices that the tests share.
+knows the public headers only; CUDA's own headers are known under src/cuda, bench and tests/gpu only, to the examples on
+CUDA, and to the memory of devices that the tests share.
 """
+
 import pathlib
 import re
 import sys
@@ -62,7 +63,12 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
                 found.append(f"{where}: not for src/{part}")
             if bracket == "<" and part == "core" and not is_standard(header):
                 found.append(f"{where}: the core needs the standard library only")
-        if top in OUTSIDE and bracket == '"' and f"src/{header}" in local_headers and f"{top}/{header}" not in local_headers:
+        if (
+            top in OUTSIDE
+            and bracket == '"'
+            and f"src/{header}" in local_headers
+            and f"{top}/{header}" not in local_headers
+        ):
             beside = (path.parent / header).resolve()
             if not beside.exists():
                 found.append(f"{where}: {top} sees include/ only")

@@ -1,4 +1,5 @@
 """The checker sees what it should: each rule broken once in a made-up tree."""
+
 import pathlib
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """The shared library exports exactly the functions that the header declares: exported_symbols.py NM LIBRARY HEADER"""
+
 import re
 import subprocess
 import sys
@@ -11,7 +12,10 @@ with open(header, encoding="utf-8") as file:
 declared = set(re.findall(r"^HEADROOM_API\b[^;(]*?(\w+)\(", text, flags=re.MULTILINE))
 
 failed = False
-for kind, names in (("exported but not declared", exported - declared), ("declared but not exported", declared - exported)):
+for kind, names in (
+    ("exported but not declared", exported - declared),
+    ("declared but not exported", declared - exported),
+):
     for name in sorted(names):
         print(f"{kind}: {name}")
         failed = True

@@ -3,10 +3,26 @@
 import numpy as np
 
 
-def forward(hidden, classifier, targets, *, bias=None, scale=1.0, softcap=0.0, label_smoothing=0.0, z_loss=0.0,
-            class_weight=None, token_weight=None, ignore_index=-100, dtype=np.float64):
+def forward(
+    hidden,
+    classifier,
+    targets,
+    *,
+    bias=None,
+    scale=1.0,
+    softcap=0.0,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    class_weight=None,
+    token_weight=None,
+    ignore_index=-100,
+    dtype=np.float64,
+):
     """Everything the command reports, for flat targets that are already shifted, in `dtype`."""
-    as_dtype = lambda x: np.asarray(x, dtype)
+
+    def as_dtype(x):
+        return np.asarray(x, dtype)
+
     classifier = as_dtype(classifier)
     hidden = as_dtype(hidden).reshape(-1, classifier.shape[1])
     targets = np.asarray(targets, np.int64).reshape(-1)

@@ -44,7 +44,9 @@ def test_missing_folder_pipe_and_unknown_kind(loss, tmp_path):
 
 
 def test_mismatched_shapes_and_dtypes(loss, tmp_path, random):
-    save = lambda name, array: np.save(tmp_path / f"{name}.npy", array)
+    def save(name, array):
+        np.save(tmp_path / f"{name}.npy", array)
+
     save("wide", np.zeros((V, D + 1), np.float32))
     loss("wide.npy: expected shape [11, 4]", classifier="wide.npy")
     save("flat", np.zeros(V * D, np.float32))
@@ -137,8 +139,10 @@ DATA = bytes(N * D * 4)
         (safetensors({"x": entry(), "y": entry()}, DATA), "overlaps"),
         (safetensors({"x": entry(offsets=(4, 100))}, DATA + b"1234"), "hole"),
         (safetensors({"x": entry()}, DATA + b"1"), "got 97"),
-        (safetensors(b'{"x":' + json.dumps(entry()).encode() + b',"x":' + json.dumps(entry()).encode() + b"}", DATA),
-         "'x' twice"),
+        (
+            safetensors(b'{"x":' + json.dumps(entry()).encode() + b',"x":' + json.dumps(entry()).encode() + b"}", DATA),
+            "'x' twice",
+        ),
         (safetensors({"\n\x1b[31mx": 1}), "\\x0a\\x1b[31mx"),
     ],
 )
@@ -181,7 +185,9 @@ def test_outputs_never_replace_inputs_nor_stay_half_written(loss, refused, tmp_p
 
 def test_outputs_never_replace_a_part_of_a_checkpoint(refused, ok, tmp_path, random):
     (tmp_path / "model").mkdir()
-    save_file({"lm_head.weight": random.standard_normal((V, D)).astype(np.float32)}, tmp_path / "model" / "1.safetensors")
+    save_file(
+        {"lm_head.weight": random.standard_normal((V, D)).astype(np.float32)}, tmp_path / "model" / "1.safetensors"
+    )
     save_file({"model.norm.weight": np.zeros(D, np.float32)}, tmp_path / "model" / "2.safetensors")
     names = {"lm_head.weight": "1.safetensors", "model.norm.weight": "2.safetensors"}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))

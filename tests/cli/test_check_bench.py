@@ -23,7 +23,9 @@ def test_bench_shows_a_refused_budget(ok):
     assert "refused" in ok("bench", "--shape", "64,512,32", "--budgets", "1B", "--repeat", 1).out
 
 
-@pytest.mark.parametrize("command", [["bench"], ["check"], ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]])
+@pytest.mark.parametrize(
+    "command", [["bench"], ["check"], ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]]
+)
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(refused, command):
     refused(1, "--device: expected a usable CUDA device, got cuda:999: ", *command, "--device", "cuda:999")
     refused(2, "--device: expected cpu or cuda:N, got 'h200'", *command, "--device", "h200")

@@ -151,8 +151,15 @@ def test_options_win_over_the_model(ok):
 
 @pytest.mark.parametrize(
     "text, size",
-    [("256MiB", 2**28), ("1GB", 10**9), ("1.5GiB", 3 * 2**29), ("64m", 64 * 10**6), ("64 kib", 2**16), ("1048576", 2**20),
-     ("2097152B", 2**21)],
+    [
+        ("256MiB", 2**28),
+        ("1GB", 10**9),
+        ("1.5GiB", 3 * 2**29),
+        ("64m", 64 * 10**6),
+        ("64 kib", 2**16),
+        ("1048576", 2**20),
+        ("2097152B", 2**21),
+    ],
 )
 def test_sizes(run, text, size):
     # Whether the budget is enough depends on the backend; the plans are shown in either case.

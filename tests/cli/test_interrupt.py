@@ -51,7 +51,9 @@ def test_a_signal_while_writing_leaves_no_partial_file(start, tmp_path, number):
     np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
     np.save(tmp_path / "h.npy", np.zeros((1, dim), np.float32))
     np.save(tmp_path / "y.npy", np.zeros(1, np.int64))
-    process = start("loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--gradients", "g.safetensors")
+    process = start(
+        "loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--gradients", "g.safetensors"
+    )
     wait_for(lambda: list(tmp_path.glob("g.safetensors*")))
     process.send_signal(number)
     process.communicate(timeout=60)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from oracle import assert_close, both, forward
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 N, V, D = 60, 300, 24
 
@@ -139,9 +139,10 @@ def test_float16_and_float64(ok, tmp_path, problem):
 
 def test_bf16_checkpoint_in_shards(ok, tmp_path, problem):
     torch = pytest.importorskip("torch")
+    import json
+
     from safetensors.torch import load_file as load_torch
     from safetensors.torch import save_file as save_torch
-    import json
 
     tensors = {name: torch.from_numpy(x) for name, x in problem.items()}
     head = tensors["classifier"].bfloat16()
@@ -153,8 +154,18 @@ def test_bf16_checkpoint_in_shards(ok, tmp_path, problem):
     save_torch({"hidden": hidden, "input_ids": tensors["targets"].int()}, tmp_path / "acts.safetensors")
     exact, naive = both(hidden.float().numpy(), head.float().numpy(), problem["targets"])
     for classifier in (".", "model.safetensors.index.json:lm_head.weight", "model-2.safetensors"):
-        report = ok("--json", "loss", "--hidden", "acts.safetensors:hidden", "--classifier", classifier, "--targets",
-                    "acts.safetensors", "--gradients", "g.safetensors").json
+        report = ok(
+            "--json",
+            "loss",
+            "--hidden",
+            "acts.safetensors:hidden",
+            "--classifier",
+            classifier,
+            "--targets",
+            "acts.safetensors",
+            "--gradients",
+            "g.safetensors",
+        ).json
         check_report(report, exact, naive)
         assert report["inputs"]["classifier"]["tensor"].endswith("model-2.safetensors:lm_head.weight")
     gradients = load_torch(tmp_path / "g.safetensors")

@@ -59,7 +59,9 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("config, scale, softcap", CONFIGS, ids=lambda x: x["model_type"] if isinstance(x, dict) else None)
+@pytest.mark.parametrize(
+    "config, scale, softcap", CONFIGS, ids=lambda x: x["model_type"] if isinstance(x, dict) else None
+)
 def test_what_the_config_says_is_applied(ok, checkpoint, config, scale, softcap):
     # Python's json writes Infinity, which JSON does not have.
     report = ok("--json", *checkpoint(json.dumps(config).replace('"@"', "Infinity"))).json
@@ -112,7 +114,9 @@ def test_what_cannot_be_applied_is_refused_by_name(refused, ok, checkpoint, conf
 
 def test_the_tensor_that_is_the_head(ok, refused, checkpoint):
     names = ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
-    of_head, of_embedding = (ok("--json", *arguments(f"{name}.safetensors")).json["loss"] for name in ("plain", "embedding"))
+    of_head, of_embedding = (
+        ok("--json", *arguments(f"{name}.safetensors")).json["loss"] for name in ("plain", "embedding")
+    )
     for tied, given, loss in [(None, names, of_head), (False, names, of_head), (True, names, of_embedding),
                               (None, names[1:], of_embedding), (True, names[1:], of_embedding)]:  # fmt: skip
         config = {"model_type": "llama"} | ({} if tied is None else {"tie_word_embeddings": tied})
