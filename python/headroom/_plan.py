@@ -15,7 +15,6 @@ from typing import Any
 
 from . import _c, _options
 
-
 HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA devices
 
 

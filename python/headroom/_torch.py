@@ -205,12 +205,17 @@ class Call:
 
 
 def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is touched if it is 1."""
+    """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is done if it is 1."""
     with torch.cuda.device(gradient.device):
         stream = torch.cuda.current_stream(gradient.device).cuda_stream
         factor = factor.to(torch.float32)
         _plan.scale_gradient(
-            gradient.data_ptr(), CODES[gradient.dtype], gradient.numel(), factor.data_ptr(), gradient.device.index, stream
+            gradient.data_ptr(),
+            CODES[gradient.dtype],
+            gradient.numel(),
+            factor.data_ptr(),
+            gradient.device.index,
+            stream,
         )
     return gradient
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Seed = int | Tensor | torch.Generator | None
 
+
 class LinearCrossEntropyOutput(NamedTuple):
     """What ``return_stats`` asked for; the others are None. Per-token tensors have the target's shape.
 
@@ -363,5 +364,6 @@ def check_targets(target: Tensor, vocab: int, *, ignore_index: int = -100) -> No
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise InvalidTargetError(
-            f"targets: expected 0 <= target < {vocab} or ignore_index {ignore_index}, got {int(flat[row])} for row {row}"
+            f"targets: expected 0 <= target < {vocab} or ignore_index {ignore_index}, "
+            f"got {int(flat[row])} for row {row}"
         )

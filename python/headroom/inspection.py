@@ -150,9 +150,7 @@ def plan(
         InvalidArgumentError: a size out of range.
     """
     sizes = (tokens, vocab, hidden)
-    spec = _spec(
-        *sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold
-    )
+    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold)
     return _plan.plan_of(spec, default_threads() if threads is None else threads, backend, _place(device)).info
 
 
@@ -174,7 +172,5 @@ def plans(
 ) -> list[PlanInfo]:
     """All plans considered for the same arguments as :func:`plan`'s, fitting or not."""
     sizes = (tokens, vocab, hidden)
-    spec = _spec(
-        *sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold
-    )
+    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold)
     return _plan.list_plans(spec, default_threads() if threads is None else threads, backend, _place(device))

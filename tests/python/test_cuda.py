@@ -36,9 +36,7 @@ def run(problem, upstream_names=("loss",), layout=lambda t: t, **options):
     """As test_options.run, computed on the device; results come back to the CPU, where the oracle is."""
     leaves = [None if t is None else layout(t.detach().cuda()).requires_grad_() for t in problem.leaves()]
     given = {name: to_cuda(value) for name, value in problem.options.items()}
-    out = lce(
-        leaves[0], leaves[1], problem.target.cuda(), linear_bias=leaves[2], return_stats=True, **given, **options
-    )
+    out = lce(leaves[0], leaves[1], problem.target.cuda(), linear_bias=leaves[2], return_stats=True, **given, **options)
     problem.upstream = upstream_like(out, upstream_names)
     tensors = [getattr(out, name) for name in upstream_names]
     torch.autograd.backward(tensors, [problem.upstream[n].to(t) for n, t in zip(upstream_names, tensors)])

@@ -199,7 +199,6 @@ def test_autocast(device):
         assert torch.equal(a, b.float())
 
 
-
 def test_rows_that_are_all_ignored(device):
     input, weight, _, target = head(device)
     target.fill_(-100)
