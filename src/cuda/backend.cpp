@@ -6,6 +6,7 @@
 #include "cuda/cublaslt.h"
 #include "cuda/device.h"
 #include "cuda/device_models.h"
+#include "cuda/float64/plans.h"
 #include "cuda/plans.h"
 #include "cuda/run.h"
 #include "cuda/thinned/sizes.h"
@@ -67,20 +68,26 @@ std::string why_not_thinned(const Problem& problem, const Device& device) {
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (options.on_host()) return "the buffers are in host memory";
-  if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend, on the host";
+  const bool is_float64 = problem.hidden_dtype == DType::kF64;
   if (problem.is_thinned()) {
+    if (is_float64) {
+      return "gradient must be exact with float64 operands; the reference backend thins them, on the host";
+    }
     const std::string why = why_not_thinned(problem, device_of(options));
     if (!why.empty()) return why;
   }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
-  if (options.isa == "sm90" && cuda::operand_dtype(problem) == DType::kF32) {
+  if (options.isa == "sm90" && (is_float64 || cuda::operand_dtype(problem) == DType::kF32)) {
     return "sm90 needs both operands in bfloat16, or both in float16";
   }
   return "";
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes) {
+  if (problem.hidden_dtype == DType::kF64) {
+    return cuda::float64::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
+  }
   return cuda::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
 }
 

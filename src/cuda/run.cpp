@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "cuda/device.h"
+#include "cuda/float64/kernels.h"
+#include "cuda/float64/run.h"
 #include "cuda/runner.h"
 #include "cuda/thinned/run.h"
 
@@ -39,6 +41,10 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
 void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
          const BackendOptions& options, void* stream) {
   const DeviceGuard guard(options.device);
+  if (problem.hidden_dtype == DType::kF64) {
+    float64::run(problem, plan, buffers, workspace, static_cast<cudaStream_t>(stream));
+    return;
+  }
   const int64_t chunk_rows = std::max<int64_t>(plan.token_chunk, 1);
   Workspace rows_workspace = workspace;  // a layout takes from it
   const Runner run{problem,
@@ -74,8 +80,13 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
 void scale(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
            void* stream) {
   const DeviceGuard guard(options.device);
-  launch_scale_unless_one(data, dtype, count, static_cast<const float*>(factor),
-                          static_cast<cudaStream_t>(stream));
+  const auto queue = static_cast<cudaStream_t>(stream);
+  if (dtype == DType::kF64) {
+    float64::launch_scale_unless_one(static_cast<double*>(data), count, static_cast<const double*>(factor),
+                                     queue);
+  } else {
+    launch_scale_unless_one(data, dtype, count, static_cast<const float*>(factor), queue);
+  }
 }
 
 }  // namespace headroom::cuda

@@ -1,0 +1,35 @@
+#include "cuda/float64/arena.h"
+
+#include <algorithm>
+
+namespace headroom::cuda::float64 {
+
+void BlockSize::store(Plan* plan) const {
+  plan->token_chunk = rows;
+  plan->detail[0] = columns;
+}
+
+BlockSize BlockSize::load(const Plan& plan) {
+  return {plan.token_chunk, plan.detail[0]};
+}
+
+Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
+  const BlockSize size = BlockSize::load(plan);
+  Arena a;
+  a.scalars = w.take<Scalars>(1).data();
+  a.target = w.take<int32_t>(p.tokens).data();
+  if (p.needs_forward()) {
+    a.stats = w.take<RowStats<double>>(p.tokens).data();
+    a.row_loss = w.take<double>(p.tokens).data();
+  }
+  if (p.needs_backward()) {
+    a.gradients = w.take<RowGradient>(p.tokens).data();
+    const int64_t rows = std::max(p.want_d_hidden ? size.rows : 0, p.want_d_classifier ? size.columns : 0);
+    a.sums = w.take<double>(rows * p.hidden).data();
+    if (p.want_d_bias) a.bias_sums = w.take<double>(size.columns).data();
+  }
+  a.block = w.take<double>(size.rows * size.columns).data();
+  return a;
+}
+
+}  // namespace headroom::cuda::float64

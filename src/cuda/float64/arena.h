@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/row_stats.h"
+#include "core/workspace.h"
+
+namespace headroom::cuda::float64 {
+
+// Numbers that only the device knows.
+struct Scalars {
+  double divisor;           // of the mean
+  double class_weight_sum;  // sum_j w_j
+  int64_t invalid_count;
+  unsigned long long correct_count;
+};
+
+// What one row's gradient is made of:
+//   dz_j = (p_j (a + b ((z_j - lse) + entropy)) + c w_j - g [j = y]) * slope of t
+// The logits' common offset is in z_j - lse alone, where it cancels.
+struct RowGradient {
+  double lse, entropy;
+  double a, b, c, g;
+};
+
+// Statistics are made of so many columns at a time. Windows are whole numbers of them, so the cut into
+// windows changes no bit.
+inline constexpr int64_t kStrip = 64;
+
+// Logits are made in blocks of so many rows and columns.
+struct BlockSize {
+  int64_t rows = 1, columns = 1;
+
+  void store(Plan* plan) const;
+  static BlockSize load(const Plan& plan);
+};
+
+// What a run needs beyond inputs and outputs. N tokens, D hidden, R rows and W columns of a block.
+struct Arena {
+  Scalars* scalars = nullptr;
+  int32_t* target = nullptr;          // [N] column of the shard, -1 elsewhere, or kIgnoredRow
+  RowStats<double>* stats = nullptr;  // [N]
+  double* row_loss = nullptr;         // [N]
+  RowGradient* gradients = nullptr;   // [N]
+  double* block = nullptr;            // [R, W] dot products, then dz
+  double* sums = nullptr;             // [R, D] of d_hidden, then [W, D] of d_classifier
+  double* bias_sums = nullptr;        // [W]
+};
+
+// With a Workspace that only counts: how many bytes the plan needs (workspace.used()).
+Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace);
+
+}  // namespace headroom::cuda::float64

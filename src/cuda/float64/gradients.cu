@@ -1,0 +1,56 @@
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/float64/kernels.h"
+#include "cuda/rows/device_rows.cuh"
+
+namespace headroom::cuda::float64 {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void column_sums_kernel(Block dz, double* sums) {
+  const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (j >= dz.columns) return;
+  double sum = sums[j];
+  for (int64_t r = 0; r < dz.rows; ++r) sum += dz.data[r * dz.stride + j];
+  sums[j] = sum;
+}
+
+// One block a row.
+__global__ void store_rows_kernel(StoreRows s) {
+  const int64_t r = blockIdx.x;
+  const bool ignored = s.target != nullptr && s.target[r] == kIgnoredRow;
+  double* to = s.to + r * s.stride;
+  for (int64_t i = threadIdx.x; i < s.columns; i += kThreads) {
+    const double sum = ignored ? 0 : s.from[r * s.columns + i];
+    to[i] = s.accumulate ? to[i] + sum : sum;
+  }
+}
+
+__global__ void scale_unless_one_kernel(double* data, int64_t count, const double* factor) {
+  const double by = *factor;
+  if (by == 1) return;
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) data[i] *= by;
+}
+
+}  // namespace
+
+void launch_column_sums(const Block& dz, double* sums, cudaStream_t stream) {
+  column_sums_kernel<<<blocks_for(dz.columns, kThreads), kThreads, 0, stream>>>(dz, sums);
+  check_launch("float64 column_sums");
+}
+
+void launch_store_rows(const StoreRows& s, cudaStream_t stream) {
+  store_rows_kernel<<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(s);
+  check_launch("float64 store_rows");
+}
+
+void launch_scale_unless_one(double* data, int64_t count, const double* factor, cudaStream_t stream) {
+  const unsigned blocks = std::min(blocks_for(count, kThreads), 1024u);
+  scale_unless_one_kernel<<<blocks, kThreads, 0, stream>>>(data, count, factor);
+  check_launch("float64 scale_unless_one");
+}
+
+}  // namespace headroom::cuda::float64

@@ -1,0 +1,15 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cuda/device.h"
+
+namespace headroom::cuda::float64 {
+
+// Of a problem in float64, as Backend::plans. A pure function: no call of the driver.
+std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
+                             size_t max_workspace_bytes);
+
+}  // namespace headroom::cuda::float64
