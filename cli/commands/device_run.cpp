@@ -32,14 +32,15 @@ class Copies {
   Copies(const Problem& p, Buffers& device) {
     const int64_t total = p.vocab_total == 0 ? p.vocab : p.vocab_total;
     const int64_t losses = p.reduction == HEADROOM_REDUCTION_NONE ? p.tokens : 1;
+    const headroom_dtype stats = p.hidden_dtype == HEADROOM_F64 ? HEADROOM_F64 : HEADROOM_F32;
     add(device.hidden, p.tokens * p.hidden, p.hidden_dtype);
     add(device.classifier, p.vocab * p.hidden, p.classifier_dtype);
     add(device.bias, p.vocab, p.bias_dtype);
     add(device.targets, p.tokens, p.target_dtype);
-    add(device.class_weight, total, HEADROOM_F32);
-    add(device.token_weight, p.tokens, HEADROOM_F32);
-    add(device.loss, losses, HEADROOM_F32);
-    for (void** rows : {&device.nll, &device.lse, &device.entropy}) add(*rows, p.tokens, HEADROOM_F32);
+    add(device.class_weight, total, stats);
+    add(device.token_weight, p.tokens, stats);
+    add(device.loss, losses, stats);
+    for (void** rows : {&device.nll, &device.lse, &device.entropy}) add(*rows, p.tokens, stats);
     add(device.argmax, p.tokens, HEADROOM_I64);
     add(device.correct_count, 1, HEADROOM_I64);
     add(device.d_hidden, p.tokens * p.hidden, p.d_hidden_dtype);

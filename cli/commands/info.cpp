@@ -26,13 +26,12 @@ ordered_json choice_for(const GlobalOptions& globals, int device, headroom_dtype
   }
 }
 
-// By dtype of hidden and classifier. float64 is computed on the host only.
+// By dtype of hidden and classifier.
 ordered_json choices(const GlobalOptions& globals, int device) {
-  ordered_json out{{"float32", choice_for(globals, device, HEADROOM_F32)},
-                   {"bfloat16", choice_for(globals, device, HEADROOM_BF16)},
-                   {"float16", choice_for(globals, device, HEADROOM_F16)}};
-  if (device == HEADROOM_HOST_MEMORY) out["float64"] = choice_for(globals, device, HEADROOM_F64);
-  return out;
+  return {{"float32", choice_for(globals, device, HEADROOM_F32)},
+          {"bfloat16", choice_for(globals, device, HEADROOM_BF16)},
+          {"float16", choice_for(globals, device, HEADROOM_F16)},
+          {"float64", choice_for(globals, device, HEADROOM_F64)}};
 }
 
 std::string cuda_version(int32_t version) {

@@ -59,7 +59,8 @@ typedef enum headroom_dtype {
   HEADROOM_F32 = 0,
   HEADROOM_BF16 = 1,
   HEADROOM_F16 = 2,
-  HEADROOM_F64 = 3, /* the reference backend only; then every tensor and statistic is float64 */
+  HEADROOM_F64 = 3, /* then every tensor and statistic is float64: on CUDA (exact gradients), and on the host
+                       by the reference backend; correct and slow (gradients 1F more than below) */
   HEADROOM_I32 = 4,
   HEADROOM_I64 = 5
 } headroom_dtype;

@@ -208,7 +208,7 @@ def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
     """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is done if it is 1."""
     with torch.cuda.device(gradient.device):
         stream = torch.cuda.current_stream(gradient.device).cuda_stream
-        factor = factor.to(torch.float32)
+        factor = factor.to(stats_dtype(gradient))
         _plan.scale_gradient(
             gradient.data_ptr(),
             CODES[gradient.dtype],

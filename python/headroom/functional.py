@@ -139,8 +139,9 @@ def linear_cross_entropy(
     ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
 
     Args:
-        input: hidden states, ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is float64, on
-            the slow reference backend). Row strides are honoured; the last dimension is copied unless contiguous.
+        input: hidden states, ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is float64, as
+            gradcheck wants it: correct and slow). Row strides are honoured; the last dimension is copied unless
+            contiguous.
         linear_weight: the head's weight, ``[V, D]``; any of these dtypes, not necessarily that of ``input``.
         target: class indices, int64 or int32, of shape ``input.shape[:-1]``.
         linear_bias: ``[V]``.

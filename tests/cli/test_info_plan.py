@@ -31,7 +31,7 @@ def test_info_shows_every_cuda_device_or_why_there_is_none(ok):
         assert device["device"] == f"cuda:{ordinal}" and device["name"] in result.out
         assert device["multiprocessors"] > 0 and device["memory_bytes"] > 0
         assert device["usable"] == (device["why_unavailable"] == "")
-        for dtype in ("float32", "bfloat16", "float16"):
+        for dtype in ("float32", "bfloat16", "float16", "float64"):
             choice = device["chosen"][dtype]
             assert choice["reason"] and device["usable"] == (choice["backend"] == "cuda")
 

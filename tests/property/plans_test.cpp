@@ -57,7 +57,7 @@ class Plans : public testing::TestWithParam<Engine> {
 std::vector<Case> cases_for(const Engine& engine) {
   std::vector<Case> out;
   for (uint64_t seed = 300; out.size() < seeds(25); ++seed) {
-    Case c = random_case(seed, {.allow_fp64 = engine.is_reference()});
+    Case c = random_case(seed, {.allow_fp64 = engine.has_float64()});
     if (c.mode == Mode::kForwardThenBackward || !engine.can_run(c.problem)) continue;
     out.push_back(std::move(c));
   }

@@ -222,7 +222,7 @@ constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join
 
 TEST_P(Shards, EveryCutOfSmallVocabularies) {
   for (uint64_t seed = 0; seed < (GetParam().is_device() ? 12 : seeds(60)); ++seed) {
-    const Case c = shardable(seed, {.largest_dimension = 7, .allow_fp64 = GetParam().is_reference()});
+    const Case c = shardable(seed, {.largest_dimension = 7, .allow_fp64 = GetParam().has_float64()});
     const Expected expected(c);
     const Join how = kJoins[seed % std::size(kJoins)];
     for_every_cut(c.problem.vocab, [&](const auto& sizes) { expect_shards_agree(c, expected, sizes, how); });
@@ -231,7 +231,7 @@ TEST_P(Shards, EveryCutOfSmallVocabularies) {
 
 TEST_P(Shards, RandomCutsOfLargerVocabularies) {
   for (uint64_t seed = 500; seed < 500 + (GetParam().is_device() ? 12 : seeds(30)); ++seed) {
-    const Case c = shardable(seed, {.largest_dimension = 700, .allow_fp64 = GetParam().is_reference()});
+    const Case c = shardable(seed, {.largest_dimension = 700, .allow_fp64 = GetParam().has_float64()});
     const Expected expected(c);
     Random random(seed);
     std::vector<int64_t> sizes;

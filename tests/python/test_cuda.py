@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 lce = headroom.linear_cross_entropy
 SHORT = (torch.bfloat16, torch.float16)
-DTYPES = (torch.float32, *SHORT)
+DTYPES = (torch.float32, torch.float64, *SHORT)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,8 +89,6 @@ def test_shapes_across_tiles(shape, dtype, implementation):
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(problems())
 def test_random_combinations(problem):
-    if problem.input.dtype == torch.float64:
-        return
     compare(problem, run(problem, DIFFERENTIABLE))
     compare(problem, run(problem, differentiable_stats=False))
 
@@ -338,11 +336,6 @@ def test_main_grad():
     lce(input, weight, target, main_grad=main_grad).backward()
     assert weight.grad is None
     torch.testing.assert_close(main_grad - 1, expected, rtol=2**-6, atol=float(expected.abs().max()) * 2**-7)
-
-
-def test_float64_is_refused():
-    with pytest.raises(Exception, match="float64"):
-        lce(*(t.double() if t.is_floating_point() else t for t in head()))
 
 
 def test_budget_that_is_too_small_is_refused():

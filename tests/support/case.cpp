@@ -44,7 +44,7 @@ void choose_shape(Random& random, const CaseLimits& limits, headroom::Problem* p
 }
 
 void choose_dtypes(Random& random, const CaseLimits& limits, headroom::Problem* p) {
-  if (limits.allow_fp64 && random.chance(0.1)) {
+  if (limits.only_fp64 || (limits.allow_fp64 && random.chance(0.1))) {
     for (int32_t* dtype : {&p->hidden_dtype, &p->classifier_dtype, &p->bias_dtype, &p->d_hidden_dtype,
                            &p->d_classifier_dtype, &p->d_bias_dtype}) {
       *dtype = HEADROOM_F64;

@@ -52,6 +52,7 @@ struct CaseLimits {
   int64_t largest_dimension = 300;
   int64_t most_products = 200'000;  // N x V x D
   bool allow_fp64 = true;
+  bool only_fp64 = false;
 };
 
 // A random problem over all options.

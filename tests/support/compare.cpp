@@ -80,6 +80,11 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   const bool is_short = engine.shortens_gradients(p);
   out.gradient = rounding_unit(is_short ? as_dtype(p.hidden_dtype) : stats_dtype(p));
   if (!engine.is_device()) return out;
+  if (stats_dtype(p) == HEADROOM_F64) {
+    out.exp = 0x1p-52;                            // exp and log are off by one unit in the last place,
+    if (p.softcap > 0) out.logit_roundings += 4;  // tanh by two
+    return out;
+  }
   out.exp = 0x1p-23;  // expf
   // A matrix instruction of 16-bit operands adds 16 products to its sum at a time and cuts off what is over:
   // twice the error of a rounding.

@@ -18,9 +18,11 @@ struct Engine {
   bool is_reference() const { return backend == "reference"; }
   // Buffers are in the memory of CUDA device 0.
   bool is_device() const { return backend == "cuda"; }
+  // Whether it can run problems in float64.
+  bool has_float64() const { return is_reference() || (is_device() && isa == "portable"); }
   bool can_run(const headroom_problem& problem) const {
     if (isa == "sm90" && !has_short_operands(problem)) return false;
-    return is_reference() || problem.hidden_dtype != HEADROOM_F64;
+    return has_float64() || problem.hidden_dtype != HEADROOM_F64;
   }
   // The most precise format of operands that it can run, but for float64.
   headroom_dtype plain_dtype() const { return isa == "sm90" ? HEADROOM_BF16 : HEADROOM_F32; }
