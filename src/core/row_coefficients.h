@@ -70,7 +70,7 @@ template <class T>
 HEADROOM_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_weight, bool is_target) {
   T d;
   if (is_target && k.b == 0 && k.a == k.g) {
-    d = k.a == 0 ? T(0) : k.a * std::expm1(log_p);
+    d = k.a * std::expm1(log_p);
   } else {
     const T p = std::exp(log_p);
     d = p == 0 ? T(0) : p * probability_factor(k, log_p);

@@ -3,6 +3,7 @@
 
 #include "core/plan.h"
 #include "core/problem.h"
+#include "core/row_coefficients.h"
 #include "core/row_stats.h"
 #include "core/workspace.h"
 
@@ -16,12 +17,10 @@ struct Scalars {
   unsigned long long correct_count;
 };
 
-// What one row's gradient is made of:
-//   dz_j = (p_j (a + b ((z_j - lse) + entropy)) + c w_j - g [j = y]) * slope of t
-// The logits' common offset is in z_j - lse alone, where it cancels.
+// What one row's gradient is made of.
 struct RowGradient {
-  double lse, entropy;
-  double a, b, c, g;
+  LogSumExp<double> lse;
+  RowCoefficients<double> k;
 };
 
 // Statistics are made of so many columns at a time. Windows are whole numbers of them, so the cut into

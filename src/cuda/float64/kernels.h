@@ -38,6 +38,7 @@ void launch_finish_loss(const Inputs& in, const Arena& arena, const Buffers& out
 // Where the gradients begin. Vectors of [N] or null, but for loss: a scalar with any reduction of it.
 struct Upstream {
   const double* lse;      // known from an earlier forward pass; null: from the statistics
+  const double* lse_low;  // the same, to be added; null: 0
   const double* entropy;  // the same; only with grad_entropy
   const double *grad_loss, *grad_nll, *grad_lse, *grad_entropy;
 };

@@ -97,14 +97,9 @@ __global__ void __launch_bounds__(kThreads) dz_kernel(Inputs in, Arena arena, Bl
     *at = 0;
     return;
   }
-  const RowGradient k = arena.gradients[row];
+  const RowGradient& gradient = arena.gradients[row];
   const auto [z, slope] = logit(in, *at, column);
-  const double p = exp(z - k.lse);
-  double d = p * k.a;
-  if (k.b != 0 && p != 0) d += p * (k.b * ((z - k.lse) + k.entropy));
-  if (column == target) d -= k.g;
-  if (k.c != 0) d += k.c * class_weight(in, column);
-  *at = d * slope;
+  *at = dz_element(gradient.k, gradient.lse.log_p(z), class_weight(in, column), column == target) * slope;
 }
 
 }  // namespace

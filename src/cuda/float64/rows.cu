@@ -80,6 +80,7 @@ __device__ void put_ignored(const Inputs& in, const Buffers& out, int64_t row) {
   put(out.weighted_logit_sum, row, 0);
   put(out.nll, row, value);
   put(out.lse, row, value);
+  put(out.lse_low, row, 0);
   put(out.entropy, row, value);
   if (in.rows.is_none) put(out.loss, row, value);
   if (out.argmax != nullptr) out.argmax[row] = -1;
@@ -106,6 +107,8 @@ __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_
   arena.row_loss[row] = loss.loss;
   put(out.nll, row, loss.nll);
   put(out.lse, row, loss.lse);
+  const double rest = (stats.max - loss.lse) + log(stats.sum_exp);
+  put(out.lse_low, row, isfinite(rest) ? rest : 0);
   put(out.entropy, row, loss.entropy);
   if (in.rows.is_none) put(out.loss, row, loss.loss);
   if (stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
@@ -124,21 +127,17 @@ __global__ void __launch_bounds__(kOneBlock) finish_loss_kernel(Inputs in, Arena
 __global__ void row_gradients_kernel(Inputs in, Arena arena, Upstream upstream) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= in.rows.tokens || arena.target[row] == kIgnoredRow) return;
-  RowGradient out;
-  out.lse = upstream.lse != nullptr ? upstream.lse[row] : log_sum_exp(arena.stats[row]);
-  out.entropy = at_or(upstream.entropy, row, 0);
-  out.b = -at_or(upstream.grad_entropy, row, 0);
-  RowUpstream<double> others;  // the entropy's part is b
-  others.loss = at_or(upstream.grad_loss, in.rows.is_none ? row : 0, 1) / arena.scalars->divisor;
-  others.nll = at_or(upstream.grad_nll, row, 0);
-  others.lse = at_or(upstream.grad_lse, row, 0);
+  const LogSumExp<double> lse = upstream.lse != nullptr
+                                    ? LogSumExp<double>{upstream.lse[row], at_or(upstream.lse_low, row, 0)}
+                                    : log_sum_exp_parts(arena.stats[row]);
+  RowUpstream<double> given;
+  given.loss = at_or(upstream.grad_loss, in.rows.is_none ? row : 0, 1) / arena.scalars->divisor;
+  given.nll = at_or(upstream.grad_nll, row, 0);
+  given.lse = at_or(upstream.grad_lse, row, 0);
+  given.entropy = at_or(upstream.grad_entropy, row, 0);
   const RowWeights<double> weights = weights_at(in, row, target_of(in.rows, row));
-  const RowCoefficients<double> c =
-      row_coefficients(params_of(in, *arena.scalars), weights, others, out.lse, 0.0);
-  out.a = c.a;
-  out.c = c.c;
-  out.g = c.g;
-  arena.gradients[row] = out;
+  arena.gradients[row] = {lse, row_coefficients(params_of(in, *arena.scalars), weights, given, lse.value(),
+                                                at_or(upstream.entropy, row, 0))};
 }
 
 }  // namespace

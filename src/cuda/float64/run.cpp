@@ -73,6 +73,7 @@ void load_upstream(const Runner& run) {
   u.grad_loss = static_cast<const double*>(b.grad_loss);
   if (!p.needs_forward()) {
     u.lse = static_cast<const double*>(b.lse);
+    u.lse_low = static_cast<const double*>(b.lse_low);
     if (p.has_grad_nll) u.grad_nll = static_cast<const double*>(b.grad_nll);
     if (p.has_grad_lse) u.grad_lse = static_cast<const double*>(b.grad_lse);
     if (p.has_grad_entropy) {

@@ -73,7 +73,7 @@ __global__ void finish_rows_kernel(RowInputs in, Arena arena, Buffers out, Finis
   if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
   if (f.is_shard) return;
   const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
-  const FloatPair lse = split_to_floats(loss.lse);
+  const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
   arena.lse[r] = lse.high;
   arena.lse_low[r] = lse.low;
   if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
