@@ -1,5 +1,9 @@
 """float64 on CUDA: gradcheck, PyTorch's own samples, and the reference backend on the CPU."""
 
+import sys
+import types
+import unittest
+
 import headroom
 import pytest
 import torch
@@ -50,7 +54,7 @@ def test_gradcheck_of_statistics(name):
     assert torch.autograd.gradcheck(stat, (input, weight, bias))
 
 
-REFERENCE_OPTIONS = [*OPTIONS, {"ignore_index": 3, "reduction": "none", "softcap": 2.0, "label_smoothing": 0.3}]
+REFERENCE_OPTIONS = [*OPTIONS, {"reduction": "none", "softcap": 2.0, "label_smoothing": 0.3}]
 
 
 @pytest.mark.parametrize("options", REFERENCE_OPTIONS, ids=[" ".join(o) or "plain" for o in REFERENCE_OPTIONS])
@@ -81,7 +85,6 @@ def test_equals_cross_entropy(tokens, vocab, hidden):
 
 def samples_of_pytorch():
     """What PyTorch tests its own linear_cross_entropy with, as far as it is ours: class indices, a weight [V, D]."""
-    pytest.importorskip("expecttest", reason="PyTorch's samples need it")
     from torch.testing._internal.common_methods_invocations import op_db
 
     operators = [op for op in op_db if op.name == "nn.functional.linear_cross_entropy" and not op.variant_test_name]
@@ -93,7 +96,11 @@ def samples_of_pytorch():
             yield sample
 
 
-def test_samples_of_pytorch():
+def test_samples_of_pytorch(monkeypatch):
+    try:
+        import expecttest  # noqa: F401
+    except ImportError:  # PyTorch's samples lie beside test cases that are made of it; none of these is run
+        monkeypatch.setitem(sys.modules, "expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
     count = 0
     for sample in samples_of_pytorch():
         count += 1
