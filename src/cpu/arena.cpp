@@ -59,7 +59,10 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     a.block_max = workspace.take<float>(window);
     a.block_sum = workspace.take<float>(window);
     if (p.needs_logit_mean()) a.block_offset = workspace.take<float>(window);
-    if (p.needs_weighted_logit_sum()) a.block_weighted = workspace.take<float>(window);
+    if (p.needs_weighted_logit_sum()) {
+      a.block_weighted = workspace.take<float>(window);
+      a.block_weight = workspace.take<double>(s.blocks);
+    }
     if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
   if (p.needs_backward() && !p.is_thinned()) {

@@ -66,6 +66,7 @@ struct Arena {
   // Statistics of the blocks of a forward window, [W, T] each.
   std::span<float> block_max, block_sum, block_offset, block_weighted;
   std::span<int32_t> block_argmax;
+  std::span<double> block_weight;  // [blocks] sums of class weights
   // Kept exps of the first cached_vocab_blocks blocks, and of a backward window for the others.
   std::span<std::byte> kept_exps;      // [blocks, T, B] elements
   std::span<float> kept_anchor;        // [blocks, T]

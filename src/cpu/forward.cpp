@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/runner.h"
 #include "cpu/thinned/draw.h"
@@ -36,6 +37,20 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
   }
 }
 
+// Sums of the blocks' class weights, one for each column without.
+void sum_weights(const Runner& run) {
+  const Problem& p = run.problem;
+  for (int64_t block = 0; block < static_cast<int64_t>(run.arena.block_weight.size()); ++block) {
+    const int64_t first = p.vocab_start + block * run.shape.vocab_block;
+    const int64_t columns = run.shape.block_columns(p.vocab, block);
+    double sum = p.has_class_weight ? 0 : static_cast<double>(columns);
+    for (int64_t j = 0; j < columns && p.has_class_weight; ++j) {
+      sum += static_cast<const float*>(run.buffers.class_weight)[first + j];
+    }
+    run.arena.block_weight[static_cast<size_t>(block)] = sum;
+  }
+}
+
 // Merges the window's blocks into the rows' statistics, in the order of the vocabulary.
 void merge_rows(const Runner& run, int64_t window_start, int64_t window_end, int64_t row, int64_t row_end) {
   for (; row < row_end; ++row) {
@@ -48,7 +63,11 @@ void merge_rows(const Runner& run, int64_t window_start, int64_t window_end, int
       // exp(z - max) z = exp(z - max) (z - max) + exp(z - max) max; a masked block adds nothing
       if (in.sum_exp_offset != nullptr && s.sum_exp != 0)
         s.sum_exp_logit = *in.sum_exp_offset + s.max * s.sum_exp;
-      if (in.weighted_logit_sum != nullptr) s.weighted_logit_sum = *in.weighted_logit_sum;
+      if (in.weighted_offset_sum != nullptr) {
+        const double anchor = s.max == -INFINITY ? 0 : s.max;
+        s.weighted_logit_sum =
+            *in.weighted_offset_sum + anchor * run.arena.block_weight[static_cast<size_t>(block)];
+      }
       if (in.argmax != nullptr) {
         s.argmax = run.problem.vocab_start + block * run.shape.vocab_block + *in.argmax;
       }
@@ -62,6 +81,7 @@ void merge_rows(const Runner& run, int64_t window_start, int64_t window_end, int
 void forward_chunk(const Runner& run, const Chunk& chunk) {
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
   std::fill_n(run.arena.target_logit.begin(), chunk.count, 0.0f);
+  if (chunk.is_first) sum_weights(run);
   const bool draws = run.problem.is_thinned();
   const int64_t blocks = run.shape.blocks;
   int64_t end = 0;

@@ -56,7 +56,7 @@ struct BlockStats {
   float* sum_exp = nullptr;             // sum exp(z - max)
   float* target_logit = nullptr;        // written for rows with a target in this block only
   float* sum_exp_offset = nullptr;      // sum exp(z - max) (z - max)
-  float* weighted_logit_sum = nullptr;  // sum w z
+  float* weighted_offset_sum = nullptr;  // sum w (z - max), of a masked block sum w z
   int32_t* argmax = nullptr;            // first column of the maximum
 };
 

@@ -156,6 +156,26 @@ TEST_P(CommonOffset, OfAZLoss) {
   }
 }
 
+// The smoothed loss is of differences alone, too.
+TEST_P(CommonOffset, OfASmoothedLoss) {
+  if (GetParam().is_device()) GTEST_SKIP() << "sums of w z are float32 there";
+  for (bool weights : {false, true}) {
+    Case c = base(0x1p-3);
+    c.problem.label_smoothing = 0.5;
+    c.problem.has_class_weight = weights;
+    for (size_t j = 0; j < kVocab && weights; ++j) c.class_weight.push_back(static_cast<double>(j % 3));
+    const Expected expected(c);
+    const Bounds bounds = expected.bounds_of(GetParam());
+    for (double offset : {1e3, -1e5, 1e6}) {
+      Case moved = c;
+      add_offset(&moved, {By::kBias, offset});
+      const Outputs got = solve(context_, moved);
+      EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, HEADROOM_F32)) << offset;
+      EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
+    }
+  }
+}
+
 // Beyond the integers of float32: finite, and of the right sign and size.
 TEST_P(CommonOffset, BeyondTheIntegers) {
   const Case plain = base(8);

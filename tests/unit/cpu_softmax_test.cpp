@@ -103,7 +103,7 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
         const double e = std::exp(row[j] - row[best]);
         s += e;
         so += e * (row[j] - row[best]);
-        sw += (c.weight ? weight[static_cast<size_t>(j)] : 1.0) * row[j];
+        sw += (c.weight ? weight[static_cast<size_t>(j)] : 1.0) * (row[j] - row[best]);
         const double slope = c.softcap != 0 ? 1 - (row[j] / c.softcap) * (row[j] / c.softcap) : 1;
         ASSERT_NEAR(get_element(exps.data(), i * padded + j), e * slope, element_epsilon() + 2 * logit_error);
       }

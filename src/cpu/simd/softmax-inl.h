@@ -89,18 +89,20 @@ HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anch
   if constexpr (kWantOffset) *sum_exp_offset = sum_of_lanes(offset);
 }
 
-HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns,
+// sum w (z - anchor)
+HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns, float anchor,
                               const float* HWY_RESTRICT weight) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF a = hn::Set(df, anchor);
   VF sum = hn::Zero(df);
   int64_t j = 0;
   for (; j + lanes <= columns; j += lanes) {
-    const VF v = hn::LoadU(df, z + j);
+    const VF v = hn::Sub(hn::LoadU(df, z + j), a);
     sum = weight == nullptr ? hn::Add(sum, v) : hn::MulAdd(hn::LoadU(df, weight + j), v, sum);
   }
   float total = sum_of_lanes(sum);
-  for (; j < columns; ++j) total += weight == nullptr ? z[j] : weight[j] * z[j];
+  for (; j < columns; ++j) total += (weight == nullptr ? 1.0f : weight[j]) * (z[j] - anchor);
   return total;
 }
 
@@ -141,8 +143,8 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
     out.sum_exp[i] = sum_exp;
     if (want_offset) out.sum_exp_offset[i] = offset;
     if (strip.target[i] >= 0) out.target_logit[i] = z[strip.target[i]];
-    if (out.weighted_logit_sum != nullptr) {
-      out.weighted_logit_sum[i] = weighted_sum(z, strip.columns, strip.class_weight);
+    if (out.weighted_offset_sum != nullptr) {
+      out.weighted_offset_sum[i] = weighted_sum(z, strip.columns, anchor, strip.class_weight);
     }
     if (out.argmax != nullptr) out.argmax[i] = first_of(z, strip.padded_columns, out.max[i]);
   }
