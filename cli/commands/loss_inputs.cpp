@@ -17,6 +17,7 @@ const std::vector<std::string> kHiddenNames{"hidden", "hidden_states", "last_hid
 const std::vector<std::string> kHeadNames{"lm_head.weight", "head.weight", "output.weight", "classifier",
                                           "embed_out.weight"};
 const std::vector<std::string> kEmbeddingNames{"model.embed_tokens.weight",
+                                               "shared.weight",
                                                "transformer.wte.weight",
                                                "wte.weight",
                                                "backbone.embedding.weight",

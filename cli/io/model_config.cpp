@@ -71,7 +71,7 @@ constexpr std::array<Default, 15> kDefaults{{
     {"minicpm3", "dim_model_base", 256},
 }};
 
-// Hidden states times D^-1/2 where the head is tied, which is what they take it for.
+// Hidden states times D^-1/2, unless scale_decoder_outputs or else tie_word_embeddings is false.
 const std::set<std::string> kScaledWhereTied{"t5",        "longt5", "switch_transformers",
                                              "pop2piano", "umt5",   "udop"};
 constexpr const char* kTied = "tie_word_embeddings";
@@ -217,7 +217,10 @@ class Reader {
 
   void read_tied_scale() {
     if (!kScaledWhereTied.contains(config_.model_type)) return;
-    if (config_.tied == false) {
+    const json* decides = find("scale_decoder_outputs");
+    const bool decided = decides != nullptr && decides->is_boolean();
+    if (decided && *decides == false) return;
+    if (!decided && config_.tied == false) {
       if (config_.model_type != "umt5" && config_.model_type != "udop") return;
       throw FileError(config_.file, in_quotes(kTied) + " is false, and whether model type " +
                                         in_quotes(config_.model_type) +

@@ -54,6 +54,7 @@ CONFIGS = [
     ({"model_type": "falcon_h1", "lm_head_multiplier": 0.75, "time_step_limit": [0.0, "@"]}, 0.75, 0),
     ({"model_type": "t5", "d_model": 16}, 0.25, 0),
     ({"model_type": "t5", "d_model": 16, "tie_word_embeddings": False}, 1, 0),
+    ({"model_type": "t5", "d_model": 16, "tie_word_embeddings": True, "scale_decoder_outputs": False}, 1, 0),
     ({"model_type": "mpt", "logit_scale": None}, 1, 0),
     ({"model_type": "phi3small", "mup_width_multiplier": 1.0}, 1, 0),
 ]
