@@ -191,6 +191,11 @@ class Reader {
     if (is_softcap && value == 0) return;
     if (!(value > 0) || !std::isfinite(value)) refuse(rule.key, "a positive number", value);
     if (is_softcap) {
+      if (!config_.softcap_from.empty() && value != config_.softcap) {
+        refuse(rule.key,
+               "the " + json(config_.softcap).dump() + " of " + in_quotes(config_.softcap_from[0].key),
+               value);
+      }
       config_.softcap = value;
       config_.softcap_from.push_back({rule.key, value});
       return;

@@ -97,6 +97,7 @@ def test_options_win_over_the_config(ok, checkpoint):
         ({"logit_scale": 0.5}, "'logit_scale' is '0.5', and what model type '' does"),
         ({"model_type": "phi3small", "mup_width_multiplier": 8.0}, "'mup_width_multiplier' is '8.0'"),
         ({"model_type": "gemma2", "final_logit_softcapping": "x"}, "'final_logit_softcapping': expected a number"),
+        ({"final_logit_softcapping": 3, "logits_soft_cap": 4}, "expected the 3.0 of 'final_logit_softcapping', got '4"),
         ({"model_type": "gemma2", "final_logit_softcapping": -1}, "'final_logit_softcapping': expected a positive"),
         ({"model_type": "granite", "logits_scaling": 0}, "'logits_scaling': expected a positive number"),
         ({"model_type": "minicpm3", "dim_model_base": 16}, "'hidden_size', which is not there"),
