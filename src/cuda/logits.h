@@ -47,6 +47,7 @@ struct Draws {
       nullptr;  // [V] of the shard: >= 0 for columns that a dense product does, which are not kept
   const int32_t* row = nullptr;      // [rows] the number of a row for seed and lists, or null: as it is
   const float* threshold = nullptr;  // [rows], infinity: nothing is kept
+  const float* guess_low = nullptr;  // of each list's row: to be added to its anchor; null: 0
   float certain_share = 1;           // of the threshold: elements of more are certain to be kept
   int32_t* count = nullptr;  // [rows] kept so far; more than capacity only where the guess was too low
   Draw* elements = nullptr;  // [rows, capacity], in any order

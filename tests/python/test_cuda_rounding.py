@@ -1,4 +1,4 @@
-"""CUDA, 16-bit operands: kept exps, which are rounded to bf16, are as good as gradients of the logits rounded to bf16."""
+"""CUDA, 16-bit operands: kept exps, rounded to bf16, are as good as gradients of the logits rounded to bf16."""
 
 import headroom
 import pytest
@@ -81,7 +81,7 @@ def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction)
     )
     # Kept exps are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an unlikely
     # target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
-    roundings = {"d_hidden": 0, "d_classifier": 2 * 2**-9}
+    roundings = {"d_hidden": 0, "d_classifier": 2 * 2**-8}
     for name, e, n, o in zip(roundings, exact, naive, ours):
         allowed = 2 * (n - e).abs().max() + 1e-4 + roundings[name] * e.abs().max()
         assert (o - e).abs().max() < allowed, f"{name}: {(o - e).abs().max():.3g}, allowed {allowed:.3g}"

@@ -63,7 +63,7 @@ __device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, in
   }
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
-    const double e = z[i] == -CUDART_INF ? 0 : z[i] == strip.max ? 1 : exp(z[i] - strip.max);
+    const double e = z[i] == -CUDART_INF ? 0 : exp(z[i] - strip.max);  // NaN of +inf
     strip.sum_exp += e;
     if (e != 0) strip.sum_exp_logit += e * z[i];
   }

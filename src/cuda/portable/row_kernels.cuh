@@ -71,10 +71,9 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
   block_max(largest, at);
   double sum = 0, sum_offset = 0, weighted = 0;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float e = z[j] == largest ? 1.0f : expf(z[j] - largest);
+    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
     sum += e;
-    if (slots.sum_offset != nullptr && e != 0)
-      sum_offset += double{e} * (z[j] == largest ? 0 : z[j] - largest);
+    if (slots.sum_offset != nullptr && e != 0) sum_offset += double{e} * (z[j] - largest);
     if (slots.weighted != nullptr) {
       weighted +=
           args.class_weight != nullptr ? double{args.class_weight[tile.column + j]} * z[j] : double{z[j]};
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
   if (threadIdx.x != 0) return;
   RowStats<double> mine, old;
   mine.max = largest;
-  mine.sum_exp = largest == -CUDART_INF_F ? 0 : sum;
+  mine.sum_exp = sum;
   mine.sum_exp_logit = logit_sum(sum_offset, largest, mine.sum_exp);
   mine.weighted_logit_sum = weighted;
   mine.argmax = args.column_offset + tile.column + at;
@@ -123,10 +122,9 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile
   block_max(largest, at);
   double sum = 0, sum_offset = 0;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    float e = z[j] == largest ? 1.0f : expf(z[j] - largest);
-    if (largest == -CUDART_INF_F) e = 0;
+    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
     sum += e;
-    if (e != 0) sum_offset += double{e} * (z[j] == largest ? 0 : z[j] - largest);
+    if (e != 0) sum_offset += double{e} * (z[j] - largest);
     out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j]));
   }
   sum = block_sum<kRowThreads>(sum);

@@ -15,6 +15,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   const Draws& draws = args.draws;
   const int64_t index = draws.row != nullptr ? draws.row[row] : row;
   const float anchor = args.anchor[row], threshold = draws.threshold[row];
+  const float low = draws.guess_low != nullptr ? draws.guess_low[index] : 0.0f;
   const int64_t first_column = args.column_offset + tile.column;
   const int64_t target = args.target == nullptr ? -1 : args.target[row] - first_column;
   const uint32_t stream =
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float z = transformed(args, dots[j], tile.column + j);
     if (j == target) args.target_logit[row] = z;
-    const float q = expf(z - anchor);
+    const float q = expf((z - anchor) - low);
     if (is_better(z, static_cast<int32_t>(j), largest, at)) largest = z, at = static_cast<int32_t>(j);
     sum += q;
     if (q != 0) sum_offset += double{q} * (z - anchor);

@@ -120,8 +120,9 @@ __global__ void __launch_bounds__(kRowBlock)
 __global__ void anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (r >= existing(row_count, rows) || arena.active[r / kRowBlock] == 0) return;
-  const float lse = static_cast<float>(log_sum_exp(joined(arena.slots, r)));
-  arena.anchor[r] = lse;
+  const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(arena.slots, r)));
+  arena.anchor[r] = lse.high;
+  arena.lse_low[r] = lse.low;
 }
 
 }  // namespace

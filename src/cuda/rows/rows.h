@@ -51,7 +51,7 @@ void launch_finish_loss(const RowInputs& in, const Arena& arena, const Buffers& 
 void launch_init_slots(const StatSlots& slots, const uint8_t* active, cudaStream_t stream);
 // Finds rows whose anchored sums left the range of exps: sets `active` of their blocks.
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream);
-// In active blocks: anchor = lse of the joined slots.
+// In active blocks: anchor and lse_low = lse of the joined slots.
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count,
                               cudaStream_t stream);
 

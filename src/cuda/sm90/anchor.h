@@ -28,10 +28,20 @@ HEADROOM_HD inline SplitAnchor split_anchor(float anchor) {
   return is_far(anchor, shift) ? SplitAnchor{anchor, 0} : SplitAnchor{0, shift};
 }
 
+// The same of an anchor + low, `low` being what rounding to float took off: nothing that matters where it is
+// near.
+HEADROOM_HD inline SplitAnchor split_anchor(float anchor, float low) {
+  SplitAnchor split = split_anchor(anchor);
+  if (split.far != 0) split.shift = -low * kLog2E;
+  return split;
+}
+
 // What these exps are relative to: the anchor but for the rounding of its shift.
-HEADROOM_HD inline double effective_anchor(float anchor) {
-  const SplitAnchor split = split_anchor(anchor);
+HEADROOM_HD inline double effective_anchor(const SplitAnchor& split) {
   return split.far - static_cast<double>(split.shift) / static_cast<double>(kLog2E);
+}
+HEADROOM_HD inline double effective_anchor(float anchor) {
+  return effective_anchor(split_anchor(anchor));
 }
 
 // Kept exps are stored as 2^kKeptExponent times what they are. Relative to the target's logit their sum is

@@ -116,14 +116,13 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
   const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(own_index));
   const float unit = kGeneral ? 1.f : args.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
-  float near_anchor = anchor;
+  const float low = live && args.draws.guess_low != nullptr ? __ldg(args.draws.guess_low + own_index) : 0.f;
+  const SplitAnchor own = split_anchor(anchor, low);
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
   } else {
-    near_anchor = subtract_far_anchors(acc, anchor, args.scale);
+    subtract_far_anchors(acc, anchor, args.scale);
   }
-  const SplitAnchor own = split_anchor(near_anchor);
-  const float own_subtracted = anchor - near_anchor;
 
   const int first_column = static_cast<int>(args.column_offset) + tile.thread_column();
   float sums[kQuadRows], expected[kQuadRows];
@@ -155,7 +154,7 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
       if (sums[r] >= certain) expected[r] = drawn.expected;
       const uint64_t kept = may_keep ? without_dense(drawn.kept, args.draws.role, first_column) : 0;
       const int index = from_owner(own_index, r);
-      const float subtracted = kGeneral ? 0.f : from_owner(own_subtracted, r);
+      const float subtracted = kGeneral ? 0.f : from_owner(own.far, r);
       if (__any_sync(kWarp, kept != 0)) {
         append<kGeneral>(elements, kept, row_anchor, exponent_scale, certain, unit, subtracted, args.draws,
                          index, first_column);

@@ -82,6 +82,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
   g.guess = t.lists.guess;
+  g.guess_low = t.lists.guess_low;
   g.anchor = run.arena.anchor;
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
@@ -101,6 +102,7 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
     args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
     args.draws.role = t.role;
     args.draws.threshold = t.row_threshold;
+    args.draws.guess_low = t.lists.guess_low;
     args.draws.count = t.lists.count;
     args.draws.elements = t.lists.elements;
     args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
@@ -122,6 +124,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   f.target = a.target;
   f.anchor = a.anchor;
   f.guess = t.lists.guess;
+  f.guess_low = t.lists.guess_low;
   f.count = t.lists.count;
   f.out_of_range = t.out_of_range;
   f.redrawn = t.redrawn;
@@ -131,7 +134,9 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   f.portions = t.portions;
   launch_find_redraws(f, run.stream);
   sum_rows(run, chunk, hidden, t.out_of_range);
-  launch_anchor_redraws(a.slots, f.base_2, t.out_of_range, a.target, chunk.rows, a.anchor, run.stream);
+  float* anchor_low = a.lse_low;  // which gets its values when the rows are finished
+  launch_anchor_redraws(a.slots, f.base_2, t.out_of_range, a.target, chunk.rows, a.anchor, anchor_low,
+                        run.stream);
 
   const auto element = static_cast<int64_t>(size_of(run.dtype()));
   GatherRedraws g{};
@@ -142,7 +147,9 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   g.copy = t.portion_hidden;
   g.out_of_range = t.out_of_range;
   g.anchor = a.anchor;
+  g.anchor_low = anchor_low;
   g.guess = t.lists.guess;
+  g.guess_low = t.lists.guess_low;
   g.threshold = threshold_of(run.problem);
   g.portion_anchor = t.portion_anchor;
   g.portion_threshold = t.portion_threshold;
@@ -233,8 +240,18 @@ void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, 
 void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
                    const float* lse) {
   const Arena& a = run.arena;
-  launch_known_guess(lse, a.target, threshold_of(run.problem), chunk.rows, t.lists.guess, a.anchor,
-                     t.row_threshold, t.lists.count, run.stream);
+  KnownGuess g{};
+  g.rows = chunk.rows;
+  g.lse = lse;
+  g.lse_low = a.lse_low;
+  g.target = a.target;
+  g.threshold = threshold_of(run.problem);
+  g.guess = t.lists.guess;
+  g.guess_low = t.lists.guess_low;
+  g.anchor = a.anchor;
+  g.row_threshold = t.row_threshold;
+  g.count = t.lists.count;
+  launch_known_guess(g, run.stream);
   launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {
     args.row_block_active = a.active;
     args.stats = StatSlots{};

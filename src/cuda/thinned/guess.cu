@@ -90,17 +90,18 @@ __global__ void guess_kernel(Guess g, StatSlots slots) {
   const float guess = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;
   if (lane != 0) return;
   g.guess[row] = g.anchor[row] = guess;
+  g.guess_low[row] = 0;
   g.row_threshold[row] = y == kIgnoredRow ? CUDART_INF_F : g.threshold;
   g.count[row] = 0;
 }
 
-__global__ void known_guess_kernel(const float* lse, const int32_t* target, float threshold, int64_t rows,
-                                   float* guess, float* anchor, float* row_threshold, int32_t* count) {
+__global__ void known_guess_kernel(KnownGuess g) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row >= rows) return;
-  guess[row] = anchor[row] = lse[row];
-  row_threshold[row] = target[row] == kIgnoredRow ? CUDART_INF_F : threshold;
-  count[row] = 0;
+  if (row >= g.rows) return;
+  g.guess[row] = g.anchor[row] = g.lse[row];
+  g.guess_low[row] = g.lse_low[row];
+  g.row_threshold[row] = g.target[row] == kIgnoredRow ? CUDART_INF_F : g.threshold;
+  g.count[row] = 0;
 }
 
 }  // namespace
@@ -113,10 +114,8 @@ void launch_guess(const Guess& g, cudaStream_t stream) {
   check_launch("guess");
 }
 
-void launch_known_guess(const float* lse, const int32_t* target, float threshold, int64_t rows, float* guess,
-                        float* anchor, float* row_threshold, int32_t* count, cudaStream_t stream) {
-  known_guess_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(lse, target, threshold, rows, guess,
-                                                                          anchor, row_threshold, count);
+void launch_known_guess(const KnownGuess& g, cudaStream_t stream) {
+  known_guess_kernel<<<blocks_for(g.rows, kThreads), kThreads, 0, stream>>>(g);
   check_launch("known_guess");
 }
 

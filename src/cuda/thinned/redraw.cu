@@ -22,9 +22,12 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
     out = !(sum < 1.1e26 && sum > 8.7e-27);
     if (out || sum < 1.001 * f.certain_share || expected > f.most_expected) {
       const float anchor = f.anchor[row];
-      if (!out)
-        f.guess[row] =
-            static_cast<float>((f.base_2 ? sm90::effective_anchor(anchor) : double{anchor}) + log(sum));
+      if (!out) {
+        const double base = f.base_2 ? sm90::effective_anchor(anchor) : double{anchor};
+        const FloatPair lse = split_to_floats(LogSumExp<double>{base, log(sum)});
+        f.guess[row] = lse.high;
+        f.guess_low[row] = lse.low;
+      }
       f.count[row] = 0;
       f.redrawn[atomicAdd(f.redrawn_count, 1)] = static_cast<int32_t>(row);
     }
@@ -41,11 +44,12 @@ __global__ void count_portions_kernel(FindRedraws f) {
 }
 
 __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_t* out_of_range,
-                                      const int32_t* target, int64_t rows, float* anchor) {
+                                      const int32_t* target, int64_t rows, float* anchor, float* anchor_low) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= rows || out_of_range[row / kRowBlock] == 0 || target[row] == kIgnoredRow) return;
-  const double lse = log_sum_exp(joined(slots, row));
-  anchor[row] = static_cast<float>(lse);
+  const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(slots, row)));
+  anchor[row] = lse.high;
+  anchor_low[row] = lse.low;
   const double effective = base_2 ? sm90::effective_anchor(anchor[row]) : double{anchor[row]};
   for (int64_t s = 0; s < slots.slots; ++s) {
     const int64_t at = s * slots.stride + row;
@@ -67,7 +71,10 @@ __device__ void gather_redraw(const GatherRedraws& g, int64_t i) {
   auto* to = reinterpret_cast<uint4*>(static_cast<char*>(g.copy) + i * g.hidden_bytes);
   for (int64_t k = threadIdx.x; k < g.hidden_bytes / 16; k += kThreads) to[k] = from[k];
   if (threadIdx.x != 0) return;
-  if (g.out_of_range[row / kRowBlock] != 0) g.guess[row] = g.anchor[row];
+  if (g.out_of_range[row / kRowBlock] != 0) {
+    g.guess[row] = g.anchor[row];
+    g.guess_low[row] = g.anchor_low[row];
+  }
   g.portion_anchor[i] = g.guess[row];
   g.portion_threshold[i] = g.threshold;
 }
@@ -88,9 +95,10 @@ void launch_find_redraws(const FindRedraws& f, cudaStream_t stream) {
 }
 
 void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
-                           const int32_t* target, int64_t rows, float* anchor, cudaStream_t stream) {
-  anchor_redraws_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(slots, base_2, out_of_range,
-                                                                             target, rows, anchor);
+                           const int32_t* target, int64_t rows, float* anchor, float* anchor_low,
+                           cudaStream_t stream) {
+  anchor_redraws_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(
+      slots, base_2, out_of_range, target, rows, anchor, anchor_low);
   check_launch("anchor_redraws");
 }
 

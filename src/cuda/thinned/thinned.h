@@ -14,10 +14,11 @@ namespace headroom::cuda {
 
 // What Buffers::draws holds: all that a backward pass needs of the first draw.
 struct DrawLists {
-  uint64_t* seed = nullptr;  // scalar
-  int32_t* dense = nullptr;  // [K] dense columns, ascending
-  int32_t* count = nullptr;  // [N]
-  float* guess = nullptr;    // [N]
+  uint64_t* seed = nullptr;    // scalar
+  int32_t* dense = nullptr;    // [K] dense columns, ascending
+  int32_t* count = nullptr;    // [N]
+  float* guess = nullptr;      // [N]
+  float* guess_low = nullptr;  // [N] what rounding took off the guess, where that is lse
   // [N] of the product that the sums are of: one of its own would be rounded otherwise than lse
   float* target_logit = nullptr;
   Draw* elements = nullptr;  // [N, capacity]
@@ -72,38 +73,48 @@ struct Guess {
   const float* target_logit;  // [N]
   const int32_t* role;        // [V]
   float* guess;               // [N]
-  float* anchor;              // [N] the same
+  float* guess_low;           // [N] becomes 0
+  float* anchor;              // [N] the same as guess
   float* row_threshold;       // [N]
   int32_t* count;             // [N] becomes 0
 };
 void launch_guess(const Guess& g, cudaStream_t stream);
 // A guess that is known: lse.
-void launch_known_guess(const float* lse, const int32_t* target, float threshold, int64_t rows, float* guess,
-                        float* anchor, float* row_threshold, int32_t* count, cudaStream_t stream);
+struct KnownGuess {
+  int64_t rows;
+  const float *lse, *lse_low;  // [N]
+  const int32_t* target;       // [N]
+  float threshold;
+  float *guess, *guess_low, *anchor, *row_threshold;  // [N] as in Guess
+  int32_t* count;                                     // [N] becomes 0
+};
+void launch_known_guess(const KnownGuess& g, cudaStream_t stream);
 // ---- redraw.cu
 // After the first draw: rows whose guess was too low or too high are listed, to be drawn again with lse as
 // the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
 struct FindRedraws {
   int64_t rows;
-  const StatSlots* slots;   // on the host
-  bool base_2;              // sums are relative to sm90::effective_anchor()
-  float certain_share;      // as in Draws
-  double most_expected;     // over threshold: rows of more are listed
-  const int32_t* target;    // [N]
-  const float* anchor;      // [N] the guess
-  float* guess;             // [N] becomes lse, where the sum is in range
-  int32_t* count;           // [N] becomes 0
-  uint8_t* out_of_range;    // for 128 rows each: a sum left the range of exps
-  int32_t* redrawn;         // [N] the rows, in any order
-  int32_t* redrawn_count;   // scalar
-  int32_t* portion_counts;  // [portions] how many of each portion of the list there are
+  const StatSlots* slots;    // on the host
+  bool base_2;               // sums are relative to sm90::effective_anchor()
+  float certain_share;       // as in Draws
+  double most_expected;      // over threshold: rows of more are listed
+  const int32_t* target;     // [N]
+  const float* anchor;       // [N] the guess
+  float *guess, *guess_low;  // [N] become lse, where the sum is in range
+  int32_t* count;            // [N] becomes 0
+  uint8_t* out_of_range;     // for 128 rows each: a sum left the range of exps
+  int32_t* redrawn;          // [N] the rows, in any order
+  int32_t* redrawn_count;    // scalar
+  int32_t* portion_counts;   // [portions] how many of each portion of the list there are
   int64_t portion, portions;
 };
 void launch_find_redraws(const FindRedraws& r, cudaStream_t stream);
 // Blocks of rows out of range, which have new sums relative to maxima: sums relative to lse as the anchor;
 // listed rows of them get it as the guess.
+// anchor_low [N]: what rounding took off the anchor, which the guess has and the sums have not.
 void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
-                           const int32_t* target, int64_t rows, float* anchor, cudaStream_t stream);
+                           const int32_t* target, int64_t rows, float* anchor, float* anchor_low,
+                           cudaStream_t stream);
 // Of a portion of listed rows: hidden rows, guesses (out of range: anchors) and thresholds.
 struct GatherRedraws {
   const int32_t* redrawn;  // of the portion
@@ -114,8 +125,8 @@ struct GatherRedraws {
   int64_t hidden_stride;  // bytes
   void* copy;             // [portion, hidden_bytes]
   const uint8_t* out_of_range;
-  const float* anchor;  // [N]
-  float* guess;         // [N]
+  const float *anchor, *anchor_low;  // [N]
+  float *guess, *guess_low;          // [N]
   float threshold;
   float* portion_anchor;     // [portion]
   float* portion_threshold;  // [portion]

@@ -29,7 +29,9 @@ struct Row {
 __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   Row row{};
   row.lse = w.lse[r];
-  const double guess = w.base_2 ? sm90::effective_anchor(lists.guess[r]) : double{lists.guess[r]};
+  const float high = lists.guess[r], low = lists.guess_low[r];
+  const double guess =
+      w.base_2 ? sm90::effective_anchor(sm90::split_anchor(high, low)) : double{high} + double{low};
   row.lse_low = w.lse_low[r];
   row.p_over_q = expf(static_cast<float>((guess - row.lse) - row.lse_low));
   row.k = {w.a[r], w.b != nullptr ? w.b[r] : 0, 0, w.g[r]};
