@@ -1,4 +1,4 @@
-// dL/dz_ij = p_ij (a + b z_ij) + c w_j - g [j = y], against numerical derivatives of the loss.
+// dL/dz_ij = p_ij (a + b log p_ij) + c w_j - g [j = y], against numerical derivatives of the loss.
 #include "core/row_coefficients.h"
 
 #include <gtest/gtest.h>
@@ -66,6 +66,49 @@ TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
       EXPECT_NEAR(analytic, numeric, 1e-8) << "seed " << seed;
     }
   }
+}
+
+// At p = 0 no term is 0 times an infinity, of the target and of others, whatever coefficients are 0.
+TEST(RowCoefficients, MaskedColumnsHaveFiniteGradients) {
+  for (double a : {0.0, 0.5}) {
+    for (double b : {0.0, -0.25}) {
+      for (double g : {0.0, 0.5, 2.0}) {
+        const RowCoefficients<double> k{a, b, 0, g};
+        EXPECT_EQ(dz_element<double>(k, -INFINITY, 1.0, true), -g);
+        EXPECT_EQ(dz_element<double>(k, -INFINITY, 1.0, false), 0);
+        EXPECT_EQ(dz_element(k, -1e5, 1.0, false), 0);
+      }
+    }
+  }
+}
+
+TEST(RowCoefficients, ACertainTargetKeepsItsDigits) {
+  const RowCoefficients<double> k{0.5, 0, 0, 0.5};
+  EXPECT_NEAR(dz_element(k, -1e-20, 1.0, true), -0.5e-20, 1e-34);
+}
+
+// log p from the two parts has the digits that their sum has not.
+TEST(RowCoefficients, LseInTwoFloats) {
+  for (double max : {0.0, 1e3, -1e6, 16777216.0, 0x1p62}) {
+    const LogSumExp<double> lse{max, 5.3};
+    EXPECT_EQ(lse.log_p(max), -5.3);
+    const FloatPair pair = split_to_floats(lse);
+    const LogSumExp<double> saved{pair.high, pair.low};
+    EXPECT_NEAR(saved.log_p(max), -5.3, 1e-6) << max;
+    EXPECT_EQ(pair.high, static_cast<float>(max + 5.3));
+  }
+  for (double special : std::vector<double>{NAN, INFINITY, -INFINITY}) {
+    EXPECT_EQ(split_to_floats(special).low, 0);
+  }
+}
+
+// As in PyTorch: not inf, which a finite loss may come near to.
+TEST(RowCoefficients, ALogitOfInfinityMakesTheLossNaN) {
+  RowStats<double> stats;
+  stats.max = INFINITY;
+  stats.sum_exp = 1;
+  const RowLoss<double> loss = row_loss<double>({}, {}, stats);
+  for (double value : {loss.loss, loss.nll, loss.lse, loss.entropy}) EXPECT_TRUE(std::isnan(value));
 }
 
 TEST(RowCoefficients, PlainCrossEntropyNeedsOnlyAAndG) {

@@ -181,7 +181,7 @@ TEST_P(CpuSoftmax, InfinitiesAndNaN) {
   Aligned<float> z(2 * padded);
   std::vector<float> max(2), sum(2), zy(2);
   Aligned<uint32_t> exps(2 * padded);
-  std::vector<int32_t> target{0, -1};
+  std::vector<int32_t> target{0, -1}, argmax(2);
   const auto run = [&](float odd, float rest) {
     for (int64_t i = 0; i < 2 * padded; ++i) z[i] = rest;
     z[39] = odd;
@@ -191,6 +191,7 @@ TEST_P(CpuSoftmax, InfinitiesAndNaN) {
     stats.max = max.data();
     stats.sum_exp = sum.data();
     stats.target_logit = zy.data();
+    stats.argmax = argmax.data();
     k().softmax_strip(strip, {}, stats, exps.data(), padded);
   };
   run(1.0f, -kInf);  // all masked but one
@@ -202,8 +203,11 @@ TEST_P(CpuSoftmax, InfinitiesAndNaN) {
   EXPECT_EQ(get_element(exps.data(), 5), 0);
   run(kNaN, 1.0f);
   EXPECT_TRUE(std::isnan(sum[0]) && std::isnan(sum[1]));
+  EXPECT_TRUE(std::isnan(max[0]) && std::isnan(max[1]));
+  EXPECT_EQ(argmax, (std::vector<int32_t>{39, 3}));
   run(kInf, 1.0f);
   EXPECT_TRUE(std::isnan(sum[0]) && std::isnan(sum[1]));
+  EXPECT_EQ(argmax, (std::vector<int32_t>{39, 3}));
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryIsa, CpuSoftmax, testing::ValuesIn(usable_kernels()),
