@@ -209,7 +209,6 @@ TEST_P(CommonOffset, OfMergedStatistics) {
   const Expected expected(c);
   add_offset(&c, {By::kBias, 1e5});
   const Outputs whole = solve(context_, c);
-  std::vector<double> stats = whole.max;
   std::vector<float> max(whole.max.begin(), whole.max.end()), sum(whole.sum_exp.begin(), whole.sum_exp.end());
   std::vector<float> target(whole.target_logit.begin(), whole.target_logit.end());
   std::vector<float> lse(kTokens), lse_low(kTokens);
