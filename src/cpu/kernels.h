@@ -53,11 +53,11 @@ struct LogitStrip {
 // Statistics of one block, each [rows]; null where not wanted.
 struct BlockStats {
   float* max = nullptr;
-  float* sum_exp = nullptr;             // sum exp(z - max)
-  float* target_logit = nullptr;        // written for rows with a target in this block only
-  float* sum_exp_offset = nullptr;      // sum exp(z - max) (z - max)
+  float* sum_exp = nullptr;              // sum exp(z - max)
+  float* target_logit = nullptr;         // written for rows with a target in this block only
+  float* sum_exp_offset = nullptr;       // sum exp(z - max) (z - max)
   float* weighted_offset_sum = nullptr;  // sum w (z - max), of a masked block sum w z
-  int32_t* argmax = nullptr;            // first column of the maximum
+  int32_t* argmax = nullptr;             // first column of the maximum
 };
 
 // dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_low, every vector [rows].
