@@ -18,10 +18,10 @@ void check_targets(const Problem& problem, const void* targets) {
   for (int64_t row = 0; row < problem.tokens; ++row) {
     const int64_t target = target_of_row(problem, targets, row);
     if (target == problem.ignore_index || (target >= 0 && target < problem.vocab_total)) continue;
-    throw Error(Status::kInvalidTarget, "targets: expected 0 <= target < " +
-                                            std::to_string(problem.vocab_total) + " or ignore_index " +
-                                            std::to_string(problem.ignore_index) + ", got " +
-                                            std::to_string(target) + " for row " + std::to_string(row));
+    throw Error(Status::kInvalidTarget,
+                "targets: expected 0 <= target < " + std::to_string(problem.vocab_total) +
+                    " or ignore_index " + std::to_string(problem.ignore_index) + ", got " +
+                    std::to_string(target) + " at targets[" + std::to_string(row + problem.shift) + "]");
   }
 }
 

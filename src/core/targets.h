@@ -18,7 +18,8 @@ inline int64_t target_of_row(const Problem& problem, const void* targets, int64_
 // Writes the rows that are not ignored to `rows` (room for N) in ascending order; returns how many.
 int64_t compact_rows(const Problem& problem, const void* targets, int64_t* rows);
 
-// Throws kInvalidTarget with row and value for a target outside [0, vocab_total) that is not ignore_index.
+// Throws kInvalidTarget with value and place in `targets` of a target outside [0, vocab_total) that is not
+// ignore_index.
 void check_targets(const Problem& problem, const void* targets);
 
 // sum_j w_j over the whole vocabulary, V_total without class weights.

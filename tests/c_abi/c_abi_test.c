@@ -102,7 +102,7 @@ static void run_on(const char* backend) {
   buffers.targets = bad_targets;
   loss = -1;
   EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_INVALID_TARGET);
-  EXPECT(strstr(headroom_last_error(), "got 3 for row 1") != NULL);
+  EXPECT(strstr(headroom_last_error(), "got 3 at targets[1]") != NULL);
   EXPECT(loss == -1);
 
   free(workspace);

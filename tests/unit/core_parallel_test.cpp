@@ -1,6 +1,8 @@
 #include "core/parallel.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <vector>
@@ -33,6 +35,24 @@ TEST(ParallelFor, SerialRunsEachTaskOnce) {
 TEST(ParallelFor, OpenMPRunsEachTaskOnce) {
   EXPECT_GE(openmp_parallel_for(0).threads, 1);
   for (int threads : {0, 1, 2, 5}) expect_each_task_once(openmp_parallel_for(threads));
+}
+
+// What the parent's threads ran before the fork, the child runs on threads of its own.
+TEST(ParallelFor, OpenMPRunsEachTaskOnceInAForkedProcess) {
+  const ParallelFor parallel_for = openmp_parallel_for(4);
+  expect_each_task_once(parallel_for);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // ends a child that hangs
+    expect_each_task_once(parallel_for);
+    expect_each_task_once(openmp_parallel_for(2));
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  expect_each_task_once(parallel_for);
 }
 
 }  // namespace

@@ -122,9 +122,9 @@ TEST_P(RunArguments, TargetsOutOfRange) {
   for (int64_t bad : {kVocab, int64_t{-1}, INT64_MAX, INT64_MIN, int64_t{1} << 32}) {
     Fixture f;
     f.targets[3] = bad;
-    expect_refusal(
-        f, HEADROOM_INVALID_TARGET,
-        "targets: expected 0 <= target < 6 or ignore_index -100, got " + std::to_string(bad) + " for row 3");
+    expect_refusal(f, HEADROOM_INVALID_TARGET,
+                   "targets: expected 0 <= target < 6 or ignore_index -100, got " + std::to_string(bad) +
+                       " at targets[3]");
   }
   Fixture f;
   const std::vector<int32_t> narrow = {0, 1, 2, INT32_MIN};

@@ -50,7 +50,7 @@ TEST(Targets, RowsAreCompactedInOrder) {
   EXPECT_EQ(rows, (std::vector<int64_t>{1, 3, 4, -7, -7}));
 }
 
-TEST(Targets, OutOfRangeIsRefusedWithRowAndValue) {
+TEST(Targets, OutOfRangeIsRefusedWithPlaceAndValue) {
   const Problem p = problem_of(3);
   for (int64_t bad : {int64_t{50}, int64_t{-1}, int64_t{1} << 62, -(int64_t{1} << 62)}) {
     const std::vector<int64_t> targets = {1, bad, 2};
@@ -60,8 +60,23 @@ TEST(Targets, OutOfRangeIsRefusedWithRowAndValue) {
     } catch (const Error& error) {
       EXPECT_EQ(error.status(), Status::kInvalidTarget);
       EXPECT_EQ(std::string(error.what()), "targets: expected 0 <= target < 50 or ignore_index -100, got " +
-                                               std::to_string(bad) + " for row 1");
+                                               std::to_string(bad) + " at targets[1]");
     }
+  }
+}
+
+// The place is the target's own, not that of the row that predicts it.
+TEST(Targets, OutOfRangeAfterAShift) {
+  Problem p = problem_of(6);
+  p.sequence_length = 3;
+  p.shift = 1;
+  const std::vector<int64_t> targets = {1, 2, 3, 1, 2, 77};
+  try {
+    check_targets(p, targets.data());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "targets: expected 0 <= target < 50 or ignore_index -100, got 77 at targets[5]");
   }
 }
 
