@@ -3,7 +3,8 @@
 
 namespace headroom {
 
-// threads 0: as many as OpenMP gives now. Tasks are handed out in order, one at a time.
+// threads 0: as many as OpenMP gives now. Tasks are handed out in order, one at a time. After a fork, which
+// OpenMP's threads may not survive, a loop runs on threads of its own.
 ParallelFor openmp_parallel_for(int threads);
 
 }  // namespace headroom

@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Iterable
 from ctypes import c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
@@ -160,12 +161,17 @@ _STRUCTS = {
 }
 
 
-def _library_names() -> tuple[str, ...]:
+def _library_name() -> str:
     if sys.platform == "win32":
-        return ("headroom.dll",)
+        return "headroom.dll"
     if sys.platform == "darwin":
-        return ("libheadroom.dylib",)
-    return ("libheadroom.so",)
+        return "libheadroom.dylib"
+    return "libheadroom.so"
+
+
+def package_folders() -> Iterable[Path]:
+    """Of this package: an editable installation has the Python modules in one and the native library in another."""
+    return [Path(folder).resolve() for folder in sys.modules[__package__ or ""].__path__]
 
 
 def library_path() -> Path:
@@ -176,20 +182,29 @@ def library_path() -> Path:
         if not path.is_file():
             raise errors.LibraryNotFoundError(f"{LIBRARY_VARIABLE}: expected the path of the library, got {override}")
         return path
-    folder = Path(__file__).resolve().parent
-    for name in _library_names():
+    name, folders = _library_name(), package_folders()
+    for folder in folders:
         if (folder / name).is_file():
             return folder / name
     raise errors.LibraryNotFoundError(
-        f"the native library {_library_names()[0]} is not in {folder}: install the package with pip, "
+        f"the native library {name} is not in {' or '.join(map(str, folders))}: install the package with pip, "
         f"or point {LIBRARY_VARIABLE} at a build of it"
     )
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise errors.LibraryNotFoundError(
+            f"the native library {path} cannot be loaded (a library that it needs may be missing): {error}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Loads the library once and declares its functions."""
-    lib = ctypes.CDLL(str(library_path()))
+    lib = _load(library_path())
     prototypes = {
         "version": (c_char_p, []),
         "plan_kind_name": (c_char_p, [c_int32]),
@@ -218,6 +233,18 @@ def library() -> ctypes.CDLL:
         init.restype = None
         init.argtypes = [c_void_p]
     return lib
+
+
+def _load_before_fork() -> None:
+    """A child must not use the OpenMP threads of its parent, which it does not have: the library watches for forks."""
+    try:
+        library()
+    except errors.LibraryNotFoundError:
+        pass  # said where the library is used
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_load_before_fork)
 
 
 def make(struct_name: str) -> ctypes.Structure:

@@ -1,7 +1,7 @@
 """Contexts and plans, cached: the part of every call that does not depend on data.
 
 A plan depends on shapes, dtypes and options only. Contexts and plans may be used by several threads at once, and
-hold no threads of their own, so they survive a fork.
+after a fork: they hold no threads, and the library runs a loop of a forked process on threads of that loop alone.
 """
 
 from __future__ import annotations

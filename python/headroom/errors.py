@@ -13,7 +13,7 @@ class InvalidArgumentError(HeadroomError, ValueError):
 
 
 class InvalidTargetError(HeadroomError, ValueError):
-    """A target is neither in ``[0, V)`` nor ``ignore_index``; the message has its row and value."""
+    """A target is neither in ``[0, V)`` nor ``ignore_index``; the message has its place and value."""
 
 
 class BudgetTooSmallError(HeadroomError, ValueError):
@@ -48,4 +48,4 @@ class InternalError(HeadroomError, RuntimeError):
 
 
 class LibraryNotFoundError(HeadroomError, ImportError):
-    """The native library is not where it is looked for."""
+    """The native library is not where it is looked for, or cannot be loaded."""

@@ -1,6 +1,7 @@
 """Inspection, import without PyTorch, memory, fork, and the library's place."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,69 @@ except headroom.LibraryNotFoundError as error:
     print(error)
 """
     assert "HEADROOM_LIBRARY" in python(code, HEADROOM_LIBRARY="/nowhere/libheadroom.so")
+
+
+REASON = """
+import headroom
+try:
+    headroom.version()
+except headroom.LibraryNotFoundError as error:
+    assert isinstance(error, ImportError)
+    print(error)
+"""
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path):
+    path = tmp_path / "libheadroom.so"
+    path.write_text("not a library")
+    said = python(REASON, HEADROOM_LIBRARY=str(path))
+    assert f"the native library {path} cannot be loaded" in said and "file too short" in said
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler")
+def test_a_library_that_lacks_another(tmp_path):
+    """As where there is no libgomp."""
+    source, needed, path = tmp_path / "a.c", tmp_path / "libneeded.so.1", tmp_path / "libheadroom.so"
+    source.write_text("int needed(void);\nint headroom_version(void) { return needed(); }\n")
+    (tmp_path / "b.c").write_text("int needed(void) { return 1; }\n")
+    shared = ["cc", "-shared", "-fPIC"]
+    subprocess.run([*shared, str(tmp_path / "b.c"), "-Wl,-soname,libneeded.so.1", "-o", str(needed)], check=True)
+    subprocess.run([*shared, str(source), "-Wl,--no-as-needed", str(needed), "-o", str(path)], check=True)
+    needed.unlink()
+    assert "libneeded.so.1: cannot open shared object file" in python(REASON, HEADROOM_LIBRARY=str(path))
+
+
+def editable(tmp_path, with_library):
+    """Code that imports the package as in an editable installation: modules in one folder, library in another."""
+    modules = Path(headroom.__file__).parent
+    site = tmp_path / "site-packages" / "headroom"
+    site.mkdir(parents=True)
+    if with_library:
+        shutil.copy(_c.library_path(), site / "libheadroom.so")
+    return f"""
+import importlib.util, os, sys
+os.environ.pop("HEADROOM_LIBRARY", None)
+spec = importlib.util.spec_from_file_location(
+    "headroom", {str(modules / "__init__.py")!r}, submodule_search_locations=[{str(modules)!r}, {str(site)!r}])
+module = importlib.util.module_from_spec(spec)
+sys.modules["headroom"] = module
+spec.loader.exec_module(module)
+""", site
+
+
+def test_editable_installation(tmp_path):
+    if (Path(headroom.__file__).parent / "libheadroom.so").exists():
+        pytest.skip("this is an installed package")
+    code, _ = editable(tmp_path, with_library=True)
+    assert python(code + "print(module.version())").strip() == headroom.__version__
+
+
+def test_every_folder_that_was_searched_is_named(tmp_path):
+    if (Path(headroom.__file__).parent / "libheadroom.so").exists():
+        pytest.skip("this is an installed package")
+    code, site = editable(tmp_path, with_library=False)
+    said = python(code + REASON)
+    assert str(site) in said and str(Path(headroom.__file__).parent) in said
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
