@@ -17,6 +17,12 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+    if tensor.device.type == "meta":
+        raise ValueError(
+            f"{name}: expected a tensor on the CPU or a CUDA device, got device meta: it holds no values, as of a "
+            "model made on meta or whose weights are offloaded (accelerate loads those of a module around its own "
+            "forward only); load it first"
+        )
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name}: expected a tensor on the CPU or a CUDA device, got device {tensor.device}")
     if not torch.compiler.is_compiling():
@@ -24,10 +30,11 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def check_plain(name: str, tensor: Tensor) -> None:
-    if hasattr(type(tensor), "__tensor_flatten__"):  # DTensor, quantised weights and other wrappers
+    if hasattr(tensor, "full_tensor") and hasattr(tensor, "placements"):
+        raise TypeError(f"{name}: expected a plain torch.Tensor, got a DTensor {_how_to_gather(name, tensor)}")
+    if hasattr(type(tensor), "__tensor_flatten__"):  # quantised weights and other wrappers
         raise TypeError(
-            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} "
-            "(gather or unwrap it first, such as with full_tensor() or to_local())"
+            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} (unwrap or dequantise it first)"
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotImplementedError(
@@ -38,6 +45,25 @@ def check_plain(name: str, tensor: Tensor) -> None:
         raise NotImplementedError(
             f"{name}: headroom.linear_cross_entropy does not support forward-mode differentiation"
         )
+
+
+def _how_to_gather(name: str, tensor: Tensor) -> str:
+    """Of a DTensor: its placements, and what to pass instead."""
+    placements = tuple(tensor.placements)  # type: ignore[attr-defined]
+    if all(placement.is_replicate() for placement in placements):
+        call, part = "to_local", "which is all of it"
+    else:
+        call, part = "full_tensor", "as to_local() is a part of it"
+    text = f"of placements {placements}: pass {name}.{call}(), {part}"
+    if name not in ("linear_weight", "linear_bias", "scale"):
+        return text
+    text += (
+        f"; where ranks hold tokens of their own, as under FSDP, {call}(grad_placements=[Partial()]), or its gradient "
+        "is that of this rank's tokens"
+    )
+    if call == "full_tensor":
+        text += ". A head sharded over the vocabulary is not supported in this call yet"
+    return text
 
 
 def check_devices(device: torch.device, tensors: dict[str, Tensor | None]) -> None:

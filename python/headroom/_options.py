@@ -6,6 +6,7 @@ Ranges are checked by the library, whose messages name argument, expected and go
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ STATS = ("nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
 DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
 GRADIENTS = ("exact", "thinned")
 DEFAULT_THRESHOLD = 2.0**-10
+LARGEST_ZERO = 2.0**-150  # what float32 rounds to 0
 SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
 
 
@@ -36,10 +38,29 @@ def integer(name: str, value: Any) -> int:
 def checked_num_items(value: Any, reduction: str) -> float:
     if reduction != "mean":
         raise ValueError(f'num_items: expected None unless reduction is "mean", got {value!r} with "{reduction}"')
-    items = float(number("num_items", value))
-    if not 0 < items < math.inf:
-        raise ValueError(f"num_items: expected a finite number > 0, got {items}")
+    items = number("num_items", value)
+    if not 0 <= items < math.inf:
+        raise ValueError(f"num_items: expected a finite number >= 0, got {items}")
     return items
+
+
+def checked_threshold(value: Any) -> float:
+    threshold = number("threshold", value)
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold: expected a number in (0, 1], got {threshold}")
+    if threshold <= LARGEST_ZERO:
+        raise ValueError(f"threshold: expected a number in (0, 1] that is not 0 in float32, got {threshold}")
+    return threshold
+
+
+def budget(max_workspace_bytes: int | None) -> int:
+    """As the library takes it, 0 for None."""
+    if max_workspace_bytes is None:
+        return 0
+    size = integer("max_workspace_bytes", max_workspace_bytes)
+    if size <= 0:
+        raise ValueError(f"max_workspace_bytes: expected a positive number of bytes or None, got {size}")
+    return size
 
 
 def make_options(
@@ -57,15 +78,10 @@ def make_options(
     gradient: str,
     threshold: float,
 ) -> dict[str, Any]:
-    """The options as the operators and Spec take them (reduction and gradient by name, 0 for None)."""
+    """The options as the operators take them: 0 for None but of num_items, of which 0 is a number."""
     if reduction not in REDUCTIONS:
         raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
     check_gradient(gradient)
-    budget = 0
-    if max_workspace_bytes is not None:
-        budget = integer("max_workspace_bytes", max_workspace_bytes)
-        if budget <= 0:
-            raise ValueError(f"max_workspace_bytes: expected a positive number of bytes or None, got {budget}")
     return {
         "reduction": reduction,
         "ignore_index": -100 if ignore_index is None else integer("ignore_index", ignore_index),
@@ -73,12 +89,12 @@ def make_options(
         "scale": number("scale", scale),
         "softcap": 0.0 if softcap is None else number("softcap", softcap),
         "z_loss": number("z_loss", z_loss),
-        "num_items": 0.0 if num_items is None else checked_num_items(num_items, reduction),
+        "num_items": None if num_items is None else checked_num_items(num_items, reduction),
         "shift": integer("shift", shift),
         "sequence_length": sequence_length,
-        "max_workspace_bytes": budget,
+        "max_workspace_bytes": budget(max_workspace_bytes),
         "gradient": gradient,
-        "threshold": number("threshold", threshold),
+        "threshold": checked_threshold(threshold),
     }
 
 
@@ -111,3 +127,15 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str,
         if name not in STATS + DRAW_STATS:
             raise ValueError(f"return_stats: expected names out of {', '.join(STATS + DRAW_STATS)}, got {name!r}")
     return tuple(return_stats)
+
+
+def target_message(message: str, shape: Sequence[int]) -> str:
+    """The library's message of a target out of range, with the caller's name of it and its place in that shape."""
+    found = re.fullmatch(r"targets: (.*) at targets\[(\d+)\]", message)
+    if found is None:
+        return message
+    place, rest = [], int(found[2])
+    for size in reversed(shape):
+        rest, index = divmod(rest, size)
+        place.append(index)
+    return f"target: {found[1]} at target{shape_text(reversed(place))}"

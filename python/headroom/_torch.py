@@ -1,6 +1,7 @@
-"""Runs a problem on CPU tensors: tensors to Spec and pointers. No autograd, no dispatcher; _ops.py is above this.
+"""Runs a problem on tensors: tensors to Spec and pointers. No autograd, no dispatcher; _ops.py is above this.
 
-Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], target [N], bias [V].
+Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], bias [V], target of N elements in the
+caller's shape.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _c, _options, _plan
+from . import _c, _numbers, _options, _plan
+from ._flags import Wants
+from .errors import InvalidTargetError
 
 CODES = {
     torch.float32: _c.F32,
@@ -28,20 +31,14 @@ class Inputs(NamedTuple):
 
     hidden: Tensor  # [N, D]
     weight: Tensor  # [V, D]
-    target: Tensor  # [N]
+    target: Tensor  # [...], N elements
     bias: Tensor | None  # [V]
     class_weight: Tensor | None  # [V]
     token_weight: Tensor | None  # [N]
     num_items: Tensor | None  # scalar; takes the place of the option
     seed: Tensor | None  # scalar int64, of thinned gradients
-
-
-class Wants(NamedTuple):
-    """Which gradients."""
-
-    hidden: bool
-    weight: bool
-    bias: bool
+    scale: Tensor | None  # scalar, where its gradient is wanted; its value is the option's
+    numbers: Tensor | None  # [6] float64 on the CPU; they take the place of the options _numbers.NAMES
 
 
 def stats_dtype(hidden: Tensor) -> torch.dtype:
@@ -98,11 +95,13 @@ def _fields(pass_: int, inputs: Inputs, options: dict[str, Any]) -> dict[str, An
 
 def draws_size(inputs: Inputs, options: dict[str, Any], entropy: bool, argmax: bool) -> int:
     """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
-    fields = dict(options) | _fields(_c.FORWARD, inputs, options)
+    options = _numbers.joined(options, None)
+    fields = options | _fields(_c.FORWARD, inputs, options)
     fields |= {"keeps_draws": True, "want_entropy": entropy, "want_argmax": argmax}
     sizes = {name: int(fields[name]) for name in ("tokens", "vocab", "hidden", "shift", "sequence_length")}
     budget = int(fields["max_workspace_bytes"])
-    spec = _plan.Spec(**fields | sizes | {"max_workspace_bytes": budget, "ignore_index": int(fields["ignore_index"])})
+    fields |= sizes | {"max_workspace_bytes": budget, "ignore_index": int(fields["ignore_index"]), "num_items": 0.0}
+    spec = _plan.Spec(**fields)
     return plan_on(spec, inputs.hidden.device).info.draws_bytes
 
 
@@ -124,13 +123,12 @@ class Call:
         self.stats = stats_dtype(hidden)
         self.keep: list[Tensor] = []
         self.pointers: dict[str, Any] = {}
-        self.spec: dict[str, Any] = dict(options)
-        if inputs.num_items is not None and self.device.type != "cpu":
-            self.give("num_items", inputs.num_items.to(self.device, self.stats))
-        elif inputs.num_items is not None:
-            self.spec["num_items"] = _options.checked_num_items(inputs.num_items.item(), options["reduction"])
+        self.spec: dict[str, Any] = _numbers.joined(options, inputs.numbers)
+        self._give_num_items()
+        if inputs.scale is not None:
+            _numbers.check_learned_scale(self.spec["scale"])
         self.spec |= _fields(pass_, inputs, options) | {
-            "want_d_hidden": wants.hidden,
+            "want_d_hidden": wants.hidden or wants.scale,
             "want_d_classifier": wants.weight,
             "want_d_bias": wants.bias,
         }
@@ -143,6 +141,17 @@ class Call:
         self.give("class_weight", inputs.class_weight)
         self.give("token_weight", inputs.token_weight)
         self.give("seed", inputs.seed)
+
+    def _give_num_items(self) -> None:
+        """An option, or a scalar to read: where only the device knows it, and of 0, which as an option is none."""
+        items, given = self.spec["num_items"], self.inputs.num_items
+        if given is not None and self.device.type == "cpu":
+            items = _options.checked_num_items(given.item(), self.spec["reduction"])
+        elif given is not None:
+            self.give("num_items", given.to(self.device, self.stats))
+        if items == 0:
+            self.give("num_items", torch.zeros((), dtype=self.stats, device=self.device))
+        self.spec["num_items"] = items or 0.0
 
     def _give(self, name: str, tensor: Tensor, stride: int | None = None) -> None:
         self.keep.append(tensor)
@@ -163,11 +172,15 @@ class Call:
         return tensor
 
     def new_gradients(self, main_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """d_hidden, d_weight, d_bias; d_weight is added to main_grad [V, D] when that is given."""
+        """d_hidden, d_weight, d_bias; d_weight is added to main_grad [V, D] when that is given.
+
+        Where the gradient of scale is wanted, d_hidden is there in any case, and not rounded yet.
+        """
         hidden, weight, bias = self.inputs.hidden, self.inputs.weight, self.inputs.bias
-        self.spec["d_hidden_dtype"] = CODES[hidden.dtype]
+        dtype = self.stats if self.wants.scale else hidden.dtype
+        self.spec["d_hidden_dtype"] = CODES[dtype]
         self.spec["d_classifier_dtype"] = CODES[weight.dtype]
-        d_hidden = self.new("d_hidden", tuple(hidden.shape), hidden.dtype, self.wants.hidden)
+        d_hidden = self.new("d_hidden", tuple(hidden.shape), dtype, self.spec["want_d_hidden"])
         into = main_grad if self.wants.weight else None
         d_weight = self.new("d_classifier", tuple(weight.shape), weight.dtype, self.wants.weight and into is None)
         if into is not None:
@@ -192,10 +205,24 @@ class Call:
         size = plan_on(_plan.Spec(**self.spec), self.device).info.draws_bytes if kept else 0
         return self.new("draws", (size,), torch.uint8, kept)
 
+    def with_scale(self, gradients: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """After the run, d_hidden rounded, and the gradient of scale: a scalar, empty when it is not wanted."""
+        d_hidden, d_weight, d_bias = gradients
+        if not self.wants.scale:
+            return *gradients, d_hidden.new_empty((0,), dtype=self.stats)
+        hidden = self.inputs.hidden
+        d_scale = _numbers.scale_gradient(hidden, d_hidden, self.spec["scale"])
+        d_hidden = d_hidden.to(hidden.dtype) if self.wants.hidden else hidden.new_empty((0,))
+        return d_hidden, d_weight, d_bias, d_scale
+
     def run(self) -> None:
         plan = plan_on(_plan.Spec(**self.spec), self.device)
         if self.device.type == "cpu":
-            _plan.run_on_host(plan, self.pointers)
+            try:
+                _plan.run_on_host(plan, self.pointers)
+            except InvalidTargetError as error:
+                message = _options.target_message(str(error), self.inputs.target.shape)
+                raise InvalidTargetError(message) from None
             return
         # Workspace from PyTorch's caching allocator: freed when this returns, to be used again in stream order.
         with torch.cuda.device(self.device):
@@ -205,17 +232,12 @@ class Call:
 
 
 def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is done if it is 1."""
+    """``gradient *= factor`` where only a CUDA device knows the factor; nothing is touched if it is 1."""
     with torch.cuda.device(gradient.device):
         stream = torch.cuda.current_stream(gradient.device).cuda_stream
-        factor = factor.to(stats_dtype(gradient))
+        factor, dtype = factor.to(stats_dtype(gradient)), CODES[gradient.dtype]
         _plan.scale_gradient(
-            gradient.data_ptr(),
-            CODES[gradient.dtype],
-            gradient.numel(),
-            factor.data_ptr(),
-            gradient.device.index,
-            stream,
+            gradient.data_ptr(), dtype, gradient.numel(), factor.data_ptr(), gradient.device.index, stream
         )
     return gradient
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 import torch
 from torch import Tensor
 
-from . import _checks, _ops, _options
+from . import _checks, _numbers, _options
+from ._dispatch import Seed, check_seed, dispatch
 from ._options import shape_text
-from ._torch import Losses, stats_dtype
+from ._torch import Inputs, Losses, stats_dtype
 from .errors import InvalidTargetError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Seed = int | Tensor | torch.Generator | None
+Number = float | Tensor
 
 
 class LinearCrossEntropyOutput(NamedTuple):
@@ -54,18 +55,18 @@ class _Options(TypedDict, total=False):
     weight: Tensor | None
     reduction: str
     ignore_index: int | None
-    label_smoothing: float
-    scale: float
-    softcap: float | None
-    z_loss: float
+    label_smoothing: Number
+    scale: Number
+    softcap: Number | None
+    z_loss: Number
     token_weight: Tensor | None
-    num_items: float | Tensor | None
+    num_items: Number | None
     shift: int
     max_workspace_bytes: int | None
     main_grad: Tensor | None
     differentiable_stats: bool
     gradient: str
-    threshold: float
+    threshold: Number
     seed: Seed
 
 
@@ -111,19 +112,19 @@ def linear_cross_entropy(
     weight: Tensor | None = None,
     reduction: str = "mean",
     ignore_index: int | None = -100,
-    label_smoothing: float = 0.0,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
+    label_smoothing: Number = 0.0,
+    scale: Number = 1.0,
+    softcap: Number | None = None,
+    z_loss: Number = 0.0,
     token_weight: Tensor | None = None,
-    num_items: float | Tensor | None = None,
+    num_items: Number | None = None,
     shift: int = 0,
     max_workspace_bytes: int | None = None,
     main_grad: Tensor | None = None,
     return_stats: bool | Sequence[str] = False,
     differentiable_stats: bool = True,
     gradient: str = "exact",
-    threshold: float = _options.DEFAULT_THRESHOLD,
+    threshold: Number = _options.DEFAULT_THRESHOLD,
     seed: Seed = None,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Cross entropy of ``softmax(input @ linear_weight.T)`` and its gradients, without ever holding the logits.
@@ -150,11 +151,17 @@ def linear_cross_entropy(
             of ``token_weight_i * w_y`` over valid rows: NaN without any valid row.
         ignore_index: rows with this target cost nothing and have no gradient. None means -100.
         label_smoothing: in [0, 1].
-        scale: factor of the logits before bias and softcap (an inverse temperature).
+        scale: factor of the logits before bias and softcap (an inverse temperature). It may be learned: a tensor of one
+            element that requires grad has a gradient, which wants a magnitude of at least 2^-64 and a float32
+            ``d_input`` beside the workspace. Reading it waits for its device, once a call: keep it on the CPU where
+            that matters.
         softcap: bound of the logits; None or 0 for none.
-        z_loss: factor of ``lse ** 2``.
+        z_loss: factor of ``lse ** 2``. Like ``label_smoothing``, ``scale``, ``softcap`` and ``threshold`` a number or a
+            tensor of one element, which is read as that of ``scale`` is; only ``scale`` has a gradient. Compiled code
+            serves all values of a number that changes, but of a threshold where draws are kept (see below).
         token_weight: weights of rows, of the target's shape; row s is the one that *predicts* ``target[s + shift]``.
-        num_items: divisor of the mean, a number or a tensor of one element.
+        num_items: divisor of the mean, a number or a tensor of one element, which is read where it is. By 0 the loss is
+            infinite or NaN, as PyTorch's.
         shift: position s of the last target dimension predicts ``target[..., s + shift]``, without copying input.
         max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; None: as much
             as the fastest plan wants.
@@ -165,8 +172,8 @@ def linear_cross_entropy(
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
         gradient: ``"exact"``, or ``"thinned"``: unbiased, from about 1 / threshold elements of a row's softmax at
             most (docs/thinning.md). The loss is exact in both cases.
-        threshold: of thinned gradients, in (0, 1]: softmax elements of at least this size and the target's are kept
-            as they are, smaller ones by chance.
+        threshold: of thinned gradients, in (0, 1] and not 0 in float32: softmax elements of at least this size and the
+            target's are kept as they are, smaller ones by chance.
         seed: of thinned gradients: the same seed gives the same bits. An integer, a tensor of one int64 element (read
             where it is, so that a CUDA graph may change it), or a generator of the input's device. None draws one
             from the device's default generator, so ``torch.manual_seed`` makes training repeatable.
@@ -176,11 +183,12 @@ def linear_cross_entropy(
         also under autocast. With ``return_stats`` a :class:`LinearCrossEntropyOutput`.
 
     Raises:
-        TypeError: wrong type, dtype or layout of an argument.
+        TypeError: wrong type, dtype or layout of an argument; a DTensor, with what to pass instead.
         ValueError: wrong shape, device or range; ``InvalidTargetError`` for a target outside ``[0, V)`` on the CPU
             (on CUDA, which nothing waits for, its loss is NaN and its gradient 0: see :func:`check_targets`);
             ``BudgetTooSmallError`` (with ``required_bytes``) when no plan fits ``max_workspace_bytes``.
-        NotImplementedError: double backward, forward-mode differentiation, transforms of torch.func.
+        NotImplementedError: double backward, forward-mode differentiation, transforms of torch.func (upstream gradients
+            in a batch, as with ``torch.autograd.grad(..., is_grads_batched=True)``, are run one after the other).
 
     Work, in units of one product of input and weight: loss only 1; with gradients 3, computed already in the forward
     pass (reduction "mean" and "sum"); 4 where the upstream gradients must be known first: reduction "none",
@@ -206,9 +214,10 @@ def linear_cross_entropy(
         token_weight = token_weight.to(stats).reshape(-1)
     num_items_tensor = None
     if isinstance(num_items, Tensor):
-        if num_items.numel() != 1:
-            raise ValueError(f"num_items: expected one element, got shape {shape_text(num_items.shape)}")
-        num_items_tensor, num_items = num_items.detach(), None
+        if reduction != "mean":
+            raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{reduction}"')
+        num_items_tensor, num_items = _numbers.scalar("num_items", num_items), None
+    scale_tensor = _numbers.scalar("scale", scale, learned=True) if isinstance(scale, Tensor) else None
     if main_grad is not None:
         _checks.check_main_grad(main_grad, linear_weight, stats)
     _checks.check_devices(
@@ -224,100 +233,38 @@ def linear_cross_entropy(
     )
     _options.check_gradient(gradient)
     _options.check_seed_is_used(seed, gradient)
+    check_seed(seed, input.device)
     names = _options.stats_names(return_stats, gradient)
     options = _options.make_options(
         reduction=reduction,
         ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        scale=scale,
-        softcap=softcap,
-        z_loss=z_loss,
+        label_smoothing=_numbers.value("label_smoothing", label_smoothing),
+        scale=_numbers.value("scale", scale),
+        softcap=_numbers.value("softcap", softcap),
+        z_loss=_numbers.value("z_loss", z_loss),
         num_items=num_items,
         shift=shift,
         sequence_length=target.shape[-1] if target.dim() > 0 else 1,
         max_workspace_bytes=max_workspace_bytes,
         gradient=gradient,
-        threshold=threshold,
+        threshold=_numbers.value("threshold", threshold),
     )
-    rows = (input.reshape(-1, input.shape[-1]), linear_weight, target.reshape(-1))
-    tensors = (*rows, linear_bias, weight, token_weight, num_items_tensor)
-    out, draw_stats = _dispatch(tensors, main_grad, seed, names, differentiable_stats, options)
+    inputs = Inputs(
+        hidden=input.reshape(-1, input.shape[-1]),
+        weight=linear_weight,
+        target=target,
+        bias=linear_bias,
+        class_weight=weight,
+        token_weight=token_weight,
+        num_items=num_items_tensor,
+        seed=None,
+        scale=scale_tensor,
+        numbers=None,
+    )
+    out, draw_stats = dispatch(inputs, main_grad, seed, names, differentiable_stats, options)
     if return_stats is False:
         return out.loss.reshape(target.shape) if reduction == "none" else out.loss
     return _collect(out, draw_stats, target, reduction, names, differentiable_stats)
-
-
-def _seed_tensor(seed: Seed, device: torch.device) -> Tensor:
-    """A scalar on the device, made outside of the operators: a recomputed forward pass draws the same elements."""
-    if isinstance(seed, Tensor):
-        _checks.check_tensor("seed", seed)
-        if seed.dtype != torch.int64 or seed.numel() != 1:
-            raise ValueError(f"seed: expected one int64 element, got {seed.dtype} of shape {shape_text(seed.shape)}")
-        _checks.check_devices(device, {"seed": seed})
-        return seed.reshape(())
-    if seed is None or isinstance(seed, torch.Generator):
-        if seed is not None and seed.device.type != device.type:
-            raise ValueError(f"seed: expected a generator on {device}, as input is, got one on {seed.device}")
-        return torch.randint(_options.SEED_RANGE, (), dtype=torch.int64, device=device, generator=seed)
-    return torch.full((), _options.checked_seed(seed), dtype=torch.int64, device=device)
-
-
-def _dispatch(
-    tensors: tuple[Tensor | None, ...],
-    main_grad: Tensor | None,
-    seed: Seed,
-    names: tuple[str, ...],
-    differentiable_stats: bool,
-    options: dict[str, object],
-) -> tuple[Losses, tuple[Tensor, ...]]:
-    """Chooses between gradients computed with the loss and after it, once the upstream gradients are known."""
-    hidden, linear_weight, bias = tensors[0], tensors[1], tensors[3]
-    assert hidden is not None and linear_weight is not None
-    grad = torch.is_grad_enabled()
-    trained = [grad and t is not None and t.requires_grad for t in (hidden, linear_weight, bias)]
-    half = any(
-        t is not None and on and t.dtype == torch.float16 for t, on in zip((hidden, linear_weight, bias), trained)
-    )
-    stats_need_gradients = differentiable_stats and any(name in ("nll", "lse", "entropy") for name in names)
-    flags = {
-        "want_entropy": "entropy" in names,
-        "want_argmax": "argmax" in names or "correct_count" in names,
-    }
-    want_draw_stats = any(name in _options.DRAW_STATS for name in names)
-    thinned = options["gradient"] == "thinned"
-    drawn = _seed_tensor(seed, hidden.device) if thinned and (any(trained) or want_draw_stats) else None
-    later = options["reduction"] == "none" or main_grad is not None or half or stats_need_gradients
-    if any(trained) and not later:
-        output = _ops.forward_backward(
-            *tensors,
-            drawn,
-            **options,
-            **flags,
-            per_token="nll" in names or "lse" in names,
-            want_draw_stats=want_draw_stats,
-            want_d_hidden=trained[0],
-            want_d_weight=trained[1],
-            want_d_bias=trained[2],
-        )
-        return Losses(*output[:6]), output[6:8]
-    per_token = any(trained) or "nll" in names or "lse" in names  # a later backward pass reads lse
-    keeps_draws = thinned and any(trained)
-    given = (*tensors, drawn if keeps_draws else None, main_grad)
-    output = _ops.forward(*given, **options, **flags, per_token=per_token, keeps_draws=keeps_draws)
-    return Losses(*output[:6]), _draw_stats(tensors, drawn, options) if want_draw_stats else ()
-
-
-def _draw_stats(
-    tensors: tuple[Tensor | None, ...], drawn: Tensor | None, options: dict[str, object]
-) -> tuple[Tensor, ...]:
-    """Statistics of the draw where no gradient is made in the forward pass: from one whose result is left out."""
-    constants = [None if tensor is None else tensor.detach() for tensor in tensors]
-    if options["reduction"] == "none":
-        options = options | {"reduction": "sum"}
-    wants = {"want_d_hidden": True, "want_d_weight": False, "want_d_bias": False}
-    stats = {"per_token": False, "want_entropy": False, "want_argmax": False, "want_draw_stats": True}
-    found: tuple[Tensor, ...] = _ops.forward_backward(*constants, drawn, **options, **stats, **wants)[6:8]
-    return found
 
 
 def _collect(
@@ -358,13 +305,12 @@ def check_targets(target: Tensor, vocab: int, *, ignore_index: int = -100) -> No
         ignore_index: the target of rows that are left out.
 
     Raises:
-        InvalidTargetError: with row (in the flattened target) and value.
+        InvalidTargetError: with place and value.
     """
-    flat = target.reshape(-1)
-    wrong = (flat != ignore_index) & ((flat < 0) | (flat >= vocab))
+    wrong = (target != ignore_index) & ((target < 0) | (target >= vocab))
     if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
+        place = tuple(wrong.nonzero()[0].tolist())
         raise InvalidTargetError(
-            f"targets: expected 0 <= target < {vocab} or ignore_index {ignore_index}, "
-            f"got {int(flat[row])} for row {row}"
+            f"target: expected 0 <= target < {vocab} or ignore_index {ignore_index}, "
+            f"got {int(target[place])} at target{shape_text(place)}"
         )

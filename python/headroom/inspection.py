@@ -101,9 +101,9 @@ def _spec(
         want_d_hidden="input" in gradients,
         want_d_classifier="linear_weight" in gradients,
         want_d_bias="linear_bias" in gradients,
-        max_workspace_bytes=max_workspace_bytes or 0,
+        max_workspace_bytes=_options.budget(max_workspace_bytes),
         gradient=_c.GRADIENTS[gradient],
-        threshold=_options.number("threshold", threshold),
+        threshold=_options.checked_threshold(threshold),
     )
 
 

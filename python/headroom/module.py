@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from . import _options
-from .functional import LinearCrossEntropyOutput, Seed, linear_cross_entropy
+from ._dispatch import Seed
+from .functional import LinearCrossEntropyOutput, Number, linear_cross_entropy
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -30,7 +31,7 @@ class LinearCrossEntropyLoss(nn.Module):
         label_smoothing: in [0, 1].
         options: PyTorch's choice of chunks; accepted and not used, for Headroom plans from ``max_workspace_bytes``.
         scale, softcap, z_loss, shift, max_workspace_bytes, gradient, threshold: as in
-            :func:`headroom.linear_cross_entropy`.
+            :func:`headroom.linear_cross_entropy`. A ``torch.nn.Parameter`` as scale is learned with the module.
 
     Shapes: input ``[..., D]``, target ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
     """
@@ -51,9 +52,9 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
         options: object = None,
-        scale: float = 1.0,
-        softcap: float | None = None,
-        z_loss: float = 0.0,
+        scale: Number = 1.0,
+        softcap: Number | None = None,
+        z_loss: Number = 0.0,
         shift: int = 0,
         max_workspace_bytes: int | None = None,
         gradient: str = "exact",
@@ -69,8 +70,7 @@ class LinearCrossEntropyLoss(nn.Module):
         if reduction not in ("none", "sum", "mean"):
             raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
         _options.check_gradient(gradient)
-        if not 0 < _options.number("threshold", threshold) <= 1:
-            raise ValueError(f"threshold: expected a number in (0, 1], got {threshold}")
+        _options.checked_threshold(threshold)
         self.num_classes = num_classes
         self.out_features = ()
         self.reduction = reduction

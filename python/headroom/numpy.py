@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _c, _options, _plan
 from ._options import shape_text
+from .errors import InvalidTargetError
 from .inspection import default_threads, dtype_name
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ def linear_cross_entropy(
     _check_shapes(x, c, y)
     _options.check_gradient(gradient)
     _options.check_seed_is_used(seed, gradient)
+    if seed is not None and not isinstance(seed, np.random.Generator):
+        _options.checked_seed(seed)
     names = _options.stats_names(return_stats, gradient)
     wanted = _gradient_names(gradients, linear_bias is not None)
     for name in _options.DRAW_STATS:
@@ -160,7 +163,11 @@ def linear_cross_entropy(
     tokens, vocab = hidden.shape[0], classifier.shape[0]
     arrays: dict[str, NDArray[Any]] = {"hidden": hidden, "classifier": classifier}
     arrays["targets"] = np.require(y, y.dtype.newbyteorder("="), ["C", "A"])
+    items = options["num_items"]
+    if items == 0:  # as an option, 0 is none
+        arrays["num_items"] = np.zeros((), stats)
     spec: dict[str, Any] = options | {
+        "num_items": items or 0.0,
         "reduction": _c.REDUCTIONS[reduction],
         "gradient": _c.GRADIENTS[gradient],
         "tokens": tokens,
@@ -220,7 +227,7 @@ def _draw(
         seed = int(np.random.randint(_options.SEED_RANGE))
     elif isinstance(seed, np.random.Generator):
         seed = int(seed.integers(_options.SEED_RANGE))
-    found: dict[str, NDArray[Any]] = {"seed": np.asarray(_options.checked_seed(seed), np.int64)}
+    found: dict[str, NDArray[Any]] = {"seed": np.asarray(seed, np.int64)}
     for name, dtype in zip(_options.DRAW_STATS, (np.int32, stats)):
         if name in names:
             found[name] = np.zeros(tokens, dtype)
@@ -310,4 +317,7 @@ class _Run:
         for name in ("hidden", "classifier"):
             array = arrays[name]
             pointers[f"{name}_stride"] = array.strides[0] // array.itemsize if array.shape[0] > 1 else 0
-        _plan.run_on_host(plan, pointers)
+        try:
+            _plan.run_on_host(plan, pointers)
+        except InvalidTargetError as error:
+            raise InvalidTargetError(_options.target_message(str(error), arrays["targets"].shape)) from None

@@ -7,6 +7,7 @@ import headroom
 import pytest
 import torch
 import torch.nn.functional as F
+from headroom._flags import Flags, unpacked
 from torch.utils.checkpoint import checkpoint
 
 lce = headroom.linear_cross_entropy
@@ -28,12 +29,13 @@ class Passes:
         from headroom import _ops
 
         self.names = []
-        for name in ("forward", "backward", "forward_backward"):
+        for name in ("forward", "backward", "backward_into", "forward_backward"):
             monkeypatch.setattr(_ops, name, self.recorded(name, getattr(_ops, name)))
 
     def recorded(self, name, op):
         def call(*args, **keywords):
-            self.names.append((name, tuple(k for k in sorted(keywords) if k.startswith("want_d") and keywords[k])))
+            flags = unpacked(keywords["flags"])._asdict()
+            self.names.append((name, tuple(k for k in sorted(flags) if k.startswith("want_d") and flags[k])))
             return op(*args, **keywords)
 
         return call
@@ -296,22 +298,27 @@ def test_opcheck(gradient):
 
     input, weight, bias, target = head()
     thinned = gradient == "thinned"
-    options = dict(reduction="mean", ignore_index=-100, label_smoothing=0.1, scale=1.0, softcap=0.0, z_loss=0.0)
-    options |= dict(num_items=0.0, shift=0, sequence_length=9, max_workspace_bytes=0)
-    options |= dict(gradient=gradient, threshold=0.1)
-    stats = dict(per_token=True, want_entropy=True, want_argmax=True)
-    wants = dict(want_d_hidden=True, want_d_weight=True, want_d_bias=True)
-    tensors = (input, weight, target, bias, None, None, None, torch.tensor(3) if thinned else None)
-    torch.library.opcheck(_ops.forward_backward, tensors, options | stats | wants | dict(want_draw_stats=thinned))
+    options = dict(reduction="mean", ignore_index=-100, numbers=[0.1, 1.0, 0.0, 0.0, float("nan"), 0.1])
+    options |= dict(shift=0, sequence_length=9, max_workspace_bytes=0, gradient=gradient)
+    stats = Flags(per_token=True, want_entropy=True, want_argmax=True)
+    wants = Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, want_d_scale=True)
+    numbers = torch.tensor([0.1, 2.0, 0.0, 0.0, float("nan"), 0.1], dtype=torch.float64)
+    scale = torch.tensor(2.0, requires_grad=True)
+    seed = torch.tensor(3) if thinned else None
+    tensors = (input, weight, target, bias, None, None, None, seed, scale, numbers)
+    both = Flags(*[a or b for a, b in zip(stats, wants)])._replace(want_draw_stats=thinned)
+    torch.library.opcheck(_ops.forward_backward, tensors, options | dict(flags=both.packed()))
     # The tensor of draws has bytes that nothing writes: no comparison of two runs.
     utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
     utils += [] if thinned else ["test_aot_dispatch_dynamic"]
-    torch.library.opcheck(_ops.forward, (*tensors, None), options | stats | dict(keeps_draws=thinned), test_utils=utils)
+    forward = options | dict(flags=stats._replace(keeps_draws=thinned).packed())
+    torch.library.opcheck(_ops.forward, (*tensors, None), forward, test_utils=utils)
     plain = tuple(None if t is None else t.detach() for t in tensors)
-    _, _, lse, *_, draws = _ops.forward(*plain, None, **options, **stats, keeps_draws=thinned)
+    _, _, lse, *_, draws = _ops.forward(*plain, None, **forward)
     upstream = (lse, None, draws if thinned else None, torch.tensor(1.0), None, None, None)
-    torch.library.opcheck(_ops.backward, (*plain, *upstream, None), options | wants)
-    torch.library.opcheck(_ops.backward, (*plain, *upstream, torch.zeros(13, 6)), options | wants)
+    options |= dict(flags=wants.packed())
+    torch.library.opcheck(_ops.backward, (*plain, *upstream), options)
+    torch.library.opcheck(_ops.backward_into, (*plain, *upstream, torch.zeros(13, 6)), options)
 
 
 def test_copies_of_a_module_are_independent():

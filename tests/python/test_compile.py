@@ -120,5 +120,5 @@ def test_errors_name_the_argument():
     compiled = torch.compile(lce, fullgraph=True, dynamic=True, backend="aot_eager")
     input, weight, _, target = tensors(6)
     target[1, 2] = 23
-    with pytest.raises(headroom.InvalidTargetError, match="got 23 for row 8"):
+    with pytest.raises(headroom.InvalidTargetError, match=r"target: .* got 23 at target\[1, 2\]"):
         compiled(input, weight, target)

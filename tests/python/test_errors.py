@@ -19,6 +19,8 @@ BAD = [
     ({"input": [[1.0]]}, TypeError, "input: expected a torch.Tensor, got list"),
     ({"input": INPUT.long()}, TypeError, "input: expected float32"),
     ({"input": INPUT.to("meta")}, ValueError, "input: expected a tensor on the CPU or a CUDA device, got device meta"),
+    ({"weight": WEIGHT.to("meta")}, ValueError, "linear_weight: .* device meta: it holds no values, .* offloaded"),
+    ({"linear_bias": torch.zeros(7, device="meta")}, ValueError, "linear_bias: .* device meta: it holds no values"),
     ({"weight": WEIGHT.to_sparse()}, TypeError, "linear_weight: expected a dense tensor"),
     ({"input": INPUT[:, :4]}, ValueError, r"input: expected shape \[..., D\] with D = 5 .* got \[4, 4\]"),
     ({"input": torch.tensor(1.0)}, ValueError, "input: expected shape"),
@@ -35,8 +37,9 @@ BAD = [
     ({"scale": float("inf")}, ValueError, "scale: expected a finite number"),
     ({"softcap": -1.0}, ValueError, "softcap: expected a finite number >= 0"),
     ({"z_loss": -1.0}, ValueError, "z_loss: expected"),
-    ({"num_items": 0}, ValueError, "num_items: expected a finite number > 0, got 0"),
-    ({"num_items": torch.tensor(-3)}, ValueError, "num_items: expected a finite number > 0, got -3"),
+    ({"num_items": -1}, ValueError, "num_items: expected a finite number >= 0, got -1"),
+    ({"num_items": float("inf")}, ValueError, "num_items: expected a finite number >= 0, got inf"),
+    ({"num_items": torch.tensor(-3)}, ValueError, "num_items: expected a finite number >= 0, got -3"),
     ({"num_items": torch.ones(2)}, ValueError, "num_items: expected one element"),
     ({"num_items": 3, "reduction": "sum"}, ValueError, "num_items: expected None unless"),
     ({"num_items": torch.tensor(3), "reduction": "sum"}, ValueError, "num_items: expected None unless"),
@@ -69,19 +72,66 @@ def test_class_weight_shape():
         headroom.linear_cross_entropy(INPUT, WEIGHT, TARGET, weight=torch.ones(5))
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
-def test_dtensor_is_refused():
-    from torch.distributed.tensor import DTensor, Replicate
+@pytest.fixture
+def mesh():
+    if not torch.distributed.is_available():
+        pytest.skip("PyTorch without torch.distributed")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
-    try:
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        weight = DTensor.from_local(WEIGHT, mesh, [Replicate()])
-        with pytest.raises(TypeError, match="linear_weight: expected a plain torch.Tensor, got DTensor"):
-            call(weight=weight)
-    finally:
-        torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def distributed(tensor, mesh, dim):
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    return DTensor.from_local(tensor, mesh, [Replicate() if dim is None else Shard(dim)], run_check=False)
+
+
+def test_dtensor_is_refused_with_what_to_pass(mesh):
+    """to_local() of a sharded tensor is a part of it: of a head, a slice of the vocabulary."""
+    input, weight = INPUT.clone().requires_grad_(), distributed(WEIGHT, mesh, 0)
+    with pytest.raises(TypeError, match="linear_weight: expected a plain torch.Tensor, got a DTensor") as error:
+        call(input, weight)
+    said = str(error.value)
+    for part in ("Shard(dim=0)", "pass linear_weight.full_tensor()", "grad_placements", "not supported in this call"):
+        assert part in said, said
+    with pytest.raises(TypeError, match=r"linear_weight: .* pass linear_weight.to_local\(\), which is all of it"):
+        call(input, distributed(WEIGHT, mesh, None))
+    with pytest.raises(TypeError, match=r"input: .*Shard\(dim=0\).* pass input.full_tensor\(\)"):
+        call(distributed(INPUT, mesh, 0))
+    with pytest.raises(TypeError, match=r"linear_bias: .*Shard\(dim=0\).* pass linear_bias.full_tensor\(\)"):
+        call(linear_bias=distributed(torch.zeros(7), mesh, 0))
+    with pytest.raises(TypeError, match=r"scale: .* pass scale.to_local\(\)"):
+        call(scale=distributed(torch.tensor(1.0), mesh, None))
+
+
+def test_another_subclass_is_refused():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with pytest.raises(TypeError, match="linear_weight: .* got TwoTensor .unwrap or dequantise"):
+        call(weight=TwoTensor(WEIGHT, WEIGHT))
+
+
+@pytest.mark.parametrize("interface", ["torch", "numpy", "compiled"])
+@pytest.mark.parametrize("shift", [0, 1, 2])
+@pytest.mark.parametrize("shape, place", [((4,), (3,)), ((2, 4), (1, 2)), ((2, 2, 3), (1, 0, 2)), ((), ())], ids=str)
+def test_a_bad_target_is_named_by_its_own_place(shape, place, shift, interface):
+    if shape == () and shift > 0:
+        return  # nothing is predicted
+    input, target = torch.randn(*shape, 5), torch.zeros(shape, dtype=torch.int64)
+    target[place] = 77
+    call = headroom.linear_cross_entropy
+    arguments = (input, WEIGHT, target)
+    if interface == "numpy":
+        call, arguments = headroom.numpy.linear_cross_entropy, [a.numpy() for a in arguments]
+    elif interface == "compiled":
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    with pytest.raises(headroom.InvalidTargetError) as error:
+        call(*arguments, shift=shift)
+    expected = f"target: expected 0 <= target < 7 or ignore_index -100, got 77 at target{list(place)}"
+    assert str(error.value) == expected
 
 
 def test_nested_tensor_is_refused():
@@ -121,9 +171,9 @@ def test_errors_pickle():
     assert issubclass(headroom.InvalidTargetError, ValueError) and issubclass(headroom.HeadroomError, Exception)
 
 
-def test_check_targets_names_row_and_value():
+def test_check_targets_names_place_and_value():
     headroom.check_targets(torch.tensor([[0, 4], [-100, 3]]), 5)
-    with pytest.raises(headroom.InvalidTargetError, match=r"got 5 for row 2"):
+    with pytest.raises(headroom.InvalidTargetError, match=r"target: .* got 5 at target\[1, 0\]"):
         headroom.check_targets(torch.tensor([[0, -100], [5, 9]]), 5)
-    with pytest.raises(headroom.InvalidTargetError, match=r"got -100 for row 0"):
+    with pytest.raises(headroom.InvalidTargetError, match=r"got -100 at target\[0\]"):
         headroom.check_targets(torch.tensor([-100]), 5, ignore_index=-1)

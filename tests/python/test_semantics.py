@@ -134,10 +134,10 @@ def test_forbidden_token_as_minus_infinity_bias():
 
 @pytest.mark.parametrize("bad", [17, -1, 2**40, -(2**40)])
 @pytest.mark.parametrize("grad", [True, False])
-def test_bad_target_is_refused_with_row_and_value(bad, grad):
+def test_bad_target_is_refused_with_place_and_value(bad, grad):
     input, weight, target = head()
     target[5] = bad
-    with torch.set_grad_enabled(grad), pytest.raises(headroom.InvalidTargetError, match=rf"got {bad} for row 5"):
+    with torch.set_grad_enabled(grad), pytest.raises(headroom.InvalidTargetError, match=rf"got {bad} at target\[5\]"):
         headroom.linear_cross_entropy(input, weight, target)
 
 

@@ -1,0 +1,39 @@
+"""What is asked of an operator, as one of its arguments: PyTorch spends time on each, in eager mode squared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Wants(NamedTuple):
+    """Which gradients."""
+
+    hidden: bool = False
+    weight: bool = False
+    bias: bool = False
+    scale: bool = False
+
+
+class Flags(NamedTuple):
+    """Gradients, statistics, and what becomes of draws."""
+
+    want_d_hidden: bool = False
+    want_d_weight: bool = False
+    want_d_bias: bool = False
+    want_d_scale: bool = False
+    per_token: bool = False
+    want_entropy: bool = False
+    want_argmax: bool = False
+    keeps_draws: bool = False
+    want_draw_stats: bool = False
+
+    def wants(self) -> Wants:
+        return Wants(*self[:4])
+
+    def packed(self) -> int:
+        """A bit for each, the first is 1."""
+        return sum([1 << bit for bit, flag in enumerate(self) if flag])
+
+
+def unpacked(bits: int) -> Flags:
+    return Flags(*[bool(bits >> bit & 1) for bit in range(len(Flags._fields))])
