@@ -25,6 +25,7 @@ from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
     from . import numpy
+    from ._warm_up import warm_up
     from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
     from .module import LinearCrossEntropyLoss
 
@@ -51,6 +52,7 @@ __all__ = [
     "plan",
     "plans",
     "version",
+    "warm_up",
 ]
 
 _TORCH = {
@@ -58,6 +60,7 @@ _TORCH = {
     "linear_cross_entropy": "functional",
     "LinearCrossEntropyOutput": "functional",
     "LinearCrossEntropyLoss": "module",
+    "warm_up": "_warm_up",
 }
 
 
