@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from .errors import InvalidArgumentError
+
 REDUCTIONS = ("none", "sum", "mean")
 STATS = ("nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
 DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
@@ -47,9 +49,9 @@ def checked_num_items(value: Any, reduction: str) -> float:
 def checked_threshold(value: Any) -> float:
     threshold = number("threshold", value)
     if not 0 < threshold <= 1:
-        raise ValueError(f"threshold: expected a number in (0, 1], got {threshold}")
+        raise InvalidArgumentError(f"threshold: expected a number in (0, 1], got {threshold}")
     if threshold <= LARGEST_ZERO:
-        raise ValueError(f"threshold: expected a number in (0, 1] that is not 0 in float32, got {threshold}")
+        raise InvalidArgumentError(f"threshold: expected a number in (0, 1] that is not 0 in float32, got {threshold}")
     return threshold
 
 
