@@ -1,4 +1,7 @@
-"""A forked process computes, though the threads of its parent are not there."""
+"""A forked process computes, though the threads of its parent are not there.
+
+PyTorch's own operations may wait for them for ever, unless they run on one thread: tensors are too small for more here.
+"""
 
 import os
 
