@@ -68,8 +68,8 @@ def _rows_are_aligned(matrix: Tensor) -> bool:
 
 
 def _cuda_backend() -> str | None:
-    """HEADROOM_CUDA_IMPLEMENTATION: ``sm90`` or ``portable`` in place of the library's choice."""
-    name = os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")
+    """HEADROOM_CUDA: ``sm90`` or ``portable`` in place of the library's choice."""
+    name = os.environ.get("HEADROOM_CUDA")
     return f"cuda:{name}" if name else None
 
 
@@ -232,12 +232,17 @@ class Call:
 
 
 def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """``gradient *= factor`` where only a CUDA device knows the factor; nothing is touched if it is 1."""
+    """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is done if it is 1."""
     with torch.cuda.device(gradient.device):
         stream = torch.cuda.current_stream(gradient.device).cuda_stream
-        factor, dtype = factor.to(stats_dtype(gradient)), CODES[gradient.dtype]
+        factor = factor.to(stats_dtype(gradient))
         _plan.scale_gradient(
-            gradient.data_ptr(), dtype, gradient.numel(), factor.data_ptr(), gradient.device.index, stream
+            gradient.data_ptr(),
+            CODES[gradient.dtype],
+            gradient.numel(),
+            factor.data_ptr(),
+            gradient.device.index,
+            stream,
         )
     return gradient
 

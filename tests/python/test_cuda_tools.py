@@ -55,7 +55,7 @@ def test_a_first_run_is_captured_after_warm_up(dtype, shape):
 @pytest.mark.parametrize("implementation", ["", "portable"])
 def test_learned_scale(implementation, reduction, place, dtype, monkeypatch):
     """On the device or on the CPU, where reading it does not wait."""
-    monkeypatch.setenv("HEADROOM_CUDA", implementation)
+    monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
     problem = make((11,), 23, 9, (dtype,) * 3, bias=True, reduction=reduction)
     leaves = [t.detach().cuda().requires_grad_() for t in (problem.input, problem.linear_weight, problem.linear_bias)]
     scale = torch.tensor(0.5, device=place, requires_grad=True)
