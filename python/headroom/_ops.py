@@ -1,7 +1,7 @@
 """The operators ``torch.ops.headroom.*``: schemas, kernels, fake kernels and autograd formulas.
 
-forward           losses and statistics; saves lse, and the draws of thinned gradients; its gradient is the
-                  operator backward.
+forward           losses and statistics; saves lse in two parts, and the draws of thinned gradients; its gradient is
+                  the operator backward.
 backward          gradients from a saved lse and any upstream gradients.
 backward_into     the same with dC added to main_grad.
 forward_backward  losses, statistics (not differentiable) and the gradients of the reduced loss in one run.
@@ -106,15 +106,16 @@ def _of_inputs(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | N
 @torch.library.custom_op(
     "headroom::forward",
     mutates_args=(),
-    schema=f"({_INPUTS}, Tensor? main_grad, *, {_OPTIONS}) -> ({_LOSSES}, Tensor draws)",
+    schema=f"({_INPUTS}, Tensor? main_grad, *, {_OPTIONS}) -> ({_LOSSES}, Tensor lse_low, Tensor draws)",
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     options, flags = _split(keywords)
     call = Call(_c.FORWARD, Inputs(*args[:_INPUT_COUNT]), Wants(), options)  # type: ignore[arg-type]
     losses = new_losses(call, flags.per_token, flags.want_entropy, flags.want_argmax)
+    lse_low = call.new("lse_low", losses.lse.shape, call.stats, flags.per_token)
     draws = call.new_draws(flags.keeps_draws)
     call.run()
-    return (*losses, draws)
+    return (*losses, lse_low, draws)
 
 
 @forward.register_fake
@@ -124,24 +125,25 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     # Of the draws, as the planner says: sizes that were symbols become constants of the graph.
     size = draws_size(inputs, options, flags.want_entropy, flags.want_argmax) if flags.keeps_draws else 0
     draws = inputs.hidden.new_empty((size,), dtype=torch.uint8)
-    return (*_fake_losses(inputs.hidden, options["reduction"], flags), draws)
+    losses = _fake_losses(inputs.hidden, options["reduction"], flags)
+    return (*losses, torch.empty_like(losses.lse), draws)
 
 
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    losses = Losses(*output[:-1])
+    losses, (lse_low, draws) = Losses(*output[:-2]), output[-2:]
     ctx.options, flags = _split(keyword_only_inputs)
     # Not among the saved tensors: other backward passes may add to it before this one does.
     ctx.main_grad = inputs[_INPUT_COUNT]
     ctx.has_entropy, ctx.keeps_draws = flags.want_entropy, flags.keeps_draws
     _save_scale(ctx, Inputs(*inputs[:_INPUT_COUNT]).scale)
-    ctx.save_for_backward(*inputs[:_INPUT_COUNT], losses.lse, losses.entropy, output[-1])
-    ctx.mark_non_differentiable(losses.argmax, losses.counts, output[-1])
+    ctx.save_for_backward(*inputs[:_INPUT_COUNT], losses.lse, lse_low, losses.entropy, draws)
+    ctx.mark_non_differentiable(losses.argmax, losses.counts, lse_low, draws)
     ctx.set_materialize_grads(False)
 
 
 def _backward_of_forward(ctx: Any, loss: Any, nll: Any, lse: Any, entropy: Any, *_: Any) -> tuple[Any, ...]:
     _refuse_double_backward()
-    *saved, saved_lse, saved_entropy, draws = ctx.saved_tensors
+    *saved, saved_lse, lse_low, saved_entropy, draws = ctx.saved_tensors
     inputs = Inputs(*saved)
     nothing = (None,) * (_INPUT_COUNT + 1)
     if all(gradient is None for gradient in (loss, nll, lse, entropy)):
@@ -159,6 +161,7 @@ def _backward_of_forward(ctx: Any, loss: Any, nll: Any, lse: Any, entropy: Any, 
     gradients = (backward_into if into else backward)(
         *inputs,
         saved_lse,
+        lse_low,
         saved_entropy if ctx.has_entropy else None,
         draws if ctx.keeps_draws else None,
         *upstream[:3],
@@ -178,8 +181,8 @@ forward.register_autograd(_backward_of_forward, setup_context=_save_forward)
 
 
 _UPSTREAM = (
-    "Tensor lse, Tensor? entropy, Tensor? draws, Tensor grad_loss, Tensor? grad_nll, Tensor? grad_lse, "
-    "Tensor? grad_entropy"
+    "Tensor lse, Tensor lse_low, Tensor? entropy, Tensor? draws, Tensor grad_loss, Tensor? grad_nll, "
+    "Tensor? grad_lse, Tensor? grad_entropy"
 )
 
 
@@ -204,9 +207,10 @@ def backward_into(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 def _gradients(args: Sequence[Tensor | None], main_grad: Tensor | None, keywords: dict[str, Any]) -> tuple[Tensor, ...]:
     options, flags = _split(keywords)
     inputs = Inputs(*args[:_INPUT_COUNT])  # type: ignore[arg-type]
-    lse, entropy, draws, grad_loss, grad_nll, grad_lse, grad_entropy = args[_INPUT_COUNT:]
+    lse, lse_low, entropy, draws, grad_loss, grad_nll, grad_lse, grad_entropy = args[_INPUT_COUNT:]
     call = Call(_c.BACKWARD, inputs, flags.wants(), options)
     call.give("lse", lse)
+    call.give("lse_low", lse_low)
     call.give("entropy", entropy if grad_entropy is not None else None)
     call.spec["keeps_draws"] = draws is not None
     call.give("draws", draws)

@@ -68,8 +68,8 @@ def _rows_are_aligned(matrix: Tensor) -> bool:
 
 
 def _cuda_backend() -> str | None:
-    """HEADROOM_CUDA: ``sm90`` or ``portable`` in place of the library's choice."""
-    name = os.environ.get("HEADROOM_CUDA")
+    """HEADROOM_CUDA_IMPLEMENTATION: ``sm90`` or ``portable`` in place of the library's choice."""
+    name = os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")
     return f"cuda:{name}" if name else None
 
 

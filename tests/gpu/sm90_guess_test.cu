@@ -149,7 +149,7 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
     targets[i] = i % 7 == 2 ? kIgnoredRow : i % 7 == 3 ? -1 : static_cast<int32_t>(i * 31 % size.vocab);
   }
   const Guarded<float> max(slot_max), sum(slot_sum), products(logits), target_logit(target_logits),
-      bias(biases), others(other), guess(kRows), anchor(kRows), threshold(kRows);
+      bias(biases), others(other), guess(kRows), guess_low(kRows), anchor(kRows), threshold(kRows);
   const Guarded<int32_t> sample(samples), role(roles), target(targets), count(kRows);
   StatSlots slots;
   slots.slots = kSlots;
@@ -169,6 +169,7 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
   g.target_logit = target_logit.get();
   g.role = role.get();
   g.guess = guess.get();
+  g.guess_low = guess_low.get();
   g.anchor = anchor.get();
   g.row_threshold = threshold.get();
   g.count = count.get();
@@ -178,10 +179,11 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
       g.softcap = softcap;
       launch_guess(g, nullptr);
       check_cuda(cudaDeviceSynchronize());
-      for (const auto* array : {&guess, &anchor, &threshold}) array->expect_guards();
+      for (const auto* array : {&guess, &guess_low, &anchor, &threshold}) array->expect_guards();
       count.expect_guards();
       const std::vector<float> got = guess.read(), thresholds = threshold.read();
       ASSERT_EQ(anchor.read(), got);
+      ASSERT_EQ(guess_low.read(), std::vector<float>(kRows, 0));
       ASSERT_EQ(count.read(), std::vector<int32_t>(kRows, 0));
       for (int64_t i = 0; i < kRows; ++i) {
         ASSERT_EQ(thresholds[i], targets[i] == kIgnoredRow ? INFINITY : kThreshold);

@@ -29,11 +29,14 @@ struct Row {
 __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   Row row{};
   row.lse = w.lse[r];
-  const float high = lists.guess[r], low = lists.guess_low[r];
-  const double guess =
-      w.base_2 ? sm90::effective_anchor(sm90::split_anchor(high, low)) : double{high} + double{low};
   row.lse_low = w.lse_low[r];
-  row.p_over_q = expf(static_cast<float>((guess - row.lse) - row.lse_low));
+  // In parts, as their sums have no digit of what is left where both are huge.
+  LogSumExp<double> guess{lists.guess[r], lists.guess_low[r]};
+  if (w.base_2) {
+    const sm90::SplitAnchor split = sm90::split_anchor(lists.guess[r], lists.guess_low[r]);
+    guess = {split.far, -double{split.shift} / double{sm90::kLog2E}};
+  }
+  row.p_over_q = expf(static_cast<float>((guess.high - row.lse) + (guess.low - row.lse_low)));
   row.k = {w.a[r], w.b != nullptr ? w.b[r] : 0, 0, w.g[r]};
   row.inverse_cap = inverse_softcap(w.softcap);
   row.bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
