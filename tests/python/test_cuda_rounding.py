@@ -57,7 +57,8 @@ def test_kept_exps_lose_no_more_than_rounded_dz(tokens, spread):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(
-    "tokens, hidden, vocab", [(8, 768, 32000), (16, 1024, 50264), (24, 768, 128256), (600, 512, 1536), (1024, 768, 2048)]
+    "tokens, hidden, vocab",
+    [(8, 768, 32000), (16, 1024, 50264), (24, 768, 128256), (600, 512, 1536), (1024, 768, 2048)],
 )
 def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction):
     """Largest differences from float64, beside those of eager PyTorch in bf16, with a tolerance of 1e-4."""
@@ -76,9 +77,7 @@ def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction)
 
     exact = gradients(torch.float64, eager)
     naive = gradients(torch.bfloat16, eager)
-    ours = gradients(
-        torch.bfloat16, lambda a, b: headroom.linear_cross_entropy(a, b, target, reduction=reduction)
-    )
+    ours = gradients(torch.bfloat16, lambda a, b: headroom.linear_cross_entropy(a, b, target, reduction=reduction))
     # Kept exps are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an unlikely
     # target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
     roundings = {"d_hidden": 0, "d_classifier": 2 * 2**-8}
