@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+# Of the operators' schemas, to be raised when one of them changes. Packed flags hold it, so that code which PyTorch
+# compiled for another version of this package is not found in its caches on disk: their keys know no schemas.
+SCHEMAS = 2
+_SCHEMAS_BIT = 16
+
+
 class Wants(NamedTuple):
     """Which gradients."""
 
@@ -31,8 +37,8 @@ class Flags(NamedTuple):
         return Wants(*self[:4])
 
     def packed(self) -> int:
-        """A bit for each, the first is 1."""
-        return sum([1 << bit for bit, flag in enumerate(self) if flag])
+        """A bit for each, the first is 1, and behind them the number of the schemas."""
+        return sum([1 << bit for bit, flag in enumerate(self) if flag], SCHEMAS << _SCHEMAS_BIT)
 
 
 def unpacked(bits: int) -> Flags:
