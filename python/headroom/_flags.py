@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-
 # Of the operators' schemas, to be raised when one of them changes. Packed flags hold it, so that code which PyTorch
 # compiled for another version of this package is not found in its caches on disk: their keys know no schemas.
 SCHEMAS = 2

@@ -92,6 +92,7 @@ def forward(problem, leaves, dtype):
         "loss_reach": (reach.reshape(shape) if reduction == "none" else reach.sum()).detach(),
         "size": raw.detach()[valid].abs().max().item() if valid.any() else 0.0,
         # How much of a row's upstream gradient each logit's gradient can hold: p, the target, the smoothing.
+        "p": p.detach() * valid[:, None],
         "reach": (p + torch.nn.functional.one_hot(y, z.shape[1]) + w / z.shape[1]).detach() * valid[:, None],
     }
 
@@ -113,8 +114,11 @@ def evaluate(problem, dtype):
     return {name: value.detach() if torch.is_tensor(value) else value for name, value in out.items()}
 
 
-def units(problem, truth, dtype):
+def units(problem, truth, dtype, kept_unit=0.0):
     """What rounding to dtype (float32 or float64) may cost each output, by name.
+
+    kept_unit: half a unit in the last place of exps or dz that are kept in 16 bits. An exp is rounded, and so is the
+    factor of its row, which takes the rounding of the target's entry, and hidden rows times that factor; or dz is.
 
     A logit of size Z has an error of eps Z, so has lse; exp makes it a relative error of the probabilities. A sum
     over V, N or D adds such errors, weighted by its other factor. The gradients are rounded once more at the end.
@@ -124,11 +128,13 @@ def units(problem, truth, dtype):
     spread = eps * (4 + size)
     o = problem.options
     hidden = problem.input.double().reshape(-1, problem.input.shape[-1]).abs()
-    reach = abs(o.get("scale", 1.0)) * truth["row_upstream"][:, None] * truth["reach"]
+    reach = spread * truth["reach"] + kept_unit * (truth["reach"] + 2 * truth["p"])
+    reach_of_bias = truth["row_upstream"][:, None] * reach
+    reach = abs(o.get("scale", 1.0)) * reach_of_bias
     magnitude = {
         "d_input": (problem.input, reach @ problem.linear_weight.double().abs()),
         "d_linear_weight": (problem.linear_weight, reach.T @ hidden),
-        "d_linear_bias": (problem.linear_bias, (truth["row_upstream"][:, None] * truth["reach"]).sum(0)),
+        "d_linear_bias": (problem.linear_bias, reach_of_bias.sum(0)),
     }
     result = {}
     for name in NAMES:
@@ -138,7 +144,7 @@ def units(problem, truth, dtype):
         if name in magnitude:
             like, bound = magnitude[name]
             info = torch.finfo(like.dtype)
-            result[name] = spread * bound.reshape(value.shape) + info.eps * value + info.tiny * info.eps
+            result[name] = bound.reshape(value.shape) + info.eps * value + info.tiny * info.eps
         else:
             reach = truth["loss_reach"] if name == "loss" else 1.0
             result[name] = spread * (1 + size) * reach + eps * value
@@ -152,12 +158,13 @@ def naive_dtype(problem):
     return torch.promote_types(problem.input.dtype, problem.linear_weight.dtype)
 
 
-def compare(problem, got):
-    """Asserts every output in `got` (by name) against the truth."""
+def compare(problem, got, keeps_16_bits=False):
+    """Asserts every output in `got` (by name) against the truth. keeps_16_bits: exps or dz, of operands of 16 bits."""
     truth = evaluate(problem, torch.float64)
     computed = torch.float64 if problem.input.dtype == torch.float64 else torch.float32
     naive = evaluate(problem, naive_dtype(problem))
-    unit = units(problem, truth, computed)
+    short = keeps_16_bits and naive_dtype(problem).itemsize == 2
+    unit = units(problem, truth, computed, torch.finfo(naive_dtype(problem)).eps / 2 if short else 0.0)
     for name in unit:
         if got.get(name) is None:
             continue

@@ -139,7 +139,8 @@ def editable(tmp_path, with_library):
     site.mkdir(parents=True)
     if with_library:
         shutil.copy(_c.library_path(), site / "libheadroom.so")
-    return f"""
+    return (
+        f"""
 import importlib.util, os, sys
 os.environ.pop("HEADROOM_LIBRARY", None)
 spec = importlib.util.spec_from_file_location(
@@ -147,7 +148,9 @@ spec = importlib.util.spec_from_file_location(
 module = importlib.util.module_from_spec(spec)
 sys.modules["headroom"] = module
 spec.loader.exec_module(module)
-""", site
+""",
+        site,
+    )
 
 
 def test_editable_installation(tmp_path):
