@@ -76,9 +76,10 @@ int main() try {
     headroom::merge_row_stats(merged_problem, from, merged);
   }
   float loss = 0;
-  std::vector<float> lse(kTokens);
+  std::vector<float> lse(kTokens), lse_low(kTokens);  // together the log of the sum of exps
   merged.loss = &loss;
   merged.lse = lse.data();
+  merged.lse_low = lse_low.data();
   headroom::loss_from_row_stats(merged_problem, merged);
 
   // Backward: each worker its own rows of d_classifier; d_hidden is a sum over workers.
@@ -90,6 +91,7 @@ int main() try {
     problem.accumulate_d_hidden = 1;  // the sum
     headroom::Buffers buffers = buffers_of(shard);
     buffers.lse = lse.data();
+    buffers.lse_low = lse_low.data();
     buffers.d_hidden = d_hidden.data();
     buffers.d_classifier = d_classifier.data() + shard.start * kHidden;
     headroom::run_once(context, problem, buffers);

@@ -1,7 +1,9 @@
 """The reference in fp64, on a part of the gradients, and the error that same-precision arithmetic cannot avoid.
 
 Of the full problem: the loss of every row, dE of a few hundred rows, dC of a few thousand vocabulary entries. Beside
-it the baseline: logits in fp32, dz = p - onehot rounded to bf16, products of bf16 operands summed in fp32.
+it the baseline: logits in fp32, dz = (p - onehot) / N rounded to bf16, products of bf16 operands summed in fp32. Where
+N is a power of two, or just below one, the dz of an unlikely target is exact by luck, and so is dC of a column with one
+target: take another N for errors.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ def _dz(
     return dz
 
 
-def _product(dz: Tensor, other: Tensor) -> Tensor:
-    """The baseline's: operands in bf16, sums in fp32, written in bf16."""
-    return (dz.bfloat16().float() @ other.float()).bfloat16()
+def _product(dz: Tensor, other: Tensor, tokens: int) -> Tensor:
+    """The baseline's, of the mean: operands in bf16, sums in fp32, written in bf16. Times N again, in float64."""
+    return ((dz / tokens).bfloat16().float() @ other.float()).bfloat16().double() * tokens
 
 
 def make_reference(inputs: Inputs, rows: int = 256, columns: int = 2048, seed: int = 1) -> Reference:
@@ -80,8 +82,8 @@ def make_reference(inputs: Inputs, rows: int = 256, columns: int = 2048, seed: i
         column_args = (hidden, weight[some_columns], lse, target, some_columns)
         d_hidden = _dz(*row_args, torch.float64) @ weight.double()
         d_weight = _dz(*column_args, torch.float64).T @ hidden.double()
-        baseline_d_hidden = relative_error(_product(_dz(*row_args, torch.float32), weight), d_hidden)
-        baseline_d_weight = relative_error(_product(_dz(*column_args, torch.float32).T, hidden), d_weight)
+        baseline_d_hidden = relative_error(_product(_dz(*row_args, torch.float32), weight, tokens), d_hidden)
+        baseline_d_weight = relative_error(_product(_dz(*column_args, torch.float32).T, hidden, tokens), d_weight)
     return Reference(
         loss=(lse - own).mean().item(),
         rows=some_rows,

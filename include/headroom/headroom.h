@@ -136,8 +136,8 @@ typedef struct headroom_problem {
   int32_t has_bias;
   int32_t has_class_weight;
   int32_t has_token_weight;
-  double scale;           /* default 1 */
-  double softcap;         /* 0 (default): none */
+  double scale;   /* default 1; without float64 operands |scale| <= 2^126, below 2^-126 it counts as 0 */
+  double softcap; /* 0 (default): none; without float64 operands in [2^-126, 2^126] */
   double label_smoothing; /* [0, 1] */
   double z_loss;          /* factor of lse^2 */
   double num_items;       /* divisor of the mean; 0 (default): the weights of the valid rows */
@@ -160,7 +160,7 @@ typedef struct headroom_problem {
   size_t max_workspace_bytes; /* hard; 0 (default): as the fastest plan wants */
   int32_t gradient;           /* headroom_gradient; default exact */
   int32_t keeps_draws;        /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
-  double threshold;           /* thinned: in (0, 1]; default 2^-10 */
+  double threshold;           /* thinned: in [2^-126, 1]; default 2^-10 */
   int64_t seed;               /* thinned */
 } headroom_problem;
 
