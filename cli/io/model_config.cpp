@@ -258,8 +258,10 @@ ModelConfig read_model_config(const std::string& file, const ModelConfigOverride
 std::string find_model_config(const std::string& checkpoint) {
   namespace fs = std::filesystem;
   std::error_code error;
-  const fs::path folder =
-      fs::is_directory(checkpoint, error) ? fs::path(checkpoint) : fs::path(checkpoint).parent_path();
+  const bool is_folder = fs::is_directory(checkpoint, error);
+  if (!is_folder && fs::path(checkpoint).extension() == ".npy")
+    return "";  // of whom the folder's config.json may be
+  const fs::path folder = is_folder ? fs::path(checkpoint) : fs::path(checkpoint).parent_path();
   const fs::path file = folder / "config.json";
   return fs::exists(file, error) ? file.string() : "";
 }

@@ -104,5 +104,6 @@ def scale_gradient(hidden: Tensor, d_hidden: Tensor, scale: float) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     for start in range(0, hidden.shape[0], rows):
         part = slice(start, start + rows)
-        total += (hidden[part] * d_hidden[part]).sum(dtype=torch.float64)
+        gradient = d_hidden[part]  # 0 in ignored rows, whatever those of hidden hold
+        total += torch.where(gradient == 0, 0, hidden[part] * gradient).sum(dtype=torch.float64)
     return (total / scale).to(d_hidden.dtype)

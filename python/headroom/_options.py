@@ -1,6 +1,6 @@
 """The options that the PyTorch and the numpy interface share: their types checked, None made the ABI's defaults.
 
-Ranges are checked by the library, whose messages name argument, expected and got.
+Most ranges are checked by the library, whose messages name argument, expected and got.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STATS = ("nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
 DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
 GRADIENTS = ("exact", "thinned")
 DEFAULT_THRESHOLD = 2.0**-10
-LARGEST_ZERO = 2.0**-150  # what float32 rounds to 0
+LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
 SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
 
 
@@ -48,10 +48,8 @@ def checked_num_items(value: Any, reduction: str) -> float:
 
 def checked_threshold(value: Any) -> float:
     threshold = number("threshold", value)
-    if not 0 < threshold <= 1:
-        raise InvalidArgumentError(f"threshold: expected a number in (0, 1], got {threshold}")
-    if threshold <= LARGEST_ZERO:
-        raise InvalidArgumentError(f"threshold: expected a number in (0, 1] that is not 0 in float32, got {threshold}")
+    if not LEAST_THRESHOLD <= threshold <= 1:
+        raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
     return threshold
 
 

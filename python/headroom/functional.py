@@ -172,7 +172,7 @@ def linear_cross_entropy(
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
         gradient: ``"exact"``, or ``"thinned"``: unbiased, from about 1 / threshold elements of a row's softmax at
             most (docs/thinning.md). The loss is exact in both cases.
-        threshold: of thinned gradients, in (0, 1] and not 0 in float32: softmax elements of at least this size and the
+        threshold: of thinned gradients, in [2^-126, 1]: softmax elements of at least this size and the
             target's are kept as they are, smaller ones by chance.
         seed: of thinned gradients: the same seed gives the same bits. An integer, a tensor of one int64 element (read
             where it is, so that a CUDA graph may change it), or a generator of the input's device. None draws one

@@ -26,8 +26,8 @@ struct StatSlots {
   int64_t stride = 0;
   float* max = nullptr;
   float* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
-  float* sum_offset =
-      nullptr;  // sum_j exp(z_ij - max) (z_ij - max); of kExps and kThin with the anchor; or null
+  // sum_j exp(z_ij - max) (z_ij - max), of kExps and kThin with the anchor in the place of max; or null
+  float* sum_offset = nullptr;
   float* weighted = nullptr;  // sum_j w_j z_ij, or null
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
   float* expected = nullptr;  // of kThin: the expected number of kept elements, times threshold

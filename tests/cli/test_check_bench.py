@@ -27,7 +27,7 @@ def test_bench_shows_a_refused_budget(ok):
     "command", [["bench"], ["check"], ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]]
 )
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(refused, command):
-    refused(1, "--device: expected a usable CUDA device, got cuda:999: ", *command, "--device", "cuda:999")
+    refused(1, "--device: expected a usable CUDA device, got cuda:999: th", *command, "--device", "cuda:999")
     refused(2, "--device: expected cpu or cuda:N, got 'h200'", *command, "--device", "h200")
 
 

@@ -84,7 +84,7 @@ def test_verbose_shows_every_plan_made_and_why(binary):
 
 
 def test_a_device_that_is_not_here_is_refused_by_name(refused):
-    message = "--device: expected a usable CUDA device, got cuda:999: "
+    message = "--device: expected a usable CUDA device, got cuda:999: th"
     refused(1, message, "plan", "--model", "gpt2", "--device", "cuda:999")
     refused(2, "--device: expected cpu, cuda:N or a model, got 'gpu'", "plan", "--model", "gpt2", "--device", "gpu")
 

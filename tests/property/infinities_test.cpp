@@ -110,7 +110,7 @@ TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
 
 // Where tanh is 1 there is no gradient at all.
 TEST_P(Infinities, SaturatedSoftcap) {
-  for (double softcap : {0.3, 5.0, 30.1}) {
+  for (double softcap : {1e-3, 0.3, 5.0, 30.1}) {
     Case c = plain(5, {4, 500, 3});
     c.problem.softcap = softcap;
     for (size_t j = 0; j < 500; ++j) c.bias[j] = j % 2 == 0 ? 4096 : -4096;
@@ -121,6 +121,26 @@ TEST_P(Infinities, SaturatedSoftcap) {
         EXPECT_TRUE(std::all_of(zero->begin(), zero->end(), [](double v) { return v == 0; }));
       }
     }
+  }
+}
+
+// The slope of a small softcap is that of the logit, however far lse is.
+TEST_P(Infinities, SmallSoftcap) {
+  Case c = plain(6, {8, 700, 5});
+  c.problem.softcap = 0x1p-10;
+  c.problem.scale = 0x1p-11;
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  for (const Case& way : ways(c)) {
+    SCOPED_TRACE(describe(way));
+    const Expected expected(way);
+    Case exact = way;
+    exact.problem.gradient = HEADROOM_EXACT;
+    const Bounds bounds = Expected(exact).bounds_of(GetParam());
+    const Outputs got = solve(context_, way);
+    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+    EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier, bounds.d_classifier,
+                      HEADROOM_F32));
+    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
   }
 }
 

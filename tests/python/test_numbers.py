@@ -76,7 +76,7 @@ def test_gradients_that_are_not_there_are_refused(name):
         lce(input, weight, target, **{name: torch.tensor(0.5, requires_grad=True)})
 
 
-THRESHOLDS = [0, 5, -1, float("nan"), 2.0**-150, 1e-320, "a"]
+THRESHOLDS = [0, 5, -1, float("nan"), 2.0**-150, 1e-40, 1e-320, "a"]
 
 
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=str)

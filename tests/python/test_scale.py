@@ -75,6 +75,20 @@ def run(problem, scale, names=("loss",), trained=(True, True, True), **options):
     return scale.grad, [None if t is None else t.grad for t in tensors]
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ignored_rows_are_not_multiplied(reduction):
+    problem = make((7,), 23, 9, (torch.float32,) * 3, reduction=reduction)
+    problem.target[2] = -100
+    found = []
+    for fill in (0.0, float("nan"), float("inf")):
+        input = problem.input.detach().clone()
+        input[2] = fill
+        scale = torch.tensor(0.3, requires_grad=True)
+        lce(input, problem.linear_weight.detach(), problem.target, scale=scale, reduction=reduction).sum().backward()
+        found.append(scale.grad)
+    assert found[0].isfinite() and found[0] == found[1] == found[2]
+
+
 @pytest.mark.parametrize("later", [False, True], ids=["3F", "4F"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", SCALES)

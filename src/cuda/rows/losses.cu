@@ -96,10 +96,10 @@ __global__ void __launch_bounds__(1024) finish_loss_kernel(RowInputs in, Arena a
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(s.correct_count);
 }
 
-// Range of a row's sum of exps relative to its anchor. Up: fp32 holds the exps, and sums of exp * z for |z|
-// up to 2^27; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their other operand.
-// Down: an exp of 2^-40 of the sum is stored as a normal number.
-constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithLogits = 0x1p100;
+// Range of a row's sum of exps relative to its anchor. Up: fp32 holds the exps, and sums of exp (z - anchor)
+// for differences up to 2^27; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their
+// other operand. Down: an exp of 2^-40 of the sum is stored as a normal number.
+constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithOffsets = 0x1p100;
 static_assert(-28 - 40 + sm90::kKeptExponent == -126);
 
 // One block of threads for each block of rows.
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kRowBlock)
   if (r < existing(row_count, rows)) {
     const StatSlots& slots = arena.slots;
     const double sum = sum_of_slots(slots, slots.sum, r);
-    const double most = slots.sum_offset == nullptr ? kMostSum : kMostSumWithLogits;
+    const double most = slots.sum_offset == nullptr ? kMostSum : kMostSumWithOffsets;
     redo = !(sum < most && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);

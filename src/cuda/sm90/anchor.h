@@ -7,7 +7,7 @@
 namespace headroom::cuda::sm90 {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLog2 = 0.6931471805599453f;
+inline constexpr float kLn2 = 0.6931471805599453f;
 
 // The kernels compute exp(z - anchor) as 2^(z log2(e) + shift), shift = -anchor log2(e), in one instruction.
 // The rounding of shift is the same for all elements of a row and small where |shift| is below this. An

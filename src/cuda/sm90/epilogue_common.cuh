@@ -4,6 +4,7 @@
 #include "cuda/logits.h"
 #include "cuda/sm90/anchor.h"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/kernel_params.cuh"
 #include "cuda/sm90/ptx/cluster.cuh"
 #include "cuda/sm90/ptx/math.cuh"
 #include "cuda/sm90/ptx/registers.cuh"

@@ -26,8 +26,9 @@ __device__ __forceinline__ void exps_maximum(const Accumulators& acc, const Tile
 }
 
 template <bool kGeneral>
-__device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
-                                              float exponent_scale) {
+__device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView& tile,
+                                              const KernelParams& params) {
+  const LogitsArgs& args = params.args;
   const int columns = static_cast<int>(args.columns);
   if constexpr (kGeneral) {
     transform(acc, tile, args);
@@ -50,7 +51,6 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
   }
 
   const SplitAnchor own = split_anchor(own_anchor);
-  [[maybe_unused]] const float inverse_cap = inverse_softcap(args.softcap);
   float sums[kQuadRows];
   [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
 #pragma unroll
@@ -64,12 +64,12 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
       for (int b = 0; b < 2; ++b) {
         float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
         const float exponent =
-            kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, exponent_scale, shift);
+            kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, params.exponent_scale, shift);
         const float p = ptx::exp2_approx(exponent);
         sum[b] += p;
         if constexpr (kGeneral) {
           sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
-          element = p * softcap_slope(as_factor(element), inverse_cap);
+          element = p * softcap_slope(as_factor(element), params.inverse_cap);
         } else {
           element = p;
         }
@@ -82,7 +82,7 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
   if (live) stats.sum[slot] = old_sum + tile_sum;
   if constexpr (kGeneral) {
     if (stats.sum_offset != nullptr) {
-      const float tile_offset = sum_to_owner(sum_offsets) * kLog2;
+      const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
       if (live) stats.sum_offset[slot] += tile_offset;
     }
   }

@@ -42,23 +42,26 @@ __device__ __forceinline__ void plain_gradient(Accumulators& acc, const OwnCoeff
   for (int r = 0; r < kQuadRows; ++r) subtract_at(acc, r, lane_target(own.target, r), from_owner(own.g, r));
 }
 
+// Elements of a row that the compiler may work on at once: each has its logit and its log p.
+inline constexpr int kGradientBlock = 8;
+
 // One element; weight: w_j.
 __device__ __forceinline__ float general_element(float logit, const OwnCoefficients& row, float weight,
                                                  float inverse_cap) {
-  const float log_p =
-      ptx::max_nan(logit - row.lse, -1e30f);  // finite or NaN, so that p log p is 0 where p is
+  // Finite or NaN, so that p log p is 0 where p is.
+  const float log_p = ptx::max_nan(logit - row.lse, -1e30f);
   const float p = ptx::exp2_approx(log_p * kLog2E);
-  // The logit again from log_p: kept beside it, 48 of them would spill.
-  return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) * softcap_slope(log_p + row.lse, inverse_cap);
+  return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) * softcap_slope(as_factor(logit), inverse_cap);
 }
 
 __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoefficients& own,
-                                                 const TileView& tile, const LogitsArgs& args) {
-  const float inverse_cap = inverse_softcap(args.softcap);
+                                                 const TileView& tile, const KernelParams& params) {
+  const LogitsArgs& args = params.args;
   const bool targets = any_target(own.target);
   // g t'(z) of row r's target, taken before dz replaces z.
   const auto at_target = [&](int r) {
-    return targets ? softcap_slope(as_factor(element_at(acc, r, lane_target(own.target, r))), inverse_cap) *
+    return targets ? softcap_slope(as_factor(element_at(acc, r, lane_target(own.target, r))),
+                                   params.inverse_cap) *
                          from_owner(own.g, r)
                    : 0.f;
   };
@@ -68,9 +71,14 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
       const float target_term = at_target(r);
       const OwnCoefficients row = own.of(r);
 #pragma unroll
-      for (int i = 0; i < 2 * kColumnPairs; ++i) {
-        float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
-        element = general_element(element, row, 1.f, inverse_cap);
+      for (int block = 0; block < 2 * kColumnPairs; block += kGradientBlock) {
+        if (ptx::always()) {
+#pragma unroll
+          for (int i = block; i < block + kGradientBlock; ++i) {
+            float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+            element = general_element(element, row, 1.f, params.inverse_cap);
+          }
+        }
       }
       if (targets) subtract_at(acc, r, lane_target(own.target, r), target_term);
     }
@@ -84,14 +92,15 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
     const uint32_t base = vector_base(tile);
 #pragma unroll
     for (int j = 0; j < kColumnPairs; ++j) {
+      if (!ptx::always()) continue;
       const float even = load_column(base, j, 0);
       const float odd = load_column(base, j, 1);
 #pragma unroll
       for (int r = 0; r < kQuadRows; ++r) {
         const OwnCoefficients row = own.of(r);
         float* element = acc[r >> 1] + 4 * j + 2 * (r & 1);
-        element[0] = general_element(element[0], row, even, inverse_cap);
-        element[1] = general_element(element[1], row, odd, inverse_cap);
+        element[0] = general_element(element[0], row, even, params.inverse_cap);
+        element[1] = general_element(element[1], row, odd, params.inverse_cap);
       }
     }
     if (!targets) return;
@@ -102,7 +111,8 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
 
 template <bool kGeneral>
 __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileView& tile,
-                                                  const LogitsArgs& args, float exponent_scale) {
+                                                  const KernelParams& params) {
+  const LogitsArgs& args = params.args;
   if constexpr (kGeneral) transform(acc, tile, args);
   const int row = tile.own_row();
   const int columns = static_cast<int>(args.columns);
@@ -120,9 +130,9 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
     own.b = load_or_zero(args.b, row, live) * factor * rest;
     own.a = fmaf(-low, own.b, own.a);
     own.c = load_or_zero(args.c, row, live) * factor;
-    general_gradient(acc, own, tile, args);
+    general_gradient(acc, own, tile, params);
   } else {
-    plain_gradient(acc, own, args.scale, exponent_scale);
+    plain_gradient(acc, own, args.scale, params.exponent_scale);
   }
   clear_dead_rows(acc, live);
 }

@@ -170,7 +170,7 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
   }
   if constexpr (kGeneral) {
     if (stats.sum_offset != nullptr) {
-      const float tile_offset = sum_to_owner(sum_offsets) * kLog2;
+      const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
       if (live) stats.sum_offset[slot] += tile_offset;
     }
   }

@@ -10,6 +10,7 @@ namespace headroom::cuda::sm90 {
 struct KernelParams {
   LogitsArgs args;
   float exponent_scale = 0;  // scale * log2(e)
+  float inverse_cap = 0;     // inverse_softcap(): from a parameter it takes no register
   int32_t depth_blocks = 0;
   int32_t column_tiles = 0;
   Raster raster;

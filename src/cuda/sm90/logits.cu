@@ -10,6 +10,7 @@
 #include "cuda/sm90/instances/instances.h"
 #include "cuda/sm90/kernel_params.cuh"
 #include "cuda/sm90/tensor_map.h"
+#include "cuda/softcap.h"
 
 namespace headroom::cuda::sm90 {
 namespace {
@@ -78,6 +79,7 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
   KernelParams params;
   params.args = args;
   params.exponent_scale = args.scale * 1.4426950408889634f;
+  params.inverse_cap = inverse_softcap(args.softcap);
   params.depth_blocks = static_cast<int32_t>((args.depth + kBlockDepth - 1) / kBlockDepth);
   params.column_tiles = static_cast<int32_t>((args.columns + kTileColumns - 1) / kTileColumns);
   const int slots = args.stats.sum == nullptr ? std::numeric_limits<int>::max()

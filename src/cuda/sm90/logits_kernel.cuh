@@ -229,11 +229,11 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     if constexpr (kInstance.epilogue == Epilogue::kStats) {
       stats_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
-      exps_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+      exps_epilogue<kInstance.general>(acc, view, params);
     } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
       thin_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
     } else {
-      gradient_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+      gradient_epilogue<kInstance.general>(acc, view, params);
     }
     if constexpr (kConfig.staging_buffers > 0)
       store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
