@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ._plan import PlanInfo
@@ -80,6 +82,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f".{_TORCH[name]}", __name__), name)
     globals()[name] = value
     return value
+
+
+# FlopCounterMode copies what is registered when it begins: with PyTorch here, the operators are from the start. What
+# keeps them from being made is told where they are used.
+if "torch" in sys.modules:
+    with contextlib.suppress(Exception):
+        importlib.import_module("._ops", __name__)
 
 
 def __dir__() -> list[str]:

@@ -112,16 +112,19 @@ HEADROOM_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& para
                                                        const RowWeights<T>& weights,
                                                        const RowUpstream<T>& upstream, T lse, T entropy) {
   const T k = upstream.loss * weights.token;
-  const T smooth = params.label_smoothing > 0 ? params.label_smoothing / params.vocab_total : T(0);
   const T target = (1 - params.label_smoothing) * weights.target;
   RowCoefficients<T> out;
-  out.a = k * (target + smooth * params.class_weight_sum) + upstream.nll + upstream.lse;
+  out.a = k * target + upstream.nll + upstream.lse;
+  if (params.label_smoothing > 0) {  // else weights of classes without a target may be anything
+    const T smooth = params.label_smoothing / params.vocab_total;
+    out.a += k * smooth * params.class_weight_sum;
+    out.c = -k * smooth;
+  }
   if (params.z_loss != 0) out.a += k * 2 * params.z_loss * lse;
   if (upstream.entropy != 0) {
     out.a -= upstream.entropy * entropy;
     out.b = -upstream.entropy;
   }
-  out.c = -k * smooth;
   out.g = k * target + upstream.nll;
   return out;
 }

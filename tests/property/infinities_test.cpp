@@ -108,6 +108,28 @@ TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
   }
 }
 
+// Without label smoothing nobody reads the weight of a class that is no target: the inverse of its count is
+// infinite.
+TEST_P(Infinities, WeightsOfUnusedClasses) {
+  Case c = plain(7, {6, 90, 4});
+  c.problem.has_class_weight = 1;
+  c.targets = {1, 2, 3, 1, 2, 3};
+  c.class_weight.assign(90, 1.5);
+  const std::vector<Case> finite = ways(c);
+  for (double weight : {kInfinity, -kInfinity, static_cast<double>(NAN)}) {
+    std::fill(c.class_weight.begin() + 4, c.class_weight.end(), weight);
+    size_t at = 0;
+    for (const Case& way : ways(c)) {
+      SCOPED_TRACE(describe(way));
+      const Outputs got = solve(context_, way), expected = solve(context_, finite[at++]);
+      for (const auto member :
+           {&Outputs::loss, &Outputs::d_hidden, &Outputs::d_classifier, &Outputs::d_bias}) {
+        EXPECT_EQ(got.*member, expected.*member);
+      }
+    }
+  }
+}
+
 // Where tanh is 1 there is no gradient at all.
 TEST_P(Infinities, SaturatedSoftcap) {
   for (double softcap : {1e-3, 0.3, 5.0, 30.1}) {

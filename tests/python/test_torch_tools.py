@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_autograd import head
+from test_package import python
 from torch.utils.flop_counter import FlopCounterMode
 
 lce = headroom.linear_cross_entropy
@@ -63,6 +64,18 @@ def stock(input, weight, target):
 
 
 PRODUCT = 2 * 9 * 13 * 6
+
+FIRST_USE = """
+import torch, headroom
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    headroom.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.zeros(4, dtype=torch.int64))
+assert counter.get_total_flops() == 2 * 4 * 9 * 8
+"""
+
+
+def test_flops_of_a_first_use():
+    python(FIRST_USE)
 
 
 @pytest.mark.parametrize("trained", [(True, True), (False, True), (True, False)], ids=str)
