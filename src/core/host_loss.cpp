@@ -1,7 +1,6 @@
 #include "core/host_loss.h"
 
 #include <algorithm>
-#include <cmath>
 #include <initializer_list>
 
 #include "core/backend.h"
@@ -16,13 +15,6 @@ double load_or(const void* data, DType dtype, int64_t index, double otherwise) {
 
 void store_if(void* data, DType dtype, int64_t index, double value) {
   if (data != nullptr) store_from_double(data, dtype, index, value);
-}
-
-// What storing lse as `dtype` takes off it.
-double lse_rest(const RowStats<double>& stats, double lse, DType dtype) {
-  const double stored = dtype == DType::kF64 ? lse : static_cast<double>(static_cast<float>(lse));
-  const double rest = (stats.max - stored) + std::log(stats.sum_exp);
-  return std::isfinite(rest) ? rest : 0;
 }
 
 }  // namespace
@@ -110,7 +102,8 @@ void HostLossWriter::add(int64_t row, const RowStats<double>& stats) {
   const RowLoss<double> out = row_loss(context_.params, row_weights(context_, row), stats);
   store_if(b.nll, dtype, row, out.nll);
   store_if(b.lse, dtype, row, out.lse);
-  store_if(b.lse_low, dtype, row, lse_rest(stats, out.lse, dtype));
+  const double stored = dtype == DType::kF64 ? out.lse : static_cast<double>(static_cast<float>(out.lse));
+  store_if(b.lse_low, dtype, row, rest_of(log_sum_exp_parts(stats), stored));
   store_if(b.entropy, dtype, row, out.entropy);
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
   sum_ += out.loss;

@@ -85,14 +85,15 @@ struct FloatPair {
   float high = 0, low = 0;
 };
 
-HEADROOM_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
-  const float high = static_cast<float>(lse.value());
-  const double rest = (lse.high - static_cast<double>(high)) + lse.low;
-  return {high, std::isfinite(rest) ? static_cast<float>(rest) : 0.0f};
+// What storing lse takes off it; 0 where that is no number.
+HEADROOM_HD inline double rest_of(const LogSumExp<double>& lse, double stored) {
+  const double rest = (lse.high - stored) + lse.low;
+  return std::isfinite(rest) ? rest : 0;
 }
 
-HEADROOM_HD inline FloatPair split_to_floats(double value) {
-  return split_to_floats(LogSumExp<double>{value, 0});
+HEADROOM_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
+  const float high = static_cast<float>(lse.value());
+  return {high, static_cast<float>(rest_of(lse, static_cast<double>(high)))};
 }
 
 // Upstream gradients of one row.

@@ -1,8 +1,11 @@
 """torch.compile(fullgraph=True, dynamic=True): the same bits as eager, forward and backward."""
 
+import hashlib
+
 import headroom
 import pytest
 import torch
+from headroom import _flags
 
 lce = headroom.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -122,3 +125,13 @@ def test_errors_name_the_argument():
     target[1, 2] = 23
     with pytest.raises(headroom.InvalidTargetError, match=r"target: .* got 23 at target\[1, 2\]"):
         compiled(input, weight, target)
+
+
+def test_schemas_have_a_number_of_their_own():
+    """Raise _flags.SCHEMAS with every change of a schema: PyTorch keeps compiled code on disk, under the flags."""
+    names = ("forward", "backward", "backward_into", "forward_backward", "scale_gradient")
+    arguments = [
+        [argument.name for argument in getattr(torch.ops.headroom, name).default._schema.arguments] for name in names
+    ]
+    digest = hashlib.sha256(repr(arguments).encode()).hexdigest()[:16]
+    assert (_flags.SCHEMAS, digest) == (2, "b4c53d4a40d89999")

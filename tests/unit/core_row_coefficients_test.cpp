@@ -98,7 +98,7 @@ TEST(RowCoefficients, LseInTwoFloats) {
     EXPECT_EQ(pair.high, static_cast<float>(max + 5.3));
   }
   for (double special : std::vector<double>{NAN, INFINITY, -INFINITY}) {
-    EXPECT_EQ(split_to_floats(special).low, 0);
+    EXPECT_EQ(split_to_floats(LogSumExp<double>{special, 0}).low, 0);
   }
 }
 

@@ -107,8 +107,7 @@ __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_
   arena.row_loss[row] = loss.loss;
   put(out.nll, row, loss.nll);
   put(out.lse, row, loss.lse);
-  const double rest = (stats.max - loss.lse) + log(stats.sum_exp);
-  put(out.lse_low, row, isfinite(rest) ? rest : 0);
+  put(out.lse_low, row, rest_of(log_sum_exp_parts(stats), loss.lse));
   put(out.entropy, row, loss.entropy);
   if (in.rows.is_none) put(out.loss, row, loss.loss);
   if (stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
