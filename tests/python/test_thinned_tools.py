@@ -218,13 +218,13 @@ def test_plan():
     assert {p.kind for p in headroom.plans(256, 3000, 64, gradient="thinned")} == {"thinned"}
     with pytest.raises(ValueError, match='gradient: expected one of "exact", "thinned", got \'sparse\''):
         headroom.plan(256, 3000, 64, gradient="sparse")
-    with pytest.raises(headroom.InvalidArgumentError, match=r"threshold: expected a number in \(0, 1\]"):
+    with pytest.raises(headroom.InvalidArgumentError, match=r"threshold: expected a number in \[2\^-126, 1\]"):
         headroom.plan(256, 3000, 64, gradient="thinned", threshold=2.0)
 
 
 WRONG = {
     "gradient": ({"gradient": "thin"}, ValueError, 'gradient: expected one of "exact", "thinned"'),
-    "threshold of 0": (THINNED | {"threshold": 0.0}, ValueError, r"threshold: expected a number in \(0, 1\], got 0"),
+    "threshold of 0": (THINNED | {"threshold": 0.0}, ValueError, r"threshold: expected a number in \[2\^-126, 1\], got 0"),
     "threshold of 2": (THINNED | {"threshold": 2}, ValueError, "threshold: .* got 2"),
     "NaN threshold": (THINNED | {"threshold": float("nan")}, ValueError, "threshold: .* got nan"),
     "text threshold": (THINNED | {"threshold": "2^-9"}, TypeError, "threshold: expected a number, got str"),
