@@ -143,7 +143,7 @@ def plan(
         device: ordinal of the CUDA device that holds the tensors, or the model of one that need not be here:
             ``"a100"``, ``"h100"``, ``"h200"``; None: they are in host memory.
         gradient: ``"exact"`` or ``"thinned"``.
-        threshold: of thinned gradients, in (0, 1].
+        threshold: of thinned gradients, in [2^-126, 1].
 
     Raises:
         BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.

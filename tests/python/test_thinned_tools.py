@@ -224,7 +224,11 @@ def test_plan():
 
 WRONG = {
     "gradient": ({"gradient": "thin"}, ValueError, 'gradient: expected one of "exact", "thinned"'),
-    "threshold of 0": (THINNED | {"threshold": 0.0}, ValueError, r"threshold: expected a number in \[2\^-126, 1\], got 0"),
+    "threshold of 0": (
+        THINNED | {"threshold": 0.0},
+        ValueError,
+        r"threshold: expected a number in \[2\^-126, 1\], got 0",
+    ),
     "threshold of 2": (THINNED | {"threshold": 2}, ValueError, "threshold: .* got 2"),
     "NaN threshold": (THINNED | {"threshold": float("nan")}, ValueError, "threshold: .* got nan"),
     "text threshold": (THINNED | {"threshold": "2^-9"}, TypeError, "threshold: expected a number, got str"),
