@@ -184,6 +184,8 @@ class Call:
         into = main_grad if self.wants.weight else None
         d_weight = self.new("d_classifier", tuple(weight.shape), weight.dtype, self.wants.weight and into is None)
         if into is not None:
+            if into.numel() > 0 and into.data_ptr() == weight.data_ptr():
+                raise ValueError("main_grad: expected a buffer of its own, got the memory of linear_weight")
             self.spec |= {"d_classifier_dtype": CODES[into.dtype], "accumulate_d_classifier": True}
             self._give("d_classifier", into, _row_stride(into))
         if bias is None:

@@ -177,3 +177,13 @@ def test_check_targets_names_place_and_value():
         headroom.check_targets(torch.tensor([[0, -100], [5, 9]]), 5)
     with pytest.raises(headroom.InvalidTargetError, match=r"got -100 at target\[0\]"):
         headroom.check_targets(torch.tensor([-100]), 5, ignore_index=-1)
+
+
+def test_main_grad_is_not_the_weight_itself():
+    weight = torch.randn(13, 6, requires_grad=True)
+    before = weight.detach().clone()
+    target = torch.zeros(4, dtype=torch.int64)
+    loss = headroom.linear_cross_entropy(torch.randn(4, 6), weight, target, main_grad=weight.detach())
+    with pytest.raises(ValueError, match="main_grad: expected a buffer of its own, got the memory of linear_weight"):
+        loss.backward()
+    assert torch.equal(weight, before)

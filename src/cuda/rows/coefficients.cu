@@ -83,8 +83,8 @@ __global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets
   }
   const __nv_bfloat16 stored = __float2bfloat16_rn(static_cast<float>(entry));
   static_cast<__nv_bfloat16*>(k.exps)[index] = stored;
-  // The entry is most of what many rows' gradients are made of. Its rounding goes to the other entries by way
-  // of the row's factor, each of which is rounded as much already.
+  // The target's entry is most of what many rows' gradients are made of. The row's factor makes it right, and
+  // so moves the other entries by no more than each of them has been rounded.
   const double share = entry / double{__bfloat162float(stored)};
   if (fabs(share - 1) <= 0x1p-8)
     arena.row_factor[r] = static_cast<float>(double{arena.row_factor[r]} * share);
