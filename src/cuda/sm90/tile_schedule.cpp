@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
 #include <numeric>
+#include <tuple>
 
 namespace headroom::cuda::sm90 {
 namespace {
@@ -113,10 +116,7 @@ RasterTail restricted_tail(int units, int clusters, int turns, int most_slots) {
   return tail;
 }
 
-}  // namespace
-
-Raster make_raster(int clusters, int turns, int preferred, int most_slots) {
-  clusters = std::min(clusters, kUnlimited / turns);
+Raster solve_raster(int clusters, int turns, int preferred, int most_slots) {
   const int workers = clusters * turns;
   Raster raster;
   const int main = main_units(workers, preferred);
@@ -135,6 +135,24 @@ Raster make_raster(int clusters, int turns, int preferred, int most_slots) {
   return raster;
 }
 
+}  // namespace
+
+const Raster& make_raster(int clusters, int turns, int preferred, int most_slots) {
+  using Key = std::tuple<int, int, int, int>;
+  struct Solved {
+    std::mutex mutex;
+    std::map<Key, Raster> rasters;  // few: of one device some dozens at most
+  };
+  static Solved* const solved = new Solved;  // runs may outlive static objects
+  clusters = std::min(clusters, kUnlimited / turns);
+  const Key key{clusters, turns, std::clamp(preferred, 2, kMaxMainUnits), std::min(most_slots, kUnlimited)};
+  const std::lock_guard lock(solved->mutex);
+  const auto at = solved->rasters.find(key);
+  if (at != solved->rasters.end()) return at->second;
+  const auto& [c, t, p, m] = key;
+  return solved->rasters.emplace(key, solve_raster(c, t, p, m)).first->second;
+}
+
 int raster_slots(const Raster& raster, int64_t units) {
   const int main = raster.main.units;
   if (units < raster.tail_units + main) return tail_slots(raster.tails[units]);
@@ -143,7 +161,7 @@ int raster_slots(const Raster& raster, int64_t units) {
 }
 
 int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any_fewer) {
-  const Raster raster = make_raster(clusters, turns, preferred, kUnlimited);
+  const Raster& raster = make_raster(clusters, turns, preferred, kUnlimited);
   if (!any_fewer) return raster_slots(raster, units);
   int slots = turns;  // what a single cluster needs
   // Beyond the table slots repeat with each further main group.
