@@ -41,6 +41,13 @@ uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
   return 1u << std::countr_zero(bits);
 }
 
+// The part of an extent that is whole pieces of 16 bytes. Where an operand's contiguous extent is not,
+// whatever its stride, cuBLASLt takes kernels that are five times slower.
+int64_t whole_pieces(int64_t extent, DType dtype) {
+  const auto lanes = static_cast<int64_t>(16 / size_of(dtype));
+  return extent / lanes * lanes;
+}
+
 // cuBLASLt is column-major: row-major C = op(A) op(B) is C^T = op(B)^T op(A)^T there, so its A is our B.
 struct Operation {
   explicit Operation(const CublasLt& functions) : f(functions) {}
@@ -115,9 +122,7 @@ Cache& cache() {
   return *kept;
 }
 
-}  // namespace
-
-void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
+void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
   // cuBLASLt refuses scratch that is not aligned to 256 bytes.
   constexpr size_t kScratchAlignment = 256;
   if (scratch_bytes < 2 * kScratchAlignment) {
@@ -179,6 +184,48 @@ void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t strea
   check_lt(f->matmul(handle, op->desc, alpha, g.b, op->a, g.a, op->b, beta, g.c, op->c, g.c, op->c,
                      &op->algorithm, scratch, scratch_bytes, stream),
            "Matmul");
+}
+
+const void* element(const void* data, DType dtype, int64_t index) {
+  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+
+// Rows [first, first + rows) of a product with a transposed A.
+Gemm rows_of(const Gemm& g, int64_t first, int64_t rows) {
+  Gemm part = g;
+  part.m = rows;
+  part.a = element(g.a, g.operand_dtype, first);
+  part.c = const_cast<void*>(element(g.c, g.c_dtype, first * g.c_stride));
+  return part;
+}
+
+// Terms [first, first + terms) of a product's sums.
+Gemm terms_of(const Gemm& g, int64_t first, int64_t terms) {
+  Gemm part = g;
+  part.k = terms;
+  part.a = element(g.a, g.operand_dtype, first);
+  part.b = element(g.b, g.operand_dtype, g.transpose_b ? first : first * g.b_stride);
+  return part;
+}
+
+}  // namespace
+
+void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
+  // What of A lies side by side in memory.
+  const int64_t extent = g.transpose_a ? g.m : g.k;
+  const int64_t whole = whole_pieces(extent, g.operand_dtype);
+  if (whole == extent || whole == 0) {
+    multiply(g, scratch, scratch_bytes, stream);
+  } else if (g.transpose_a) {
+    multiply(rows_of(g, 0, whole), scratch, scratch_bytes, stream);
+    multiply(rows_of(g, whole, extent - whole), scratch, scratch_bytes, stream);
+  } else {
+    // The few terms first: what they write is then read again by the other product, which reads least.
+    multiply(terms_of(g, whole, extent - whole), scratch, scratch_bytes, stream);
+    Gemm rest = terms_of(g, 0, whole);
+    rest.beta = 1;
+    multiply(rest, scratch, scratch_bytes, stream);
+  }
 }
 
 }  // namespace headroom::cuda

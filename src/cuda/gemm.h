@@ -32,7 +32,9 @@ struct Gemm {
 inline constexpr size_t kGemmScratchBytes = size_t{32} << 20;
 
 // Queues the product. The choice of algorithm is remembered for every shape and device; it never depends on
-// timing, and partial sums are joined in a fixed order, so the same call gives the same bits.
+// timing, and partial sums are joined in a fixed order, so the same call gives the same bits. Of A any extent
+// may be odd: what is left over 16 bytes is a product of its own. Of B and C [m, n], n should be whole 16
+// bytes, or the product is slow.
 void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream);
 
 }  // namespace headroom::cuda
