@@ -28,7 +28,9 @@ void PlanDetail::store(Plan* plan) const {
                             slots,
                             scratch_rows,
                             scratch_columns,
-                            gemm_bytes};
+                            gemm_bytes,
+                            kept_columns};
+  static_assert(std::size(values) <= std::size(Plan{}.detail));
   std::copy(std::begin(values), std::end(values), plan->detail);
 }
 
@@ -43,6 +45,7 @@ PlanDetail PlanDetail::load(const Plan& plan) {
   d.scratch_rows = plan.detail[6];
   d.scratch_columns = plan.detail[7];
   d.gemm_bytes = plan.detail[8];
+  d.kept_columns = plan.detail[9];
   return d;
 }
 
@@ -61,11 +64,8 @@ int64_t padded_columns(const Problem& p, int64_t columns) {
 }
 
 bool writes_d_classifier(const Problem& p) {
+  if (p.hidden != padded_hidden(p)) return false;
   return p.d_classifier_dtype == operand_dtype(p) || p.d_classifier_dtype == DType::kF32;
-}
-
-bool keeps_exps(const Plan& plan) {
-  return plan.kind == PlanKind::kWhole || plan.kind == PlanKind::kTokenChunks;
 }
 
 // What every plan has: rows, their statistics, and what they become.
@@ -103,7 +103,7 @@ Arena lay_out(const Problem& p, const Plan& plan, Workspace& w, void* draws) {
   const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
   const int64_t depth = padded_hidden(p);
-  const bool kept = keeps_exps(plan);
+  const bool kept = d.kept_columns > 0;
   Arena a = lay_out_rows(p, plan, w);
   // Blocks to do again, or with rows in place those that are not all ignored.
   if (kept || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
@@ -115,7 +115,7 @@ Arena lay_out(const Problem& p, const Plan& plan, Workspace& w, void* draws) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
     if (p.has_grad_entropy) a.b = take<float>(w, rows);
     if (p.label_smoothing > 0) a.c = take<float>(w, rows);
-    a.exps = take_elements(w, dtype, rows, padded_columns(p, kept ? p.vocab : d.vocab_window));
+    a.exps = take_elements(w, dtype, rows, padded_columns(p, kept ? d.kept_columns : d.vocab_window));
     if (p.want_d_hidden) a.d_hidden = take<float>(w, rows * depth);
     if (p.want_d_classifier) {
       const bool native = writes_d_classifier(p);

@@ -27,6 +27,7 @@ struct PlanDetail {
   bool copies_classifier = false;      // windows of it are converted or padded into the workspace
   bool rounds_between_chunks = false;  // the sum of d_classifier over chunks is kept in its own dtype
   int64_t vocab_window = 0;            // columns made at once
+  int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, a window, or all
   int64_t slots = 1;                   // of the statistics, a row
   int64_t scratch_rows = 0;            // of fp32 logits at once (portable)
   int64_t scratch_columns = 0;
@@ -51,17 +52,14 @@ struct Scalars {
   float zero_one[2];  // constants for products with scalars of the device
 };
 
-// dtype of both operands of the logits' product; conversions go to it.
+// dtype of both operands of the logits' product, and of kept exps and dz; conversions go to it.
 DType operand_dtype(const Problem& problem);
-// dtype of kept exps and of dz: as the operands.
 // Length of a copied row: hidden, rounded up to 16 bytes.
 int64_t padded_hidden(const Problem& problem);
 // Length of a row of exps or dz.
 int64_t padded_columns(const Problem& problem, int64_t columns);
-// Whether a product can write d_classifier in its own dtype.
+// Whether a product can write d_classifier in its own dtype, and in rows of whole 16 bytes.
 bool writes_d_classifier(const Problem& problem);
-// Whether the plan keeps exps until the sums are known.
-bool keeps_exps(const Plan& plan);
 
 // What a run needs beyond inputs and outputs. N tokens, R rows of a chunk of them, W columns of a window.
 struct Arena {
@@ -80,12 +78,12 @@ struct Arena {
   float* row_factor = nullptr;                                   // [R] by which kept exps become gradients
   void* hidden = nullptr;                                        // [R, padded]
   void* window = nullptr;                                        // [W, padded] of the classifier
-  void* exps = nullptr;                                          // [R, padded V] exps, or [R, padded W] dz
-  float* d_hidden = nullptr;                                     // [R, padded]
-  float* d_classifier = nullptr;                                 // [V, padded] the sum over chunks
-  float* staging = nullptr;  // [W, padded] of d_classifier, where no product writes its dtype
-  float* d_bias = nullptr;   // [V]
-  float* logits = nullptr;   // [scratch_rows, scratch_columns]
+  void* exps = nullptr;           // [R, padded] kept exps, and then dz of a window
+  float* d_hidden = nullptr;      // [R, padded]
+  float* d_classifier = nullptr;  // [V, padded] the sum over chunks
+  float* staging = nullptr;       // [W, padded] of d_classifier, where no product writes its dtype
+  float* d_bias = nullptr;        // [V]
+  float* logits = nullptr;        // [scratch_rows, scratch_columns]
   void* gemm = nullptr;
 };
 

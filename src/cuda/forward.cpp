@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/check.h"
 #include "cuda/runner.h"
 
@@ -15,7 +17,7 @@ const float* bias_of(const Runner& run) {
 
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   launch_init_slots(run.arena.slots, active, run.stream);
-  for_windows(run, widest_window(run), [&](const Window& window) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kStats);
     args.row_block_active = active;
     launch_logits(run, args);
@@ -31,13 +33,15 @@ namespace {
 
 void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   launch_init_slots(run.arena.slots, active, run.stream);
-  for_windows(run, widest_window(run), [&](const Window& window) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kExps);
     args.anchor = run.arena.anchor;
     args.row_block_active = active;
     if (!tracks_max(run)) args.stats.max = nullptr;
-    args.out = at(run.arena.exps, run.dtype(), window.first);
-    args.out_stride = padded_columns(run.problem, run.problem.vocab);
+    const int64_t kept = run.detail.kept_columns;
+    args.out_columns = std::clamp<int64_t>(kept - window.first, 0, window.columns);
+    args.out = at(run.arena.exps, run.dtype(), args.out_columns > 0 ? window.first : 0);
+    args.out_stride = padded_columns(run.problem, kept);
     launch_logits(run, args);
   });
 }

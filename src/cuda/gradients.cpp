@@ -15,7 +15,7 @@ void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, c
   Gemm g;
   g.operand_dtype = run.dtype();
   g.m = chunk.rows;
-  g.n = run.problem.hidden;
+  g.n = run.depth();
   g.k = window.columns;
   g.a = dz.data;
   g.a_stride = dz.stride;
@@ -27,15 +27,15 @@ void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, c
   product(run, g);
 }
 
-// d_classifier [columns, D] += dz^T hidden [rows, D]
+// d_classifier [columns, D] += factor dz^T hidden [rows, D]
 void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
-                      const Operand& hidden) {
+                      const Operand& hidden, const float* factor) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
   Gemm g;
   g.operand_dtype = run.dtype();
   g.m = window.columns;
-  g.n = p.hidden;
+  g.n = run.depth();
   g.k = chunk.rows;
   g.a = dz.data;
   g.a_stride = dz.stride;
@@ -57,47 +57,29 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
     g.c_stride = run.buffers.d_classifier_stride;
     g.beta = !chunk.is_first || p.accumulate_d_classifier ? 1.0f : 0.0f;
   }
-  if (!keeps_exps(run.plan) && a.staging == nullptr) {
-    g.alpha = &a.scalars->dz_unscale;
+  if (factor != nullptr && a.staging == nullptr) {
+    g.alpha = factor;
     g.zero_one = a.scalars->zero_one;
   }
   product(run, g);
   if (a.staging == nullptr) return;
   launch_store_matrix(a.staging, run.depth(), window.columns, p.hidden, output, p.d_classifier_dtype,
-                      run.buffers.d_classifier_stride, p.accumulate_d_classifier || !chunk.is_first,
-                      &a.scalars->dz_unscale, run.stream);
+                      run.buffers.d_classifier_stride, p.accumulate_d_classifier || !chunk.is_first, factor,
+                      run.stream);
 }
 
 // All gradients of a window. row_factor: by which dz's rows are still to be multiplied (hidden's already
-// are).
+// are); null: dz is what a kernel stored, times dz_scale.
 void add_gradients(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
                    const Operand& hidden, const Operand& classifier, const float* row_factor) {
   const Problem& p = run.problem;
+  const float* factor = row_factor == nullptr ? &run.arena.scalars->dz_unscale : nullptr;
   if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
-  if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden);
+  if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
   if (p.want_d_bias) {
     launch_column_sums(dz.data, run.dtype(), dz.stride, chunk.rows, window.columns, chunk.row_count,
-                       row_factor, &run.arena.scalars->dz_unscale, run.arena.d_bias + window.first,
-                       run.stream);
+                       row_factor, factor, run.arena.d_bias + window.first, run.stream);
   }
-}
-
-void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor) {
-  const Problem& p = run.problem;
-  if (!p.want_d_hidden || !run.products) return;
-  StoreHidden s{};
-  s.from = run.arena.d_hidden;
-  s.from_stride = run.depth();
-  s.row_map = run.arena.row_map + chunk.first;
-  s.row_count = chunk.row_count;
-  s.factor = row_factor;
-  s.rows = chunk.rows;
-  s.columns = p.hidden;
-  s.to = run.buffers.d_hidden;
-  s.dtype = p.d_hidden_dtype;
-  s.to_stride = run.buffers.d_hidden_stride;
-  s.accumulate = p.accumulate_d_hidden;
-  launch_store_d_hidden(s, run.arena.scalars, run.stream);
 }
 
 void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int64_t rows) {
@@ -123,17 +105,18 @@ void load_coefficients(const Runner& run, const Chunk& chunk) {
     if (p.has_grad_entropy) c.grad_entropy = static_cast<const float*>(b.grad_entropy);
   }
   c.grad_loss = static_cast<const float*>(b.grad_loss);
-  c.scale_dz = !keeps_exps(run.plan) && run.dtype() != DType::kF32;
+  c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;
   launch_coefficients(run.rows, run.arena, c, run.stream);
 }
 
 void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
-  const int64_t stride = padded_columns(p, p.vocab);
+  const int64_t columns = run.detail.kept_columns, stride = padded_columns(p, columns);
   CorrectTargets c{};
   c.first = chunk.first;
   c.rows = chunk.rows;
+  c.columns = columns;
   c.row_count = chunk.row_count;
   c.exps = a.exps;
   c.stride = stride;
@@ -144,20 +127,29 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
   launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
   // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
   if (p.want_d_classifier) {
-    launch_scale_rows(const_cast<void*>(hidden.data), run.dtype(), hidden.stride, chunk.rows, run.depth(),
-                      chunk.row_count, a.row_factor, run.stream);
+    launch_scale_rows({const_cast<void*>(hidden.data), run.dtype(), hidden.stride, chunk.rows, run.depth(),
+                       chunk.row_count, a.row_factor, nullptr},
+                      run.stream);
   }
-  for_windows(run, run.detail.vocab_window, [&](const Window& window) {
+  for_windows(0, columns, run.detail.vocab_window, [&](const Window& window) {
     add_gradients(run, chunk, window, {at(a.exps, run.dtype(), window.first), stride}, hidden,
                   load_classifier(run, window), a.row_factor);
   });
-  store_d_hidden(run, chunk, a.row_factor);
+}
+
+void rescale_for_lse(const Runner& run, const Chunk& chunk) {
+  if (run.problem.want_d_hidden && run.products) {
+    launch_scale_rows({run.arena.d_hidden, DType::kF32, run.depth(), chunk.rows, run.depth(), chunk.row_count,
+                       run.arena.row_factor, &run.arena.scalars->dz_scale},
+                      run.stream);
+  }
+  if (run.problem.want_d_classifier) load_hidden(run, chunk);
 }
 
 void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   const Arena& a = run.arena;
   const int64_t stride = padded_columns(run.problem, run.detail.vocab_window);
-  for_windows(run, run.detail.vocab_window, [&](const Window& window) {
+  for_windows(run.detail.kept_columns, run.problem.vocab, run.detail.vocab_window, [&](const Window& window) {
     const Operand classifier = load_classifier(run, window);
     LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kGradient);
     args.lse = a.lse;
@@ -167,13 +159,31 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
     args.c = a.c;
     args.g = a.g;
     args.out = a.exps;
+    args.out_columns = window.columns;
     args.out_stride = stride;
     args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
     launch_logits(run, args);
     launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
     add_gradients(run, chunk, window, {a.exps, stride}, hidden, classifier, nullptr);
   });
-  store_d_hidden(run, chunk, nullptr);
+}
+
+void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor) {
+  const Problem& p = run.problem;
+  if (!p.want_d_hidden || !run.products) return;
+  StoreHidden s{};
+  s.from = run.arena.d_hidden;
+  s.from_stride = run.depth();
+  s.row_map = run.arena.row_map + chunk.first;
+  s.row_count = chunk.row_count;
+  s.factor = row_factor;
+  s.rows = chunk.rows;
+  s.columns = p.hidden;
+  s.to = run.buffers.d_hidden;
+  s.dtype = p.d_hidden_dtype;
+  s.to_stride = run.buffers.d_hidden_stride;
+  s.accumulate = p.accumulate_d_hidden;
+  launch_store_d_hidden(s, run.arena.scalars, run.stream);
 }
 
 // What no product will write: d_classifier when there are no rows or logits do not depend on the matrices.

@@ -81,7 +81,8 @@ struct LogitsArgs {
   const uint8_t* row_block_active =
       nullptr;  // one for 128 rows, 0: leave them as they are; null: all are active
   // kExps, kGradient. Columns up to the next multiple of 16 bytes may be written as well: stores clip there.
-  void* out = nullptr;  // [rows, columns]: exps (bf16, or fp32 with fp32 operands), or dz (dtype)
+  void* out = nullptr;      // [rows, out_columns]: exps (bf16, or fp32 with fp32 operands), or dz (dtype)
+  int64_t out_columns = 0;  // the first ones, which are stored: of kGradient all; portable stores all
   int64_t out_stride = 0;
   // kGradient: dz = [p (a + b log p) + c w - g [target]] * slope of t, log p = z - lse - lse_low
   const float* lse = nullptr;      // [rows]

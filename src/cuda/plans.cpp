@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;      // a tile of the fused kernel
+constexpr int64_t kMoreWindows = 8;       // numbers of windows that are tried, from the fewest on
 constexpr int64_t kCopiedWindow = 24576;  // columns, where the classifier is copied
 // Chunks whose d_classifier may be added up in its own dtype; more only where nothing else fits.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
@@ -36,15 +37,24 @@ class Planner {
       consider_all();
     }
     std::vector<Plan> out;
-    for (const auto& [kind, plan] : best_) out.push_back(plan);
+    for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
     if (std::none_of(out.begin(), out.end(),
-                     [&](const Plan& plan) { return plan.workspace_bytes == smallest_.workspace_bytes; })) {
-      out.push_back(smallest_);
+                     [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; })) {
+      out.push_back(described(smallest_));
     }
     return out;
   }
 
  private:
+  // A plan as far as choosing one takes: thousands may be looked at for one problem.
+  struct Candidate {
+    PlanKind kind = PlanKind::kForward;
+    int64_t chunk = 0;
+    PlanDetail detail;
+    size_t bytes = 0;
+    double seconds = 0;
+  };
+
   void consider_all() {
     for (const int64_t gemm_bytes : {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, int64_t{0}}) {
       for (const auto& [rows, columns] : scratches()) {
@@ -61,7 +71,7 @@ class Planner {
         } else if (p_.pass == Pass::kForward) {
           forward_plans();
         } else {
-          if (p_.pass == Pass::kForwardBackward && can_keep_exps()) kept_plans();
+          if (can_keep_exps()) kept_plans();
           window_plans();
         }
       }
@@ -83,7 +93,9 @@ class Planner {
   }
 
   // Exps can become gradients by a factor for each row only: not with a term that is no multiple of p.
-  bool can_keep_exps() const { return operand_dtype(p_) != DType::kF16 && p_.label_smoothing == 0; }
+  bool can_keep_exps() const {
+    return p_.pass == Pass::kForwardBackward && operand_dtype(p_) != DType::kF16 && p_.label_smoothing == 0;
+  }
 
   bool hidden_is_operand() const {
     return !p_.unaligned_rows && p_.hidden == padded_hidden(p_) && p_.hidden_dtype == operand_dtype(p_);
@@ -99,6 +111,8 @@ class Planner {
     }
     return chunks;
   }
+
+  int64_t chunks_of(int64_t chunk) const { return ceil_div(std::max<int64_t>(p_.tokens, 1), chunk); }
 
   void forward_plans() {
     base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
@@ -136,28 +150,24 @@ class Planner {
            p_.d_classifier_dtype != DType::kF32;
   }
 
+  // All exps of a chunk are kept.
   void kept_plans() {
     for (const int64_t chunk : token_chunks()) {
       PlanDetail d = base_;
       d.source = backward_source();
+      d.kept_columns = p_.vocab;
       d.vocab_window =
           base_.copies_classifier || !writes_d_classifier(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
-      if (sm90()) {
-        consider_kept(chunk, d);
-      } else if (!base_.copies_classifier) {  // portable keeps exps of whole rows of logits
+      if (!sm90()) {  // portable keeps exps of whole rows of logits
+        if (base_.copies_classifier) return;
         d.scratch_rows = std::min(base_.scratch_rows, chunk);
         d.scratch_columns = (p_.vocab + 3) / 4 * 4;
-        consider_kept(chunk, d);
       }
+      const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+      consider(kind, chunk, d);
+      d.rounds_between_chunks = may_round(chunks_of(chunk));
+      if (d.rounds_between_chunks && chunks_of(chunk) <= kMostRoundings) consider(kind, chunk, d);
     }
-  }
-
-  void consider_kept(int64_t chunk, PlanDetail d) {
-    const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
-    const int64_t chunks = ceil_div(std::max<int64_t>(p_.tokens, 1), chunk);
-    consider(kind, chunk, d);
-    d.rounds_between_chunks = true;
-    if (may_round(chunks) && chunks <= 2) consider(kind, chunk, d);
   }
 
   void window_plans() {
@@ -165,41 +175,68 @@ class Planner {
     PlanDetail d = base_;
     d.source = backward_source();
     for (const int64_t chunk : token_chunks()) {
-      const int64_t chunks = ceil_div(std::max<int64_t>(p_.tokens, 1), chunk);
+      const int64_t chunks = chunks_of(chunk);
       if (may_round(chunks) && chunks > most_roundings_) break;
       d.rounds_between_chunks = may_round(chunks);
       windows_of(kind, chunk, d);
     }
   }
 
-  // The widest window that fits, somewhat narrower ones, whose products may end in fuller waves, and the
-  // narrowest.
+  // One window, as few as fit and some more, whose products may end in fuller waves, and the narrowest.
   void windows_of(PlanKind kind, int64_t chunk, PlanDetail d) {
     d.vocab_window = p_.vocab;
     consider(kind, chunk, d);
-    int64_t fits = 0, too_many = ceil_div(p_.vocab, kWindowStep);
-    while (budget_ != 0 && too_many - fits > 1) {
-      const int64_t steps = fits + (too_many - fits) / 2;
-      d.vocab_window = steps * kWindowStep;
-      (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
-    }
-    for (int64_t steps = fits; steps > 0 && steps >= fits / 2; steps -= std::max<int64_t>(fits / 64, 1)) {
-      d.vocab_window = steps * kWindowStep;
-      if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
+    const auto at = best_.find(kind);
+    if (budget_ != 0 && (at == best_.end() || seconds_of(kind, chunk, d) < at->second.seconds)) {
+      int64_t narrower = 0;
+      const int64_t fewest = ceil_div(p_.vocab, std::max(widest_window(kind, chunk, d), kSmallestWindow));
+      for (int64_t windows = fewest; windows < fewest + kMoreWindows; ++windows) {
+        d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), kWindowStep) * kWindowStep;
+        if (d.vocab_window >= p_.vocab || d.vocab_window == narrower) continue;
+        narrower = d.vocab_window;
+        consider(kind, chunk, d);
+        if (!keeps_first_window()) continue;
+        PlanDetail kept = d;
+        kept.kept_columns = d.vocab_window;
+        consider(kind, chunk, kept);
+      }
     }
     d.vocab_window = kSmallestWindow;
     if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
+  }
+
+  // The exps of the first window may be there still when their turn comes.
+  bool keeps_first_window() const { return sm90() && can_keep_exps(); }
+
+  // The most columns, in steps, that a budget allows; 0: not one step.
+  int64_t widest_window(PlanKind kind, int64_t chunk, PlanDetail d) const {
+    int64_t fits = 0, too_many = ceil_div(p_.vocab, kWindowStep);
+    while (too_many - fits > 1) {
+      const int64_t steps = fits + (too_many - fits) / 2;
+      d.vocab_window = steps * kWindowStep;
+      d.kept_columns = keeps_first_window() ? d.vocab_window : 0;
+      (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
+    }
+    return fits * kWindowStep;
   }
 
   Plan plan_of(PlanKind kind, int64_t chunk, PlanDetail d) const {
     Plan plan;
     plan.kind = kind;
     plan.token_chunk = chunk;
-    d.slots = 1;
-    if (sm90() && p_.needs_forward()) d.slots = fused(Epilogue::kStats, chunk).slots;
-    if (sm90() && p_.is_thinned()) d.slots = std::max<int64_t>(d.slots, fused(Epilogue::kThin, chunk).slots);
+    d.slots = slots_of(chunk);
     d.store(&plan);
     return plan;
+  }
+
+  // Of a fused kernel's statistics.
+  int64_t slots_of(int64_t chunk) const {
+    if (!sm90()) return 1;
+    const auto [at, is_new] = slots_.try_emplace(chunk, 1);
+    if (is_new && p_.needs_forward()) at->second = fused(Epilogue::kStats, chunk).slots;
+    if (is_new && p_.is_thinned())
+      at->second = std::max<int64_t>(at->second, fused(Epilogue::kThin, chunk).slots);
+    return at->second;
   }
 
   // What a fused kernel over the whole vocabulary needs and is called.
@@ -226,31 +263,43 @@ class Planner {
     return counter.used();
   }
 
+  double seconds_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
+    return predict_seconds(p_, kind, chunk, d, device_);
+  }
+
   void consider(PlanKind kind, int64_t chunk, const PlanDetail& d) {
-    Plan plan = plan_of(kind, chunk, d);
-    Workspace counter;
-    lay_out(p_, plan, counter);
-    plan.workspace_bytes = counter.used();
-    plan.cost_f = cost_of(plan);
+    Candidate made{kind, chunk, d, bytes_of(kind, chunk, d), 0};
+    const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
+    const bool fits = budget_ == 0 || made.bytes <= budget_;
+    if (!smaller && !fits) return;
+    made.seconds = seconds_of(kind, chunk, d);
+    if (smaller) smallest_ = made;
+    if (!fits) return;
+    const auto [at, is_new] = best_.try_emplace(kind, made);
+    const Candidate& known = at->second;
+    const bool faster =
+        made.seconds < known.seconds || (made.seconds == known.seconds && made.bytes < known.bytes);
+    if (!is_new && faster) at->second = made;
+  }
+
+  Plan described(const Candidate& candidate) const {
+    const PlanDetail& d = candidate.detail;
+    Plan plan = plan_of(candidate.kind, candidate.chunk, d);
+    plan.workspace_bytes = candidate.bytes;
+    plan.predicted_seconds = candidate.seconds;
+    plan.cost_f = cost_of(plan.kind, d);
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
-    plan.predicted_seconds = predict_seconds(p_, plan, d, device_);
     plan.implementation = implementation_name(choice_.implementation);
     plan.reason = choice_.reason;
     plan.config = config_of(plan, d);
-    if (smallest_.workspace_bytes == 0 || plan.workspace_bytes < smallest_.workspace_bytes) smallest_ = plan;
-    if (budget_ != 0 && plan.workspace_bytes > budget_) return;
-    const auto [at, is_new] = best_.try_emplace(kind, plan);
-    const bool faster = plan.predicted_seconds < at->second.predicted_seconds ||
-                        (plan.predicted_seconds == at->second.predicted_seconds &&
-                         plan.workspace_bytes < at->second.workspace_bytes);
-    if (!is_new && faster) at->second = plan;
+    return plan;
   }
 
-  double cost_of(const Plan& plan) const {
-    if (plan.kind == PlanKind::kThinned) return cost_of_thinned();
+  double cost_of(PlanKind kind, const PlanDetail& d) const {
+    if (kind == PlanKind::kThinned) return cost_of_thinned();
     double cost = p_.needs_forward() ? 1 : 0;
     if (!p_.needs_backward()) return cost;
-    if (!keeps_exps(plan)) cost += 1;
+    cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p_.vocab);
     return cost + (p_.want_d_hidden ? 1 : 0) + (p_.want_d_classifier ? 1 : 0);
   }
 
@@ -270,6 +319,7 @@ class Planner {
     text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
     if (d.copies_classifier) text += ", classifier copied";
     if (d.vocab_window < p_.vocab) text += ", window " + std::to_string(d.vocab_window);
+    if (d.kept_columns > 0 && d.kept_columns < p_.vocab) text += ", exps of the first kept";
     if (plan.token_chunk < p_.tokens) text += ", chunk " + std::to_string(plan.token_chunk);
     if (d.rounds_between_chunks) text += ", dC rounded for each";
     return text;
@@ -281,8 +331,9 @@ class Planner {
   const Choice choice_;
   int64_t most_roundings_ = kMostRoundings;
   PlanDetail base_;
-  std::map<PlanKind, Plan> best_;
-  Plan smallest_;
+  std::map<PlanKind, Candidate> best_;
+  Candidate smallest_;
+  mutable std::map<int64_t, int64_t> slots_;  // by chunk
 };
 
 }  // namespace

@@ -44,13 +44,7 @@ class Prediction {
 
   // The fused kernel's tiles, one for each pair of processors at a time.
   double fused(int64_t rows, int64_t columns) const {
-    LogitsArgs args;
-    args.dtype = operand_dtype(p_);
-    args.rows = rows;
-    args.columns = columns;
-    args.depth = p_.hidden;
-    const int64_t unit =
-        sm90::plan_logits(args, static_cast<int>(processors_), true).instance.config.unit_rows();
+    const int64_t unit = sm90::config_for(Epilogue::kStats, rows, p_.hidden).unit_rows();
     const int64_t tiles = ceil_div(rows, unit) * ceil_div(columns, sm90::kTileColumns);
     // Of one processor's half of a tile.
     const double flop = static_cast<double>(unit * sm90::kTileColumns) * static_cast<double>(p_.hidden);
@@ -94,14 +88,15 @@ class Prediction {
 
 }  // namespace
 
-double predict_seconds(const Problem& p, const Plan& plan, const PlanDetail& d, const Device& device) {
+double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const PlanDetail& d,
+                       const Device& device) {
   const Prediction predict(p, d, device);
-  const int64_t tokens = std::max<int64_t>(p.tokens, 1), rows = plan.token_chunk;
+  const int64_t tokens = std::max<int64_t>(p.tokens, 1), rows = chunk;
   const auto chunks = static_cast<double>(ceil_div(tokens, rows));
   const double exps = static_cast<double>(size_of(operand_dtype(p)));
   double seconds = 20 * kLaunchSeconds;
-  if (p.needs_forward()) seconds += predict.logits(rows, p.vocab, keeps_exps(plan) ? exps : 0);
-  if (plan.kind == PlanKind::kThinned) {
+  if (p.needs_forward()) seconds += predict.logits(rows, p.vocab, d.kept_columns > 0 ? exps : 0);
+  if (kind == PlanKind::kThinned) {
     const ThinSizes s = thin_sizes(p);
     if (!p.needs_forward() && !p.keeps_draws) seconds += predict.logits(rows, p.vocab, 0);
     if (p.needs_backward()) {
@@ -110,13 +105,20 @@ double predict_seconds(const Problem& p, const Plan& plan, const PlanDetail& d, 
       seconds += 2 * predict.moved(s.kept / 3, p.hidden, exps) / 1.5 + predict.moved(p.vocab, p.hidden, 2);
     }
   } else if (p.needs_backward()) {
-    const auto window = [&](int64_t columns, bool adds) {
-      return (keeps_exps(plan) ? 0 : predict.logits(rows, columns, exps)) +
-             predict.gradients(rows, columns, adds);
+    const auto windows = [&](int64_t first, int64_t end, bool kept) {
+      const auto window = [&](int64_t columns, bool adds) {
+        return (kept ? 0 : predict.logits(rows, columns, exps)) + predict.gradients(rows, columns, adds);
+      };
+      const int64_t whole = (end - first) / d.vocab_window, rest = (end - first) % d.vocab_window;
+      if (whole > 0) seconds += window(d.vocab_window, first > 0);
+      seconds += static_cast<double>(std::max<int64_t>(whole - 1, 0)) * window(d.vocab_window, true);
+      if (rest > 0) seconds += window(rest, first + whole > 0);
     };
-    const int64_t whole = p.vocab / d.vocab_window, rest = p.vocab % d.vocab_window;
-    seconds += static_cast<double>(whole) * window(d.vocab_window, p.vocab > d.vocab_window);
-    if (rest > 0) seconds += window(rest, whole > 0);
+    windows(0, d.kept_columns, true);
+    windows(d.kept_columns, p.vocab, false);
+    if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
+      seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
+    }
     if (chunks > 1 && p.want_d_classifier) {
       seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
     }

@@ -8,7 +8,7 @@ namespace headroom::cuda {
 
 // What a plan will take, in seconds: for choosing between plans, from products' whole waves of tiles, bytes
 // and launches. The figures are an H200's; other devices are scaled by their processors.
-double predict_seconds(const Problem& problem, const Plan& plan, const PlanDetail& detail,
+double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,
                        const Device& device);
 
 }  // namespace headroom::cuda

@@ -15,7 +15,7 @@ namespace {
 
 void run_chunk(const Runner& run, const Chunk& chunk) {
   const Operand hidden = load_hidden(run, chunk);
-  const bool kept = keeps_exps(run.plan);
+  const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
   if (run.problem.needs_forward()) {
     if (kept) {
       keep_exps(run, chunk, hidden);
@@ -29,11 +29,10 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
   }
   if (!run.problem.needs_backward()) return;
   load_coefficients(run, chunk);
-  if (kept) {
-    gradients_of_exps(run, chunk, hidden);
-  } else {
-    gradients_of_lse(run, chunk, hidden);
-  }
+  if (kept) gradients_of_exps(run, chunk, hidden);
+  if (kept && !all_kept) rescale_for_lse(run, chunk);
+  if (!all_kept) gradients_of_lse(run, chunk, hidden);
+  store_d_hidden(run, chunk, all_kept ? run.arena.row_factor : nullptr);
 }
 
 }  // namespace

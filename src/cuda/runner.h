@@ -53,12 +53,10 @@ inline void* at(void* data, DType dtype, int64_t index) {
   return static_cast<char*>(data) + index * static_cast<int64_t>(size_of(dtype));
 }
 
-// Calls body(Window) for all columns, `width` at a time.
+// Calls body(Window) for columns [first, end), `width` at a time.
 template <class F>
-void for_windows(const Runner& run, int64_t width, F&& body) {
-  for (int64_t j = 0; j < run.problem.vocab; j += width) {
-    body(Window{j, run.problem.vocab - j < width ? run.problem.vocab - j : width});
-  }
+void for_windows(int64_t first, int64_t end, int64_t width, F&& body) {
+  for (int64_t j = first; j < end; j += width) body(Window{j, end - j < width ? end - j : width});
 }
 
 // ---- operands.cpp
@@ -84,10 +82,14 @@ void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
 
 // ---- gradients.cpp
 void load_coefficients(const Runner& run, const Chunk& chunk);
-// From kept exps.
+// Of the columns whose exps are kept, from these.
 void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
-// From logits that are computed again, with a known lse.
+// Between the two: what the first has left without the rows' factors gets them, and hidden is itself again.
+void rescale_for_lse(const Runner& run, const Chunk& chunk);
+// Of the other columns, from logits that are computed again, with a known lse.
 void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden);
+// row_factor: what rows of the sum still lack, or null.
+void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor);
 void clear_gradients(const Runner& run);
 void finish_gradients(const Runner& run);
 

@@ -47,6 +47,7 @@ void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t 
   }
   const Output out(shape);
   args.out = out.data.get();
+  args.out_columns = args.columns;
   args.out_stride = out.stride;
   launch_logits(args, nullptr);
   check_cuda(cudaDeviceSynchronize());
@@ -106,6 +107,45 @@ TEST_P(Gradients, GradientOfFewerRows) {
   }
 }
 
+// Only the first columns' exps are stored, with the bits of a run that stores all, and so are the sums of all
+// columns.
+TEST_F(Gradients, ExpsOfTheFirstColumns) {
+  const Shape shape{700, 2011, 72};
+  const Problem problem(shape, DType::kBF16);
+  const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
+  const Guarded<float> anchor(std::vector<float>(shape.rows, 1.f));
+  LogitsArgs args = make_args(Epilogue::kExps, problem, hidden, classifier, Options{});
+  args.anchor = anchor.get();
+  const int slots = plan_logits(args, processors(), true).slots;
+  Guarded<float> sums(slots * shape.rows);
+  args.stats = {slots, shape.rows, nullptr, sums.get(), nullptr, nullptr, nullptr};
+  const auto run = [&](const Output& out, int64_t columns) {
+    sums.write(std::vector<float>(slots * shape.rows, 0.f));
+    args.out = out.data.get();
+    args.out_columns = columns;
+    args.out_stride = out.stride;
+    launch_logits(args, nullptr);
+    check_cuda(cudaDeviceSynchronize());
+    out.data.expect_guards();
+    return sums.read();
+  };
+  const Output all(shape);
+  const auto all_sums = run(all, shape.columns);
+  const auto expected = all.data.read();
+  for (const int64_t columns : {int64_t{0}, int64_t{192}, int64_t{960}, int64_t{1928}}) {
+    const Output some(shape);
+    const auto untouched = some.data.read();
+    EXPECT_EQ(run(some, columns), all_sums) << columns;
+    const auto got = some.data.read();
+    for (int64_t i = 0; i < shape.rows; ++i) {
+      for (int64_t j = 0; j < shape.columns; ++j) {
+        const int64_t at = i * some.stride + j;
+        ASSERT_EQ(got[at], j < columns ? expected[at] : untouched[at]) << columns << ": " << i << ", " << j;
+      }
+    }
+  }
+}
+
 // Blocks of rows that are off keep their exps and sums; the others get the bits of a run over all.
 TEST_F(Gradients, ExpsOfActiveBlocks) {
   const Shape shape{1500, 3000, 72};
@@ -125,6 +165,7 @@ TEST_F(Gradients, ExpsOfActiveBlocks) {
     sums.write(std::vector<float>(slots * shape.rows, 0.f));
     args.row_block_active = run == 0 ? nullptr : active.get();
     args.out = (run == 0 ? all : some).data.get();
+    args.out_columns = args.columns;
     args.out_stride = all.stride;
     launch_logits(args, nullptr);
     check_cuda(cudaDeviceSynchronize());

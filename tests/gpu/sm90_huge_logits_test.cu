@@ -105,6 +105,7 @@ TEST_P(HugeLogits, Exps) {
   args.anchor = anchor.get();
   const Output out(problem_->shape);
   args.out = out.data.get();
+  args.out_columns = args.columns;
   args.out_stride = out.stride;
   const int64_t slots = plan_logits(args, processors(), false).slots;
   const Guarded<float> max(slots * kRows), sum(slots * kRows);
@@ -133,6 +134,7 @@ TEST_P(HugeLogits, Gradient) {
   if (std::get<1>(GetParam())) args.b = zero.get();
   const Output out(problem_->shape);
   args.out = out.data.get();
+  args.out_columns = args.columns;
   args.out_stride = out.stride;
   launch_logits(args, nullptr);
   check_cuda(cudaDeviceSynchronize());

@@ -231,6 +231,7 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   args.target_logit = target_logit.get();
   const Output out(shape);
   args.out = out.data.get();
+  args.out_columns = args.columns;
   args.out_stride = out.stride;
   Slots slots(args, true, false);
   args.stats = slots.view;

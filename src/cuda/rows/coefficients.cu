@@ -61,12 +61,13 @@ __global__ void correct_targets_kernel(RowInputs in, Arena arena, CorrectTargets
   if (r >= existing(k.row_count, k.rows)) return;
   float a = arena.a[r];
   const float g = arena.g[r];
-  if (a == 0) a = 1e-20f * g;  // then only the target has a gradient, and its entry is large instead
+  // Then only the target has a gradient, and its entry is large instead.
+  if (a == 0 && arena.target[k.first + r] < k.columns) a = 1e-20f * g;
   const float unit = k.base_2 ? ldexpf(1, sm90::kKeptExponent) : 1.0f;
   const float sum = arena.row_factor[r] * unit;
   arena.row_factor[r] = a / sum;
   const int32_t column = arena.target[k.first + r];
-  if (column < 0) return;
+  if (column < 0 || column >= k.columns) return;
   const float z = arena.target_logit[r], anchor = arena.anchor[r];
   // As the kernel computed it: with no other column, it is the sum to the last bit.
   float exp_z = z == anchor ? 1.0f : expf(z - anchor);

@@ -75,14 +75,13 @@ __global__ void target_logits_kernel(TargetLogits t) {
 }
 
 template <class T>
-__global__ void scale_rows_kernel(T* data, int64_t stride, int64_t rows, int64_t columns,
-                                  const int32_t* row_count, const float* factor) {
+__global__ void scale_rows_kernel(ScaleRows s) {
   const int64_t r = blockIdx.x;
-  const bool exists = r < existing(row_count, rows);
-  const float f = exists ? factor[r] : 0;
-  for (int64_t i = threadIdx.x; i < columns; i += blockDim.x) {
-    T& x = data[r * stride + i];
-    x = exists ? from_float<T>(to_float(x) * f) : from_float<T>(0);
+  const bool exists = r < existing(s.row_count, s.rows);
+  const float factor = exists ? s.factor[r] * (s.common != nullptr ? *s.common : 1.0f) : 0;
+  T* row = static_cast<T*>(s.data) + r * s.stride;
+  for (int64_t i = threadIdx.x; i < s.columns; i += blockDim.x) {
+    row[i] = exists ? from_float<T>(to_float(row[i]) * factor) : from_float<T>(0);
   }
 }
 
@@ -140,12 +139,9 @@ void launch_target_logits(const TargetLogits& t, cudaStream_t stream) {
   check_launch("target_logits");
 }
 
-void launch_scale_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                       const int32_t* row_count, const float* factor, cudaStream_t stream) {
-  for_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    scale_rows_kernel<T><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        static_cast<T*>(data), stride, rows, columns, row_count, factor);
+void launch_scale_rows(const ScaleRows& s, cudaStream_t stream) {
+  for_dtype(s.dtype, [&](auto type) {
+    scale_rows_kernel<decltype(type)><<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(s);
   });
   check_launch("scale_rows");
 }

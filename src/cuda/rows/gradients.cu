@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(1024)
   __syncthreads();
   if (step != 0 || j >= columns) return;
   for (int i = 1; i < 32; ++i) sum += parts[i][lane];
-  sums[j] += sum * *factor;
+  sums[j] += factor != nullptr ? sum * *factor : sum;
 }
 
 template <class T>

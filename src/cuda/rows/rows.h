@@ -72,6 +72,7 @@ void launch_coefficients(const RowInputs& in, const Arena& arena, const Coeffici
 // entry of the target exp - g / row_factor: so exps times row_factor is dz.
 struct CorrectTargets {
   int64_t first, rows;
+  int64_t columns;  // the first ones, whose exps are kept
   const int32_t* row_count;
   void* exps;
   int64_t stride;
@@ -113,9 +114,16 @@ struct TargetLogits {
   float* out;  // [rows]
 };
 void launch_target_logits(const TargetLogits& t, cudaStream_t stream);
-// Rows times factor[row], in place; rows that do not exist become 0.
-void launch_scale_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                       const int32_t* row_count, const float* factor, cudaStream_t stream);
+// Rows times factor[row] and *common, in place; rows that do not exist become 0.
+struct ScaleRows {
+  void* data;
+  DType dtype;
+  int64_t stride, rows, columns;
+  const int32_t* row_count;
+  const float* factor;
+  const float* common;  // or null: 1
+};
+void launch_scale_rows(const ScaleRows& s, cudaStream_t stream);
 void launch_zero_tail(void* data, DType dtype, int64_t stride, int64_t rows, const int32_t* row_count,
                       cudaStream_t stream);
 
@@ -143,7 +151,7 @@ void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
                          DType dtype, int64_t to_stride, bool accumulate, const float* factor,
                          cudaStream_t stream);
-// sums[j] += *factor * sum_r row_factor[r] * dz[r, j] over existing rows; row_factor null: 1
+// sums[j] += *factor * sum_r row_factor[r] * dz[r, j] over existing rows; either null: 1
 void launch_column_sums(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t columns,
                         const int32_t* row_count, const float* row_factor, const float* factor, float* sums,
                         cudaStream_t stream);

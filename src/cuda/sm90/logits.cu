@@ -55,6 +55,10 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
     require(args.stats.sum == nullptr || (args.stats.stride >= args.rows && args.stats.slots >= 1),
             "at least one slot for all rows");
   }
+  require(args.epilogue == Epilogue::kGradient
+              ? args.out_columns == args.columns
+              : args.out_columns <= (stores(args.epilogue) ? args.columns : 0),
+          "columns that are stored: all of kGradient, some of kExps, none of others");
   require(args.epilogue != Epilogue::kStats || args.stats.max != nullptr, "slots of maxima must be given");
   require(args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kGradient || args.anchor != nullptr,
           "anchors must be given");
@@ -93,10 +97,10 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
       make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());
   const CUtensorMap classifier = make_tensor_map(args.classifier, args.dtype, args.columns, args.depth,
                                                  args.classifier_stride, kTileColumns / kClusterBlocks);
-  const CUtensorMap out =
-      !stores(args.epilogue)
-          ? hidden
-          : make_tensor_map(args.out, args.dtype, args.rows, args.columns, args.out_stride, kWarpgroupRows);
+  const CUtensorMap out = args.out_columns == 0
+                              ? hidden
+                              : make_tensor_map(args.out, args.dtype, args.rows, args.out_columns,
+                                                args.out_stride, kWarpgroupRows);
 
   const void* kernel = find_kernel(instance);
   allow_shared_memory(kernel, device, config.shared_bytes());

@@ -19,6 +19,9 @@ struct LogitsPlan {
   int slots = 0;            // of statistics, to be provided
 };
 
+// The tiles of a launch.
+Config config_for(Epilogue epilogue, int64_t rows, int64_t depth);
+
 // any_fewer: the launch has a row_count or row_block_active. Only args' sizes, dtype, epilogue, options and
 // which pointers are null are read.
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer);

@@ -235,8 +235,10 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     } else {
       gradient_epilogue<kInstance.general>(acc, view, params);
     }
-    if constexpr (kConfig.staging_buffers > 0)
-      store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
+    if constexpr (kConfig.staging_buffers > 0) {
+      if (kInstance.epilogue != Epilogue::kExps || view.first_column() < static_cast<int>(args.out_columns))
+        store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
+    }
   }
   if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();
 }

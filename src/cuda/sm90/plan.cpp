@@ -36,10 +36,14 @@ bool aligned(const void* pointer, int64_t stride) {
 
 }  // namespace
 
+Config config_for(Epilogue epilogue, int64_t rows, int64_t depth) {
+  return config_of(epilogue, is_cooperative(epilogue, rows, depth));
+}
+
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   LogitsPlan plan;
-  plan.instance = {config_of(args.epilogue, is_cooperative(args.epilogue, args.rows, args.depth)),
-                   args.epilogue, args.dtype, !is_plain(args)};
+  plan.instance = {config_for(args.epilogue, args.rows, args.depth), args.epilogue, args.dtype,
+                   !is_plain(args)};
   plan.clusters = processors / kClusterBlocks;
   const Config& config = plan.instance.config;
   const int64_t unit_bytes = 2 * config.unit_rows() * std::max<int64_t>(args.depth, 1);

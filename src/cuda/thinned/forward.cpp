@@ -93,7 +93,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
 template <class Set>
 void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
                  const Set& set) {
-  for_windows(run, widest_window(run), [&](const Window& window) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kThin);
     args.anchor = run.arena.anchor;
     args.stats.weighted = nullptr;

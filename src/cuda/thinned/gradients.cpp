@@ -106,6 +106,7 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   args.b = a.b;
   args.g = a.g;
   args.out = a.exps;
+  args.out_columns = dense;
   args.out_stride = stride;
   args.out_scale = scale;
   launch_logits(run, args);
@@ -145,7 +146,7 @@ void dense_classifier_gradient(const Runner& run, const ThinArena& t, const Oper
   const Problem& p = run.problem;
   Gemm g;
   g.m = columns;
-  g.n = p.hidden;
+  g.n = run.depth();
   g.k = p.tokens;
   g.a = dz.data;
   g.a_stride = dz.stride;
@@ -174,6 +175,7 @@ void dense_hidden_gradient(const Runner& run, const ThinArena& t, const Operand&
   g.b = classifier.data;
   g.b_stride = classifier.stride;
   if (t.hidden_gradient != nullptr) {
+    g.n = run.depth();
     g.c = t.hidden_gradient;
     g.c_stride = run.depth();
   } else {
