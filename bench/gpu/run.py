@@ -1,6 +1,7 @@
 """Headroom's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
 
-    python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid nvidia|cce|budget|memory]
+    python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid nvidia|cce|budget|memory|odd |
+        --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--implementations auto,portable,sm90]
         [--data std1,std3,std8,peaked] [--timing-data std1] [--thinned 8,9,11] [--minutes 9] [--json out.json]
         [--plots folder]
@@ -34,7 +35,7 @@ if os.environ.get("HEADROOM_LIBRARY"):
 
 from limits import Deadline, end_process_at  # noqa: E402
 from record import Record, load  # noqa: E402
-from shapes import BUDGET_GRID_MIB, GRIDS, Shape, parse_budgets, parse_shapes  # noqa: E402
+from shapes import BUDGET_GRID_MIB, GRIDS, Shape, parse_budgets, parse_shapes, random_shapes  # noqa: E402
 from table import render  # noqa: E402
 
 GRACE = 0.92  # of the minutes; the rest is for what is under way, the table and the plots
@@ -45,8 +46,10 @@ def parser() -> argparse.ArgumentParser:
     which = found.add_mutually_exclusive_group()
     which.add_argument("--shapes", help="names of heads or NxVxD (default: all heads)")
     which.add_argument("--grid", choices=list(GRIDS), help="a set of shapes, or memory alone (memory)")
+    which.add_argument("--random", type=int, metavar="COUNT", help="shapes drawn at random, see --seed")
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", metavar="FILE", help="measure nothing: show this record")
+    found.add_argument("--seed", type=int, default=0, help="of --random")
     found.add_argument("--budgets", help="MiB or unlimited (default: unlimited,2560,160)")
     found.add_argument("--peers", default="auto", help="auto, none or names")
     found.add_argument("--implementations", default="auto", help="auto (the library's choice), portable, sm90")
@@ -176,6 +179,8 @@ def main() -> int:
         return 0
     try:
         shapes = parse_shapes(args.shapes) if args.shapes else GRIDS[args.grid or "heads"]
+        if args.random is not None:
+            shapes = random_shapes(args.random, args.seed)
         if args.trained:
             shapes = [trained_shape(args)]
         if args.budgets:

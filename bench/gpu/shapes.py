@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import NamedTuple
 
 
@@ -41,15 +42,38 @@ NVIDIA = [
     for n in (1024, 2048, 4096, 8192, 16384, 32768)
     for v in (32768, 65536, 131072, 262144)
 ]
+# Vocabularies to which somebody added a token or two: no multiples of 8.
+ODD = [
+    Shape("odd-100277", 5003, 100277, 2560),
+    Shape("gpt2-xl", 8192, 50257, 1600),
+    Shape("llama-3-8b+1", 8192, 128257, 4096),
+    Shape("llama-2+1", 4096, 32001, 4096),
+]
 MEMORY = [Shape(f"v-{v // 1024}k", 8192, v, 4096) for v in (32768, 65536, 98304, 131072, 196608, 262144)]
 GRIDS = {
     "heads": HEADS,
     "nvidia": NVIDIA,
     "cce": [BY_NAME["gemma-2-2b"]],
     "budget": [BY_NAME["llama-3-8b"]],
+    "odd": ODD,
     "memory": MEMORY,
 }
 BUDGET_GRID_MIB = [64, 96, 128, 160, 256, 512, 1024, 2560, None]
+
+
+def random_shapes(count: int, seed: int) -> list[Shape]:
+    """Shapes that nobody tuned for: any N and V, a D that is a multiple of 64 or, one time in four, of nothing."""
+    draw = random.Random(seed)
+
+    def size(least: int, most: int) -> int:
+        return round(least * (most / least) ** draw.random())
+
+    found = []
+    for _ in range(count):
+        tokens, vocab, hidden = size(700, 20000), size(20000, 262144), size(768, 5120)
+        hidden = hidden if draw.random() < 0.25 else hidden // 64 * 64
+        found.append(Shape(f"{tokens}x{vocab}x{hidden}", tokens, vocab, hidden))
+    return found
 
 
 def parse_shapes(text: str) -> list[Shape]:

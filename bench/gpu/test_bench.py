@@ -21,7 +21,7 @@ from limits import Deadline, StepTimeout, step_limit
 from methods import Method, peer_methods
 from record import Accuracy, Gemms, Record, Row, load
 from reference import make_reference, relative_error
-from shapes import GRIDS, Shape, parse_budgets, parse_shapes
+from shapes import GRIDS, Shape, parse_budgets, parse_shapes, random_shapes
 from timing import ShapeTiming
 
 RUN = pathlib.Path(__file__).resolve().parent / "run.py"
@@ -165,6 +165,22 @@ def test_failing_and_skipped_methods_are_reported() -> None:
     assert rows["refuses", "loss"].status == "failed" and "9 GB" in rows["refuses", "loss"].reason
     assert rows["hangs", "loss"].status == "failed" and "StepTimeout" in rows["hangs", "loss"].reason
     assert rows["late", "loss"].status == "skipped"
+
+
+def test_random_shapes_are_the_same_again_and_not_all_even() -> None:
+    found = random_shapes(40, 1)
+    assert found == random_shapes(40, 1) and found != random_shapes(40, 2)
+    assert any(shape.vocab % 8 for shape in found) and any(shape.hidden % 8 for shape in found)
+    assert parse_shapes(found[0].name) == found[:1]
+
+
+def test_products_of_an_odd_shape_are_those_of_a_padded_head() -> None:
+    record = Record(None, {})
+    shape = Shape("odd", 33, 301, 30)
+    timing = ShapeTiming(record, Clock("cpu"), shape, make_inputs(shape, "std1", "cpu"))
+    assert [cell.name for cell in timing.cells] == ["logits", "d_hidden", "d_weight"]
+    timing.add(Method("good", naive), 30)
+    assert [row.status for row in record.rows] == ["ok", "ok"]
 
 
 def test_step_limit() -> None:

@@ -49,8 +49,13 @@ def pass_call(method: Method, inputs: Inputs, pass_: str) -> Call:
 
 
 def gemm_cells(inputs: Inputs) -> list[Cell]:
-    """The three products on whole matrices, bf16 in and out; dz is a real softmax in bf16."""
-    hidden, weight, _ = inputs
+    """The three products on whole matrices, bf16 in and out; dz is a real softmax in bf16.
+
+    V and D are rounded up to multiples of 64: what the products cost someone who has padded the head.
+    """
+    more_vocab, more_hidden = (-size % 64 for size in inputs.weight.shape)
+    hidden = torch.nn.functional.pad(inputs.hidden, (0, more_hidden))
+    weight = torch.nn.functional.pad(inputs.weight, (0, more_hidden, 0, more_vocab))
     logits = torch.empty(hidden.shape[0], weight.shape[0], dtype=hidden.dtype, device=hidden.device)
     dz = torch.empty_like(logits)
     for part, out in zip(hidden.split(512), dz.split(512)):
