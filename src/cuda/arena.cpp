@@ -68,6 +68,11 @@ bool writes_d_classifier(const Problem& p) {
   return p.d_classifier_dtype == operand_dtype(p) || p.d_classifier_dtype == DType::kF32;
 }
 
+int64_t kept_window(const Problem& p, const PlanDetail& d) {
+  const bool in_place = !d.copies_classifier && (!p.want_d_classifier || writes_d_classifier(p));
+  return in_place ? d.kept_columns : d.vocab_window;
+}
+
 // What every plan has: rows, their statistics, and what they become.
 Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
   const PlanDetail d = PlanDetail::load(plan);

@@ -26,8 +26,8 @@ struct PlanDetail {
   HiddenSource source = HiddenSource::kCaller;
   bool copies_classifier = false;      // windows of it are converted or padded into the workspace
   bool rounds_between_chunks = false;  // the sum of d_classifier over chunks is kept in its own dtype
-  int64_t vocab_window = 0;            // columns made at once
-  int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, a window, or all
+  int64_t vocab_window = 0;            // columns made at once, of those that are not kept
+  int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, at least a window, or all
   int64_t slots = 1;                   // of the statistics, a row
   int64_t scratch_rows = 0;            // of fp32 logits at once (portable)
   int64_t scratch_columns = 0;
@@ -60,6 +60,10 @@ int64_t padded_hidden(const Problem& problem);
 int64_t padded_columns(const Problem& problem, int64_t columns);
 // Whether a product can write d_classifier in its own dtype, and in rows of whole 16 bytes.
 bool writes_d_classifier(const Problem& problem);
+
+// Columns of kept exps that products take at once: all, where classifier and d_classifier are as they need
+// them.
+int64_t kept_window(const Problem& problem, const PlanDetail& detail);
 
 // What a run needs beyond inputs and outputs. N tokens, R rows of a chunk of them, W columns of a window.
 struct Arena {

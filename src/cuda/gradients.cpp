@@ -131,7 +131,7 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
                        chunk.row_count, a.row_factor, nullptr},
                       run.stream);
   }
-  for_windows(0, columns, run.detail.vocab_window, [&](const Window& window) {
+  for_windows(0, columns, kept_window(p, run.detail), [&](const Window& window) {
     add_gradients(run, chunk, window, {at(a.exps, run.dtype(), window.first), stride}, hidden,
                   load_classifier(run, window), a.row_factor);
   });

@@ -17,6 +17,13 @@ constexpr double kBytesPerSecond = 4e12;
 constexpr double kLaunchSeconds = 4e-6;
 constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
 
+// Thinned gradients: what a kept element costs, and each number of its two rows in the gathers, by seven
+// heads of a flat softmax; a margin, as products run up to 15% faster than the rate above in a burst and
+// gathers do not.
+constexpr double kElementSeconds = 0.1e-9, kGatherSeconds = 0.44e-12, kProcessorsMeasured = 132;
+constexpr double kThinnedLaunches = 80, kThinnedMargin = 1.1;
+constexpr double kPortableDraw = 2.5;  // of the pass that makes the logits
+
 // Tiles that cuBLASLt's products come in.
 constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 192},
                                                   {320, 128}, {128, 192}, {128, 128}};
@@ -75,6 +82,24 @@ class Prediction {
     return seconds;
   }
 
+  // Of a flat softmax, which keeps 1 / threshold elements a row: no other keeps more.
+  double thinned(int64_t rows, const ThinSizes& s) const {
+    const auto size = static_cast<double>(size_of(operand_dtype(p_)));
+    double seconds = kThinnedLaunches * kLaunchSeconds;
+    if (p_.needs_forward() || !p_.keeps_draws) {
+      seconds +=
+          logits(rows, p_.vocab, 0) * (d_.implementation == Implementation::kPortable ? kPortableDraw : 1);
+    }
+    if (!p_.needs_backward()) return seconds * kThinnedMargin;
+    const double kept_of_row = std::min(1 / p_.threshold, static_cast<double>(p_.vocab - s.dense));
+    const double of_element = kElementSeconds + kGatherSeconds * size / 2 * static_cast<double>(p_.hidden);
+    seconds += static_cast<double>(rows) * kept_of_row * of_element * kProcessorsMeasured /
+               static_cast<double>(processors_);
+    seconds +=
+        logits(rows, s.dense, size) + gradients(rows, s.dense + s.hot, false) + moved(p_.vocab, p_.hidden, 2);
+    return seconds * kThinnedMargin;
+  }
+
   double moved(int64_t rows, int64_t columns, double bytes) const {
     return static_cast<double>(rows) * static_cast<double>(columns) * bytes / kBytesPerSecond;
   }
@@ -97,25 +122,19 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
   double seconds = 20 * kLaunchSeconds;
   if (p.needs_forward()) seconds += predict.logits(rows, p.vocab, d.kept_columns > 0 ? exps : 0);
   if (kind == PlanKind::kThinned) {
-    const ThinSizes s = thin_sizes(p);
-    if (!p.needs_forward() && !p.keeps_draws) seconds += predict.logits(rows, p.vocab, 0);
-    if (p.needs_backward()) {
-      seconds += predict.logits(rows, s.dense, exps) + predict.gradients(rows, s.dense + s.hot, false);
-      // Gathers, mostly from L2, of about a third of the most that can be kept.
-      seconds += 2 * predict.moved(s.kept / 3, p.hidden, exps) / 1.5 + predict.moved(p.vocab, p.hidden, 2);
-    }
+    seconds = predict.thinned(rows, thin_sizes(p));
   } else if (p.needs_backward()) {
-    const auto windows = [&](int64_t first, int64_t end, bool kept) {
+    const auto windows = [&](int64_t first, int64_t end, int64_t width, bool kept) {
       const auto window = [&](int64_t columns, bool adds) {
         return (kept ? 0 : predict.logits(rows, columns, exps)) + predict.gradients(rows, columns, adds);
       };
-      const int64_t whole = (end - first) / d.vocab_window, rest = (end - first) % d.vocab_window;
-      if (whole > 0) seconds += window(d.vocab_window, first > 0);
-      seconds += static_cast<double>(std::max<int64_t>(whole - 1, 0)) * window(d.vocab_window, true);
+      const int64_t whole = (end - first) / width, rest = (end - first) % width;
+      if (whole > 0) seconds += window(width, first > 0);
+      if (whole > 1) seconds += static_cast<double>(whole - 1) * window(width, true);
       if (rest > 0) seconds += window(rest, first + whole > 0);
     };
-    windows(0, d.kept_columns, true);
-    windows(d.kept_columns, p.vocab, false);
+    if (d.kept_columns > 0) windows(0, d.kept_columns, kept_window(p, d), true);
+    windows(d.kept_columns, p.vocab, d.vocab_window, false);
     if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
       seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
     }

@@ -60,6 +60,9 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
   launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, buffers.valid_count, buffers.invalid_targets,
                       run.stream);
   if (problem.needs_forward() && problem.tokens > 0) launch_fill_ignored(run.rows, buffers, run.stream);
+  if (!thinned && problem.tokens > 0 && (buffers.kept_count != nullptr || buffers.draw_variance != nullptr)) {
+    launch_exact_draw_stats(run.rows, problem.vocab, buffers, run.stream);
+  }
   if (problem.needs_backward()) clear_gradients(run);
   load_bias(run);
   if (thinned) run_thinned(run, workspace);

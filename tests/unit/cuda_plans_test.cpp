@@ -173,6 +173,80 @@ TEST(CudaPlans, ThinnedGradientsNeedLittleMemory) {
   }
 }
 
+// A flat softmax keeps so much of a small vocabulary that thinning would be slower; then the plan is exact. A
+// budget that makes the exact plan slow, a larger threshold or an implementation that was asked for lets it
+// be thinned.
+TEST(CudaPlans, ThinningThatWouldBeSlowerIsExact) {
+  struct Case {
+    Head head;
+    double threshold;
+    size_t budget;
+    bool thinned;
+  };
+  const Case cases[] = {{{"32k-32k", 32768, 32768, 4096}, 0x1p-9, 0, false},
+                        {{"gpt2-xl", 8192, 50257, 1600}, 0x1p-9, 0, false},
+                        {{"gpt2-xl", 8192, 50257, 1600}, 0x1p-8, 0, true},
+                        {{"gpt2-xl", 8192, 50257, 1600}, 0x1p-9, 128 * kMiB, true},
+                        {{"llama-2+1", 4096, 32001, 4096}, 0x1p-9, 0, false},
+                        {{"9014", 9014, 20109, 1728}, 0x1p-9, 0, false},
+                        {{"odd", 5003, 100277, 2560}, 0x1p-9, 0, true}};
+  for (const Case& c : cases) {
+    const Plan plan = best(thinned_problem(c.head, c.threshold), c.budget);
+    EXPECT_EQ(plan.kind == PlanKind::kThinned, c.thinned) << c.head.name << ", " << plan.config;
+    EXPECT_EQ(plan.reason.find("; exact, as thinning") == std::string::npos, c.thinned) << plan.reason;
+    EXPECT_EQ(best(thinned_problem(c.head, c.threshold), c.budget, "sm90").kind, PlanKind::kThinned);
+  }
+  Device ampere = h200();
+  ampere.capability = 80;
+  const Problem problem = thinned_problem(kHeads[0], 0x1p-9);
+  EXPECT_NE(choose_plan(make_plans(problem, ampere, "", 0), 0).kind, PlanKind::kThinned);
+}
+
+// A forward pass that keeps draws and the backward pass that reads them have nothing in common but sizes.
+TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
+  int thinned = 0, exact = 0;
+  for (int64_t vocab = 500; vocab < 300000; vocab = vocab * 5 / 4) {
+    for (const int64_t hidden : {int64_t{64}, int64_t{1600}, int64_t{4096}}) {
+      std::set<bool> found;
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        for (const size_t budget : {size_t{0}, 900 * kMiB}) {
+          Problem p = problem_of({"", 3000, vocab, hidden}, pass);
+          p.gradient = GradientMethod::kThinned;
+          p.keeps_draws = true;
+          if (pass == Pass::kBackward) p.want_d_classifier = budget == 0;
+          const Plan plan = best(validated(p), budget);
+          EXPECT_GE(plan.draws_bytes, 64U);
+          found.insert(plan.kind == PlanKind::kThinned);
+        }
+      }
+      EXPECT_EQ(found.size(), 1U) << vocab << " x " << hidden;
+      (*found.begin() ? thinned : exact) += 1;
+    }
+  }
+  EXPECT_GT(thinned, 10);
+  EXPECT_GT(exact, 10);
+}
+
+// More memory is never predicted to be slower, and buys something nearly everywhere.
+TEST(CudaPlans, TimeFallsWithEveryBudget) {
+  for (const Head& head : kHeads) {
+    const Problem problem = problem_of(head, Pass::kForwardBackward);
+    double before = 1e9;
+    for (size_t mib = 32; mib <= 20480; mib *= 2) {
+      std::vector<Plan> plans = make_plans(problem, h200(), "", mib * kMiB);
+      const bool fits = std::any_of(plans.begin(), plans.end(),
+                                    [&](const Plan& plan) { return plan.workspace_bytes <= mib * kMiB; });
+      if (!fits) continue;
+      const Plan plan = choose_plan(plans, mib * kMiB);
+      EXPECT_LT(plan.predicted_seconds, before * 1.02) << head.name << ", " << mib << " MiB: " << plan.config;
+      before = plan.predicted_seconds;
+    }
+  }
+  const Problem gemma = problem_of(kHeads[0], Pass::kForwardBackward);
+  EXPECT_LT(best(gemma, 1280 * kMiB).cost_f, 3.3);
+  EXPECT_LT(best(gemma, 160 * kMiB).cost_f, 4);
+}
+
 // Lists have room for what is expected of any softmax, and indices for all of it.
 TEST(CudaPlans, ThinnedListsHaveRoom) {
   for (double threshold : {1.0, 0.5, 0x1p-4, 0x1p-9, 0x1p-13, 1e-30}) {

@@ -32,6 +32,16 @@ __global__ void fill_ignored_kernel(RowInputs in, Buffers out) {
   if (out.argmax != nullptr) out.argmax[row] = -1;
 }
 
+// Of a gradient that every column has a part in.
+__global__ void exact_draw_stats_kernel(RowInputs in, int32_t columns, int32_t* kept_count, float* variance) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= in.tokens) return;
+  const int64_t target = target_of(in, row);
+  const bool computed = target != in.ignore_index && in_range(in, target);
+  if (kept_count != nullptr) kept_count[row] = computed ? columns : 0;
+  if (variance != nullptr) variance[row] = 0;
+}
+
 __global__ void init_slots_kernel(StatSlots slots, const uint8_t* active) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= slots.slots * slots.stride) return;
@@ -130,6 +140,12 @@ __global__ void anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_
 void launch_fill_ignored(const RowInputs& in, const Buffers& out, cudaStream_t stream) {
   fill_ignored_kernel<<<blocks_for(in.tokens, kThreads), kThreads, 0, stream>>>(in, out);
   check_launch("fill_ignored");
+}
+
+void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, cudaStream_t stream) {
+  exact_draw_stats_kernel<<<blocks_for(in.tokens, kThreads), kThreads, 0, stream>>>(
+      in, static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance));
+  check_launch("exact_draw_stats");
 }
 
 void launch_init_slots(const StatSlots& slots, const uint8_t* active, cudaStream_t stream) {

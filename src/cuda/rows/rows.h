@@ -47,6 +47,8 @@ void launch_finish_rows(const RowInputs& in, const Arena& arena, const Buffers& 
                         cudaStream_t stream);
 // loss (reduced) and correct_count from row_loss.
 void launch_finish_loss(const RowInputs& in, const Arena& arena, const Buffers& out, cudaStream_t stream);
+// Buffers::kept_count and draw_variance where the plan of a thinned problem is exact.
+void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, cudaStream_t stream);
 // active: only rows of these blocks; null: all.
 void launch_init_slots(const StatSlots& slots, const uint8_t* active, cudaStream_t stream);
 // Finds rows whose anchored sums left the range of exps: sets `active` of their blocks.

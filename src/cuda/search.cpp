@@ -1,0 +1,373 @@
+#include "cuda/search.h"
+
+#include <algorithm>
+#include <map>
+
+#include "cuda/gemm.h"
+#include "cuda/predict.h"
+#include "cuda/sizes.h"
+#include "cuda/sm90/logits.h"
+#include "cuda/thinned/arena.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int64_t kSmallestWindow = 64;
+constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
+// Numbers of windows that are tried, from the fewest on; after each number of kept columns.
+constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
+constexpr int64_t kCopiedWindow = 24576;  // columns, where the classifier is copied
+// Chunks whose d_classifier may be added up in its own dtype; more only where nothing else fits.
+constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
+// Windows narrower than this are so slow that nothing else fits either.
+constexpr int64_t kNarrowWindow = 2048;
+
+// Products of the dense columns are small: more scratch would be most of a thinned run's memory.
+constexpr int64_t kThinnedGemmBytes = int64_t{4} << 20;
+
+class Search {
+ public:
+  Search(const Problem& problem, const Device& device, const Choice& choice, size_t budget)
+      : p_(problem), device_(device), budget_(budget), choice_(choice) {}
+
+  std::vector<Plan> all() {
+    consider_all();
+    if (is_in_need()) {
+      most_roundings_ = kRoundingsInNeed;
+      consider_all();
+    }
+    std::vector<Plan> out;
+    for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
+    if (std::none_of(out.begin(), out.end(),
+                     [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; })) {
+      out.push_back(described(smallest_));
+    }
+    return out;
+  }
+
+ private:
+  // A plan as far as choosing one takes: thousands may be looked at for one problem.
+  struct Candidate {
+    PlanKind kind = PlanKind::kForward;
+    int64_t chunk = 0;
+    PlanDetail detail;
+    size_t bytes = 0;
+    double seconds = 0;
+  };
+
+  bool is_in_need() const {
+    return std::all_of(best_.begin(), best_.end(), [&](const auto& item) {
+      const PlanDetail& d = item.second.detail;
+      return p_.needs_backward() && !p_.is_thinned() && d.vocab_window < std::min(p_.vocab, kNarrowWindow);
+    });
+  }
+
+  void consider_all() {
+    for (const int64_t gemm_bytes : {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, int64_t{0}}) {
+      for (const auto& [rows, columns] : scratches()) {
+        base_ = PlanDetail{};
+        base_.implementation = choice_.implementation;
+        base_.copies_classifier =
+            p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.classifier_dtype != operand_dtype(p_);
+        base_.scratch_rows = rows;
+        base_.scratch_columns = columns;
+        if (p_.is_thinned() && gemm_bytes > kThinnedGemmBytes) continue;
+        base_.gemm_bytes = needs_products() || p_.is_thinned() ? gemm_bytes : 0;
+        if (p_.is_thinned()) {
+          thinned_plan();
+        } else if (p_.pass == Pass::kForward) {
+          forward_plans();
+        } else {
+          if (can_keep_exps()) kept_plans();
+          window_plans();
+        }
+      }
+    }
+  }
+
+  bool sm90() const { return choice_.implementation == Implementation::kSm90; }
+  bool needs_products() const { return p_.needs_backward() || !sm90(); }
+
+  // fp32 logits at once (portable): larger blocks make faster products.
+  std::vector<std::pair<int64_t, int64_t>> scratches() const {
+    if (sm90()) return {{0, 0}};
+    const int64_t rows = std::max<int64_t>(p_.tokens, 1);
+    std::vector<std::pair<int64_t, int64_t>> out;
+    for (const int64_t edge : {16384, 4096, 1024, 256, 64}) {
+      out.emplace_back(std::min<int64_t>(rows, edge / 4), std::min<int64_t>((p_.vocab + 3) / 4 * 4, edge));
+    }
+    return out;
+  }
+
+  // Exps can become gradients by a factor for each row only: not with a term that is no multiple of p.
+  bool can_keep_exps() const {
+    return p_.pass == Pass::kForwardBackward && operand_dtype(p_) != DType::kF16 && p_.label_smoothing == 0;
+  }
+
+  bool hidden_is_operand() const {
+    return !p_.unaligned_rows && p_.hidden == padded_hidden(p_) && p_.hidden_dtype == operand_dtype(p_);
+  }
+
+  std::vector<int64_t> token_chunks() const {
+    const int64_t all = std::max<int64_t>(p_.tokens, 1);
+    std::vector<int64_t> chunks;
+    for (int64_t parts = 1; parts <= 64; parts = parts < 8 ? parts + 1 : parts * 2) {
+      const int64_t rows = ceil_div(ceil_div(all, parts), 256) * 256;
+      const int64_t chunk = parts == 1 ? all : std::min(all, rows);
+      if (chunks.empty() || chunk < chunks.back()) chunks.push_back(chunk);
+    }
+    return chunks;
+  }
+
+  int64_t chunks_of(int64_t chunk) const { return ceil_div(std::max<int64_t>(p_.tokens, 1), chunk); }
+
+  void forward_plans() {
+    base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
+    for (const int64_t chunk : base_.source == HiddenSource::kCaller
+                                   ? std::vector{std::max<int64_t>(p_.tokens, 1)}
+                                   : token_chunks()) {
+      for (int64_t window = base_.copies_classifier ? std::min<int64_t>(p_.vocab, kCopiedWindow) : p_.vocab;;
+           window = ceil_div(window, 4)) {
+        PlanDetail d = base_;
+        d.vocab_window = window;
+        consider(PlanKind::kForward, chunk, d);
+        if (!base_.copies_classifier || window <= kSmallestWindow) break;
+      }
+    }
+  }
+
+  // Rows are not compacted, and all are done at once.
+  void thinned_plan() {
+    base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
+    base_.vocab_window = base_.copies_classifier ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+    consider(PlanKind::kThinned, std::max<int64_t>(p_.tokens, 1), base_);
+  }
+
+  // Copied rows in the gradient's own buffer cost nothing; it must be as the operand is, and hold nothing
+  // yet.
+  HiddenSource backward_source() const {
+    const bool fits = p_.want_d_hidden && !p_.accumulate_d_hidden && p_.d_hidden_dtype == operand_dtype(p_) &&
+                      !p_.unaligned_rows && p_.hidden == padded_hidden(p_);
+    return fits ? HiddenSource::kOutput : HiddenSource::kWorkspace;
+  }
+
+  // Whether sums of d_classifier over chunks may be kept in its own dtype, rounded once more for each chunk.
+  bool may_round(int64_t chunks) const {
+    return chunks > 1 && p_.want_d_classifier && writes_d_classifier(p_) &&
+           p_.d_classifier_dtype != DType::kF32;
+  }
+
+  // All exps of a chunk are kept.
+  void kept_plans() {
+    for (const int64_t chunk : token_chunks()) {
+      PlanDetail d = base_;
+      d.source = backward_source();
+      d.kept_columns = p_.vocab;
+      d.vocab_window =
+          base_.copies_classifier || !writes_d_classifier(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+      if (!sm90()) {  // portable keeps exps of whole rows of logits
+        if (base_.copies_classifier) return;
+        d.scratch_rows = std::min(base_.scratch_rows, chunk);
+        d.scratch_columns = (p_.vocab + 3) / 4 * 4;
+      }
+      const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+      consider(kind, chunk, d);
+      d.rounds_between_chunks = may_round(chunks_of(chunk));
+      if (d.rounds_between_chunks && chunks_of(chunk) <= kMostRoundings) consider(kind, chunk, d);
+    }
+  }
+
+  void window_plans() {
+    const PlanKind kind = p_.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
+    PlanDetail d = base_;
+    d.source = backward_source();
+    for (const int64_t chunk : token_chunks()) {
+      const int64_t chunks = chunks_of(chunk);
+      if (may_round(chunks) && chunks > most_roundings_) break;
+      d.rounds_between_chunks = may_round(chunks);
+      windows_of(kind, chunk, d);
+    }
+  }
+
+  // One window, as few as fit and some more, whose products may end in fuller waves, and the narrowest.
+  void windows_of(PlanKind kind, int64_t chunk, PlanDetail d) {
+    d.vocab_window = p_.vocab;
+    consider(kind, chunk, d);
+    const auto at = best_.find(kind);
+    const bool worthwhile = at == best_.end() || least_seconds(kind, chunk, d) < at->second.seconds;
+    if (budget_ != 0 && worthwhile) {
+      equal_windows(kind, chunk, d, kMoreWindows);
+      if (sm90() && can_keep_exps()) windows_after_kept(kind, chunk, d);
+    }
+    d.vocab_window = kSmallestWindow;
+    if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
+  }
+
+  // Of no plan of the kind and chunk less is predicted.
+  double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
+    if (sm90() && can_keep_exps()) d.kept_columns = p_.vocab;
+    return seconds_of(kind, chunk, d);
+  }
+
+  // The columns that are not kept, in windows of equal size: as few as fit, and `more` numbers from there on.
+  void equal_windows(PlanKind kind, int64_t chunk, PlanDetail d, int64_t more) {
+    const int64_t columns = p_.vocab - d.kept_columns;
+    const int64_t widest = d.kept_columns > 0 ? d.kept_columns : widest_window(kind, chunk, d, false);
+    const int64_t fewest = ceil_div(columns, std::max(widest, kSmallestWindow));
+    int64_t last = 0;
+    for (int64_t windows = fewest; windows < fewest + more; ++windows) {
+      d.vocab_window = ceil_div(ceil_div(columns, windows), kWindowStep) * kWindowStep;
+      if (d.vocab_window < p_.vocab && d.vocab_window != last) consider(kind, chunk, d);
+      last = d.vocab_window;
+    }
+  }
+
+  // The exps of the first columns may be there still when their turn comes; the others' windows take their
+  // place.
+  void windows_after_kept(PlanKind kind, int64_t chunk, PlanDetail d) {
+    const int64_t widest = widest_window(kind, chunk, d, true);
+    for (int64_t sixteenths = 16; sixteenths > 12; --sixteenths) {
+      d.kept_columns = widest * sixteenths / 16 / kWindowStep * kWindowStep;
+      if (d.kept_columns > 0 && d.kept_columns < p_.vocab)
+        equal_windows(kind, chunk, d, kMoreWindowsAfterKept);
+    }
+  }
+
+  // The most columns, in steps, that a budget allows; 0: not one step.
+  int64_t widest_window(PlanKind kind, int64_t chunk, PlanDetail d, bool keeps) const {
+    int64_t fits = 0, too_many = ceil_div(p_.vocab, kWindowStep);
+    while (too_many - fits > 1) {
+      const int64_t steps = fits + (too_many - fits) / 2;
+      d.vocab_window = steps * kWindowStep;
+      if (keeps) d.kept_columns = d.vocab_window;
+      (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
+    }
+    return fits * kWindowStep;
+  }
+
+  Plan plan_of(PlanKind kind, int64_t chunk, PlanDetail d) const {
+    Plan plan;
+    plan.kind = kind;
+    plan.token_chunk = chunk;
+    d.slots = slots_of(chunk);
+    d.store(&plan);
+    return plan;
+  }
+
+  // Of a fused kernel's statistics.
+  int64_t slots_of(int64_t chunk) const {
+    if (!sm90()) return 1;
+    const auto [at, is_new] = slots_.try_emplace(chunk, 1);
+    if (is_new && p_.needs_forward()) at->second = fused(Epilogue::kStats, chunk).slots;
+    if (is_new && p_.is_thinned())
+      at->second = std::max<int64_t>(at->second, fused(Epilogue::kThin, chunk).slots);
+    return at->second;
+  }
+
+  // What a fused kernel over the whole vocabulary needs and is called.
+  sm90::LogitsPlan fused(Epilogue epilogue, int64_t chunk) const {
+    LogitsArgs args;
+    args.epilogue = epilogue;
+    args.dtype = operand_dtype(p_);
+    args.rows = chunk;
+    args.columns = p_.vocab;
+    args.depth = padded_hidden(p_);
+    args.scale = static_cast<float>(p_.scale);
+    args.softcap = static_cast<float>(p_.softcap);
+    return sm90::plan_logits(args, device_.processors, /*any_fewer=*/true);
+  }
+
+  Epilogue main_epilogue() const {
+    if (p_.is_thinned()) return Epilogue::kThin;
+    return p_.needs_forward() ? Epilogue::kStats : Epilogue::kGradient;
+  }
+
+  size_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
+    Workspace counter;
+    lay_out(p_, plan_of(kind, chunk, d), counter);
+    return counter.used();
+  }
+
+  double seconds_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
+    return predict_seconds(p_, kind, chunk, d, device_);
+  }
+
+  void consider(PlanKind kind, int64_t chunk, const PlanDetail& d) {
+    Candidate made{kind, chunk, d, bytes_of(kind, chunk, d), 0};
+    const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
+    const bool fits = budget_ == 0 || made.bytes <= budget_;
+    if (!smaller && !fits) return;
+    made.seconds = seconds_of(kind, chunk, d);
+    if (smaller) smallest_ = made;
+    if (!fits) return;
+    const auto [at, is_new] = best_.try_emplace(kind, made);
+    const Candidate& known = at->second;
+    const bool faster =
+        made.seconds < known.seconds || (made.seconds == known.seconds && made.bytes < known.bytes);
+    if (!is_new && faster) at->second = made;
+  }
+
+  Plan described(const Candidate& candidate) const {
+    const PlanDetail& d = candidate.detail;
+    Plan plan = plan_of(candidate.kind, candidate.chunk, d);
+    plan.workspace_bytes = candidate.bytes;
+    plan.predicted_seconds = candidate.seconds;
+    plan.cost_f = cost_of(plan.kind, d);
+    if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
+    plan.implementation = implementation_name(choice_.implementation);
+    plan.reason = choice_.reason;
+    plan.config = config_of(plan, d);
+    return plan;
+  }
+
+  double cost_of(PlanKind kind, const PlanDetail& d) const {
+    if (kind == PlanKind::kThinned) return cost_of_thinned();
+    double cost = p_.needs_forward() ? 1 : 0;
+    if (!p_.needs_backward()) return cost;
+    cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p_.vocab);
+    return cost + (p_.want_d_hidden ? 1 : 0) + (p_.want_d_classifier ? 1 : 0);
+  }
+
+  // The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
+  // which are bound by memory instead.
+  double cost_of_thinned() const {
+    const ThinSizes s = thin_sizes(p_);
+    const auto vocab = static_cast<double>(p_.vocab);
+    const double draw = p_.pass == Pass::kBackward && p_.keeps_draws ? 0 : 1;
+    return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / vocab;
+  }
+
+  std::string config_of(const Plan& plan, const PlanDetail& d) const {
+    static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
+    std::string text =
+        sm90() ? sm90::describe(fused(main_epilogue(), plan.token_chunk).instance.config) : "portable";
+    text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
+    if (d.copies_classifier) text += ", classifier copied";
+    if (d.vocab_window < p_.vocab) text += ", window " + std::to_string(d.vocab_window);
+    if (d.kept_columns > 0 && d.kept_columns < p_.vocab) {
+      text += ", exps of " + std::to_string(d.kept_columns) + " columns kept";
+    }
+    if (plan.token_chunk < p_.tokens) text += ", chunk " + std::to_string(plan.token_chunk);
+    if (d.rounds_between_chunks) text += ", dC rounded for each";
+    return text;
+  }
+
+  const Problem& p_;
+  const Device& device_;
+  const size_t budget_;
+  const Choice& choice_;
+  int64_t most_roundings_ = kMostRoundings;
+  PlanDetail base_;
+  std::map<PlanKind, Candidate> best_;
+  Candidate smallest_;
+  mutable std::map<int64_t, int64_t> slots_;  // by chunk
+};
+
+}  // namespace
+
+std::vector<Plan> search_plans(const Problem& problem, const Device& device, const Choice& choice,
+                               size_t budget) {
+  return Search(problem, device, choice, budget).all();
+}
+
+}  // namespace headroom::cuda
