@@ -101,8 +101,8 @@ Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
   return a;
 }
 
-Arena lay_out(const Problem& p, const Plan& plan, Workspace& w, void* draws) {
-  if (plan.kind == PlanKind::kThinned) return lay_out_thinned(p, plan, w, draws).base;
+Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
+  if (plan.kind == PlanKind::kThinned) return lay_out_thinned(p, plan, w, nullptr).base;
   const PlanDetail d = PlanDetail::load(plan);
   const DType dtype = operand_dtype(p);
   const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);

@@ -49,6 +49,7 @@ struct Scalars {
   uint32_t dz_max;    // bits of the largest |coefficient|
   float dz_scale;     // factor of stored dz, which makes the largest coefficient 1
   float dz_unscale;   // 1 / dz_scale
+  uint32_t passed;    // blocks of the kernel that runs (is_last_block())
   float zero_one[2];  // constants for products with scalars of the device
 };
 
@@ -94,7 +95,7 @@ struct Arena {
 // The part that all plans have.
 Arena lay_out_rows(const Problem& problem, const Plan& plan, Workspace& workspace);
 
-// With a Workspace that only counts: how many bytes the plan needs (workspace.used()). draws: Buffers::draws.
-Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace, void* draws = nullptr);
+// With a Workspace that only counts: how many bytes the plan needs (workspace.used()).
+Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace);
 
 }  // namespace headroom::cuda

@@ -1,14 +1,8 @@
 #include <algorithm>
 
-#include "cuda/check.h"
 #include "cuda/runner.h"
 
 namespace headroom::cuda {
-
-void load_bias(const Runner& run) {
-  if (run.arena.bias == nullptr) return;
-  launch_to_float(run.buffers.bias, run.problem.bias_dtype, run.problem.vocab, run.arena.bias, run.stream);
-}
 
 const float* bias_of(const Runner& run) {
   if (!run.problem.has_bias) return nullptr;
@@ -16,11 +10,10 @@ const float* bias_of(const Runner& run) {
 }
 
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
-  launch_init_slots(run.arena.slots, active, run.stream);
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kStats);
     args.row_block_active = active;
-    launch_logits(run, args);
+    launch_logits(run, args, run.after);
   });
 }
 
@@ -32,7 +25,6 @@ bool tracks_max(const Runner& run) {
 namespace {
 
 void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
-  launch_init_slots(run.arena.slots, active, run.stream);
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kExps);
     args.anchor = run.arena.anchor;
@@ -42,50 +34,81 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
     args.out_columns = std::clamp<int64_t>(kept - window.first, 0, window.columns);
     args.out = at(run.arena.exps, run.dtype(), args.out_columns > 0 ? window.first : 0);
     args.out_stride = padded_columns(run.problem, kept);
-    launch_logits(run, args);
+    launch_logits(run, args, run.after);
   });
 }
 
 }  // namespace
 
-void find_target_logits(const Runner& run, const Chunk& chunk, const Operand& hidden) {
-  const Problem& p = run.problem;
-  const Arena& a = run.arena;
-  TargetLogits t{};
-  t.hidden = hidden.data;
-  t.hidden_stride = hidden.stride;
-  t.hidden_dtype = run.dtype();
-  t.classifier = run.buffers.classifier;
-  t.classifier_stride = run.buffers.classifier_stride;
-  t.classifier_dtype = p.classifier_dtype;
-  t.depth = p.hidden;
-  t.rows = chunk.rows;
-  t.row_count = chunk.row_count;
-  t.target = a.target + chunk.first;
-  t.bias = bias_of(run);
-  t.scale = static_cast<float>(p.scale);
-  t.softcap = static_cast<float>(p.softcap);
-  t.out = a.target_logit;
-  launch_target_logits(t, run.stream);
-}
-
 // sm90: the anchor is the target's logit, which is nearly always within 86 nats of lse. Blocks with a row
 // where it is not are done again with lse as the anchor; nobody has to wait to know whether there are any.
 void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
-  if (run.detail.implementation == Implementation::kPortable) {  // knows the maximum before it stores
-    keep_exps_of(run, chunk, hidden, nullptr);
-    return;
-  }
-  const Arena& a = run.arena;
-  find_target_logits(run, chunk, hidden);
-  check(cudaMemcpyAsync(a.anchor, a.target_logit, static_cast<size_t>(chunk.rows) * sizeof(float),
-                        cudaMemcpyDeviceToDevice, run.stream),
-        "copy of the anchors");
   keep_exps_of(run, chunk, hidden, nullptr);
+  // Portable knows the maximum before it stores.
+  if (run.detail.implementation == Implementation::kPortable) return;
+  const Arena& a = run.arena;
   launch_find_redo(a, chunk.rows, chunk.row_count, run.stream);
   sum_rows(run, chunk, hidden, a.active);
-  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, run.stream);
+  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/true, run.after, run.stream);
   keep_exps_of(run, chunk, hidden, a.active);
+}
+
+namespace {
+
+Coefficients coefficients_of(const Runner& run) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  Coefficients c{};
+  c.wanted = p.needs_backward();
+  if (!c.wanted) return c;
+  c.scale = static_cast<float>(run.gradient_scale());
+  if (!p.needs_forward()) {
+    c.known_lse = static_cast<const float*>(b.lse);
+    c.known_lse_low = static_cast<const float*>(b.lse_low);
+    if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
+    if (p.has_grad_nll) c.grad_nll = static_cast<const float*>(b.grad_nll);
+    if (p.has_grad_lse) c.grad_lse = static_cast<const float*>(b.grad_lse);
+    if (p.has_grad_entropy) c.grad_entropy = static_cast<const float*>(b.grad_entropy);
+  }
+  c.grad_loss = static_cast<const float*>(b.grad_loss);
+  c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;
+  return c;
+}
+
+KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
+  const Problem& p = run.problem;
+  KeptExps k{};
+  if (run.detail.kept_columns == 0) return k;
+  k.exps = run.arena.exps;
+  k.dtype = run.dtype();
+  k.columns = run.detail.kept_columns;
+  k.stride = padded_columns(p, k.columns);
+  k.base_2 = run.detail.implementation == Implementation::kSm90;
+  k.softcap = static_cast<float>(p.softcap);
+  // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
+  if (p.want_d_classifier) k.hidden = const_cast<void*>(hidden.data);
+  k.hidden_stride = hidden.stride;
+  k.depth = run.depth();
+  return k;
+}
+
+}  // namespace
+
+void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored) {
+  const Problem& p = run.problem;
+  FinishChunk f{};
+  f.first = chunk.first;
+  f.rows = chunk.rows;
+  f.row_count = chunk.row_count;
+  f.stats.wanted = p.needs_forward();
+  f.stats.anchored = anchored;
+  f.stats.has_max = tracks_max(run);
+  f.stats.base_2 = run.detail.implementation == Implementation::kSm90;
+  f.stats.is_shard = p.is_shard();
+  f.stats.writes_loss = p.needs_forward() && !p.is_shard() && chunk.is_last;
+  f.coefficients = coefficients_of(run);
+  f.kept = kept_exps_of(run, hidden);
+  launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.after, run.stream);
 }
 
 }  // namespace headroom::cuda

@@ -68,6 +68,30 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
                       run.stream);
 }
 
+// d_bias [columns] += sums over rows of row_factor dz, times factor
+void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+                const float* row_factor, const float* factor) {
+  const Problem& p = run.problem;
+  ColumnSums c{};
+  c.dz = dz.data;
+  c.dtype = run.dtype();
+  c.stride = dz.stride;
+  c.rows = chunk.rows;
+  c.columns = window.columns;
+  c.row_count = chunk.row_count;
+  c.row_factor = row_factor;
+  c.factor = factor;
+  c.sums = run.arena.d_bias + window.first;
+  c.adds = !chunk.is_first;
+  if (chunk.is_last) {
+    c.to = at(run.buffers.d_bias, p.d_bias_dtype, window.first);
+    c.to_dtype = p.d_bias_dtype;
+    c.to_factor = static_cast<float>(1 / run.gradient_scale());
+    c.accumulate = p.accumulate_d_bias;
+  }
+  launch_column_sums(c, run.stream);
+}
+
 // All gradients of a window. row_factor: by which dz's rows are still to be multiplied (hidden's already
 // are); null: dz is what a kernel stored, times dz_scale.
 void add_gradients(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
@@ -76,10 +100,7 @@ void add_gradients(const Runner& run, const Chunk& chunk, const Window& window, 
   const float* factor = row_factor == nullptr ? &run.arena.scalars->dz_unscale : nullptr;
   if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
   if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
-  if (p.want_d_bias) {
-    launch_column_sums(dz.data, run.dtype(), dz.stride, chunk.rows, window.columns, chunk.row_count,
-                       row_factor, factor, run.arena.d_bias + window.first, run.stream);
-  }
+  if (p.want_d_bias) add_d_bias(run, chunk, window, dz, row_factor, factor);
 }
 
 void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int64_t rows) {
@@ -88,49 +109,10 @@ void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int6
 
 }  // namespace
 
-void load_coefficients(const Runner& run, const Chunk& chunk) {
-  const Problem& p = run.problem;
-  const Buffers& b = run.buffers;
-  Coefficients c{};
-  c.first = chunk.first;
-  c.rows = chunk.rows;
-  c.row_count = chunk.row_count;
-  c.scale = static_cast<float>(run.gradient_scale());
-  if (!p.needs_forward()) {
-    c.known_lse = static_cast<const float*>(b.lse);
-    c.known_lse_low = static_cast<const float*>(b.lse_low);
-    if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
-    if (p.has_grad_nll) c.grad_nll = static_cast<const float*>(b.grad_nll);
-    if (p.has_grad_lse) c.grad_lse = static_cast<const float*>(b.grad_lse);
-    if (p.has_grad_entropy) c.grad_entropy = static_cast<const float*>(b.grad_entropy);
-  }
-  c.grad_loss = static_cast<const float*>(b.grad_loss);
-  c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;
-  launch_coefficients(run.rows, run.arena, c, run.stream);
-}
-
 void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
   const int64_t columns = run.detail.kept_columns, stride = padded_columns(p, columns);
-  CorrectTargets c{};
-  c.first = chunk.first;
-  c.rows = chunk.rows;
-  c.columns = columns;
-  c.row_count = chunk.row_count;
-  c.exps = a.exps;
-  c.stride = stride;
-  c.wide = run.dtype() == DType::kF32;
-  c.base_2 = run.detail.implementation == Implementation::kSm90;
-  c.softcap = static_cast<float>(p.softcap);
-  launch_correct_targets(run.rows, a, c, run.stream);
-  launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
-  // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
-  if (p.want_d_classifier) {
-    launch_scale_rows({const_cast<void*>(hidden.data), run.dtype(), hidden.stride, chunk.rows, run.depth(),
-                       chunk.row_count, a.row_factor, nullptr},
-                      run.stream);
-  }
   for_windows(0, columns, kept_window(p, run.detail), [&](const Window& window) {
     add_gradients(run, chunk, window, {at(a.exps, run.dtype(), window.first), stride}, hidden,
                   load_classifier(run, window), a.row_factor);
@@ -143,13 +125,15 @@ void rescale_for_lse(const Runner& run, const Chunk& chunk) {
                        run.arena.row_factor, &run.arena.scalars->dz_scale},
                       run.stream);
   }
-  if (run.problem.want_d_classifier) load_hidden(run, chunk);
+  if (run.problem.want_d_classifier) reload_hidden(run, chunk);
 }
 
 void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   const Arena& a = run.arena;
+  const int64_t kept = run.detail.kept_columns;
   const int64_t stride = padded_columns(run.problem, run.detail.vocab_window);
-  for_windows(run.detail.kept_columns, run.problem.vocab, run.detail.vocab_window, [&](const Window& window) {
+  if (kept > 0) launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
+  for_windows(kept, run.problem.vocab, run.detail.vocab_window, [&](const Window& window) {
     const Operand classifier = load_classifier(run, window);
     LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kGradient);
     args.lse = a.lse;
@@ -162,8 +146,8 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
     args.out_columns = window.columns;
     args.out_stride = stride;
     args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
-    launch_logits(run, args);
-    launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
+    // The first one comes after a kernel of ours, the others after a product.
+    launch_logits(run, args, window.first == kept ? run.after : After::kAnything);
     add_gradients(run, chunk, window, {a.exps, stride}, hidden, classifier, nullptr);
   });
 }
@@ -183,14 +167,26 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_fact
   s.dtype = p.d_hidden_dtype;
   s.to_stride = run.buffers.d_hidden_stride;
   s.accumulate = p.accumulate_d_hidden;
-  launch_store_d_hidden(s, run.arena.scalars, run.stream);
+  // Not before the last chunk: there may be copies of rows.
+  s.zeroes_ignored = chunk.is_last && !p.accumulate_d_hidden;
+  launch_store_d_hidden(s, run.rows, run.arena.scalars, run.stream);
 }
+
+namespace {
+
+// Whether d_bias is made from a sum in the workspace at the end of the run: where no chunk of an exact plan
+// writes it.
+bool ends_with_d_bias(const Runner& run) {
+  return run.problem.want_d_bias && (run.problem.tokens == 0 || run.plan.kind == PlanKind::kThinned);
+}
+
+}  // namespace
 
 // What no product will write: d_classifier when there are no rows or logits do not depend on the matrices.
 void clear_gradients(const Runner& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  if (p.want_d_bias) {
+  if (ends_with_d_bias(run)) {
     check(cudaMemsetAsync(run.arena.d_bias, 0, static_cast<size_t>(p.vocab) * sizeof(float), run.stream),
           "d_bias");
   }
@@ -204,19 +200,14 @@ void finish_gradients(const Runner& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   const Arena& a = run.arena;
-  if (p.want_d_hidden && !p.accumulate_d_hidden) {
-    if (run.products) {
-      launch_zero_ignored_rows(run.rows, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.hidden,
-                               run.stream);
-    } else {
-      clear_rows(run, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.tokens);
-    }
+  if (p.want_d_hidden && !p.accumulate_d_hidden && !run.products) {
+    clear_rows(run, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.tokens);
   }
   if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
     launch_store_matrix(a.d_classifier, run.depth(), p.vocab, p.hidden, b.d_classifier, p.d_classifier_dtype,
                         b.d_classifier_stride, p.accumulate_d_classifier, nullptr, run.stream);
   }
-  if (p.want_d_bias) {
+  if (ends_with_d_bias(run)) {
     launch_store_vector(a.d_bias, p.vocab, static_cast<float>(1 / run.gradient_scale()), b.d_bias,
                         p.d_bias_dtype, p.accumulate_d_bias, run.stream);
   }

@@ -6,27 +6,76 @@
 
 namespace headroom::cuda {
 
-Operand load_hidden(const Runner& run, const Chunk& chunk) {
-  const Problem& p = run.problem;
+namespace {
+
+bool copies_hidden(const Runner& run) {
+  return run.detail.source != HiddenSource::kCaller;
+}
+
+Operand hidden_of(const Runner& run, const Chunk& chunk) {
   const Buffers& b = run.buffers;
-  if (run.detail.source == HiddenSource::kCaller) {
-    return {at(b.hidden, p.hidden_dtype, chunk.first * b.hidden_stride), b.hidden_stride};
+  if (!copies_hidden(run)) {
+    return {at(b.hidden, run.problem.hidden_dtype, chunk.first * b.hidden_stride), b.hidden_stride};
   }
   const bool to_output = run.detail.source == HiddenSource::kOutput;
-  RowsCopy c{};
-  c.from = b.hidden;
-  c.from_dtype = p.hidden_dtype;
-  c.from_stride = b.hidden_stride;
-  c.row_map = run.arena.row_map + chunk.first;
-  c.row_count = chunk.row_count;
-  c.to = to_output ? b.d_hidden : run.arena.hidden;
-  c.to_dtype = run.dtype();
-  c.to_stride = to_output ? b.d_hidden_stride : run.depth();
-  c.rows = chunk.rows;
-  c.columns = p.hidden;
-  c.padded = run.depth();
-  launch_copy_rows(c, run.stream);
-  return {c.to, c.to_stride};
+  return {to_output ? b.d_hidden : run.arena.hidden, to_output ? b.d_hidden_stride : run.depth()};
+}
+
+// Of the rows and their copies.
+LoadRows rows_of(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  LoadRows l{};
+  l.rows = chunk.rows;
+  l.row_count = chunk.row_count;
+  l.from_dtype = p.hidden_dtype;
+  l.from_stride = b.hidden_stride;
+  l.columns = p.hidden;
+  l.row_map = run.arena.row_map + chunk.first;
+  l.classifier = b.classifier;
+  l.classifier_dtype = p.classifier_dtype;
+  l.classifier_stride = b.classifier_stride;
+  if (!copies_hidden(run)) return l;
+  const Operand hidden = hidden_of(run, chunk);
+  l.from = b.hidden;
+  l.to = const_cast<void*>(hidden.data);
+  l.to_stride = hidden.stride;
+  l.padded = run.depth();
+  return l;
+}
+
+}  // namespace
+
+Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logits) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  const Arena& a = run.arena;
+  LoadRows l = rows_of(run, chunk);
+  if (wants_target_logits) {
+    l.from = b.hidden;
+    l.target_logit = a.target_logit;
+    l.anchor = a.anchor;
+    l.target = a.target + chunk.first;
+    l.scale = static_cast<float>(p.scale);
+    l.softcap = static_cast<float>(p.softcap);
+  }
+  if (p.has_bias) l.bias = b.bias;
+  l.bias_dtype = p.bias_dtype;
+  l.vocab = p.vocab;
+  if (chunk.is_first) l.bias_copy = a.bias;
+  l.slots = a.slots;
+  if (p.needs_backward() && run.plan.kind != PlanKind::kThinned) {
+    const int64_t columns = run.detail.kept_columns > 0 ? run.detail.kept_columns : run.detail.vocab_window;
+    l.tail = a.exps;
+    l.tail_pieces = padded_columns(p, columns) * static_cast<int64_t>(size_of(run.dtype())) / 16;
+  }
+  const bool any = l.from != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
+  if (any) launch_load_rows(l, chunk.is_first ? run.after : After::kAnything, run.stream);
+  return hidden_of(run, chunk);
+}
+
+void reload_hidden(const Runner& run, const Chunk& chunk) {
+  if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), After::kAnything, run.stream);
 }
 
 int64_t widest_window(const Runner& run) {
@@ -80,9 +129,9 @@ LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hid
   return args;
 }
 
-void launch_logits(const Runner& run, LogitsArgs args) {
+void launch_logits(const Runner& run, const LogitsArgs& args, After after) {
   if (run.detail.implementation == Implementation::kSm90) {
-    sm90::launch_logits(args, run.stream);
+    sm90::launch_logits(args, run.stream, after);
     return;
   }
   portable::Scratch scratch;

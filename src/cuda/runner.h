@@ -7,6 +7,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "cuda/arena.h"
+#include "cuda/launch.h"
 #include "cuda/rows/rows.h"
 
 namespace headroom::cuda {
@@ -20,6 +21,7 @@ struct Operand {
 // Rows [first, first + rows) of the computed ones, as far as they exist.
 struct Chunk {
   bool is_first = true;  // of those that are worked on; sums over chunks begin with it
+  bool is_last = true;
   int64_t first = 0, rows = 0;
   const int32_t* row_count = nullptr;  // device
 };
@@ -39,6 +41,7 @@ struct Runner {
   cudaStream_t stream;
   int64_t chunks;
   bool products;  // whether logits depend on the matrices at all (scale != 0)
+  After after;    // how a kernel comes after one of the run's own
 
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }
@@ -60,28 +63,31 @@ void for_windows(int64_t first, int64_t end, int64_t width, F&& body) {
 }
 
 // ---- operands.cpp
-Operand load_hidden(const Runner& run, const Chunk& chunk);
+// The first launch of a chunk: its rows, logits of its targets where they are wanted, and what its first
+// product or sum goes on from.
+Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logits);
+// Once more the rows alone, where they are copies.
+void reload_hidden(const Runner& run, const Chunk& chunk);
 Operand load_classifier(const Runner& run, const Window& window);
 // Columns whose operands can be had at once.
 int64_t widest_window(const Runner& run);
-void launch_logits(const Runner& run, LogitsArgs args);
+void launch_logits(const Runner& run, const LogitsArgs& args, After after);
 LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hidden, const Window& window,
                        const Operand& classifier, Epilogue epilogue);
 
 // ---- forward.cpp
-void load_bias(const Runner& run);
 const float* bias_of(const Runner& run);
-// Row statistics of a chunk, in the slots; active: only in these blocks of rows.
+// Row statistics of a chunk, in the slots, which are clear; active: only in these blocks of rows.
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
-// Logits of a chunk's targets, before those of all columns.
-void find_target_logits(const Runner& run, const Chunk& chunk, const Operand& hidden);
 // Whether kept exps come with maxima, which only their outputs need.
 bool tracks_max(const Runner& run);
 // The same, with exps kept.
 void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
+// From a chunk's statistics to outputs, coefficients, factors of kept exps and, after the last chunk, the
+// loss. anchored: the sums are relative to anchors.
+void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored);
 
 // ---- gradients.cpp
-void load_coefficients(const Runner& run, const Chunk& chunk);
 // Of the columns whose exps are kept, from these.
 void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
 // Between the two: what the first has left without the rows' factors gets them, and hidden is itself again.

@@ -12,9 +12,17 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "cuda/rows/rows.h"
 #include "cuda/sm90/logits.h"
 
 namespace headroom::cuda::sm90::test {
+
+// Makes the slots those of no column.
+inline void clear_slots(const StatSlots& slots) {
+  LoadRows load{};
+  load.slots = slots;
+  launch_load_rows(load, After::kAnything, nullptr);
+}
 
 inline void check_cuda(cudaError_t error) {
   ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);

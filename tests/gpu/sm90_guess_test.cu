@@ -148,14 +148,12 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
   for (int64_t i = 0; i < kRows; ++i) {
     targets[i] = i % 7 == 2 ? kIgnoredRow : i % 7 == 3 ? -1 : static_cast<int32_t>(i * 31 % size.vocab);
   }
-  const Guarded<float> max(slot_max), sum(slot_sum), products(logits), target_logit(target_logits),
-      bias(biases), others(other), guess(kRows), guess_low(kRows), anchor(kRows), threshold(kRows);
+  const Guarded<float> products(logits), target_logit(target_logits), bias(biases), others(other),
+      guess(kRows), guess_low(kRows), anchor(kRows), threshold(kRows);
   const Guarded<int32_t> sample(samples), role(roles), target(targets), count(kRows);
   StatSlots slots;
   slots.slots = kSlots;
   slots.stride = kRows;
-  slots.max = max.get();
-  slots.sum = sum.get();
   Guess g{};
   g.rows = kRows;
   g.sampled = size.sampled;
@@ -175,6 +173,9 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
   g.count = count.get();
   for (const bool with_bias : {false, true}) {
     for (const float softcap : {0.f, 9.f}) {
+      const Guarded<float> max(slot_max), sum(slot_sum);
+      slots.max = max.get();
+      slots.sum = sum.get();
       g.bias = with_bias ? bias.get() : nullptr;
       g.softcap = softcap;
       launch_guess(g, nullptr);
@@ -185,6 +186,9 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
       ASSERT_EQ(anchor.read(), got);
       ASSERT_EQ(guess_low.read(), std::vector<float>(kRows, 0));
       ASSERT_EQ(count.read(), std::vector<int32_t>(kRows, 0));
+      // The slots are those of no column then.
+      ASSERT_EQ(max.read(), std::vector<float>(kSlots * kRows, -INFINITY));
+      ASSERT_EQ(sum.read(), std::vector<float>(kSlots * kRows, 0));
       for (int64_t i = 0; i < kRows; ++i) {
         ASSERT_EQ(thresholds[i], targets[i] == kIgnoredRow ? INFINITY : kThreshold);
         double known = 0, size_of_z = 0;

@@ -4,7 +4,6 @@
 #include <optional>
 #include <tuple>
 
-#include "cuda/rows/rows.h"
 #include "cuda/sm90/anchor.h"
 #include "sm90_fixture.cuh"
 
@@ -86,7 +85,7 @@ TEST_P(HugeLogits, Stats) {
   const int64_t slots = plan_logits(args, processors(), false).slots;
   const Guarded<float> max(slots * kRows), sum(slots * kRows);
   args.stats = {slots, kRows, max.get(), sum.get(), nullptr, nullptr, nullptr};
-  launch_init_slots(args.stats, nullptr, nullptr);
+  clear_slots(args.stats);
   launch_logits(args, nullptr);
   check_cuda(cudaDeviceSynchronize());
   const auto maxima = max.read();
@@ -110,7 +109,7 @@ TEST_P(HugeLogits, Exps) {
   const int64_t slots = plan_logits(args, processors(), false).slots;
   const Guarded<float> max(slots * kRows), sum(slots * kRows);
   args.stats = {slots, kRows, max.get(), sum.get(), nullptr, nullptr, nullptr};
-  launch_init_slots(args.stats, nullptr, nullptr);
+  clear_slots(args.stats);
   args.stats.max = nullptr;
   launch_logits(args, nullptr);
   check_cuda(cudaDeviceSynchronize());

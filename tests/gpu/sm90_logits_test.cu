@@ -5,7 +5,6 @@
 #include <string>
 
 #include "core/row_stats.h"
-#include "cuda/rows/rows.h"
 #include "cuda/sm90/anchor.h"
 #include "sm90_fixture.cuh"
 
@@ -28,7 +27,7 @@ struct Slots {
       view.weighted = weighted.get();
       view.argmax = argmax.get();
     }
-    launch_init_slots(view, nullptr, nullptr);
+    clear_slots(view);
   }
 
   std::vector<RowStats<double>> join() const {

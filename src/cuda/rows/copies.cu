@@ -40,41 +40,6 @@ bool is_aligned(const void* pointer, int64_t stride, DType dtype) {
 }
 
 template <class T>
-__global__ void to_float_kernel(const T* from, int64_t count, float* to) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < count) to[i] = to_float(from[i]);
-}
-
-// One warp a row. The sum has one order, aligned or not.
-template <class H, class C, bool kAligned>
-__global__ void target_logits_kernel(TargetLogits t) {
-  const int64_t r = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
-  if (r >= existing(t.row_count, t.rows)) return;
-  const int lane = threadIdx.x % 32;
-  const int32_t y = t.target[r];
-  if (y < 0) {
-    if (lane == 0) t.out[r] = 0;
-    return;
-  }
-  const H* h = static_cast<const H*>(t.hidden) + r * t.hidden_stride;
-  const C* c = static_cast<const C*>(t.classifier) + int64_t{y} * t.classifier_stride;
-  float sum = 0;
-#pragma unroll 4
-  for (int64_t i = 8 * lane; i < t.depth; i += 8 * 32) {
-    const int left = static_cast<int>(min(t.depth - i, int64_t{8}));
-    const Vector8<H> of_hidden = load8<kAligned>(h + i, left);
-    const Vector8<C> of_classifier = load8<kAligned>(c + i, left);
-#pragma unroll
-    for (int k = 0; k < 8; ++k) sum = fmaf(to_float(of_hidden.x[k]), to_float(of_classifier.x[k]), sum);
-  }
-  sum = warp_sum(sum);
-  if (lane != 0) return;
-  float z = t.scale * sum + (t.bias != nullptr ? t.bias[y] : 0.0f);
-  if (t.softcap != 0) z = t.softcap * tanhf(z / t.softcap);
-  t.out[r] = z;
-}
-
-template <class T>
 __global__ void scale_rows_kernel(ScaleRows s) {
   const int64_t r = blockIdx.x;
   const bool exists = r < existing(s.row_count, s.rows);
@@ -110,33 +75,6 @@ void launch_copy_rows(const RowsCopy& c, cudaStream_t stream) {
     });
   }
   check_launch("copy_rows");
-}
-
-void launch_to_float(const void* from, DType dtype, int64_t count, float* to, cudaStream_t stream) {
-  for_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    to_float_kernel<T>
-        <<<blocks_for(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(from), count, to);
-  });
-  check_launch("to_float");
-}
-
-void launch_target_logits(const TargetLogits& t, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(t.rows, kThreads / 32);
-  const bool aligned = is_aligned8(t.hidden, t.hidden_dtype, t.hidden_stride, t.depth) &&
-                       is_aligned8(t.classifier, t.classifier_dtype, t.classifier_stride, t.depth);
-  for_dtype(t.hidden_dtype, [&](auto h) {
-    for_dtype(t.classifier_dtype, [&](auto c) {
-      using H = decltype(h);
-      using C = decltype(c);
-      if (aligned) {
-        target_logits_kernel<H, C, true><<<blocks, kThreads, 0, stream>>>(t);
-      } else {
-        target_logits_kernel<H, C, false><<<blocks, kThreads, 0, stream>>>(t);
-      }
-    });
-  });
-  check_launch("target_logits");
 }
 
 void launch_scale_rows(const ScaleRows& s, cudaStream_t stream) {

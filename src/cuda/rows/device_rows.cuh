@@ -44,6 +44,17 @@ void for_dtype(DType dtype, F&& f) {
   }
 }
 
+// The same of a dtype that only the running kernel knows.
+__device__ inline float load_as_float(const void* data, DType dtype, int64_t i) {
+  if (dtype == DType::kBF16) return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
+  if (dtype == DType::kF16) return to_float(static_cast<const __half*>(data)[i]);
+  return static_cast<const float*>(data)[i];
+}
+
+__device__ inline void put(void* data, int64_t row, double value) {
+  if (data != nullptr) static_cast<float*>(data)[row] = static_cast<float>(value);
+}
+
 // The global target of a caller's row after the shift, or ignore_index.
 __device__ inline int64_t target_of(const RowInputs& in, int64_t row) {
   int64_t at = row;
@@ -81,20 +92,21 @@ __device__ inline double logit_sum(double offset_sum, double anchor, double sum)
   return sum == 0 ? 0 : offset_sum + anchor * sum;
 }
 
+__device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t s, int64_t r) {
+  const int64_t at = s * slots.stride + r;
+  RowStats<double> one;
+  one.max = slots.max[at];
+  one.sum_exp = slots.sum[at];
+  if (slots.sum_offset != nullptr) one.sum_exp_logit = logit_sum(slots.sum_offset[at], one.max, one.sum_exp);
+  if (slots.weighted != nullptr) one.weighted_logit_sum = slots.weighted[at];
+  if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
+  return one;
+}
+
 // Statistics of a row from its slots, in the order of the slots.
 __device__ inline RowStats<double> joined(const StatSlots& slots, int64_t r) {
   RowStats<double> all;
-  for (int64_t s = 0; s < slots.slots; ++s) {
-    const int64_t at = s * slots.stride + r;
-    RowStats<double> one;
-    one.max = slots.max[at];
-    one.sum_exp = slots.sum[at];
-    if (slots.sum_offset != nullptr)
-      one.sum_exp_logit = logit_sum(slots.sum_offset[at], one.max, one.sum_exp);
-    if (slots.weighted != nullptr) one.weighted_logit_sum = slots.weighted[at];
-    if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
-    all = merge(all, one);
-  }
+  for (int64_t s = 0; s < slots.slots; ++s) all = merge(all, stats_of_slot(slots, s, r));
   return all;
 }
 
@@ -106,38 +118,19 @@ __device__ inline double sum_of_slots(const StatSlots& slots, const float* value
   return sum;
 }
 
-// Statistics from sums relative to the row's anchor, which becomes the max of the result.
-__device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int64_t r, double anchor) {
-  RowStats<double> all;
-  all.sum_exp = sum_of_slots(slots, slots.sum, r);
-  if (slots.sum_offset != nullptr)
-    all.sum_exp_logit = logit_sum(sum_of_slots(slots, slots.sum_offset, r), anchor, all.sum_exp);
-  if (slots.weighted != nullptr) all.weighted_logit_sum = sum_of_slots(slots, slots.weighted, r);
-  for (int64_t s = 0; slots.argmax != nullptr && s < slots.slots; ++s) {
-    const int64_t at = s * slots.stride + r;
-    RowStats<double> best;  // max serves the choice of argmax only
-    best.max = slots.max[at];
-    best.argmax = slots.argmax[at];
-    RowStats<double> so_far;
-    so_far.max = all.max;
-    so_far.argmax = all.argmax;
-    best = merge(so_far, best);
-    all.max = best.max;
-    all.argmax = best.argmax;
-  }
-  all.max = anchor;
-  return all;
+// Makes an element of the slots that of no column.
+__device__ inline void clear_slot(const StatSlots& slots, int64_t i) {
+  slots.max[i] = -CUDART_INF_F;
+  slots.sum[i] = 0;
+  if (slots.sum_offset != nullptr) slots.sum_offset[i] = 0;
+  if (slots.weighted != nullptr) slots.weighted[i] = 0;
+  if (slots.argmax != nullptr) slots.argmax[i] = -1;
+  if (slots.expected != nullptr) slots.expected[i] = 0;
 }
 
-// The largest of the slots' maxima; a NaN is the largest.
-__device__ inline double joined_max(const StatSlots& slots, int64_t r) {
-  double largest = -CUDART_INF;
-  for (int64_t s = 0; s < slots.slots; ++s) {
-    const double one = slots.max[s * slots.stride + r];
-    if (one > largest || isnan(one)) largest = one;
-    if (isnan(largest)) break;
-  }
-  return largest;
+// All slots of a row.
+__device__ inline void clear_row(const StatSlots& slots, int64_t r) {
+  for (int64_t s = 0; s < slots.slots; ++s) clear_slot(slots, s * slots.stride + r);
 }
 
 inline unsigned blocks_for(int64_t count, int64_t per_block) {
@@ -149,6 +142,20 @@ inline unsigned blocks_for(int64_t count, int64_t per_block) {
 __device__ inline float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;
+}
+
+// Whether all other blocks of the grid have passed here. What they wrote before can be seen after it, but not
+// through L1: by __ldcg(). By all threads; *passed is 0 before and after.
+__device__ inline bool is_last_block(uint32_t* passed) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(passed, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
 }
 
 // Sum over a block of kThreads; the same order every time. All threads call it, thread 0 has the result.

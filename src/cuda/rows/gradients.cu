@@ -13,26 +13,27 @@ __device__ void store(T* to, float value, bool accumulate) {
   *to = from_float<T>(accumulate ? to_float(*to) + value : value);
 }
 
-// One block a row.
+// One warp a row of the caller's.
 template <class T>
-__global__ void store_d_hidden_kernel(StoreHidden s, const Scalars* scalars) {
+__device__ void zero_if_ignored(const StoreHidden& s, const RowInputs& in, int64_t row) {
+  if (row >= in.tokens) return;
+  const int64_t target = target_of(in, row);
+  if (target != in.ignore_index && in_range(in, target)) return;
+  T* to = static_cast<T*>(s.to) + row * s.to_stride;
+  for (int64_t i = threadIdx.x % 32; i < s.columns; i += 32) to[i] = from_float<T>(0);
+}
+
+// One block a row; those behind them are for the ignored rows.
+template <class T>
+__global__ void store_d_hidden_kernel(StoreHidden s, RowInputs in, const Scalars* scalars) {
   const int64_t r = blockIdx.x;
+  if (r >= s.rows) return zero_if_ignored<T>(s, in, (r - s.rows) * (kThreads / 32) + threadIdx.x / 32);
   if (r >= existing(s.row_count, s.rows)) return;
   const float factor = scalars->dz_unscale * (s.factor != nullptr ? s.factor[r] : 1.0f);
   T* to = static_cast<T*>(s.to) + int64_t{s.row_map[r]} * s.to_stride;
   for (int64_t i = threadIdx.x; i < s.columns; i += kThreads) {
     store(to + i, s.from[r * s.from_stride + i] * factor, s.accumulate);
   }
-}
-
-// One warp a row.
-template <class T>
-__global__ void zero_ignored_rows_kernel(RowInputs in, T* data, int64_t stride, int64_t columns) {
-  const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
-  if (row >= in.tokens) return;
-  const int64_t target = target_of(in, row);
-  if (target != in.ignore_index && in_range(in, target)) return;
-  for (int64_t i = threadIdx.x % 32; i < columns; i += 32) data[row * stride + i] = from_float<T>(0);
 }
 
 template <class T>
@@ -53,24 +54,33 @@ __global__ void store_matrix_kernel(const float* from, int64_t from_stride, int6
 
 // A block sums 32 columns over all rows, 32 rows at a time; always in the same order.
 template <class T>
-__global__ void __launch_bounds__(1024)
-    column_sums_kernel(const T* dz, int64_t stride, int64_t rows, int64_t columns, const int32_t* row_count,
-                       const float* row_factor, const float* factor, float* sums) {
+__global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   __shared__ float parts[32][33];
   const int lane = threadIdx.x % 32, step = threadIdx.x / 32;
   const int64_t j = int64_t{blockIdx.x} * 32 + lane;
-  const int64_t end = existing(row_count, rows);
+  const int64_t end = existing(c.row_count, c.rows);
   float sum = 0;
-  if (j < columns) {
+  if (j < c.columns) {
     for (int64_t r = step; r < end; r += 32) {
-      sum += to_float(dz[r * stride + j]) * (row_factor != nullptr ? row_factor[r] : 1.0f);
+      const float dz = to_float(static_cast<const T*>(c.dz)[r * c.stride + j]);
+      sum += dz * (c.row_factor != nullptr ? c.row_factor[r] : 1.0f);
     }
   }
   parts[step][lane] = sum;
   __syncthreads();
-  if (step != 0 || j >= columns) return;
+  if (step != 0 || j >= c.columns) return;
   for (int i = 1; i < 32; ++i) sum += parts[i][lane];
-  sums[j] += factor != nullptr ? sum * *factor : sum;
+  if (c.factor != nullptr) sum *= *c.factor;
+  if (c.adds) sum += c.sums[j];
+  if (c.to == nullptr) {
+    c.sums[j] = sum;
+  } else if (c.to_dtype == DType::kF32) {
+    store(static_cast<float*>(c.to) + j, sum * c.to_factor, c.accumulate);
+  } else if (c.to_dtype == DType::kBF16) {
+    store(static_cast<__nv_bfloat16*>(c.to) + j, sum * c.to_factor, c.accumulate);
+  } else {
+    store(static_cast<__half*>(c.to) + j, sum * c.to_factor, c.accumulate);
+  }
 }
 
 template <class T>
@@ -101,22 +111,14 @@ void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float
   check_launch("scale_unless_one");
 }
 
-void launch_store_d_hidden(const StoreHidden& s, const Scalars* scalars, cudaStream_t stream) {
+void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
+                           cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(s.rows);
+  const unsigned others = s.zeroes_ignored ? blocks_for(in.tokens, kThreads / 32) : 0;
   for_dtype(s.dtype, [&](auto type) {
-    store_d_hidden_kernel<decltype(type)><<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(s, scalars);
+    store_d_hidden_kernel<decltype(type)><<<rows + others, kThreads, 0, stream>>>(s, in, scalars);
   });
   check_launch("store_d_hidden");
-}
-
-void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int64_t stride, int64_t columns,
-                              cudaStream_t stream) {
-  if (in.tokens == 0) return;
-  for_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    zero_ignored_rows_kernel<T><<<blocks_for(in.tokens, kThreads / 32), kThreads, 0, stream>>>(
-        in, static_cast<T*>(data), stride, columns);
-  });
-  check_launch("zero_ignored_rows");
 }
 
 void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
@@ -141,13 +143,9 @@ void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, i
   check_launch("store_matrix");
 }
 
-void launch_column_sums(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                        const int32_t* row_count, const float* row_factor, const float* factor, float* sums,
-                        cudaStream_t stream) {
-  for_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    column_sums_kernel<T><<<blocks_for(columns, 32), 1024, 0, stream>>>(
-        static_cast<const T*>(dz), stride, rows, columns, row_count, row_factor, factor, sums);
+void launch_column_sums(const ColumnSums& c, cudaStream_t stream) {
+  for_dtype(c.dtype, [&](auto type) {
+    column_sums_kernel<decltype(type)><<<blocks_for(c.columns, 32), 1024, 0, stream>>>(c);
   });
   check_launch("column_sums");
 }

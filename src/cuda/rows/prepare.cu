@@ -7,11 +7,27 @@ namespace {
 
 constexpr int kThreads = 1024;
 
+// Outputs of a row that is not computed.
+__device__ void fill_ignored(const RowInputs& in, const Buffers& out, int64_t row, bool is_invalid) {
+  const double value = is_invalid ? CUDART_NAN : 0;
+  put(out.max, row, -CUDART_INF);
+  put(out.sum_exp, row, 0);
+  put(out.target_logit, row, value);
+  put(out.sum_exp_logit, row, 0);
+  put(out.weighted_logit_sum, row, 0);
+  put(out.nll, row, value);
+  put(out.lse, row, value);
+  put(out.lse_low, row, 0);
+  put(out.entropy, row, value);
+  if (in.is_none) put(out.loss, row, value);
+  if (out.argmax != nullptr) out.argmax[row] = -1;
+}
+
 // One block walks all rows in order: the list of computed rows is ascending and the divisor's sum has one
 // order.
 __global__ void __launch_bounds__(kThreads)
-    prepare_rows_kernel(RowInputs in, Arena arena, int64_t chunk, int64_t chunks, bool compact,
-                        int64_t* valid_count, int64_t* invalid_targets) {
+    prepare_rows_kernel(RowInputs in, Arena arena, int64_t chunk, int64_t chunks, bool compact, bool fills,
+                        Buffers out) {
   __shared__ int warp_counts[kThreads / 32];
   __shared__ unsigned long long first_invalid;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -31,6 +47,7 @@ __global__ void __launch_bounds__(kThreads)
       ++invalid;
       atomicMin(&first_invalid, static_cast<unsigned long long>(row));
     }
+    if (fills && !valid && row < in.tokens) fill_ignored(in, out, row, given);
     if (valid && in.is_mean && in.num_items == 0) {
       const RowWeights<double> w = weights_of(in, row, target);
       weight_sum += w.token * w.target;
@@ -86,16 +103,26 @@ __global__ void __launch_bounds__(kThreads)
     s.row_count = static_cast<int32_t>(computed);
     s.dz_scale = s.dz_unscale = s.zero_one[1] = 1;
     *arena.scalars = s;
-    if (valid_count != nullptr) *valid_count = base;
-    if (invalid_targets != nullptr) {
-      invalid_targets[0] = invalid_count;
-      invalid_targets[1] = s.first_invalid;
+    if (out.valid_count != nullptr) *out.valid_count = base;
+    if (out.invalid_targets != nullptr) {
+      out.invalid_targets[0] = invalid_count;
+      out.invalid_targets[1] = s.first_invalid;
     }
   }
   for (int64_t i = thread; i < chunks; i += kThreads) {
     const int64_t left = computed - i * chunk;
     arena.chunk_rows[i] = static_cast<int32_t>(left < 0 ? 0 : left > chunk ? chunk : left);
   }
+}
+
+// Of a gradient that every column has a part in.
+__global__ void exact_draw_stats_kernel(RowInputs in, int32_t columns, int32_t* kept_count, float* variance) {
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= in.tokens) return;
+  const int64_t target = target_of(in, row);
+  const bool computed = target != in.ignore_index && in_range(in, target);
+  if (kept_count != nullptr) kept_count[row] = computed ? columns : 0;
+  if (variance != nullptr) variance[row] = 0;
 }
 
 }  // namespace
@@ -122,12 +149,18 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
   return in;
 }
 
-void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact,
-                         int64_t* valid_count, int64_t* invalid_targets, cudaStream_t stream) {
+void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
+                         const Buffers& out, cudaStream_t stream) {
   const int64_t chunks = in.tokens == 0 ? 1 : (in.tokens + chunk - 1) / chunk;
-  prepare_rows_kernel<<<1, kThreads, 0, stream>>>(in, arena, chunk, chunks, compact, valid_count,
-                                                  invalid_targets);
+  prepare_rows_kernel<<<1, kThreads, 0, stream>>>(in, arena, chunk, chunks, compact, fills, out);
   check_launch("prepare_rows");
+}
+
+void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, cudaStream_t stream) {
+  constexpr int kRows = 256;
+  exact_draw_stats_kernel<<<blocks_for(in.tokens, kRows), kRows, 0, stream>>>(
+      in, static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance));
+  check_launch("exact_draw_stats");
 }
 
 }  // namespace headroom::cuda

@@ -7,6 +7,7 @@
 #include "core/buffers.h"
 #include "core/problem.h"
 #include "cuda/arena.h"
+#include "cuda/launch.h"
 
 namespace headroom::cuda {
 
@@ -27,40 +28,63 @@ RowInputs row_inputs(const Problem& problem, const Buffers& buffers);
 
 // ---- prepare.cu
 // row_map, target, scalars and chunk_rows. compact: ignored rows are left out; else all rows stay in place
-// and ignored ones get kIgnoredRow.
-void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact,
-                         int64_t* valid_count, int64_t* invalid_targets, cudaStream_t stream);
+// and ignored ones get kIgnoredRow. fills: per-token outputs of the rows that are not computed become 0, or
+// NaN where the target is out of range.
+void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
+                         const Buffers& out, cudaStream_t stream);
 
-// ---- losses.cu
-// Per-token outputs of the rows that are not computed: 0, or NaN where the target is out of range.
-void launch_fill_ignored(const RowInputs& in, const Buffers& out, cudaStream_t stream);
-// Joins the slots of a chunk's rows, writes their outputs, row_loss and lse. `rows` of them may exist.
-// anchored: the sums are relative to arena.anchor; has_max: whether the slots hold maxima all the same.
-struct FinishRows {
-  int64_t first, rows;
-  const int32_t* row_count;
-  bool anchored, has_max;
-  bool base_2;  // exps are powers of 2: their anchor is effective_anchor()
-  bool is_shard;
-};
-void launch_finish_rows(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishRows& f,
-                        cudaStream_t stream);
-// loss (reduced) and correct_count from row_loss.
-void launch_finish_loss(const RowInputs& in, const Arena& arena, const Buffers& out, cudaStream_t stream);
 // Buffers::kept_count and draw_variance where the plan of a thinned problem is exact.
 void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, cudaStream_t stream);
-// active: only rows of these blocks; null: all.
-void launch_init_slots(const StatSlots& slots, const uint8_t* active, cudaStream_t stream);
-// Finds rows whose anchored sums left the range of exps: sets `active` of their blocks.
-void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream);
-// In active blocks: anchor and lse_low = lse of the joined slots.
-void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count,
-                              cudaStream_t stream);
 
-// ---- coefficients.cu
+// ---- load.cu: all that a chunk's first product waits for
+struct LoadRows {
+  int64_t rows;
+  const int32_t* row_count;  // rows at or past it become 0; null: all exist
+  // Copies of the rows [rows, padded], in the operands' dtype; null: they stay where they are.
+  void* to;
+  int64_t to_stride, padded;
+  const void* from;  // null: neither copies nor logits
+  DType from_dtype;
+  int64_t from_stride, columns;
+  const int32_t* row_map;  // [rows] which row of `from` each is
+  // z at the targets (0 where that is in another shard), and the same as the anchors; null: not wanted
+  float *target_logit, *anchor;  // [rows]
+  const int32_t* target;         // [rows]
+  const void* classifier;        // the caller's
+  DType classifier_dtype;        // as from_dtype, or the operands have fp32
+  int64_t classifier_stride;
+  float scale, softcap;
+  const void* bias;  // [vocab] or null
+  DType bias_dtype;
+  float* bias_copy;  // [vocab] in fp32, or null
+  int64_t vocab;
+  StatSlots slots;  // become those of no column; sum null: not wanted
+  // Rows of a matrix that do not exist, which products read: [rows, tail_pieces] pieces of 16 bytes; or null
+  void* tail;
+  int64_t tail_pieces;
+};
+void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream);
+
+// ---- redo.cu: blocks of kept exps that are done again
+// Finds rows whose anchored sums left the range of exps: sets `active` of their blocks and clears the blocks'
+// slots.
+void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream);
+// In active blocks: anchor and lse_low = lse of the joined slots; then clears the slots, if asked to.
+void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool clears,
+                              After after, cudaStream_t stream);
+
+// ---- finish.cu: all that lies between a chunk's statistics and its gradients, in one pass over its rows
+// Joins the slots of a chunk's rows, writes their outputs, row_loss and lse.
+struct FinishRows {
+  bool wanted;
+  bool anchored,
+      has_max;  // the sums are relative to arena.anchor; whether the slots hold maxima all the same
+  bool base_2;  // exps are powers of 2: their anchor is effective_anchor()
+  bool is_shard;
+  bool writes_loss;  // the last chunk: loss (reduced) and correct_count from row_loss of all
+};
 struct Coefficients {
-  int64_t first, rows;
-  const int32_t* row_count;
+  bool wanted;
   float scale;                 // of the gradients: the factor between logits and products
   const float* known_lse;      // [N] of the caller's rows, or null: arena.lse
   const float* known_lse_low;  // [N] or null: 0
@@ -69,21 +93,28 @@ struct Coefficients {
   const float *grad_nll, *grad_lse, *grad_entropy;  // [N] or null
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
-void launch_coefficients(const RowInputs& in, const Arena& arena, const Coefficients& c, cudaStream_t stream);
 // Kept exps: row_factor, which held the sum, becomes a / sum (both in the units of what is stored), and the
 // entry of the target exp - g / row_factor: so exps times row_factor is dz.
-struct CorrectTargets {
-  int64_t first, rows;
-  int64_t columns;  // the first ones, whose exps are kept
-  const int32_t* row_count;
-  void* exps;
+struct KeptExps {
+  void* exps;  // null: none are kept
+  DType dtype;
   int64_t stride;
-  bool wide;    // fp32 exps
-  bool base_2;  // as in FinishRows; and exps are stored times 2^sm90::kKeptExponent
+  int64_t columns;  // the first ones, whose exps are kept
+  bool base_2;      // as in FinishRows; and exps are stored times 2^sm90::kKeptExponent
   float softcap;
+  // Rows of the operands, which are multiplied with their row_factor; or null
+  void* hidden;  // [rows, depth]
+  int64_t hidden_stride, depth;
 };
-void launch_correct_targets(const RowInputs& in, const Arena& arena, const CorrectTargets& c,
-                            cudaStream_t stream);
+struct FinishChunk {
+  int64_t first, rows;  // rows of them may exist
+  const int32_t* row_count;
+  FinishRows stats;
+  Coefficients coefficients;
+  KeptExps kept;
+};
+void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
+                         After after, cudaStream_t stream);
 
 // ---- copies.cu
 struct RowsCopy {
@@ -99,23 +130,6 @@ struct RowsCopy {
   int64_t rows, columns, padded;  // columns to copy; up to padded become 0
 };
 void launch_copy_rows(const RowsCopy& c, cudaStream_t stream);
-void launch_to_float(const void* from, DType dtype, int64_t count, float* to, cudaStream_t stream);
-// out[r] = z at the target of row r, 0 where that is in another shard.
-struct TargetLogits {
-  const void* hidden;  // operands of the chunk
-  int64_t hidden_stride;
-  DType hidden_dtype;
-  const void* classifier;  // the caller's
-  int64_t classifier_stride;
-  DType classifier_dtype;
-  int64_t depth, rows;
-  const int32_t* row_count;
-  const int32_t* target;
-  const float* bias;
-  float scale, softcap;
-  float* out;  // [rows]
-};
-void launch_target_logits(const TargetLogits& t, cudaStream_t stream);
 // Rows times factor[row] and *common, in place; rows that do not exist become 0.
 struct ScaleRows {
   void* data;
@@ -142,10 +156,10 @@ struct StoreHidden {
   DType dtype;
   int64_t to_stride;
   bool accumulate;
+  bool zeroes_ignored;  // all of the caller's rows that are not computed become 0
 };
-void launch_store_d_hidden(const StoreHidden& s, const Scalars* scalars, cudaStream_t stream);
-void launch_zero_ignored_rows(const RowInputs& in, void* data, DType dtype, int64_t stride, int64_t columns,
-                              cudaStream_t stream);
+void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
+                           cudaStream_t stream);
 // Rows at any distance: cudaMemset2D takes none of 2^31 bytes.
 void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
                       cudaStream_t stream);
@@ -153,10 +167,22 @@ void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
                          DType dtype, int64_t to_stride, bool accumulate, const float* factor,
                          cudaStream_t stream);
-// sums[j] += *factor * sum_r row_factor[r] * dz[r, j] over existing rows; either null: 1
-void launch_column_sums(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                        const int32_t* row_count, const float* row_factor, const float* factor, float* sums,
-                        cudaStream_t stream);
+// sums[j] = (adds ? sums[j] : 0) + *factor * sum_r row_factor[r] * dz[r, j] over existing rows
+struct ColumnSums {
+  const void* dz;
+  DType dtype;
+  int64_t stride, rows, columns;
+  const int32_t* row_count;
+  const float *row_factor, *factor;  // either null: 1
+  float* sums;
+  bool adds;
+  // In place of sums, if given: to[j] = (accumulate ? to[j] : 0) + that sum * to_factor
+  void* to;
+  DType to_dtype;
+  float to_factor;
+  bool accumulate;
+};
+void launch_column_sums(const ColumnSums& c, cudaStream_t stream);
 // to[j] = (accumulate ? to : 0) + from[j] * factor
 void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
                          bool accumulate, cudaStream_t stream);

@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
+#include "cuda/launch.cuh"
 #include "cuda/sm90/instances/instances.h"
 #include "cuda/sm90/kernel_params.cuh"
 #include "cuda/sm90/tensor_map.h"
@@ -70,7 +71,7 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
 
 }  // namespace
 
-void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
+void launch_logits(const LogitsArgs& args, CUstream_st* stream, After after) {
   if (args.rows <= 0 || args.columns <= 0 || args.depth <= 0) return;
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -104,18 +105,20 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream) {
 
   const void* kernel = find_kernel(instance);
   allow_shared_memory(kernel, device, config.shared_bytes());
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kClusterBlocks;
-  cluster.val.clusterDim.y = 1;
-  cluster.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = kClusterBlocks;
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(plan.clusters * kClusterBlocks));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes());
   launch.stream = stream;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
+  launch.attrs = attributes;
+  launch.numAttrs = may_overlap(after, stream) ? 2 : 1;
   void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&classifier),
                        const_cast<CUtensorMap*>(&out), &params};
   check(cudaLaunchKernelExC(&launch, kernel, arguments), "cudaLaunchKernelExC of a logits kernel");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/launch.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/epilogue_exps.cuh"
 #include "cuda/sm90/epilogue_gradient.cuh"
@@ -250,10 +251,16 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   constexpr Config kConfig = kInstance.config;
   const SharedMemory<kConfig> shared;
   if ((shared.base() & 1023) != 0) __trap();
+  wait_for_kernels_before();
   if (threadIdx.x < 32) {
     const ActiveRows active = find_active_rows<kConfig.unit_rows()>(params.args);
+    if (threadIdx.x == 0) shared.store_active(active);
+  }
+  __syncthreads();
+  // Without rows nothing is set up for them; so it is mostly where blocks are done again.
+  if (shared.load_active().units == 0) return;
+  if (threadIdx.x < 32) {
     if (threadIdx.x == 0) {
-      shared.store_active(active);
       ptx::tma_prefetch_descriptor(&hidden);
       ptx::tma_prefetch_descriptor(&classifier);
       for (int stage = 0; stage < kConfig.stages; ++stage) {

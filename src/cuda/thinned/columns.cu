@@ -50,6 +50,9 @@ __global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseCol
   __shared__ typename Scan::TempStorage scratch;
   const auto grid = cooperative_groups::this_grid();
   const int64_t thread = grid_thread(), threads = grid_threads();
+  if (thread == 0 && c.seed != nullptr) {
+    *c.seed = static_cast<uint64_t>(c.given_seed != nullptr ? *c.given_seed : c.known_seed);
+  }
   for (int64_t j = thread; j < c.vocab; j += threads) c.count[j] = 0;
   for (int64_t b = thread; b < kCountBins; b += threads) c.bins[b] = 0;
   grid.sync();
@@ -89,27 +92,37 @@ __global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseCol
     const int64_t number = above + min(equal, room);
     c.role[j] = chosen ? static_cast<int32_t>(number) : -1;
     if (chosen) c.dense_columns[number] = static_cast<int32_t>(j);
+    if (chosen && c.dense_copy != nullptr) c.dense_copy[number] = static_cast<int32_t>(j);
     rank += one;
   }
   grid.sync();
   for (int64_t s = thread; s < c.sampled; s += threads) sample_column(c, s);
 }
 
-__global__ void dense_roles_kernel(const int32_t* dense_columns, int64_t dense, int32_t* role) {
-  const int64_t k = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (k < dense) role[dense_columns[k]] = static_cast<int32_t>(k);
-}
-
-__global__ void dense_targets_kernel(const int32_t* role, const int32_t* target, int32_t* dense_target,
-                                     int64_t tokens) {
+__global__ void __launch_bounds__(kThreads) assign_roles_kernel(AssignRoles a) {
+  __shared__ int32_t columns[kDenseColumns];
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= tokens) return;
-  const int32_t y = target[i];
-  dense_target[i] = y == kIgnoredRow ? kIgnoredRow : y >= 0 ? max(role[y], -1) : -1;
-}
-
-__global__ void store_seed_kernel(int64_t value, const int64_t* given, uint64_t* seed) {
-  *seed = static_cast<uint64_t>(given != nullptr ? *given : value);
+  for (int64_t k = threadIdx.x; k < a.dense; k += kThreads) columns[k] = a.dense_columns[k];
+  __syncthreads();
+  const auto role_of = [&](int32_t column) {
+    int32_t first = 0, last = static_cast<int32_t>(a.dense);  // the first one that is not below is between
+    while (first < last) {
+      const int32_t middle = (first + last) / 2;
+      if (columns[middle] < column) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    return first < a.dense && columns[first] == column ? first : -1;
+  };
+  if (i < a.dense && a.columns != a.dense_columns) a.columns[i] = columns[i];
+  if (i < a.vocab) a.role[i] = role_of(static_cast<int32_t>(i));
+  if (i <= a.vocab && a.column_count != nullptr) a.column_count[i] = 0;
+  if (i == 0 && a.heavy_count != nullptr) *a.heavy_count = 0;
+  if (i >= a.tokens) return;
+  const int32_t y = a.target[i];
+  a.dense_target[i] = y == kIgnoredRow ? kIgnoredRow : y >= 0 ? role_of(y) : -1;
 }
 
 __global__ void gather_vector_kernel(const float* vector, const int32_t* columns, int64_t count, float* out) {
@@ -123,19 +136,9 @@ void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream) {
   launch_counting(choose_columns_kernel, stream, "choose_columns", c);
 }
 
-void launch_assign_roles(const int32_t* dense_columns, int64_t dense, int32_t* role, int64_t vocab,
-                         const int32_t* target, int32_t* dense_target, int64_t tokens, cudaStream_t stream) {
-  check(cudaMemsetAsync(role, 0xff, static_cast<size_t>(vocab) * sizeof(int32_t), stream),
-        "roles of columns");
-  dense_roles_kernel<<<blocks_for(dense, kThreads), kThreads, 0, stream>>>(dense_columns, dense, role);
-  dense_targets_kernel<<<blocks_for(tokens, kThreads), kThreads, 0, stream>>>(role, target, dense_target,
-                                                                              tokens);
+void launch_assign_roles(const AssignRoles& a, cudaStream_t stream) {
+  assign_roles_kernel<<<blocks_for(std::max(a.vocab + 1, a.tokens), kThreads), kThreads, 0, stream>>>(a);
   check_launch("assign_roles");
-}
-
-void launch_store_seed(int64_t value, const int64_t* given, uint64_t* seed, cudaStream_t stream) {
-  store_seed_kernel<<<1, 1, 0, stream>>>(value, given, seed);
-  check_launch("store_seed");
 }
 
 void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,

@@ -24,6 +24,10 @@ void choose_columns(const Runner& run, const ThinArena& t) {
   c.dense_columns = t.columns;
   c.sample = t.columns + t.sizes.dense;
   c.sample_others = t.sample_others;
+  c.dense_copy = t.lists.dense;
+  c.seed = t.lists.seed;
+  c.given_seed = static_cast<const int64_t*>(run.buffers.seed);
+  c.known_seed = p.seed;
   launch_choose_columns(c, run.stream);
 }
 
@@ -38,8 +42,7 @@ void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   args.class_weight = nullptr;
   args.stats.sum_offset = args.stats.weighted = nullptr;
   args.stats.argmax = nullptr;
-  launch_init_slots(run.arena.slots, nullptr, run.stream);
-  launch_logits(run, args);
+  launch_logits(run, args, run.after);
 }
 
 void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
@@ -67,10 +70,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   Guess g{};
   g.rows = p.tokens;
   g.sampled = t.sizes.sampled;
-  StatSlots slots = run.arena.slots;
-  slots.sum_offset = slots.weighted = nullptr;
-  slots.argmax = nullptr;
-  g.slots = &slots;
+  g.slots = &run.arena.slots;
   g.logits = t.sample_logits;
   g.sample = t.columns + t.sizes.dense;
   g.sample_others = t.sample_others;
@@ -86,6 +86,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.anchor = run.arena.anchor;
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
+  g.redrawn_count = t.redrawn_count;
   launch_guess(g, run.stream);
 }
 
@@ -107,7 +108,7 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
     args.draws.elements = t.lists.elements;
     args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
     set(args);
-    launch_logits(run, args);
+    launch_logits(run, args, run.after);
   });
 }
 
@@ -129,9 +130,6 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   f.out_of_range = t.out_of_range;
   f.redrawn = t.redrawn;
   f.redrawn_count = t.redrawn_count;
-  f.portion_counts = t.redrawn_count + 1;
-  f.portion = t.portion;
-  f.portions = t.portions;
   launch_find_redraws(f, run.stream);
   sum_rows(run, chunk, hidden, t.out_of_range);
   float* anchor_low = a.lse_low;  // which gets its values when the rows are finished
@@ -140,6 +138,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
 
   const auto element = static_cast<int64_t>(size_of(run.dtype()));
   GatherRedraws g{};
+  g.redrawn_count = t.redrawn_count;
   g.portion = t.portion;
   g.hidden = hidden.data;
   g.hidden_bytes = run.depth() * element;
@@ -154,10 +153,11 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   g.portion_anchor = t.portion_anchor;
   g.portion_threshold = t.portion_threshold;
   for (int64_t i = 0; i < t.portions; ++i) {
-    g.redrawn = t.redrawn + i * t.portion;
-    g.count = f.portion_counts + i;
+    g.first = i * t.portion;
+    g.redrawn = t.redrawn + g.first;
+    g.count = t.redrawn_count + 1 + i;
     launch_gather_redraws(g, run.stream);
-    const Chunk portion{true, 0, t.portion, g.count};
+    const Chunk portion{true, true, 0, t.portion, g.count};
     launch_draw(run, t, portion, {t.portion_hidden, run.depth()}, [&](LogitsArgs& args) {
       args.row_count = g.count;
       args.target = nullptr;
@@ -226,9 +226,7 @@ namespace {
 
 // sm90: sums and draws in one pass, with a guess of lse.
 void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
-  find_target_logits(run, chunk, hidden);  // for the guess
   guess_lse(run, t, chunk, hidden);
-  launch_init_slots(run.arena.slots, nullptr, run.stream);
   launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {
     args.row_block_active = run.arena.active;
     args.draws.certain_share = kCertainShare;
@@ -263,18 +261,13 @@ void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, co
 void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Arena& a = run.arena;
   choose_columns(run, t);
-  launch_store_seed(run.problem.seed, static_cast<const int64_t*>(run.buffers.seed), t.lists.seed,
-                    run.stream);
-  check(cudaMemcpyAsync(t.lists.dense, t.columns, static_cast<size_t>(t.sizes.dense) * sizeof(int32_t),
-                        cudaMemcpyDeviceToDevice, run.stream),
-        "copy of the dense columns");
   if (!run.problem.needs_forward()) {
     draw_with_lse(run, t, chunk, hidden, a.lse);
   } else if (sums_while_drawing(run)) {
     draw_with_guess(run, t, chunk, hidden);
   } else {
     sum_rows(run, chunk, hidden, a.active);
-    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, run.stream);
+    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/false, run.after, run.stream);
     draw_with_lse(run, t, chunk, hidden, a.anchor);
   }
 }

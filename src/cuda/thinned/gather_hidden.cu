@@ -19,6 +19,10 @@ __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
   const int64_t column = (int64_t{blockIdx.y} * kLanes + threadIdx.x % kLanes) * 8;
   if (row >= g.rows || column >= g.columns) return;
   const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
+  if (g.target != nullptr && g.target[row] == kIgnoredRow) {
+    store8<kAligned>(static_cast<To*>(g.to) + row * g.to_stride + column, {}, left, false);
+    return;
+  }
   const Kept* kept = g.kept + row * g.capacity;
   const int count = g.kept_count[row];
   const C* classifier = static_cast<const C*>(g.classifier) + column;

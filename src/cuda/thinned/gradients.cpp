@@ -1,18 +1,31 @@
-#include "cuda/check.h"
 #include "cuda/gemm.h"
 #include "cuda/thinned/run.h"
 
 namespace headroom::cuda {
 namespace {
 
+bool lists_columns(const Runner& run) {
+  return run.problem.want_d_classifier || run.problem.want_d_bias;
+}
+
+void assign_roles(const Runner& run, const ThinArena& t) {
+  AssignRoles a{};
+  a.dense_columns = run.problem.keeps_draws ? t.lists.dense : t.columns;
+  a.columns = t.columns;
+  a.dense = t.sizes.dense;
+  a.vocab = run.problem.vocab;
+  a.tokens = run.problem.tokens;
+  a.target = run.arena.target;
+  a.role = t.role;
+  a.dense_target = t.dense_target;
+  a.column_count = lists_columns(run) ? t.column_count : nullptr;
+  a.heavy_count = t.heavy;
+  launch_assign_roles(a, run.stream);
+}
+
 void weigh(const Runner& run, const ThinArena& t) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
-  const bool lists = p.want_d_classifier || p.want_d_bias;
-  if (lists) {
-    check(cudaMemsetAsync(t.column_count, 0, static_cast<size_t>(p.vocab + 1) * sizeof(int32_t), run.stream),
-          "counts of columns");
-  }
   Weigh w{};
   w.rows = p.tokens;
   w.lists = &t.lists;
@@ -30,7 +43,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.softcap = static_cast<float>(p.softcap);
   w.kept = t.kept;
   w.kept_count = t.kept_count;
-  w.column_count = lists ? t.column_count : nullptr;
+  w.column_count = lists_columns(run) ? t.column_count : nullptr;
   w.shown_count = run.buffers.kept_count;
   w.shown_variance = static_cast<float*>(run.buffers.draw_variance);
   w.square = t.row_threshold;  // which has served
@@ -109,7 +122,7 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   args.out_columns = dense;
   args.out_stride = stride;
   args.out_scale = scale;
-  launch_logits(run, args);
+  launch_logits(run, args, run.after);
   if (run.buffers.draw_variance != nullptr) {
     launch_relative_variance(a.exps, run.dtype(), stride, chunk.rows, dense, &a.scalars->dz_unscale,
                              t.row_threshold, static_cast<float*>(run.buffers.draw_variance), run.stream);
@@ -134,9 +147,15 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
 
 void dense_bias_gradient(const Runner& run, const ThinArena& t, const Operand& dz, int64_t columns) {
   const Arena& a = run.arena;
-  check(cudaMemsetAsync(t.dense_bias, 0, static_cast<size_t>(columns) * sizeof(float), run.stream), "d_bias");
-  launch_column_sums(dz.data, run.dtype(), dz.stride, run.problem.tokens, columns, nullptr, nullptr,
-                     &a.scalars->dz_unscale, t.dense_bias, run.stream);
+  ColumnSums c{};
+  c.dz = dz.data;
+  c.dtype = run.dtype();
+  c.stride = dz.stride;
+  c.rows = run.problem.tokens;
+  c.columns = columns;
+  c.factor = &a.scalars->dz_unscale;
+  c.sums = t.dense_bias;
+  launch_column_sums(c, run.stream);
   launch_scatter_dense(
       {t.columns, columns, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false, {}}, run.stream);
 }
@@ -212,6 +231,7 @@ void gather_hidden(const Runner& run, const ThinArena& t) {
   g.kept = t.kept;
   g.kept_count = t.kept_count;
   g.capacity = static_cast<int32_t>(t.sizes.capacity);
+  if (!p.accumulate_d_hidden) g.target = run.arena.target;
   g.classifier = b.classifier;
   g.classifier_dtype = p.classifier_dtype;
   g.classifier_stride = b.classifier_stride;
@@ -281,13 +301,7 @@ void gather_classifier(const Runner& run, const ThinArena& t) {
 
 void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
-  if (p.keeps_draws) {
-    check(cudaMemcpyAsync(t.columns, t.lists.dense, static_cast<size_t>(t.sizes.dense) * sizeof(int32_t),
-                          cudaMemcpyDeviceToDevice, run.stream),
-          "copy of the dense columns");
-  }
-  launch_assign_roles(t.columns, t.sizes.dense, t.role, p.vocab, run.arena.target, t.dense_target, p.tokens,
-                      run.stream);
+  assign_roles(run, t);
   weigh(run, t);
   if (p.label_smoothing > 0) {
     launch_weighted_rows(

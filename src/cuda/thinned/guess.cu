@@ -85,6 +85,9 @@ __global__ void guess_kernel(Guess g, StatSlots slots) {
   const int lane = threadIdx.x % 32;
   if (row >= g.rows) return;
   float known = log_of_slots(slots, row, lane);
+  // Each lane those that it has read. The draw's sums go on from there.
+  for (int64_t s = lane; s < slots.slots; s += 32) clear_slot(slots, s * slots.stride + row);
+  if (row == 0 && lane == 0 && g.redrawn_count != nullptr) *g.redrawn_count = 0;
   const int32_t y = g.target[row];
   if (y >= 0 && g.role[y] == -1) known = log_add(known, g.target_logit[row]);
   const float guess = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;

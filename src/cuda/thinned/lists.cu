@@ -7,7 +7,6 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kRowThreads = 64, kAtOnce = 4;  // elements of a thread whose loads do not wait for one another
 
 // A sum of counts, at most `most`: with an lse of the caller's that is far too low, more is kept than there
@@ -19,7 +18,7 @@ struct BoundedSum {
   }
 };
 
-// One block a row. Leaves the starts in the counts.
+// One block a row. A column's counts go down to 0, its elements from the end of its list to the start.
 __global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
   const int64_t row = blockIdx.x;
   const int count = c.kept_count[row];
@@ -32,18 +31,16 @@ __global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
     for (int e = 0; e < kAtOnce; ++e) element[e] = e < here ? kept[first + e * kRowThreads] : Kept{};
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) {
-      at[e] = e < here ? atomicSub(c.column_count + element[e].column, 1) - 1 : c.most;
+      at[e] = c.most;
+      if (e >= here) continue;
+      const int32_t column = element[e].column;
+      at[e] = int64_t{c.column_start[column]} + atomicSub(c.column_count + column, 1) - 1;
     }
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) {
       if (at[e] < c.most) c.by_column[at[e]] = {static_cast<int32_t>(row), element[e].value};
     }
   }
-}
-
-__global__ void counts_to_ends_kernel(ColumnLists c) {
-  const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (j < c.vocab) c.column_count[j] += c.column_start[j];
 }
 
 }  // namespace
@@ -53,7 +50,6 @@ void launch_column_lists(const ColumnLists& c, cudaStream_t stream) {
   check(cub::DeviceScan::ExclusiveScan(c.scan, bytes, c.column_count, c.column_start, BoundedSum{c.most}, 0,
                                        c.vocab + 1, stream),
         "starts of columns' lists");
-  counts_to_ends_kernel<<<blocks_for(c.vocab, kThreads), kThreads, 0, stream>>>(c);
   if (c.rows > 0) scatter_kernel<<<static_cast<unsigned>(c.rows), kRowThreads, 0, stream>>>(c);
   check_launch("column_lists");
 }

@@ -105,7 +105,6 @@ __global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o, int block
 }  // namespace
 
 void launch_order_lists(const OrderLists& o, cudaStream_t stream) {
-  check(cudaMemsetAsync(o.heavy_count, 0, sizeof(int32_t), stream), "count of heavy columns");
   int block_columns = 8;  // more where that leaves at least 1024 blocks, which keep a whole device busy
   while (block_columns < kBlockColumns && o.vocab / block_columns > 2048) block_columns *= 2;
   order_kernel<<<blocks_for(o.vocab, block_columns), kThreads, 0, stream>>>(o, block_columns);

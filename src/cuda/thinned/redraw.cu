@@ -34,13 +34,7 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
   }
   out = __syncthreads_or(out);
   if (threadIdx.x == 0) f.out_of_range[blockIdx.x] = out;
-}
-
-__global__ void count_portions_kernel(FindRedraws f) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= f.portions) return;
-  const int64_t left = *f.redrawn_count - i * f.portion;
-  f.portion_counts[i] = static_cast<int32_t>(max(int64_t{0}, min(left, f.portion)));
+  if (out && row < f.rows) clear_row(slots, row);
 }
 
 __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_t* out_of_range,
@@ -81,16 +75,15 @@ __device__ void gather_redraw(const GatherRedraws& g, int64_t i) {
 
 // There are seldom any rows, so blocks are few.
 __global__ void gather_redraws_kernel(GatherRedraws g) {
-  const int64_t count = *g.count;
+  const int64_t count = max(int64_t{0}, min(*g.redrawn_count - g.first, g.portion));
+  if (blockIdx.x == 0 && threadIdx.x == 0) *g.count = static_cast<int32_t>(count);
   for (int64_t i = blockIdx.x; i < count; i += gridDim.x) gather_redraw(g, i);
 }
 
 }  // namespace
 
 void launch_find_redraws(const FindRedraws& f, cudaStream_t stream) {
-  check(cudaMemsetAsync(f.redrawn_count, 0, sizeof(int32_t), stream), "count of rows to draw again");
   find_redraws_kernel<<<static_cast<unsigned>(row_blocks(f.rows)), kRowBlock, 0, stream>>>(f, *f.slots);
-  count_portions_kernel<<<blocks_for(f.portions, kThreads), kThreads, 0, stream>>>(f);
   check_launch("find_redraws");
 }
 

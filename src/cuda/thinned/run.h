@@ -5,7 +5,7 @@
 namespace headroom::cuda {
 
 // A run of a thinned plan, between the preparation of rows and the end of gradients. All rows are one chunk.
-void run_thinned(const Runner& run, Workspace workspace);
+void run_thinned(const Runner& run, const ThinArena& t);
 
 // ---- forward.cpp
 // The first draw: with a guess of lse (forward passes, which have the rows' sums from it), or with lse

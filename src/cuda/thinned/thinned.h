@@ -47,15 +47,26 @@ struct ChooseColumns {
   uint64_t* totals;        // [kMostCountBlocks] scratch
   int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
   int32_t* dense_columns;  // [K]
+  int32_t* dense_copy;     // [K] the same, or null
   int32_t* sample;         // [S] column, or kIgnoredRow: no other column in the stretch
   float* sample_others;    // [S] further columns of the stretch that are not dense; -1: no sample, either
+  uint64_t* seed;          // scalar: becomes given_seed's (null: known_seed); or null
+  const int64_t* given_seed;
+  int64_t known_seed;
 };
 void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream);
-// role and target's number among the dense columns (-1, kIgnoredRow), from the dense columns
-void launch_assign_roles(const int32_t* dense_columns, int64_t dense, int32_t* role, int64_t vocab,
-                         const int32_t* target, int32_t* dense_target, int64_t tokens, cudaStream_t stream);
-// seed = given (null: value)
-void launch_store_seed(int64_t value, const int64_t* given, uint64_t* seed, cudaStream_t stream);
+// From the dense columns alone what the gradients need of them, and counts that begin with 0.
+struct AssignRoles {
+  const int32_t* dense_columns;  // [K] ascending
+  int32_t* columns;              // [K] a copy; may be dense_columns
+  int64_t dense, vocab, tokens;
+  const int32_t* target;  // [N]
+  int32_t* role;          // [V] number of the dense column, or -1
+  int32_t* dense_target;  // [N] role of the target; -1 or kIgnoredRow
+  int32_t* column_count;  // [V + 1] become 0; or null
+  int32_t* heavy_count;   // scalar, becomes 0; or null
+};
+void launch_assign_roles(const AssignRoles& a, cudaStream_t stream);
 // out[k] = vector[columns[k]]
 void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
                           cudaStream_t stream);
@@ -63,7 +74,7 @@ void launch_gather_vector(const float* vector, const int32_t* columns, int64_t c
 // ---- guess.cu
 struct Guess {
   int64_t rows, sampled;
-  const StatSlots* slots;      // of the dense columns, on the host
+  const StatSlots* slots;      // of the dense columns, on the host; become those of no column
   const float* logits;         // [N, S] products of the sampled columns
   const int32_t* sample;       // [S] as ChooseColumns
   const float* sample_others;  // [S] below 0: there is no such sample
@@ -77,6 +88,7 @@ struct Guess {
   float* anchor;              // [N] the same as guess
   float* row_threshold;       // [N]
   int32_t* count;             // [N] becomes 0
+  int32_t* redrawn_count;     // scalar, becomes 0; or null
 };
 void launch_guess(const Guess& g, cudaStream_t stream);
 // A guess that is known: lse.
@@ -94,7 +106,7 @@ void launch_known_guess(const KnownGuess& g, cudaStream_t stream);
 // the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
 struct FindRedraws {
   int64_t rows;
-  const StatSlots* slots;    // on the host
+  const StatSlots* slots;    // on the host; of blocks out of range they become those of no column
   bool base_2;               // sums are relative to sm90::effective_anchor()
   float certain_share;       // as in Draws
   double most_expected;      // over threshold: rows of more are listed
@@ -104,9 +116,7 @@ struct FindRedraws {
   int32_t* count;            // [N] becomes 0
   uint8_t* out_of_range;     // for 128 rows each: a sum left the range of exps
   int32_t* redrawn;          // [N] the rows, in any order
-  int32_t* redrawn_count;    // scalar
-  int32_t* portion_counts;   // [portions] how many of each portion of the list there are
-  int64_t portion, portions;
+  int32_t* redrawn_count;    // scalar, 0 before
 };
 void launch_find_redraws(const FindRedraws& r, cudaStream_t stream);
 // Blocks of rows out of range, which have new sums relative to maxima: sums relative to lse as the anchor;
@@ -117,9 +127,10 @@ void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* o
                            cudaStream_t stream);
 // Of a portion of listed rows: hidden rows, guesses (out of range: anchors) and thresholds.
 struct GatherRedraws {
-  const int32_t* redrawn;  // of the portion
-  const int32_t* count;    // of the portion
-  int64_t portion;
+  const int32_t* redrawn;        // of the portion
+  const int32_t* redrawn_count;  // scalar: of all portions
+  int32_t* count;                // scalar: becomes that of the portion
+  int64_t first, portion;        // the portion's first in the list, and how many it has room for
   const void* hidden;
   int64_t hidden_bytes;   // of a row, a multiple of 16
   int64_t hidden_stride;  // bytes
@@ -191,7 +202,7 @@ struct ColumnLists {
   int32_t capacity;
   const Kept* kept;           // [N, capacity]
   const int32_t* kept_count;  // [N]
-  int32_t* column_count;      // [V + 1], the last one 0; overwritten
+  int32_t* column_count;      // [V + 1], the last one 0; becomes 0
   int32_t* column_start;      // [V + 1]
   void* scan;
   size_t scan_bytes;
@@ -241,6 +252,7 @@ struct GatherHidden {
   const Kept* kept;
   const int32_t* kept_count;
   int32_t capacity;
+  const int32_t* target;  // [N] rows of kIgnoredRow become 0; or null
   const void* classifier;
   DType classifier_dtype;
   int64_t classifier_stride;
@@ -263,7 +275,7 @@ struct OrderLists {
   const KeptRow* by_column;
   KeptRow* sorted;
   int32_t* heavy;  // [most / kHeavyColumn + 1] columns with more than kHeavyColumn elements, in any order
-  int32_t* heavy_count;  // scalar
+  int32_t* heavy_count;  // scalar, 0 before
   float* d_bias;         // [V] += sums of values, or null
 };
 void launch_order_lists(const OrderLists& o, cudaStream_t stream);

@@ -1,0 +1,44 @@
+#pragma once
+// Launches that overlap (programmatic dependent launch): a kernel is brought up while the kernel before it in
+// the stream ends, and waits on the device until that is done and all it wrote can be seen.
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "cuda/check.h"
+#include "cuda/launch.h"
+
+namespace headroom::cuda {
+
+// false: every kernel is brought up when the one before it is done.
+inline constexpr bool kOverlapsLaunches = true;
+
+// The first thing that every thread of such a kernel does, also of one with nothing to do: so a kernel that
+// is done says that all before it are.
+__device__ __forceinline__ void wait_for_kernels_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (kOverlapsLaunches) cudaGridDependencySynchronize();
+#endif
+}
+
+// The null stream waits for other streams as well, which is not left to the device.
+inline bool may_overlap(After after, cudaStream_t stream) {
+  return kOverlapsLaunches && after == After::kKernel && stream != nullptr;
+}
+
+template <class... Parameters>
+void launch_after(After after, const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads,
+                  cudaStream_t stream, const std::type_identity_t<Parameters>&... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(blocks);
+  launch.blockDim = dim3(static_cast<unsigned>(threads));
+  launch.stream = stream;
+  launch.attrs = &overlap;
+  launch.numAttrs = may_overlap(after, stream) ? 1 : 0;
+  check(cudaLaunchKernelEx(&launch, kernel, arguments...), name);
+}
+
+}  // namespace headroom::cuda

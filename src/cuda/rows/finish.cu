@@ -1,0 +1,85 @@
+#include "cuda/check.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows/finish_row.cuh"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+
+// A mean's 1 / N in every dz would be rounded the same way everywhere, an error that no sum averages out, and
+// fp16 would flush it: so stored dz are p - [j = y] where all coefficients are alike, and products take the
+// factor.
+__device__ void set_dz_scale(Scalars* scalars) {
+  const float largest = __uint_as_float(__ldcg(&scalars->dz_max));
+  if (!(largest > 1e-30f && largest < 1e30f)) return;
+  scalars->dz_scale = 1 / largest;
+  scalars->dz_unscale = largest;
+}
+
+// By one block, when the losses of all rows are there.
+__device__ void reduce_loss(const RowInputs& in, const Arena& arena, const Buffers& out) {
+  const Scalars& s = *arena.scalars;
+  const int64_t rows = s.row_count;
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t r = threadIdx.x; r < rows; r += kThreads) sum += __ldcg(arena.row_loss + r);
+  sum = block_sum<kThreads>(sum);
+  if (threadIdx.x != 0) return;
+  if (!in.is_none) put(out.loss, 0, s.invalid_count > 0 ? CUDART_NAN : sum / s.divisor);
+  if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(__ldcg(&s.correct_count));
+}
+
+template <class T>
+__device__ void scale_row(const KeptExps& k, int64_t r, float factor, int lane) {
+  constexpr int kLanes = 16 / sizeof(T);
+  struct alignas(16) Piece {
+    T x[kLanes];
+  };
+  T* row = static_cast<T*>(k.hidden) + r * k.hidden_stride;
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0 || k.depth % kLanes != 0) {
+    for (int64_t i = lane; i < k.depth; i += 32) row[i] = from_float<T>(to_float(row[i]) * factor);
+    return;
+  }
+#pragma unroll 4
+  for (int64_t i = int64_t{lane} * kLanes; i < k.depth; i += 32 * kLanes) {
+    Piece piece = *reinterpret_cast<const Piece*>(row + i);
+#pragma unroll
+    for (int j = 0; j < kLanes; ++j) piece.x[j] = from_float<T>(to_float(piece.x[j]) * factor);
+    *reinterpret_cast<Piece*>(row + i) = piece;
+  }
+}
+
+// One warp a row. T: of the operands, where exps are kept.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    finish_chunk_kernel(RowInputs in, Arena arena, Buffers out, FinishChunk f) {
+  wait_for_kernels_before();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (r < existing(f.row_count, f.rows)) {
+    if (f.stats.wanted) finish_row(in, arena, out, f.stats, r, f.first + r, lane);
+    float factor = 0;
+    if (lane == 0) {
+      if (f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);
+      if (f.kept.exps != nullptr) factor = correct_target<T>(arena, f.kept, r, arena.target[f.first + r]);
+    }
+    if (f.kept.hidden != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
+  }
+  if (!f.stats.writes_loss && !f.coefficients.scale_dz) return;
+  if (!is_last_block(&arena.scalars->passed)) return;
+  if (f.coefficients.scale_dz && threadIdx.x == 0) set_dz_scale(arena.scalars);
+  if (f.stats.writes_loss) reduce_loss(in, arena, out);
+}
+
+}  // namespace
+
+void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
+                         After after, cudaStream_t stream) {
+  const auto kernel =
+      f.kept.dtype == DType::kF32 ? finish_chunk_kernel<float> : finish_chunk_kernel<__nv_bfloat16>;
+  launch_after(after, "finish_chunk", kernel, blocks_for(f.rows, kWarps), kThreads, stream, in, arena, out,
+               f);
+}
+
+}  // namespace headroom::cuda

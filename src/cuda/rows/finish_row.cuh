@@ -1,0 +1,176 @@
+#pragma once
+// From a row's statistics to its losses, coefficients and kept exps.
+#include "cuda/rows/device_rows.cuh"
+#include "cuda/sm90/anchor.h"
+#include "cuda/sm90/ptx/math.cuh"
+
+namespace headroom::cuda {
+
+// merge() of load(slot) over all slots, in one order; by a warp, whose lane 0 has the result.
+template <class Load>
+__device__ RowStats<double> warp_merged(int64_t slots, int lane, const Load& load) {
+  RowStats<double> all;
+  for (int64_t s = lane; s < slots; s += 32) all = merge(all, load(s));
+  for (int step = 16; step > 0; step /= 2) {
+    RowStats<double> other;
+    other.max = __shfl_down_sync(~0u, all.max, step);
+    other.sum_exp = __shfl_down_sync(~0u, all.sum_exp, step);
+    other.sum_exp_logit = __shfl_down_sync(~0u, all.sum_exp_logit, step);
+    other.weighted_logit_sum = __shfl_down_sync(~0u, all.weighted_logit_sum, step);
+    other.argmax = __shfl_down_sync(~0u, all.argmax, step);
+    all = merge(all, other);
+  }
+  return all;
+}
+
+// A row's sum over the slots, in one order; by a warp.
+__device__ inline double warp_sum_of_slots(const StatSlots& slots, const float* values, int64_t r, int lane) {
+  double sum = 0;
+  for (int64_t s = lane; s < slots.slots; s += 32) sum += values[s * slots.stride + r];
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return sum;
+}
+
+// Statistics from sums relative to the row's anchor, which becomes the max of the result. largest: the
+// maximum itself, if the slots have it. By a warp, whose lane 0 has the result.
+__device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int64_t r, double anchor,
+                                                    bool has_max, double* largest, int lane) {
+  RowStats<double> best;  // of maxima and their columns alone
+  if (has_max) {
+    best = warp_merged(slots.slots, lane, [&](int64_t s) {
+      RowStats<double> one;
+      one.max = slots.max[s * slots.stride + r];
+      if (slots.argmax != nullptr) one.argmax = slots.argmax[s * slots.stride + r];
+      return one;
+    });
+  }
+  *largest = best.max;
+  RowStats<double> all;
+  all.max = anchor;
+  all.argmax = best.argmax;
+  all.sum_exp = warp_sum_of_slots(slots, slots.sum, r, lane);
+  if (slots.sum_offset != nullptr) {
+    all.sum_exp_logit = logit_sum(warp_sum_of_slots(slots, slots.sum_offset, r, lane), anchor, all.sum_exp);
+  }
+  if (slots.weighted != nullptr) all.weighted_logit_sum = warp_sum_of_slots(slots, slots.weighted, r, lane);
+  return all;
+}
+
+// Row r of the chunk, computed row `computed` of all; by a warp, whose lane 0 writes.
+__device__ inline void finish_row(const RowInputs& in, const Arena& arena, const Buffers& out,
+                                  const FinishRows& f, int64_t r, int64_t computed, int lane) {
+  const int32_t local = arena.target[computed];
+  if (local == kIgnoredRow) {
+    if (lane == 0) arena.row_loss[computed] = 0;
+    return;
+  }
+  const int64_t row = arena.row_map[computed];
+  const int64_t target = target_of(in, row);
+  const StatSlots& slots = arena.slots;
+  RowStats<double> stats;
+  double largest = 0;
+  if (f.anchored) {
+    const float anchor = arena.anchor[r];
+    stats = joined_to_anchor(slots, r, f.base_2 ? sm90::effective_anchor(anchor) : double{anchor}, f.has_max,
+                             &largest, lane);
+  } else {
+    stats = warp_merged(slots.slots, lane, [&](int64_t s) { return stats_of_slot(slots, s, r); });
+  }
+  if (lane != 0) return;
+  stats.target_logit = local >= 0 ? double{arena.target_logit[r]} : 0;
+  if (stats.argmax >= 0) stats.argmax += in.vocab_start;
+  RowStats<double> shown = stats;
+  if (f.anchored && f.has_max) shown = rebase(stats, largest);
+  put(out.max, row, shown.max);
+  put(out.sum_exp, row, shown.sum_exp);
+  put(out.target_logit, row, stats.target_logit);
+  put(out.sum_exp_logit, row, shown.sum_exp_logit);
+  put(out.weighted_logit_sum, row, stats.weighted_logit_sum);
+  if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
+  if (f.is_shard) return;
+  const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
+  const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
+  arena.lse[r] = lse.high;
+  arena.lse_low[r] = lse.low;
+  if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
+  arena.row_loss[computed] = static_cast<float>(loss.loss);
+  put(out.nll, row, loss.nll);
+  put(out.lse, row, lse.high);
+  put(out.lse_low, row, lse.low);
+  put(out.entropy, row, loss.entropy);
+  if (in.is_none) put(out.loss, row, loss.loss);
+  if (out.correct_count != nullptr && stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
+}
+
+__device__ inline float at_or(const float* data, int64_t index, float otherwise) {
+  return data != nullptr ? data[index] : otherwise;
+}
+
+// By one thread, after finish_row() where that was to be done.
+__device__ inline void load_coefficients(const RowInputs& in, const Arena& arena, const Coefficients& k,
+                                         int64_t r, int64_t computed) {
+  if (arena.target[computed] == kIgnoredRow) {
+    arena.lse[r] = arena.lse_low[r] = arena.a[r] = arena.g[r] = 0;
+    if (arena.b != nullptr) arena.b[r] = 0;
+    if (arena.c != nullptr) arena.c[r] = 0;
+    return;
+  }
+  const int64_t row = arena.row_map[computed];
+  const int64_t target = target_of(in, row);
+  RowUpstream<double> upstream;
+  upstream.loss = double{at_or(k.grad_loss, in.is_none ? row : 0, 1)} / arena.scalars->divisor;
+  upstream.nll = at_or(k.grad_nll, row, 0);
+  upstream.lse = at_or(k.grad_lse, row, 0);
+  upstream.entropy = at_or(k.grad_entropy, row, 0);
+  if (k.known_lse != nullptr) {
+    arena.lse[r] = k.known_lse[row];
+    arena.lse_low[r] = at_or(k.known_lse_low, row, 0);
+  }
+  const RowCoefficients<double> c =
+      row_coefficients(loss_params(in, *arena.scalars), weights_of(in, row, target), upstream,
+                       double{arena.lse[r]} + double{arena.lse_low[r]}, double{at_or(k.entropy, row, 0)});
+  arena.a[r] = static_cast<float>(c.a * k.scale);
+  arena.g[r] = static_cast<float>(c.g * k.scale);
+  if (arena.b != nullptr) arena.b[r] = static_cast<float>(c.b * k.scale);
+  if (arena.c != nullptr) arena.c[r] = static_cast<float>(c.c * k.scale);
+  if (k.scale_dz) {
+    const float largest =
+        fmaxf(fmaxf(fabsf(arena.a[r]), fabsf(arena.g[r])), static_cast<float>(fabs(c.b * k.scale)));
+    if (largest < CUDART_INF_F) atomicMax(&arena.scalars->dz_max, __float_as_uint(largest));
+  }
+}
+
+// Returns the row's factor. By one thread, after load_coefficients().
+template <class T>
+__device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r, int32_t column) {
+  float a = arena.a[r];
+  const float g = arena.g[r];
+  // Then only the target has a gradient, and its entry is large instead.
+  if (a == 0 && column < k.columns) a = 1e-20f * g;
+  const float unit = k.base_2 ? ldexpf(1, sm90::kKeptExponent) : 1.0f;
+  const float sum = arena.row_factor[r] * unit;
+  float factor = a / sum;
+  if (column >= 0 && column < k.columns) {
+    const float z = arena.target_logit[r], anchor = arena.anchor[r];
+    // As the kernel computed it: with no other column, it is the sum to the last bit.
+    float exp_z = z == anchor ? 1.0f : expf(z - anchor);
+    if (k.base_2) {
+      const sm90::SplitAnchor split = sm90::split_anchor(anchor);
+      exp_z = unit * sm90::ptx::exp2_approx(fmaf(z - split.far, sm90::kLog2E, split.shift));
+    }
+    double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
+    if (k.softcap != 0) entry *= 1 - double{z / k.softcap} * double{z / k.softcap};
+    const T stored = from_float<T>(static_cast<float>(entry));
+    static_cast<T*>(k.exps)[r * k.stride + column] = stored;
+    if constexpr (!std::is_same_v<T, float>) {
+      // The target's entry is most of what many rows' gradients are made of. The row's factor makes it right,
+      // and so moves the other entries by no more than each of them has been rounded.
+      const double share = entry / double{to_float(stored)};
+      if (fabs(share - 1) <= 0x1p-8) factor = static_cast<float>(double{factor} * share);
+    }
+  }
+  arena.row_factor[r] = factor;
+  return factor;
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,132 @@
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows/vector8.cuh"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kInFlight = 4;            // pieces of 8 elements that a thread waits for at once
+constexpr unsigned kLeastBlocks = 264;  // for what is not done row by row
+
+// Elements [i, i + 8) of a row that ends at `end`.
+template <class To, bool kAligned, class H>
+__device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, const Vector8<H>& from) {
+  Vector8<To> copy;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    if constexpr (std::is_same_v<H, To>) {
+      copy.x[k] = from.x[k];
+    } else {
+      copy.x[k] = from_float<To>(to_float(from.x[k]));
+    }
+  }
+  if constexpr (kAligned) {
+    if (i < end) *reinterpret_cast<Vector8<To>*>(to + i) = copy;
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (i + k < end) to[i + k] = copy.x[k];
+    }
+  }
+}
+
+// One warp a row: copies it, and multiplies it with its target's row of the classifier on the way. The sum
+// has one order, aligned or not. Operands have the dtype of both matrices, or fp32.
+template <class H, class C, bool kAligned>
+__device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
+  using To = std::conditional_t<std::is_same_v<H, C>, H, float>;
+  To* to = l.to != nullptr ? static_cast<To*>(l.to) + r * l.to_stride : nullptr;
+  if (!exists) {
+    for (int64_t i = lane; to != nullptr && i < l.padded; i += 32) to[i] = from_float<To>(0);
+    return;
+  }
+  const int32_t y = l.target_logit != nullptr ? l.target[r] : -1;
+  const H* from = static_cast<const H*>(l.from) + int64_t{l.row_map[r]} * l.from_stride;
+  const C* classifier = static_cast<const C*>(l.classifier) + int64_t{max(y, 0)} * l.classifier_stride;
+  const int64_t end = to != nullptr ? l.padded : y >= 0 ? l.columns : 0;
+  float sum = 0;
+  for (int64_t first = 8 * lane; first < end; first += kInFlight * 8 * 32) {
+    Vector8<H> hidden[kInFlight];
+    Vector8<C> other[kInFlight];
+#pragma unroll
+    for (int p = 0; p < kInFlight; ++p) {  // no load waits for another
+      const int64_t i = first + p * 8 * 32;
+      const int left = static_cast<int>(min(l.columns - i, int64_t{8}));
+      hidden[p] = left > 0 ? load8<kAligned>(from + i, left) : Vector8<H>{};
+      other[p] = left > 0 && y >= 0 ? load8<kAligned>(classifier + i, left) : Vector8<C>{};
+    }
+#pragma unroll
+    for (int p = 0; p < kInFlight; ++p) {
+      if (y >= 0) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) sum = fmaf(to_float(hidden[p].x[k]), to_float(other[p].x[k]), sum);
+      }
+      if (to != nullptr) store_operands<To, kAligned>(to, first + p * 8 * 32, l.padded, hidden[p]);
+    }
+  }
+  if (l.target_logit == nullptr) return;
+  sum = warp_sum(sum);
+  if (lane != 0) return;
+  float z = 0;
+  if (y >= 0) {
+    z = l.scale * sum + (l.bias != nullptr ? load_as_float(l.bias, l.bias_dtype, y) : 0.0f);
+    if (l.softcap != 0) z = l.softcap * tanhf(z / l.softcap);
+  }
+  l.target_logit[r] = z;
+  if (l.anchor != nullptr) l.anchor[r] = z;
+}
+
+template <class H, class C, bool kAligned>
+__global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
+  wait_for_kernels_before();
+  const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int64_t count = existing(l.row_count, l.rows);
+  if (l.from != nullptr && r < l.rows) {
+    load_row<H, C, kAligned>(l, r, r < count, static_cast<int>(threadIdx.x) % 32);
+  }
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
+                threads = int64_t{gridDim.x} * kThreads;
+  if (l.slots.sum != nullptr) {
+    const int64_t end = l.slots.slots * l.slots.stride;
+    for (int64_t i = thread; i < end; i += threads) clear_slot(l.slots, i);
+  }
+  if (l.bias_copy != nullptr) {
+    for (int64_t j = thread; j < l.vocab; j += threads) {
+      l.bias_copy[j] = load_as_float(l.bias, l.bias_dtype, j);
+    }
+  }
+  if (l.tail != nullptr) {
+    const int64_t end = l.rows * l.tail_pieces;
+    for (int64_t i = count * l.tail_pieces + thread; i < end; i += threads) {
+      static_cast<uint4*>(l.tail)[i] = uint4{};
+    }
+  }
+}
+
+bool is_aligned(const LoadRows& l) {
+  const DType operand = l.from_dtype == l.classifier_dtype ? l.from_dtype : DType::kF32;
+  return is_aligned8(l.from, l.from_dtype, l.from_stride, l.columns) &&
+         (l.target_logit == nullptr ||
+          is_aligned8(l.classifier, l.classifier_dtype, l.classifier_stride, l.columns)) &&
+         (l.to == nullptr || is_aligned8(l.to, operand, l.to_stride, l.padded));
+}
+
+}  // namespace
+
+void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream) {
+  const unsigned blocks = std::max(blocks_for(l.rows, kWarps), kLeastBlocks);
+  const bool aligned = is_aligned(l);
+  for_dtype(l.from_dtype, [&](auto h) {
+    for_dtype(l.classifier_dtype, [&](auto c) {
+      using H = decltype(h);
+      using C = decltype(c);
+      const auto kernel = aligned ? load_rows_kernel<H, C, true> : load_rows_kernel<H, C, false>;
+      launch_after(after, "load_rows", kernel, blocks, kThreads, stream, l);
+    });
+  });
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,60 @@
+#include "cuda/check.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows/device_rows.cuh"
+#include "cuda/sizes.h"
+#include "cuda/sm90/anchor.h"
+
+namespace headroom::cuda {
+namespace {
+
+// Range of a row's sum of exps relative to its anchor. Up: fp32 holds the exps, and sums of exp (z - anchor)
+// for differences up to 2^27; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their
+// other operand. Down: an exp of 2^-40 of the sum is stored as a normal number.
+constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithOffsets = 0x1p100;
+static_assert(-28 - 40 + sm90::kKeptExponent == -126);
+
+// One block of threads for each block of rows.
+__global__ void __launch_bounds__(kRowBlock)
+    find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
+  wait_for_kernels_before();
+  const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
+  const StatSlots& slots = arena.slots;
+  bool redo = false;
+  if (r < existing(row_count, rows)) {
+    const double sum = sum_of_slots(slots, slots.sum, r);
+    const double most = slots.sum_offset == nullptr ? kMostSum : kMostSumWithOffsets;
+    redo = !(sum < most && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
+  }
+  redo = __syncthreads_or(redo);
+  if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
+  if (redo && r < rows) clear_row(slots, r);
+}
+
+// One block of threads for each block of rows.
+__global__ void __launch_bounds__(kRowBlock)
+    anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool clears) {
+  wait_for_kernels_before();
+  const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
+  if (r >= rows || arena.active[blockIdx.x] == 0) return;
+  if (r < existing(row_count, rows)) {
+    const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(arena.slots, r)));
+    arena.anchor[r] = lse.high;
+    arena.lse_low[r] = lse.low;
+  }
+  if (clears) clear_row(arena.slots, r);
+}
+
+}  // namespace
+
+void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream) {
+  launch_after(After::kKernel, "find_redo", find_redo_kernel, static_cast<unsigned>(row_blocks(rows)),
+               kRowBlock, stream, arena, rows, row_count);
+}
+
+void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool clears,
+                              After after, cudaStream_t stream) {
+  launch_after(after, "anchor_from_slots", anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)),
+               kRowBlock, stream, arena, rows, row_count, clears);
+}
+
+}  // namespace headroom::cuda
