@@ -146,7 +146,7 @@ Problem to_problem(const headroom_problem& c) {
   p.accumulate_d_hidden = to_flag(c.accumulate_d_hidden, "accumulate_d_hidden");
   p.accumulate_d_classifier = to_flag(c.accumulate_d_classifier, "accumulate_d_classifier");
   p.accumulate_d_bias = to_flag(c.accumulate_d_bias, "accumulate_d_bias");
-  p.gradient = to_enum(c.gradient, GradientMethod::kThinned, "gradient");
+  p.gradient = to_enum(c.gradient, GradientMethod::kAlwaysThinned, "gradient");
   p.keeps_draws = to_flag(c.keeps_draws, "keeps_draws");
   p.threshold = c.threshold;
   p.seed = c.seed;

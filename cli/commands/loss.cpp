@@ -36,7 +36,7 @@ struct Options {
 void choose_gradients(Options& options) {
   if (options.gradients.empty()) {
     if (!options.gradients_of.empty()) throw UsageError("--gradients-of: expected --gradients FILE with it");
-    if (options.request.thinning.gradient == "thinned") {
+    if (options.request.thinning.gradient != "exact") {
       throw UsageError("--gradient: expected --gradients FILE with thinned ones");
     }
     return;

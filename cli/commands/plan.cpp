@@ -147,6 +147,11 @@ std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem) 
   return plans;
 }
 
+const char* gradient_text(int32_t gradient) {
+  if (gradient == HEADROOM_EXACT) return "exact";
+  return gradient == HEADROOM_THINNED ? "thinned" : "always-thinned";
+}
+
 ordered_json problem_json(const Problem& problem) {
   return {{"tokens", problem.tokens},
           {"vocab", problem.vocab},
@@ -154,7 +159,7 @@ ordered_json problem_json(const Problem& problem) {
           {"dtype", dtype_text(static_cast<headroom_dtype>(problem.hidden_dtype))},
           {"classifier_dtype", dtype_text(static_cast<headroom_dtype>(problem.classifier_dtype))},
           {"gradients", problem.pass != HEADROOM_FORWARD},
-          {"gradient", problem.gradient == HEADROOM_THINNED ? "thinned" : "exact"},
+          {"gradient", gradient_text(problem.gradient)},
           {"threshold", problem.threshold},
           {"scale", problem.scale},
           {"softcap", problem.softcap},
@@ -168,9 +173,9 @@ void print_text(const ordered_json& result, const std::string& model) {
   std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
             << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
             << format_count(problem["hidden"]) << ", " << problem["dtype"].get<std::string>()
-            << (!problem["gradients"]              ? ", loss only"
-                : problem["gradient"] == "thinned" ? ", loss and thinned gradients"
-                                                   : ", loss and gradients")
+            << (!problem["gradients"]            ? ", loss only"
+                : problem["gradient"] == "exact" ? ", loss and gradients"
+                                                 : ", loss and thinned gradients")
             << ", on " << result["device"].get<std::string>() << "\n\n";
   Table table({"plan", "workspace", "cost", "time, predicted", "fits", "token chunk", "backend", "config"});
   for (const auto& plan : result["plans"]) {

@@ -22,8 +22,9 @@ void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_
   const std::string group = "Gradients";
   command
       .add_option("--gradient", options.gradient,
-                  "exact, or thinned: unbiased, from a few elements of each softmax")
-      ->check(CLI::IsMember({"exact", "thinned"}))
+                  "exact, or thinned: unbiased, from a few elements of each softmax, and exact where that "
+                  "could be slower; or always-thinned")
+      ->check(CLI::IsMember({"exact", "thinned", "always-thinned"}))
       ->group(group)
       ->capture_default_str();
   command
@@ -40,8 +41,9 @@ void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_
 
 void apply(const ThinningOptions& options, Problem& problem) {
   const double threshold = parse_threshold("--threshold", options.threshold);
-  if (options.gradient != "thinned") return;
-  set_gradient(problem, Gradient::thinned, threshold, options.seed);
+  if (options.gradient == "exact") return;
+  const Gradient gradient = options.gradient == "thinned" ? Gradient::thinned : Gradient::always_thinned;
+  set_gradient(problem, gradient, threshold, options.seed);
 }
 
 double parse_threshold(const std::string& option, const std::string& text) {

@@ -135,7 +135,7 @@ void add_options(CLI::App& command, Options& options) {
 
 void run(Options& options, const GlobalOptions& global, const CLI::App& command) {
   train::Settings& settings = options.settings;
-  if (settings.thinning.gradient == "thinned") {
+  if (settings.thinning.gradient != "exact") {
     if (command.count("--compare-steps") != 0 && settings.compare_steps != 0) {
       throw UsageError(
           "--compare-steps: expected 0 with thinned gradients, which are not the materialized ones");

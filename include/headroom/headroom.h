@@ -78,8 +78,11 @@ typedef enum headroom_pass {
 } headroom_pass;
 
 typedef enum headroom_gradient {
-  HEADROOM_EXACT = 0,  /* the gradient, up to rounding */
-  HEADROOM_THINNED = 1 /* an unbiased draw of it, the same bits for the same seed */
+  HEADROOM_EXACT = 0, /* the gradient, up to rounding */
+  /* An unbiased draw of it, the same bits for the same seed. CUDA: where a flat softmax of the problem's
+     sizes would take longer than the exact gradient, as of a small vocabulary, the plan is an exact one. */
+  HEADROOM_THINNED = 1,
+  HEADROOM_ALWAYS_THINNED = 2 /* the same without exact plans: for softmaxes that are known to be peaked */
 } headroom_gradient;
 
 typedef enum headroom_plan_kind {

@@ -80,7 +80,11 @@ enum class Reduction : int32_t {
   mean = HEADROOM_REDUCTION_MEAN
 };
 
-enum class Gradient : int32_t { exact = HEADROOM_EXACT, thinned = HEADROOM_THINNED };
+enum class Gradient : int32_t {
+  exact = HEADROOM_EXACT,
+  thinned = HEADROOM_THINNED,
+  always_thinned = HEADROOM_ALWAYS_THINNED
+};
 
 // A matrix whose rows are contiguous; stride 0 means tightly packed.
 template <class T>

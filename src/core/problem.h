@@ -17,7 +17,8 @@ enum class Pass : int {
 // How gradients are made; the loss is the same.
 enum class GradientMethod : int {
   kExact = 0,
-  kThinned = 1,  // an unbiased draw, see core/thinning.h
+  kThinned = 1,        // an unbiased draw, see core/thinning.h; a plan may be exact where that is no slower
+  kAlwaysThinned = 2,  // the draw in any case
 };
 
 inline constexpr double kDefaultThreshold = 1.0 / 1024;
@@ -87,7 +88,7 @@ struct Problem {
 
   // Whether the run draws elements or works with drawn ones: not for a plain forward pass.
   bool is_thinned() const {
-    return gradient == GradientMethod::kThinned && (pass != Pass::kForward || keeps_draws);
+    return gradient != GradientMethod::kExact && (pass != Pass::kForward || keeps_draws);
   }
   bool is_shard() const { return vocab != vocab_total; }
   bool has_gradients() const { return want_d_hidden || want_d_classifier || want_d_bias; }

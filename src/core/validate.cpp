@@ -116,7 +116,7 @@ void check_options(const Problem& p) {
 }
 
 void check_thinning(const Problem& p) {
-  const bool thinned = p.gradient == GradientMethod::kThinned;
+  const bool thinned = p.gradient != GradientMethod::kExact;
   require(!p.keeps_draws || (thinned && p.pass != Pass::kForwardBackward), "keeps_draws",
           "false unless the gradient is thinned and the pass forward or backward", "true");
   if (!thinned) return;

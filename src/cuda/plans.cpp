@@ -6,11 +6,12 @@
 namespace headroom::cuda {
 namespace {
 
-std::vector<Plan> exact_plans(const Problem& problem, const Device& device, size_t budget) {
+std::vector<Plan> exact_plans(const Problem& problem, const Device& device, const std::string& asked,
+                              size_t budget) {
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
   exact.keeps_draws = false;
-  std::vector<Plan> plans = search_plans(exact, device, choose_implementation(exact, device, ""), budget);
+  std::vector<Plan> plans = search_plans(exact, device, choose_implementation(exact, device, asked), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, as thinning a flat softmax of these sizes may take longer";
     if (problem.keeps_draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
@@ -19,7 +20,7 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, size
 }
 
 // Whether draws of a forward pass are worth keeping: of what both passes know alone, so that they agree.
-bool thinning_gains(const Problem& problem, const Device& device) {
+bool thinning_gains(const Problem& problem, const Device& device, const std::string& asked) {
   Problem backward;
   backward.pass = Pass::kBackward;
   backward.tokens = problem.tokens;
@@ -32,8 +33,8 @@ bool thinning_gains(const Problem& problem, const Device& device) {
   backward.keeps_draws = true;
   backward.threshold = problem.threshold;
   const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
-  return seconds(search_plans(backward, device, choose_implementation(backward, device, ""), 0)) <
-         seconds(exact_plans(backward, device, 0));
+  return seconds(search_plans(backward, device, choose_implementation(backward, device, asked), 0)) <
+         seconds(exact_plans(backward, device, asked, 0));
 }
 
 }  // namespace
@@ -57,9 +58,9 @@ std::vector<Plan> make_plans(const Problem& problem, const Device& device, const
                              size_t max_workspace_bytes) {
   std::vector<Plan> plans =
       search_plans(problem, device, choose_implementation(problem, device, asked), max_workspace_bytes);
-  if (!problem.is_thinned() || !asked.empty()) return plans;
-  std::vector<Plan> exact = exact_plans(problem, device, max_workspace_bytes);
-  if (problem.keeps_draws) return thinning_gains(problem, device) ? plans : exact;
+  if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
+  std::vector<Plan> exact = exact_plans(problem, device, asked, max_workspace_bytes);
+  if (problem.keeps_draws) return thinning_gains(problem, device, asked) ? plans : exact;
   plans.insert(plans.end(), exact.begin(), exact.end());
   return plans;
 }

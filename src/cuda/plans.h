@@ -17,9 +17,9 @@ struct Choice {
 const char* implementation_name(Implementation implementation);
 Choice choose_implementation(const Problem& problem, const Device& device, const std::string& asked);
 
-// As Backend::plans. A pure function: no call of the driver. A thinned problem has exact plans, too, as
-// thinning may be slower, unless an implementation was asked for; with keeps_draws either these or thinned
-// ones, and both passes the same.
+// As Backend::plans. A pure function: no call of the driver. A thinned problem (not kAlwaysThinned) has exact
+// plans, too, as thinning may be slower; with keeps_draws either these or thinned ones, and both passes the
+// same.
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              size_t max_workspace_bytes);
 

@@ -85,7 +85,7 @@ class CommonOffset : public testing::TestWithParam<Engine> {
           out.push_back(way);
           if (!why_not_thinned(GetParam()).empty()) continue;
           for (int32_t keeps : {0, 1}) {
-            way.problem.gradient = HEADROOM_THINNED;
+            way.problem.gradient = HEADROOM_ALWAYS_THINNED;
             way.problem.threshold = 1e-30;
             way.problem.keeps_draws = keeps;
             out.push_back(way);

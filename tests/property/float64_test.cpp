@@ -150,7 +150,7 @@ TEST_P(Float64, CommonOffset) {
 TEST_P(Float64, ThinnedGradientsAreRefusedByNameOnADevice) {
   if (!engine().is_device()) GTEST_SKIP() << "the reference thins them";
   Case c = plain_case(1, {3, 5, 2}, HEADROOM_F64);
-  c.problem.gradient = HEADROOM_THINNED;
+  c.problem.gradient = HEADROOM_ALWAYS_THINNED;
   try {
     solve(context_, c);
     ADD_FAILURE() << "not refused";

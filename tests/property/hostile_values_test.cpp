@@ -123,7 +123,7 @@ TEST_P(HostileValues, CertainTargets) {
   }
   std::vector<Case> cases = {c};
   if (why_not_thinned(engine()).empty()) {
-    c.problem.gradient = HEADROOM_THINNED;
+    c.problem.gradient = HEADROOM_ALWAYS_THINNED;
     c.problem.threshold = 0x1p-8;
     cases.push_back(c);
     c.problem.keeps_draws = 1;

@@ -113,7 +113,7 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
     headroom::Problem& p = c.problem;
     p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
     p.scale = scale;
-    p.gradient = HEADROOM_THINNED;
+    p.gradient = HEADROOM_ALWAYS_THINNED;
     p.threshold = GetParam().is_reference() ? 0x1p-4 : 0x1p-6;
     return c;
   }
@@ -179,7 +179,7 @@ TEST_P(ThinnedBias, ColumnsThatManyRowsKeep) {
   Case c = plain_case(35, {64, 1400, 4}, GetParam().plain_dtype());
   headroom::Problem& p = c.problem;
   p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
-  p.gradient = HEADROOM_THINNED;
+  p.gradient = HEADROOM_ALWAYS_THINNED;
   p.threshold = 0x1p-6;
   p.keeps_draws = 1;
   c.mode = Mode::kForwardThenBackward;

@@ -23,7 +23,7 @@ class ThinnedEdges : public testing::TestWithParam<Engine> {
   Case thinned(PlainSize size, double threshold) const {
     Case c = plain_case(41, size, GetParam().plain_dtype());
     c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
-    c.problem.gradient = HEADROOM_THINNED;
+    c.problem.gradient = HEADROOM_ALWAYS_THINNED;
     c.problem.threshold = threshold;
     return c;
   }

@@ -11,7 +11,7 @@ namespace headroom_test {
 namespace {
 
 Case thinned(Case c, double threshold, int64_t seed) {
-  c.problem.gradient = HEADROOM_THINNED;
+  c.problem.gradient = HEADROOM_ALWAYS_THINNED;
   c.problem.threshold = threshold;
   c.problem.seed = seed;
   return c;
