@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Of the operators' schemas, to be raised when one of them changes. Packed flags hold it, so that code which PyTorch
-# compiled for another version of this package is not found in its caches on disk: their keys know no schemas.
-SCHEMAS = 2
+# Of the operators' schemas and of the flags, to be raised when one of them changes. Packed flags hold it, so that code
+# which PyTorch compiled for another version of this package is not found in its caches on disk: these know neither.
+SCHEMAS = 3
 _SCHEMAS_BIT = 16
 
 
@@ -31,6 +31,7 @@ class Flags(NamedTuple):
     want_argmax: bool = False
     keeps_draws: bool = False
     want_draw_stats: bool = False
+    want_counts: bool = False
 
     def wants(self) -> Wants:
         return Wants(*self[:4])

@@ -202,22 +202,21 @@ class Workspace:
         self.address = ctypes.addressof(self._view)
 
 
-def run(plan: Plan, pointers: dict[str, Any], workspace: int | None = None, stream: int | None = None) -> None:
-    """Runs a plan on pointers named as the fields of headroom_buffers, in a workspace of the plan's size."""
-    buffers = _c.make("headroom_buffers")
-    for name, value in pointers.items():
-        setattr(buffers, name, value)
+def run(plan: Plan, buffers: _c.Buffers, workspace: int | None = None, stream: int | None = None) -> None:
+    """Runs a plan in a workspace of the plan's size."""
     size = plan.info.workspace_bytes
-    _c.check(_c.library().headroom_run(plan.pointer, ctypes.byref(buffers), workspace, size, stream))
+    status = _c.library().headroom_run(plan.pointer, ctypes.byref(buffers), workspace, size, stream)
+    if status != _c.OK:
+        _c.check(status)
+
+
+def run_on_host(plan: Plan, buffers: _c.Buffers) -> None:
+    """The same in a workspace of its own."""
+    workspace = Workspace(plan.info.workspace_bytes)
+    run(plan, buffers, workspace.address)
 
 
 def scale_gradient(data: int, dtype: int, count: int, factor: int, device: int, stream: int) -> None:
     """headroom_scale_gradient"""
     context = _context(1, None, device)
     _c.check(_c.library().headroom_scale_gradient(context.pointer, data, dtype, count, factor, stream))
-
-
-def run_on_host(plan: Plan, pointers: dict[str, Any]) -> None:
-    """The same in a workspace of its own."""
-    workspace = Workspace(plan.info.workspace_bytes)
-    run(plan, pointers, workspace.address)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 
-import torch
 from torch import Tensor
 
-from . import _checks, _numbers, _options
-from ._dispatch import Seed, check_seed, dispatch
+from . import _options
+from ._arguments import Arguments, Number, Seed
+from ._dispatch import by_operators
+from ._eager import suits, without_operators
 from ._options import shape_text
-from ._torch import Inputs, Losses, stats_dtype
 from .errors import InvalidTargetError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Number = float | Tensor
 
 
 class LinearCrossEntropyOutput(NamedTuple):
@@ -40,14 +38,6 @@ class LinearCrossEntropyOutput(NamedTuple):
     valid_count: Tensor | None = None
     kept_count: Tensor | None = None
     draw_variance: Tensor | None = None
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """Casts as autocast casts the arguments of F.linear: not float64."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(device))
-    return tensor
 
 
 class _Options(TypedDict, total=False):
@@ -198,101 +188,57 @@ def linear_cross_entropy(
     ``kept_count`` and ``draw_variance`` are those of the gradient of the loss: free where gradients are made in the
     forward pass, and else (also without any gradient) from a draw of their own, at the cost of a second forward pass.
     """
-    _checks.check_head(input, linear_weight, linear_bias, target)
-    input, linear_weight = _autocast(input), _autocast(linear_weight)
-    _checks.check_float64(input, linear_weight, linear_bias)
-    stats = stats_dtype(input)
-    if weight is not None:
-        _checks.check_tensor("weight", weight)
-        _checks.check_shape("weight", weight, linear_weight.shape[:1], "V")
-        _checks.check_constant("weight", weight, "class weights have no gradient")
-        weight = weight.to(stats)
-    if token_weight is not None:
-        _checks.check_tensor("token_weight", token_weight)
-        _checks.check_shape("token_weight", token_weight, target.shape, "that of target")
-        _checks.check_constant("token_weight", token_weight, 'use reduction="none" and multiply')
-        token_weight = token_weight.to(stats).reshape(-1)
-    num_items_tensor = None
-    if isinstance(num_items, Tensor):
-        if reduction != "mean":
-            raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{reduction}"')
-        num_items_tensor, num_items = _numbers.scalar("num_items", num_items), None
-    scale_tensor = _numbers.scalar("scale", scale, learned=True) if isinstance(scale, Tensor) else None
-    if main_grad is not None:
-        _checks.check_main_grad(main_grad, linear_weight, stats)
-    _checks.check_devices(
-        input.device,
-        {
-            "linear_weight": linear_weight,
-            "target": target,
-            "linear_bias": linear_bias,
-            "weight": weight,
-            "token_weight": token_weight,
-            "main_grad": main_grad,
-        },
+    arguments = Arguments(
+        input,
+        linear_weight,
+        target,
+        linear_bias,
+        weight,
+        token_weight,
+        main_grad,
+        num_items,
+        seed,
+        reduction,
+        ignore_index,
+        label_smoothing,
+        scale,
+        softcap,
+        z_loss,
+        shift,
+        max_workspace_bytes,
+        return_stats,
+        differentiable_stats,
+        gradient,
+        threshold,
     )
-    _options.check_gradient(gradient)
-    _options.check_seed_is_used(seed, gradient)
-    check_seed(seed, input.device)
-    names = _options.stats_names(return_stats, gradient)
-    options = _options.make_options(
-        reduction=reduction,
-        ignore_index=ignore_index,
-        label_smoothing=_numbers.value("label_smoothing", label_smoothing),
-        scale=_numbers.value("scale", scale),
-        softcap=_numbers.value("softcap", softcap),
-        z_loss=_numbers.value("z_loss", z_loss),
-        num_items=num_items,
-        shift=shift,
-        sequence_length=target.shape[-1] if target.dim() > 0 else 1,
-        max_workspace_bytes=max_workspace_bytes,
-        gradient=gradient,
-        threshold=_numbers.value("threshold", threshold),
-    )
-    inputs = Inputs(
-        hidden=input.reshape(-1, input.shape[-1]),
-        weight=linear_weight,
-        target=target,
-        bias=linear_bias,
-        class_weight=weight,
-        token_weight=token_weight,
-        num_items=num_items_tensor,
-        seed=None,
-        scale=scale_tensor,
-        numbers=None,
-    )
-    out, draw_stats = dispatch(inputs, main_grad, seed, names, differentiable_stats, options)
+    found, names = (without_operators if suits(arguments) else by_operators)(arguments)
+    loss = found["loss"]
+    if reduction == "none" and target.dim() != 1:
+        loss = loss.reshape(target.shape)
     if return_stats is False:
-        return out.loss.reshape(target.shape) if reduction == "none" else out.loss
-    return _collect(out, draw_stats, target, reduction, names, differentiable_stats)
+        return loss
+    return _collect(loss, found, target, names, differentiable_stats)
 
 
 def _collect(
-    out: Losses,
-    draw_stats: tuple[Tensor, ...],
-    target: Tensor,
-    reduction: str,
-    names: tuple[str, ...],
-    differentiable: bool,
+    loss: Tensor, found: dict[str, Tensor], target: Tensor, names: tuple[str, ...], differentiable: bool
 ) -> LinearCrossEntropyOutput:
-    def per_token(name: str, value: Tensor) -> Tensor | None:
+    def per_token(name: str) -> Tensor | None:
         if name not in names:
             return None
-        return (value if differentiable else value.detach()).reshape(target.shape)
-
-    def drawn(name: str, index: int) -> Tensor | None:
-        return draw_stats[index].reshape(target.shape) if name in names else None
+        value = found[name].reshape(target.shape)
+        return value if differentiable else value.detach()
 
     return LinearCrossEntropyOutput(
-        loss=out.loss.reshape(target.shape) if reduction == "none" else out.loss,
-        nll=per_token("nll", out.nll),
-        lse=per_token("lse", out.lse),
-        entropy=per_token("entropy", out.entropy),
-        argmax=per_token("argmax", out.argmax),
-        correct_count=out.counts[0] if "correct_count" in names else None,
-        valid_count=out.counts[1] if "valid_count" in names else None,
-        kept_count=drawn("kept_count", 0),
-        draw_variance=drawn("draw_variance", 1),
+        loss=loss,
+        nll=per_token("nll"),
+        lse=per_token("lse"),
+        entropy=per_token("entropy"),
+        argmax=per_token("argmax"),
+        correct_count=found["counts"][0] if "correct_count" in names else None,
+        valid_count=found["counts"][1] if "valid_count" in names else None,
+        kept_count=per_token("kept_count"),
+        draw_variance=per_token("draw_variance"),
     )
 
 

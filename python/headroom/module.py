@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from . import _options
-from ._dispatch import Seed
-from .functional import LinearCrossEntropyOutput, Number, linear_cross_entropy
+from ._arguments import Number, Seed
+from .functional import LinearCrossEntropyOutput, linear_cross_entropy
 
 
 class LinearCrossEntropyLoss(nn.Module):

@@ -313,11 +313,14 @@ class _Run:
     def _run(self, pass_: int, arrays: dict[str, NDArray[Any]], fields: dict[str, Any] | None = None) -> None:
         spec = self.spec | {"pass_": pass_} | (fields or {})
         plan = _plan.plan_of(_plan.Spec(**spec), self.threads, self.backend)
-        pointers: dict[str, Any] = {name: array.ctypes.data for name, array in arrays.items()}
+        buffers: Any = _c.make("headroom_buffers")
+        for name, array in arrays.items():
+            setattr(buffers, name, array.ctypes.data)
         for name in ("hidden", "classifier"):
             array = arrays[name]
-            pointers[f"{name}_stride"] = array.strides[0] // array.itemsize if array.shape[0] > 1 else 0
+            stride = array.strides[0] // array.itemsize if array.shape[0] > 1 else 0
+            setattr(buffers, f"{name}_stride", stride)
         try:
-            _plan.run_on_host(plan, pointers)
+            _plan.run_on_host(plan, buffers)
         except InvalidTargetError as error:
             raise InvalidTargetError(_options.target_message(str(error), arrays["targets"].shape)) from None

@@ -7,7 +7,8 @@ import headroom
 import pytest
 import torch
 import torch.nn.functional as F
-from headroom._flags import Flags, unpacked
+from headroom import _c, _run
+from headroom._flags import Flags
 from torch.utils.checkpoint import checkpoint
 
 lce = headroom.linear_cross_entropy
@@ -23,22 +24,20 @@ def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32):
 
 
 class Passes:
-    """Records which operators run."""
+    """Records which passes run, and the gradients that each of them makes."""
+
+    NAMES = {_c.FORWARD: "forward", _c.BACKWARD: "backward", _c.FORWARD_BACKWARD: "forward_backward"}
 
     def __init__(self, monkeypatch):
-        from headroom import _ops
-
         self.names = []
-        for name in ("forward", "backward", "backward_into", "forward_backward"):
-            monkeypatch.setattr(_ops, name, self.recorded(name, getattr(_ops, name)))
+        original = _run.Run.__call__
 
-    def recorded(self, name, op):
-        def call(*args, **keywords):
-            flags = unpacked(keywords["flags"])._asdict()
-            self.names.append((name, tuple(k for k in sorted(flags) if k.startswith("want_d") and flags[k])))
-            return op(*args, **keywords)
+        def call(run, tensors):
+            flags = run.flags._asdict()
+            self.names.append((self.NAMES[run.pass_], tuple(k for k in sorted(flags) if "want_d_" in k and flags[k])))
+            return original(run, tensors)
 
-        return call
+        monkeypatch.setattr(_run.Run, "__call__", call)
 
 
 @pytest.fixture

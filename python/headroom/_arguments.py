@@ -1,0 +1,146 @@
+"""The arguments of ``headroom.linear_cross_entropy``: checked, and as the tensors and options of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _checks, _numbers, _options
+from ._options import shape_text
+from ._torch import Inputs, stats_dtype
+
+Number = float | Tensor
+Seed = int | Tensor | torch.Generator | None
+
+
+class Arguments(NamedTuple):
+    """Tensors and what may be one; then options, which are no tensors once number_options has been called."""
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    token_weight: Tensor | None
+    main_grad: Tensor | None
+    num_items: Number | None
+    seed: Seed
+    reduction: str
+    ignore_index: int | None
+    label_smoothing: Number
+    scale: Number
+    softcap: Number | None
+    z_loss: Number
+    shift: int
+    max_workspace_bytes: int | None
+    return_stats: bool | Sequence[str]
+    differentiable_stats: bool
+    gradient: str
+    threshold: Number
+
+
+FIRST_OPTION = Arguments._fields.index("reduction")
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """Casts as autocast casts the arguments of F.linear: not float64."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device) and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return tensor.to(torch.get_autocast_dtype(device))
+    return tensor
+
+
+def cast(a: Arguments) -> Arguments:
+    """The arguments as autocast wants them."""
+    return a._replace(input=_autocast(a.input), linear_weight=_autocast(a.linear_weight))
+
+
+def check_seed(seed: Seed, device: torch.device) -> None:
+    if isinstance(seed, Tensor):
+        _checks.check_tensor("seed", seed)
+        if seed.dtype != torch.int64 or seed.numel() != 1:
+            raise ValueError(f"seed: expected one int64 element, got {seed.dtype} of shape {shape_text(seed.shape)}")
+        _checks.check_devices(device, {"seed": seed})
+    elif isinstance(seed, torch.Generator):
+        if seed.device.type != device.type:
+            raise ValueError(f"seed: expected a generator on {device}, as input is, got one on {seed.device}")
+    elif seed is not None:
+        _options.checked_seed(seed)
+
+
+def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
+    """A scalar on the device, made outside of the operators: a recomputed forward pass draws the same elements."""
+    if isinstance(seed, Tensor):
+        return seed.reshape(())
+    if seed is None or isinstance(seed, torch.Generator):
+        return torch.randint(_options.SEED_RANGE, (), dtype=torch.int64, device=device, generator=seed)
+    return torch.full((), seed, dtype=torch.int64, device=device)
+
+
+def check_head(a: Arguments) -> None:
+    """input, linear_weight, linear_bias and target, before they are cast."""
+    _checks.check_head(a.input, a.linear_weight, a.linear_bias, a.target)
+
+
+def check_rest(a: Arguments) -> None:
+    """All others but options that are numbers; to be called with cast arguments."""
+    _checks.check_float64(a.input, a.linear_weight, a.linear_bias)
+    if a.weight is not None:
+        _checks.check_tensor("weight", a.weight)
+        _checks.check_shape("weight", a.weight, a.linear_weight.shape[:1], "V")
+        _checks.check_constant("weight", a.weight, "class weights have no gradient")
+    if a.token_weight is not None:
+        _checks.check_tensor("token_weight", a.token_weight)
+        _checks.check_shape("token_weight", a.token_weight, a.target.shape, "that of target")
+        _checks.check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
+    if isinstance(a.num_items, Tensor):
+        if a.reduction != "mean":
+            raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{a.reduction}"')
+        _numbers.scalar("num_items", a.num_items)
+    if a.main_grad is not None:
+        _checks.check_main_grad(a.main_grad, a.linear_weight, stats_dtype(a.input))
+    names = ("linear_weight", "target", "linear_bias", "weight", "token_weight", "main_grad")
+    _checks.check_devices(a.input.device, {name: getattr(a, name) for name in names})
+    _options.check_gradient(a.gradient)
+    _options.check_seed_is_used(a.seed, a.gradient)
+    check_seed(a.seed, a.input.device)
+
+
+def learned_scale(a: Arguments) -> Tensor | None:
+    """The scale as a scalar tensor, if it is one; its gradient may be wanted."""
+    return _numbers.scalar("scale", a.scale, learned=True) if isinstance(a.scale, Tensor) else None
+
+
+def without_number_tensors(a: Arguments) -> Arguments:
+    """Options that are numbers as numbers (where nothing is compiled), which waits for their devices."""
+    names = ("label_smoothing", "scale", "softcap", "z_loss", "threshold")
+    return a._replace(**{name: _numbers.value(name, getattr(a, name)) for name in names})
+
+
+def options_of(a: Arguments) -> dict[str, Any]:
+    """The options, checked, with their numbers by name; num_items None where it is a tensor."""
+    shared = ("reduction", "ignore_index", "shift", "max_workspace_bytes", "gradient", *_numbers.NAMES)
+    given = {name: getattr(a, name) for name in shared}
+    if isinstance(a.num_items, Tensor):
+        given["num_items"] = None
+    return _options.make_options(**given, sequence_length=a.target.shape[-1] if a.target.dim() > 0 else 1)
+
+
+def inputs_of(a: Arguments, scale: Tensor | None) -> Inputs:
+    """The tensors of the problem, without seed and numbers; scale: where its gradient is wanted."""
+    input, stats = a.input, stats_dtype(a.input)
+    return Inputs(
+        hidden=input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
+        weight=a.linear_weight,
+        target=a.target,
+        bias=a.linear_bias,
+        class_weight=None if a.weight is None else a.weight.to(stats),
+        token_weight=None if a.token_weight is None else a.token_weight.to(stats).reshape(-1),
+        num_items=_numbers.scalar("num_items", a.num_items) if isinstance(a.num_items, Tensor) else None,
+        seed=None,
+        scale=scale,
+        numbers=None,
+    )

@@ -1,0 +1,198 @@
+"""Calls that nothing watches: the runs and formulas of the operators without PyTorch's dispatcher.
+
+What a call does depends on its options and on the layouts of its tensors, not on data: it is found by one key, checked
+and planned where the key is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _arguments, _c, _modes, _numbers, _options, _run
+from ._arguments import FIRST_OPTION, Arguments
+from ._autograd import backward_of_forward, backward_of_forward_backward, save_forward, save_gradients
+from ._cache import Cache
+from ._dispatch import DRAW_FLAGS, by_operators, choose, of_draw, with_seed
+from ._flags import Wants
+from ._torch import DRAW_STATS, GRADIENTS, Inputs, readable
+
+Found = dict[str, Tensor]  # by the names of RESULTS
+
+_PASS_NAMES = {_c.FORWARD: "headroom::forward", _c.FORWARD_BACKWARD: "headroom::forward_backward"}
+# Outputs of the autograd functions: the loss, and what is asked for of these.
+_DIFFERENTIABLE = ("nll", "lse", "entropy")
+_CONSTANT = ("argmax", "counts", *DRAW_STATS)
+
+
+class _Call:
+    """What calls of one key do. Made with the first one's arguments, cast and checked."""
+
+    def __init__(self, a: Arguments, scale: Tensor | None) -> None:
+        _arguments.check_rest(a)
+        self.names = _options.stats_names(a.return_stats, a.gradient)
+        self._options = _arguments.options_of(a)
+        self.choice = choice = choose(a, scale, self.names)
+        if choice.trained.scale:
+            _numbers.check_learned_scale(self._options["scale"])
+        self.options, _ = _numbers.split(self._options, choice.flags.keeps_draws)  # as the operators take them
+        self.trains = any(choice.trained)
+        self.together = choice.pass_ == _c.FORWARD_BACKWARD
+        asked = (*self.names, *(("counts",) if choice.flags.want_counts else ()))
+        self.outputs = ("loss", *(name for name in (*_DIFFERENTIABLE, *_CONSTANT) if name in asked))
+        self._constant = [name for name in self.outputs[1:] if self.together or name in _CONSTANT]
+        self._run: _run.Run | None = None
+
+    def __call__(self, a: Arguments, scale: Tensor | None) -> tuple[Inputs, Found]:
+        """The first pass."""
+        choice = self.choice
+        inputs = _arguments.inputs_of(a, scale if choice.trained.scale else None)
+        drawn = with_seed(a, inputs) if choice.draws or choice.draw_stats else inputs
+        if choice.draws:
+            inputs = drawn
+        tensors = readable(inputs, self._options["num_items"])
+        if self._run is None:
+            self._run = _run.find(choice.pass_, tensors, self._options, choice.flags)
+        if torch._C._autograd._profiler_enabled():
+            with torch.profiler.record_function(_PASS_NAMES[choice.pass_]):
+                found = self._run(tensors)
+        else:
+            found = self._run(tensors)
+        if choice.draw_stats:
+            constants, options = of_draw(drawn, self.options)
+            stats = _run.run(_c.FORWARD_BACKWARD, constants, options, DRAW_FLAGS)
+            found |= {name: stats[name] for name in DRAW_STATS}
+        return inputs, found
+
+    def returned(self, ctx: Any, found: Found) -> tuple[Tensor, ...]:
+        """The outputs of an autograd function."""
+        if self._constant:
+            ctx.mark_non_differentiable(*[found[name] for name in self._constant])
+        return tuple([found[name] for name in self.outputs])
+
+
+def _like(d_input: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """The gradient of input from that of its rows."""
+    return d_input if d_input is None or len(shape) == 2 else d_input.reshape(shape)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Gradients are made together with the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        *_, scale, call, a = args
+        inputs, found = call(a, scale)
+        save_gradients(ctx, inputs.scale, [found.get(name) for name in GRADIENTS])
+        ctx.shape = a.input.shape
+        return call.returned(ctx, found)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        d_input, *others = backward_of_forward_backward(ctx, upstream[0])
+        return _like(d_input, ctx.shape), *others, None, None
+
+
+class LinearCrossEntropyForward(torch.autograd.Function):
+    """Gradients are made in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        *_, scale, call, a = args
+        inputs, found = call(a, scale)
+        saved = [found.get(name) for name in ("lse", "lse_low", "entropy", "draws")]
+        save_forward(ctx, inputs, a.main_grad, call.options, saved)
+        ctx.shape, ctx.outputs = a.input.shape, call.outputs
+        return call.returned(ctx, found)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        given = dict(zip(ctx.outputs, upstream))
+        wants = Wants(*ctx.needs_input_grad[: len(GRADIENTS)])
+        gradients = backward_of_forward(ctx, wants, given["loss"], *(given.get(name) for name in _DIFFERENTIABLE))
+        return _like(gradients[0], ctx.shape), *gradients[1:], None, None
+
+
+def _layout(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[Any, ...]:
+    """All that what a call does depends on. types: of the options, as equal ones of other types may be refused."""
+    input, num_items = a.input, a.num_items
+    device = input.device
+    return (
+        *[None if tensor is None else _layout(tensor) for tensor in a[:7]],
+        Tensor if isinstance(num_items, Tensor) else num_items,
+        type(num_items),
+        a.seed is None,
+        a[FIRST_OPTION:],
+        types,
+        scale is not None and scale.requires_grad,
+        torch.is_grad_enabled(),
+        _run.implementation(device),
+        device.type == "cpu" or (input.data_ptr() % 16, a.linear_weight.data_ptr() % 16),
+    )
+
+
+_calls: Cache[Any, _Call] = Cache(256)
+_SIMPLE = frozenset((type(None), bool, int, float, str, tuple))
+
+
+def _simplified(a: Arguments) -> Arguments:
+    """Options that are tensors as numbers, and such that can be a key."""
+    a = _arguments.without_number_tensors(a)
+    if isinstance(a.return_stats, Sequence) and not isinstance(a.return_stats, str):
+        a = a._replace(return_stats=tuple(a.return_stats))
+    return a
+
+
+def _with_known_num_items(a: Arguments) -> Arguments:
+    """A num_items that the CPU knows is a number."""
+    if not isinstance(a.num_items, Tensor) or a.input.is_cuda or a.reduction != "mean":
+        return a
+    number = _numbers.scalar("num_items", a.num_items).item()
+    return a._replace(num_items=_options.checked_num_items(number, a.reduction))
+
+
+def suits(a: Arguments) -> bool:
+    """Whether nothing watches, and the tensors are plain ones."""
+    if not _modes.are_off():
+        return False
+    others = [value for value in (a.num_items, a.seed) if isinstance(value, Tensor)]
+    return _modes.are_plain((*a[:7], *others))
+
+
+def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
+    """As by_operators."""
+    scale = _arguments.learned_scale(a)
+    types = tuple(map(type, a[FIRST_OPTION:]))
+    if not _SIMPLE.issuperset(types):
+        a = _simplified(a)
+        types = tuple(map(type, a[FIRST_OPTION:]))
+    if a.num_items is not None:
+        a = _with_known_num_items(a)
+    if torch._C._is_any_autocast_enabled():
+        a = _arguments.cast(a)
+    key = _key(a, scale, types)
+    try:
+        call = _calls.get(key)
+    except TypeError:  # an option that can be no key, and is none: refused by name
+        return by_operators(a)
+    if call is None:
+        _arguments.check_head(a)
+        call = _Call(a, scale)
+        _calls.put(key, call)
+    elif a.seed is not None:
+        _arguments.check_seed(a.seed, a.input.device)
+    if not call.trains:
+        return call(a, scale)[1], call.names
+    function = LinearCrossEntropy if call.together else LinearCrossEntropyForward
+    apply: Any = function.apply
+    outputs = apply(a.input, a.linear_weight, a.linear_bias, scale, call, a)
+    return dict(zip(call.outputs, outputs)), call.names

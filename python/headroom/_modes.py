@@ -1,0 +1,62 @@
+"""Whether PyTorch only computes, so that a run needs no operator: nothing traces, counts, replaces or transforms it.
+
+Else torch.ops.headroom.* are called, which PyTorch's tools see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+_Key = torch._C.DispatchKey
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+# What tensors in memory of a device have; others are sparse, nested, batched, functional, negated views, ...
+_PLAIN_KEYS = (
+    *(_Key.CPU, _Key.AutogradCPU, _Key.AutocastCPU),
+    *(_Key.CUDA, _Key.AutogradCUDA, _Key.AutocastCUDA),
+    _Key.ADInplaceOrView,
+)
+
+
+def _bits(keys: Iterable[torch._C.DispatchKey]) -> int:
+    bits = 0
+    for key in keys:
+        bits |= torch._C.DispatchKeySet(key).raw_repr()
+    return bits
+
+
+_OTHER_BITS = ~_bits(_PLAIN_KEYS)
+
+
+def _are_default_devices() -> bool:
+    """Whether all modes of functions are of torch.set_default_device, which changes nothing that names its device."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return all(type(mode) is DeviceContext for mode in modes)
+
+
+def are_off() -> bool:
+    """No compiler, mode, transform, trace or level of forward-mode differentiation is on in this thread."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or (torch._C._len_torch_function_stack() and not _are_default_devices())
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or getattr(forward_ad, "_current_level", 0) >= 0
+    )
+
+
+def are_plain(tensors: Iterable[object]) -> bool:
+    """Tensors of no subclass, whose memory holds their values; None is left out."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in _PLAIN_TYPES:
+            return False
+        if torch._C._dispatch_keys(tensor).raw_repr() & _OTHER_BITS:  # type: ignore
+            return False
+    return True

@@ -1,0 +1,233 @@
+"""Runs of the library on tensors: no autograd, no dispatcher.
+
+What of a run depends on no data (its plan, the strides, the sizes of what it writes) is a Run, found again by the
+layouts of the tensors and the options.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _c, _numbers, _options, _plan
+from ._cache import Cache
+from ._flags import Flags
+from ._torch import (
+    CODES,
+    Inputs,
+    Result,
+    contiguous,
+    readable,
+    resolved,
+    results,
+    row_stride,
+    rows_are_aligned,
+    stats_dtype,
+)
+from .errors import InvalidTargetError
+
+Tensors = dict[str, Tensor]  # by the names of headroom_buffers; a d_classifier that is given is added to
+
+
+def implementation(device: torch.device) -> int | str | None:
+    """What plans for a device depend on beside it: threads of the CPU, the CUDA implementation asked for by name."""
+    if device.type == "cpu":
+        return torch.get_num_threads()
+    return os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")  # sm90 or portable in place of the library's choice
+
+
+def plan_on(spec: _plan.Spec, device: torch.device) -> _plan.Plan:
+    """The plan for tensors on a device."""
+    if device.type == "cpu":
+        return _plan.plan_of(spec, torch.get_num_threads())
+    name = implementation(device)
+    with torch.cuda.device(device):
+        return _plan.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
+
+
+def _spec(
+    pass_: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any], flags: Flags, unaligned: bool
+) -> _plan.Spec:
+    """The problem of tensors that are there; they may be fake ones, whose sizes become constants."""
+    hidden, weight, bias = tensors["hidden"], tensors["classifier"], tensors.get("bias")
+    fields: dict[str, Any] = dict(options)
+    fields |= {name: int(fields[name]) for name in ("ignore_index", "shift", "sequence_length", "max_workspace_bytes")}
+    if pass_ != _c.FORWARD:
+        into = tensors.get("d_classifier")
+        fields |= {
+            "d_hidden_dtype": CODES[stats_dtype(hidden) if flags.want_d_scale else hidden.dtype],
+            "d_classifier_dtype": CODES[weight.dtype if into is None else into.dtype],
+            "d_bias_dtype": _c.F32 if bias is None else CODES[bias.dtype],
+            "accumulate_d_classifier": into is not None,
+        }
+    return _plan.Spec(
+        **fields
+        | {
+            "reduction": _c.REDUCTIONS[options["reduction"]],
+            "gradient": _c.GRADIENTS[options["gradient"]],
+            "num_items": options["num_items"] or 0.0,
+        },
+        pass_=pass_,
+        tokens=int(hidden.shape[0]),
+        vocab=int(weight.shape[0]),
+        hidden=int(hidden.shape[1]),
+        hidden_dtype=CODES[hidden.dtype],
+        classifier_dtype=CODES[weight.dtype],
+        bias_dtype=_c.F32 if bias is None else CODES[bias.dtype],
+        target_dtype=CODES[tensors["targets"].dtype],
+        has_bias=bias is not None,
+        has_class_weight="class_weight" in tensors,
+        has_token_weight="token_weight" in tensors,
+        want_entropy=flags.want_entropy,
+        want_argmax=flags.want_argmax,
+        want_d_hidden=flags.want_d_hidden or flags.want_d_scale,
+        want_d_classifier=flags.want_d_weight,
+        want_d_bias=flags.want_d_bias,
+        has_grad_nll="grad_nll" in tensors,
+        has_grad_lse="grad_lse" in tensors,
+        has_grad_entropy="grad_entropy" in tensors,
+        unaligned_rows=unaligned,
+        keeps_draws=flags.keeps_draws or "draws" in tensors,
+    )
+
+
+def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
+    """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
+    names = {"hidden": 0, "classifier": 1, "targets": 2, "bias": 3, "class_weight": 4, "token_weight": 5}
+    tensors = {name: inputs[index] for name, index in names.items() if inputs[index] is not None}
+    options = _numbers.joined(options, None) | {"num_items": None}
+    spec = _spec(_c.FORWARD, tensors, options, flags, False)  # type: ignore[arg-type]
+    return plan_on(spec, inputs.hidden.device).info.draws_bytes
+
+
+def _raw_stream() -> Callable[[int], int]:
+    """Of PyTorch's functions for the current stream of a device, the one that makes no object."""
+    found: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return found or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+
+
+stream_of = _raw_stream()
+
+
+class Run:
+    """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
+
+    def __init__(self, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) -> None:
+        hidden, weight = tensors["hidden"], tensors["classifier"]
+        self.pass_, self.flags, self.device = pass_, flags, hidden.device
+        self.adds = "d_classifier" in tensors
+        unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
+        self.plan = plan_on(_spec(pass_, tensors, options, flags, unaligned), self.device)
+        self._scale: float = options["scale"]
+        inputs = Inputs(hidden, weight, tensors["targets"], tensors.get("bias"), *[None] * 6)
+        returned = results(pass_, inputs, options["reduction"], flags, self.plan.info.draws_bytes)
+        returned.pop("d_scale", None)  # made of d_hidden, which is then there in any case and not rounded yet
+        if flags.want_d_scale:
+            returned["d_hidden"] = Result(tuple(hidden.shape), stats_dtype(hidden))
+        if self.adds:
+            del returned["d_classifier"]
+        self._has_counts = "counts" in returned and returned.pop("counts").wanted
+        self._writes = [(name, shape, dtype) for name, (shape, dtype, wanted) in returned.items() if wanted]
+        buffers: Any = _c.make("headroom_buffers")
+        buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
+        if self.adds:
+            buffers.d_classifier_stride = row_stride(tensors["d_classifier"])
+        self._template = bytes(buffers)
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
+        device, written = self.device, {}
+        buffers = _c.Buffers.from_buffer_copy(self._template)
+        for name, tensor in tensors.items():
+            setattr(buffers, name, tensor.data_ptr())
+        for name, shape, dtype in self._writes:
+            written[name] = tensor = torch.empty(shape, dtype=dtype, device=device)
+            setattr(buffers, name, tensor.data_ptr())
+        if self._has_counts:
+            written["counts"] = counts = torch.zeros(2, dtype=torch.int64, device=device)
+            buffers.valid_count = counts.data_ptr() + counts.element_size()
+            if self.flags.want_argmax:
+                buffers.correct_count = counts.data_ptr()
+        if device.type == "cpu":
+            self._on_host(buffers, tensors["targets"])
+        else:
+            self._on_device(buffers)
+        return self._with_scale(written, tensors["hidden"]) if self.flags.want_d_scale else written
+
+    def _on_host(self, buffers: _c.Buffers, target: Tensor) -> None:
+        try:
+            _plan.run_on_host(self.plan, buffers)
+        except InvalidTargetError as error:
+            raise InvalidTargetError(_options.target_message(str(error), target.shape)) from None
+
+    def _on_device(self, buffers: _c.Buffers) -> None:
+        # Workspace from PyTorch's caching allocator: freed when this returns, to be used again in stream order.
+        workspace = torch.empty(self.plan.info.workspace_bytes, dtype=torch.uint8, device=self.device)
+        _plan.run(self.plan, buffers, workspace.data_ptr(), stream_of(self.device.index))
+
+    def _with_scale(self, written: Tensors, hidden: Tensor) -> Tensors:
+        """d_hidden rounded, if it is wanted, and the gradient of scale."""
+        d_hidden = written.pop("d_hidden")
+        written["d_scale"] = _numbers.scale_gradient(hidden, d_hidden, self._scale)
+        if self.flags.want_d_hidden:
+            written["d_hidden"] = d_hidden.to(hidden.dtype)
+        return written
+
+
+_runs: Cache[Any, Run] = Cache(256)
+
+
+def _layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
+    return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+
+
+def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) -> Run:
+    """The run of tensors of these names and layouts. options: the resolved ones."""
+    hidden, weight = tensors["hidden"], tensors["classifier"]
+    device = hidden.device
+    aligned = device.type == "cpu" or (hidden.data_ptr() % 16, weight.data_ptr() % 16)
+    place = (device, implementation(device), aligned)
+    key = (pass_, flags, place, *options.values(), *tensors, *_layouts(tensors.values()))
+    run = _runs.get(key)
+    if run is None:
+        run = Run(pass_, tensors, options, flags)
+        _runs.put(key, run)
+    return run
+
+
+def run(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, more: Tensors | None = None) -> Tensors:
+    """Runs a pass. options: as the operators take them; more: other tensors of the library's names."""
+    options = resolved(inputs, options)
+    tensors = readable(inputs, options["num_items"]) | (more or {})
+    return find(pass_, tensors, options, flags)(tensors)
+
+
+def run_backward(
+    inputs: Inputs,
+    saved: dict[str, Tensor | None],
+    main_grad: Tensor | None,
+    options: dict[str, Any],
+    flags: Flags,
+) -> Tensors:
+    """The backward pass; saved: lse, lse_low, entropy, draws and upstream gradients. The gradient of the weight is
+    added to main_grad [V, D] when that is given."""
+    more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}
+    if "grad_entropy" not in more:
+        more.pop("entropy", None)
+    if main_grad is not None and flags.want_d_weight:
+        if main_grad.numel() > 0 and main_grad.data_ptr() == inputs.weight.data_ptr():
+            raise ValueError("main_grad: expected a buffer of its own, got the memory of linear_weight")
+        more["d_classifier"] = main_grad
+    return run(_c.BACKWARD, inputs, options, flags, more)
+
+
+def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is done if it is 1."""
+    device, factor = gradient.device.index, factor.to(stats_dtype(gradient))
+    code, count = CODES[gradient.dtype], gradient.numel()
+    _plan.scale_gradient(gradient.data_ptr(), code, count, factor.data_ptr(), device, stream_of(device))
+    return gradient
