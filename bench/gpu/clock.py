@@ -51,6 +51,22 @@ class Clock:
         self.wait()
         return [before.elapsed_time(after) for before, after in zip(events, events[1:])]
 
+    def together_ms(self, call: Call, calls: int) -> float:
+        """A call's time of many in a row: the larger of host's and device's."""
+        self.wait()
+        if not self.cuda:
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            return 1e3 * (time.perf_counter() - start) / calls
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        for _ in range(calls):
+            call()
+        after.record()
+        self.wait()
+        return before.elapsed_time(after) / calls
+
     def release(self) -> None:
         """Gives cached memory back, so that one method's leftovers do not fail the next."""
         gc.collect()

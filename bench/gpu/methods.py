@@ -91,20 +91,19 @@ def seen_plan() -> Iterator[list[str]]:
     from headroom import _plan
 
     texts: list[str] = []
-    original = _plan.plan_of
+    original = _plan.run
 
-    def plan_of(*args: Any, **kwargs: Any) -> Any:
-        plan = original(*args, **kwargs)
+    def run(plan: Any, *args: Any, **kwargs: Any) -> Any:
         info = plan.info
         size = f"{info.workspace_bytes / MIB:.2f} MiB"
         texts[:] = [f"{info.kind}, {info.cost_f:g} F, {size}, {info.backend} {info.config}".strip()]
-        return plan
+        return original(plan, *args, **kwargs)
 
-    _plan.plan_of = plan_of
+    _plan.run = run
     try:
         yield texts
     finally:
-        _plan.plan_of = original
+        _plan.run = original
 
 
 def _canonical(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ class Row:
     extra_mib: float | None = None  # peak over inputs; gradients are in it
     gradient_mib: float = 0.0
     plan: str = ""
+    host_us: float | None = None  # of host.py: to queue a call
+    back_to_back_ms: float | None = None
 
 
 @dataclasses.dataclass

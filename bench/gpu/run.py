@@ -80,7 +80,7 @@ def describe_machine(device: str) -> dict[str, str]:
 
     found = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": "python bench/gpu/run.py " + " ".join(shlex.quote(word) for word in sys.argv[1:]),
+        "command": " ".join(["python", f"bench/gpu/{pathlib.Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "device": "CPU",
     }

@@ -11,7 +11,7 @@ def number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+def markdown(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows)]
 
 
@@ -65,7 +65,7 @@ def accuracy_lines(items: list[Accuracy]) -> list[str]:
         ]
         for item in items
     ]
-    return ["", *_table(head, rows)] if rows else []
+    return ["", *markdown(head, rows)] if rows else []
 
 
 def bar_lines(record: Record) -> list[str]:
@@ -74,7 +74,7 @@ def bar_lines(record: Record) -> list[str]:
     missed = [v for v in found if not v.met]
     lines = ["", f"### Bars: {len(found) - len(missed)} met, {len(missed)} missed", ""]
     head = ["shape", "what", "got", "bar"]
-    return lines + (_table(head, [[v.shape, v.what, v.got, v.bar] for v in missed]) if missed else [])
+    return lines + (markdown(head, [[v.shape, v.what, v.got, v.bar] for v in missed]) if missed else [])
 
 
 def render(record: Record) -> str:
@@ -85,7 +85,7 @@ def render(record: Record) -> str:
         rows = [row for row in record.rows if row.shape == shape.name]
         lines += shape_title(record, shape)
         if rows:
-            lines += ["", *_table(head, [_row_cells(row) for row in rows])]
+            lines += ["", *markdown(head, [_row_cells(row) for row in rows])]
         lines += accuracy_lines([item for item in record.accuracy if item.shape == shape.name])
     lines += bar_lines(record)
     if record.notes:

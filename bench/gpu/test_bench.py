@@ -14,6 +14,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import bars
+import host
 import table
 from clock import Clock
 from data import DATA, make_inputs, use_trained
@@ -198,6 +199,35 @@ def test_smoke_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
     content = json.loads(out.read_text())
     assert [row["status"] for row in content["rows"] if row["method"] == "canonical"] == ["ok", "ok"]
     assert "| canonical | fwd + bwd |" in done.stdout
+
+
+def test_smoke_run_of_host_times(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["--device", "cpu", "--shapes", "32x200x16", "--peers", "canonical", "--json", str(out)]
+    script = RUN.with_name("host.py")
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    record = load(str(out))
+    assert "python bench/gpu/host.py --device cpu" in done.stdout
+    eager = [row for row in record.rows if row.method == "canonical"]
+    assert [row.pass_ for row in eager] == ["loss", "gradients"] and all(row.host_us for row in eager)
+    assert all(row.back_to_back_ms for row in eager) and "| 32x200x16 |" in done.stdout
+    if "headroom is not available" not in done.stdout:
+        assert [row.budget_mib for row in record.rows if row.pass_ == "new N"] == [None, 256]
+
+
+def test_bars_of_host_times() -> None:
+    record = made_up_record()
+    record.rows.clear()
+    for method, us, together in (("canonical", 280.0, 0.32), ("torch.compile", 590.0, 0.77), ("headroom", 200.0, 0.5)):
+        row = Row("v32768", method, "gradients", method == "headroom", host_us=us, back_to_back_ms=together)
+        record.rows.append(row)
+    record.rows.append(Row("v32768", "headroom", "new N", True, 256, host_us=310.0))
+    assert host.missed_bars(record) == [
+        "v32768, headroom, gradients: 0.50 ms, canonical 0.32",
+        "v32768, headroom 256 MiB, new N: 310 us, bar 300",
+    ]
+    assert "| 0.50 (200) |" in host.render(record)
 
 
 def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:
