@@ -18,7 +18,7 @@ from . import errors
 
 F32, BF16, F16, F64, I32, I64 = range(6)
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-GRADIENTS = {"exact": 0, "thinned": 1}
+GRADIENTS = {"exact": 0, "thinned": 1, "always-thinned": 2}
 FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)
 OK, BUDGET_TOO_SMALL = 0, 3
 

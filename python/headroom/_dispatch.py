@@ -31,7 +31,7 @@ def choose(a: Arguments, scale: Tensor | None, names: tuple[str, ...]) -> Choice
     half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
     stats_need_gradients = a.differentiable_stats and any(name in ("nll", "lse", "entropy") for name in names)
     later = a.reduction == "none" or a.main_grad is not None or half or stats_need_gradients
-    thinned = a.gradient == "thinned"
+    thinned = a.gradient != "exact"
     want_draw_stats = any(name in DRAW_STATS for name in names)
     flags = Flags(
         per_token="nll" in names or "lse" in names,

@@ -20,7 +20,7 @@ def _product(hidden: Any, weight: Any) -> int:
 
 def _gradient_products(options: dict[str, Any]) -> int:
     """Those from logits' gradients that are there: none of them are multiplied as matrices when they are thinned."""
-    if options["gradient"] == "thinned":
+    if options["gradient"] != "exact":
         return 0
     wants = unpacked(options["flags"]).wants()
     return int(wants.hidden or wants.scale) + int(wants.weight)
@@ -31,7 +31,7 @@ def _forward(hidden: Any, weight: Any, *_: Any, **options: Any) -> int:
 
 
 def _backward(hidden: Any, weight: Any, *_: Any, **options: Any) -> int:
-    logits = int(options["gradient"] != "thinned")  # once more, but for draws that were kept
+    logits = int(options["gradient"] == "exact")  # once more, but for draws that were kept
     return (logits + _gradient_products(options)) * _product(hidden, weight)
 
 

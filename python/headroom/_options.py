@@ -15,7 +15,7 @@ from .errors import InvalidArgumentError
 REDUCTIONS = ("none", "sum", "mean")
 STATS = ("nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
 DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
-GRADIENTS = ("exact", "thinned")
+GRADIENTS = ("exact", "thinned", "always-thinned")
 DEFAULT_THRESHOLD = 2.0**-10
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
 SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
@@ -100,7 +100,7 @@ def make_options(
 
 def check_gradient(gradient: Any) -> None:
     if gradient not in GRADIENTS:
-        raise ValueError(f'gradient: expected one of "exact", "thinned", got {gradient!r}')
+        raise ValueError(f'gradient: expected one of "exact", "thinned", "always-thinned", got {gradient!r}')
 
 
 def check_seed_is_used(seed: Any, gradient: str) -> None:
@@ -122,7 +122,7 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str,
     if isinstance(return_stats, str):
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
     for name in return_stats:
-        if name in DRAW_STATS and gradient != "thinned":
+        if name in DRAW_STATS and gradient == "exact":
             raise ValueError(f'return_stats: expected {name} only with gradient "thinned", got it with "{gradient}"')
         if name not in STATS + DRAW_STATS:
             raise ValueError(f"return_stats: expected names out of {', '.join(STATS + DRAW_STATS)}, got {name!r}")

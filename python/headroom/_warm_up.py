@@ -39,7 +39,7 @@ def _run(device: torch.device, dtype: torch.dtype) -> None:
     input, weight = (torch.zeros(n, 64, dtype=dtype, device=device, requires_grad=True) for n in (256, 1024))
     target = torch.zeros(256, dtype=torch.int64, device=device)
     thins = dtype != torch.float64 or device.type == "cpu"
-    for gradient, seed in (("exact", None), ("thinned", 0))[: 1 + thins]:
+    for gradient, seed in (("exact", None), ("always-thinned", 0))[: 1 + thins]:
         for reduction in ("mean", "none"):
             loss = linear_cross_entropy(input, weight, target, reduction=reduction, gradient=gradient, seed=seed)
             torch.autograd.grad(loss.sum(), (input, weight))

@@ -161,7 +161,8 @@ def linear_cross_entropy(
             gradients also ``kept_count`` and ``draw_variance``, by name only.
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
         gradient: ``"exact"``, or ``"thinned"``: unbiased, from about 1 / threshold elements of a row's softmax at
-            most (docs/thinning.md). The loss is exact in both cases.
+            most (docs/thinning.md); on CUDA it is exact where a flat softmax of these sizes would be slower to thin, as
+            of a small vocabulary. ``"always-thinned"`` never is. The loss is exact in all cases.
         threshold: of thinned gradients, in [2^-126, 1]: softmax elements of at least this size and the
             target's are kept as they are, smaller ones by chance.
         seed: of thinned gradients: the same seed gives the same bits. An integer, a tensor of one int64 element (read

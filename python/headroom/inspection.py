@@ -142,7 +142,7 @@ def plan(
         backend: by name; None: the first of :func:`backends` that can run the problem.
         device: ordinal of the CUDA device that holds the tensors, or the model of one that need not be here:
             ``"a100"``, ``"h100"``, ``"h200"``; None: they are in host memory.
-        gradient: ``"exact"`` or ``"thinned"``.
+        gradient: ``"exact"``, ``"thinned"`` or ``"always-thinned"``.
         threshold: of thinned gradients, in [2^-126, 1].
 
     Raises:

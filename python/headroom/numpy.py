@@ -195,7 +195,7 @@ def linear_cross_entropy(
         shape = y.shape if reduction == "none" else ()
         upstream = _vector("grad_loss", grad_loss, shape, stats, "that of the loss")
     out = _outputs(tokens, stats, reduction, names)
-    draw = _draw(seed, names, tokens, stats) if gradient == "thinned" and wanted else {}
+    draw = _draw(seed, names, tokens, stats) if gradient != "exact" and wanted else {}
     run = _Run(spec, arrays, out, draw, threads or default_threads(), backend)
     found = run(wanted, upstream)
 

@@ -1,4 +1,4 @@
-"""gradient="thinned": the mean over seeds is the exact gradient, draws repeat, and one forward serves any backward."""
+"""Thinned gradients: the mean over seeds is the exact gradient, draws repeat, and one forward serves any backward."""
 
 import headroom
 import pytest
@@ -39,7 +39,9 @@ def test_mean_over_seeds_is_the_exact_gradient(device, name):
     exact = gradients(tensors, loss_of(tensors, target, options))
 
     def draw(seed):
-        return gradients(tensors, loss_of(tensors, target, options, gradient="thinned", threshold=TAU, seed=seed))
+        return gradients(
+            tensors, loss_of(tensors, target, options, gradient="always-thinned", threshold=TAU, seed=seed)
+        )
 
     check_mean_over_seeds(draw, exact, seeds=200)
 
@@ -54,7 +56,7 @@ def test_gradients_of_statistics_are_unbiased(device, name):
         upstream = torch.linspace(-1, 2, len(target), device=device)
         return gradients(tensors, (getattr(out, name) * upstream).sum())
 
-    check_mean_over_seeds(lambda seed: found(gradient="thinned", threshold=TAU, seed=seed), found(), seeds=200)
+    check_mean_over_seeds(lambda seed: found(gradient="always-thinned", threshold=TAU, seed=seed), found(), seeds=200)
 
 
 def test_each_element_is_kept_or_drawn_as_it_should(device):
@@ -66,7 +68,7 @@ def test_each_element_is_kept_or_drawn_as_it_should(device):
     certain = (p >= TAU) | (onehot == 1)
     drawn, seeds = torch.zeros_like(p), 400
     for seed in range(seeds):
-        loss = lce(logits, weight, target, reduction="sum", gradient="thinned", threshold=TAU, seed=seed)
+        loss = lce(logits, weight, target, reduction="sum", gradient="always-thinned", threshold=TAU, seed=seed)
         dz = torch.autograd.grad(loss, logits)[0]
         torch.testing.assert_close(dz[certain], (p - onehot)[certain])
         assert ((dz[~certain] == 0) | ((dz[~certain] - TAU).abs() < 1e-5)).all()
@@ -79,14 +81,14 @@ def test_each_element_is_kept_or_drawn_as_it_should(device):
 def test_a_threshold_below_every_element_is_exact(device):
     *tensors, target = head(device)
     exact = gradients(tensors, loss_of(tensors, target, {}))
-    thinned = gradients(tensors, loss_of(tensors, target, {}, gradient="thinned", threshold=1e-9, seed=3))
+    thinned = gradients(tensors, loss_of(tensors, target, {}, gradient="always-thinned", threshold=1e-9, seed=3))
     for e, t in zip(exact, thinned):
         torch.testing.assert_close(t, e, rtol=1e-5, atol=1e-7)
 
 
 def test_the_loss_is_exact(device):
     *tensors, target = head(device)
-    out = lce(*tensors[:2], target, gradient="thinned", threshold=1.0, return_stats=True)
+    out = lce(*tensors[:2], target, gradient="always-thinned", threshold=1.0, return_stats=True)
     expected = lce(*tensors[:2], target, return_stats=True)
     for name in ("loss", "nll", "lse", "entropy", "argmax", "correct_count"):
         torch.testing.assert_close(getattr(out, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
@@ -102,7 +104,7 @@ def test_the_same_seed_gives_the_same_bits(device, reduction):
     *tensors, target = head(device)
 
     def found(seed):
-        options = {"gradient": "thinned", "threshold": TAU, "reduction": reduction}
+        options = {"gradient": "always-thinned", "threshold": TAU, "reduction": reduction}
         return gradients(tensors, loss_of(tensors, target, options, seed=seed))
 
     first = found(7)
@@ -116,7 +118,7 @@ def test_default_seeds_follow_manual_seed_and_generators(device):
     *tensors, target = head(device)
 
     def found(seed=None):
-        return gradients(tensors, loss_of(tensors, target, {"gradient": "thinned", "threshold": TAU}, seed=seed))
+        return gradients(tensors, loss_of(tensors, target, {"gradient": "always-thinned", "threshold": TAU}, seed=seed))
 
     torch.manual_seed(1)
     first, second = found(), found()
@@ -135,7 +137,7 @@ def test_no_seed_is_drawn_without_need(device):
     state = torch.random.get_rng_state()
     loss_of(tensors, target, {}).backward()
     with torch.no_grad():
-        loss_of(tensors, target, {"gradient": "thinned"})
+        loss_of(tensors, target, {"gradient": "always-thinned"})
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -163,7 +165,7 @@ def test_one_forward_pass_serves_any_upstream_gradient(device):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_frozen_sides_do_not_change_the_draw(device, reduction):
     *tensors, target = head(device)
-    options = {"gradient": "thinned", "threshold": TAU, "seed": 4, "reduction": reduction}
+    options = {"gradient": "always-thinned", "threshold": TAU, "seed": 4, "reduction": reduction}
     together = gradients(tensors, loss_of(tensors, target, options))
     for index in range(3):
         given = [t if i == index else t.detach() for i, t in enumerate(tensors)]
@@ -173,7 +175,7 @@ def test_frozen_sides_do_not_change_the_draw(device, reduction):
 
 def test_main_grad_and_half_precision(device):
     input, weight, _, target = head(device)
-    options = {"gradient": "thinned", "threshold": TAU, "seed": 4}
+    options = {"gradient": "always-thinned", "threshold": TAU, "seed": 4}
     expected = torch.autograd.grad(lce(input, weight, target, **options), weight)[0]
     buffer = torch.ones_like(weight.detach())
     lce(input, weight, target, main_grad=buffer, **options).backward()
@@ -190,11 +192,11 @@ def test_main_grad_and_half_precision(device):
 def test_autocast(device):
     input, weight, _, target = head(device)
     with torch.autocast(device, dtype=torch.bfloat16):
-        loss = lce(input, weight, target, gradient="thinned", threshold=TAU, seed=1)
+        loss = lce(input, weight, target, gradient="always-thinned", threshold=TAU, seed=1)
     found = torch.autograd.grad(loss, (input, weight))
     assert all(g.dtype == torch.float32 for g in found)
     short = [t.detach().bfloat16().requires_grad_() for t in (input, weight)]
-    expected = torch.autograd.grad(lce(*short, target, gradient="thinned", threshold=TAU, seed=1), short)
+    expected = torch.autograd.grad(lce(*short, target, gradient="always-thinned", threshold=TAU, seed=1), short)
     for a, b in zip(found, expected):
         assert torch.equal(a, b.float())
 
@@ -202,16 +204,16 @@ def test_autocast(device):
 def test_rows_that_are_all_ignored(device):
     input, weight, _, target = head(device)
     target.fill_(-100)
-    loss = lce(input, weight, target, reduction="sum", gradient="thinned")
+    loss = lce(input, weight, target, reduction="sum", gradient="always-thinned")
     for g in torch.autograd.grad(loss, (input, weight)):
         assert (g == 0).all()
 
 
 def test_module(device):
-    model = headroom.LinearCrossEntropyLoss(6, 50, device=device, gradient="thinned", threshold=TAU)
+    model = headroom.LinearCrossEntropyLoss(6, 50, device=device, gradient="always-thinned", threshold=TAU)
     input, _, _, target = head(device)
     model(input, target, seed=2).backward()
-    options = {"gradient": "thinned", "threshold": TAU, "seed": 2}
+    options = {"gradient": "always-thinned", "threshold": TAU, "seed": 2}
     expected = torch.autograd.grad(lce(input, model.linear.weight, target, **options), model.linear.weight)[0]
     assert torch.equal(model.linear.weight.grad, expected)
-    assert "gradient=thinned, threshold=0.25" in repr(model)
+    assert "gradient=always-thinned, threshold=0.25" in repr(model)

@@ -1,4 +1,4 @@
-"""gradient="thinned" with PyTorch's tools, its statistics, the numpy interface, plans and errors."""
+"""Thinned gradients with PyTorch's tools, its statistics, the numpy interface, plans and errors."""
 
 import headroom
 import numpy as np
@@ -8,7 +8,7 @@ from thinned_cases import CUDA, DEVICES, check_mean_over_seeds, gradients, head,
 from torch.utils.checkpoint import checkpoint
 
 TAU = 0.25
-THINNED = {"gradient": "thinned", "threshold": TAU}
+THINNED = {"gradient": "always-thinned", "threshold": TAU}
 pytestmark = pytest.mark.filterwarnings("ignore")
 on_devices = pytest.mark.parametrize("device", DEVICES)
 on_cuda = pytest.mark.parametrize("device", [CUDA])
@@ -169,7 +169,9 @@ def test_mean_over_seeds_across_tiles(device, shape, dtype, implementation, monk
     exact = gradients(wide, 64 * torch.nn.functional.cross_entropy(logits, target))
 
     def draw(seed):
-        loss = 64 * lce(*tensors[:2], target, linear_bias=tensors[2], gradient="thinned", threshold=2**-6, seed=seed)
+        loss = 64 * lce(
+            *tensors[:2], target, linear_bias=tensors[2], gradient="always-thinned", threshold=2**-6, seed=seed
+        )
         return gradients(tensors, loss)
 
     # In 16 bits dz of the dense columns, d_hidden twice and d_classifier are rounded, alike for all seeds.
@@ -212,18 +214,43 @@ def test_numpy_statistics():
         headroom.numpy.linear_cross_entropy(*arrays(), **options)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_small_vocabulary_is_thinned_on_demand_only(reduction, dtype):
+    input, weight = (torch.randn(rows, 64, device="cuda").to(dtype) for rows in (300, 1000))
+    target = torch.randint(0, 1000, (300,), device="cuda")
+    target[::7] = -100
+
+    def found(gradient):
+        tensors = input.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = lce(*tensors, target, reduction=reduction, gradient=gradient, seed=None if gradient == "exact" else 1)
+        return torch.autograd.grad(loss.sum(), tensors)
+
+    exact = found("exact")
+    assert all(torch.equal(a, b) for a, b in zip(found("thinned"), exact))
+    assert not any(torch.equal(a, b) for a, b in zip(found("always-thinned"), exact))
+    stats = ["kept_count", "draw_variance"]
+    tensors = input.clone().requires_grad_(), weight
+    out = lce(*tensors, target, reduction=reduction, gradient="thinned", seed=1, return_stats=stats)
+    assert torch.equal(out.kept_count, torch.where(target >= 0, 1000, 0).int()) and not out.draw_variance.any()
+
+
 def test_plan():
-    info = headroom.plan(256, 3000, 64, gradient="thinned")
+    info = headroom.plan(256, 3000, 64, gradient="always-thinned")
     assert info.kind == "thinned" and info.draws_bytes == 0
-    assert {p.kind for p in headroom.plans(256, 3000, 64, gradient="thinned")} == {"thinned"}
-    with pytest.raises(ValueError, match='gradient: expected one of "exact", "thinned", got \'sparse\''):
+    assert {p.kind for p in headroom.plans(256, 3000, 64, gradient="always-thinned")} == {"thinned"}
+    with pytest.raises(
+        ValueError, match='gradient: expected one of "exact", "thinned", "always-thinned", got \'sparse\''
+    ):
         headroom.plan(256, 3000, 64, gradient="sparse")
     with pytest.raises(headroom.InvalidArgumentError, match=r"threshold: expected a number in \[2\^-126, 1\]"):
-        headroom.plan(256, 3000, 64, gradient="thinned", threshold=2.0)
+        headroom.plan(256, 3000, 64, gradient="always-thinned", threshold=2.0)
 
 
 WRONG = {
-    "gradient": ({"gradient": "thin"}, ValueError, 'gradient: expected one of "exact", "thinned"'),
+    "gradient": ({"gradient": "thin"}, ValueError, 'gradient: expected one of "exact", "thinned", "always-thinned"'),
     "threshold of 0": (
         THINNED | {"threshold": 0.0},
         ValueError,
