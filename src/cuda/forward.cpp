@@ -38,14 +38,22 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   });
 }
 
+bool may_be_done_again(const Runner& run) {
+  const Problem& p = run.problem;
+  // Portable knows the maximum before it stores.
+  if (run.detail.implementation == Implementation::kPortable) return false;
+  // Of a shard the anchors may be 0.
+  return p.is_shard() || p.softcap == 0 ||
+         may_leave_range(2 * p.softcap, p.vocab, run.arena.slots.sum_offset != nullptr);
+}
+
 }  // namespace
 
 // sm90: the anchor is the target's logit, which is nearly always within 86 nats of lse. Blocks with a row
 // where it is not are done again with lse as the anchor; nobody has to wait to know whether there are any.
 void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   keep_exps_of(run, chunk, hidden, nullptr);
-  // Portable knows the maximum before it stores.
-  if (run.detail.implementation == Implementation::kPortable) return;
+  if (!may_be_done_again(run)) return;
   const Arena& a = run.arena;
   launch_find_redo(a, chunk.rows, chunk.row_count, run.stream);
   sum_rows(run, chunk, hidden, a.active);

@@ -132,7 +132,6 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
   const Arena& a = run.arena;
   const int64_t kept = run.detail.kept_columns;
   const int64_t stride = padded_columns(run.problem, run.detail.vocab_window);
-  if (kept > 0) launch_zero_tail(a.exps, run.dtype(), stride, chunk.rows, chunk.row_count, run.stream);
   for_windows(kept, run.problem.vocab, run.detail.vocab_window, [&](const Window& window) {
     const Operand classifier = load_classifier(run, window);
     LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kGradient);

@@ -21,6 +21,13 @@ __device__ __forceinline__ void wait_for_kernels_before() {
 #endif
 }
 
+// Lets such a kernel behind this one come up when all blocks have begun; it waits for their end all the same.
+__device__ __forceinline__ void let_next_come_up() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (kOverlapsLaunches) cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 // The null stream waits for other streams as well, which is not left to the device.
 inline bool may_overlap(After after, cudaStream_t stream) {
   return kOverlapsLaunches && after == After::kKernel && stream != nullptr;

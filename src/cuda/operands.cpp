@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/status.h"
 #include "cuda/portable/logits.h"
 #include "cuda/runner.h"
 #include "cuda/sm90/logits.h"
@@ -65,7 +66,12 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
   if (chunk.is_first) l.bias_copy = a.bias;
   l.slots = a.slots;
   if (p.needs_backward() && run.plan.kind != PlanKind::kThinned) {
-    const int64_t columns = run.detail.kept_columns > 0 ? run.detail.kept_columns : run.detail.vocab_window;
+    // Kept exps, and dz of every window, where they were: rows have one length, and those that do not exist
+    // stay 0.
+    const int64_t kept = run.detail.kept_columns, columns = kept > 0 ? kept : run.detail.vocab_window;
+    if (kept > 0 && kept < p.vocab && kept != run.detail.vocab_window) {
+      throw Error(Status::kInternal, "exps are kept of neither all columns nor a window");
+    }
     l.tail = a.exps;
     l.tail_pieces = padded_columns(p, columns) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }

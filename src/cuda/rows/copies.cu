@@ -50,13 +50,6 @@ __global__ void scale_rows_kernel(ScaleRows s) {
   }
 }
 
-__global__ void zero_tail_kernel(uint4* data, int64_t row_pieces, int64_t rows, const int32_t* row_count) {
-  const int64_t begin = existing(row_count, rows) * row_pieces, end = rows * row_pieces;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end; i += step)
-    data[i] = uint4{};
-}
-
 }  // namespace
 
 void launch_copy_rows(const RowsCopy& c, cudaStream_t stream) {
@@ -82,13 +75,6 @@ void launch_scale_rows(const ScaleRows& s, cudaStream_t stream) {
     scale_rows_kernel<decltype(type)><<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(s);
   });
   check_launch("scale_rows");
-}
-
-void launch_zero_tail(void* data, DType dtype, int64_t stride, int64_t rows, const int32_t* row_count,
-                      cudaStream_t stream) {
-  const int64_t pieces = stride * static_cast<int64_t>(size_of(dtype)) / 16;
-  zero_tail_kernel<<<264, kThreads, 0, stream>>>(static_cast<uint4*>(data), pieces, rows, row_count);
-  check_launch("zero_tail");
 }
 
 }  // namespace headroom::cuda

@@ -55,6 +55,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     finish_chunk_kernel(RowInputs in, Arena arena, Buffers out, FinishChunk f) {
   wait_for_kernels_before();
+  let_next_come_up();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r < existing(f.row_count, f.rows)) {

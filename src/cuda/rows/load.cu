@@ -82,6 +82,7 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
 template <class H, class C, bool kAligned>
 __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
   wait_for_kernels_before();
+  let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t count = existing(l.row_count, l.rows);
   if (l.from != nullptr && r < l.rows) {

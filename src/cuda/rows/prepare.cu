@@ -1,4 +1,5 @@
 #include "cuda/check.h"
+#include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sizes.h"
 
@@ -28,6 +29,7 @@ __device__ void fill_ignored(const RowInputs& in, const Buffers& out, int64_t ro
 __global__ void __launch_bounds__(kThreads)
     prepare_rows_kernel(RowInputs in, Arena arena, int64_t chunk, int64_t chunks, bool compact, bool fills,
                         Buffers out) {
+  let_next_come_up();
   __shared__ int warp_counts[kThreads / 32];
   __shared__ unsigned long long first_invalid;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;

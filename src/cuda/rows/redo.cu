@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "cuda/check.h"
 #include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
@@ -17,6 +19,7 @@ static_assert(-28 - 40 + sm90::kKeptExponent == -126);
 __global__ void __launch_bounds__(kRowBlock)
     find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
   wait_for_kernels_before();
+  let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   const StatSlots& slots = arena.slots;
   bool redo = false;
@@ -34,6 +37,7 @@ __global__ void __launch_bounds__(kRowBlock)
 __global__ void __launch_bounds__(kRowBlock)
     anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool clears) {
   wait_for_kernels_before();
+  let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   if (r >= rows || arena.active[blockIdx.x] == 0) return;
   if (r < existing(row_count, rows)) {
@@ -45,6 +49,11 @@ __global__ void __launch_bounds__(kRowBlock)
 }
 
 }  // namespace
+
+bool may_leave_range(double most_above_anchor, int64_t vocab, bool sums_offsets) {
+  const double most = std::log(static_cast<double>(vocab)) + most_above_anchor;
+  return !(most < std::log(sums_offsets ? kMostSumWithOffsets : kMostSum) - 1);
+}
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream) {
   launch_after(After::kKernel, "find_redo", find_redo_kernel, static_cast<unsigned>(row_blocks(rows)),

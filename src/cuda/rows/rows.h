@@ -66,6 +66,9 @@ struct LoadRows {
 void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream);
 
 // ---- redo.cu: blocks of kept exps that are done again
+// Whether sums of exps relative to one of the row's own logits may leave their range (they are not below 1),
+// if none is more than most_above_anchor above it.
+bool may_leave_range(double most_above_anchor, int64_t vocab, bool sums_offsets);
 // Finds rows whose anchored sums left the range of exps: sets `active` of their blocks and clears the blocks'
 // slots.
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream);
@@ -140,8 +143,6 @@ struct ScaleRows {
   const float* common;  // or null: 1
 };
 void launch_scale_rows(const ScaleRows& s, cudaStream_t stream);
-void launch_zero_tail(void* data, DType dtype, int64_t stride, int64_t rows, const int32_t* row_count,
-                      cudaStream_t stream);
 
 // ---- gradients.cu
 // d_hidden of the caller's rows from fp32 sums of computed ones, times factor[row] (null: 1) and dz_unscale.

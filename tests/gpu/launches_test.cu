@@ -1,0 +1,174 @@
+// How many launches a run of each kind of plan is: a run is captured in a CUDA graph, whose nodes are counted
+// by name. Products are left out: cuBLASLt may cut one in two.
+#include <cuda.h>
+
+#include "device.h"
+
+namespace headroom_test {
+namespace {
+
+template <class F>
+F driver_function(const char* name, unsigned version) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  cuda_check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess) throw std::runtime_error(std::string("no ") + name);
+  return reinterpret_cast<F>(function);
+}
+
+std::string name_of(CUgraphNode node) {
+  static const auto type_of =
+      driver_function<CUresult (*)(CUgraphNode, CUgraphNodeType*)>("cuGraphNodeGetType", 10000);
+  static const auto parameters_of = driver_function<CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS_v2*)>(
+      "cuGraphKernelNodeGetParams", 12000);
+  static const auto name_of_function =
+      driver_function<CUresult (*)(const char**, CUfunction)>("cuFuncGetName", 12030);
+  static const auto name_of_kernel =
+      driver_function<CUresult (*)(const char**, CUkernel)>("cuKernelGetName", 12030);
+  CUgraphNodeType type{};
+  if (type_of(node, &type) != CUDA_SUCCESS) return "?";
+  if (type == CU_GRAPH_NODE_TYPE_MEMSET) return "memset";
+  if (type == CU_GRAPH_NODE_TYPE_MEMCPY) return "memcpy";
+  CUDA_KERNEL_NODE_PARAMS_v2 parameters{};
+  const char* name = nullptr;
+  if (type != CU_GRAPH_NODE_TYPE_KERNEL || parameters_of(node, &parameters) != CUDA_SUCCESS) return "?";
+  const CUresult result = parameters.func != nullptr ? name_of_function(&name, parameters.func)
+                                                     : name_of_kernel(&name, parameters.kern);
+  return result == CUDA_SUCCESS && name != nullptr ? name : "?";
+}
+
+struct Launches {
+  int own = 0;        // kernels of the library, and clears and copies
+  std::string names;  // of all, for people
+};
+
+Launches count(cudaGraph_t graph) {
+  size_t nodes = 0;
+  cuda_check(cudaGraphGetNodes(graph, nullptr, &nodes));
+  std::vector<cudaGraphNode_t> each(nodes);
+  cuda_check(cudaGraphGetNodes(graph, each.data(), &nodes));
+  Launches out;
+  for (cudaGraphNode_t node : each) {
+    const std::string name = name_of(node);
+    const bool own = name.find("headroom") != std::string::npos || name.starts_with("mem") || name == "?";
+    out.own += own ? 1 : 0;
+    out.names += (own ? "\n  " : "\n  (") + name + (own ? "" : ")");
+  }
+  return out;
+}
+
+class LaunchCounts : public testing::TestWithParam<Engine> {
+ protected:
+  struct Counted {
+    int32_t kind;
+    size_t workspace_bytes;
+    std::string config;
+    Launches launches;
+  };
+
+  Counted counted(const Case& c, headroom::Pass pass, size_t budget = 0) const {
+    headroom::Problem problem = pass_problem(c, pass);
+    problem.max_workspace_bytes = budget;
+    const headroom::Plan plan(make_context(GetParam()), problem);
+    const PlainTensors tensors(c);
+    const DeviceMemory workspace(plan.info().workspace_bytes);
+    const Stream stream;
+    const auto run = [&] { plan.run(tensors.buffers(problem.pass), workspace.bytes(), stream); };
+    run();  // what the driver loads at the first launch
+    stream.wait();
+    cudaGraph_t graph = nullptr;
+    cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    run();
+    cuda_check(cudaStreamEndCapture(stream, &graph));
+    const headroom::PlanInfo info = plan.info();
+    Counted out{info.kind, info.workspace_bytes, info.config, count(graph)};
+    cuda_check(cudaGraphDestroy(graph));
+    return out;
+  }
+
+  static Case case_of() { return plain_case(1, {1000, 4800, 512}, HEADROOM_BF16); }
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LaunchCounts);
+
+// The number behind a word of a plan's configuration, or otherwise.
+int64_t number_after(const std::string& config, const std::string& word, int64_t otherwise) {
+  const size_t at = config.find(word);
+  return at != std::string::npos ? std::stoll(config.substr(at + word.size())) : otherwise;
+}
+
+// Targets, slots, sums, losses.
+TEST_P(LaunchCounts, LossAlone) {
+  Case c = case_of();
+  c.problem.has_bias = c.problem.want_d_bias = 0;
+  const Counted got = counted(c, headroom::Pass::forward);
+  ASSERT_EQ(got.kind, HEADROOM_PLAN_FORWARD);
+  EXPECT_LE(got.launches.own, 4) << got.launches.names;
+}
+
+// Targets, rows, exps, four for blocks that are done again, losses and factors; sums of d_bias, d_hidden.
+TEST_P(LaunchCounts, AllExpsKept) {
+  const Counted got = counted(case_of(), headroom::Pass::forward_backward);
+  ASSERT_EQ(got.kind, HEADROOM_PLAN_WHOLE);
+  EXPECT_LE(got.launches.own, 10) << got.launches.names;
+}
+
+// A softcap bounds logits: no block is done again.
+TEST_P(LaunchCounts, AllExpsKeptWithSoftcap) {
+  Case c = case_of();
+  c.problem.softcap = 30;
+  const Counted got = counted(c, headroom::Pass::forward_backward);
+  ASSERT_EQ(got.kind, HEADROOM_PLAN_WHOLE);
+  EXPECT_LE(got.launches.own, 6) << got.launches.names;
+}
+
+// Targets, rows, coefficients; dz and sums of d_bias for each window; d_hidden.
+TEST_P(LaunchCounts, Backward) {
+  const Counted got = counted(case_of(), headroom::Pass::backward);
+  ASSERT_EQ(got.kind, HEADROOM_PLAN_BACKWARD);
+  EXPECT_LE(got.launches.own, 6) << got.launches.names << got.config;
+}
+
+// Every plan of less memory.
+TEST_P(LaunchCounts, OfEachChunkAndWindow) {
+  const Case c = case_of();
+  size_t budget = counted(c, headroom::Pass::forward_backward).workspace_bytes;
+  for (; budget > (size_t{1} << 20); budget = budget * 3 / 4) {
+    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    problem.max_workspace_bytes = budget;
+    try {
+      headroom::Plan(make_context(GetParam()), problem);
+    } catch (const headroom::Error& error) {
+      ASSERT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+      break;
+    }
+    const Counted got = counted(c, headroom::Pass::forward_backward, budget);
+    const int64_t chunk = number_after(got.config, "chunk ", c.problem.tokens);
+    const int64_t window = number_after(got.config, "window ", c.problem.vocab);
+    const int64_t chunks = (c.problem.tokens + chunk - 1) / chunk;
+    const int64_t windows = (c.problem.vocab + window - 1) / window;
+    // Before and after; with a window of kept exps seven more a chunk.
+    EXPECT_LE(got.launches.own, 2 + chunks * (9 + 2 * windows)) << got.config << got.launches.names;
+  }
+}
+
+TEST_P(LaunchCounts, Thinned) {
+  Case c = case_of();
+  c.problem.gradient = HEADROOM_THINNED;
+  const Counted got = counted(c, headroom::Pass::forward_backward);
+  ASSERT_EQ(got.kind, HEADROOM_PLAN_THINNED);
+  EXPECT_LE(got.launches.own, 32) << got.launches.names;
+}
+
+std::vector<Engine> fused_engines() {
+  std::vector<Engine> out;
+  for (const Engine& engine : device_engines()) {
+    if (engine.isa == "sm90") out.push_back(engine);
+  }
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, LaunchCounts, testing::ValuesIn(fused_engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
