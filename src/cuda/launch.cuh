@@ -30,7 +30,7 @@ __device__ __forceinline__ void let_next_come_up() {
 
 // The null stream waits for other streams as well, which is not left to the device.
 inline bool may_overlap(After after, cudaStream_t stream) {
-  return kOverlapsLaunches && after == After::kKernel && stream != nullptr;
+  return kOverlapsLaunches && after == After::kKernel && stream != nullptr && stream != cudaStreamLegacy;
 }
 
 template <class... Parameters>

@@ -15,22 +15,36 @@ namespace {
 constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithOffsets = 0x1p100;
 static_assert(-28 - 40 + sm90::kKeptExponent == -126);
 
+// Threads of a row: there may be few rows, with many slots each.
+constexpr int kParts = 8;
+
 // One block of threads for each block of rows.
-__global__ void __launch_bounds__(kRowBlock)
+__global__ void __launch_bounds__(kRowBlock* kParts)
     find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
   wait_for_kernels_before();
   let_next_come_up();
-  const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
+  __shared__ double sums[kParts][kRowBlock];
+  const int64_t i = threadIdx.x % kRowBlock, part = threadIdx.x / kRowBlock;
+  const int64_t r = int64_t{blockIdx.x} * kRowBlock + i;
   const StatSlots& slots = arena.slots;
+  const bool exists = r < existing(row_count, rows);
+  double sum = 0;
+  if (exists) {
+#pragma unroll 8
+    for (int64_t s = part; s < slots.slots; s += kParts) sum += slots.sum[s * slots.stride + r];
+  }
+  sums[part][i] = sum;
+  __syncthreads();
   bool redo = false;
-  if (r < existing(row_count, rows)) {
-    const double sum = sum_of_slots(slots, slots.sum, r);
+  if (exists && part == 0) {
+    for (int p = 1; p < kParts; ++p) sum += sums[p][i];
     const double most = slots.sum_offset == nullptr ? kMostSum : kMostSumWithOffsets;
     redo = !(sum < most && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);
   if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
-  if (redo && r < rows) clear_row(slots, r);
+  if (!redo || r >= rows) return;
+  for (int64_t s = part; s < slots.slots; s += kParts) clear_slot(slots, s * slots.stride + r);
 }
 
 // One block of threads for each block of rows.
@@ -57,7 +71,7 @@ bool may_leave_range(double most_above_anchor, int64_t vocab, bool sums_offsets)
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream) {
   launch_after(After::kKernel, "find_redo", find_redo_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock, stream, arena, rows, row_count);
+               kRowBlock * kParts, stream, arena, rows, row_count);
 }
 
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool clears,
