@@ -150,6 +150,8 @@ Problem to_problem(const headroom_problem& c) {
   p.keeps_draws = to_flag(c.keeps_draws, "keeps_draws");
   p.threshold = c.threshold;
   p.seed = c.seed;
+  p.compute_dtype = to_dtype(c.compute_dtype, "compute_dtype");
+  p.allow_tf32 = to_flag(c.allow_tf32, "allow_tf32");
   return p;
 }
 

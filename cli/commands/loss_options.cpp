@@ -50,6 +50,13 @@ void add_loss_options(CLI::App& command, LossOptions& options) {
       ->check(CLI::NonNegativeNumber)
       ->group(group)
       ->capture_default_str();
+  command
+      .add_option("--compute-dtype", options.compute_dtype,
+                  "bf16 or f16: hidden and classifier are rounded to it for the products, a part at a time")
+      ->group(group);
+  command
+      .add_flag("--tf32", options.allow_tf32, "CUDA: products of float32 operands may round these to TF32")
+      ->group(group);
   command.add_option(
       "--budget", options.budget,
       "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. Default: as the fastest plan wants");
@@ -60,6 +67,10 @@ void apply(const LossOptions& options, Problem& problem) {
   problem.softcap = options.softcap;
   problem.label_smoothing = options.label_smoothing;
   problem.z_loss = options.z_loss;
+  if (!options.compute_dtype.empty()) {
+    problem.compute_dtype = parse_dtype("--compute-dtype", options.compute_dtype);
+  }
+  problem.allow_tf32 = options.allow_tf32;
   if (!options.budget.empty()) {
     problem.max_workspace_bytes = parse_size("--budget", options.budget);
     if (problem.max_workspace_bytes == 0) throw UsageError("--budget: expected more than 0 bytes");

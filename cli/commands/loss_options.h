@@ -14,7 +14,9 @@ struct LossOptions {
   double softcap = 0;
   double label_smoothing = 0;
   double z_loss = 0;
-  std::string budget;  // text of --budget; empty: none
+  std::string budget;         // text of --budget; empty: none
+  std::string compute_dtype;  // text of --compute-dtype; empty: operands as they are
+  bool allow_tf32 = false;
 };
 void add_loss_options(CLI::App& command, LossOptions& options);
 // Throws UsageError for a budget that is not a size.

@@ -158,6 +158,8 @@ ordered_json problem_json(const Problem& problem) {
           {"hidden", problem.hidden},
           {"dtype", dtype_text(static_cast<headroom_dtype>(problem.hidden_dtype))},
           {"classifier_dtype", dtype_text(static_cast<headroom_dtype>(problem.classifier_dtype))},
+          {"compute_dtype", dtype_text(static_cast<headroom_dtype>(problem.compute_dtype))},
+          {"allow_tf32", problem.allow_tf32 != 0},
           {"gradients", problem.pass != HEADROOM_FORWARD},
           {"gradient", gradient_text(problem.gradient)},
           {"threshold", problem.threshold},

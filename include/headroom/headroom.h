@@ -165,6 +165,12 @@ typedef struct headroom_problem {
   int32_t keeps_draws;        /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
   double threshold;           /* thinned: in [2^-126, 1]; default 2^-10 */
   int64_t seed;               /* thinned */
+  int32_t compute_dtype; /* HEADROOM_BF16 or HEADROOM_F16: hidden and classifier are rounded to it on their
+                            way into the products, a part at a time inside the workspace, and the products are
+                            of that dtype; gradients are written in their own dtypes as ever. HEADROOM_F32 (0,
+                            default): operands as they are. Not with float64 */
+  int32_t allow_tf32;    /* CUDA: 1 permits products of float32 operands to round these to TF32 (10 bits of
+                            mantissa), at several times the speed; other backends have no use for it */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are

@@ -87,6 +87,8 @@ class Problem(ctypes.Structure):
         ("keeps_draws", c_int32),
         ("threshold", c_double),
         ("seed", c_int64),
+        ("compute_dtype", c_int32),
+        ("allow_tf32", c_int32),
     ]
 
 

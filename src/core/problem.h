@@ -46,6 +46,9 @@ struct Problem {
   DType d_hidden_dtype = DType::kF32;
   DType d_classifier_dtype = DType::kF32;
   DType d_bias_dtype = DType::kF32;
+  // bf16 or fp16: operands of the products are rounded to it; kF32: they are not.
+  DType compute_dtype = DType::kF32;
+  bool allow_tf32 = false;  // a permission to round fp32 operands further, where that is faster
 
   double scale = 1;
   double softcap = 0;  // 0: none
@@ -94,6 +97,8 @@ struct Problem {
   bool has_gradients() const { return want_d_hidden || want_d_classifier || want_d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }
+  // Whether numbers of an operand's dtype are rounded before they are multiplied.
+  bool rounds(DType dtype) const { return compute_dtype != DType::kF32 && dtype != compute_dtype; }
   // dtype of every N-vector of floating point numbers and of the loss.
   DType stats_dtype() const { return hidden_dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
   // Row statistics beyond max, sum_exp and the target logit.

@@ -94,6 +94,12 @@ void check_dtypes(const Problem& p) {
   if (p.want_d_hidden) check_float("d_hidden_dtype", p.d_hidden_dtype, fp64);
   if (p.want_d_classifier) check_float("d_classifier_dtype", p.d_classifier_dtype, fp64);
   if (p.want_d_bias) check_float("d_bias_dtype", p.d_bias_dtype, fp64);
+  require(p.compute_dtype == DType::kF32 ||
+              (!fp64 && (p.compute_dtype == DType::kBF16 || p.compute_dtype == DType::kF16)),
+          "compute_dtype",
+          fp64 ? "float32 (operands as they are) with float64 operands"
+               : "bfloat16, float16, or float32 (operands as they are)",
+          dtype_name(p.compute_dtype));
   require(p.target_dtype == DType::kI32 || p.target_dtype == DType::kI64, "target_dtype", "int32 or int64",
           dtype_name(p.target_dtype));
 }

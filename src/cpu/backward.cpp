@@ -83,7 +83,7 @@ void pack_panels(const Runner& run, int64_t block) {
   const auto* classifier = static_cast<const std::byte*>(run.buffers.classifier) +
                            block * s.vocab_block * run.buffers.classifier_stride *
                                static_cast<int64_t>(size_of(p.classifier_dtype));
-  k.pack_interleaved({classifier, p.classifier_dtype, run.buffers.classifier_stride},
+  k.pack_interleaved({classifier, p.classifier_dtype, run.buffers.classifier_stride, p.compute_dtype},
                      s.block_columns(p.vocab, block), p.hidden, units, s.hidden_padded / k.nr, k.nr,
                      run.block_panels(block));
 }

@@ -17,7 +17,8 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
   const int64_t row = source_row(run, chunk, i);
   const auto* hidden = static_cast<const std::byte*>(run.buffers.hidden) +
                        row * run.buffers.hidden_stride * static_cast<int64_t>(size_of(p.hidden_dtype));
-  run.kernels.convert_row(hidden, p.hidden_dtype, p.hidden, s.hidden_units * run.kernels.pair,
+  run.kernels.convert_row({hidden, p.hidden_dtype, run.buffers.hidden_stride, p.compute_dtype}, p.hidden,
+                          s.hidden_units * run.kernels.pair,
                           run.arena.hidden_rows.data() + i * s.hidden_stride);
   const int64_t column = target_of_row(p, run.buffers.targets, row) - p.vocab_start;
   run.arena.target[static_cast<size_t>(i)] = column >= 0 && column < p.vocab ? column : -1;

@@ -29,7 +29,9 @@ struct GemmStrip {
 struct MatrixView {
   const void* data = nullptr;
   DType dtype = DType::kF32;
-  int64_t stride = 0;  // elements
+  int64_t stride = 0;            // elements
+  DType round_to = DType::kF32;  // numbers of other dtypes are rounded to it; kF32: they are not
+  bool rounds() const { return round_to != DType::kF32 && round_to != dtype; }
 };
 
 // What turns dot products into logits: z = t(scale * dot + bias).
@@ -122,9 +124,8 @@ struct Kernels {
 
   void (*gemm_rows)(const GemmStrip&) = nullptr;
   void (*gemm_columns)(const GemmStrip&) = nullptr;
-  // Elements of one row, zeros up to padded.
-  void (*convert_row)(const void* source, DType dtype, int64_t count, int64_t padded,
-                      void* elements) = nullptr;
+  // Elements of the first row, zeros up to padded.
+  void (*convert_row)(const MatrixView& source, int64_t count, int64_t padded, void* elements) = nullptr;
   // Panels of the transpose: rows [0, rows) become columns, units of `depth` elements along K. rows is
   // padded with zeros to `panels` panels. [panel][ceil(depth / pair)][nr]
   void (*pack_transposed)(const MatrixView& source, int64_t rows, int64_t depth, int64_t panels,
@@ -150,7 +151,8 @@ struct Kernels {
   // How many elements were kept.
   int64_t (*draw_row)(const DrawRow&) = nullptr;
   void (*add_rows)(const AddRows&) = nullptr;
-  float (*dot_rows)(const void* a, DType a_dtype, const void* b, DType b_dtype, int64_t count) = nullptr;
+  // Of the first rows.
+  float (*dot_rows)(const MatrixView& a, const MatrixView& b, int64_t count) = nullptr;
 };
 
 inline int64_t element_bytes(const Kernels& k) {

@@ -47,8 +47,9 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   const auto* classifier =
       static_cast<const std::byte*>(run.buffers.classifier) +
       first * run.buffers.classifier_stride * static_cast<int64_t>(size_of(p.classifier_dtype));
-  run.kernels.pack_transposed({classifier, p.classifier_dtype, run.buffers.classifier_stride}, columns,
-                              p.hidden, s.vocab_block / run.kernels.nr, w.classifier.data());
+  run.kernels.pack_transposed(
+      {classifier, p.classifier_dtype, run.buffers.classifier_stride, p.compute_dtype}, columns, p.hidden,
+      s.vocab_block / run.kernels.nr, w.classifier.data());
   for (int64_t j = 0; j < s.vocab_block; ++j) {
     const bool real = j < columns;
     if (p.has_bias) {

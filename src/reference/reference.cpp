@@ -13,6 +13,26 @@ double load(const void* data, DType dtype, int64_t index) {
   return load_as_double(data, dtype, index);
 }
 
+// An operand's element, as the products see it.
+double rounded(double value, DType to) {
+  const auto single = static_cast<float>(value);
+  if (to == DType::kBF16) return bf16_to_float(float_to_bf16(single));
+  return f16_to_float(float_to_f16(single));
+}
+
+double load_operand(const Problem& p, const void* data, DType dtype, int64_t index) {
+  const double value = load(data, dtype, index);
+  return p.rounds(dtype) ? rounded(value, p.compute_dtype) : value;
+}
+
+double hidden_at(const Problem& p, const Buffers& b, int64_t row, int64_t k) {
+  return load_operand(p, b.hidden, p.hidden_dtype, row * b.hidden_stride + k);
+}
+
+double classifier_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) {
+  return load_operand(p, b.classifier, p.classifier_dtype, column * b.classifier_stride + k);
+}
+
 struct Logit {
   double z = 0;
   double slope = 1;  // dz / d(scale * dot + bias), the derivative of the softcap
@@ -21,8 +41,7 @@ struct Logit {
 Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
   double dot = 0;
   for (int64_t k = 0; k < p.hidden; ++k) {
-    dot += load(b.hidden, p.hidden_dtype, row * b.hidden_stride + k) *
-           load(b.classifier, p.classifier_dtype, column * b.classifier_stride + k);
+    dot += hidden_at(p, b, row, k) * classifier_at(p, b, column, k);
   }
   Logit out{p.scale * dot};
   if (p.has_bias) out.z += load(b.bias, p.bias_dtype, column);
@@ -137,7 +156,7 @@ void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t 
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double d = p.scale * d_logit(p, b, s, i, j).d;
     for (int64_t k = 0; k < p.hidden; ++k) {
-      accumulator[k] += d * load(b.classifier, p.classifier_dtype, j * b.classifier_stride + k);
+      accumulator[k] += d * classifier_at(p, b, j, k);
     }
   }
   const int64_t row = s.rows[static_cast<size_t>(i)];
@@ -158,7 +177,7 @@ void d_classifier_row(const Problem& p, const Buffers& b, const Scratch& s, int6
     if (!p.want_d_classifier) continue;
     const int64_t row = s.rows[static_cast<size_t>(i)];
     for (int64_t k = 0; k < p.hidden; ++k) {
-      accumulator[k] += p.scale * d * load(b.hidden, p.hidden_dtype, row * b.hidden_stride + k);
+      accumulator[k] += p.scale * d * hidden_at(p, b, row, k);
     }
   }
   if (p.want_d_bias) store_gradient(b.d_bias, p.d_bias_dtype, j, d_bias, p.accumulate_d_bias);

@@ -30,9 +30,9 @@ void plan_anything(FuzzedDataProvider& input) {
     *field = input.ConsumeBool() ? input.ConsumeIntegralInRange<int64_t>(0, 5000)
                                  : input.ConsumeIntegral<int64_t>();
   }
-  for (int32_t* field :
-       {&problem.hidden_dtype, &problem.classifier_dtype, &problem.bias_dtype, &problem.target_dtype,
-        &problem.d_hidden_dtype, &problem.d_classifier_dtype, &problem.d_bias_dtype}) {
+  for (int32_t* field : {&problem.hidden_dtype, &problem.classifier_dtype, &problem.bias_dtype,
+                         &problem.target_dtype, &problem.d_hidden_dtype, &problem.d_classifier_dtype,
+                         &problem.d_bias_dtype, &problem.compute_dtype}) {
     *field = input.ConsumeIntegralInRange<int32_t>(-1, 6);
   }
   for (double* field :

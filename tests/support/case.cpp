@@ -151,6 +151,10 @@ headroom_dtype stats_dtype(const headroom_problem& problem) {
   return problem.hidden_dtype == HEADROOM_F64 ? HEADROOM_F64 : HEADROOM_F32;
 }
 
+headroom_dtype product_dtype(const headroom_problem& problem, int32_t dtype) {
+  return as_dtype(problem.compute_dtype != HEADROOM_F32 ? problem.compute_dtype : dtype);
+}
+
 std::vector<double> normal_values(Random& random, int64_t count, double deviation, headroom_dtype dtype) {
   std::vector<double> out(static_cast<size_t>(count));
   for (double& value : out) value = rounded(deviation * random.normal(), dtype);
@@ -180,6 +184,9 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
   c.d_hidden_layout = random_layout(random);
   c.d_classifier_layout = random_layout(random);
   c.skew = random.pick<int64_t>({0, 1, 3});
+  if (c.problem.hidden_dtype != HEADROOM_F64 && random.chance(0.25)) {
+    c.problem.compute_dtype = random.pick<int32_t>({HEADROOM_BF16, HEADROOM_F16});
+  }
   return c;
 }
 
@@ -208,17 +215,17 @@ std::string describe(const Case& c) {
   std::ostringstream out;
   out << "seed " << c.seed << ": N " << p.tokens << " V " << p.vocab << " D " << p.hidden << ", mode "
       << static_cast<int>(c.mode) << ", reduction " << p.reduction << ", E " << name(p.hidden_dtype) << " C "
-      << name(p.classifier_dtype) << " dE " << name(p.d_hidden_dtype) << " dC " << name(p.d_classifier_dtype)
-      << ", wants " << p.want_d_hidden << p.want_d_classifier << p.want_d_bias << ", adds "
-      << p.accumulate_d_hidden << p.accumulate_d_classifier << p.accumulate_d_bias << ", upstream "
-      << p.has_grad_nll << p.has_grad_lse << p.has_grad_entropy << ", bias " << p.has_bias << " ("
-      << name(p.bias_dtype) << ", gradient " << name(p.d_bias_dtype) << "), class weight "
-      << p.has_class_weight << ", token weight " << p.has_token_weight << ", scale " << p.scale
-      << ", softcap " << p.softcap << ", smoothing " << p.label_smoothing << ", z_loss " << p.z_loss
-      << ", num_items " << p.num_items << ", ignore " << p.ignore_index << ", shift " << p.shift << " of "
-      << p.sequence_length << ", entropy " << p.want_entropy << ", argmax " << p.want_argmax << ", strides +"
-      << c.hidden_layout.padding << " +" << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding
-      << " +" << c.d_classifier_layout.padding;
+      << name(p.classifier_dtype) << " in " << name(p.compute_dtype) << " dE " << name(p.d_hidden_dtype)
+      << " dC " << name(p.d_classifier_dtype) << ", wants " << p.want_d_hidden << p.want_d_classifier
+      << p.want_d_bias << ", adds " << p.accumulate_d_hidden << p.accumulate_d_classifier
+      << p.accumulate_d_bias << ", upstream " << p.has_grad_nll << p.has_grad_lse << p.has_grad_entropy
+      << ", bias " << p.has_bias << " (" << name(p.bias_dtype) << ", gradient " << name(p.d_bias_dtype)
+      << "), class weight " << p.has_class_weight << ", token weight " << p.has_token_weight << ", scale "
+      << p.scale << ", softcap " << p.softcap << ", smoothing " << p.label_smoothing << ", z_loss "
+      << p.z_loss << ", num_items " << p.num_items << ", ignore " << p.ignore_index << ", shift " << p.shift
+      << " of " << p.sequence_length << ", entropy " << p.want_entropy << ", argmax " << p.want_argmax
+      << ", strides +" << c.hidden_layout.padding << " +" << c.classifier_layout.padding << " +"
+      << c.d_hidden_layout.padding << " +" << c.d_classifier_layout.padding;
   return out.str();
 }
 

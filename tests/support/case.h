@@ -69,6 +69,9 @@ inline headroom_dtype as_dtype(int32_t value) {
   return static_cast<headroom_dtype>(value);
 }
 
+// What numbers of an operand's dtype are multiplied in: the problem's compute_dtype where there is one.
+headroom_dtype product_dtype(const headroom_problem& problem, int32_t dtype);
+
 // The stats dtype of a problem: of its weights, upstream gradients, losses and row statistics.
 headroom_dtype stats_dtype(const headroom_problem& problem);
 

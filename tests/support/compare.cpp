@@ -69,7 +69,7 @@ Bounds either(const Bounds& a, const Bounds& b) {
 Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {
   static const bool kOnDevice = !device_engines().empty();
   if (!Engine::has_short_operands(c.problem)) return;
-  const bool bf16 = c.problem.hidden_dtype == HEADROOM_BF16;
+  const bool bf16 = product_dtype(c.problem, c.problem.hidden_dtype) == HEADROOM_BF16;
   if (bf16 || kOnDevice) naive_short_ = materialise<float>(c, Rounds::kGradients);
   if (bf16 && kOnDevice) naive_exps_ = materialise<float>(c, Rounds::kExps);
 }
@@ -78,7 +78,7 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   const headroom::Problem& p = c_.problem;
   Arithmetic out;
   const bool is_short = engine.shortens_gradients(p);
-  out.gradient = rounding_unit(is_short ? as_dtype(p.hidden_dtype) : stats_dtype(p));
+  out.gradient = rounding_unit(is_short ? product_dtype(p, p.hidden_dtype) : stats_dtype(p));
   if (!engine.is_device()) return out;
   if (stats_dtype(p) == HEADROOM_F64) {
     out.exp = 0x1p-52;                            // exp and log are off by one unit in the last place,
@@ -155,7 +155,8 @@ Bounds Expected::bounds_of(const Engine& engine) const {
   const Arithmetic arithmetic = arithmetic_of(engine);
   if (!engine.shortens_gradients(c_.problem)) return bounds(naive_, arithmetic);
   const Bounds out = bounds(naive_short_, arithmetic);
-  const bool may_keep_exps = engine.is_device() && c_.problem.hidden_dtype == HEADROOM_BF16;
+  const bool may_keep_exps =
+      engine.is_device() && product_dtype(c_.problem, c_.problem.hidden_dtype) == HEADROOM_BF16;
   if (!may_keep_exps || c_.mode != Mode::kForwardBackward) return out;
   Bounds kept = bounds(naive_exps_, arithmetic);
   kept.d_classifier +=

@@ -21,21 +21,31 @@ struct Engine {
   // Whether it can run problems in float64.
   bool has_float64() const { return is_reference() || (is_device() && isa == "portable"); }
   bool can_run(const headroom_problem& problem) const {
+    if (is_device() && problem.gradient == HEADROOM_THINNED && rounds_short_operands(problem)) return false;
     if (isa == "sm90" && !has_short_operands(problem)) return false;
     return has_float64() || problem.hidden_dtype != HEADROOM_F64;
   }
   // The most precise format of operands that it can run, but for float64.
   headroom_dtype plain_dtype() const { return isa == "sm90" ? HEADROOM_BF16 : HEADROOM_F32; }
-  // Both operands in the same 16-bit format.
+  // Products of operands in the same 16-bit format.
   static bool has_short_operands(const headroom_problem& problem) {
-    return problem.hidden_dtype == problem.classifier_dtype &&
-           (problem.hidden_dtype == HEADROOM_BF16 || problem.hidden_dtype == HEADROOM_F16);
+    const headroom_dtype hidden = product_dtype(problem, problem.hidden_dtype);
+    return hidden == product_dtype(problem, problem.classifier_dtype) &&
+           (hidden == HEADROOM_BF16 || hidden == HEADROOM_F16);
+  }
+  // An operand in one 16-bit format is rounded to the other.
+  static bool rounds_short_operands(const headroom_problem& problem) {
+    const auto rounds = [&](int32_t dtype) {
+      return dtype != HEADROOM_F32 && dtype != product_dtype(problem, dtype);
+    };
+    return rounds(problem.hidden_dtype) || rounds(problem.classifier_dtype);
   }
   // Whether the gradient of the logits is rounded to the operands' format before the products of the backward
   // pass: where both operands have the same 16-bit format and products of that format multiply them.
   bool shortens_gradients(const headroom_problem& problem) const {
     if (is_device()) return has_short_operands(problem);
-    return isa == "avx512_bf16" && has_short_operands(problem) && problem.hidden_dtype == HEADROOM_BF16;
+    return isa == "avx512_bf16" && has_short_operands(problem) &&
+           product_dtype(problem, problem.hidden_dtype) == HEADROOM_BF16;
   }
   std::string name() const { return isa.empty() ? backend : backend + "_" + isa; }
 };

@@ -18,8 +18,8 @@ class Materialised {
         vocab_(static_cast<size_t>(p_.vocab)),
         dim_(static_cast<size_t>(p_.hidden)),
         rounds_(rounds),
-        hidden_(c.hidden.begin(), c.hidden.end()),
-        classifier_(c.classifier.begin(), c.classifier.end()),
+        hidden_(operand(c.hidden, p_.hidden_dtype)),
+        classifier_(operand(c.classifier, p_.classifier_dtype)),
         logits_(tokens_ * vocab_),
         slope_(tokens_ * vocab_, T(1)) {}
 
@@ -32,6 +32,14 @@ class Materialised {
   }
 
  private:
+  // As the products see it.
+  std::vector<T> operand(const std::vector<double>& values, int32_t dtype) const {
+    const headroom_dtype to = product_dtype(p_, dtype);
+    std::vector<T> out(values.begin(), values.end());
+    for (size_t i = 0; i < out.size() && to != dtype; ++i) out[i] = static_cast<T>(rounded(values[i], to));
+    return out;
+  }
+
   static T at(const std::vector<double>& values, size_t i, T otherwise) {
     return values.empty() ? otherwise : static_cast<T>(values[i]);
   }
@@ -137,7 +145,7 @@ class Materialised {
     if (rounds_ == Rounds::kNothing || value == 0 || !std::isfinite(value)) return value;
     int exponent = 0;
     const double mantissa = std::frexp(static_cast<double>(value), &exponent);
-    return static_cast<T>(std::ldexp(rounded(mantissa, as_dtype(p_.hidden_dtype)), exponent));
+    return static_cast<T>(std::ldexp(rounded(mantissa, product_dtype(p_, p_.hidden_dtype)), exponent));
   }
 
   // Gradient of scale * dot + bias of one logit, and its terms.

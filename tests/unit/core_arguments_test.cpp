@@ -82,6 +82,16 @@ std::vector<BadProblem> bad_problems() {
       {"bias_dtype", [](P& p) { p.bias_dtype = HEADROOM_F64; }},
       {"bias_dtype", [](P& p) { p.bias_dtype = HEADROOM_I64; }},
       {"target_dtype", [](P& p) { p.target_dtype = HEADROOM_F32; }},
+      {"compute_dtype", [](P& p) { p.compute_dtype = HEADROOM_F64; }},
+      {"compute_dtype", [](P& p) { p.compute_dtype = HEADROOM_I32; }},
+      {"compute_dtype", [](P& p) { p.compute_dtype = -1; }},
+      {"compute_dtype",
+       [](P& p) {
+         p.hidden_dtype = p.classifier_dtype = p.bias_dtype = HEADROOM_F64;
+         p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F64;
+         p.compute_dtype = HEADROOM_BF16;
+       }},
+      {"allow_tf32", [](P& p) { p.allow_tf32 = 2; }},
       {"d_hidden_dtype", [](P& p) { p.d_hidden_dtype = HEADROOM_F64; }},
       {"d_classifier_dtype", [](P& p) { p.d_classifier_dtype = HEADROOM_I64; }},
       {"d_bias_dtype", [](P& p) { p.d_bias_dtype = 99; }},

@@ -143,7 +143,7 @@ TEST_P(CpuGemm, ConvertsAndStoresRows) {
     }
     if (k().pair == 2 && dtype != DType::kBF16) continue;
     std::vector<uint32_t> elements(static_cast<size_t>(count + 9));
-    k().convert_row(expected.data(), dtype, count, count + 9, elements.data());
+    k().convert_row({expected.data(), dtype, count}, count, count + 9, elements.data());
     for (int64_t j = 0; j < count + 9; ++j) {
       const float got = get_element(elements.data(), j);
       const float want = j < count ? static_cast<float>(load_as_double(expected.data(), dtype, j)) : 0;

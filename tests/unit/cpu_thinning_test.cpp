@@ -90,7 +90,8 @@ TEST_P(CpuThinning, AddsRowsOfAnyDtype) {
           EXPECT_NEAR(sums[j], expected[static_cast<size_t>(j)],
                       0x1p-23 * static_cast<double>(count + 1) * (terms[static_cast<size_t>(j)] + 4));
         }
-        const double dot = k().dot_rows(matrix.data(), dtype, sums.data(), DType::kF32, width);
+        const double dot =
+            k().dot_rows({matrix.data(), dtype, stride}, {sums.data(), DType::kF32, stride}, width);
         double exact = 0;
         for (int64_t j = 0; j < width; ++j)
           exact += load_as_double(matrix.data(), dtype, j) * double{sums[j]};

@@ -86,29 +86,51 @@ inline float load_scalar(const void* source, DType dtype, int64_t index) {
   return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
-// `count` numbers of any input type to elements. Bf16 pairs only ever come from bf16.
-void convert_elements(const void* source, DType dtype, int64_t count, Element* out) {
-#if HEADROOM_BF16_PAIRS
-  (void)dtype;
-  std::memcpy(out, source, static_cast<size_t>(count) * sizeof(Element));
-#else
-  if (dtype == DType::kF32) {
+HWY_INLINE VF load_lanes_of(const void* source, DType dtype, int64_t index) {
+  if (dtype == DType::kF32) return hn::LoadU(DF(), static_cast<const float*>(source) + index);
+  const uint16_t* bits = static_cast<const uint16_t*>(source) + index;
+  return dtype == DType::kBF16 ? bf16_to_lanes(bits) : f16_to_lanes(bits);
+}
+
+// To a 16-bit format and back; kF32: as they are.
+HWY_INLINE VF rounded_lanes(VF v, DType to) {
+  HWY_ALIGN uint16_t bits[HWY_MAX_BYTES / sizeof(float)];
+  if (to == DType::kBF16) {
+    lanes_to_bf16(v, bits);
+    return bf16_to_lanes(bits);
+  }
+  if (to == DType::kF16) {
+    lanes_to_f16(v, bits);
+    return f16_to_lanes(bits);
+  }
+  return v;
+}
+
+inline float rounded_scalar(float v, DType to) {
+  if (to == DType::kBF16) return bf16_to_float(float_to_bf16(v));
+  return to == DType::kF16 ? f16_to_float(float_to_f16(v)) : v;
+}
+
+// `count` numbers of any input type to elements. Bf16 pairs come from bf16, or from what is rounded to it.
+void convert_elements(const void* source, DType dtype, DType round_to, int64_t count, Element* out) {
+  constexpr DType kElement = sizeof(Element) == 2 ? DType::kBF16 : DType::kF32;
+  if (dtype == kElement && (round_to == DType::kF32 || round_to == dtype)) {
     std::memcpy(out, source, static_cast<size_t>(count) * sizeof(Element));
     return;
   }
-  const auto* bits = static_cast<const uint16_t*>(source);
+  const bool rounds = kElement == DType::kF32 && round_to != dtype;
+  const DType to = rounds ? round_to : DType::kF32;
   const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
   int64_t j = 0;
   for (; j + lanes <= count; j += lanes) {
-    store_element(dtype == DType::kBF16 ? bf16_to_lanes(bits + j) : f16_to_lanes(bits + j), out + j);
+    store_element(rounded_lanes(load_lanes_of(source, dtype, j), to), out + j);
   }
-  for (; j < count; ++j) out[j] = load_scalar(source, dtype, j);
-#endif
+  for (; j < count; ++j) store_scalar(rounded_scalar(load_scalar(source, dtype, j), to), out + j);
 }
 
-void convert_row(const void* source, DType dtype, int64_t count, int64_t padded, void* elements) {
+void convert_row(const MatrixView& source, int64_t count, int64_t padded, void* elements) {
   auto* out = static_cast<Element*>(elements);
-  convert_elements(source, dtype, count, out);
+  convert_elements(source.data, source.dtype, source.round_to, count, out);
   std::memset(out + count, 0, static_cast<size_t>(padded - count) * sizeof(Element));
 }
 

@@ -10,12 +10,12 @@ HWY_INLINE const Element* row_chunk(const MatrixView& source, int64_t row, int64
   const int64_t begin = first * kPair;
   const int64_t wanted = count * kPair;
   const int64_t present = row < rows ? HWY_MIN(wanted, depth - begin) : 0;
-  const bool direct = source.dtype == (kPair == 2 ? DType::kBF16 : DType::kF32);
+  const bool direct = source.dtype == (kPair == 2 ? DType::kBF16 : DType::kF32) && !source.rounds();
   const auto* data =
       static_cast<const uint8_t*>(source.data) +
       (row < rows ? (row * source.stride + begin) * static_cast<int64_t>(size_of(source.dtype)) : 0);
   if (direct && present == wanted) return reinterpret_cast<const Element*>(data);
-  if (present > 0) convert_elements(data, source.dtype, present, buffer);
+  if (present > 0) convert_elements(data, source.dtype, source.round_to, present, buffer);
   std::memset(buffer + present, 0, static_cast<size_t>(wanted - present) * sizeof(Element));
   return buffer;
 }
@@ -91,15 +91,27 @@ void pack_transposed(const MatrixView& source, int64_t rows, int64_t depth, int6
   }
 }
 
-// Columns [column, column + width) of unit row `unit`, a whole number of vectors.
+#if HEADROOM_BF16_PAIRS
+// `count` elements of a row from `column` on, where they lie or converted into the buffer; null: no such row.
+HWY_INLINE const uint16_t* elements_of_row(const MatrixView& source, int64_t row, int64_t rows,
+                                           int64_t column, int64_t count, uint16_t* buffer) {
+  if (row >= rows) return nullptr;
+  const auto* data = static_cast<const uint8_t*>(source.data) +
+                     (row * source.stride + column) * static_cast<int64_t>(size_of(source.dtype));
+  if (source.dtype == DType::kBF16) return reinterpret_cast<const uint16_t*>(data);
+  convert_elements(data, source.dtype, source.round_to, count, buffer);
+  return buffer;
+}
+#endif
+
+// Columns [column, column + width) of unit row `unit`, a whole number of vectors, at most two.
 HWY_INLINE void interleave_units(const MatrixView& source, int64_t rows, int64_t columns, int64_t unit,
                                  int64_t column, int64_t width, uint32_t* HWY_RESTRICT out) {
   const int64_t present = HWY_MAX(int64_t{0}, HWY_MIN(width, columns - column));
 #if HEADROOM_BF16_PAIRS
-  const auto* base = static_cast<const uint16_t*>(source.data) + column;
-  const int64_t row = unit * 2;
-  const uint16_t* first = row < rows ? base + row * source.stride : nullptr;
-  const uint16_t* second = row + 1 < rows ? base + (row + 1) * source.stride : nullptr;
+  HWY_ALIGN uint16_t buffer[2][2 * HWY_MAX_BYTES / sizeof(float)];
+  const uint16_t* first = elements_of_row(source, unit * 2, rows, column, present, buffer[0]);
+  const uint16_t* second = elements_of_row(source, unit * 2 + 1, rows, column, present, buffer[1]);
   int64_t j = 0;
   if (second != nullptr) {
     for (; j + 16 <= present; j += 16) {
@@ -121,7 +133,7 @@ HWY_INLINE void interleave_units(const MatrixView& source, int64_t rows, int64_t
   auto* elements = reinterpret_cast<Element*>(out);
   if (kept > 0) {
     data += (unit * source.stride + column) * static_cast<int64_t>(size_of(source.dtype));
-    convert_elements(data, source.dtype, kept, elements);
+    convert_elements(data, source.dtype, source.round_to, kept, elements);
   }
   std::memset(elements + kept, 0, static_cast<size_t>(width - kept) * sizeof(Element));
 #endif

@@ -51,7 +51,7 @@ HWY_INLINE VF load_lanes(const void* row, int64_t j) {
 }
 
 // sums += rows[0..kRows) with their weights; the next group is fetched meanwhile, as rows lie anywhere.
-template <DType kType, int kRows>
+template <DType kType, bool kRounds, int kRows>
 HWY_INLINE void add_row_group(const AddRows& g, const SparseElement* rows, const SparseElement* next) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
@@ -70,24 +70,34 @@ HWY_INLINE void add_row_group(const AddRows& g, const SparseElement* rows, const
     VF sum = hn::LoadU(df, g.sums + j);
     for (int r = 0; r < kRows; ++r) {
       hwy::Prefetch(ahead[r] + j * bytes);
-      sum = hn::MulAdd(weight[r], load_lanes<kType>(from[r], j), sum);
+      VF row = load_lanes<kType>(from[r], j);
+      if constexpr (kRounds) row = rounded_lanes(row, g.matrix.round_to);
+      sum = hn::MulAdd(weight[r], row, sum);
     }
     hn::StoreU(sum, df, g.sums + j);
   }
   for (; j < g.columns; ++j) {
-    for (int r = 0; r < kRows; ++r) g.sums[j] += rows[r].value * load_scalar(from[r], kType, j);
+    for (int r = 0; r < kRows; ++r) {
+      const float element = load_scalar(from[r], kType, j);
+      g.sums[j] += rows[r].value * (kRounds ? rounded_scalar(element, g.matrix.round_to) : element);
+    }
   }
 }
 
-template <DType kType>
+template <DType kType, bool kRounds>
 void add_rows_of(const AddRows& g) {
   constexpr int kGroup = 4;  // rows for one load and store of the sums
   int64_t k = 0;
   for (; k + kGroup <= g.count; k += kGroup) {
     const SparseElement* rows = g.rows + k;
-    add_row_group<kType, kGroup>(g, rows, k + 2 * kGroup <= g.count ? rows + kGroup : rows);
+    add_row_group<kType, kRounds, kGroup>(g, rows, k + 2 * kGroup <= g.count ? rows + kGroup : rows);
   }
-  for (; k < g.count; ++k) add_row_group<kType, 1>(g, g.rows + k, g.rows + k);
+  for (; k < g.count; ++k) add_row_group<kType, kRounds, 1>(g, g.rows + k, g.rows + k);
+}
+
+template <DType kType>
+void add_rows_of(const AddRows& g) {
+  g.matrix.rounds() ? add_rows_of<kType, true>(g) : add_rows_of<kType, false>(g);
 }
 
 void add_rows(const AddRows& g) {
@@ -96,21 +106,23 @@ void add_rows(const AddRows& g) {
   add_rows_of<DType::kF16>(g);
 }
 
-HWY_INLINE VF load_lanes_of(const void* row, DType dtype, int64_t j) {
-  if (dtype == DType::kF32) return load_lanes<DType::kF32>(row, j);
-  if (dtype == DType::kBF16) return load_lanes<DType::kBF16>(row, j);
-  return load_lanes<DType::kF16>(row, j);
+// Rounded, where the matrix is.
+HWY_INLINE VF operand_lanes(const MatrixView& m, int64_t j) {
+  return rounded_lanes(load_lanes_of(m.data, m.dtype, j), m.rounds() ? m.round_to : DType::kF32);
+}
+inline float operand_scalar(const MatrixView& m, int64_t j) {
+  return rounded_scalar(load_scalar(m.data, m.dtype, j), m.rounds() ? m.round_to : DType::kF32);
 }
 
-float dot_rows(const void* a, DType a_dtype, const void* b, DType b_dtype, int64_t count) {
+float dot_rows(const MatrixView& a, const MatrixView& b, int64_t count) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   VF sum = hn::Zero(df);
   int64_t j = 0;
   for (; j + lanes <= count; j += lanes) {
-    sum = hn::MulAdd(load_lanes_of(a, a_dtype, j), load_lanes_of(b, b_dtype, j), sum);
+    sum = hn::MulAdd(operand_lanes(a, j), operand_lanes(b, j), sum);
   }
   float total = sum_of_lanes(sum);
-  for (; j < count; ++j) total += load_scalar(a, a_dtype, j) * load_scalar(b, b_dtype, j);
+  for (; j < count; ++j) total += operand_scalar(a, j) * operand_scalar(b, j);
   return total;
 }

@@ -35,8 +35,11 @@ void for_rows(const Runner& run, const Chunk& chunk, const Body& body) {
   });
 }
 
-const std::byte* matrix_row(const void* data, DType dtype, int64_t stride, int64_t row) {
-  return static_cast<const std::byte*>(data) + row * stride * static_cast<int64_t>(size_of(dtype));
+// The matrix from a row on.
+MatrixView row_of(MatrixView matrix, int64_t row) {
+  matrix.data = static_cast<const std::byte*>(matrix.data) +
+                row * matrix.stride * static_cast<int64_t>(size_of(matrix.dtype));
+  return matrix;
 }
 
 // The target's logit: a lower bound of lse, and after training not far below it.
@@ -46,10 +49,9 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
   const int64_t target = run.arena.target[static_cast<size_t>(i)];
   if (target < 0) return kNoGuess;
-  const float dot =
-      run.kernels.dot_rows(matrix_row(b.hidden, p.hidden_dtype, b.hidden_stride, row), p.hidden_dtype,
-                           matrix_row(b.classifier, p.classifier_dtype, b.classifier_stride, target),
-                           p.classifier_dtype, p.hidden);
+  const float dot = run.kernels.dot_rows(
+      row_of({b.hidden, p.hidden_dtype, b.hidden_stride, p.compute_dtype}, row),
+      row_of({b.classifier, p.classifier_dtype, b.classifier_stride, p.compute_dtype}, target), p.hidden);
   double z = p.scale * dot + (p.has_bias ? load_as_double(b.bias, p.bias_dtype, target) : 0);
   if (p.softcap > 0) z = p.softcap * std::tanh(z / p.softcap);
   if (!std::isfinite(z)) return kNoGuess;

@@ -37,11 +37,12 @@ float class_weight(const Runner& run, int64_t column) {
 }
 
 MatrixView hidden_matrix(const Runner& run) {
-  return {run.buffers.hidden, run.problem.hidden_dtype, run.buffers.hidden_stride};
+  return {run.buffers.hidden, run.problem.hidden_dtype, run.buffers.hidden_stride, run.problem.compute_dtype};
 }
 
 MatrixView classifier_matrix(const Runner& run) {
-  return {run.buffers.classifier, run.problem.classifier_dtype, run.buffers.classifier_stride};
+  return {run.buffers.classifier, run.problem.classifier_dtype, run.buffers.classifier_stride,
+          run.problem.compute_dtype};
 }
 
 void add_row(const Runner& run, std::span<const float> row, float value, std::span<float> sums) {
