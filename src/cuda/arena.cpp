@@ -50,6 +50,7 @@ PlanDetail PlanDetail::load(const Plan& plan) {
 }
 
 DType operand_dtype(const Problem& p) {
+  if (p.compute_dtype != DType::kF32) return p.compute_dtype;
   return p.hidden_dtype == p.classifier_dtype ? p.hidden_dtype : DType::kF32;
 }
 
@@ -66,6 +67,16 @@ int64_t padded_columns(const Problem& p, int64_t columns) {
 bool writes_d_classifier(const Problem& p) {
   if (p.hidden != padded_hidden(p)) return false;
   return p.d_classifier_dtype == operand_dtype(p) || p.d_classifier_dtype == DType::kF32;
+}
+
+bool fits_in_d_hidden(const Problem& p) {
+  return p.want_d_hidden && !p.accumulate_d_hidden &&
+         size_of(p.d_hidden_dtype) >= size_of(operand_dtype(p)) && !p.unaligned_rows &&
+         p.hidden == padded_hidden(p);
+}
+
+int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
+  return b.d_hidden_stride * static_cast<int64_t>(size_of(p.d_hidden_dtype) / size_of(operand_dtype(p)));
 }
 
 int64_t kept_window(const Problem& p, const PlanDetail& d) {

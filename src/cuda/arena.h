@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/buffers.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/workspace.h"
@@ -53,12 +54,17 @@ struct Scalars {
   float zero_one[2];  // constants for products with scalars of the device
 };
 
-// dtype of both operands of the logits' product, and of kept exps and dz; conversions go to it.
+// dtype of both operands of the logits' product, to which others are converted, and of kept exps and dz: the
+// problem's compute_dtype, that of both operands, or fp32.
 DType operand_dtype(const Problem& problem);
 // Length of a copied row: hidden, rounded up to 16 bytes.
 int64_t padded_hidden(const Problem& problem);
 // Length of a row of exps or dz.
 int64_t padded_columns(const Problem& problem, int64_t columns);
+// Whether hidden rows, as operands, may lie in the buffer of d_hidden until the gradient is written there:
+// row by row in the same place, whose rows may be longer. And the distance between them there.
+bool fits_in_d_hidden(const Problem& problem);
+int64_t operand_stride_in_d_hidden(const Problem& problem, const Buffers& buffers);
 // Whether a product can write d_classifier in its own dtype, and in rows of whole 16 bytes.
 bool writes_d_classifier(const Problem& problem);
 

@@ -73,6 +73,11 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
     if (is_float64) {
       return "gradient must be exact with float64 operands; the reference backend thins them, on the host";
     }
+    for (const DType dtype : {problem.hidden_dtype, problem.classifier_dtype}) {
+      if (!problem.rounds(dtype) || dtype == DType::kF32) continue;
+      return std::string("thinned gradients round float32 operands only: compute_dtype is ") +
+             dtype_name(problem.compute_dtype) + ", an operand " + dtype_name(dtype);
+    }
     const std::string why = why_not_thinned(problem, device_of(options));
     if (!why.empty()) return why;
   }

@@ -11,7 +11,7 @@
 namespace headroom::cuda {
 
 namespace lt {
-enum : int { kComputeF32 = 68 };                            // cublasComputeType_t
+enum : int { kComputeF32 = 68, kComputeF32FastTF32 = 77 };  // cublasComputeType_t
 enum : int { kOpN = 0, kOpT = 1 };                          // cublasOperation_t
 enum : int { kPointerMode = 2, kTransA = 3, kTransB = 4 };  // cublasLtMatmulDescAttributes_t
 enum : int { kWorkspaceBytes = 1, kReductionSchemes = 3, kAlignA = 5, kAlignB = 6, kAlignC = 7, kAlignD = 8 };

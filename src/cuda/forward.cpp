@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/runner.h"
+#include "cuda/sizes.h"
 
 namespace headroom::cuda {
 
@@ -11,7 +12,8 @@ const float* bias_of(const Runner& run) {
 
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kStats);
+    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kStats);
     args.row_block_active = active;
     launch_logits(run, args, run.after);
   });
@@ -26,7 +28,8 @@ namespace {
 
 void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kExps);
+    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kExps);
     args.anchor = run.arena.anchor;
     args.row_block_active = active;
     if (!tracks_max(run)) args.stats.max = nullptr;

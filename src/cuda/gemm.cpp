@@ -34,6 +34,10 @@ int type_of(DType dtype) {  // cudaDataType_t
   }
 }
 
+int compute_of(const Gemm& g) {
+  return g.allow_tf32 && g.operand_dtype == DType::kF32 ? lt::kComputeF32FastTF32 : lt::kComputeF32;
+}
+
 // The largest power of two up to 256 that divides a pointer and the bytes of its rows.
 uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
   const uint64_t bits =
@@ -68,8 +72,8 @@ struct Operation {
   lt::Algorithm algorithm{};
 };
 
-using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool, bool, bool,
-                       bool, uint32_t, uint32_t, uint32_t, size_t>;
+using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, int, bool, bool,
+                       bool, bool, uint32_t, uint32_t, uint32_t, size_t>;
 
 std::shared_ptr<const Operation> make_operation(const CublasLt& f, CublasLt::Handle handle, const Gemm& g,
                                                 uint32_t align_a, uint32_t align_b, uint32_t align_c,
@@ -77,7 +81,7 @@ std::shared_ptr<const Operation> make_operation(const CublasLt& f, CublasLt::Han
   auto made = std::make_shared<Operation>(f);
   Operation& op = *made;
   const int type = type_of(g.operand_dtype);
-  check_lt(f.desc_create(&op.desc, lt::kComputeF32, CUDA_R_32F), "MatmulDescCreate");
+  check_lt(f.desc_create(&op.desc, compute_of(g), CUDA_R_32F), "MatmulDescCreate");
   const int32_t trans_a = g.transpose_b ? lt::kOpT : lt::kOpN;
   const int32_t trans_b = g.transpose_a ? lt::kOpT : lt::kOpN;
   check_lt(f.desc_set(op.desc, lt::kTransA, &trans_a, sizeof trans_a), "MatmulDescSetAttribute");
@@ -152,6 +156,7 @@ void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t s
                 g.c_stride,
                 static_cast<int>(g.operand_dtype),
                 static_cast<int>(g.c_dtype),
+                compute_of(g),
                 g.transpose_a,
                 g.transpose_b,
                 g.beta != 0,

@@ -17,7 +17,8 @@ struct Gemm {
   const void* b = nullptr;  // [k, n], or [n, k] when transposed
   int64_t b_stride = 0;
   bool transpose_b = false;
-  DType operand_dtype = DType::kBF16;  // of A and B: bf16, fp16 or fp32 (never rounded to tf32)
+  DType operand_dtype = DType::kBF16;  // of A and B: bf16, fp16 or fp32
+  bool allow_tf32 = false;             // fp32 operands may be rounded to it
   void* c = nullptr;
   int64_t c_stride = 0;
   DType c_dtype = DType::kF32;  // fp32 or that of the operands

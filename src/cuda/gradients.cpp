@@ -5,7 +5,9 @@
 namespace headroom::cuda {
 namespace {
 
-void product(const Runner& run, const Gemm& g) {
+void product(const Runner& run, Gemm g) {
+  g.operand_dtype = run.dtype();
+  g.allow_tf32 = run.problem.allow_tf32;
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
 }
 
@@ -13,7 +15,6 @@ void product(const Runner& run, const Gemm& g) {
 void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
                   const Operand& classifier) {
   Gemm g;
-  g.operand_dtype = run.dtype();
   g.m = chunk.rows;
   g.n = run.depth();
   g.k = window.columns;
@@ -23,7 +24,7 @@ void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, c
   g.b_stride = classifier.stride;
   g.c = run.arena.d_hidden;
   g.c_stride = run.depth();
-  g.beta = window.first > 0 ? 1.0f : 0.0f;
+  g.beta = window.is_first ? 0.0f : 1.0f;
   product(run, g);
 }
 
@@ -33,7 +34,6 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
   const Problem& p = run.problem;
   const Arena& a = run.arena;
   Gemm g;
-  g.operand_dtype = run.dtype();
   g.m = window.columns;
   g.n = run.depth();
   g.k = chunk.rows;
@@ -92,17 +92,6 @@ void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, con
   launch_column_sums(c, run.stream);
 }
 
-// All gradients of a window. row_factor: by which dz's rows are still to be multiplied (hidden's already
-// are); null: dz is what a kernel stored, times dz_scale.
-void add_gradients(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
-                   const Operand& hidden, const Operand& classifier, const float* row_factor) {
-  const Problem& p = run.problem;
-  const float* factor = row_factor == nullptr ? &run.arena.scalars->dz_unscale : nullptr;
-  if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
-  if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
-  if (p.want_d_bias) add_d_bias(run, chunk, window, dz, row_factor, factor);
-}
-
 void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int64_t rows) {
   launch_zero_rows(data, dtype, stride, rows, run.problem.hidden, run.stream);
 }
@@ -113,9 +102,22 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
   const Problem& p = run.problem;
   const Arena& a = run.arena;
   const int64_t columns = run.detail.kept_columns, stride = padded_columns(p, columns);
-  for_windows(0, columns, kept_window(p, run.detail), [&](const Window& window) {
-    add_gradients(run, chunk, window, {at(a.exps, run.dtype(), window.first), stride}, hidden,
-                  load_classifier(run, window), a.row_factor);
+  const Window all{0, columns};
+  const Operand dz{a.exps, stride};
+  if (p.want_d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
+  // Windows are those of the staging, or of a copied classifier, which only d_hidden reads: after a pass over
+  // the whole vocabulary the last one is still there.
+  const bool staged = p.want_d_classifier && a.staging != nullptr;
+  if (p.want_d_classifier && !staged && run.products) add_d_classifier(run, chunk, all, dz, hidden, nullptr);
+  if (!run.products || (!p.want_d_hidden && !staged)) return;
+  for_windows_backwards(columns, kept_window(p, run.detail), [&](const Window& window) {
+    const Operand part{at(a.exps, run.dtype(), window.first), stride};
+    if (p.want_d_hidden) {
+      const bool is_loaded = window.first + window.columns == p.vocab;
+      add_d_hidden(run, chunk, window, part,
+                   is_loaded ? loaded_classifier(run, window) : load_classifier(run, window));
+    }
+    if (staged) add_d_classifier(run, chunk, window, part, hidden, nullptr);
   });
 }
 
@@ -129,10 +131,12 @@ void rescale_for_lse(const Runner& run, const Chunk& chunk) {
 }
 
 void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
   const Arena& a = run.arena;
   const int64_t kept = run.detail.kept_columns;
-  const int64_t stride = padded_columns(run.problem, run.detail.vocab_window);
-  for_windows(kept, run.problem.vocab, run.detail.vocab_window, [&](const Window& window) {
+  const int64_t stride = padded_columns(p, run.detail.vocab_window);
+  const float* factor = &a.scalars->dz_unscale;  // dz is stored times dz_scale
+  for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const Operand classifier = load_classifier(run, window);
     LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kGradient);
     args.lse = a.lse;
@@ -147,7 +151,10 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
     args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
     // The first one comes after a kernel of ours, the others after a product.
     launch_logits(run, args, window.first == kept ? run.after : After::kAnything);
-    add_gradients(run, chunk, window, {a.exps, stride}, hidden, classifier, nullptr);
+    const Operand dz{a.exps, stride};
+    if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
+    if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
+    if (p.want_d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
   });
 }
 

@@ -58,6 +58,7 @@ struct Draws {
 struct LogitsArgs {
   Epilogue epilogue = Epilogue::kStats;
   DType dtype = DType::kBF16;  // of both operands
+  bool allow_tf32 = false;     // fp32 operands may be rounded to it
   const void* hidden = nullptr;
   int64_t hidden_stride = 0;  // [rows, depth]
   const void* classifier = nullptr;

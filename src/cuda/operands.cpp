@@ -19,7 +19,8 @@ Operand hidden_of(const Runner& run, const Chunk& chunk) {
     return {at(b.hidden, run.problem.hidden_dtype, chunk.first * b.hidden_stride), b.hidden_stride};
   }
   const bool to_output = run.detail.source == HiddenSource::kOutput;
-  return {to_output ? b.d_hidden : run.arena.hidden, to_output ? b.d_hidden_stride : run.depth()};
+  return {to_output ? b.d_hidden : run.arena.hidden,
+          to_output ? operand_stride_in_d_hidden(run.problem, b) : run.depth()};
 }
 
 // Of the rows and their copies.
@@ -40,6 +41,7 @@ LoadRows rows_of(const Runner& run, const Chunk& chunk) {
   const Operand hidden = hidden_of(run, chunk);
   l.from = b.hidden;
   l.to = const_cast<void*>(hidden.data);
+  l.to_dtype = run.dtype();
   l.to_stride = hidden.stride;
   l.padded = run.depth();
   return l;
@@ -88,13 +90,17 @@ int64_t widest_window(const Runner& run) {
   return run.detail.copies_classifier ? run.detail.vocab_window : run.problem.vocab;
 }
 
-Operand load_classifier(const Runner& run, const Window& window) {
+namespace {
+
+bool holds_whole_classifier(const Runner& run) {
+  return run.detail.copies_classifier && run.detail.vocab_window >= run.problem.vocab;
+}
+
+void copy_classifier(const Runner& run, const Window& window, const Condition& condition) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  const void* rows = at(b.classifier, p.classifier_dtype, window.first * b.classifier_stride);
-  if (!run.detail.copies_classifier) return {rows, b.classifier_stride};
   RowsCopy c{};
-  c.from = rows;
+  c.from = at(b.classifier, p.classifier_dtype, window.first * b.classifier_stride);
   c.from_dtype = p.classifier_dtype;
   c.from_stride = b.classifier_stride;
   c.to = run.arena.window;
@@ -103,8 +109,29 @@ Operand load_classifier(const Runner& run, const Window& window) {
   c.rows = window.columns;
   c.columns = p.hidden;
   c.padded = run.depth();
+  c.condition = condition;
   launch_copy_rows(c, run.stream);
-  return {c.to, c.to_stride};
+}
+
+}  // namespace
+
+void load_whole_classifier(const Runner& run) {
+  if (holds_whole_classifier(run)) copy_classifier(run, {0, run.problem.vocab}, {});
+}
+
+Operand loaded_classifier(const Runner& run, const Window& window) {
+  const Buffers& b = run.buffers;
+  if (!run.detail.copies_classifier) {
+    return {at(b.classifier, run.problem.classifier_dtype, window.first * b.classifier_stride),
+            b.classifier_stride};
+  }
+  const int64_t first = holds_whole_classifier(run) ? window.first : 0;
+  return {at(run.arena.window, run.dtype(), first * run.depth()), run.depth()};
+}
+
+Operand load_classifier(const Runner& run, const Window& window, const Condition& condition) {
+  if (run.detail.copies_classifier && !holds_whole_classifier(run)) copy_classifier(run, window, condition);
+  return loaded_classifier(run, window);
 }
 
 LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hidden, const Window& window,
@@ -114,6 +141,7 @@ LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hid
   LogitsArgs args;
   args.epilogue = epilogue;
   args.dtype = run.dtype();
+  args.allow_tf32 = p.allow_tf32;
   args.hidden = hidden.data;
   args.hidden_stride = hidden.stride;
   args.classifier = classifier.data;

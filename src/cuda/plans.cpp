@@ -28,6 +28,8 @@ bool thinning_gains(const Problem& problem, const Device& device, const std::str
   backward.hidden = problem.hidden;
   backward.hidden_dtype = backward.d_hidden_dtype = problem.hidden_dtype;
   backward.classifier_dtype = backward.d_classifier_dtype = problem.classifier_dtype;
+  backward.compute_dtype = problem.compute_dtype;
+  backward.allow_tf32 = problem.allow_tf32;
   backward.want_d_hidden = backward.want_d_classifier = true;
   backward.gradient = GradientMethod::kThinned;
   backward.keeps_draws = true;

@@ -12,7 +12,8 @@ namespace headroom::cuda {
 namespace {
 
 constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained
-constexpr double kFloat32Share = 0.06;        // of that rate: fp32 is not rounded to tf32
+constexpr double kFloat32Share = 0.08;        // of that rate
+constexpr double kTF32Share = 0.45;           // of fp32 operands that may be rounded
 constexpr double kBytesPerSecond = 4e12;
 constexpr double kLaunchSeconds = 4e-6;
 constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
@@ -28,13 +29,18 @@ constexpr double kPortableDraw = 2.5;  // of the pass that makes the logits
 constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 192},
                                                   {320, 128}, {128, 192}, {128, 128}};
 
+double share_of(const Problem& problem) {
+  if (operand_dtype(problem) != DType::kF32) return 1;
+  return problem.allow_tf32 ? kTF32Share : kFloat32Share;
+}
+
 class Prediction {
  public:
   Prediction(const Problem& problem, const PlanDetail& detail, const Device& device)
       : p_(problem),
         d_(detail),
         processors_(std::max(device.processors, 1)),
-        rate_(kFlopPerProcessor * (operand_dtype(problem) == DType::kF32 ? kFloat32Share : 1)) {}
+        rate_(kFlopPerProcessor * share_of(problem)) {}
 
   // The last wave of tiles costs as much as a full one.
   double product(int64_t m, int64_t n, int64_t k) const {
@@ -58,17 +64,29 @@ class Prediction {
     return static_cast<double>(ceil_div(tiles, processors_ / 2)) * flop / rate_ + 2 * kLaunchSeconds;
   }
 
-  // Logits of a chunk and what becomes of them, `bytes` written for each.
+  // Logits of a launch and what becomes of them, `bytes` written for each.
   double logits(int64_t rows, int64_t columns, double bytes) const {
-    double seconds =
-        d_.implementation == Implementation::kSm90 ? fused(rows, columns) : product(rows, columns, p_.hidden);
-    if (d_.implementation == Implementation::kPortable) {
-      const double blocks =
-          static_cast<double>(ceil_div(rows, d_.scratch_rows) * ceil_div(columns, d_.scratch_columns));
-      seconds += moved(rows, columns, 12 + bytes) + 2 * kLaunchSeconds * blocks;
-    }
-    if (d_.copies_classifier) seconds += moved(columns, p_.hidden, 6);
-    return seconds + kLaunchSeconds;
+    if (d_.implementation == Implementation::kSm90) return fused(rows, columns) + kLaunchSeconds;
+    const double blocks = in_parts(rows, d_.scratch_rows, [&](int64_t m) {
+      return in_parts(columns, d_.scratch_columns,
+                      [&](int64_t n) { return product(m, n, p_.hidden) + kLaunchSeconds; });
+    });
+    return blocks + moved(rows, columns, 12 + bytes) + kLaunchSeconds;
+  }
+
+  // Of the whole vocabulary, with a launch for each window of a copied classifier.
+  double all_logits(int64_t rows, double bytes) const {
+    const int64_t window = d_.copies_classifier ? d_.vocab_window : p_.vocab;
+    return in_parts(p_.vocab, window, [&](int64_t columns) { return logits(rows, columns, bytes); });
+  }
+
+  // Copies of the operands: read in the caller's dtype, written in that of the products.
+  double copied_classifier(int64_t columns) const {
+    if (!d_.copies_classifier || columns <= 0) return 0;
+    return moved(columns, p_.hidden, bytes_copied(p_.classifier_dtype)) + kLaunchSeconds;
+  }
+  double copied_hidden(int64_t rows) const {
+    return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.hidden_dtype));
   }
 
   double gradients(int64_t rows, int64_t columns, bool adds_d_hidden) const {
@@ -82,13 +100,51 @@ class Prediction {
     return seconds;
   }
 
+  // Of kept exps; windows are those of d_hidden, and of a staged d_classifier.
+  double gradients_of_exps(int64_t rows, int64_t columns) const {
+    if (columns == 0) return 0;
+    const int64_t window = kept_window(p_, d_);
+    double seconds = 2 * kLaunchSeconds;
+    if (p_.want_d_hidden) {
+      const auto sums = static_cast<double>(ceil_div(columns, window) - 1);
+      seconds += sums * moved(rows, p_.hidden, 8);
+      seconds += in_parts(columns, window, [&](int64_t k) { return product(rows, p_.hidden, k); });
+    }
+    if (p_.want_d_classifier) {
+      const int64_t staged = writes_d_classifier(p_) ? columns : window;
+      seconds += in_parts(columns, staged, [&](int64_t m) { return product(m, p_.hidden, rows); });
+    }
+    if (p_.want_d_bias) seconds += moved(rows, columns, 2);
+    return seconds;
+  }
+
+  // Of the other columns.
+  double gradients_of_lse(int64_t rows) const {
+    const int64_t columns = p_.vocab - d_.kept_columns, first = std::min(columns, d_.vocab_window);
+    const auto window = [&](bool adds) {
+      return [this, rows, adds](int64_t width) {
+        return logits(rows, width, static_cast<double>(size_of(operand_dtype(p_)))) +
+               gradients(rows, width, adds);
+      };
+    };
+    if (columns == 0) return 0;
+    return window(d_.kept_columns > 0)(first) + in_parts(columns - first, d_.vocab_window, window(true));
+  }
+
+  // Windows of the classifier for them, of which a pass over all columns leaves the last one.
+  double copies_for_gradients() const {
+    if (d_.kept_columns < p_.vocab) return copied_classifier(p_.vocab);
+    const int64_t last = (p_.vocab - 1) % d_.vocab_window + 1;
+    return p_.want_d_hidden ? copied_classifier(p_.vocab - last) : 0;
+  }
+
   // Of a flat softmax, which keeps 1 / threshold elements a row: no other keeps more.
   double thinned(int64_t rows, const ThinSizes& s) const {
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
     double seconds = kThinnedLaunches * kLaunchSeconds;
     if (p_.needs_forward() || !p_.keeps_draws) {
-      seconds +=
-          logits(rows, p_.vocab, 0) * (d_.implementation == Implementation::kPortable ? kPortableDraw : 1);
+      seconds += all_logits(rows, 0) * (d_.implementation == Implementation::kPortable ? kPortableDraw : 1);
+      if (d_.vocab_window < p_.vocab) seconds += copied_classifier(p_.vocab);
     }
     if (!p_.needs_backward()) return seconds * kThinnedMargin;
     const double kept_of_row = std::min(1 / p_.threshold, static_cast<double>(p_.vocab - s.dense));
@@ -104,7 +160,19 @@ class Prediction {
     return static_cast<double>(rows) * static_cast<double>(columns) * bytes / kBytesPerSecond;
   }
 
+  // What `part` says of a whole, which is done at most `width` at a time.
+  template <class Part>
+  static double in_parts(int64_t whole, int64_t width, const Part& part) {
+    const int64_t rest = whole % width;
+    return (whole >= width ? static_cast<double>(whole / width) * part(width) : 0) +
+           (rest > 0 ? part(rest) : 0);
+  }
+
  private:
+  double bytes_copied(DType from) const {
+    return static_cast<double>(size_of(from) + size_of(operand_dtype(p_)));
+  }
+
   const Problem& p_;
   const PlanDetail& d_;
   const int64_t processors_;
@@ -119,22 +187,17 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
   const int64_t tokens = std::max<int64_t>(p.tokens, 1), rows = chunk;
   const auto chunks = static_cast<double>(ceil_div(tokens, rows));
   const double exps = static_cast<double>(size_of(operand_dtype(p)));
+  const bool whole_copy = d.vocab_window >= p.vocab;  // made once
   double seconds = 20 * kLaunchSeconds;
-  if (p.needs_forward()) seconds += predict.logits(rows, p.vocab, d.kept_columns > 0 ? exps : 0);
+  if (p.needs_forward()) {
+    seconds += predict.all_logits(rows, d.kept_columns > 0 ? exps : 0);
+    if (!whole_copy) seconds += predict.copied_classifier(p.vocab);
+  }
   if (kind == PlanKind::kThinned) {
     seconds = predict.thinned(rows, thin_sizes(p));
   } else if (p.needs_backward()) {
-    const auto windows = [&](int64_t first, int64_t end, int64_t width, bool kept) {
-      const auto window = [&](int64_t columns, bool adds) {
-        return (kept ? 0 : predict.logits(rows, columns, exps)) + predict.gradients(rows, columns, adds);
-      };
-      const int64_t whole = (end - first) / width, rest = (end - first) % width;
-      if (whole > 0) seconds += window(width, first > 0);
-      if (whole > 1) seconds += static_cast<double>(whole - 1) * window(width, true);
-      if (rest > 0) seconds += window(rest, first + whole > 0);
-    };
-    if (d.kept_columns > 0) windows(0, d.kept_columns, kept_window(p, d), true);
-    windows(d.kept_columns, p.vocab, d.vocab_window, false);
+    seconds += predict.gradients_of_exps(rows, d.kept_columns) + predict.gradients_of_lse(rows);
+    if (!whole_copy) seconds += predict.copies_for_gradients();
     if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
       seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
     }
@@ -142,7 +205,9 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
       seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
     }
   }
+  seconds += predict.copied_hidden(rows);
   seconds *= chunks;
+  if (whole_copy) seconds += predict.copied_classifier(p.vocab);
   if (d.rounds_between_chunks) seconds *= 1 + kChunkRounding * (chunks - 1);
   // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
   return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);

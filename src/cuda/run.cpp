@@ -57,6 +57,7 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
   const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
   if (problem.needs_backward()) clear_gradients(run);
   launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.stream);
+  if (problem.tokens > 0) load_whole_classifier(run);
   if (thinned) {
     run_thinned(run, thin);
   } else if (problem.tokens > 0 && (buffers.kept_count != nullptr || buffers.draw_variance != nullptr)) {

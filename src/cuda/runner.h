@@ -29,6 +29,7 @@ struct Chunk {
 // Columns [first, first + columns) of the shard.
 struct Window {
   int64_t first = 0, columns = 0;
+  bool is_first = true;  // of those that are worked on; sums over windows begin with it
 };
 
 struct Runner {
@@ -59,7 +60,15 @@ inline void* at(void* data, DType dtype, int64_t index) {
 // Calls body(Window) for columns [first, end), `width` at a time.
 template <class F>
 void for_windows(int64_t first, int64_t end, int64_t width, F&& body) {
-  for (int64_t j = first; j < end; j += width) body(Window{j, end - j < width ? end - j : width});
+  for (int64_t j = first; j < end; j += width) body(Window{j, end - j < width ? end - j : width, j == 0});
+}
+
+// The same for columns [0, end), the last ones first.
+template <class F>
+void for_windows_backwards(int64_t end, int64_t width, F&& body) {
+  for (int64_t j = (end - 1) / width * width; j >= 0; j -= width) {
+    body(Window{j, end - j < width ? end - j : width, end - j <= width});
+  }
 }
 
 // ---- operands.cpp
@@ -68,7 +77,12 @@ void for_windows(int64_t first, int64_t end, int64_t width, F&& body) {
 Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logits);
 // Once more the rows alone, where they are copies.
 void reload_hidden(const Runner& run, const Chunk& chunk);
-Operand load_classifier(const Runner& run, const Window& window);
+// The whole classifier, once a run, where the plan has room for a copy of all of it.
+void load_whole_classifier(const Runner& run);
+// Rows of the classifier for a product. A window of it is copied where the condition holds.
+Operand load_classifier(const Runner& run, const Window& window, const Condition& condition = {});
+// The same of the window that was loaded last.
+Operand loaded_classifier(const Runner& run, const Window& window);
 // Columns whose operands can be had at once.
 int64_t widest_window(const Runner& run);
 void launch_logits(const Runner& run, const LogitsArgs& args, After after);

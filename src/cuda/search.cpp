@@ -16,7 +16,7 @@ constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
 // Numbers of windows that are tried, from the fewest on; after each number of kept columns.
 constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
-constexpr int64_t kCopiedWindow = 24576;  // columns, where the classifier is copied
+constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied classifier or a staged gradient
 // Chunks whose d_classifier may be added up in its own dtype; more only where nothing else fits.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 // Windows narrower than this are so slow that nothing else fits either.
@@ -126,29 +126,47 @@ class Search {
     for (const int64_t chunk : base_.source == HiddenSource::kCaller
                                    ? std::vector{std::max<int64_t>(p_.tokens, 1)}
                                    : token_chunks()) {
-      for (int64_t window = base_.copies_classifier ? std::min<int64_t>(p_.vocab, kCopiedWindow) : p_.vocab;;
-           window = ceil_div(window, 4)) {
-        PlanDetail d = base_;
-        d.vocab_window = window;
-        consider(PlanKind::kForward, chunk, d);
-        if (!base_.copies_classifier || window <= kSmallestWindow) break;
+      for (const int64_t window : copied_windows(chunk)) {
+        base_.vocab_window = window;
+        consider(PlanKind::kForward, chunk, base_);
       }
     }
   }
 
-  // Rows are not compacted, and all are done at once.
-  void thinned_plan() {
-    base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
-    base_.vocab_window = base_.copies_classifier ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
-    consider(PlanKind::kThinned, std::max<int64_t>(p_.tokens, 1), base_);
+  // Columns whose rows of the classifier are copied at once; all, where it is not copied.
+  std::vector<int64_t> copied_windows(int64_t chunk) const {
+    if (!base_.copies_classifier) return {p_.vocab};
+    std::vector<int64_t> windows;
+    for (int64_t most = std::min(p_.vocab, kCopiedWindow);; most = ceil_div(most, 4)) {
+      windows.push_back(in_whole_waves(most, chunk));
+      if (most <= kSmallestWindow) return windows;
+    }
   }
 
-  // Copied rows in the gradient's own buffer cost nothing; it must be as the operand is, and hold nothing
-  // yet.
+  // A window of at most so many columns, whose tiles leave few processors idle at their end.
+  int64_t in_whole_waves(int64_t most, int64_t chunk) const {
+    if (!sm90() || most >= p_.vocab) return most;
+    const int64_t units = ceil_div(chunk, sm90::config_for(Epilogue::kStats, chunk, p_.hidden).unit_rows());
+    const int64_t clusters = std::max(device_.processors / 2, 1);
+    const auto waves = [&](int64_t tiles) { return ceil_div(units * tiles, clusters); };
+    int64_t best = most / kWindowStep;
+    for (int64_t tiles = best - 1, half = best / 2; tiles > half; --tiles) {
+      if (tiles * waves(best) > best * waves(tiles)) best = tiles;
+    }
+    return best > 0 ? best * kWindowStep : most;
+  }
+
+  void thinned_plan() {  // all rows at once
+    base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
+    for (const int64_t rows = std::max<int64_t>(p_.tokens, 1); const int64_t window : copied_windows(rows)) {
+      base_.vocab_window = window;
+      consider(PlanKind::kThinned, rows, base_);
+    }
+  }
+
+  // Copied rows in the gradient's own buffer cost nothing.
   HiddenSource backward_source() const {
-    const bool fits = p_.want_d_hidden && !p_.accumulate_d_hidden && p_.d_hidden_dtype == operand_dtype(p_) &&
-                      !p_.unaligned_rows && p_.hidden == padded_hidden(p_);
-    return fits ? HiddenSource::kOutput : HiddenSource::kWorkspace;
+    return fits_in_d_hidden(p_) ? HiddenSource::kOutput : HiddenSource::kWorkspace;
   }
 
   // Whether sums of d_classifier over chunks may be kept in its own dtype, rounded once more for each chunk.
@@ -163,18 +181,27 @@ class Search {
       PlanDetail d = base_;
       d.source = backward_source();
       d.kept_columns = p_.vocab;
-      d.vocab_window =
-          base_.copies_classifier || !writes_d_classifier(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+      d.vocab_window = writes_d_classifier(p_) ? p_.vocab : std::min(p_.vocab, kCopiedWindow);
       if (!sm90()) {  // portable keeps exps of whole rows of logits
-        if (base_.copies_classifier) return;
+        if (base_.copies_classifier) d.vocab_window = p_.vocab;
         d.scratch_rows = std::min(base_.scratch_rows, chunk);
         d.scratch_columns = (p_.vocab + 3) / 4 * 4;
       }
-      const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
-      consider(kind, chunk, d);
-      d.rounds_between_chunks = may_round(chunks_of(chunk));
-      if (d.rounds_between_chunks && chunks_of(chunk) <= kMostRoundings) consider(kind, chunk, d);
+      consider_kept(chunk, d);
+      if (!sm90() || !base_.copies_classifier) continue;
+      for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32}) {  // of about the same width
+        d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), kWindowStep) * kWindowStep;
+        const bool stages_much = !writes_d_classifier(p_) && d.vocab_window > kCopiedWindow;
+        if (d.vocab_window < p_.vocab && !stages_much) consider_kept(chunk, d);
+      }
     }
+  }
+
+  void consider_kept(int64_t chunk, PlanDetail d) {
+    const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+    consider(kind, chunk, d);
+    d.rounds_between_chunks = may_round(chunks_of(chunk));
+    if (d.rounds_between_chunks && chunks_of(chunk) <= kMostRoundings) consider(kind, chunk, d);
   }
 
   void window_plans() {

@@ -56,6 +56,7 @@ void launch_logits(const LogitsArgs& args, const Scratch& scratch, cudaStream_t 
   }
   Gemm g;
   g.operand_dtype = args.dtype;
+  g.allow_tf32 = args.allow_tf32;
   g.a_stride = args.hidden_stride;
   g.b_stride = args.classifier_stride;
   g.transpose_b = true;

@@ -10,9 +10,19 @@ __device__ bool row_exists(const RowsCopy& c, int64_t r) {
   return r < existing(c.row_count, c.rows) && (c.target == nullptr || c.target[r] != kIgnoredRow);
 }
 
+// Asked by all threads of a block.
+__device__ bool holds(const Condition& condition) {
+  if (condition.bytes == nullptr) return true;
+  const auto* bytes = static_cast<const uint8_t*>(condition.bytes);
+  bool found = false;
+  for (int64_t i = threadIdx.x; i < condition.count; i += blockDim.x) found |= bytes[i] != 0;
+  return __syncthreads_or(found) != 0;
+}
+
 // One block a row.
 template <class From, class To>
 __global__ void copy_rows_kernel(RowsCopy c) {
+  if (!holds(c.condition)) return;
   const int64_t r = blockIdx.x;
   To* to = static_cast<To*>(c.to) + r * c.to_stride;
   const bool exists = row_exists(c, r);
@@ -23,20 +33,24 @@ __global__ void copy_rows_kernel(RowsCopy c) {
   }
 }
 
-// The same for equal dtypes and rows of whole 16-byte pieces.
-__global__ void copy_aligned_rows_kernel(RowsCopy c, int element) {
+// The same for rows of whole eights that begin at multiples of 16 bytes.
+template <class From, class To>
+__global__ void copy_aligned_rows_kernel(RowsCopy c) {
+  if (!holds(c.condition)) return;
   const int64_t r = blockIdx.x;
-  const int64_t lanes = 16 / element;
-  auto* to = reinterpret_cast<uint4*>(static_cast<char*>(c.to) + r * c.to_stride * element);
+  To* to = static_cast<To*>(c.to) + r * c.to_stride;
   const bool exists = row_exists(c, r);
   const int64_t row = exists && c.row_map != nullptr ? c.row_map[r] : r;
-  const auto* from =
-      reinterpret_cast<const uint4*>(static_cast<const char*>(c.from) + row * c.from_stride * element);
-  for (int64_t i = threadIdx.x; i < c.padded / lanes; i += blockDim.x) to[i] = exists ? from[i] : uint4{};
-}
-
-bool is_aligned(const void* pointer, int64_t stride, DType dtype) {
-  return (reinterpret_cast<uintptr_t>(pointer) | static_cast<uint64_t>(stride) * size_of(dtype)) % 16 == 0;
+  const From* from = static_cast<const From*>(c.from) + row * c.from_stride;
+  for (int64_t i = int64_t{8} * threadIdx.x; i < c.columns; i += int64_t{8} * blockDim.x) {
+    Vector8<To> out{};
+    if (exists) {
+      const Vector8<From> in = load8<true>(from + i, 8);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) out.x[k] = from_float<To>(to_float(in.x[k]));
+    }
+    *reinterpret_cast<Vector8<To>*>(to + i) = out;
+  }
 }
 
 template <class T>
@@ -55,18 +69,19 @@ __global__ void scale_rows_kernel(ScaleRows s) {
 void launch_copy_rows(const RowsCopy& c, cudaStream_t stream) {
   if (c.rows == 0) return;
   const auto blocks = static_cast<unsigned>(c.rows);
-  const bool whole = c.from_dtype == c.to_dtype && c.columns == c.padded &&
-                     is_aligned(c.from, c.from_stride, c.from_dtype) &&
-                     is_aligned(c.to, c.to_stride, c.to_dtype) && is_aligned(nullptr, c.columns, c.to_dtype);
-  if (whole) {
-    copy_aligned_rows_kernel<<<blocks, kThreads, 0, stream>>>(c, static_cast<int>(size_of(c.to_dtype)));
-  } else {
-    for_dtype(c.from_dtype, [&](auto from) {
-      for_dtype(c.to_dtype, [&](auto to) {
-        copy_rows_kernel<decltype(from), decltype(to)><<<blocks, kThreads, 0, stream>>>(c);
-      });
+  const bool aligned = c.columns == c.padded && is_aligned8(c.from, c.from_dtype, c.from_stride, c.columns) &&
+                       is_aligned8(c.to, c.to_dtype, c.to_stride, c.columns);
+  for_dtype(c.from_dtype, [&](auto from) {
+    for_dtype(c.to_dtype, [&](auto to) {
+      using From = decltype(from);
+      using To = decltype(to);
+      if (aligned) {
+        copy_aligned_rows_kernel<From, To><<<blocks, kThreads, 0, stream>>>(c);
+      } else {
+        copy_rows_kernel<From, To><<<blocks, kThreads, 0, stream>>>(c);
+      }
     });
-  }
+  });
   check_launch("copy_rows");
 }
 

@@ -31,6 +31,16 @@ __device__ inline T from_float(float x) {
   }
 }
 
+// An operand's element as products see it: fp32 is rounded to their dtype.
+template <class T>
+__device__ inline float to_operand(T x, DType dtype) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (dtype == DType::kBF16) return __bfloat162float(__float2bfloat16_rn(x));
+    if (dtype == DType::kF16) return __half2float(__float2half_rn(x));
+  }
+  return to_float(x);
+}
+
 // Calls f(T{}) for the element type of a dtype.
 template <class F>
 void for_dtype(DType dtype, F&& f) {

@@ -34,10 +34,9 @@ __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, c
 }
 
 // One warp a row: copies it, and multiplies it with its target's row of the classifier on the way. The sum
-// has one order, aligned or not. Operands have the dtype of both matrices, or fp32.
-template <class H, class C, bool kAligned>
+// has one order, aligned or not, and is of numbers that are not rounded.
+template <class H, class C, class To, bool kAligned>
 __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
-  using To = std::conditional_t<std::is_same_v<H, C>, H, float>;
   To* to = l.to != nullptr ? static_cast<To*>(l.to) + r * l.to_stride : nullptr;
   if (!exists) {
     for (int64_t i = lane; to != nullptr && i < l.padded; i += 32) to[i] = from_float<To>(0);
@@ -79,14 +78,14 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
   if (l.anchor != nullptr) l.anchor[r] = z;
 }
 
-template <class H, class C, bool kAligned>
+template <class H, class C, class To, bool kAligned>
 __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
   wait_for_kernels_before();
   let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t count = existing(l.row_count, l.rows);
   if (l.from != nullptr && r < l.rows) {
-    load_row<H, C, kAligned>(l, r, r < count, static_cast<int>(threadIdx.x) % 32);
+    load_row<H, C, To, kAligned>(l, r, r < count, static_cast<int>(threadIdx.x) % 32);
   }
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
                 threads = int64_t{gridDim.x} * kThreads;
@@ -108,11 +107,10 @@ __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
 }
 
 bool is_aligned(const LoadRows& l) {
-  const DType operand = l.from_dtype == l.classifier_dtype ? l.from_dtype : DType::kF32;
   return is_aligned8(l.from, l.from_dtype, l.from_stride, l.columns) &&
          (l.target_logit == nullptr ||
           is_aligned8(l.classifier, l.classifier_dtype, l.classifier_stride, l.columns)) &&
-         (l.to == nullptr || is_aligned8(l.to, operand, l.to_stride, l.padded));
+         (l.to == nullptr || is_aligned8(l.to, l.to_dtype, l.to_stride, l.padded));
 }
 
 }  // namespace
@@ -122,10 +120,13 @@ void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream) {
   const bool aligned = is_aligned(l);
   for_dtype(l.from_dtype, [&](auto h) {
     for_dtype(l.classifier_dtype, [&](auto c) {
-      using H = decltype(h);
-      using C = decltype(c);
-      const auto kernel = aligned ? load_rows_kernel<H, C, true> : load_rows_kernel<H, C, false>;
-      launch_after(after, "load_rows", kernel, blocks, kThreads, stream, l);
+      for_dtype(l.to_dtype, [&](auto to) {
+        using H = decltype(h);
+        using C = decltype(c);
+        using To = decltype(to);
+        const auto kernel = aligned ? load_rows_kernel<H, C, To, true> : load_rows_kernel<H, C, To, false>;
+        launch_after(after, "load_rows", kernel, blocks, kThreads, stream, l);
+      });
     });
   });
 }

@@ -40,8 +40,9 @@ void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers
 struct LoadRows {
   int64_t rows;
   const int32_t* row_count;  // rows at or past it become 0; null: all exist
-  // Copies of the rows [rows, padded], in the operands' dtype; null: they stay where they are.
+  // Copies of the rows [rows, padded]; null: they stay where they are.
   void* to;
+  DType to_dtype;
   int64_t to_stride, padded;
   const void* from;  // null: neither copies nor logits
   DType from_dtype;
@@ -51,7 +52,7 @@ struct LoadRows {
   float *target_logit, *anchor;  // [rows]
   const int32_t* target;         // [rows]
   const void* classifier;        // the caller's
-  DType classifier_dtype;        // as from_dtype, or the operands have fp32
+  DType classifier_dtype;
   int64_t classifier_stride;
   float scale, softcap;
   const void* bias;  // [vocab] or null
@@ -120,6 +121,12 @@ void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers&
                          After after, cudaStream_t stream);
 
 // ---- copies.cu
+// Something that only the device knows: whether one of these bytes is not 0. Null: it holds.
+struct Condition {
+  const void* bytes = nullptr;
+  int64_t count = 0;
+};
+// Nothing is read or written where the condition does not hold.
 struct RowsCopy {
   const void* from;
   DType from_dtype;
@@ -131,6 +138,7 @@ struct RowsCopy {
   int64_t to_stride;
   const int32_t* target;          // rows of kIgnoredRow become 0; null: none
   int64_t rows, columns, padded;  // columns to copy; up to padded become 0
+  Condition condition;
 };
 void launch_copy_rows(const RowsCopy& c, cudaStream_t stream);
 // Rows times factor[row] and *common, in place; rows that do not exist become 0.

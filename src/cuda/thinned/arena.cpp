@@ -87,11 +87,6 @@ bool writes_d_hidden(const Problem& p) {
   return p.d_hidden_dtype == operand_dtype(p) || p.d_hidden_dtype == DType::kF32;
 }
 
-bool copies_to_d_hidden(const Problem& p) {
-  return p.want_d_hidden && !p.accumulate_d_hidden && p.d_hidden_dtype == operand_dtype(p) &&
-         !p.unaligned_rows && p.hidden == padded_hidden(p);
-}
-
 ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w, void* draws) {
   const PlanDetail d = PlanDetail::load(plan);
   const ThinSizes s = thin_sizes(p);
@@ -169,7 +164,7 @@ ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w, void
   });
   if (p.want_d_classifier) {
     t.dense_gradient = take_elements(w, dense_gradient_dtype(p), (s.dense + s.hot) * depth);
-    if (!copies_to_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);
+    if (!fits_in_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);
   }
   if (p.want_d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);

@@ -62,8 +62,6 @@ ThinArena lay_out_thinned(const Problem& problem, const Plan& plan, Workspace& w
 
 // dtype of the products that make gradients of the dense columns.
 DType dense_gradient_dtype(const Problem& problem);
-// Whether the buffer of d_hidden can hold a copy of hidden before it gets the gradient.
-bool copies_to_d_hidden(const Problem& problem);
 // Whether a product can write d_hidden in its own dtype.
 bool writes_d_hidden(const Problem& problem);
 

@@ -1,9 +1,14 @@
 #include "cuda/check.h"
 #include "cuda/gemm.h"
+#include "cuda/sizes.h"
 #include "cuda/thinned/run.h"
 
 namespace headroom::cuda {
 namespace {
+
+Condition active_rows(const Runner& run, const Chunk& chunk) {
+  return {run.arena.active, row_blocks(chunk.rows)};
+}
 
 bool base_2(const Runner& run) {
   return run.detail.implementation == Implementation::kSm90;
@@ -49,6 +54,7 @@ void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, 
                      const Operand& columns) {
   Gemm g;
   g.operand_dtype = run.dtype();
+  g.allow_tf32 = run.problem.allow_tf32;
   g.m = chunk.rows;
   g.n = t.sizes.sampled;
   g.k = run.problem.hidden;
@@ -90,12 +96,14 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   launch_guess(g, run.stream);
 }
 
-// The kernel of the first draw, over windows of the classifier. `set` completes its arguments.
+// The kernel of the first draw, over windows of the classifier. Condition: whether there are rows to draw
+// from. `set` completes its arguments.
 template <class Set>
 void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
-                 const Set& set) {
+                 const Condition& condition, const Set& set) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    LogitsArgs args = logits_args(run, chunk, hidden, window, load_classifier(run, window), Epilogue::kThin);
+    const Operand classifier = load_classifier(run, window, condition);
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kThin);
     args.anchor = run.arena.anchor;
     args.stats.weighted = nullptr;
     if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
@@ -158,7 +166,8 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
     g.count = t.redrawn_count + 1 + i;
     launch_gather_redraws(g, run.stream);
     const Chunk portion{true, true, 0, t.portion, g.count};
-    launch_draw(run, t, portion, {t.portion_hidden, run.depth()}, [&](LogitsArgs& args) {
+    const Operand rows{t.portion_hidden, run.depth()};
+    launch_draw(run, t, portion, rows, {g.count, sizeof(int32_t)}, [&](LogitsArgs& args) {
       args.row_count = g.count;
       args.target = nullptr;
       args.stats = StatSlots{};  // the sums are known
@@ -197,8 +206,8 @@ Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
 void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden) {
   const Problem& p = run.problem;
   const float* weight = run.rows.class_weight != nullptr ? run.rows.class_weight + p.vocab_start : nullptr;
-  launch_weighted_rows({run.buffers.classifier, p.classifier_dtype, run.buffers.classifier_stride, p.vocab,
-                        p.hidden, weight, t.sum_parts, t.classifier_sum},
+  launch_weighted_rows({run.buffers.classifier, p.classifier_dtype, run.buffers.classifier_stride,
+                        run.dtype(), p.vocab, p.hidden, weight, t.sum_parts, t.classifier_sum},
                        run.stream);
   if (!p.needs_forward() || !sums_while_drawing(run)) return;
   const StatSlots& slots = run.arena.slots;
@@ -227,7 +236,7 @@ namespace {
 // sm90: sums and draws in one pass, with a guess of lse.
 void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   guess_lse(run, t, chunk, hidden);
-  launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsArgs& args) {
     args.row_block_active = run.arena.active;
     args.draws.certain_share = kCertainShare;
   });
@@ -250,7 +259,7 @@ void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, co
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
   launch_known_guess(g, run.stream);
-  launch_draw(run, t, chunk, hidden, [&](LogitsArgs& args) {
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsArgs& args) {
     args.row_block_active = a.active;
     args.stats = StatSlots{};
   });

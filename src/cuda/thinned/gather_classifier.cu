@@ -25,10 +25,11 @@ __device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier
       rows[k] = load8<kAligned>(hidden + element.row * g.hidden_stride, left);
     }
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k]);
+    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k], g.hidden_dtype);
   }
   for (; i < end; i += step) {
-    add8(sum, load8<kAligned>(hidden + g.sorted[i].row * g.hidden_stride, left), g.sorted[i].value);
+    add8(sum, load8<kAligned>(hidden + g.sorted[i].row * g.hidden_stride, left), g.sorted[i].value,
+         g.hidden_dtype);
   }
 }
 

@@ -38,10 +38,11 @@ __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
       rows[k] = load8<kAligned>(classifier + element.column * g.classifier_stride, left);
     }
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k]);
+    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k], g.operand_dtype);
   }
   for (; i < count; ++i) {
-    add8(sum, load8<kAligned>(classifier + kept[i].column * g.classifier_stride, left), kept[i].value);
+    add8(sum, load8<kAligned>(classifier + kept[i].column * g.classifier_stride, left), kept[i].value,
+         g.operand_dtype);
   }
   if constexpr (kSmooth) smooth8(sum, g.smoothing, row, column, left);
   if (g.base != nullptr) {

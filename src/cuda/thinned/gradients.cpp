@@ -59,6 +59,7 @@ Smoothing smoothing_of_columns(const Runner& run, const ThinArena& t) {
 
 void product(const Runner& run, Gemm g) {
   g.operand_dtype = run.dtype();
+  g.allow_tf32 = run.problem.allow_tf32;
   if (run.dtype() != DType::kF32) {
     g.alpha = &run.arena.scalars->dz_unscale;
     g.zero_one = run.arena.scalars->zero_one;
@@ -76,7 +77,7 @@ Operand without_ignored(const Runner& run, const ThinArena& t, const Chunk& chun
   c.from_stride = hidden.stride;
   c.to = to_output ? run.buffers.d_hidden : t.hidden_copy;
   c.to_dtype = run.dtype();
-  c.to_stride = to_output ? run.buffers.d_hidden_stride : run.depth();
+  c.to_stride = to_output ? operand_stride_in_d_hidden(run.problem, run.buffers) : run.depth();
   c.target = run.arena.target;
   c.rows = chunk.rows;
   c.columns = run.problem.hidden;
@@ -235,6 +236,7 @@ void gather_hidden(const Runner& run, const ThinArena& t) {
   g.classifier = b.classifier;
   g.classifier_dtype = p.classifier_dtype;
   g.classifier_stride = b.classifier_stride;
+  g.operand_dtype = run.dtype();
   const bool in_place = t.hidden_gradient == nullptr;
   g.base = in_place ? b.d_hidden : t.hidden_gradient;
   g.base_dtype = in_place ? p.d_hidden_dtype : DType::kF32;
@@ -275,7 +277,7 @@ void order_columns(const Runner& run, const ThinArena& t) {
   launch_order_lists(o, run.stream);
 }
 
-void gather_classifier(const Runner& run, const ThinArena& t) {
+void gather_classifier(const Runner& run, const ThinArena& t, const Operand& hidden) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   GatherClassifier g{};
@@ -286,9 +288,9 @@ void gather_classifier(const Runner& run, const ThinArena& t) {
   g.sorted = t.sorted;
   g.heavy = t.heavy + 1;
   g.heavy_count = t.heavy;
-  g.hidden = b.hidden;
-  g.hidden_dtype = p.hidden_dtype;
-  g.hidden_stride = b.hidden_stride;
+  g.hidden = hidden.data;
+  g.hidden_dtype = run.dtype();
+  g.hidden_stride = hidden.stride;
   g.to = b.d_classifier;
   g.dtype = p.d_classifier_dtype;
   g.to_stride = b.d_classifier_stride;
@@ -304,9 +306,9 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
   assign_roles(run, t);
   weigh(run, t);
   if (p.label_smoothing > 0) {
-    launch_weighted_rows(
-        {hidden.data, run.dtype(), hidden.stride, p.tokens, p.hidden, run.arena.c, t.sum_parts, t.hidden_sum},
-        run.stream);
+    launch_weighted_rows({hidden.data, run.dtype(), hidden.stride, run.dtype(), p.tokens, p.hidden,
+                          run.arena.c, t.sum_parts, t.hidden_sum},
+                         run.stream);
   }
   dense_gradients(run, t, chunk, hidden);
   const bool lists = p.want_d_bias || (p.want_d_classifier && run.products);
@@ -317,7 +319,7 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
     launch_smooth_bias(run.arena.c, p.tokens, smoothing_of_columns(run, t).row_factor, p.vocab,
                        run.arena.d_bias, run.stream);
   }
-  if (p.want_d_classifier && run.products) gather_classifier(run, t);
+  if (p.want_d_classifier && run.products) gather_classifier(run, t, hidden);
 }
 
 }  // namespace headroom::cuda

@@ -17,7 +17,8 @@ __global__ void sum_part_kernel(WeightedRows w) {
   for (int64_t row = blockIdx.y * w.rows / kSumParts; row < end; ++row) {
     const float weight = w.weight != nullptr ? w.weight[row] : 1.0f;
     if (weight != 0)
-      sum = fmaf(weight, to_float(static_cast<const T*>(w.data)[row * w.stride + column]), sum);
+      sum = fmaf(weight, to_operand(static_cast<const T*>(w.data)[row * w.stride + column], w.operand_dtype),
+                 sum);
   }
   w.parts[blockIdx.y * w.columns + column] = sum;
 }

@@ -216,7 +216,9 @@ inline constexpr int64_t kSumParts = 128;
 struct WeightedRows {
   const void* data;
   DType dtype;
-  int64_t stride, rows, columns;
+  int64_t stride;
+  DType operand_dtype;  // to which fp32 data are rounded
+  int64_t rows, columns;
   const float* weight;  // [rows] or null
   float* parts;
   float* sum;  // [columns]
@@ -256,7 +258,8 @@ struct GatherHidden {
   const void* classifier;
   DType classifier_dtype;
   int64_t classifier_stride;
-  const void* base;  // [N, columns] to add to, or null
+  DType operand_dtype;  // to which fp32 rows are rounded
+  const void* base;     // [N, columns] to add to, or null
   DType base_dtype;
   int64_t base_stride;
   Smoothing smoothing;

@@ -7,10 +7,11 @@
 
 namespace headroom::cuda {
 
+// fp32 is rounded to the dtype of the operands.
 template <class T>
-__device__ __forceinline__ void add8(float (&sum)[8], const Vector8<T>& v, float factor) {
+__device__ __forceinline__ void add8(float (&sum)[8], const Vector8<T>& v, float factor, DType operand) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sum[i] = fmaf(to_float(v.x[i]), factor, sum[i]);
+  for (int i = 0; i < 8; ++i) sum[i] = fmaf(to_operand(v.x[i], operand), factor, sum[i]);
 }
 
 // column: of the first of the eight.
