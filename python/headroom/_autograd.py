@@ -107,6 +107,11 @@ def _graph_is_kept() -> bool:
     return True if kept is None else bool(kept())
 
 
+def _scaled_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    dense = gradient.is_cuda and gradient.is_contiguous()  # a hook of saved tensors may return another layout
+    return scale_in_place(gradient, factor) if dense else gradient * factor
+
+
 def _scaled(gradients: Sequence[Tensor | None], factor: Tensor) -> list[Tensor | None]:
     if _vmap.is_batched(factor):
         return [None if gradient is None else gradient * factor for gradient in gradients]
@@ -116,7 +121,7 @@ def _scaled(gradients: Sequence[Tensor | None], factor: Tensor) -> list[Tensor |
     # The saved tensor itself may become somebody's .grad, to be added to in place: only when nobody reads it again.
     if not _graph_is_kept():
         if factor.is_cuda:  # without waiting for the device
-            return [None if gradient is None else scale_in_place(gradient, factor) for gradient in gradients]
+            return [None if gradient is None else _scaled_in_place(gradient, factor) for gradient in gradients]
         if factor.item() == 1:
             return list(gradients)
     return [None if gradient is None else gradient * factor for gradient in gradients]

@@ -177,7 +177,7 @@ def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
         types = tuple(map(type, a[FIRST_OPTION:]))
     if a.num_items is not None:
         a = _with_known_num_items(a)
-    if torch._C._is_any_autocast_enabled():
+    if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
         a = _arguments.cast(a)
     key = _key(a, scale, types)
     try:

@@ -12,20 +12,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-_Key = torch._C.DispatchKey
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 # What tensors in memory of a device have; others are sparse, nested, batched, functional, negated views, ...
-_PLAIN_KEYS = (
-    *(_Key.CPU, _Key.AutogradCPU, _Key.AutocastCPU),
-    *(_Key.CUDA, _Key.AutogradCUDA, _Key.AutocastCUDA),
-    _Key.ADInplaceOrView,
-)
+_PLAIN_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA", "ADInplaceOrView")
 
 
-def _bits(keys: Iterable[torch._C.DispatchKey]) -> int:
+def _bits(names: Iterable[str]) -> int:
     bits = 0
-    for key in keys:
-        bits |= torch._C.DispatchKeySet(key).raw_repr()
+    for name in names:
+        key = torch._C._parse_dispatch_key(name)
+        bits |= 0 if key is None else torch._C.DispatchKeySet(key).raw_repr()
     return bits
 
 

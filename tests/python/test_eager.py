@@ -359,6 +359,23 @@ def test_bad_arguments_are_refused_after_good_ones():
                     lce(**arguments)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradients_are_those_that_were_written(reduction, monkeypatch):
+    """No copy of them is made on the way to .grad."""
+    places, original = {}, _run.Run.__call__
+
+    def call(run, tensors):
+        found = original(run, tensors)
+        places.update({name: tensor.data_ptr() for name, tensor in found.items()})
+        return found
+
+    monkeypatch.setattr(_run.Run, "__call__", call)
+    input, weight, bias, target = head()
+    lce(input, weight, target, linear_bias=bias, reduction=reduction).sum().backward()
+    for name, leaf in (("d_hidden", input), ("d_classifier", weight), ("d_bias", bias)):
+        assert leaf.grad.data_ptr() == places[name]
+
+
 def test_a_target_out_of_range_is_found_by_a_kept_call():
     input, weight, _, target = head()
     lce(input.view(3, 3, 6), weight, target.view(3, 3))
