@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <array>
 
+#include "cpu/thinned/windows.h"
+
 namespace headroom::cpu {
 namespace {
 
-// Two windows are alive at once: the gradients of the next are made beside the sums of this one.
-int64_t window_slots(const Plan& plan, const Shape& shape) {
-  return std::min(shape.blocks, 2 * backward_window(plan));
+// As many as stages.h adds at most.
+int64_t most_groups(const Problem& p, const Shape& s, const Plan& plan) {
+  const int64_t forward = p.is_thinned() ? draw_windows(s.blocks) : ceil_div(s.blocks, forward_window(plan));
+  const int64_t backward =
+      p.needs_backward() && !p.is_thinned() ? ceil_div(s.blocks, backward_window(plan)) : 0;
+  return 8 + 3 * forward + 4 * backward;
 }
 
 std::array<std::span<float>*, 7> coefficients_of(Arena& a) {
@@ -54,7 +59,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
   }
   if (p.needs_forward() || draws_elements(p)) {
-    const int64_t window = forward_window(plan) * tokens;
+    const int64_t window = std::min(s.blocks, forward_windows_alive(p, plan) * forward_window(plan)) * tokens;
     a.stats = workspace.take<RowStats<double>>(tokens);
     a.block_max = workspace.take<float>(window);
     a.block_sum = workspace.take<float>(window);
@@ -90,6 +95,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
       a.window_anchor = workspace.take<float>(window_slots(plan, s) * tokens);
     }
   }
+  a.groups = workspace.take<TaskGroup>(most_groups(p, s, plan));
   Workspace worker;
   lay_out_worker(p, k, s, worker);
   a.worker_bytes = worker.used();

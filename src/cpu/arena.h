@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -8,6 +9,7 @@
 #include "core/workspace.h"
 #include "cpu/kernels.h"
 #include "cpu/shape.h"
+#include "cpu/task_groups.h"
 #include "cpu/thinned/arena.h"
 
 namespace headroom::cpu {
@@ -35,6 +37,27 @@ inline bool sweeps_vocabulary(const Plan& plan) {
   return plan.detail[2] != 0;
 }
 
+// How many backward windows are alive at once: while one's gradients are added up, those of the next are
+// made; with a third, a late thread holds nobody up until the others are a window ahead.
+inline int64_t& backward_windows_alive(Plan& plan) {
+  return plan.detail[3];
+}
+inline int64_t backward_windows_alive(const Plan& plan) {
+  return plan.detail[3];
+}
+inline constexpr int64_t kMostWindowsAlive = 3;
+
+// Vocabulary blocks that have memory in those windows.
+inline int64_t window_slots(const Plan& plan, const Shape& shape) {
+  return std::min(shape.blocks, backward_windows_alive(plan) * backward_window(plan));
+}
+
+// Forward windows alive at once: one is merged while the next is computed. Draws of a window wait for the
+// merge.
+inline int64_t forward_windows_alive(const Problem& problem, const Plan& plan) {
+  return problem.is_thinned() || forward_window(plan) == 1 ? 1 : 2;
+}
+
 // Scratch of one worker.
 struct WorkerArena {
   std::span<float> logits;          // [mr, vocab_block]
@@ -47,8 +70,8 @@ struct WorkerArena {
   ThinnedWorker thinned;
 };
 
-// Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W a window, R the rows
-// whose coefficients are kept: T, or N if the vocabulary is swept.
+// Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W the blocks of the
+// windows that are alive at once, R the rows whose coefficients are kept: T, or N if the vocabulary is swept.
 struct Arena {
   std::span<int64_t> rows;            // [N] rows that are not ignored
   std::span<int64_t> target;          // [T] column of the target in this vocabulary, -1 outside
@@ -59,20 +82,21 @@ struct Arena {
   std::span<uint32_t> hidden_rows;    // [T, hidden_stride] rows operand of the logits
   std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_classifier
   std::span<float> d_hidden;          // [T, gradient_stride]
-  // When neither one chunk nor the output can hold the sum over chunks: [V, hidden_padded], or [W * B,
-  // hidden_padded] if the vocabulary is swept.
+  // When neither one chunk nor the output can hold the sum over chunks: [V, hidden_padded], or
+  // [window * B, hidden_padded] if the vocabulary is swept.
   std::span<float> d_classifier;
   std::span<float> d_bias;  // [blocks * B]
-  // Statistics of the blocks of a forward window, [W, T] each.
+  // Statistics of the blocks of forward windows, [W, T] each.
   std::span<float> block_max, block_sum, block_offset, block_weighted;
   std::span<int32_t> block_argmax;
   std::span<double> block_weight;  // [blocks] sums of class weights
   // Kept exps of the first cached_vocab_blocks blocks, and of a backward window for the others.
   std::span<std::byte> kept_exps;      // [blocks, T, B] elements
   std::span<float> kept_anchor;        // [blocks, T]
-  std::span<std::byte> window_exps;    // [2 W, T, B] elements
-  std::span<float> window_anchor;      // [2 W, T]
-  std::span<uint32_t> window_panels;   // [2 W, hidden_padded / nr, B / pair, nr], of the classifier
+  std::span<std::byte> window_exps;    // [W, T, B] elements
+  std::span<float> window_anchor;      // [W, T]
+  std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the classifier
+  std::span<TaskGroup> groups;         // of a chunk
   std::span<std::byte> worker_memory;  // `threads` times worker_bytes
   size_t worker_bytes = 0;
   ThinnedArena thinned;

@@ -1,15 +1,9 @@
 #include <algorithm>
 
-#include "cpu/runner.h"
+#include "cpu/stages.h"
 
 namespace headroom::cpu {
 namespace {
-
-struct Window {
-  int64_t start = 0;
-  int64_t end = 0;
-  int64_t size() const { return end - start; }
-};
 
 // Kept or recomputed exps of rows [row, row + rows) to gradients, in place.
 void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& strip, std::byte* exps,
@@ -98,76 +92,89 @@ void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block) {
   }
 }
 
-// The three consumers of a window's gradients, long tasks first. One thread computes all columns of a block
-// of d_classifier when there are blocks for half of the threads: two that write the same rows at a time both
-// fault on every fresh page, and each zeros one.
-class SumTasks {
- public:
-  SumTasks(const Runner& run, const Chunk& chunk, const Window& window)
-      : run_(run),
-        chunk_(chunk),
-        window_(window),
-        range_(rows_per_range(run, chunk.count, kTasksPerThread * run.plan.threads)),
-        splits_(2 * window.size() < run.plan.threads ? run.shape.ranges : 1),
-        classifier_(run.problem.want_d_classifier ? window.size() * splits_ : 0),
-        hidden_(run.problem.want_d_hidden && window.size() > 0 ? ceil_div(chunk.count, range_) : 0),
-        bias_(run.problem.want_d_bias ? window.size() : 0) {}
-
-  int64_t count() const { return classifier_ + hidden_ + bias_; }
-
-  void operator()(int64_t task, int worker) const {
-    if (task < classifier_) {
-      WorkerArena w = run_.worker(worker);
-      const int64_t ranges = run_.shape.ranges / splits_;
-      const int64_t first = task % splits_ * ranges;
-      add_d_classifier(run_, chunk_, w, window_.start + task / splits_, first, first + ranges);
-    } else if (task < classifier_ + hidden_) {
-      const int64_t row = (task - classifier_) * range_;
-      add_d_hidden(run_, window_.start, window_.end, row, std::min(chunk_.count, row + range_));
-    } else {
-      add_d_bias(run_, chunk_, window_.start + task - classifier_ - hidden_);
-    }
-  }
-
- private:
-  const Runner& run_;
-  const Chunk& chunk_;
-  const Window window_;
-  const int64_t range_;   // rows in a task of d_hidden
-  const int64_t splits_;  // tasks for d_classifier of a block
-  const int64_t classifier_, hidden_, bias_;
-};
-
 }  // namespace
 
-// A pipeline over windows of blocks: the sums of one window beside the gradients of the next, which are many
-// small tasks and so fill the end. One barrier a window.
-void backward_chunk(const Runner& run, const Chunk& chunk) {
-  const int64_t blocks = run.shape.blocks;
-  const int64_t size = backward_window(run.plan);
-  for (Window window{0, 0}; window.start < blocks;) {
-    const Window next{window.end, std::min(blocks, window.end + size)};
-    const SumTasks sums(run, chunk, window);
-    const BlockTasks gradients(run, next.start, next.end, chunk.count);
-    run.parallel_for(sums.count() + gradients.count(), [&](int64_t task, int worker) {
-      if (task < sums.count()) return sums(task, worker);
-      const BlockTasks::Task t = gradients[task - sums.count()];
-      gradient_task(run, worker, t.block, t.row, t.row_end);
-      if (t.row == 0 && run.problem.want_d_hidden) pack_panels(run, t.block);
-    });
-    window = next;
+BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Window& blocks, TaskGroups& groups,
+                             TaskGroups::Id coefficients, TaskGroups::Id panels)
+    : run_(run),
+      chunk_(chunk),
+      blocks_(blocks),
+      windows_(ceil_div(blocks.size(), backward_window(run.plan))),
+      hidden_rows_(rows_per_range(run, chunk.count, kTasksPerThread * run.plan.threads)) {
+  const int64_t alive = backward_windows_alive(run.plan);
+  Sums sums[kMostWindowsAlive];  // of the windows whose slots come next
+  TaskGroups::Id made = TaskGroups::kNone;
+  TaskGroups::Id hidden = TaskGroups::kNone;
+  for (int64_t w = 0; w <= windows_; ++w) {
+    if (w > 0) {
+      Sums& before = sums[(w - 1) % alive];
+      before = add_sums(groups, w - 1, made, panels, hidden);
+      hidden = before.hidden;
+    }
+    if (w == windows_) break;
+    const Sums& slot = sums[w % alive];
+    made = groups.add(gradient_tasks(w).count(), {coefficients, slot.classifier, slot.hidden, slot.bias},
+                      TaskBody::of<&BackwardStage::gradients>(*this), w);
   }
-  if (run.problem.want_d_hidden) store_d_hidden(run, chunk);
+  groups.add(run.problem.want_d_hidden ? row_tasks(chunk.count) : 0, {hidden},
+             TaskBody::of<&BackwardStage::store_hidden>(*this));
 }
 
-void backward_blocks(const Runner& run, const Chunk& chunk, int64_t first, int64_t last) {
-  const BlockTasks gradients(run, first, last, chunk.count);
-  run.parallel_for(gradients.count(), [&](int64_t task, int worker) {
-    const BlockTasks::Task t = gradients[task];
-    gradient_task(run, worker, t.block, t.row, t.row_end);
-  });
-  const SumTasks sums(run, chunk, {first, last});
-  run.parallel_for(sums.count(), [&](int64_t task, int worker) { sums(task, worker); });
+Window BackwardStage::window(int64_t w) const {
+  const int64_t size = backward_window(run_.plan);
+  const int64_t start = blocks_.start + w * size;
+  return {start, std::min(blocks_.end, start + size)};
+}
+
+BlockTasks BackwardStage::gradient_tasks(int64_t w) const {
+  return {run_, window(w), chunk_.count, true};
+}
+
+void BackwardStage::gradients(int64_t w, int64_t task, int worker) const {
+  const BlockTasks::Task t = gradient_tasks(w)[task];
+  gradient_task(run_, worker, t.block, t.row, t.row_end);
+  if (t.row == 0 && run_.problem.want_d_hidden) pack_panels(run_, t.block);
+}
+
+// The consumers of a window's gradients, long tasks first. The sums of d_hidden have the order of the blocks.
+BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskGroups::Id made,
+                                            TaskGroups::Id panels, TaskGroups::Id hidden_before) const {
+  const Problem& p = run_.problem;
+  const int64_t blocks = window(w).size();
+  Sums sums;
+  sums.classifier = groups.add(p.want_d_classifier ? blocks * classifier_splits(w) : 0, {made, panels},
+                               TaskBody::of<&BackwardStage::classifier>(*this), w);
+  sums.hidden = groups.add(p.want_d_hidden ? ceil_div(chunk_.count, hidden_rows_) : 0, {made, hidden_before},
+                           TaskBody::of<&BackwardStage::hidden>(*this), w);
+  sums.bias = groups.add(p.want_d_bias ? blocks : 0, {made}, TaskBody::of<&BackwardStage::bias>(*this), w);
+  return sums;
+}
+
+// One thread computes all columns of a block of d_classifier when there are blocks for half of the threads:
+// two that write the same rows at a time both fault on every fresh page, and each zeros one.
+int64_t BackwardStage::classifier_splits(int64_t w) const {
+  return 2 * window(w).size() < run_.plan.threads ? run_.shape.ranges : 1;
+}
+
+void BackwardStage::classifier(int64_t w, int64_t task, int worker) const {
+  WorkerArena arena = run_.worker(worker);
+  const int64_t splits = classifier_splits(w);
+  const int64_t ranges = run_.shape.ranges / splits;
+  const int64_t first = task % splits * ranges;
+  add_d_classifier(run_, chunk_, arena, window(w).start + task / splits, first, first + ranges);
+}
+
+void BackwardStage::hidden(int64_t w, int64_t task, int) const {
+  const int64_t row = task * hidden_rows_;
+  add_d_hidden(run_, window(w).start, window(w).end, row, std::min(chunk_.count, row + hidden_rows_));
+}
+
+void BackwardStage::bias(int64_t w, int64_t task, int) const {
+  add_d_bias(run_, chunk_, window(w).start + task);
+}
+
+void BackwardStage::store_hidden(int64_t, int64_t task, int) const {
+  store_d_hidden(run_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
 }
 
 }  // namespace headroom::cpu

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/targets.h"
-#include "cpu/runner.h"
+#include "cpu/stages.h"
 
 namespace headroom::cpu {
 namespace {
@@ -26,25 +26,29 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
 
 }  // namespace
 
-void load_chunk(const Runner& run, const Chunk& chunk) {
+LoadStage::LoadStage(const Runner& run, const Chunk& chunk, TaskGroups& groups) : run_(run), chunk_(chunk) {
   const Problem& p = run.problem;
-  const Shape& s = run.shape;
-  const Kernels& k = run.kernels;
-  constexpr int64_t kRows = 64;
-  run.parallel_for(ceil_div(chunk.count, kRows), [&](int64_t task, int) {
-    const int64_t end = std::min(chunk.count, (task + 1) * kRows);
-    for (int64_t i = task * kRows; i < end; ++i) load_row(run, chunk, i);
-  });
-  if (!p.needs_backward() || !p.want_d_classifier || p.is_thinned()) return;
-  // Token blocks of [hidden_padded / nr, units, nr]: K of d_classifier runs along the tokens.
-  run.parallel_for(ceil_div(chunk.count, s.token_block), [&](int64_t task, int) {
-    const int64_t first = task * s.token_block;
-    const int64_t rows = std::min(s.token_block, chunk.count - first);
-    const MatrixView source{run.arena.hidden_rows.data() + first * s.hidden_stride, element_dtype(k),
-                            s.hidden_stride * k.pair};
-    k.pack_interleaved(source, rows, p.hidden, ceil_div(rows, k.pair), s.hidden_padded / k.nr, k.nr,
-                       run.arena.hidden_panels.data() + first / k.pair * s.hidden_padded);
-  });
+  const bool panels = p.needs_backward() && p.want_d_classifier && !p.is_thinned();
+  rows_ = groups.add(row_tasks(chunk.count), {}, TaskBody::of<&LoadStage::load_rows>(*this));
+  panels_ = groups.add(panels ? ceil_div(chunk.count, run.shape.token_block) : 0, {rows_},
+                       TaskBody::of<&LoadStage::pack_panels>(*this));
+}
+
+void LoadStage::load_rows(int64_t, int64_t task, int) const {
+  const int64_t end = std::min(chunk_.count, (task + 1) * kTaskRows);
+  for (int64_t i = task * kTaskRows; i < end; ++i) load_row(run_, chunk_, i);
+}
+
+// Token blocks of [hidden_padded / nr, units, nr]: K of d_classifier runs along the tokens.
+void LoadStage::pack_panels(int64_t, int64_t task, int) const {
+  const Shape& s = run_.shape;
+  const Kernels& k = run_.kernels;
+  const int64_t first = task * s.token_block;
+  const int64_t rows = std::min(s.token_block, chunk_.count - first);
+  const MatrixView source{run_.arena.hidden_rows.data() + first * s.hidden_stride, element_dtype(k),
+                          s.hidden_stride * k.pair};
+  k.pack_interleaved(source, rows, run_.problem.hidden, ceil_div(rows, k.pair), s.hidden_padded / k.nr, k.nr,
+                     run_.arena.hidden_panels.data() + first / k.pair * s.hidden_padded);
 }
 
 }  // namespace headroom::cpu

@@ -12,13 +12,14 @@ double target_gradient(const Runner& run, const HostLoss& loss, const RowCoeffic
 
 }  // namespace
 
-void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk) {
+void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t row_begin,
+                       int64_t row_end) {
   const Problem& p = run.problem;
   const Arena& arena = run.arena;
   const bool from_buffers = !p.needs_forward();
   // Gradients of the dot products carry the logit scale; that of the bias is divided by it again.
   const double fold = p.scale != 0 ? p.scale : 1;
-  for (int64_t i = 0; i < chunk.count; ++i) {
+  for (int64_t i = row_begin; i < row_end; ++i) {
     const auto at = static_cast<size_t>(i);
     const int64_t row = arena.rows[static_cast<size_t>(chunk.first + i)];
     LogSumExp<double> lse;

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/runner.h"
+#include "cpu/stages.h"
 #include "cpu/thinned/draw.h"
 #include "cpu/thinned/windows.h"
 
@@ -52,11 +52,11 @@ void sum_weights(const Runner& run) {
 }
 
 // Merges the window's blocks into the rows' statistics, in the order of the vocabulary.
-void merge_rows(const Runner& run, int64_t window_start, int64_t window_end, int64_t row, int64_t row_end) {
+void merge_rows(const Runner& run, const Window& window, int64_t slot, int64_t row, int64_t row_end) {
   for (; row < row_end; ++row) {
     RowStats<double>& stats = run.arena.stats[static_cast<size_t>(row)];
-    for (int64_t block = window_start; block < window_end; ++block) {
-      const BlockStats in = block_stats(run, block - window_start, row);
+    for (int64_t block = window.start; block < window.end; ++block) {
+      const BlockStats in = block_stats(run, slot + block - window.start, row);
       RowStats<double> s;
       s.max = *in.max;
       s.sum_exp = *in.sum_exp;
@@ -78,29 +78,75 @@ void merge_rows(const Runner& run, int64_t window_start, int64_t window_end, int
 
 }  // namespace
 
-void forward_chunk(const Runner& run, const Chunk& chunk) {
+ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& groups, TaskGroups::Id rows)
+    : run_(run),
+      chunk_(chunk),
+      draws_(run.problem.is_thinned()),
+      windows_(draws_ ? draw_windows(run.shape.blocks)
+                      : ceil_div(run.shape.blocks, forward_window(run.plan))),
+      alive_(forward_windows_alive(run.problem, run.plan)) {
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
   std::fill_n(run.arena.target_logit.begin(), chunk.count, 0.0f);
   if (chunk.is_first) sum_weights(run);
-  const bool draws = run.problem.is_thinned();
-  const int64_t blocks = run.shape.blocks;
-  int64_t end = 0;
-  for (int64_t start = 0; start < blocks; start = end) {
-    end = draws ? draw_window_end(start, blocks) : std::min(blocks, start + forward_window(run.plan));
-    if (draws) begin_draw_window(run, chunk, start);
-    const BlockTasks tasks(run, start, end, chunk.count);
-    run.parallel_for(tasks.count(), [&](int64_t task, int worker) {
-      const BlockTasks::Task t = tasks[task];
-      block_task(run, chunk, worker, t.block, t.block - start, t.row, t.row_end);
-    });
-    constexpr int64_t kMergeRows = 64;
-    run.parallel_for(ceil_div(chunk.count, kMergeRows), [&](int64_t task, int) {
-      merge_rows(run, start, end, task * kMergeRows, std::min(chunk.count, (task + 1) * kMergeRows));
-    });
+  const int64_t tasks = row_tasks(chunk.count);
+  using Id = TaskGroups::Id;
+  Id begun = rows;
+  if (draws_) begun = groups.add(tasks, {rows}, TaskBody::of<&ForwardStage::begin_draws_of_rows>(*this));
+  Id merged = TaskGroups::kNone;
+  Id merged_before = TaskGroups::kNone;  // one window earlier
+  for (int64_t w = 0; w < windows_; ++w) {
+    if (draws_)
+      begun = groups.add(tasks, {begun, merged}, TaskBody::of<&ForwardStage::begin_window>(*this), w);
+    const Id slots_are_free = alive_ == 1 ? merged : merged_before;
+    const Id computed = groups.add(block_tasks(w).count(), {begun, slots_are_free},
+                                   TaskBody::of<&ForwardStage::blocks>(*this), w);
+    merged_before = merged;
+    merged = groups.add(tasks, {computed, merged}, TaskBody::of<&ForwardStage::merge>(*this), w);
   }
-  for (int64_t i = 0; i < chunk.count; ++i) {
-    run.arena.stats[static_cast<size_t>(i)].target_logit = run.arena.target_logit[static_cast<size_t>(i)];
+  stats_ = groups.add(tasks, {merged}, TaskBody::of<&ForwardStage::finish>(*this));
+}
+
+Window ForwardStage::window(int64_t w) const {
+  const int64_t size = forward_window(run_.plan);
+  const int64_t start = draws_ ? draw_window_start(w) : w * size;
+  return {start, std::min(run_.shape.blocks, draws_ ? draw_window_start(w + 1) : start + size)};
+}
+
+int64_t ForwardStage::slot(int64_t w) const {
+  return w % alive_ * forward_window(run_.plan);
+}
+
+// Draws wait for every window.
+BlockTasks ForwardStage::block_tasks(int64_t w) const {
+  return {run_, window(w), chunk_.count, draws_ || w + 1 == windows_};
+}
+
+void ForwardStage::begin_draws_of_rows(int64_t, int64_t task, int) const {
+  begin_draws(run_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
+}
+
+void ForwardStage::begin_window(int64_t w, int64_t task, int) const {
+  begin_draw_window(run_, chunk_, window(w).start, task * kTaskRows,
+                    std::min(chunk_.count, (task + 1) * kTaskRows));
+}
+
+void ForwardStage::blocks(int64_t w, int64_t task, int worker) const {
+  const BlockTasks::Task t = block_tasks(w)[task];
+  block_task(run_, chunk_, worker, t.block, slot(w) + t.block - window(w).start, t.row, t.row_end);
+}
+
+void ForwardStage::merge(int64_t w, int64_t task, int) const {
+  merge_rows(run_, window(w), slot(w), task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
+}
+
+void ForwardStage::finish(int64_t, int64_t task, int) const {
+  const int64_t row = task * kTaskRows;
+  const int64_t row_end = std::min(chunk_.count, row + kTaskRows);
+  for (int64_t i = row; i < row_end; ++i) {
+    const auto at = static_cast<size_t>(i);
+    run_.arena.stats[at].target_logit = run_.arena.target_logit[at];
   }
+  if (draws_) settle_draws(run_, chunk_, row, row_end);
 }
 
 }  // namespace headroom::cpu

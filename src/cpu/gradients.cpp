@@ -130,19 +130,15 @@ void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, in
   }
 }
 
-void store_d_hidden(const Runner& run, const Chunk& chunk) {
+void store_d_hidden(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
   const Problem& p = run.problem;
-  constexpr int64_t kRows = 64;
-  run.parallel_for(ceil_div(chunk.count, kRows), [&](int64_t task, int) {
-    const int64_t end = std::min(chunk.count, (task + 1) * kRows);
-    for (int64_t i = task * kRows; i < end; ++i) {
-      const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
-      run.kernels.store_row(
-          run.arena.d_hidden.data() + i * run.shape.gradient_stride, p.hidden, 1, p.accumulate_d_hidden,
-          p.d_hidden_dtype,
-          output_row(run.buffers.d_hidden, p.d_hidden_dtype, run.buffers.d_hidden_stride, row, 0));
-    }
-  });
+  for (; row < row_end; ++row) {
+    const int64_t to = run.arena.rows[static_cast<size_t>(chunk.first + row)];
+    run.kernels.store_row(
+        run.arena.d_hidden.data() + row * run.shape.gradient_stride, p.hidden, 1, p.accumulate_d_hidden,
+        p.d_hidden_dtype,
+        output_row(run.buffers.d_hidden, p.d_hidden_dtype, run.buffers.d_hidden_stride, to, 0));
+  }
 }
 
 void store_d_bias(const Runner& run) {

@@ -1,8 +1,20 @@
 #include <algorithm>
+#include <atomic>
 
 #include "cpu/runner.h"
 
 namespace headroom::cpu {
+
+// Workers have numbers of the plan's, not of the pool's: that may have more.
+void Runner::loop(int64_t tasks, LoopBody body) const {
+  const int64_t workers = std::min<int64_t>(plan.threads, tasks);
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int64_t worker, int) {
+    for (int64_t task = next++; task < tasks; task = next++) body(task, static_cast<int>(worker));
+  };
+  if (workers <= 1) return work(0, 0);
+  pool(workers, work);
+}
 
 WorkerArena Runner::worker(int index) const {
   Workspace memory(arena.worker_memory.data() + static_cast<size_t>(index) * arena.worker_bytes);
@@ -14,21 +26,21 @@ LogitTransform Runner::transform(const WorkerArena& w) const {
           problem.has_bias ? w.bias.data() : nullptr};
 }
 
-// A window and the next one are alive at once, so blocks share 2 W slots in turn.
+// Blocks share the slots of the windows that are alive at once in turn.
 std::byte* Runner::block_exps(int64_t block) const {
   const int64_t bytes = plan.token_chunk * shape.vocab_block * element_bytes(kernels);
   if (is_kept(block)) return arena.kept_exps.data() + block * bytes;
-  return arena.window_exps.data() + block % (2 * backward_window(plan)) * bytes;
+  return arena.window_exps.data() + block % window_slots(plan, shape) * bytes;
 }
 
 float* Runner::block_anchor(int64_t block) const {
   if (is_kept(block)) return arena.kept_anchor.data() + block * plan.token_chunk;
-  return arena.window_anchor.data() + block % (2 * backward_window(plan)) * plan.token_chunk;
+  return arena.window_anchor.data() + block % window_slots(plan, shape) * plan.token_chunk;
 }
 
 uint32_t* Runner::block_panels(int64_t block) const {
   return arena.window_panels.data() +
-         block % (2 * backward_window(plan)) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
+         block % window_slots(plan, shape) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
 }
 
 void forget_packed_blocks(const Runner& run) {
@@ -105,21 +117,21 @@ int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted) {
   return ceil_div(strips, ranges) * run.kernels.mr;
 }
 
-BlockTasks::BlockTasks(const Runner& run, int64_t start, int64_t end, int64_t rows)
-    : start_(start), end_(end), rows_(rows) {
-  const int64_t blocks = end - start;
-  const int64_t split = std::min<int64_t>(blocks, 2 * run.plan.threads);  // blocks in small tasks
-  range_ =
-      rows_per_range(run, rows, ceil_div(kTasksPerThread * run.plan.threads, std::max<int64_t>(split, 1)));
+BlockTasks::BlockTasks(const Runner& run, const Window& window, int64_t rows, bool is_last)
+    : window_(window), rows_(rows) {
+  const int64_t threads = run.plan.threads;
+  const int64_t few = window.size() < threads ? window.size() : 0;
+  const int64_t split = is_last ? std::min(window.size(), 2 * threads) : few;  // blocks in small tasks
+  range_ = rows_per_range(run, rows, ceil_div(kTasksPerThread * threads, std::max<int64_t>(split, 1)));
   ranges_ = ceil_div(rows, range_);
-  whole_ = blocks - split;
+  whole_ = window.size() - split;
 }
 
 BlockTasks::Task BlockTasks::operator[](int64_t task) const {
-  if (task < whole_) return {start_ + task, 0, rows_};
+  if (task < whole_) return {window_.start + task, 0, rows_};
   task -= whole_;
   const int64_t row = task % ranges_ * range_;
-  return {start_ + whole_ + task / ranges_, row, std::min(rows_, row + range_)};
+  return {window_.start + whole_ + task / ranges_, row, std::min(rows_, row + range_)};
 }
 
 }  // namespace headroom::cpu

@@ -14,13 +14,14 @@ namespace {
 struct Windows {
   int64_t forward;   // vocabulary blocks
   int64_t backward;  // vocabulary blocks
+  int64_t alive;     // backward windows at once
 };
 
 // Two backward windows, their gradients and panels, should stay in the last level cache, which grows with the
 // number of cores: larger ones read memory, smaller ones pay more barriers. The rest serves small budgets.
 constexpr int64_t kWindowBytesPerThread = int64_t{5} << 19;
 constexpr int64_t kLargestWindow = 16;
-constexpr int64_t kForwardWindow = 64;
+constexpr int64_t kForwardWindow = 32;
 
 // Bytes a second that one thread moves when it packs or adds matrices, for predicted times.
 constexpr double kPackBytesPerSecond = 8e9;
@@ -45,6 +46,7 @@ class Planner {
         plan.threads = threads_;
         forward_window(plan) = windows.forward;
         backward_window(plan) = windows.backward;
+        backward_windows_alive(plan) = windows.alive;
         consider(plan);
         if (keeps_exps(problem_)) consider_kept(plan);
         if (sums_classifier_apart(chunk)) {
@@ -103,9 +105,11 @@ class Planner {
                                 (chunk + (problem_.want_d_hidden ? shape_.hidden_padded : 0));
     const int64_t most = std::min({shape_.blocks, kLargestWindow,
                                    std::max<int64_t>(threads_ * kWindowBytesPerThread / block_bytes, 1)});
-    std::vector<Windows> sizes{{std::min(shape_.blocks, kForwardWindow), most}};
+    const int64_t forward = std::min(shape_.blocks, kForwardWindow);
+    std::vector<Windows> sizes{{forward, most, kMostWindowsAlive}, {forward, most, kMostWindowsAlive - 1}};
     while (sizes.back().backward > 1 || sizes.back().forward > 1) {
-      sizes.push_back({ceil_div(sizes.back().forward, 4), ceil_div(sizes.back().backward, 2)});
+      const Windows& last = sizes.back();
+      sizes.push_back({ceil_div(last.forward, 4), ceil_div(last.backward, 2), last.alive});
     }
     return sizes;
   }
@@ -184,16 +188,19 @@ class Planner {
            kept * ((problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0));
   }
 
-  // Arithmetic, what every chunk does anew to the whole classifier, and the ends of every window.
+  // Arithmetic, what every chunk does anew to the whole classifier, and what threads wait at the ends of
+  // windows: less where others are alive.
   double seconds_of(const Plan& plan) const {
     const double classifier = static_cast<double>(problem_.vocab) * static_cast<double>(problem_.hidden);
     const auto chunks =
         static_cast<double>(ceil_div(std::max<int64_t>(problem_.tokens, 1), plan.token_chunk));
-    const double window_ends =
-        chunks * static_cast<double>(ceil_div(shape_.blocks, forward_window(plan)) +
-                                     (problem_.needs_backward() && !problem_.is_thinned()
-                                          ? ceil_div(shape_.blocks, backward_window(plan))
-                                          : 0));
+    const auto ends = [&](int64_t size, int64_t more_alive) {
+      return static_cast<double>(ceil_div(shape_.blocks, size)) / static_cast<double>(1 + more_alive);
+    };
+    double window_ends = ends(forward_window(plan), forward_windows_alive(problem_, plan) - 1);
+    if (problem_.needs_backward() && !problem_.is_thinned()) {
+      window_ends += ends(backward_window(plan), backward_windows_alive(plan) - 2);
+    }
     double bytes = classifier * 4 * plan.cost_f;
     double hidden_bytes = 0;
     if (sweeps_vocabulary(plan)) {  // every window packs all rows of hidden anew
@@ -206,7 +213,7 @@ class Planner {
     const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);
     const double fresh = static_cast<double>(plan.workspace_bytes) / kFreshBytesPerSecond;
     return (arithmetic + (chunks * bytes + hidden_bytes) / kPackBytesPerSecond + fresh) / threads_ +
-           window_ends * 100e-6;
+           chunks * window_ends * 100e-6;
   }
 
   std::string config_of(const Plan& plan) const {

@@ -3,28 +3,54 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/targets.h"
 #include "cpu/isa.h"
-#include "cpu/runner.h"
+#include "cpu/stages.h"
 #include "cpu/thinned/run.h"
 
 namespace headroom::cpu {
 namespace {
 
+// Losses and row coefficients, between the passes.
+class RowStage {
+ public:
+  RowStage(const Runner& run, const Chunk& chunk, const HostLoss& loss, HostLossWriter& writer,
+           TaskGroups& groups, TaskGroups::Id rows, TaskGroups::Id stats)
+      : run_(run), chunk_(chunk), loss_(loss), writer_(writer) {
+    const Problem& p = run.problem;
+    groups.add(p.needs_forward() ? 1 : 0, {stats}, TaskBody::of<&RowStage::write>(*this));
+    coefficients_ = groups.add(p.needs_backward() ? row_tasks(chunk.count) : 0, {rows, stats},
+                               TaskBody::of<&RowStage::load>(*this));
+  }
+  TaskGroups::Id coefficients() const { return coefficients_; }
+
+ private:
+  void write(int64_t, int64_t, int) const { write_losses(run_, chunk_, writer_); }
+  void load(int64_t, int64_t task, int) const {
+    load_coefficients(run_, loss_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
+  }
+
+  const Runner& run_;
+  const Chunk& chunk_;
+  const HostLoss& loss_;
+  HostLossWriter& writer_;
+  TaskGroups::Id coefficients_;
+};
+
 void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
-  load_chunk(run, chunk);
-  if (run.problem.needs_forward()) {
-    forward_chunk(run, chunk);
-    for (int64_t i = 0; i < chunk.count; ++i) {
-      writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)],
-                 run.arena.stats[static_cast<size_t>(i)]);
-    }
+  TaskGroups groups(run.arena.groups);
+  const LoadStage load(run, chunk, groups);
+  std::optional<ForwardStage> forward;
+  if (run.problem.needs_forward()) forward.emplace(run, chunk, groups, load.rows());
+  const RowStage rows(run, chunk, loss, writer, groups, load.rows(),
+                      forward ? forward->stats() : TaskGroups::kNone);
+  std::optional<BackwardStage> backward;
+  if (run.problem.needs_backward() && run.problem.has_gradients()) {
+    backward.emplace(run, chunk, Window{0, run.shape.blocks}, groups, rows.coefficients(), load.panels());
   }
-  if (run.problem.needs_backward()) {
-    load_coefficients(run, loss, chunk);
-    if (run.problem.has_gradients()) backward_chunk(run, chunk);
-  }
+  groups.run(run.pool, run.plan.threads);
 }
 
 void run_exact(const Runner& run, const HostLoss& loss) {

@@ -10,11 +10,13 @@
 #include "cpu/arena.h"
 #include "cpu/kernels.h"
 #include "cpu/shape.h"
+#include "cpu/task_groups.h"
 
 namespace headroom::cpu {
 
 inline constexpr int kMaxStripRows = 16;        // at least every kernel's mr
 inline constexpr int64_t kTasksPerThread = 16;  // enough to even out the ends of the threads
+inline constexpr int64_t kTaskRows = 64;        // of a task that passes over rows, and no matrix product
 
 // One run in progress: what every step of it reads.
 struct Runner {
@@ -22,11 +24,13 @@ struct Runner {
   const Buffers& buffers;
   const Plan& plan;
   const Kernels& kernels;
-  const ParallelFor& parallel_for;
+  const ParallelFor& pool;
   const Shape shape;
   const Arena arena;
   int64_t row_count = 0;  // rows that are not ignored
 
+  // body(task, worker) for every task, by at most plan.threads workers.
+  void loop(int64_t tasks, LoopBody body) const;
   WorkerArena worker(int index) const;
   LogitTransform transform(const WorkerArena& w) const;
   // Where exps or gradients of a block are, with their anchors; and its panels for d_hidden.
@@ -53,8 +57,10 @@ void for_chunks(const Runner& run, const Body& body) {
   }
 }
 
-// chunk.cpp: gathers hidden rows, targets.
-void load_chunk(const Runner& run, const Chunk& chunk);
+// How many tasks of kTaskRows rows.
+inline int64_t row_tasks(int64_t rows) {
+  return ceil_div(rows, kTaskRows);
+}
 
 // logits.cpp: packs a block of the classifier unless the worker holds it; dot products of a strip with it;
 // the strip as the softmax kernels want it.
@@ -72,30 +78,39 @@ inline double softcap_slope(const Problem& problem, double z) {
 // Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.
 int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);
 
-// Tasks over the rows of the blocks [start, end): one for each block, which packs it once, and small ones for
-// the last blocks so that all threads end together.
+struct Window {
+  int64_t start = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - start; }
+};
+
+// Tasks over the rows of a window's blocks: one for each block, which packs it once, where blocks are as many
+// as threads; and small ones for the last blocks of all, so that all threads end together.
 class BlockTasks {
  public:
   struct Task {
     int64_t block, row, row_end;
   };
-  BlockTasks(const Runner& run, int64_t start, int64_t end, int64_t rows);
-  int64_t count() const { return whole_ + (end_ - start_ - whole_) * ranges_; }
+  BlockTasks(const Runner& run, const Window& window, int64_t rows, bool is_last);
+  int64_t count() const { return whole_ + (window_.size() - whole_) * ranges_; }
   Task operator[](int64_t task) const;
 
  private:
-  int64_t start_, end_, rows_, range_, ranges_, whole_;
+  Window window_;
+  int64_t rows_, range_, ranges_, whole_;
 };
 
-// forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks.
-void forward_chunk(const Runner& run, const Chunk& chunk);
+// coefficients.cpp: lse and row coefficients of rows [row_begin, row_end) of the chunk, from the statistics
+// or from the buffers.
+void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t row_begin,
+                       int64_t row_end);
 
-// coefficients.cpp: lse and row coefficients of the chunk's rows, from the statistics or from the buffers.
-void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk);
-
-// backward.cpp: gradients of the chunk, of all blocks; d_classifier and d_bias of the blocks [first, last).
-void backward_chunk(const Runner& run, const Chunk& chunk);
-void backward_blocks(const Runner& run, const Chunk& chunk, int64_t first, int64_t last);
+// The losses of the chunk's rows, in order.
+inline void write_losses(const Runner& run, const Chunk& chunk, HostLossWriter& writer) {
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)], run.arena.stats[static_cast<size_t>(i)]);
+  }
+}
 
 // sweep.cpp: d_classifier and d_bias window by window, once all rows' coefficients are known. rows_of() is
 // the run with the coefficients of the chunk's rows, for a problem with other gradients wanted.
@@ -106,7 +121,7 @@ void sweep_vocabulary(const Runner& run);
 void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
                       int64_t first_range, int64_t last_range);
 void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, int64_t row, int64_t row_end);
-void store_d_hidden(const Runner& run, const Chunk& chunk);
+void store_d_hidden(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end);
 void store_d_bias(const Runner& run);
 void zero_d_hidden(const Runner& run, bool ignored_only);
 void zero_d_classifier(const Runner& run);

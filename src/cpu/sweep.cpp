@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "cpu/runner.h"
+#include "cpu/stages.h"
 
 namespace headroom::cpu {
 
@@ -9,7 +9,7 @@ Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
           run.buffers,
           run.plan,
           run.kernels,
-          run.parallel_for,
+          run.pool,
           run.shape,
           with_rows_of(run.arena, chunk.first, chunk.count),
           run.row_count};
@@ -26,8 +26,10 @@ void sweep_vocabulary(const Runner& run) {
     const int64_t end = std::min(run.shape.blocks, block + window);
     for_chunks(run, [&](const Chunk& chunk) {
       const Runner part = rows_of(run, problem, chunk);
-      load_chunk(part, chunk);
-      backward_blocks(part, chunk, block, end);
+      TaskGroups groups(part.arena.groups);
+      const LoadStage load(part, chunk, groups);
+      const BackwardStage backward(part, chunk, {block, end}, groups, load.rows(), load.panels());
+      groups.run(part.pool, part.plan.threads);
     });
   }
 }

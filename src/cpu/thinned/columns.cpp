@@ -87,7 +87,7 @@ void finish_columns(const Runner& run) {
   if (p.label_smoothing > 0) {
     for (int64_t i = 0; i < run.row_count; ++i) c += t.c[static_cast<size_t>(i)];
   }
-  run.parallel_for(cut_ranges(run), [&](int64_t task, int worker) {
+  run.loop(cut_ranges(run), [&](int64_t task, int worker) {
     const ThinnedWorker w = run.worker(worker).thinned;
     const Range range{t.range_start[static_cast<size_t>(task)], t.range_start[static_cast<size_t>(task + 1)]};
     sort_by_column(run, range, w);

@@ -12,8 +12,6 @@
 namespace headroom::cpu {
 namespace {
 
-constexpr int64_t kRows = 64;  // of a task on rows
-
 // Not above any logit: q is at least 1, so a block without any guess is kept as a whole. Not -inf, whose
 // distance from a logit of -inf is NaN.
 constexpr float kNoGuess = std::numeric_limits<float>::lowest();
@@ -25,14 +23,6 @@ constexpr float kGuessMargin = 0x1p-10f;
 // A float below what is known of lse by more than its own rounding.
 float guess_below(double known) {
   return std::max(static_cast<float>(known - std::fabs(known) * 0x1p-20), kNoGuess);
-}
-
-template <class Body>
-void for_rows(const Runner& run, const Chunk& chunk, const Body& body) {
-  run.parallel_for(ceil_div(chunk.count, kRows), [&](int64_t task, int) {
-    const int64_t end = std::min(chunk.count, (task + 1) * kRows);
-    for (int64_t i = task * kRows; i < end; ++i) body(i);
-  });
 }
 
 // The matrix from a row on.
@@ -60,9 +50,9 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
 
 }  // namespace
 
-void begin_draws(const Runner& run, const Chunk& chunk) {
+void begin_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
   const Draws& d = run.arena.thinned.draws;
-  for_rows(run, chunk, [&](int64_t i) {
+  for (int64_t i = row; i < row_end; ++i) {
     begin_list(run, chunk.first + i);
     const auto at = static_cast<size_t>(chunk.first + i);
     // A backward pass knows lse itself; of shards it is that of all.
@@ -72,22 +62,22 @@ void begin_draws(const Runner& run, const Chunk& chunk) {
     } else {
       d.guess[at] = first_guess(run, chunk, i);
     }
-  });
+  }
 }
 
-void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start) {
+void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, int64_t row, int64_t row_end) {
   const Draws& d = run.arena.thinned.draws;
   const int64_t window = draw_window_of(start) * run.problem.tokens;
-  for_rows(run, chunk, [&](int64_t i) {
+  for (int64_t i = row; i < row_end; ++i) {
     const LogSumExp<double> known = log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]);
     restart_known(run, i, known);
-    if (start == 0) return;
+    if (start == 0) continue;
     float guess = d.guess[static_cast<size_t>(chunk.first + i)];
     if (run.problem.needs_forward() && std::isfinite(known.value())) {
       guess = std::max(guess, guess_below(known.value()));
     }
     d.guess[static_cast<size_t>(window + chunk.first + i)] = guess;
-  });
+  }
 }
 
 void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const LogitStrip& strip,
@@ -125,13 +115,13 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
   }
 }
 
-void settle_draws(const Runner& run, const Chunk& chunk) {
+void settle_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
   const Draws& d = run.arena.thinned.draws;
-  for_rows(run, chunk, [&](int64_t i) {
+  for (int64_t i = row; i < row_end; ++i) {
     const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
     d.target_logit[static_cast<size_t>(chunk.first + i)] = static_cast<float>(stats.target_logit);
     if (run.problem.keeps_draws) settle_list(run, chunk.first + i, log_sum_exp_parts(stats));
-  });
+  }
 }
 
 }  // namespace headroom::cpu

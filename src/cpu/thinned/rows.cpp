@@ -132,7 +132,7 @@ void finish_row(const Runner& run, const Row& row, std::span<float> sums) {
 
 void finish_rows(const Runner& run, const HostLoss& loss, const Chunk& chunk) {
   constexpr int64_t kRows = 8;
-  run.parallel_for(ceil_div(chunk.count, kRows), [&](int64_t task, int worker) {
+  run.loop(ceil_div(chunk.count, kRows), [&](int64_t task, int worker) {
     const WorkerArena w = run.worker(worker);
     const int64_t end = std::min(chunk.count, (task + 1) * kRows);
     for (int64_t i = task * kRows; i < end; ++i) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/thinned/draw.h"
+#include "cpu/stages.h"
 #include "cpu/thinned/gradients.h"
 
 namespace headroom::cpu {
@@ -11,17 +11,12 @@ namespace {
 void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
   const Problem& p = run.problem;
   if (draws_elements(p)) {
-    load_chunk(run, chunk);
-    begin_draws(run, chunk);
-    forward_chunk(run, chunk);
-    settle_draws(run, chunk);
+    TaskGroups groups(run.arena.groups);
+    const LoadStage load(run, chunk, groups);
+    const ForwardStage forward(run, chunk, groups, load.rows());
+    groups.run(run.pool, run.plan.threads);
   }
-  if (p.needs_forward()) {
-    for (int64_t i = 0; i < chunk.count; ++i) {
-      writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)],
-                 run.arena.stats[static_cast<size_t>(i)]);
-    }
-  }
+  if (p.needs_forward()) write_losses(run, chunk, writer);
   if (p.needs_backward()) finish_rows(run, loss, chunk);
 }
 

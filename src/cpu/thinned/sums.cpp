@@ -11,7 +11,7 @@ void weighted_sum(const Runner& run, const MatrixView& matrix, int64_t count, co
                   std::span<float> out) {
   const int64_t padded = run.shape.hidden_padded;
   const std::span<float> parts = run.arena.thinned.sum_parts;
-  run.parallel_for(kSumParts, [&](int64_t part, int) {
+  run.loop(kSumParts, [&](int64_t part, int) {
     float* sums = parts.data() + part * padded;
     std::fill_n(sums, padded, 0.0f);
     constexpr int64_t kAtOnce = 64;

@@ -17,9 +17,9 @@ inline int64_t draw_window_of(int64_t block) {
   return kDoublings + block / kLargestDrawWindow;
 }
 
-// One past the last block of the window that begins at start.
-inline int64_t draw_window_end(int64_t start, int64_t blocks) {
-  return std::min(blocks, start + std::clamp<int64_t>(start, 1, kLargestDrawWindow));
+inline int64_t draw_window_start(int64_t window) {
+  if (window <= kDoublings) return (int64_t{1} << window) / 2;
+  return (window - kDoublings) * kLargestDrawWindow;
 }
 
 inline int64_t draw_windows(int64_t blocks) {

@@ -1,0 +1,79 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+#include "core/parallel.h"
+
+namespace headroom::cpu {
+
+// A method to call as (item, task, worker): a reference, which allocates nothing, to an object that outlives
+// it.
+class TaskBody {
+ public:
+  TaskBody() = default;
+  template <auto method, class T>
+  static TaskBody of(const T& object) {
+    TaskBody body;
+    body.object_ = &object;
+    body.call_ = [](const void* o, int64_t item, int64_t task, int worker) {
+      (static_cast<const T*>(o)->*method)(item, task, worker);
+    };
+    return body;
+  }
+  void operator()(int64_t item, int64_t task, int worker) const { call_(object_, item, task, worker); }
+
+ private:
+  const void* object_ = nullptr;
+  void (*call_)(const void* object, int64_t item, int64_t task, int worker) = nullptr;
+};
+
+// Tasks that may run at once, after all tasks of some groups before.
+struct TaskGroup {
+  static constexpr int kMostBefore = 4;
+  TaskBody body;
+  int64_t item = 0;
+  int64_t tasks = 0;
+  int32_t after[kMostBefore];
+  std::atomic<int64_t> next{0};  // the first task that nobody has claimed
+  std::atomic<int64_t> left{0};  // tasks that are not done
+};
+
+// Runs groups of tasks in one loop of the pool, without barriers: a worker takes the first task, in the order
+// in which groups were added, whose groups before are done. So a late worker delays what depends on the task
+// that it holds, and nothing else. A worker waits, asleep, only while every task that is not claimed depends
+// on one that another worker is running; and returns when all are claimed. One worker alone, whichever the
+// pool starts first, never waits and runs everything: groups come after groups that were added before.
+class TaskGroups {
+ public:
+  using Id = int32_t;
+  static constexpr Id kNone = -1;
+
+  explicit TaskGroups(std::span<TaskGroup> memory) : groups_(memory) {}
+  TaskGroups(const TaskGroups&) = delete;
+  TaskGroups& operator=(const TaskGroups&) = delete;
+
+  // kNone, as a group before, is done; and so is a group without tasks, of which nothing is added.
+  Id add(int64_t tasks, std::initializer_list<Id> after, TaskBody body, int64_t item = 0);
+
+  // Once. `workers` tasks of the pool, whose numbers, not the pool's own, are the workers of the bodies.
+  void run(const ParallelFor& parallel_for, int workers);
+
+ private:
+  struct Claim {
+    TaskGroup* group = nullptr;  // null: nothing to do now
+    int64_t task = 0;
+    bool all_claimed = false;
+  };
+  void work(int worker);
+  Claim claim();
+  bool is_ready(const TaskGroup& group) const;
+
+  std::span<TaskGroup> groups_;
+  Id count_ = 0;
+  std::atomic<Id> first_{0};           // every task of the groups before is claimed
+  std::atomic<uint32_t> finished_{0};  // groups that are done: who waits, waits for this to change
+};
+
+}  // namespace headroom::cpu
