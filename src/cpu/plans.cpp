@@ -23,6 +23,9 @@ constexpr int64_t kWindowBytesPerThread = int64_t{5} << 19;
 constexpr int64_t kLargestWindow = 16;
 constexpr int64_t kForwardWindow = 32;
 
+// The least work of a thread: several times what it takes to wake one and to wait for it.
+constexpr double kLeastThreadSeconds = 200e-6;
+
 // Bytes a second that one thread moves when it packs or adds matrices, for predicted times.
 constexpr double kPackBytesPerSecond = 8e9;
 // What fresh memory costs: a page fault and its zeros, 0.1 s for 256 MiB.
@@ -34,7 +37,7 @@ class Planner {
       : problem_(problem),
         kernels_(select_kernels(problem, options.isa, &reason_)),
         shape_(make_shape(problem, kernels_)),
-        threads_(options.parallel_for.threads),
+        threads_(useful_threads(options.parallel_for.threads)),
         budget_(budget) {}
 
   std::vector<Plan> all() {
@@ -59,6 +62,15 @@ class Planner {
   }
 
  private:
+  int useful_threads(int most) const {
+    Plan plan;
+    plan.token_chunk = std::max<int64_t>(problem_.tokens, 1);
+    plan.cached_vocab_blocks = keeps_exps(problem_) ? shape_.blocks : 0;
+    plan.cost_f = cost_of(plan);
+    return static_cast<int>(
+        std::clamp(work_seconds(plan) / kLeastThreadSeconds, 1.0, static_cast<double>(most)));
+  }
+
   std::vector<Plan> offered() const {
     std::vector<Plan> out;
     out.reserve(best_.size() + 1);
@@ -188,19 +200,14 @@ class Planner {
            kept * ((problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0));
   }
 
-  // Arithmetic, what every chunk does anew to the whole classifier, and what threads wait at the ends of
-  // windows: less where others are alive.
-  double seconds_of(const Plan& plan) const {
+  int64_t chunks_of(const Plan& plan) const {
+    return ceil_div(std::max<int64_t>(problem_.tokens, 1), plan.token_chunk);
+  }
+
+  // Of one thread: arithmetic, and what every chunk does anew to the whole classifier.
+  double work_seconds(const Plan& plan) const {
     const double classifier = static_cast<double>(problem_.vocab) * static_cast<double>(problem_.hidden);
-    const auto chunks =
-        static_cast<double>(ceil_div(std::max<int64_t>(problem_.tokens, 1), plan.token_chunk));
-    const auto ends = [&](int64_t size, int64_t more_alive) {
-      return static_cast<double>(ceil_div(shape_.blocks, size)) / static_cast<double>(1 + more_alive);
-    };
-    double window_ends = ends(forward_window(plan), forward_windows_alive(problem_, plan) - 1);
-    if (problem_.needs_backward() && !problem_.is_thinned()) {
-      window_ends += ends(backward_window(plan), backward_windows_alive(plan) - 2);
-    }
+    const auto chunks = static_cast<double>(chunks_of(plan));
     double bytes = classifier * 4 * plan.cost_f;
     double hidden_bytes = 0;
     if (sweeps_vocabulary(plan)) {  // every window packs all rows of hidden anew
@@ -211,9 +218,25 @@ class Planner {
       bytes += classifier * 16;
     }
     const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);
+    return arithmetic + (chunks * bytes + hidden_bytes) / kPackBytesPerSecond;
+  }
+
+  // What threads wait at the ends of a chunk's windows: less where other windows are alive.
+  double wait_seconds(const Plan& plan) const {
+    const auto ends = [&](int64_t size, int64_t more_alive) {
+      return static_cast<double>(ceil_div(shape_.blocks, size)) / static_cast<double>(1 + more_alive);
+    };
+    double waits = ends(forward_window(plan), forward_windows_alive(problem_, plan) - 1);
+    if (problem_.needs_backward() && !problem_.is_thinned()) {
+      waits += ends(backward_window(plan), backward_windows_alive(plan) - 2);
+    }
+    return waits * 100e-6;
+  }
+
+  double seconds_of(const Plan& plan) const {
     const double fresh = static_cast<double>(plan.workspace_bytes) / kFreshBytesPerSecond;
-    return (arithmetic + (chunks * bytes + hidden_bytes) / kPackBytesPerSecond + fresh) / threads_ +
-           chunks * window_ends * 100e-6;
+    return (work_seconds(plan) + fresh) / threads_ +
+           static_cast<double>(chunks_of(plan)) * wait_seconds(plan);
   }
 
   std::string config_of(const Plan& plan) const {
@@ -224,8 +247,8 @@ class Planner {
     }
     return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
            text(shape_.vocab_block) + ", kept " + text(plan.cached_vocab_blocks) + "/" + text(shape_.blocks) +
-           ", windows " + text(forward_window(plan)) + ", " + text(backward_window(plan)) +
-           (sweeps_vocabulary(plan) ? ", d_classifier after all rows" : "");
+           ", windows " + text(forward_window(plan)) + ", " + text(backward_windows_alive(plan)) + " x " +
+           text(backward_window(plan)) + (sweeps_vocabulary(plan) ? ", d_classifier after all rows" : "");
   }
 
   const Problem& problem_;

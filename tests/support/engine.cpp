@@ -121,9 +121,15 @@ headroom::Context make_hosted_context(const Engine& engine, int threads) {
     for (size_t i = 0; i < counts.size(); ++i) counts[i] = static_cast<int>(i);
     return counts;
   }();
+  return make_hosted_context(engine, threads, run_on_threads,
+                             const_cast<int*>(&kCounts.at(static_cast<size_t>(threads))));
+}
+
+headroom::Context make_hosted_context(const Engine& engine, int threads, headroom_parallel_for parallel_for,
+                                      void* pool) {
   headroom::ContextOptions options = options_of(engine, threads);
-  options.parallel_for = run_on_threads;
-  options.pool = const_cast<int*>(&kCounts.at(static_cast<size_t>(threads)));
+  options.parallel_for = parallel_for;
+  options.pool = pool;
   return headroom::Context(options);
 }
 

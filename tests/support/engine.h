@@ -78,5 +78,7 @@ headroom::Context make_context(const Engine& engine, int threads = 0);
 // A context that is given its threads by the host: `threads` of them are started for every loop and take
 // tasks from a counter, so their order is up to the scheduler.
 headroom::Context make_hosted_context(const Engine& engine, int threads);
+headroom::Context make_hosted_context(const Engine& engine, int threads, headroom_parallel_for parallel_for,
+                                      void* pool);
 
 }  // namespace headroom_test

@@ -107,16 +107,17 @@ INSTANTIATE_TEST_SUITE_P(Isas, CpuThinning, testing::ValuesIn(usable_kernels()),
 // Windows follow each other without a gap, and every block knows its own.
 TEST(DrawWindows, CoverAllBlocks) {
   for (int64_t blocks : {1, 2, 3, 63, 64, 65, 200, 1143}) {
-    int64_t window = 0;
-    int64_t end = 0;
-    for (int64_t start = 0; start < blocks; start = end, ++window) {
-      end = draw_window_end(start, blocks);
+    const int64_t windows = draw_windows(blocks);
+    EXPECT_EQ(draw_window_start(0), 0);
+    EXPECT_LT(draw_window_start(windows - 1), blocks);
+    EXPECT_GE(draw_window_start(windows), blocks);
+    for (int64_t window = 0; window < windows; ++window) {
+      const int64_t start = draw_window_start(window);
+      const int64_t end = draw_window_start(window + 1);
       ASSERT_GT(end, start);
       EXPECT_LE(end - start, std::max<int64_t>(1, std::min(start, kLargestDrawWindow)));
       for (int64_t block = start; block < end; ++block) EXPECT_EQ(draw_window_of(block), window);
     }
-    EXPECT_EQ(end, blocks);
-    EXPECT_EQ(window, draw_windows(blocks));
   }
 }
 

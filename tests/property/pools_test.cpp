@@ -1,0 +1,133 @@
+// Whatever the host's pool does with the tasks it is given: the same bits, no deadlock, few loops.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr int kThreads = 5;
+
+// What a pool was asked for.
+struct Pool {
+  int loops = 0;
+  int64_t most_tasks = 0;
+  void count(int64_t tasks) {
+    ++loops;
+    most_tasks = std::max(most_tasks, tasks);
+  }
+};
+
+void in_order(int64_t tasks, headroom_task body, void* data, void* pool) {
+  static_cast<Pool*>(pool)->count(tasks);
+  for (int64_t task = 0; task < tasks; ++task) body(task, 0, data);
+}
+
+void in_reverse(int64_t tasks, headroom_task body, void* data, void* pool) {
+  static_cast<Pool*>(pool)->count(tasks);
+  for (int64_t task = tasks; task-- > 0;) body(task, kThreads - 1, data);
+}
+
+// Two threads of the five, under numbers of their own.
+void on_two_threads(int64_t tasks, headroom_task body, void* data, void* pool) {
+  static_cast<Pool*>(pool)->count(tasks);
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int32_t worker) {
+    for (int64_t task = next++; task < tasks; task = next++) body(task, worker, data);
+  };
+  std::thread other(work, 3);
+  work(1);
+  other.join();
+}
+
+// The thread with the first task is late: it begins when all others have ended.
+void with_a_late_thread(int64_t tasks, headroom_task body, void* data, void* pool) {
+  static_cast<Pool*>(pool)->count(tasks);
+  std::atomic<int64_t> next{1};
+  const auto work = [&](int32_t worker) {
+    for (int64_t task = next++; task < tasks; task = next++) body(task, worker, data);
+  };
+  std::thread first(work, 1), second(work, 2);
+  first.join();
+  second.join();
+  if (tasks > 0) body(0, 0, data);
+}
+
+class Pools : public testing::TestWithParam<Engine> {
+ protected:
+  // Large enough for several threads of the fastest instruction set, and several blocks.
+  Case large_case() const {
+    if (GetParam().is_reference()) return plain_case(5, {40, 150, 20});
+    return plain_case(5, {300, 1500, is_slowed_down() ? 80 : 160});
+  }
+  std::vector<Case> cases() const {
+    std::vector<Case> out{large_case(), large_case()};
+    out[1].problem.softcap = 5;
+    out[1].problem.label_smoothing = 0.1;
+    for (uint64_t seed = 40; out.size() < 2 + seeds(16); ++seed) {
+      Case c = random_case(seed, {.largest_dimension = 200, .allow_fp64 = GetParam().has_float64()});
+      if (GetParam().can_run(c.problem)) out.push_back(std::move(c));
+    }
+    return out;
+  }
+};
+
+TEST_P(Pools, SameBitsFromAnyPool) {
+  if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
+  const headroom::Context one = make_context(GetParam(), 1);
+  for (const Case& c : cases()) {
+    const Outputs expected = solve(one, c);
+    for (headroom_parallel_for run : {in_order, in_reverse, on_two_threads, with_a_late_thread}) {
+      Pool pool;
+      const headroom::Context context = make_hosted_context(GetParam(), kThreads, run, &pool);
+      EXPECT_STREQ(first_difference(solve(context, c), expected), "") << describe(c);
+      if (c.mode != Mode::kForwardBackward) continue;
+      size_t least = ~size_t{0};
+      for (const auto& plan : context.plans(pass_problem(c, headroom::Pass::forward_backward))) {
+        least = std::min(least, plan.workspace_bytes);
+      }
+      EXPECT_STREQ(first_difference(solve(context, c, least), expected), "") << least << ", " << describe(c);
+    }
+  }
+}
+
+// A thread that comes late to every loop is waited for at its end: one loop is one wait.
+TEST_P(Pools, OneLoopForAChunkOfTokens) {
+  if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's runs";
+  Pool pool;
+  const headroom::Context context = make_hosted_context(GetParam(), kThreads, in_order, &pool);
+  Case c = large_case();
+  c.mode = Mode::kForwardBackward;
+  solve(context, c);
+  EXPECT_EQ(pool.loops, 1);
+  EXPECT_GT(pool.most_tasks, 1) << "no work for two threads";
+  EXPECT_LE(pool.most_tasks, kThreads);
+}
+
+TEST_P(Pools, SmallProblemsTakeFewThreads) {
+  if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";
+  if (GetParam().isa == "portable") GTEST_SKIP() << "slow enough for several threads";
+  Pool pool;
+  const headroom::Context context = make_hosted_context(GetParam(), 64, in_order, &pool);
+  const auto threads_of = [&](PlainSize size) {
+    const Case c = plain_case(6, size);
+    const headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    return headroom::Plan(context, problem).info().threads;
+  };
+  EXPECT_LE(threads_of({64, 1000, 64}), 2);
+  EXPECT_EQ(threads_of({1, 1, 1}), 1);
+  EXPECT_EQ(threads_of({1024, 4096, 1024}), 64);
+  // Alone, a thread needs no pool.
+  const Case c = plain_case(6, {4, 10, 8});
+  solve(context, c);
+  EXPECT_EQ(pool.loops, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Pools, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
