@@ -88,9 +88,10 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     }
     if (p.want_d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);
     const int64_t block_bytes = tokens * s.vocab_block * element_bytes(k);
-    a.kept_exps = workspace.take<std::byte>(plan.cached_vocab_blocks * block_bytes);
+    a.kept_exps =
+        workspace.take<std::byte>(keeps_in_gradient(plan) ? 0 : plan.cached_vocab_blocks * block_bytes);
     a.kept_anchor = workspace.take<float>(plan.cached_vocab_blocks * tokens);
-    if (plan.cached_vocab_blocks < s.blocks) {
+    if (plan.cached_vocab_blocks < s.blocks || keeps_in_gradient(plan)) {
       a.window_exps = workspace.take<std::byte>(window_slots(plan, s) * block_bytes);
       a.window_anchor = workspace.take<float>(window_slots(plan, s) * tokens);
     }

@@ -37,6 +37,15 @@ inline bool sweeps_vocabulary(const Plan& plan) {
   return plan.detail[2] != 0;
 }
 
+// Whether kept exps are where the gradient of their classifier rows will be, [T, B] elements at a block's
+// first row: it is written once they have been read.
+inline int64_t& keeps_in_gradient(Plan& plan) {
+  return plan.detail[4];
+}
+inline bool keeps_in_gradient(const Plan& plan) {
+  return plan.detail[4] != 0;
+}
+
 // How many backward windows are alive at once: while one's gradients are added up, those of the next are
 // made; with a third, a late thread holds nobody up until the others are a window ahead.
 inline int64_t& backward_windows_alive(Plan& plan) {
@@ -90,7 +99,8 @@ struct Arena {
   std::span<float> block_max, block_sum, block_offset, block_weighted;
   std::span<int32_t> block_argmax;
   std::span<double> block_weight;  // [blocks] sums of class weights
-  // Kept exps of the first cached_vocab_blocks blocks, and of a backward window for the others.
+  // Kept exps of the first cached_vocab_blocks blocks, unless they are in d_classifier, and what the windows'
+  // other exps and gradients take.
   std::span<std::byte> kept_exps;      // [blocks, T, B] elements
   std::span<float> kept_anchor;        // [blocks, T]
   std::span<std::byte> window_exps;    // [W, T, B] elements

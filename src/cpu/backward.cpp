@@ -5,9 +5,9 @@
 namespace headroom::cpu {
 namespace {
 
-// Kept or recomputed exps of rows [row, row + rows) to gradients, in place.
-void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& strip, std::byte* exps,
-                 const float* anchor, int64_t row) {
+// Kept or recomputed exps of rows [row, row + rows) to gradients.
+void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& strip, const std::byte* exps,
+                 std::byte* dz, const float* anchor, int64_t row) {
   const Arena& arena = run.arena;
   float factor[kMaxStripRows];
   for (int i = 0; i < strip.rows; ++i) {
@@ -19,6 +19,7 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
   for (int i = 0; i < strip.rows; ++i) factor[i] *= arena.a[static_cast<size_t>(row + i)];
   FinishStrip f;
   f.exps = exps;
+  f.dz = dz;
   f.stride = run.shape.vocab_block;
   f.rows = strip.rows;
   f.columns = strip.columns;
@@ -40,20 +41,22 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
     prepare_block(run, w, block);
   const LogitTransform transform = run.transform(w);
   const int64_t stride = run.shape.vocab_block;
-  std::byte* exps = run.block_exps(block);
+  const std::byte* exps = kept ? run.kept_exps(block) : run.block_gradients(block);
+  std::byte* gradients = run.block_gradients(block);
   float* anchor = run.block_anchor(block);
   int32_t targets[kMaxStripRows];
   float unused[2][kMaxStripRows];
   for (; row < row_end; row += run.kernels.mr) {
     const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));
     const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
-    std::byte* row_exps = exps + row * stride * element_bytes(run.kernels);
+    const int64_t offset = row * stride * element_bytes(run.kernels);
+    std::byte* dz = gradients + offset;
     if (!kept) strip_logits(run, w, row, rows);
     if (!exps_first) {
       const Arena& a = run.arena;
       const StripCoefficients k{a.lse_high.data() + row, a.lse_low.data() + row, a.a.data() + row,
                                 a.b.data() + row,        a.c.data() + row,       a.g.data() + row};
-      run.kernels.gradient_strip(strip, transform, k, row_exps, stride);
+      run.kernels.gradient_strip(strip, transform, k, dz, stride);
       continue;
     }
     // The same exps as the forward pass would have kept, so the result does not depend on the budget.
@@ -62,9 +65,9 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
       stats.max = anchor + row;
       stats.sum_exp = unused[0];
       stats.target_logit = unused[1];
-      run.kernels.softmax_strip(strip, transform, stats, row_exps, stride);
+      run.kernels.softmax_strip(strip, transform, stats, dz, stride);
     }
-    finish_rows(run, w, strip, row_exps, anchor + row, row);
+    finish_rows(run, w, strip, exps + offset, dz, anchor + row, row);
   }
 }
 
@@ -86,7 +89,7 @@ void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block) {
   const Shape& s = run.shape;
   float* sums = run.arena.d_bias.data() + block * s.vocab_block;
   for (int64_t token = 0; token < chunk.count; token += s.token_block) {
-    const std::byte* dz = run.block_exps(block) + token * s.vocab_block * element_bytes(run.kernels);
+    const std::byte* dz = run.block_gradients(block) + token * s.vocab_block * element_bytes(run.kernels);
     run.kernels.add_column_sums(dz, s.vocab_block, std::min(s.token_block, chunk.count - token),
                                 s.vocab_block, sums);
   }

@@ -23,7 +23,7 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
   const LogitTransform transform = run.transform(w);
   const int64_t stride = run.shape.vocab_block;
   const bool keep = run.is_kept(block);
-  std::byte* exps = keep ? run.block_exps(block) : nullptr;
+  std::byte* exps = keep ? run.kept_exps(block) : nullptr;
   int32_t targets[kMaxStripRows];
   for (; row < row_end; row += run.kernels.mr) {
     const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));

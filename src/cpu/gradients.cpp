@@ -46,7 +46,7 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
       std::fill_n(sums + j * padded + columns, padded - columns, 0.0f);
     }
   }
-  const auto* dz = run.block_exps(block);
+  const auto* dz = run.block_gradients(block);
   const int64_t dz_row_bytes = s.vocab_block * element_bytes(k);
   for (int64_t token = 0; token < chunk.count; token += s.token_block) {
     const int64_t tokens = std::min(s.token_block, chunk.count - token);
@@ -116,7 +116,7 @@ void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, in
   g.c_stride = s.gradient_stride;
   for (int64_t block = first_block; block < last_block; ++block) {
     g.add = block > 0;
-    const auto* dz = reinterpret_cast<const uint32_t*>(run.block_exps(block));
+    const auto* dz = reinterpret_cast<const uint32_t*>(run.block_gradients(block));
     for (int64_t part = 0; part < s.hidden_padded; part += kPartColumns) {
       g.b = run.block_panels(block) + part * units;
       g.panels = std::min(kPartColumns, s.hidden_padded - part) / k.nr;

@@ -73,10 +73,11 @@ struct StripCoefficients {
 };
 
 // Stored exps A = exp(z - max) t'(z) of one strip to dz = factor * A + c w, then the exact value at the
-// target; in place.
+// target; dz may be in the exps' place.
 struct FinishStrip {
-  void* exps = nullptr;  // elements
-  int64_t stride = 0;    // elements
+  const void* exps = nullptr;  // elements
+  void* dz = nullptr;          // elements
+  int64_t stride = 0;          // elements, of both
   int rows = 0;
   int64_t columns = 0;
   const float* factor = nullptr;  // [rows]

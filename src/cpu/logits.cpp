@@ -26,10 +26,19 @@ LogitTransform Runner::transform(const WorkerArena& w) const {
           problem.has_bias ? w.bias.data() : nullptr};
 }
 
-// Blocks share the slots of the windows that are alive at once in turn.
-std::byte* Runner::block_exps(int64_t block) const {
+std::byte* Runner::kept_exps(int64_t block) const {
+  if (keeps_in_gradient(plan)) {
+    const auto row_bytes = problem.hidden * static_cast<int64_t>(size_of(problem.d_classifier_dtype));
+    return static_cast<std::byte*>(buffers.d_classifier) + block * shape.vocab_block * row_bytes;
+  }
+  return arena.kept_exps.data() + block * plan.token_chunk * shape.vocab_block * element_bytes(kernels);
+}
+
+// In the place of kept exps in the workspace. Other blocks share the slots of the windows that are alive in
+// turn.
+std::byte* Runner::block_gradients(int64_t block) const {
+  if (is_kept(block) && !keeps_in_gradient(plan)) return kept_exps(block);
   const int64_t bytes = plan.token_chunk * shape.vocab_block * element_bytes(kernels);
-  if (is_kept(block)) return arena.kept_exps.data() + block * bytes;
   return arena.window_exps.data() + block % window_slots(plan, shape) * bytes;
 }
 

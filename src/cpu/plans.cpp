@@ -52,6 +52,12 @@ class Planner {
         backward_windows_alive(plan) = windows.alive;
         consider(plan);
         if (keeps_exps(problem_)) consider_kept(plan);
+        if (const int64_t kept = blocks_kept_in_gradient(chunk); kept > 0) {
+          Plan in_gradient = plan;
+          in_gradient.cached_vocab_blocks = kept;
+          keeps_in_gradient(in_gradient) = 1;
+          consider(in_gradient);
+        }
         if (sums_classifier_apart(chunk)) {
           sweeps_vocabulary(plan) = 1;
           consider(plan);
@@ -130,6 +136,18 @@ class Planner {
   bool sums_classifier_apart(int64_t chunk) const {
     return problem_.needs_backward() && problem_.want_d_classifier && chunk < problem_.tokens &&
            problem_.d_classifier_dtype != DType::kF32;
+  }
+
+  // Blocks whose exps fit into their own rows of d_classifier: all whole ones, or none; the last one may be
+  // short.
+  int64_t blocks_kept_in_gradient(int64_t chunk) const {
+    if (!keeps_exps(problem_) || !problem_.want_d_classifier || problem_.accumulate_d_classifier) return 0;
+    if (chunk < problem_.tokens) return 0;
+    const int64_t exps = chunk * shape_.vocab_block * element_bytes(kernels_);
+    const int64_t row = problem_.hidden * static_cast<int64_t>(size_of(problem_.d_classifier_dtype));
+    if (exps > shape_.vocab_block * row) return 0;
+    const int64_t last_rows = shape_.block_columns(problem_.vocab, shape_.blocks - 1);
+    return exps <= last_rows * row ? shape_.blocks : shape_.blocks - 1;
   }
 
   size_t bytes_of(const Plan& plan) const {
@@ -247,8 +265,9 @@ class Planner {
     }
     return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
            text(shape_.vocab_block) + ", kept " + text(plan.cached_vocab_blocks) + "/" + text(shape_.blocks) +
-           ", windows " + text(forward_window(plan)) + ", " + text(backward_windows_alive(plan)) + " x " +
-           text(backward_window(plan)) + (sweeps_vocabulary(plan) ? ", d_classifier after all rows" : "");
+           (keeps_in_gradient(plan) ? " in d_classifier" : "") + ", windows " + text(forward_window(plan)) +
+           ", " + text(backward_windows_alive(plan)) + " x " + text(backward_window(plan)) +
+           (sweeps_vocabulary(plan) ? ", d_classifier after all rows" : "");
   }
 
   const Problem& problem_;

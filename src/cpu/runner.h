@@ -33,11 +33,20 @@ struct Runner {
   void loop(int64_t tasks, LoopBody body) const;
   WorkerArena worker(int index) const;
   LogitTransform transform(const WorkerArena& w) const;
-  // Where exps or gradients of a block are, with their anchors; and its panels for d_hidden.
-  std::byte* block_exps(int64_t block) const;
+  // Where a kept block's exps are, and where the gradients of any block's logits will be; the anchors of
+  // exps; the block's panels for d_hidden.
+  std::byte* kept_exps(int64_t block) const;
+  std::byte* block_gradients(int64_t block) const;
   float* block_anchor(int64_t block) const;
   uint32_t* block_panels(int64_t block) const;
-  bool is_kept(int64_t block) const { return block < plan.cached_vocab_blocks; }
+  bool is_kept(int64_t block) const {
+    return block < plan.cached_vocab_blocks && (!keeps_in_gradient(plan) || gradient_can_keep());
+  }
+  // A plan does not know how d_classifier lies in memory. Where exps cannot, they are computed again.
+  bool gradient_can_keep() const {
+    return buffers.d_classifier_stride == problem.hidden &&
+           reinterpret_cast<uintptr_t>(buffers.d_classifier) % sizeof(float) == 0;
+  }
 };
 
 // Rows [first, first + count) of Arena::rows, worked on together.

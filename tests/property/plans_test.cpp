@@ -138,6 +138,49 @@ TEST_P(Plans, SameBitsForAnyBudget) {
   }
 }
 
+// With rows of the classifier as wide as there are tokens, exps are kept where d_classifier will be, if rows
+// lie without gaps between them; and elsewhere they are computed again, bit for bit.
+TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLies) {
+  const int64_t vocab = is_slowed_down() ? 500 : 1000;
+  for (headroom_dtype dtype : {GetParam().plain_dtype(), HEADROOM_BF16, HEADROOM_F16}) {
+    for (int64_t hidden : {95, 96, 192}) {
+      Case c = plain_case(8, {96, vocab, hidden}, dtype);
+      c.problem.label_smoothing = hidden == 96 ? 0.1 : 0;
+      SCOPED_TRACE(describe(c));
+      const Expected expected(c);
+      const Outputs dense = solve(context_, c);
+      expected.check(GetParam(), dense);
+      for (const Layout& layout : {Layout{7, 0}, Layout{0, 1}, Layout{0, 2}}) {
+        c.d_classifier_layout = layout;
+        EXPECT_STREQ(first_difference(solve(context_, c), dense), "")
+            << layout.padding << ", " << layout.skew;
+      }
+    }
+  }
+}
+
+// Nothing is left of an [N, V] matrix in the workspace then.
+TEST_P(Plans, ExpsAreKeptWhereTheClassifiersGradientWillBe) {
+  if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";
+  headroom::Problem problem;
+  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  problem.tokens = 1000;
+  problem.vocab = 100000;
+  problem.hidden = 1024;
+  problem.want_d_hidden = problem.want_d_classifier = 1;
+  const size_t exps = size_t{1000} * 100000 * sizeof(float);
+  const headroom::Context context = make_context(GetParam(), 2);
+  const headroom::PlanInfo wide = headroom::Plan(context, problem).info();
+  EXPECT_LT(wide.cost_f, 3.1);
+  EXPECT_LT(wide.workspace_bytes, exps / 4);
+  // A gradient that is added to is not free to write, and one of fewer columns has no room.
+  problem.accumulate_d_classifier = 1;
+  EXPECT_GT(headroom::Plan(context, problem).info().workspace_bytes, exps);
+  problem.accumulate_d_classifier = 0;
+  problem.hidden = 900;
+  EXPECT_GT(headroom::Plan(context, problem).info().workspace_bytes, exps);
+}
+
 // The head of a model of 8 billion parameters, planned alone.
 TEST_P(Plans, ALargeHeadFitsInLittle) {
   if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";

@@ -61,7 +61,8 @@ class Pools : public testing::TestWithParam<Engine> {
   // Large enough for several threads of the fastest instruction set, and several blocks.
   Case large_case() const {
     if (GetParam().is_reference()) return plain_case(5, {40, 150, 20});
-    return plain_case(5, {300, 1500, is_slowed_down() ? 80 : 160});
+    if (!is_slowed_down()) return plain_case(5, {300, 1500, 160});
+    return plain_case(5, {300, 1000, GetParam().isa == "portable" ? 10 : 60});
   }
   std::vector<Case> cases() const {
     std::vector<Case> out{large_case(), large_case()};

@@ -151,8 +151,9 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
     for (int64_t i = 0; i < rows * padded; ++i) before.push_back(get_element(exps.data(), i));
     for (const bool with_c : {false, true}) {
       for (int64_t i = 0; i < rows * padded; ++i) set_element(exps.data(), i, before[static_cast<size_t>(i)]);
-      k().finish_strip({exps.data(), padded, rows, c.columns, factor.data(), with_c ? cc.data() : nullptr,
-                        c.weight ? weight.data() : nullptr, target.data(), exact_target.data()});
+      k().finish_strip({exps.data(), exps.data(), padded, rows, c.columns, factor.data(),
+                        with_c ? cc.data() : nullptr, c.weight ? weight.data() : nullptr, target.data(),
+                        exact_target.data()});
       for (int i = 0; i < rows; ++i) {
         const auto r = static_cast<size_t>(i);
         for (int64_t j = 0; j < padded; ++j) {

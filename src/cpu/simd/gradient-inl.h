@@ -48,12 +48,13 @@ void finish_strip(const FinishStrip& strip) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   for (int i = 0; i < strip.rows; ++i) {
-    Element* row = static_cast<Element*>(strip.exps) + i * strip.stride;
+    const Element* exps = static_cast<const Element*>(strip.exps) + i * strip.stride;
+    Element* row = static_cast<Element*>(strip.dz) + i * strip.stride;
     const VF factor = hn::Set(df, strip.factor[i]);
     if (strip.c == nullptr) {
       for (int64_t j = 0; j < strip.columns; j += 2 * lanes) {  // exps are padded to two vectors with zeros
-        const VF v0 = hn::Mul(load_element(row + j), factor);
-        const VF v1 = hn::Mul(load_element(row + j + lanes), factor);
+        const VF v0 = hn::Mul(load_element(exps + j), factor);
+        const VF v1 = hn::Mul(load_element(exps + j + lanes), factor);
         store_elements2(v0, v1, row + j);
       }
     } else {
@@ -61,7 +62,7 @@ void finish_strip(const FinishStrip& strip) {
       for (int64_t j = 0; j < strip.columns; j += lanes) {
         const VF w =
             strip.class_weight == nullptr ? hn::Set(df, 1.0f) : hn::LoadU(df, strip.class_weight + j);
-        store_element(hn::MulAdd(load_element(row + j), factor, hn::Mul(c, w)), row + j);
+        store_element(hn::MulAdd(load_element(exps + j), factor, hn::Mul(c, w)), row + j);
       }
     }
     const int64_t padded = (strip.columns + 2 * lanes - 1) / (2 * lanes) * (2 * lanes);
