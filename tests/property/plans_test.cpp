@@ -165,10 +165,10 @@ TEST_P(Plans, ExpsAreKeptWhereTheClassifiersGradientWillBe) {
   headroom::Problem problem;
   problem.pass = HEADROOM_FORWARD_BACKWARD;
   problem.tokens = 1000;
-  problem.vocab = 100000;
+  problem.vocab = 448 * 224;  // whole blocks
   problem.hidden = 1024;
   problem.want_d_hidden = problem.want_d_classifier = 1;
-  const size_t exps = size_t{1000} * 100000 * sizeof(float);
+  const size_t exps = size_t{1000} * 448 * 224 * sizeof(float);
   const headroom::Context context = make_context(GetParam(), 2);
   const headroom::PlanInfo wide = headroom::Plan(context, problem).info();
   EXPECT_LT(wide.cost_f, 3.1);
