@@ -98,7 +98,8 @@ typedef struct headroom_context headroom_context;
 typedef struct headroom_plan headroom_plan;
 
 /* A host's own thread pool: call body(task, worker, body_data) once for every task in [0, tasks), workers
- * numbered in [0, threads), no two calls with one worker number at once; return when all are done. */
+ * numbered in [0, threads), no two calls with one worker number at once; return when all are done. In any
+ * order and on any number of threads, one too: a call waits only for calls that have begun, and sleeps then. */
 typedef void (*headroom_task)(int64_t task, int32_t worker, void* body_data);
 typedef void (*headroom_parallel_for)(int64_t tasks, headroom_task body, void* body_data, void* pool);
 
@@ -208,7 +209,7 @@ typedef struct headroom_buffers {
    */
   void* d_hidden; /* [N, D] */
   int64_t d_hidden_stride;
-  void* d_classifier; /* [V, D] */
+  void* d_classifier; /* [V, D]; on the CPU also scratch before: it must not overlap an input */
   int64_t d_classifier_stride;
   void* d_bias; /* [V] */
   /* CUDA only, where targets cannot be refused before the run: [2] how many targets are out of range, and the
