@@ -1,0 +1,228 @@
+"""What calls keep, by the layouts of their tensors and the options: it answers for nothing else, and is bounded."""
+
+import threading
+
+import headroom
+import numpy as np
+import pytest
+import torch
+from headroom import _eager, _run
+from headroom._cache import Cache
+from test_autograd import head
+from test_eager import Recorder, assert_same, results
+
+lce = headroom.linear_cross_entropy
+
+
+def variants():
+    """Calls that differ in one thing each from the first."""
+    input, weight, bias, target = head(tokens=12, vocab=16, hidden=8)
+    frozen = input.detach(), weight.detach()
+
+    def made(change, *tensors):
+        return [change(t.detach()).requires_grad_() for t in tensors]
+
+    plain = dict(input=input, linear_weight=weight, target=target)
+    changes = {
+        "plain": {},
+        "row stride": {"input": made(lambda t: torch.cat([t, 2 * t], 1)[:, :8], input)[0]},
+        "transposed": {"linear_weight": made(lambda t: (2 * t).t().contiguous().t(), weight)[0]},
+        "backwards": {"input": made(lambda t: t.flip(0).repeat_interleave(2, 0)[::2], input)[0]},
+        "bfloat16": dict(zip(("input", "linear_weight"), made(torch.Tensor.bfloat16, input, weight))),
+        "bfloat16 weight": {"linear_weight": made(torch.Tensor.bfloat16, weight)[0]},
+        "float16": dict(zip(("input", "linear_weight"), made(torch.Tensor.half, input, weight))),
+        "float64": dict(zip(("input", "linear_weight"), made(torch.Tensor.double, input, weight))),
+        "frozen input": {"input": frozen[0]},
+        "frozen weight": {"linear_weight": frozen[1]},
+        "frozen": dict(zip(("input", "linear_weight"), frozen)),
+        "fewer rows": {"input": made(lambda t: t[:7], input)[0], "target": target[:7]},
+        "less vocabulary": {"linear_weight": made(lambda t: t[:15], weight)[0], "target": target.clamp(max=14)},
+        "three dimensions": {"input": made(lambda t: t.view(3, 4, 8), input)[0], "target": target.view(3, 4)},
+        "int32": {"target": target.int()},
+        "strided target": {"target": target.repeat_interleave(2)[::2]},
+        "bias": {"linear_bias": bias},
+        "frozen bias": {"linear_bias": bias.detach()},
+        "bfloat16 bias": {"linear_bias": bias.detach().bfloat16().requires_grad_()},
+        "class weight": {"weight": torch.linspace(0.5, 2, 16)},
+        "token weight": {"token_weight": torch.linspace(0.5, 2, 12)},
+        "sum": {"reduction": "sum"},
+        "none": {"reduction": "none"},
+        "ignore_index": {"ignore_index": int(target[1]), "target": target.clamp(min=0)},
+        "smoothing": {"label_smoothing": 0.25},
+        "scale": {"scale": 0.5},
+        "scale tensor": {"scale": torch.tensor(0.75)},
+        "learned scale": {"scale": torch.tensor(0.625, requires_grad=True)},
+        "softcap": {"softcap": 2},
+        "z_loss": {"z_loss": 0.5},
+        "num_items": {"num_items": 5},
+        "num_items of 0": {"num_items": 0},
+        "num_items tensor": {"num_items": torch.tensor(7)},
+        "shift": {"shift": 1},
+        "budget": {"max_workspace_bytes": 1 << 20},
+        "stats": {"return_stats": True},
+        "some stats": {"return_stats": ["argmax", "lse"]},
+        "detached stats": {"return_stats": True, "differentiable_stats": False},
+        "thinned": {"gradient": "thinned", "seed": 1, "threshold": 0.25},
+        "thinned none": {"gradient": "thinned", "seed": 2, "threshold": 0.25, "reduction": "none"},
+        "other seed": {"gradient": "thinned", "seed": torch.tensor(3), "threshold": 0.25},
+        "other threshold": {"gradient": "thinned", "seed": 1, "threshold": 0.5},
+        "draw stats": {
+            "gradient": "thinned", "seed": 1, "threshold": 0.25, "return_stats": ["kept_count", "draw_variance"]
+        },
+        "main_grad": {"main_grad": torch.zeros(16, 8)},
+        "main_grad rows": {"main_grad": torch.zeros(16, 9)[:, :8]},
+    }  # fmt: skip
+    return {name: plain | change for name, change in changes.items()}
+
+
+def everything(call):
+    """All that a call gives."""
+    main_grad = call.get("main_grad")
+    if main_grad is not None:
+        main_grad.zero_()
+    names = ("input", "linear_weight", "linear_bias", "scale")
+    leaves = [call[n] for n in names if torch.is_tensor(call.get(n)) and call[n].requires_grad]
+    out = lce(**call)
+    parts = list(out) if isinstance(out, tuple) else [out]
+    total = sum(part.sum() for part in parts if part is not None and part.requires_grad)
+    found = torch.autograd.grad(total, leaves, allow_unused=True) if leaves else ()
+    return [p.detach() if torch.is_tensor(p) else p for p in (*parts, *found, main_grad)]
+
+
+def clear():
+    _eager._calls, _run._runs = Cache(256), Cache(256)
+
+
+def equal(a, b):
+    if a is None or b is None:
+        return a is b
+    same = torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
+    return same and a.dtype == b.dtype and a.shape == b.shape
+
+
+def test_what_is_kept_answers_for_nothing_else():
+    """Every call after every other one gives what it gives alone, and what the operators give."""
+    torch.set_num_threads(1)
+    calls = variants()
+    alone = {}
+    for name, call in calls.items():
+        clear()
+        alone[name] = [None if t is None else t.clone() for t in everything(call)]
+        with Recorder():
+            by_operators = everything(call)
+        assert all(map(equal, by_operators, alone[name])), name
+    for order in ((0, 1, 2), (2, 0, 1)):
+        clear()
+        names = [name for part in order for name in list(calls)[part::3]]
+        for name in (*names, *reversed(names)):
+            assert all(map(equal, everything(calls[name]), alone[name])), name
+    with torch.no_grad():
+        for name, call in calls.items():
+            out = lce(**call)
+            assert not (out[0] if isinstance(out, tuple) else out).requires_grad
+
+
+def test_threads_and_autocast_are_part_of_the_key():
+    input, weight, _, target = head(tokens=70, vocab=200, hidden=32)
+    expected = results(input, weight, target)
+    short = results(*(t.detach().bfloat16().requires_grad_() for t in (input, weight)), target)
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        clear()
+        assert_same(results(input, weight, target), expected)
+        (run,) = _run._runs._young.values()
+        assert run.plan.info.threads <= threads
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_same(results(input, weight, target), [t.float() for t in short])
+        assert_same(results(input, weight, target), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["label_smoothing", "z_loss", "scale", "softcap", "num_items", "shift", "ignore_index"]
+)
+def test_equal_values_of_other_types_are_refused_still(name):
+    input, weight, _, target = head()
+    target[0] = 1
+    number = 1 if name != "z_loss" else 1.0
+    lce(input, weight, target, **{name: number})
+    lce(input, weight, target, **{name: number})
+    with pytest.raises(TypeError, match=f"{name}: expected"):
+        lce(input, weight, target, **{name: True})
+    if name in ("shift", "ignore_index"):
+        with pytest.raises(TypeError, match=f"{name}: expected"):
+            lce(input, weight, target, **{name: 1.0})
+
+
+def test_bad_arguments_are_refused_after_good_ones():
+    input, weight, _, target = head()
+    for _ in range(2):
+        lce(input, weight, target)
+        lce(input, weight, target, gradient="thinned", seed=1)
+    wrong = [
+        ({"target": target[:5]}, r"target: expected shape"),
+        ({"linear_weight": weight.double()}, "linear_weight: expected float64"),
+        ({"reduction": ["mean"]}, "reduction: expected one of"),
+        ({"return_stats": ["nothing"]}, "return_stats: expected names"),
+        ({"return_stats": "nll"}, "return_stats: expected a bool"),
+        ({"return_stats": [["nll"]]}, "return_stats: expected names"),
+        ({"seed": 1}, "seed: expected None"),
+        ({"gradient": "thinned", "seed": 1.0}, "seed: expected an integer"),
+        ({"gradient": "thinned", "seed": torch.tensor([1, 2])}, "seed: expected one int64"),
+        ({"num_items": torch.tensor(-1)}, "num_items: expected a finite number"),
+        ({"num_items": torch.tensor(2), "reduction": "sum"}, "num_items: expected None"),
+        ({"main_grad": torch.zeros(6, 13).t()}, "main_grad: expected contiguous rows"),
+        ({"main_grad": weight.detach()}, None),
+    ]
+    for options, message in wrong:
+        for _ in range(2):
+            arguments = {"input": input, "linear_weight": weight, "target": target} | options
+            if message is None:
+                with pytest.raises(ValueError, match="main_grad: expected a buffer of its own"):
+                    lce(**arguments).backward()
+            else:
+                with pytest.raises((ValueError, TypeError), match=message):
+                    lce(**arguments)
+
+
+def test_a_target_out_of_range_is_found_by_a_kept_call():
+    input, weight, _, target = head()
+    lce(input.view(3, 3, 6), weight, target.view(3, 3))
+    target[7] = 13
+    with pytest.raises(headroom.InvalidTargetError, match=r"got 13 at target\[2, 1\]"):
+        lce(input.view(3, 3, 6), weight, target.view(3, 3))
+
+
+def test_the_cache_is_bounded_and_keeps_what_is_used():
+    cache = Cache(4)
+    for number in range(100):
+        cache.put(number, str(number))
+        cache.get(0) or cache.put(0, "0")
+        assert len(cache) <= 8
+    assert cache.get(0) == "0" and cache.get(99) == "99" and cache.get(50) is None
+    torch.set_num_threads(1)
+    input, weight, _, target = head(tokens=600)
+    for tokens in range(1, 600):
+        lce(input[:tokens], weight, target[:tokens])
+    assert len(_eager._calls) <= 512 and len(_run._runs) <= 512
+
+
+def test_many_threads_with_many_layouts():
+    input, weight, _, target = head(tokens=64)
+    lengths = list(range(1, 65)) * 3
+    expected = {n: results(input[:n].detach().requires_grad_(), weight, target[:n]) for n in lengths}
+    clear()
+    wrong = []
+
+    def work(order):
+        for n in order:
+            for f, e in zip(results(input[:n].detach().requires_grad_(), weight, target[:n]), expected[n]):
+                if not torch.equal(f.nan_to_num(), e.nan_to_num()):
+                    wrong.append(n)
+
+    orders = [np.random.default_rng(seed).permutation(lengths).tolist() for seed in range(4)]
+    workers = [threading.Thread(target=work, args=(order,)) for order in orders]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
