@@ -79,6 +79,10 @@ int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
   return b.d_hidden_stride * static_cast<int64_t>(size_of(p.d_hidden_dtype) / size_of(operand_dtype(p)));
 }
 
+int64_t exps_stride(const Problem& p, const PlanDetail& d) {
+  return padded_columns(p, std::max(d.kept_columns, d.kept_columns < p.vocab ? d.vocab_window : 0));
+}
+
 int64_t kept_window(const Problem& p, const PlanDetail& d) {
   const bool in_place = !d.copies_classifier && (!p.want_d_classifier || writes_d_classifier(p));
   return in_place ? d.kept_columns : d.vocab_window;
@@ -131,7 +135,7 @@ Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
     if (p.has_grad_entropy) a.b = take<float>(w, rows);
     if (p.label_smoothing > 0) a.c = take<float>(w, rows);
-    a.exps = take_elements(w, dtype, rows, padded_columns(p, kept ? d.kept_columns : d.vocab_window));
+    a.exps = take_elements(w, dtype, rows, exps_stride(p, d));
     if (p.want_d_hidden) a.d_hidden = take<float>(w, rows * depth);
     if (p.want_d_classifier) {
       const bool native = writes_d_classifier(p);

@@ -68,6 +68,9 @@ int64_t operand_stride_in_d_hidden(const Problem& problem, const Buffers& buffer
 // Whether a product can write d_classifier in its own dtype, and in rows of whole 16 bytes.
 bool writes_d_classifier(const Problem& problem);
 
+// Length of a row of the exps that are kept, and of the dz that takes their place: one, so that rows which do
+// not exist stay 0.
+int64_t exps_stride(const Problem& problem, const PlanDetail& detail);
 // Columns of kept exps that products take at once: all, where classifier and d_classifier are as they need
 // them.
 int64_t kept_window(const Problem& problem, const PlanDetail& detail);

@@ -36,7 +36,7 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
     const int64_t kept = run.detail.kept_columns;
     args.out_columns = std::clamp<int64_t>(kept - window.first, 0, window.columns);
     args.out = at(run.arena.exps, run.dtype(), args.out_columns > 0 ? window.first : 0);
-    args.out_stride = padded_columns(run.problem, kept);
+    args.out_stride = exps_stride(run.problem, run.detail);
     launch_logits(run, args, run.after);
   });
 }
@@ -93,7 +93,7 @@ KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
   k.exps = run.arena.exps;
   k.dtype = run.dtype();
   k.columns = run.detail.kept_columns;
-  k.stride = padded_columns(p, k.columns);
+  k.stride = exps_stride(p, run.detail);
   k.base_2 = run.detail.implementation == Implementation::kSm90;
   k.softcap = static_cast<float>(p.softcap);
   // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).

@@ -101,7 +101,7 @@ void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int6
 void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
-  const int64_t columns = run.detail.kept_columns, stride = padded_columns(p, columns);
+  const int64_t columns = run.detail.kept_columns, stride = exps_stride(p, run.detail);
   const Window all{0, columns};
   const Operand dz{a.exps, stride};
   if (p.want_d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
@@ -134,7 +134,7 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
   const Problem& p = run.problem;
   const Arena& a = run.arena;
   const int64_t kept = run.detail.kept_columns;
-  const int64_t stride = padded_columns(p, run.detail.vocab_window);
+  const int64_t stride = exps_stride(p, run.detail);
   const float* factor = &a.scalars->dz_unscale;  // dz is stored times dz_scale
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const Operand classifier = load_classifier(run, window);

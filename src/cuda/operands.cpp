@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "core/status.h"
 #include "cuda/portable/logits.h"
 #include "cuda/runner.h"
 #include "cuda/sm90/logits.h"
@@ -68,14 +67,8 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
   if (chunk.is_first) l.bias_copy = a.bias;
   l.slots = a.slots;
   if (p.needs_backward() && run.plan.kind != PlanKind::kThinned) {
-    // Kept exps, and dz of every window, where they were: rows have one length, and those that do not exist
-    // stay 0.
-    const int64_t kept = run.detail.kept_columns, columns = kept > 0 ? kept : run.detail.vocab_window;
-    if (kept > 0 && kept < p.vocab && kept != run.detail.vocab_window) {
-      throw Error(Status::kInternal, "exps are kept of neither all columns nor a window");
-    }
     l.tail = a.exps;
-    l.tail_pieces = padded_columns(p, columns) * static_cast<int64_t>(size_of(run.dtype())) / 16;
+    l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }
   const bool any = l.from != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
   if (any) launch_load_rows(l, chunk.is_first ? run.after : After::kAnything, run.stream);
