@@ -153,7 +153,7 @@ TEST_P(LaunchCounts, OfEachChunkAndWindow) {
 
 TEST_P(LaunchCounts, Thinned) {
   Case c = case_of();
-  c.problem.gradient = HEADROOM_THINNED;
+  c.problem.gradient = HEADROOM_ALWAYS_THINNED;
   const Counted got = counted(c, headroom::Pass::forward_backward);
   ASSERT_EQ(got.kind, HEADROOM_PLAN_THINNED);
   EXPECT_LE(got.launches.own, 32) << got.launches.names;
