@@ -74,7 +74,7 @@ class PlanInfo:
     Attributes:
         kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks``, ``backward`` or ``thinned``.
         backend: which backend runs it.
-        threads: threads used.
+        threads: threads used: those asked for, or fewer where a problem is too small for them.
         workspace_bytes: memory beyond inputs and outputs; exact.
         cost_f: work in units of one bare matrix product of the problem (2 N V D FLOP).
         predicted_seconds: the planner's estimate.

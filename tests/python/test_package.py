@@ -41,7 +41,8 @@ def test_plan_for_a_model_of_device():
 def test_plan():
     plan = headroom.plan(64, 1000, 32, dtype=torch.bfloat16)
     assert plan.kind in ("whole", "token_chunks", "vocab_chunks") and plan.workspace_bytes > 0
-    assert plan.threads == torch.get_num_threads()
+    assert 1 <= plan.threads <= torch.get_num_threads()
+    assert headroom.plan(4096, 32000, 1024).threads == torch.get_num_threads()
     asked = headroom.plan(64, 1000, 32, dtype=torch.bfloat16, backend=f"cpu:{plan.implementation}")
     assert asked.reason == "asked for" and plan.reason in repr(plan)
     assert asked.config == plan.config
