@@ -99,7 +99,8 @@ typedef struct headroom_plan headroom_plan;
 
 /* A host's own thread pool: call body(task, worker, body_data) once for every task in [0, tasks), workers
  * numbered in [0, threads), no two calls with one worker number at once; return when all are done. In any
- * order and on any number of threads, one too: a call waits only for calls that have begun, and sleeps then. */
+ * order and on any number of threads, one too: a call waits only for calls that have begun, and sleeps then.
+ */
 typedef void (*headroom_task)(int64_t task, int32_t worker, void* body_data);
 typedef void (*headroom_parallel_for)(int64_t tasks, headroom_task body, void* body_data, void* pool);
 
