@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _checks, _numbers, _options
+from . import _c, _checks, _numbers, _options
 from ._options import shape_text
-from ._torch import Inputs, stats_dtype
+from ._torch import CODES, Inputs, stats_dtype
 
 Number = float | Tensor
 Seed = int | Tensor | torch.Generator | None
@@ -40,22 +40,29 @@ class Arguments(NamedTuple):
     differentiable_stats: bool
     gradient: str
     threshold: Number
+    compute_dtype: int = _c.F32  # to which products round float32 tensors; of headroom_dtype
 
 
 FIRST_OPTION = Arguments._fields.index("reduction")
 
 
-def _autocast(tensor: Tensor) -> Tensor:
-    """Casts as autocast casts the arguments of F.linear: not float64."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device) and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
-        return tensor.to(torch.get_autocast_dtype(device))
-    return tensor
+def autocast(a: Arguments) -> Arguments:
+    """The arguments as autocast wants those of F.linear, which are cast unless they are float64.
 
+    Float32 tensors stay as they are: products round them a part at a time, and write float32 gradients at once.
+    """
+    device, dtypes = a.input.device.type, (a.input.dtype, a.linear_weight.dtype)
+    if not torch.is_autocast_enabled(device) or torch.float64 in dtypes:
+        return a
+    dtype = torch.get_autocast_dtype(device)
+    rounds = dtype in (torch.bfloat16, torch.float16) and torch.float32 in dtypes
 
-def cast(a: Arguments) -> Arguments:
-    """The arguments as autocast wants them."""
-    return a._replace(input=_autocast(a.input), linear_weight=_autocast(a.linear_weight))
+    def cast(tensor: Tensor) -> Tensor:
+        is_cast = tensor.dtype in (torch.bfloat16, torch.float16) or (tensor.dtype == torch.float32 and not rounds)
+        return tensor.to(dtype) if is_cast else tensor
+
+    compute_dtype = CODES[dtype] if rounds else _c.F32
+    return a._replace(input=cast(a.input), linear_weight=cast(a.linear_weight), compute_dtype=compute_dtype)
 
 
 def check_seed(seed: Seed, device: torch.device) -> None:
@@ -122,7 +129,7 @@ def without_number_tensors(a: Arguments) -> Arguments:
 
 def options_of(a: Arguments) -> dict[str, Any]:
     """The options, checked, with their numbers by name; num_items None where it is a tensor."""
-    shared = ("reduction", "ignore_index", "shift", "max_workspace_bytes", "gradient", *_numbers.NAMES)
+    shared = ("reduction", "ignore_index", "shift", "max_workspace_bytes", "gradient", "compute_dtype", *_numbers.NAMES)
     given = {name: getattr(a, name) for name in shared}
     if isinstance(a.num_items, Tensor):
         given["num_items"] = None

@@ -67,7 +67,7 @@ def by_operators(a: Arguments) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """What a call finds, by the names of RESULTS, and the statistics asked for; of traceable code, which a compiled
     graph runs as it is."""
     _arguments.check_head(a)
-    a = _arguments.cast(a)
+    a = _arguments.autocast(a)
     _arguments.check_rest(a)
     scale = _arguments.learned_scale(a)
     names = _options.stats_names(a.return_stats, a.gradient)

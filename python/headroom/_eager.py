@@ -135,7 +135,7 @@ def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[A
         types,
         scale is not None and scale.requires_grad,
         torch.is_grad_enabled(),
-        _run.implementation(device),
+        _run.settings(device),
         device.type == "cpu" or (input.data_ptr() % 16, a.linear_weight.data_ptr() % 16),
     )
 
@@ -178,7 +178,7 @@ def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
     if a.num_items is not None:
         a = _with_known_num_items(a)
     if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
-        a = _arguments.cast(a)
+        a = _arguments.autocast(a)
     key = _key(a, scale, types)
     try:
         call = _calls.get(key)

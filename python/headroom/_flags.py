@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 # Of the operators' schemas and of the flags, to be raised when one of them changes. Packed flags hold it, so that code
 # which PyTorch compiled for another version of this package is not found in its caches on disk: these know neither.
-SCHEMAS = 3
+SCHEMAS = 4
 _SCHEMAS_BIT = 16
 
 

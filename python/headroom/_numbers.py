@@ -95,15 +95,15 @@ def check_learned_scale(scale: float) -> None:
         )
 
 
-def scale_gradient(hidden: Tensor, d_hidden: Tensor, scale: float) -> Tensor:
+def scale_gradient(hidden: Tensor, d_hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """dL / dscale: logits depend on scale as on the size of hidden [N, D], so it is <hidden, d_hidden> / scale.
 
-    Rows by rows, added up in float64. A scalar of d_hidden's dtype.
+    Rows by rows, added up in float64. A scalar of d_hidden's dtype. dtype: of hidden in the products.
     """
     rows = max(1, (1 << 20) // hidden.shape[1])
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     for start in range(0, hidden.shape[0], rows):
         part = slice(start, start + rows)
         gradient = d_hidden[part]  # 0 in ignored rows, whatever those of hidden hold
-        total += torch.where(gradient == 0, 0, hidden[part] * gradient).sum(dtype=torch.float64)
+        total += torch.where(gradient == 0, 0, hidden[part].to(dtype) * gradient).sum(dtype=torch.float64)
     return (total / scale).to(d_hidden.dtype)

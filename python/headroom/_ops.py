@@ -38,7 +38,7 @@ _INPUTS = (
 # numbers are those of _numbers.NAMES, flags those of _flags.Flags.
 _OPTIONS = (
     "str reduction, SymInt ignore_index, float[] numbers, SymInt shift, SymInt sequence_length, "
-    "SymInt max_workspace_bytes, str gradient, int flags"
+    "SymInt max_workspace_bytes, str gradient, int compute_dtype, int flags"
 )
 _DRAW_STATS = "Tensor kept_count, Tensor draw_variance"
 _LOSSES = "Tensor loss, Tensor nll, Tensor lse, Tensor entropy, Tensor argmax, Tensor counts"

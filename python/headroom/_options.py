@@ -77,6 +77,7 @@ def make_options(
     max_workspace_bytes: int | None,
     gradient: str,
     threshold: float,
+    compute_dtype: int = 0,
 ) -> dict[str, Any]:
     """The options as the operators take them: 0 for None but of num_items, of which 0 is a number."""
     if reduction not in REDUCTIONS:
@@ -95,6 +96,7 @@ def make_options(
         "max_workspace_bytes": budget(max_workspace_bytes),
         "gradient": gradient,
         "threshold": checked_threshold(threshold),
+        "compute_dtype": compute_dtype,
     }
 
 

@@ -59,6 +59,8 @@ class Spec:
     gradient: int = 0
     keeps_draws: bool = False
     threshold: float = _options.DEFAULT_THRESHOLD
+    compute_dtype: int = _c.F32
+    allow_tf32: bool = False
 
     def to_c(self) -> ctypes.Structure:
         problem = _c.make("headroom_problem")

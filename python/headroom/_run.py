@@ -6,6 +6,7 @@ layouts of the tensors and the options.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from ._cache import Cache
 from ._flags import Flags
 from ._torch import (
     CODES,
+    DTYPES,
     Inputs,
     Result,
     contiguous,
@@ -33,18 +35,33 @@ from .errors import InvalidTargetError
 Tensors = dict[str, Tensor]  # by the names of headroom_buffers; a d_classifier that is given is added to
 
 
-def implementation(device: torch.device) -> int | str | None:
-    """What plans for a device depend on beside it: threads of the CPU, the CUDA implementation asked for by name."""
-    if device.type == "cpu":
-        return torch.get_num_threads()
+def _tf32_switch() -> Callable[[], bool]:
+    """Reads PyTorch's permission of TF32 in products of float32 matrices on CUDA devices."""
+    precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if precision is None:  # PyTorch before 2.9
+        return torch._C._get_cublas_allow_tf32
+    return lambda: precision("cuda", "matmul") == "tf32"
+
+
+_allows_tf32 = _tf32_switch()
+
+
+def _asked() -> str | None:
     return os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")  # sm90 or portable in place of the library's choice
+
+
+def settings(device: torch.device) -> Any:
+    """What plans for a device depend on beside it: threads of the CPU, the CUDA implementation asked for by name and
+    whether TF32 is permitted."""
+    return torch.get_num_threads() if device.type == "cpu" else (_asked(), _allows_tf32())
 
 
 def plan_on(spec: _plan.Spec, device: torch.device) -> _plan.Plan:
     """The plan for tensors on a device."""
     if device.type == "cpu":
         return _plan.plan_of(spec, torch.get_num_threads())
-    name = implementation(device)
+    name = _asked()
+    spec = dataclasses.replace(spec, allow_tf32=_allows_tf32())
     with torch.cuda.device(device):
         return _plan.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
 
@@ -123,6 +140,8 @@ class Run:
         unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
         self.plan = plan_on(_spec(pass_, tensors, options, flags, unaligned), self.device)
         self._scale: float = options["scale"]
+        rounds = options["compute_dtype"] != _c.F32
+        self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
         inputs = Inputs(hidden, weight, tensors["targets"], tensors.get("bias"), *[None] * 6)
         returned = results(pass_, inputs, options["reduction"], flags, self.plan.info.draws_bytes)
         returned.pop("d_scale", None)  # made of d_hidden, which is then there in any case and not rounded yet
@@ -172,7 +191,7 @@ class Run:
     def _with_scale(self, written: Tensors, hidden: Tensor) -> Tensors:
         """d_hidden rounded, if it is wanted, and the gradient of scale."""
         d_hidden = written.pop("d_hidden")
-        written["d_scale"] = _numbers.scale_gradient(hidden, d_hidden, self._scale)
+        written["d_scale"] = _numbers.scale_gradient(hidden, d_hidden, self._scale, self._product_dtype)
         if self.flags.want_d_hidden:
             written["d_hidden"] = d_hidden.to(hidden.dtype)
         return written
@@ -190,7 +209,7 @@ def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) ->
     hidden, weight = tensors["hidden"], tensors["classifier"]
     device = hidden.device
     aligned = device.type == "cpu" or (hidden.data_ptr() % 16, weight.data_ptr() % 16)
-    place = (device, implementation(device), aligned)
+    place = (device, settings(device), aligned)
     key = (pass_, flags, place, *options.values(), *tensors, *_layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:

@@ -22,6 +22,7 @@ CODES = {
     torch.int32: _c.I32,
     torch.int64: _c.I64,
 }
+DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 class Inputs(NamedTuple):

@@ -184,9 +184,11 @@ def linear_cross_entropy(
     Work, in units of one product of input and weight: loss only 1; with gradients 3, computed already in the forward
     pass (reduction "mean" and "sum"); 4 where the upstream gradients must be known first: reduction "none",
     ``main_grad``, float16 gradients (which would underflow before a loss scale is applied), and differentiable
-    ``nll``, ``lse`` or ``entropy``. Under autocast input and weight are cast as for ``F.linear``. Thinned gradients
-    cost little more than the loss alone; where upstream gradients come later, the drawn elements are kept for them.
-    ``kept_count`` and ``draw_variance`` are those of the gradient of the loss: free where gradients are made in the
+    ``nll``, ``lse`` or ``entropy``. Under autocast the products round float32 input and weight a part at a time,
+    without copies of them, and write float32 gradients at once; others are cast as for ``F.linear``. On CUDA float32
+    products use TF32 where PyTorch permits it (``torch.backends.cuda.matmul``). Thinned gradients cost little more than
+    the loss alone; where upstream gradients come later, the drawn elements are kept for them. ``kept_count`` and
+    ``draw_variance`` are those of the gradient of the loss: free where gradients are made in the
     forward pass, and else (also without any gradient) from a draw of their own, at the cost of a second forward pass.
     """
     arguments = Arguments(

@@ -129,6 +129,56 @@ static void check_errors(void) {
   headroom_context_destroy(context);
 }
 
+/* In bf16 the hidden states are those of the known numbers: what is 2^-10 off is rounded away. */
+static void check_compute_dtype(void) {
+  headroom_context* context = NULL;
+  EXPECT(headroom_context_create(NULL, &context) == HEADROOM_OK);
+  headroom_problem problem = make_problem();
+  problem.compute_dtype = HEADROOM_BF16;
+  headroom_plan* plan = NULL;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_OK);
+  headroom_plan_info info;
+  headroom_plan_info_init(&info);
+  EXPECT(headroom_plan_get_info(plan, &info) == HEADROOM_OK);
+  void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
+  float hidden[TOKENS * HIDDEN], loss = 0, d_hidden[TOKENS * HIDDEN] = {0},
+                                 d_classifier[VOCAB * HIDDEN] = {0};
+  for (int k = 0; k < TOKENS * HIDDEN; ++k) hidden[k] = kHidden[k] * (1 + 1.0f / 1024);
+  headroom_buffers buffers;
+  headroom_buffers_init(&buffers);
+  buffers.hidden = hidden;
+  buffers.classifier = kClassifier;
+  buffers.targets = kTargets;
+  buffers.loss = &loss;
+  buffers.d_hidden = d_hidden;
+  buffers.d_classifier = d_classifier;
+  EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_OK);
+  double exact = 0;
+  for (int i = 0; i < TOKENS; ++i) {
+    double sum = 0;
+    for (int j = 0; j < VOCAB; ++j) sum += exp(kLogits[i][j]);
+    exact += (log(sum) - kLogits[i][kTargets[i]]) / TOKENS;
+  }
+  EXPECT(fabs(loss - exact) < 1e-6);
+  free(workspace);
+  headroom_plan_destroy(plan);
+
+  problem.compute_dtype = HEADROOM_F64;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_INVALID_ARGUMENT);
+  EXPECT(strstr(headroom_last_error(), "compute_dtype: expected bfloat16, float16, or float32") != NULL);
+  EXPECT(strstr(headroom_last_error(), "got float64") != NULL);
+  /* A caller compiled before compute_dtype existed. */
+  problem.struct_size = offsetof(headroom_problem, compute_dtype);
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_OK);
+  headroom_plan_destroy(plan);
+  problem.struct_size = sizeof problem;
+  problem.compute_dtype = HEADROOM_F32;
+  problem.allow_tf32 = 2;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_INVALID_ARGUMENT);
+  EXPECT(strcmp(headroom_last_error(), "allow_tf32: expected 0 or 1, got 2") == 0);
+  headroom_context_destroy(context);
+}
+
 int main(void) {
   EXPECT(strcmp(headroom_last_error(), "") == 0);
   char version[32];
@@ -141,6 +191,7 @@ int main(void) {
     if (why[0] == '\0') run_on(headroom_backend_name(i));
   }
   check_errors();
+  check_compute_dtype();
   if (failures == 0) puts("ok");
   return failures != 0;
 }

@@ -159,7 +159,8 @@ def test_autocast():
     assert got[0].dtype == torch.float32 and got[1].dtype == got[2].dtype == torch.float32
     short = [t.detach().bfloat16().requires_grad_() for t in (input, weight)]
     expected = results(lambda: lce(*short, target), *short)
-    assert_same(got, [t.float() for t in expected])
+    for wide, narrow in zip(got, expected):  # which is rounded once more
+        assert (wide - narrow.float()).norm() <= 2 * 2.0**-8 * wide.norm()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

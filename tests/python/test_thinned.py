@@ -197,8 +197,9 @@ def test_autocast(device):
     assert all(g.dtype == torch.float32 for g in found)
     short = [t.detach().bfloat16().requires_grad_() for t in (input, weight)]
     expected = torch.autograd.grad(lce(*short, target, gradient="always-thinned", threshold=TAU, seed=1), short)
-    for a, b in zip(found, expected):
-        assert torch.equal(a, b.float())
+    for a, b in zip(found, expected):  # which is rounded once more, on CUDA twice
+        bound = 2 * 2.0**-8 * b.float().norm()
+        assert (a - b.float()).norm() <= bound
 
 
 def test_rows_that_are_all_ignored(device):

@@ -21,7 +21,7 @@ struct Engine {
   // Whether it can run problems in float64.
   bool has_float64() const { return is_reference() || (is_device() && isa == "portable"); }
   bool can_run(const headroom_problem& problem) const {
-    if (is_device() && problem.gradient == HEADROOM_THINNED && rounds_short_operands(problem)) return false;
+    if (is_device() && problem.gradient != HEADROOM_EXACT && rounds_short_operands(problem)) return false;
     if (isa == "sm90" && !has_short_operands(problem)) return false;
     return has_float64() || problem.hidden_dtype != HEADROOM_F64;
   }
