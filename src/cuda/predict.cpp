@@ -163,9 +163,8 @@ class Prediction {
   // What `part` says of a whole, which is done at most `width` at a time.
   template <class Part>
   static double in_parts(int64_t whole, int64_t width, const Part& part) {
-    const int64_t rest = whole % width;
-    return (whole >= width ? static_cast<double>(whole / width) * part(width) : 0) +
-           (rest > 0 ? part(rest) : 0);
+    const int64_t parts = whole / width, rest = whole % width;
+    return (parts > 0 ? static_cast<double>(parts) * part(width) : 0) + (rest > 0 ? part(rest) : 0);
   }
 
  private:
