@@ -22,9 +22,6 @@ constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 // Windows narrower than this are so slow that nothing else fits either.
 constexpr int64_t kNarrowWindow = 2048;
 
-// Products of the dense columns are small: more scratch would be most of a thinned run's memory.
-constexpr int64_t kThinnedGemmBytes = int64_t{4} << 20;
-
 class Search {
  public:
   Search(const Problem& problem, const Device& device, const Choice& choice, size_t budget)
@@ -71,8 +68,7 @@ class Search {
             p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.classifier_dtype != operand_dtype(p_);
         base_.scratch_rows = rows;
         base_.scratch_columns = columns;
-        if (p_.is_thinned() && gemm_bytes > kThinnedGemmBytes) continue;
-        base_.gemm_bytes = needs_products() || p_.is_thinned() ? gemm_bytes : 0;
+        base_.gemm_bytes = p_.is_thinned() ? thinned_gemm_bytes(p_) : needs_products() ? gemm_bytes : 0;
         if (p_.is_thinned()) {
           thinned_plan();
         } else if (p_.pass == Pass::kForward) {

@@ -141,6 +141,7 @@ TEST_P(Plans, SameBitsForAnyBudget) {
 // With rows of the classifier as wide as there are tokens, exps are kept where d_classifier will be, if rows
 // lie without gaps between them; and elsewhere they are computed again, bit for bit.
 TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLies) {
+  if (GetParam().is_device()) GTEST_SKIP() << "a product's algorithm there depends on alignment";
   const int64_t vocab = is_slowed_down() ? 500 : 1000;
   for (headroom_dtype dtype : {GetParam().plain_dtype(), HEADROOM_BF16, HEADROOM_F16}) {
     for (int64_t hidden : {95, 96, 192}) {

@@ -230,7 +230,7 @@ TEST_P(ThinnedEdges, Refusals) {
            {"threshold: expected a number in (0, 1], got"});
   }
   expect(refusal([](auto& p) { p.keeps_draws = 1; }), {"keeps_draws: expected false", "got true"});
-  expect(refusal([](auto& p) { p.gradient = 2; }), {"gradient: expected", "got 2"});
+  expect(refusal([](auto& p) { p.gradient = 3; }), {"gradient: expected", "got 3"});
   expect(refusal([](auto& p) {
            p.label_smoothing = 0.25;
            p.softcap = 1;

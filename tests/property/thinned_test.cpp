@@ -17,10 +17,6 @@ Case thinned(Case c, double threshold, int64_t seed) {
   return c;
 }
 
-bool can_thin(const headroom::Problem& p) {
-  return p.label_smoothing == 0 || p.softcap == 0;
-}
-
 constexpr const char* kPortableSkip = "draws and sums follow the blocks of logits that the budget holds";
 
 class Thinned : public testing::TestWithParam<Engine> {
@@ -34,7 +30,7 @@ class Thinned : public testing::TestWithParam<Engine> {
     std::vector<Case> out;
     for (uint64_t seed = first; seed < first + count; ++seed) {
       Case c = random_case(seed, {.largest_dimension = largest, .allow_fp64 = GetParam().is_reference()});
-      if (GetParam().can_run(c.problem) && can_thin(c.problem)) out.push_back(std::move(c));
+      if (GetParam().can_run(c.problem) && GetParam().can_thin(c.problem)) out.push_back(std::move(c));
     }
     return out;
   }

@@ -25,6 +25,11 @@ struct Engine {
     if (isa == "sm90" && !has_short_operands(problem)) return false;
     return has_float64() || problem.hidden_dtype != HEADROOM_F64;
   }
+  // The same with thinned gradients.
+  bool can_thin(headroom_problem problem) const {
+    problem.gradient = HEADROOM_ALWAYS_THINNED;
+    return can_run(problem) && (problem.label_smoothing == 0 || problem.softcap == 0);
+  }
   // The most precise format of operands that it can run, but for float64.
   headroom_dtype plain_dtype() const { return isa == "sm90" ? HEADROOM_BF16 : HEADROOM_F32; }
   // Products of operands in the same 16-bit format.

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cuda/check.h"
-#include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/vector8.cuh"
 
 namespace headroom::cuda {
 namespace {
@@ -23,16 +23,26 @@ __device__ void zero_if_ignored(const StoreHidden& s, const RowInputs& in, int64
   for (int64_t i = threadIdx.x % 32; i < s.columns; i += 32) to[i] = from_float<T>(0);
 }
 
-// One block a row; those behind them are for the ignored rows.
-template <class T>
+// One block a row; those behind them are for the ignored rows. kAligned: rows of both are pieces of 16 bytes.
+template <class T, bool kAligned>
 __global__ void store_d_hidden_kernel(StoreHidden s, RowInputs in, const Scalars* scalars) {
   const int64_t r = blockIdx.x;
   if (r >= s.rows) return zero_if_ignored<T>(s, in, (r - s.rows) * (kThreads / 32) + threadIdx.x / 32);
   if (r >= existing(s.row_count, s.rows)) return;
   const float factor = scalars->dz_unscale * (s.factor != nullptr ? s.factor[r] : 1.0f);
+  const float* from = s.from + r * s.from_stride;
   T* to = static_cast<T*>(s.to) + int64_t{s.row_map[r]} * s.to_stride;
-  for (int64_t i = threadIdx.x; i < s.columns; i += kThreads) {
-    store(to + i, s.from[r * s.from_stride + i] * factor, s.accumulate);
+  if constexpr (kAligned) {
+    for (int64_t i = 8 * threadIdx.x; i < s.columns; i += 8 * kThreads) {
+      const Vector8<float> sums = *reinterpret_cast<const Vector8<float>*>(from + i);
+      auto& piece = *reinterpret_cast<Vector8<T>*>(to + i);
+      Vector8<T> stored = s.accumulate ? piece : Vector8<T>{};
+#pragma unroll
+      for (int k = 0; k < 8; ++k) store(&stored.x[k], sums.x[k] * factor, s.accumulate);
+      piece = stored;
+    }
+  } else {
+    for (int64_t i = threadIdx.x; i < s.columns; i += kThreads) store(to + i, from[i] * factor, s.accumulate);
   }
 }
 
@@ -114,9 +124,13 @@ void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float
 void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
                            cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(s.rows);
+  const bool aligned = is_aligned8(s.from, DType::kF32, s.from_stride, s.columns) &&
+                       is_aligned8(s.to, s.dtype, s.to_stride, s.columns);
   const unsigned others = s.zeroes_ignored ? blocks_for(in.tokens, kThreads / 32) : 0;
   for_dtype(s.dtype, [&](auto type) {
-    store_d_hidden_kernel<decltype(type)><<<rows + others, kThreads, 0, stream>>>(s, in, scalars);
+    using T = decltype(type);
+    const auto kernel = aligned ? store_d_hidden_kernel<T, true> : store_d_hidden_kernel<T, false>;
+    kernel<<<rows + others, kThreads, 0, stream>>>(s, in, scalars);
   });
   check_launch("store_d_hidden");
 }

@@ -31,4 +31,10 @@ ThinSizes thin_sizes(const Problem& p) {
   return s;
 }
 
+int64_t thinned_gemm_bytes(const Problem& p) {
+  constexpr int64_t kMost = int64_t{4} << 20, kParts = 4;  // of split sums
+  const ThinSizes s = thin_sizes(p);
+  return std::min(kMost, kParts * (s.dense + s.hot) * p.hidden * static_cast<int64_t>(sizeof(float)));
+}
+
 }  // namespace headroom::cuda

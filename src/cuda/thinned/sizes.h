@@ -44,6 +44,10 @@ struct ThinSizes {
 // Capacities leave eight standard deviations (a count's variance is at most its mean): beyond is 1e-15.
 ThinSizes thin_sizes(const Problem& problem);
 
+// Scratch of the products of dense columns, which are small: more would be most of a thinned run's memory.
+// The same for every budget, as cuBLASLt's choice of an algorithm depends on it, and so do a sum's last bits.
+int64_t thinned_gemm_bytes(const Problem& problem);
+
 // Scratch of a scan over the vocabulary; CUB, which would ask the driver for the exact number, refuses less
 // than it needs (about 32 bytes for each 1,000 elements).
 constexpr int64_t scan_bytes(int64_t vocab) {
