@@ -152,12 +152,11 @@ class Search {
     return best > 0 ? best * kWindowStep : most;
   }
 
-  void thinned_plan() {  // all rows at once
+  // All rows at once, and windows that no budget changes, as sums follow them.
+  void thinned_plan() {
     base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
-    for (const int64_t rows = std::max<int64_t>(p_.tokens, 1); const int64_t window : copied_windows(rows)) {
-      base_.vocab_window = window;
-      consider(PlanKind::kThinned, rows, base_);
-    }
+    base_.vocab_window = base_.copies_classifier ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+    consider(PlanKind::kThinned, std::max<int64_t>(p_.tokens, 1), base_);
   }
 
   // Copied rows in the gradient's own buffer cost nothing.
