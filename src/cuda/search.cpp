@@ -34,6 +34,7 @@ class Search {
       consider_all();
     }
     std::vector<Plan> out;
+    out.reserve(best_.size() + 1);
     for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
     if (std::none_of(out.begin(), out.end(),
                      [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; })) {

@@ -94,7 +94,8 @@ class TileSchedule {
 };
 
 // preferred: units of a main group whose hidden rows stay in L2. most_slots: how many slots there are (at
-// least raster_slots() of the same arguments, else fewer clusters work). Solved once for the same arguments, and kept.
+// least raster_slots() of the same arguments, else fewer clusters work). Solved once for the same arguments,
+// and kept.
 const Raster& make_raster(int clusters, int turns, int preferred, int most_slots);
 
 // Slots that `units` of the raster use.
