@@ -8,7 +8,7 @@ from typing import Any
 from record import Record, Row
 from shapes import Shape
 
-LEAST_POINTS = 2
+LEAST_POINTS, LEAST_BUDGETS = 2, 5
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
@@ -112,11 +112,34 @@ def plot_share_of_bare_products(record: Record, folder: pathlib.Path, form: str)
     return found
 
 
+def plot_time_against_budget(record: Record, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
+    """A line a shape that was measured at several budgets, in shares of its bare products."""
+    lines = {}
+    for shape in record.shapes:
+        rows = [
+            r for r in _gradients(record, shape) if r.ours and r.threshold is None and r.burst_ratio and r.extra_mib
+        ]
+        points = sorted(((row.extra_mib or 0.0) - row.gradient_mib, row.burst_ratio) for row in rows)
+        if len({row.budget_mib for row in rows}) >= LEAST_BUDGETS:
+            lines[f"{shape.name}: {shape.tokens} x {shape.vocab} x {shape.hidden}"] = points
+    if not lines:
+        return []
+    figure, axes = _axes("Forward and backward", "workspace, MiB", "time, in that of the three bare products")
+    for label, points in lines.items():
+        axes.plot([mib for mib, _ in points], [ratio for _, ratio in points], "o-", label=label)
+    axes.axhline(1, color="black", linestyle="--", label="three bare products")
+    axes.axhline(4 / 3, color="gray", linestyle=":", label="four: all logits made twice")
+    axes.set_xscale("log")
+    axes.legend(fontsize="small")
+    return [_save(figure, folder, "time-against-budget", form)]
+
+
 def draw_all(record: Record, folder: str, form: str = "svg", most: int = 8) -> list[pathlib.Path]:
     """All plots that the record has points for, at most ``most`` files; returns them."""
     place = pathlib.Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     found = plot_share_of_bare_products(record, place, form)
+    found += plot_time_against_budget(record, place, form)
     found += plot_memory_against_vocabulary(record, place, form)
     for shape in record.shapes:
         if len(found) < most:

@@ -230,6 +230,14 @@ def test_bars_of_host_times() -> None:
     assert "| 0.50 (200) |" in host.render(record)
 
 
+def test_smoke_run_of_mixed_dtypes() -> None:
+    pytest.importorskip("headroom")
+    words = ["--device", "cpu", "--mixed", "24x200x16", "--autocast", "24x200x16", "--rounds", "2"]
+    done = subprocess.run([sys.executable, str(RUN.with_name("dtypes.py")), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "| float32 hidden, bf16 weight, loss |" in done.stdout and "| autocast, 160 MiB |" in done.stdout
+
+
 def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:
     torch.save(dict(zip(("hidden", "weight", "target"), make_inputs(SMALL, "std1", "cpu"))), tmp_path / "h.pt")
     words = ["--device", "cpu", "--trained", str(tmp_path / "h.pt"), "--peers", "none", "--thinned", "4"]
