@@ -97,10 +97,12 @@ def check_rest(a: Arguments) -> None:
     _checks.check_float64(a.input, a.linear_weight, a.linear_bias)
     if a.weight is not None:
         _checks.check_tensor("weight", a.weight)
+        _checks.check_real("weight", a.weight)
         _checks.check_shape("weight", a.weight, a.linear_weight.shape[:1], "V")
         _checks.check_constant("weight", a.weight, "class weights have no gradient")
     if a.token_weight is not None:
         _checks.check_tensor("token_weight", a.token_weight)
+        _checks.check_real("token_weight", a.token_weight)
         _checks.check_shape("token_weight", a.token_weight, a.target.shape, "that of target")
         _checks.check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
     if isinstance(a.num_items, Tensor):

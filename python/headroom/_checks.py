@@ -77,6 +77,11 @@ def check_float(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {tensor.dtype}")
 
 
+def check_real(name: str, tensor: Tensor) -> None:
+    if tensor.dtype.is_complex:
+        raise TypeError(f"{name}: expected real numbers, got {tensor.dtype}")
+
+
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(tensor.shape)}")

@@ -21,13 +21,21 @@ class Choice(NamedTuple):
     flags: Flags  # of that pass
     draws: bool  # whether it reads the seed
     draw_stats: bool  # whether the statistics of the draw want a pass of their own
+    passes_over_draw: bool  # whether a draw is left out that a pass with gradients would make
+
+
+def grad_mode() -> bool:
+    """Whether gradients can be asked for later. Compiled code runs under no inference mode, and cannot ask for it."""
+    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.is_grad_enabled() and not inference
 
 
 def choose(a: Arguments, scale: Tensor | None, names: tuple[str, ...]) -> Choice:
     """names: the statistics asked for."""
     tensors = (a.input, a.linear_weight, a.linear_bias, scale)
-    grad = torch.is_grad_enabled()
-    trained = Wants(*(grad and t is not None and t.requires_grad for t in tensors))
+    require = [t is not None and t.requires_grad for t in tensors]
+    grad = grad_mode()
+    trained = Wants(*(grad and wanted for wanted in require))
     half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
     stats_need_gradients = a.differentiable_stats and any(name in ("nll", "lse", "entropy") for name in names)
     later = a.reduction == "none" or a.main_grad is not None or half or stats_need_gradients
@@ -41,14 +49,25 @@ def choose(a: Arguments, scale: Tensor | None, names: tuple[str, ...]) -> Choice
     )
     if any(trained) and not later:
         flags = Flags(*trained, *flags[len(trained) :])._replace(want_draw_stats=want_draw_stats)
-        return Choice(trained, _c.FORWARD_BACKWARD, flags, thinned, False)
+        return Choice(trained, _c.FORWARD_BACKWARD, flags, thinned, False, False)
     keeps_draws = thinned and any(trained)
     flags = flags._replace(per_token=any(trained) or flags.per_token, keeps_draws=keeps_draws)  # lse is read later
-    return Choice(trained, _c.FORWARD, flags, keeps_draws, want_draw_stats)
+    passes_over = thinned and any(require) and not keeps_draws and not want_draw_stats
+    return Choice(trained, _c.FORWARD, flags, keeps_draws, want_draw_stats, passes_over)
 
 
 def with_seed(a: Arguments, inputs: Inputs) -> Inputs:
     return inputs._replace(seed=_arguments.seed_tensor(a.seed, inputs.hidden.device))
+
+
+def pass_over_draw(a: Arguments) -> None:
+    """Moves the generator on as a draw does.
+
+    The first pass of ``checkpoint(use_reentrant=True)`` is without gradients, and its second one leaves the generator
+    where the first has left it: else every step would draw from the same seed.
+    """
+    if a.seed is None or isinstance(a.seed, torch.Generator):
+        _arguments.seed_tensor(a.seed, a.input.device)
 
 
 DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
@@ -80,6 +99,8 @@ def by_operators(a: Arguments) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         inputs = inputs._replace(numbers=numbers)
     drawn = with_seed(a, inputs) if choice.draws or choice.draw_stats else inputs
     given = drawn if choice.draws else inputs
+    if choice.passes_over_draw:
+        pass_over_draw(a)
     if choice.pass_ == _c.FORWARD_BACKWARD:
         output = _ops.forward_backward(*given, **options, flags=choice.flags.packed())
     else:

@@ -6,6 +6,7 @@ and planned where the key is new.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from . import _arguments, _c, _modes, _numbers, _options, _run
 from ._arguments import FIRST_OPTION, Arguments
 from ._autograd import backward_of_forward, backward_of_forward_backward, save_forward, save_gradients
 from ._cache import Cache
-from ._dispatch import DRAW_FLAGS, by_operators, choose, of_draw, with_seed
+from ._dispatch import DRAW_FLAGS, by_operators, choose, grad_mode, of_draw, pass_over_draw, with_seed
 from ._flags import Wants
 from ._torch import DRAW_STATS, GRADIENTS, Inputs, readable
 
@@ -53,6 +54,8 @@ class _Call:
         drawn = with_seed(a, inputs) if choice.draws or choice.draw_stats else inputs
         if choice.draws:
             inputs = drawn
+        elif choice.passes_over_draw:
+            pass_over_draw(a)
         tensors = readable(inputs, self._options["num_items"])
         if self._run is None:
             self._run = _run.find(choice.pass_, tensors, self._options, choice.flags)
@@ -134,7 +137,7 @@ def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[A
         a[FIRST_OPTION:],
         types,
         scale is not None and scale.requires_grad,
-        torch.is_grad_enabled(),
+        grad_mode(),
         _run.settings(device),
         device.type == "cpu" or (input.data_ptr() % 16, a.linear_weight.data_ptr() % 16),
     )
@@ -144,9 +147,23 @@ _calls: Cache[Any, _Call] = Cache(256)
 _SIMPLE = frozenset((type(None), bool, int, float, str, tuple))
 
 
+_INTEGERS = ("ignore_index", "shift", "max_workspace_bytes")
+_NUMBERS = ("label_smoothing", "scale", "softcap", "z_loss", "threshold")
+
+
+def _plain(value: Any) -> Any:
+    """What is like a number, and may change, as a number; else as it is."""
+    if type(value) in _SIMPLE:
+        return value
+    if hasattr(type(value), "__index__"):
+        return operator.index(value)
+    return float(value) if hasattr(type(value), "__float__") else value
+
+
 def _simplified(a: Arguments) -> Arguments:
     """Options that are tensors as numbers, and such that can be a key."""
     a = _arguments.without_number_tensors(a)
+    a = a._replace(**{name: _plain(getattr(a, name)) for name in (*_INTEGERS, *_NUMBERS)})
     if isinstance(a.return_stats, Sequence) and not isinstance(a.return_stats, str):
         a = a._replace(return_stats=tuple(a.return_stats))
     return a
@@ -176,6 +193,8 @@ def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
         a = _simplified(a)
         types = tuple(map(type, a[FIRST_OPTION:]))
     if a.num_items is not None:
+        if type(a.num_items) not in _SIMPLE and not isinstance(a.num_items, Tensor):
+            a = a._replace(num_items=_plain(a.num_items))
         a = _with_known_num_items(a)
     if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
         a = _arguments.autocast(a)

@@ -6,6 +6,7 @@ Most ranges are checked by the library, whose messages name argument, expected a
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -25,16 +26,32 @@ def shape_text(shape: Any) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
+def _is_symbol(value: Any) -> bool:
+    """Of code that PyTorch compiles, which is to stay one."""
+    return type(value).__name__ in ("SymInt", "SymFloat")
+
+
 def number(name: str, value: Any) -> float:
     if isinstance(value, (bool, str)) or not hasattr(type(value), "__float__"):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    return value  # type: ignore[no-any-return]
+    if isinstance(value, float) or _is_symbol(value):
+        return value  # type: ignore[no-any-return]
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a number of float64's range, got a larger one") from None
+    return value if isinstance(value, int) else found
 
 
 def integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
-    return value  # type: ignore[no-any-return]
+    if _is_symbol(value):
+        return value  # type: ignore[no-any-return]
+    found = operator.index(value)
+    if not -(1 << 63) <= found < 1 << 63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {found}")
+    return found
 
 
 def checked_num_items(value: Any, reduction: str) -> float:
@@ -111,10 +128,7 @@ def check_seed_is_used(seed: Any, gradient: str) -> None:
 
 
 def checked_seed(seed: Any) -> int:
-    value = integer("seed", seed)
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"seed: expected an integer of 64 bits, got {value}")
-    return value
+    return integer("seed", seed)
 
 
 def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str, ...]:
@@ -123,12 +137,16 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str,
         return STATS if return_stats else ()
     if isinstance(return_stats, str):
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
-    for name in return_stats:
+    try:
+        names = tuple(return_stats)
+    except TypeError:
+        raise TypeError(f"return_stats: expected a bool or a sequence of names, got {return_stats!r}") from None
+    for name in names:
         if name in DRAW_STATS and gradient == "exact":
             raise ValueError(f'return_stats: expected {name} only with gradient "thinned", got it with "{gradient}"')
         if name not in STATS + DRAW_STATS:
             raise ValueError(f"return_stats: expected names out of {', '.join(STATS + DRAW_STATS)}, got {name!r}")
-    return tuple(return_stats)
+    return names
 
 
 def target_message(message: str, shape: Sequence[int]) -> str:

@@ -228,3 +228,70 @@ def test_many_threads_with_many_layouts():
     for worker in workers:
         worker.join()
     assert not wrong
+
+
+class _Changing:
+    """A number that is read anew."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        return float(self.value)
+
+
+class _ChangingInteger(_Changing):
+    def __index__(self):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "name", ["scale", "softcap", "z_loss", "label_smoothing", "num_items", "ignore_index", "shift"]
+)
+def test_objects_that_are_numbers_are_read_at_every_call(name):
+    input, weight = torch.randn(12, 8), torch.randn(30, 8)
+    target = torch.arange(12) % 3
+    first, second = (0, 1) if name in ("ignore_index", "shift") else (0.25, 0.5)
+    option = (_ChangingInteger if name in ("ignore_index", "shift") else _Changing)(first)
+    for value in (first, second):
+        option.value = value
+        got, expected = (headroom.linear_cross_entropy(input, weight, target, **{name: x}) for x in (option, value))
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["ignore_index", "shift", "max_workspace_bytes"])
+@pytest.mark.parametrize("value", [2**63, 2**64, 2**64 + 4096])
+def test_integers_of_more_than_64_bits_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected an integer of 64 bits, got {value}"):
+        headroom.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **{name: value})
+
+
+def test_gradients_asked_for_in_inference_mode():
+    input, weight = torch.randn(4, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
+    for reduction in ("mean", "none"):
+        with torch.inference_mode(), torch.enable_grad():
+            inside = headroom.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
+        assert not inside.requires_grad
+        outside = headroom.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
+        assert outside.requires_grad and torch.equal(inside, outside)
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"return_stats": None}, TypeError, "return_stats: expected a bool or a sequence of names, got None"),
+        ({"scale": 10**400}, ValueError, "scale: expected a number of float64's range"),
+        ({"weight": torch.ones(9, dtype=torch.complex64)}, TypeError, "weight: expected real numbers"),
+        ({"token_weight": torch.ones(4, dtype=torch.complex64)}, TypeError, "token_weight: expected real numbers"),
+    ],
+)
+def test_what_was_taken_and_misread_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        headroom.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **options)
+
+
+def test_names_of_statistics_from_a_generator():
+    out = headroom.linear_cross_entropy(
+        torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), return_stats=(name for name in ["nll"])
+    )
+    assert out.nll.shape == (4,)

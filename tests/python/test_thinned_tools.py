@@ -237,6 +237,25 @@ def test_a_small_vocabulary_is_thinned_on_demand_only(reduction, dtype):
     assert torch.equal(out.kept_count, torch.where(target >= 0, 1000, 0).int()) and not out.draw_variance.any()
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_checkpointed_step_draws_anew(reentrant, reduction, device):
+    torch.manual_seed(1)
+    input, weight = (torch.randn(rows, 16, device=device, requires_grad=True) for rows in (16, 500))
+    target = torch.randint(0, 500, (16,), device=device)
+
+    def loss(input):
+        return lce(input, weight, target, reduction=reduction, gradient="always-thinned", threshold=0.05).sum()
+
+    found = []
+    for _ in range(3):
+        weight.grad = None
+        checkpoint(loss, input, use_reentrant=reentrant).backward()
+        found.append(weight.grad)
+    assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
+
+
 def test_plan():
     info = headroom.plan(256, 3000, 64, gradient="always-thinned")
     assert info.kind == "thinned" and info.draws_bytes == 0
