@@ -130,15 +130,34 @@ def _raw_stream() -> Callable[[int], int]:
 stream_of = _raw_stream()
 
 
+_ROWS = ("lse", "lse_low", "entropy", "grad_loss", "grad_nll", "grad_lse", "grad_entropy")
+
+
+def _check_rows(tensors: Tensors) -> None:
+    """Of a backward pass what lies a number a row, which a hook of saved tensors may have changed."""
+    hidden = tensors["hidden"]
+    tokens, stats = hidden.shape[0], stats_dtype(hidden)
+    for name in _ROWS:
+        if name not in tensors:
+            continue
+        tensor, count = tensors[name], 1 if name == "grad_loss" and tensors[name].dim() == 0 else tokens
+        if tensor.dtype != stats or tensor.numel() != count:
+            raise RuntimeError(f"{name}: expected {count} elements of {stats}, got {tensor.numel()} of {tensor.dtype}")
+
+
 class Run:
     """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
 
     def __init__(self, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) -> None:
         hidden, weight = tensors["hidden"], tensors["classifier"]
+        _check_rows(tensors)
         self.pass_, self.flags, self.device = pass_, flags, hidden.device
         self.adds = "d_classifier" in tensors
         unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
         self.plan = plan_on(_spec(pass_, tensors, options, flags, unaligned), self.device)
+        draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
+        if pass_ == _c.BACKWARD and draws != self.plan.info.draws_bytes:
+            raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
         self._scale: float = options["scale"]
         rounds = options["compute_dtype"] != _c.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype

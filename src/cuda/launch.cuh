@@ -10,8 +10,10 @@
 
 namespace headroom::cuda {
 
-// false: every kernel is brought up when the one before it is done.
-inline constexpr bool kOverlapsLaunches = true;
+// false: every kernel is brought up when the one before it is done. Kernels read by __ldg what kernels before
+// them write, which is right only then; what overlapping gains, on streams other than the null stream, has
+// not been measured.
+inline constexpr bool kOverlapsLaunches = false;
 
 // The first thing that every thread of such a kernel does, also of one with nothing to do: so a kernel that
 // is done says that all before it are.

@@ -19,8 +19,9 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
   return plans;
 }
 
-// Whether draws of a forward pass are worth keeping: of what both passes know alone, so that they agree.
-bool thinning_gains(const Problem& problem, const Device& device, const std::string& asked) {
+// Whether draws of a forward pass are worth keeping: of what both passes have in common, so that they agree.
+// A switch may have been turned between them.
+bool thinning_gains(const Problem& problem, const Device& device) {
   Problem backward;
   backward.pass = Pass::kBackward;
   backward.tokens = problem.tokens;
@@ -29,14 +30,13 @@ bool thinning_gains(const Problem& problem, const Device& device, const std::str
   backward.hidden_dtype = backward.d_hidden_dtype = problem.hidden_dtype;
   backward.classifier_dtype = backward.d_classifier_dtype = problem.classifier_dtype;
   backward.compute_dtype = problem.compute_dtype;
-  backward.allow_tf32 = problem.allow_tf32;
   backward.want_d_hidden = backward.want_d_classifier = true;
   backward.gradient = GradientMethod::kThinned;
   backward.keeps_draws = true;
   backward.threshold = problem.threshold;
   const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
-  return seconds(search_plans(backward, device, choose_implementation(backward, device, asked), 0)) <
-         seconds(exact_plans(backward, device, asked, 0));
+  return seconds(search_plans(backward, device, choose_implementation(backward, device, ""), 0)) <
+         seconds(exact_plans(backward, device, "", 0));
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ std::vector<Plan> make_plans(const Problem& problem, const Device& device, const
       search_plans(problem, device, choose_implementation(problem, device, asked), max_workspace_bytes);
   if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
   std::vector<Plan> exact = exact_plans(problem, device, asked, max_workspace_bytes);
-  if (problem.keeps_draws) return thinning_gains(problem, device, asked) ? plans : exact;
+  if (problem.keeps_draws) return thinning_gains(problem, device) ? plans : exact;
   plans.insert(plans.end(), exact.begin(), exact.end());
   return plans;
 }

@@ -295,3 +295,15 @@ def test_names_of_statistics_from_a_generator():
         torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), return_stats=(name for name in ["nll"])
     )
     assert out.nll.shape == (4,)
+
+
+def test_a_hook_that_changes_what_is_saved_is_refused():
+    input, weight = torch.randn(4, 8, requires_grad=True), torch.randn(9, 8)
+
+    def shortened(tensor):
+        return tensor.half() if tensor.shape == (4,) and tensor.dtype == torch.float32 else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(shortened, lambda tensor: tensor):
+        loss = headroom.linear_cross_entropy(input, weight, torch.arange(4), reduction="none")
+    with pytest.raises(RuntimeError, match="lse: expected 4 elements of torch.float32, got 4 of torch.float16"):
+        loss.sum().backward()

@@ -136,15 +136,21 @@ def test_no_seed_is_drawn_without_need(device):
     *tensors, target = head("cpu")
     state = torch.random.get_rng_state()
     loss_of(tensors, target, {}).backward()
+    constants = [tensor.detach() for tensor in tensors]
+    loss_of(constants, target, {"gradient": "always-thinned"})
     with torch.no_grad():
-        loss_of(tensors, target, {"gradient": "always-thinned"})
+        loss_of(constants, target, {"gradient": "always-thinned"})
+        loss_of(tensors, target, {"gradient": "always-thinned", "seed": 1})
     assert torch.equal(torch.random.get_rng_state(), state)
+    with torch.no_grad():  # as the first pass of a reentrant checkpoint
+        loss_of(tensors, target, {"gradient": "always-thinned"})
+    assert not torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_one_forward_pass_serves_any_upstream_gradient(device):
     *tensors, target = head(device)
     input, weight, bias = tensors
-    options = {"linear_bias": bias, "gradient": "thinned", "threshold": TAU, "seed": 4}
+    options = {"linear_bias": bias, "gradient": "always-thinned", "threshold": TAU, "seed": 4}
     out = lce(input, weight, target, reduction="none", return_stats=["nll", "lse", "entropy"], **options)
     g = torch.Generator().manual_seed(0)
     upstream = [torch.randn(3, len(target), generator=g).to(device) for _ in range(2)]

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -215,9 +216,11 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
           p.gradient = GradientMethod::kThinned;
           p.keeps_draws = true;
           if (pass == Pass::kBackward) p.want_d_classifier = budget == 0;
-          const Plan plan = best(validated(p), budget);
-          EXPECT_GE(plan.draws_bytes, 64U);
-          found.insert(plan.kind == PlanKind::kThinned);
+          for (const char* asked : {"", "portable"}) {
+            const Plan plan = best(validated(p), budget, asked);
+            EXPECT_GE(plan.draws_bytes, 64U);
+            found.insert(plan.kind == PlanKind::kThinned);
+          }
         }
       }
       EXPECT_EQ(found.size(), 1U) << vocab << " x " << hidden;
@@ -226,6 +229,26 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
   }
   EXPECT_GT(thinned, 10);
   EXPECT_GT(exact, 10);
+}
+
+// Nor does a switch that is turned between them change what the draws are.
+TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
+  for (const auto& [tokens, vocab, hidden, threshold] : {std::tuple{8192, 32768, 2048, 0x1p-10},
+                                                         {32768, 32768, 1024, 0x1p-10},
+                                                         {8192, 128256, 2048, 0x1p-12}}) {
+    std::set<size_t> found;
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      for (const bool allow : {false, true}) {
+        Problem p = problem_of({"", tokens, vocab, hidden}, pass, DType::kF32);
+        p.gradient = GradientMethod::kThinned;
+        p.keeps_draws = true;
+        p.threshold = threshold;
+        p.allow_tf32 = allow;
+        found.insert(best(validated(p), 0).draws_bytes);
+      }
+    }
+    EXPECT_EQ(found.size(), 1U) << tokens << " x " << vocab << " x " << hidden;
+  }
 }
 
 // More memory is never predicted to be slower, and buys something nearly everywhere.
