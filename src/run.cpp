@@ -73,7 +73,7 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
     if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
     check_targets(planned.problem, valid.targets);
   }
-  planned.backend->run(planned.problem, planned.plan, valid, Workspace(workspace), planned.options, stream);
+  planned.plan.backend_plan->run(valid, Workspace(workspace), stream);
 }
 
 }  // namespace headroom

@@ -3,11 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "core/buffers.h"
 #include "core/parallel.h"
 #include "core/plan.h"
 #include "core/problem.h"
-#include "core/workspace.h"
 
 namespace headroom {
 
@@ -50,10 +48,6 @@ struct Backend {
   // Allocates no workspace and touches no data.
   std::vector<Plan> (*plans)(const Problem& problem, const BackendOptions& options,
                              size_t max_workspace_bytes);
-  // Runs a plan of this backend. Buffers are complete for the problem; the workspace has plan.workspace_bytes
-  // at kWorkspaceAlignment. Allocates nothing. stream: a cudaStream_t, null on the host.
-  void (*run)(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-              const BackendOptions& options, void* stream);
   // data[i] *= *factor (one of stats dtype: double for float64 data), touching nothing when that is 1.
   void (*scale)(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
                 void* stream);

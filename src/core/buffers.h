@@ -51,6 +51,8 @@ struct Buffers {
   void* d_classifier = nullptr;  // [V, D]
   int64_t d_classifier_stride = 0;
   void* d_bias = nullptr;  // [V]
+
+  bool operator==(const Buffers&) const = default;
 };
 
 }  // namespace headroom

@@ -1,10 +1,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "core/buffers.h"
 #include "core/problem.h"
+#include "core/workspace.h"
 
 namespace headroom {
 
@@ -19,7 +22,18 @@ enum class PlanKind : int {
 
 const char* plan_kind_name(PlanKind kind);
 
-// How one backend will run one problem. The numbers below the line are the backend's own.
+// What a backend planned, in a form of its own that can be run. It holds copies of all that it needs of the
+// problem and of the options, and is shared by copies of a Plan.
+class BackendPlan {
+ public:
+  virtual ~BackendPlan() = default;
+  // Buffers are complete for the problem; the workspace has Plan::workspace_bytes at kWorkspaceAlignment.
+  // Allocates nothing of either's memory. stream: a cudaStream_t, null on the host. Any number of threads may
+  // run a plan at once, with buffers and workspaces of their own.
+  virtual void run(const Buffers& buffers, Workspace workspace, void* stream) const = 0;
+};
+
+// How one backend will run one problem: facts about it, and the plan itself.
 struct Plan {
   PlanKind kind = PlanKind::kForward;
   size_t workspace_bytes = 0;  // beyond inputs and outputs; exact, and all that the run uses
@@ -30,10 +44,8 @@ struct Plan {
   std::string implementation;  // which kernels, by the name that BackendOptions::isa takes
   std::string reason;          // why these, for people
   std::string config;          // their configuration, for people
-  // ----
-  int64_t token_chunk = 0;          // rows whose exps are kept at once
-  int64_t cached_vocab_blocks = 0;  // vocabulary blocks whose exps are kept
-  int64_t detail[10] = {};
+  int64_t token_chunk = 0;     // rows whose exps are kept at once
+  std::shared_ptr<const BackendPlan> backend_plan;
 };
 
 // The fastest of those within the budget (0: no budget). Throws kBudgetTooSmall naming the smallest need.

@@ -27,6 +27,7 @@ class Workspace {
     return {reinterpret_cast<T*>(base_ + offset), static_cast<size_t>(count)};
   }
   size_t used() const { return used_; }
+  const void* base() const { return base_; }
 
  private:
   std::byte* base_ = nullptr;

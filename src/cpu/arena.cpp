@@ -9,10 +9,11 @@ namespace headroom::cpu {
 namespace {
 
 // As many as stages.h adds at most.
-int64_t most_groups(const Problem& p, const Shape& s, const Plan& plan) {
-  const int64_t forward = p.is_thinned() ? draw_windows(s.blocks) : ceil_div(s.blocks, forward_window(plan));
+int64_t most_groups(const Problem& p, const Shape& s, const Schedule& schedule) {
+  const int64_t forward =
+      p.is_thinned() ? draw_windows(s.blocks) : ceil_div(s.blocks, schedule.forward_window);
   const int64_t backward =
-      p.needs_backward() && !p.is_thinned() ? ceil_div(s.blocks, backward_window(plan)) : 0;
+      p.needs_backward() && !p.is_thinned() ? ceil_div(s.blocks, schedule.backward_window) : 0;
   return 8 + 3 * forward + 4 * backward;
 }
 
@@ -46,8 +47,9 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
   return w;
 }
 
-Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& plan, Workspace& workspace) {
-  const int64_t tokens = plan.token_chunk;
+Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule& schedule,
+              Workspace& workspace) {
+  const int64_t tokens = schedule.token_chunk;
   const bool one_chunk = tokens >= p.tokens;
   const bool has_logits = !p.is_thinned() || draws_elements(p);
   Arena a;
@@ -59,7 +61,8 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
     a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
   }
   if (p.needs_forward() || draws_elements(p)) {
-    const int64_t window = std::min(s.blocks, forward_windows_alive(p, plan) * forward_window(plan)) * tokens;
+    const int64_t window =
+        std::min(s.blocks, forward_windows_alive(p, schedule) * schedule.forward_window) * tokens;
     a.stats = workspace.take<RowStats<double>>(tokens);
     a.block_max = workspace.take<float>(window);
     a.block_sum = workspace.take<float>(window);
@@ -72,35 +75,35 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Plan& pl
   }
   if (p.needs_backward() && !p.is_thinned()) {
     for (auto* vector : coefficients_of(a)) {
-      *vector = workspace.take<float>(sweeps_vocabulary(plan) ? p.tokens : tokens);
+      *vector = workspace.take<float>(schedule.sweeps_vocabulary ? p.tokens : tokens);
     }
     if (p.want_d_hidden) {
       a.d_hidden = workspace.take<float>(tokens * s.gradient_stride);
       a.window_panels =
-          workspace.take<uint32_t>(window_slots(plan, s) * s.hidden_padded * (s.vocab_block / k.pair));
+          workspace.take<uint32_t>(window_slots(schedule, s) * s.hidden_padded * (s.vocab_block / k.pair));
     }
     if (p.want_d_classifier) {
       a.hidden_panels = workspace.take<uint32_t>(ceil_div(tokens, k.pair) * s.hidden_padded);
       if (!one_chunk && p.d_classifier_dtype != DType::kF32) {
-        const int64_t rows = sweeps_vocabulary(plan) ? backward_window(plan) * s.vocab_block : p.vocab;
+        const int64_t rows = schedule.sweeps_vocabulary ? schedule.backward_window * s.vocab_block : p.vocab;
         a.d_classifier = workspace.take<float>(rows * s.hidden_padded);
       }
     }
     if (p.want_d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);
     const int64_t block_bytes = tokens * s.vocab_block * element_bytes(k);
     a.kept_exps =
-        workspace.take<std::byte>(keeps_in_gradient(plan) ? 0 : plan.cached_vocab_blocks * block_bytes);
-    a.kept_anchor = workspace.take<float>(plan.cached_vocab_blocks * tokens);
-    if (plan.cached_vocab_blocks < s.blocks || keeps_in_gradient(plan)) {
-      a.window_exps = workspace.take<std::byte>(window_slots(plan, s) * block_bytes);
-      a.window_anchor = workspace.take<float>(window_slots(plan, s) * tokens);
+        workspace.take<std::byte>(schedule.keeps_in_gradient ? 0 : schedule.kept_blocks * block_bytes);
+    a.kept_anchor = workspace.take<float>(schedule.kept_blocks * tokens);
+    if (schedule.kept_blocks < s.blocks || schedule.keeps_in_gradient) {
+      a.window_exps = workspace.take<std::byte>(window_slots(schedule, s) * block_bytes);
+      a.window_anchor = workspace.take<float>(window_slots(schedule, s) * tokens);
     }
   }
-  a.groups = workspace.take<TaskGroup>(most_groups(p, s, plan));
+  a.groups = workspace.take<TaskGroup>(most_groups(p, s, schedule));
   Workspace worker;
   lay_out_worker(p, k, s, worker);
   a.worker_bytes = worker.used();
-  a.worker_memory = workspace.take<std::byte>(plan.threads * static_cast<int64_t>(a.worker_bytes));
+  a.worker_memory = workspace.take<std::byte>(schedule.threads * static_cast<int64_t>(a.worker_bytes));
   return a;
 }
 

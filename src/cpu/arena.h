@@ -1,71 +1,17 @@
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <span>
 
-#include "core/plan.h"
 #include "core/problem.h"
 #include "core/row_stats.h"
 #include "core/workspace.h"
 #include "cpu/kernels.h"
+#include "cpu/schedule.h"
 #include "cpu/shape.h"
 #include "cpu/task_groups.h"
 #include "cpu/thinned/arena.h"
 
 namespace headroom::cpu {
-
-// The backend's own numbers in a Plan.
-inline int64_t& forward_window(Plan& plan) {
-  return plan.detail[0];  // vocabulary blocks whose statistics are kept until they are merged
-}
-inline int64_t forward_window(const Plan& plan) {
-  return plan.detail[0];
-}
-inline int64_t& backward_window(Plan& plan) {
-  return plan.detail[1];  // vocabulary blocks whose gradients are turned into d_hidden together
-}
-inline int64_t backward_window(const Plan& plan) {
-  return plan.detail[1];
-}
-
-// Whether d_classifier and d_bias have a pass of their own, vocabulary outside and chunks of tokens inside:
-// the sum over chunks is then one window's instead of the whole classifier's, for one more product.
-inline int64_t& sweeps_vocabulary(Plan& plan) {
-  return plan.detail[2];
-}
-inline bool sweeps_vocabulary(const Plan& plan) {
-  return plan.detail[2] != 0;
-}
-
-// Whether kept exps are where the gradient of their classifier rows will be, [T, B] elements at a block's
-// first row: it is written once they have been read.
-inline int64_t& keeps_in_gradient(Plan& plan) {
-  return plan.detail[4];
-}
-inline bool keeps_in_gradient(const Plan& plan) {
-  return plan.detail[4] != 0;
-}
-
-// How many backward windows are alive at once: while one's gradients are added up, those of the next are
-// made; with a third, a late thread holds nobody up until the others are a window ahead.
-inline int64_t& backward_windows_alive(Plan& plan) {
-  return plan.detail[3];
-}
-inline int64_t backward_windows_alive(const Plan& plan) {
-  return plan.detail[3];
-}
-inline constexpr int64_t kMostWindowsAlive = 3;
-
-// Vocabulary blocks that have memory in those windows.
-inline int64_t window_slots(const Plan& plan, const Shape& shape) {
-  return std::min(shape.blocks, backward_windows_alive(plan) * backward_window(plan));
-}
-
-// Forward windows alive at once: one is merged while the next is computed. Draws of a window wait for the
-// merge.
-inline int64_t forward_windows_alive(const Problem& problem, const Plan& plan) {
-  return problem.is_thinned() || forward_window(plan) == 1 ? 1 : 2;
-}
 
 // Scratch of one worker.
 struct WorkerArena {
@@ -99,7 +45,7 @@ struct Arena {
   std::span<float> block_max, block_sum, block_offset, block_weighted;
   std::span<int32_t> block_argmax;
   std::span<double> block_weight;  // [blocks] sums of class weights
-  // Kept exps of the first cached_vocab_blocks blocks, unless they are in d_classifier, and what the windows'
+  // Kept exps of the first kept_blocks blocks, unless they are in d_classifier, and what the windows'
   // other exps and gradients take.
   std::span<std::byte> kept_exps;      // [blocks, T, B] elements
   std::span<float> kept_anchor;        // [blocks, T]
@@ -115,8 +61,8 @@ struct Arena {
 // The arena with the coefficients of a chunk's rows in the place of all rows', if the vocabulary is swept.
 Arena with_rows_of(const Arena& arena, int64_t first, int64_t count);
 
-// With a Workspace that only counts, how many bytes the plan needs (workspace.used()).
-Arena lay_out(const Problem& problem, const Kernels& kernels, const Shape& shape, const Plan& plan,
+// With a Workspace that only counts, how many bytes the schedule needs (workspace.used()).
+Arena lay_out(const Problem& problem, const Kernels& kernels, const Shape& shape, const Schedule& schedule,
               Workspace& workspace);
 
 WorkerArena lay_out_worker(const Problem& problem, const Kernels& kernels, const Shape& shape,

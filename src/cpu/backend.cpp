@@ -5,7 +5,6 @@
 
 #include "cpu/isa.h"
 #include "cpu/plans.h"
-#include "cpu/run.h"
 
 namespace headroom {
 namespace {
@@ -47,8 +46,8 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const Backend backend{"cpu",      false,    why_unavailable, describe, why_unsupported,
-                               cpu::plans, cpu::run, scale_on_host,   nullptr};
+  static const Backend backend{"cpu",           false,      why_unavailable, describe,
+                               why_unsupported, cpu::plans, scale_on_host,   nullptr};
   return backend;
 }
 

@@ -102,9 +102,9 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Window
     : run_(run),
       chunk_(chunk),
       blocks_(blocks),
-      windows_(ceil_div(blocks.size(), backward_window(run.plan))),
-      hidden_rows_(rows_per_range(run, chunk.count, kTasksPerThread * run.plan.threads)) {
-  const int64_t alive = backward_windows_alive(run.plan);
+      windows_(ceil_div(blocks.size(), run.schedule.backward_window)),
+      hidden_rows_(rows_per_range(run, chunk.count, kTasksPerThread * run.schedule.threads)) {
+  const int64_t alive = run.schedule.backward_windows_alive;
   Sums sums[kMostWindowsAlive];  // of the windows whose slots come next
   TaskGroups::Id made = TaskGroups::kNone;
   TaskGroups::Id hidden = TaskGroups::kNone;
@@ -124,7 +124,7 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Window
 }
 
 Window BackwardStage::window(int64_t w) const {
-  const int64_t size = backward_window(run_.plan);
+  const int64_t size = run_.schedule.backward_window;
   const int64_t start = blocks_.start + w * size;
   return {start, std::min(blocks_.end, start + size)};
 }
@@ -156,7 +156,7 @@ BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskG
 // One thread computes all columns of a block of d_classifier when there are blocks for half of the threads:
 // two that write the same rows at a time both fault on every fresh page, and each zeros one.
 int64_t BackwardStage::classifier_splits(int64_t w) const {
-  return 2 * window(w).size() < run_.plan.threads ? run_.shape.ranges : 1;
+  return 2 * window(w).size() < run_.schedule.threads ? run_.shape.ranges : 1;
 }
 
 void BackwardStage::classifier(int64_t w, int64_t task, int worker) const {

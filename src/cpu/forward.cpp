@@ -10,7 +10,7 @@ namespace {
 
 BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
   const Arena& a = run.arena;
-  const int64_t at = slot * run.plan.token_chunk + row;
+  const int64_t at = slot * run.schedule.token_chunk + row;
   const auto pick = [at](auto span) { return span.empty() ? nullptr : span.data() + at; };
   return {pick(a.block_max),    pick(a.block_sum),      a.target_logit.data() + row,
           pick(a.block_offset), pick(a.block_weighted), pick(a.block_argmax)};
@@ -83,8 +83,8 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
       chunk_(chunk),
       draws_(run.problem.is_thinned()),
       windows_(draws_ ? draw_windows(run.shape.blocks)
-                      : ceil_div(run.shape.blocks, forward_window(run.plan))),
-      alive_(forward_windows_alive(run.problem, run.plan)) {
+                      : ceil_div(run.shape.blocks, run.schedule.forward_window)),
+      alive_(forward_windows_alive(run.problem, run.schedule)) {
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
   std::fill_n(run.arena.target_logit.begin(), chunk.count, 0.0f);
   if (chunk.is_first) sum_weights(run);
@@ -107,13 +107,13 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
 }
 
 Window ForwardStage::window(int64_t w) const {
-  const int64_t size = forward_window(run_.plan);
+  const int64_t size = run_.schedule.forward_window;
   const int64_t start = draws_ ? draw_window_start(w) : w * size;
   return {start, std::min(run_.shape.blocks, draws_ ? draw_window_start(w + 1) : start + size)};
 }
 
 int64_t ForwardStage::slot(int64_t w) const {
-  return w % alive_ * forward_window(run_.plan);
+  return w % alive_ * run_.schedule.forward_window;
 }
 
 // Draws wait for every window.

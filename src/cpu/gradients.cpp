@@ -24,7 +24,7 @@ float* running_row(const Runner& run, int64_t block, int64_t j, int64_t column) 
     return static_cast<float*>(run.buffers.d_classifier) + row * run.buffers.d_classifier_stride + column;
   }
   if (run.arena.d_classifier.empty()) return nullptr;
-  const int64_t slot = sweeps_vocabulary(run.plan) ? block % backward_window(run.plan) : block;
+  const int64_t slot = run.schedule.sweeps_vocabulary ? block % run.schedule.backward_window : block;
   return run.arena.d_classifier.data() + (slot * s.vocab_block + j) * s.hidden_padded + column;
 }
 

@@ -7,7 +7,7 @@ namespace headroom::cpu {
 
 // Workers have numbers of the plan's, not of the pool's: that may have more.
 void Runner::loop(int64_t tasks, LoopBody body) const {
-  const int64_t workers = std::min<int64_t>(plan.threads, tasks);
+  const int64_t workers = std::min<int64_t>(schedule.threads, tasks);
   std::atomic<int64_t> next{0};
   const auto work = [&](int64_t worker, int) {
     for (int64_t task = next++; task < tasks; task = next++) body(task, static_cast<int>(worker));
@@ -27,33 +27,33 @@ LogitTransform Runner::transform(const WorkerArena& w) const {
 }
 
 std::byte* Runner::kept_exps(int64_t block) const {
-  if (keeps_in_gradient(plan)) {
+  if (schedule.keeps_in_gradient) {
     const auto row_bytes = problem.hidden * static_cast<int64_t>(size_of(problem.d_classifier_dtype));
     return static_cast<std::byte*>(buffers.d_classifier) + block * shape.vocab_block * row_bytes;
   }
-  return arena.kept_exps.data() + block * plan.token_chunk * shape.vocab_block * element_bytes(kernels);
+  return arena.kept_exps.data() + block * schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
 }
 
 // In the place of kept exps in the workspace. Other blocks share the slots of the windows that are alive in
 // turn.
 std::byte* Runner::block_gradients(int64_t block) const {
-  if (is_kept(block) && !keeps_in_gradient(plan)) return kept_exps(block);
-  const int64_t bytes = plan.token_chunk * shape.vocab_block * element_bytes(kernels);
-  return arena.window_exps.data() + block % window_slots(plan, shape) * bytes;
+  if (is_kept(block) && !schedule.keeps_in_gradient) return kept_exps(block);
+  const int64_t bytes = schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
+  return arena.window_exps.data() + block % window_slots(schedule, shape) * bytes;
 }
 
 float* Runner::block_anchor(int64_t block) const {
-  if (is_kept(block)) return arena.kept_anchor.data() + block * plan.token_chunk;
-  return arena.window_anchor.data() + block % window_slots(plan, shape) * plan.token_chunk;
+  if (is_kept(block)) return arena.kept_anchor.data() + block * schedule.token_chunk;
+  return arena.window_anchor.data() + block % window_slots(schedule, shape) * schedule.token_chunk;
 }
 
 uint32_t* Runner::block_panels(int64_t block) const {
   return arena.window_panels.data() +
-         block % window_slots(plan, shape) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
+         block % window_slots(schedule, shape) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
 }
 
 void forget_packed_blocks(const Runner& run) {
-  for (int i = 0; i < run.plan.threads; ++i) {
+  for (int i = 0; i < run.schedule.threads; ++i) {
     const WorkerArena w = run.worker(i);
     if (!w.packed_block.empty()) w.packed_block[0] = -1;
   }
@@ -128,7 +128,7 @@ int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted) {
 
 BlockTasks::BlockTasks(const Runner& run, const Window& window, int64_t rows, bool is_last)
     : window_(window), rows_(rows) {
-  const int64_t threads = run.plan.threads;
+  const int64_t threads = run.schedule.threads;
   const int64_t few = window.size() < threads ? window.size() : 0;
   const int64_t split = is_last ? std::min(window.size(), 2 * threads) : few;  // blocks in small tasks
   range_ = rows_per_range(run, rows, ceil_div(kTasksPerThread * threads, std::max<int64_t>(split, 1)));

@@ -5,6 +5,7 @@
 
 #include "cpu/arena.h"
 #include "cpu/isa.h"
+#include "cpu/run.h"
 #include "cpu/shape.h"
 #include "cpu/thinned/windows.h"
 
@@ -37,30 +38,30 @@ class Planner {
       : problem_(problem),
         kernels_(select_kernels(problem, options.isa, &reason_)),
         shape_(make_shape(problem, kernels_)),
-        threads_(useful_threads(options.parallel_for.threads)),
+        pool_(options.parallel_for),
+        threads_(useful_threads(pool_.threads)),
         budget_(budget) {}
 
   std::vector<Plan> all() {
     if (problem_.is_thinned()) return thinned();
     for (int64_t chunk : token_chunks()) {
       for (const Windows& windows : window_sizes(chunk)) {
-        Plan plan;
-        plan.token_chunk = chunk;
-        plan.threads = threads_;
-        forward_window(plan) = windows.forward;
-        backward_window(plan) = windows.backward;
-        backward_windows_alive(plan) = windows.alive;
-        consider(plan);
-        if (keeps_exps(problem_)) consider_kept(plan);
+        Schedule schedule{.threads = threads_,
+                          .token_chunk = chunk,
+                          .forward_window = windows.forward,
+                          .backward_window = windows.backward,
+                          .backward_windows_alive = windows.alive};
+        consider(schedule);
+        if (keeps_exps(problem_)) consider_kept(schedule);
         if (const int64_t kept = blocks_kept_in_gradient(chunk); kept > 0) {
-          Plan in_gradient = plan;
-          in_gradient.cached_vocab_blocks = kept;
-          keeps_in_gradient(in_gradient) = 1;
+          Schedule in_gradient = schedule;
+          in_gradient.kept_blocks = kept;
+          in_gradient.keeps_in_gradient = true;
           consider(in_gradient);
         }
         if (sums_classifier_apart(chunk)) {
-          sweeps_vocabulary(plan) = 1;
-          consider(plan);
+          schedule.sweeps_vocabulary = true;
+          consider(schedule);
         }
       }
     }
@@ -69,39 +70,56 @@ class Planner {
 
  private:
   int useful_threads(int most) const {
-    Plan plan;
-    plan.token_chunk = std::max<int64_t>(problem_.tokens, 1);
-    plan.cached_vocab_blocks = keeps_exps(problem_) ? shape_.blocks : 0;
-    plan.cost_f = cost_of(plan);
+    const Schedule schedule{.token_chunk = std::max<int64_t>(problem_.tokens, 1),
+                            .kept_blocks = keeps_exps(problem_) ? shape_.blocks : 0};
     return static_cast<int>(
-        std::clamp(work_seconds(plan) / kLeastThreadSeconds, 1.0, static_cast<double>(most)));
+        std::clamp(work_seconds(schedule) / kLeastThreadSeconds, 1.0, static_cast<double>(most)));
   }
+
+  struct Candidate {
+    Schedule schedule;
+    size_t bytes = 0;
+    double seconds = 0;
+  };
 
   std::vector<Plan> offered() const {
     std::vector<Plan> out;
     out.reserve(best_.size() + 1);
-    for (const auto& [kind, plan] : best_) out.push_back(plan);
-    const bool listed = std::any_of(out.begin(), out.end(), [&](const Plan& p) {
-      return p.workspace_bytes == smallest_.workspace_bytes;
-    });
-    if (!listed) out.push_back(smallest_);
+    for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
+    const bool listed = std::any_of(
+        out.begin(), out.end(), [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; });
+    if (!listed) out.push_back(described(smallest_));
     return out;
+  }
+
+  Plan described(const Candidate& candidate) const {
+    const Schedule& schedule = candidate.schedule;
+    Plan plan;
+    plan.kind = kind_of(schedule);
+    plan.workspace_bytes = candidate.bytes;
+    if (problem_.is_thinned() && problem_.keeps_draws) {
+      Workspace counter;
+      lay_out_draws(problem_, shape_, counter);
+      plan.draws_bytes = counter.used();
+    }
+    plan.cost_f = cost_of(schedule);
+    plan.predicted_seconds = candidate.seconds;
+    plan.threads = schedule.threads;
+    plan.implementation = kernels_.name;
+    plan.reason = reason_;
+    plan.config = config_of(schedule);
+    plan.token_chunk = schedule.token_chunk;
+    plan.backend_plan = std::make_shared<CpuPlan>(problem_, kernels_, shape_, schedule, pool_);
+    return plan;
   }
 
   // Windows are those of the draws (thinned/windows.h), whatever the budget; and lists of kept elements have
   // room for all rows. Chunks take turns with the packed rows of hidden.
   std::vector<Plan> thinned() {
     for (int64_t chunk : token_chunks()) {
-      Plan plan;
-      plan.token_chunk = chunk;
-      plan.threads = threads_;
-      forward_window(plan) = std::min(shape_.blocks, kLargestDrawWindow);
-      if (problem_.keeps_draws) {
-        Workspace counter;
-        lay_out_draws(problem_, shape_, counter);
-        plan.draws_bytes = counter.used();
-      }
-      consider(plan);
+      consider({.threads = threads_,
+                .token_chunk = chunk,
+                .forward_window = std::min(shape_.blocks, kLargestDrawWindow)});
       if (!draws_elements(problem_)) break;
     }
     return offered();
@@ -150,59 +168,54 @@ class Planner {
     return exps <= last_rows * row ? shape_.blocks : shape_.blocks - 1;
   }
 
-  size_t bytes_of(const Plan& plan) const {
+  size_t bytes_of(const Schedule& schedule) const {
     Workspace counter;
-    lay_out(problem_, kernels_, shape_, plan, counter);
+    lay_out(problem_, kernels_, shape_, schedule, counter);
     return counter.used();
   }
 
   // As many kept blocks as the budget has room for, and all of them.
-  void consider_kept(Plan plan) {
-    plan.cached_vocab_blocks = shape_.blocks;
-    consider(plan);
+  void consider_kept(Schedule schedule) {
+    schedule.kept_blocks = shape_.blocks;
+    consider(schedule);
     if (budget_ == 0 || shape_.blocks < 2) return;
     int64_t fits = 0;
     int64_t too_many = shape_.blocks;
     while (too_many - fits > 1) {
-      plan.cached_vocab_blocks = fits + (too_many - fits) / 2;
-      (bytes_of(plan) <= budget_ ? fits : too_many) = plan.cached_vocab_blocks;
+      schedule.kept_blocks = fits + (too_many - fits) / 2;
+      (bytes_of(schedule) <= budget_ ? fits : too_many) = schedule.kept_blocks;
     }
-    plan.cached_vocab_blocks = fits;
-    if (fits > 0) consider(plan);
+    schedule.kept_blocks = fits;
+    if (fits > 0) consider(schedule);
   }
 
-  void consider(Plan plan) {
-    plan.workspace_bytes = bytes_of(plan);
-    plan.kind = kind_of(plan);
-    plan.cost_f = cost_of(plan);
-    plan.predicted_seconds = seconds_of(plan);
-    plan.implementation = kernels_.name;
-    plan.reason = reason_;
-    plan.config = config_of(plan);
-    if (smallest_.workspace_bytes == 0 || plan.workspace_bytes < smallest_.workspace_bytes) smallest_ = plan;
-    if (budget_ != 0 && plan.workspace_bytes > budget_) return;
-    const auto [at, is_new] = best_.try_emplace(plan.kind, plan);
-    if (!is_new && plan.predicted_seconds < at->second.predicted_seconds) at->second = plan;
+  void consider(const Schedule& schedule) {
+    Candidate made{schedule, bytes_of(schedule), 0};
+    made.seconds = seconds_of(made);
+    if (smallest_.bytes == 0 || made.bytes < smallest_.bytes) smallest_ = made;
+    if (budget_ != 0 && made.bytes > budget_) return;
+    const auto [at, is_new] = best_.try_emplace(kind_of(schedule), made);
+    if (!is_new && made.seconds < at->second.seconds) at->second = made;
   }
 
-  PlanKind kind_of(const Plan& plan) const {
+  PlanKind kind_of(const Schedule& schedule) const {
     if (problem_.is_thinned()) return PlanKind::kThinned;
     if (problem_.pass == Pass::kForward) return PlanKind::kForward;
     if (problem_.pass == Pass::kBackward) return PlanKind::kBackward;
-    if (plan.cached_vocab_blocks < shape_.blocks) return PlanKind::kVocabChunks;
-    return plan.token_chunk >= problem_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+    if (schedule.kept_blocks < shape_.blocks) return PlanKind::kVocabChunks;
+    return schedule.token_chunk >= problem_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
   }
 
-  double recomputed_share(const Plan& plan) const {
-    return 1 - static_cast<double>(plan.cached_vocab_blocks) / static_cast<double>(shape_.blocks);
+  double recomputed_share(const Schedule& schedule) const {
+    return 1 - static_cast<double>(schedule.kept_blocks) / static_cast<double>(shape_.blocks);
   }
 
-  double cost_of(const Plan& plan) const {
+  double cost_of(const Schedule& schedule) const {
     if (problem_.is_thinned()) return thinned_cost();
     double cost = problem_.needs_forward() ? 1 : 0;
     if (!problem_.needs_backward()) return cost;
-    cost += recomputed_share(plan);
-    if (sweeps_vocabulary(plan) && problem_.want_d_hidden) cost += 1;
+    cost += recomputed_share(schedule);
+    if (schedule.sweeps_vocabulary && problem_.want_d_hidden) cost += 1;
     cost += (problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0);
     return cost;
   }
@@ -218,66 +231,70 @@ class Planner {
            kept * ((problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0));
   }
 
-  int64_t chunks_of(const Plan& plan) const {
-    return ceil_div(std::max<int64_t>(problem_.tokens, 1), plan.token_chunk);
+  int64_t chunks_of(const Schedule& schedule) const {
+    return ceil_div(std::max<int64_t>(problem_.tokens, 1), schedule.token_chunk);
   }
 
   // Of one thread: arithmetic, and what every chunk does anew to the whole classifier.
-  double work_seconds(const Plan& plan) const {
+  double work_seconds(const Schedule& schedule) const {
     const double classifier = static_cast<double>(problem_.vocab) * static_cast<double>(problem_.hidden);
-    const auto chunks = static_cast<double>(chunks_of(plan));
-    double bytes = classifier * 4 * plan.cost_f;
+    const auto chunks = static_cast<double>(chunks_of(schedule));
+    const double cost = cost_of(schedule);
+    double bytes = classifier * 4 * cost;
     double hidden_bytes = 0;
-    if (sweeps_vocabulary(plan)) {  // every window packs all rows of hidden anew
-      const auto windows = static_cast<double>(ceil_div(shape_.blocks, backward_window(plan)));
+    if (schedule.sweeps_vocabulary) {  // every window packs all rows of hidden anew
+      const auto windows = static_cast<double>(ceil_div(shape_.blocks, schedule.backward_window));
       hidden_bytes =
           windows * static_cast<double>(problem_.tokens) * static_cast<double>(problem_.hidden) * 16;
     } else if (problem_.want_d_classifier && chunks > 1 && !problem_.is_thinned()) {
       bytes += classifier * 16;
     }
-    const double arithmetic = gemm_flop(problem_) * plan.cost_f / (kernels_.gflops_thread * 1e9);
+    const double arithmetic = gemm_flop(problem_) * cost / (kernels_.gflops_thread * 1e9);
     return arithmetic + (chunks * bytes + hidden_bytes) / kPackBytesPerSecond;
   }
 
   // What threads wait at the ends of a chunk's windows: less where other windows are alive.
-  double wait_seconds(const Plan& plan) const {
+  double wait_seconds(const Schedule& schedule) const {
     const auto ends = [&](int64_t size, int64_t more_alive) {
       return static_cast<double>(ceil_div(shape_.blocks, size)) / static_cast<double>(1 + more_alive);
     };
-    double waits = ends(forward_window(plan), forward_windows_alive(problem_, plan) - 1);
+    double waits = ends(schedule.forward_window, forward_windows_alive(problem_, schedule) - 1);
     if (problem_.needs_backward() && !problem_.is_thinned()) {
-      waits += ends(backward_window(plan), backward_windows_alive(plan) - 2);
+      waits += ends(schedule.backward_window, schedule.backward_windows_alive - 2);
     }
     return waits * 100e-6;
   }
 
-  double seconds_of(const Plan& plan) const {
-    const double fresh = static_cast<double>(plan.workspace_bytes) / kFreshBytesPerSecond;
-    return (work_seconds(plan) + fresh) / threads_ +
-           static_cast<double>(chunks_of(plan)) * wait_seconds(plan);
+  double seconds_of(const Candidate& candidate) const {
+    const Schedule& schedule = candidate.schedule;
+    const double fresh = static_cast<double>(candidate.bytes) / kFreshBytesPerSecond;
+    return (work_seconds(schedule) + fresh) / threads_ +
+           static_cast<double>(chunks_of(schedule)) * wait_seconds(schedule);
   }
 
-  std::string config_of(const Plan& plan) const {
+  std::string config_of(const Schedule& schedule) const {
     const auto text = [](auto v) { return std::to_string(v); };
     if (problem_.is_thinned()) {
       return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
              text(shape_.vocab_block) + ", lists of " + text(row_capacity(problem_, shape_));
     }
     return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
-           text(shape_.vocab_block) + ", kept " + text(plan.cached_vocab_blocks) + "/" + text(shape_.blocks) +
-           (keeps_in_gradient(plan) ? " in d_classifier" : "") + ", windows " + text(forward_window(plan)) +
-           ", " + text(backward_windows_alive(plan)) + " x " + text(backward_window(plan)) +
-           (sweeps_vocabulary(plan) ? ", d_classifier after all rows" : "");
+           text(shape_.vocab_block) + ", kept " + text(schedule.kept_blocks) + "/" + text(shape_.blocks) +
+           (schedule.keeps_in_gradient ? " in d_classifier" : "") + ", windows " +
+           text(schedule.forward_window) + ", " + text(schedule.backward_windows_alive) + " x " +
+           text(schedule.backward_window) +
+           (schedule.sweeps_vocabulary ? ", d_classifier after all rows" : "");
   }
 
   const Problem& problem_;
   std::string reason_;  // before kernels_, whose choice writes it
   const Kernels& kernels_;
   const Shape shape_;
+  const ParallelFor& pool_;
   const int threads_;
   const size_t budget_;
-  std::map<PlanKind, Plan> best_;
-  Plan smallest_;
+  std::map<PlanKind, Candidate> best_;
+  Candidate smallest_;
 };
 
 }  // namespace

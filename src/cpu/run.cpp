@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "core/targets.h"
-#include "cpu/isa.h"
 #include "cpu/stages.h"
 #include "cpu/thinned/run.h"
 
@@ -50,13 +49,13 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   if (run.problem.needs_backward() && run.problem.has_gradients()) {
     backward.emplace(run, chunk, Window{0, run.shape.blocks}, groups, rows.coefficients(), load.panels());
   }
-  groups.run(run.pool, run.plan.threads);
+  groups.run(run.pool, run.schedule.threads);
 }
 
 void run_exact(const Runner& run, const HostLoss& loss) {
   std::fill(run.arena.d_bias.begin(), run.arena.d_bias.end(), 0.0f);
   HostLossWriter writer(loss);
-  if (sweeps_vocabulary(run.plan)) {
+  if (run.schedule.sweeps_vocabulary) {
     Problem rows_only = run.problem;
     rows_only.want_d_classifier = rows_only.want_d_bias = false;
     forget_packed_blocks(rows_of(run, rows_only, {}));
@@ -74,15 +73,13 @@ void run_exact(const Runner& run, const HostLoss& loss) {
 
 }  // namespace
 
-void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-         const BackendOptions& options, void* /*stream*/) {
-  const Kernels& kernels = select_kernels(problem, options.isa);
-  const Shape shape = make_shape(problem, kernels);
+void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/) const {
+  const Problem& problem = problem_;
   Problem work = problem;
-  Arena arena = lay_out(problem, kernels, shape, plan, workspace);
+  Arena arena = lay_out(problem, kernels_, shape_, schedule_, workspace);
   if (problem.is_thinned() && problem.keeps_draws) {
     Workspace draws(buffers.draws);
-    arena.thinned.draws = lay_out_draws(problem, shape, draws);
+    arena.thinned.draws = lay_out_draws(problem, shape_, draws);
   }
   // 1 / scale must be a float, for the bias' gradient.
   if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
@@ -91,7 +88,7 @@ void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Works
     work.want_d_classifier = false;
   }
   const int64_t row_count = compact_rows(problem, buffers.targets, arena.rows.data());
-  const Runner run{work, buffers, plan, kernels, options.parallel_for, shape, arena, row_count};
+  const Runner run{work, buffers, schedule_, kernels_, pool_, shape_, arena, row_count};
   const HostLoss loss = make_host_loss(problem, buffers, arena.rows.data(), row_count);
   if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
   if (problem.is_thinned()) {

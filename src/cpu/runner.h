@@ -5,7 +5,6 @@
 #include "core/buffers.h"
 #include "core/host_loss.h"
 #include "core/parallel.h"
-#include "core/plan.h"
 #include "core/problem.h"
 #include "cpu/arena.h"
 #include "cpu/kernels.h"
@@ -22,14 +21,14 @@ inline constexpr int64_t kTaskRows = 64;        // of a task that passes over ro
 struct Runner {
   const Problem& problem;
   const Buffers& buffers;
-  const Plan& plan;
+  const Schedule& schedule;
   const Kernels& kernels;
   const ParallelFor& pool;
   const Shape shape;
   const Arena arena;
   int64_t row_count = 0;  // rows that are not ignored
 
-  // body(task, worker) for every task, by at most plan.threads workers.
+  // body(task, worker) for every task, by at most schedule.threads workers.
   void loop(int64_t tasks, LoopBody body) const;
   WorkerArena worker(int index) const;
   LogitTransform transform(const WorkerArena& w) const;
@@ -40,7 +39,7 @@ struct Runner {
   float* block_anchor(int64_t block) const;
   uint32_t* block_panels(int64_t block) const;
   bool is_kept(int64_t block) const {
-    return block < plan.cached_vocab_blocks && (!keeps_in_gradient(plan) || gradient_can_keep());
+    return block < schedule.kept_blocks && (!schedule.keeps_in_gradient || gradient_can_keep());
   }
   // A plan does not know how d_classifier lies in memory. Where exps cannot, they are computed again.
   bool gradient_can_keep() const {
@@ -60,8 +59,8 @@ struct Chunk {
 // All rows, chunk by chunk.
 template <class Body>
 void for_chunks(const Runner& run, const Body& body) {
-  for (int64_t first = 0; first < run.row_count; first += run.plan.token_chunk) {
-    const int64_t count = std::min(run.plan.token_chunk, run.row_count - first);
+  for (int64_t first = 0; first < run.row_count; first += run.schedule.token_chunk) {
+    const int64_t count = std::min(run.schedule.token_chunk, run.row_count - first);
     body(Chunk{first, count, first == 0, first + count == run.row_count});
   }
 }

@@ -7,7 +7,7 @@ namespace headroom::cpu {
 Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
   return {problem,
           run.buffers,
-          run.plan,
+          run.schedule,
           run.kernels,
           run.pool,
           run.shape,
@@ -21,7 +21,7 @@ void sweep_vocabulary(const Runner& run) {
   problem.want_d_hidden = false;
   if (!problem.has_gradients()) return;
   forget_packed_blocks(rows_of(run, problem, {}));
-  const int64_t window = backward_window(run.plan);
+  const int64_t window = run.schedule.backward_window;
   for (int64_t block = 0; block < run.shape.blocks; block += window) {
     const int64_t end = std::min(run.shape.blocks, block + window);
     for_chunks(run, [&](const Chunk& chunk) {
@@ -29,7 +29,7 @@ void sweep_vocabulary(const Runner& run) {
       TaskGroups groups(part.arena.groups);
       const LoadStage load(part, chunk, groups);
       const BackwardStage backward(part, chunk, {block, end}, groups, load.rows(), load.panels());
-      groups.run(part.pool, part.plan.threads);
+      groups.run(part.pool, part.schedule.threads);
     });
   }
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cuda/sizes.h"
-#include "cuda/thinned/arena.h"
 
 namespace headroom::cuda {
 namespace {
@@ -18,36 +17,6 @@ void* take_elements(Workspace& workspace, DType dtype, int64_t rows, int64_t col
 }
 
 }  // namespace
-
-void PlanDetail::store(Plan* plan) const {
-  const int64_t values[] = {static_cast<int64_t>(implementation),
-                            static_cast<int64_t>(source),
-                            copies_classifier,
-                            rounds_between_chunks,
-                            vocab_window,
-                            slots,
-                            scratch_rows,
-                            scratch_columns,
-                            gemm_bytes,
-                            kept_columns};
-  static_assert(std::size(values) <= std::size(Plan{}.detail));
-  std::copy(std::begin(values), std::end(values), plan->detail);
-}
-
-PlanDetail PlanDetail::load(const Plan& plan) {
-  PlanDetail d;
-  d.implementation = static_cast<Implementation>(plan.detail[0]);
-  d.source = static_cast<HiddenSource>(plan.detail[1]);
-  d.copies_classifier = plan.detail[2] != 0;
-  d.rounds_between_chunks = plan.detail[3] != 0;
-  d.vocab_window = plan.detail[4];
-  d.slots = plan.detail[5];
-  d.scratch_rows = plan.detail[6];
-  d.scratch_columns = plan.detail[7];
-  d.gemm_bytes = plan.detail[8];
-  d.kept_columns = plan.detail[9];
-  return d;
-}
 
 DType operand_dtype(const Problem& p) {
   if (p.compute_dtype != DType::kF32) return p.compute_dtype;
@@ -89,9 +58,8 @@ int64_t kept_window(const Problem& p, const PlanDetail& d) {
 }
 
 // What every plan has: rows, their statistics, and what they become.
-Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
-  const PlanDetail d = PlanDetail::load(plan);
-  const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);
+Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
+  const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
   Arena a;
   a.scalars = take<Scalars>(w, 1);
@@ -103,28 +71,26 @@ Arena lay_out_rows(const Problem& p, const Plan& plan, Workspace& w) {
   a.lse_low = take<float>(w, rows);
   if (p.needs_forward()) {
     a.row_loss = take<float>(w, p.tokens);
-    if (plan.kind != PlanKind::kThinned) a.target_logit = take<float>(w, rows);
+    if (!d.is_thinned()) a.target_logit = take<float>(w, rows);
     a.slots.slots = d.slots;
     a.slots.stride = rows;
     a.slots.max = take<float>(w, d.slots * rows);
     a.slots.sum = take<float>(w, d.slots * rows);
     if (p.needs_logit_mean()) a.slots.sum_offset = take<float>(w, d.slots * rows);
     if (p.needs_weighted_logit_sum()) a.slots.weighted = take<float>(w, d.slots * rows);
-    if (plan.kind == PlanKind::kThinned) a.slots.expected = take<float>(w, d.slots * rows);
+    if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
   }
   return a;
 }
 
-Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
-  if (plan.kind == PlanKind::kThinned) return lay_out_thinned(p, plan, w, nullptr).base;
-  const PlanDetail d = PlanDetail::load(plan);
+Arena lay_out(const Problem& p, const PlanDetail& d, Workspace& w) {
   const DType dtype = operand_dtype(p);
-  const int64_t rows = std::max<int64_t>(plan.token_chunk, 1);
+  const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
   const int64_t depth = padded_hidden(p);
   const bool kept = d.kept_columns > 0;
-  Arena a = lay_out_rows(p, plan, w);
+  Arena a = lay_out_rows(p, d, w);
   // Blocks to do again, or with rows in place those that are not all ignored.
   if (kept || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
   if (kept) {

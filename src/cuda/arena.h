@@ -2,7 +2,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/buffers.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/workspace.h"
@@ -21,8 +20,10 @@ enum class HiddenSource : int {
   kWorkspace = 2,
 };
 
-// The backend's own part of a Plan, kept in Plan::detail.
+// How a device is to run a problem: what its plans differ in.
 struct PlanDetail {
+  PlanKind kind = PlanKind::kForward;
+  int64_t token_chunk = 0;  // rows that are worked on at once
   Implementation implementation = Implementation::kPortable;
   HiddenSource source = HiddenSource::kCaller;
   bool copies_classifier = false;      // windows of it are converted or padded into the workspace
@@ -34,8 +35,7 @@ struct PlanDetail {
   int64_t scratch_columns = 0;
   int64_t gemm_bytes = 0;
 
-  void store(Plan* plan) const;
-  static PlanDetail load(const Plan& plan);
+  bool is_thinned() const { return kind == PlanKind::kThinned; }
 };
 
 // Numbers that only the device knows.
@@ -102,9 +102,9 @@ struct Arena {
 };
 
 // The part that all plans have.
-Arena lay_out_rows(const Problem& problem, const Plan& plan, Workspace& workspace);
+Arena lay_out_rows(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 
-// With a Workspace that only counts: how many bytes the plan needs (workspace.used()).
-Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace);
+// Of an exact plan. With a Workspace that only counts: how many bytes it needs (workspace.used()).
+Arena lay_out(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 
 }  // namespace headroom::cuda

@@ -183,7 +183,7 @@ namespace {
 // Whether d_bias is made from a sum in the workspace at the end of the run: where no chunk of an exact plan
 // writes it.
 bool ends_with_d_bias(const Runner& run) {
-  return run.problem.want_d_bias && (run.problem.tokens == 0 || run.plan.kind == PlanKind::kThinned);
+  return run.problem.want_d_bias && (run.problem.tokens == 0 || run.detail.is_thinned());
 }
 
 }  // namespace

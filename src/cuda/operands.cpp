@@ -66,7 +66,7 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
   l.vocab = p.vocab;
   if (chunk.is_first) l.bias_copy = a.bias;
   l.slots = a.slots;
-  if (p.needs_backward() && run.plan.kind != PlanKind::kThinned) {
+  if (p.needs_backward() && !run.detail.is_thinned()) {
     l.tail = a.exps;
     l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }

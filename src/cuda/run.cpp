@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "cuda/device.h"
 #include "cuda/float64/kernels.h"
-#include "cuda/float64/run.h"
+#include "cuda/replay.h"
 #include "cuda/runner.h"
 #include "cuda/thinned/run.h"
 
@@ -34,26 +35,45 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
 
 }  // namespace
 
-void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-         const BackendOptions& options, void* stream) {
-  const DeviceGuard guard(options.device);
-  if (problem.hidden_dtype == DType::kF64) {
-    float64::run(problem, plan, buffers, workspace, static_cast<cudaStream_t>(stream));
-    return;
+size_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
+  Workspace counter;
+  if (detail.is_thinned()) {
+    lay_out_thinned(problem, detail, counter, nullptr);
+  } else {
+    lay_out(problem, detail, counter);
   }
-  const int64_t chunk_rows = std::max<int64_t>(plan.token_chunk, 1);
-  const bool thinned = plan.kind == PlanKind::kThinned;
-  const ThinArena thin = thinned ? lay_out_thinned(problem, plan, workspace, buffers.draws) : ThinArena{};
+  return counter.used();
+}
+
+CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
+    : problem_(problem),
+      detail_(detail),
+      device_(device.ordinal),
+      capability_(device.capability),
+      replay_(std::make_unique<Replay>()) {}
+
+CudaPlan::~CudaPlan() = default;
+
+void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream) const {
+  const DeviceGuard guard(device_);
+  const auto launches = [&](cudaStream_t on) { launch(buffers, workspace, on); };
+  replay_->run({buffers, workspace.base()}, static_cast<cudaStream_t>(stream), std::cref(launches));
+}
+
+void CudaPlan::launch(const Buffers& buffers, Workspace workspace, void* stream) const {
+  const Problem& problem = problem_;
+  const int64_t chunk_rows = std::max<int64_t>(detail_.token_chunk, 1);
+  const bool thinned = detail_.is_thinned();
+  const ThinArena thin = thinned ? lay_out_thinned(problem, detail_, workspace, buffers.draws) : ThinArena{};
   const Runner run{problem,
-                   plan,
                    buffers,
-                   PlanDetail::load(plan),
-                   thinned ? thin.base : lay_out(problem, plan, workspace),
+                   detail_,
+                   thinned ? thin.base : lay_out(problem, detail_, workspace),
                    row_inputs(problem, buffers),
                    static_cast<cudaStream_t>(stream),
                    (problem.tokens + chunk_rows - 1) / chunk_rows,
                    std::abs(problem.scale) >= double{std::numeric_limits<float>::min()},
-                   query_device(options.device).capability >= 90 ? After::kKernel : After::kAnything};
+                   capability_ >= 90 ? After::kKernel : After::kAnything};
   const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
   if (problem.needs_backward()) clear_gradients(run);
   launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.stream);

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include "core/buffers.h"
-#include "core/plan.h"
 #include "core/problem.h"
 #include "cuda/arena.h"
 #include "cuda/launch.h"
@@ -34,9 +33,8 @@ struct Window {
 
 struct Runner {
   const Problem& problem;
-  const Plan& plan;
   const Buffers& buffers;
-  PlanDetail detail;
+  const PlanDetail& detail;
   Arena arena;
   RowInputs rows;
   cudaStream_t stream;

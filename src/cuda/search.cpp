@@ -5,6 +5,7 @@
 
 #include "cuda/gemm.h"
 #include "cuda/predict.h"
+#include "cuda/run.h"
 #include "cuda/sizes.h"
 #include "cuda/sm90/logits.h"
 #include "cuda/thinned/arena.h"
@@ -46,8 +47,6 @@ class Search {
  private:
   // A plan as far as choosing one takes: thousands may be looked at for one problem.
   struct Candidate {
-    PlanKind kind = PlanKind::kForward;
-    int64_t chunk = 0;
     PlanDetail detail;
     size_t bytes = 0;
     double seconds = 0;
@@ -268,13 +267,11 @@ class Search {
     return fits * kWindowStep;
   }
 
-  Plan plan_of(PlanKind kind, int64_t chunk, PlanDetail d) const {
-    Plan plan;
-    plan.kind = kind;
-    plan.token_chunk = chunk;
+  PlanDetail completed(PlanKind kind, int64_t chunk, PlanDetail d) const {
+    d.kind = kind;
+    d.token_chunk = chunk;
     d.slots = slots_of(chunk);
-    d.store(&plan);
-    return plan;
+    return d;
   }
 
   // Of a fused kernel's statistics.
@@ -306,9 +303,7 @@ class Search {
   }
 
   size_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
-    Workspace counter;
-    lay_out(p_, plan_of(kind, chunk, d), counter);
-    return counter.used();
+    return workspace_bytes(p_, completed(kind, chunk, d));
   }
 
   double seconds_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
@@ -316,7 +311,7 @@ class Search {
   }
 
   void consider(PlanKind kind, int64_t chunk, const PlanDetail& d) {
-    Candidate made{kind, chunk, d, bytes_of(kind, chunk, d), 0};
+    Candidate made{completed(kind, chunk, d), bytes_of(kind, chunk, d), 0};
     const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
     const bool fits = budget_ == 0 || made.bytes <= budget_;
     if (!smaller && !fits) return;
@@ -332,19 +327,22 @@ class Search {
 
   Plan described(const Candidate& candidate) const {
     const PlanDetail& d = candidate.detail;
-    Plan plan = plan_of(candidate.kind, candidate.chunk, d);
+    Plan plan;
+    plan.kind = d.kind;
+    plan.token_chunk = d.token_chunk;
     plan.workspace_bytes = candidate.bytes;
     plan.predicted_seconds = candidate.seconds;
-    plan.cost_f = cost_of(plan.kind, d);
+    plan.cost_f = cost_of(d);
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = implementation_name(choice_.implementation);
     plan.reason = choice_.reason;
-    plan.config = config_of(plan, d);
+    plan.config = config_of(d);
+    plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);
     return plan;
   }
 
-  double cost_of(PlanKind kind, const PlanDetail& d) const {
-    if (kind == PlanKind::kThinned) return cost_of_thinned();
+  double cost_of(const PlanDetail& d) const {
+    if (d.is_thinned()) return cost_of_thinned();
     double cost = p_.needs_forward() ? 1 : 0;
     if (!p_.needs_backward()) return cost;
     cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p_.vocab);
@@ -360,17 +358,17 @@ class Search {
     return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / vocab;
   }
 
-  std::string config_of(const Plan& plan, const PlanDetail& d) const {
+  std::string config_of(const PlanDetail& d) const {
     static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
     std::string text =
-        sm90() ? sm90::describe(fused(main_epilogue(), plan.token_chunk).instance.config) : "portable";
+        sm90() ? sm90::describe(fused(main_epilogue(), d.token_chunk).instance.config) : "portable";
     text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
     if (d.copies_classifier) text += ", classifier copied";
     if (d.vocab_window < p_.vocab) text += ", window " + std::to_string(d.vocab_window);
     if (d.kept_columns > 0 && d.kept_columns < p_.vocab) {
       text += ", exps of " + std::to_string(d.kept_columns) + " columns kept";
     }
-    if (plan.token_chunk < p_.tokens) text += ", chunk " + std::to_string(plan.token_chunk);
+    if (d.token_chunk < p_.tokens) text += ", chunk " + std::to_string(d.token_chunk);
     if (d.rounds_between_chunks) text += ", dC rounded for each";
     return text;
   }

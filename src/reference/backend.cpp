@@ -21,6 +21,18 @@ PlanKind kind_of(const Problem& problem) {
   return problem.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
 }
 
+class ReferencePlan final : public BackendPlan {
+ public:
+  ReferencePlan(const Problem& problem, const ParallelFor& pool) : problem_(problem), pool_(pool) {}
+  void run(const Buffers& buffers, Workspace workspace, void* /*stream*/) const override {
+    reference::run(problem_, pool_.threads, buffers, workspace, pool_);
+  }
+
+ private:
+  const Problem problem_;
+  const ParallelFor pool_;
+};
+
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t) {
   Plan plan;
   plan.kind = kind_of(problem);
@@ -36,19 +48,15 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, s
   plan.implementation = "scalar";
   plan.reason = problem.hidden_dtype == DType::kF64 ? "float64 operands" : "the reference was asked for";
   plan.config = "float64";
+  plan.backend_plan = std::make_shared<ReferencePlan>(problem, options.parallel_for);
   return {plan};
-}
-
-void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-         const BackendOptions& options, void* /*stream*/) {
-  reference::run(problem, plan.threads, buffers, workspace, options.parallel_for);
 }
 
 }  // namespace
 
 const Backend& reference_backend() {
-  static const Backend kBackend = {"reference", false, why_unavailable, describe, why_unsupported,
-                                   plans,       run,   scale_on_host,   nullptr};
+  static const Backend kBackend = {"reference",     false, why_unavailable, describe,
+                                   why_unsupported, plans, scale_on_host,   nullptr};
   return kBackend;
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/backend.h"
 #include "cuda/float64/arena.h"
 #include "cuda/float64/plans.h"
+#include "cuda/float64/run.h"
 
 namespace headroom::cuda::float64 {
 namespace {
@@ -20,6 +21,10 @@ Device h200() {
   device.capability = 90;
   device.processors = 132;
   return device;
+}
+
+BlockSize size_of(const Plan& plan) {
+  return dynamic_cast<const Float64Plan&>(*plan.backend_plan).size();
 }
 
 Problem problem_of(int64_t tokens, int64_t vocab, int64_t hidden, Pass pass) {
@@ -49,9 +54,9 @@ TEST(CudaFloat64Plans, TheWorkspaceIsWhatTheLayoutTakes) {
   for (const Problem& problem : problems()) {
     for (const Plan& plan : make_plans(problem, h200(), "", 0)) {
       Workspace counter;
-      lay_out(problem, plan, counter);
+      lay_out(problem, size_of(plan), counter);
       EXPECT_EQ(counter.used(), plan.workspace_bytes) << plan.config;
-      const BlockSize size = BlockSize::load(plan);
+      const BlockSize size = size_of(plan);
       EXPECT_TRUE(size.columns == problem.vocab || size.columns % kStrip == 0) << plan.config;
       EXPECT_LE(size.rows, std::max<int64_t>(problem.tokens, 1));
     }
@@ -64,8 +69,8 @@ TEST(CudaFloat64Plans, TheArenaIsWithinTheWorkspace) {
     const Plan plan = make_plans(problem, h200(), "", 0).back();
     std::vector<std::byte> memory(plan.workspace_bytes + kWorkspaceAlignment);
     Workspace placed(memory.data());
-    const Arena a = lay_out(problem, plan, placed);
-    const BlockSize size = BlockSize::load(plan);
+    const Arena a = lay_out(problem, size_of(plan), placed);
+    const BlockSize size = size_of(plan);
     const auto offset = [&](const void* p) { return static_cast<const std::byte*>(p) - memory.data(); };
     EXPECT_EQ(offset(a.scalars), 0);
     EXPECT_EQ(a.stats != nullptr, problem.needs_forward());

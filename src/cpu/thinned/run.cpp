@@ -14,7 +14,7 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
     TaskGroups groups(run.arena.groups);
     const LoadStage load(run, chunk, groups);
     const ForwardStage forward(run, chunk, groups, load.rows());
-    groups.run(run.pool, run.plan.threads);
+    groups.run(run.pool, run.schedule.threads);
   }
   if (p.needs_forward()) write_losses(run, chunk, writer);
   if (p.needs_backward()) finish_rows(run, loss, chunk);

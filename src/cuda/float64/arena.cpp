@@ -4,17 +4,7 @@
 
 namespace headroom::cuda::float64 {
 
-void BlockSize::store(Plan* plan) const {
-  plan->token_chunk = rows;
-  plan->detail[0] = columns;
-}
-
-BlockSize BlockSize::load(const Plan& plan) {
-  return {plan.token_chunk, plan.detail[0]};
-}
-
-Arena lay_out(const Problem& p, const Plan& plan, Workspace& w) {
-  const BlockSize size = BlockSize::load(plan);
+Arena lay_out(const Problem& p, const BlockSize& size, Workspace& w) {
   Arena a;
   a.scalars = w.take<Scalars>(1).data();
   a.target = w.take<int32_t>(p.tokens).data();

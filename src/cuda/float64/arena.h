@@ -1,7 +1,6 @@
 #pragma once
 #include <cstdint>
 
-#include "core/plan.h"
 #include "core/problem.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
@@ -30,9 +29,6 @@ inline constexpr int64_t kStrip = 64;
 // Logits are made in blocks of so many rows and columns.
 struct BlockSize {
   int64_t rows = 1, columns = 1;
-
-  void store(Plan* plan) const;
-  static BlockSize load(const Plan& plan);
 };
 
 // What a run needs beyond inputs and outputs. N tokens, D hidden, R rows and W columns of a block.
@@ -47,7 +43,7 @@ struct Arena {
   double* bias_sums = nullptr;        // [W]
 };
 
-// With a Workspace that only counts: how many bytes the plan needs (workspace.used()).
-Arena lay_out(const Problem& problem, const Plan& plan, Workspace& workspace);
+// With a Workspace that only counts: how many bytes a run needs (workspace.used()).
+Arena lay_out(const Problem& problem, const BlockSize& size, Workspace& workspace);
 
 }  // namespace headroom::cuda::float64

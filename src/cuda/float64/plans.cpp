@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/float64/arena.h"
+#include "cuda/float64/run.h"
 #include "cuda/sizes.h"
 
 namespace headroom::cuda::float64 {
@@ -31,9 +32,9 @@ Plan plan_of(const Problem& p, const Device& device, const std::string& asked, c
   const BlockSize size{std::min(largest.rows, tokens), std::min(largest.columns, p.vocab)};
   Plan plan;
   plan.kind = kind_of(p);
-  size.store(&plan);
+  plan.token_chunk = size.rows;
   Workspace counter;
-  lay_out(p, plan, counter);
+  lay_out(p, size, counter);
   plan.workspace_bytes = counter.used();
   plan.cost_f = cost_of(p);
   const auto blocks = static_cast<double>(ceil_div(tokens, size.rows) * ceil_div(p.vocab, size.columns));
@@ -43,6 +44,7 @@ Plan plan_of(const Problem& p, const Device& device, const std::string& asked, c
   plan.implementation = "portable";
   plan.reason = asked.empty() ? "float64 operands" : "asked for";
   plan.config = "float64, blocks of " + std::to_string(size.rows) + " x " + std::to_string(size.columns);
+  plan.backend_plan = std::make_shared<Float64Plan>(p, size, device.ordinal);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/check.h"
+#include "cuda/device.h"
 #include "cuda/float64/kernels.h"
 
 namespace headroom::cuda::float64 {
@@ -153,17 +154,20 @@ void sweep_columns(const Runner& run) {
 
 }  // namespace
 
-void run(const Problem& problem, const Plan& plan, const Buffers& buffers, Workspace workspace,
-         cudaStream_t stream) {
-  const Runner run{
-      problem, buffers, BlockSize::load(plan), lay_out(problem, plan, workspace), inputs_of(problem, buffers),
-      stream};
-  launch_prepare_rows(run.inputs, run.arena, buffers, stream);
-  if (problem.needs_forward()) forward(run);
-  if (!problem.needs_backward()) return;
-  if (problem.tokens > 0) load_upstream(run);
-  if (problem.want_d_hidden) sweep_rows(run);
-  if (problem.want_d_classifier || problem.want_d_bias) sweep_columns(run);
+void Float64Plan::run(const Buffers& buffers, Workspace workspace, void* stream) const {
+  const DeviceGuard guard(device_);
+  const Runner run{problem_,
+                   buffers,
+                   size_,
+                   lay_out(problem_, size_, workspace),
+                   inputs_of(problem_, buffers),
+                   static_cast<cudaStream_t>(stream)};
+  launch_prepare_rows(run.inputs, run.arena, buffers, run.stream);
+  if (problem_.needs_forward()) forward(run);
+  if (!problem_.needs_backward()) return;
+  if (problem_.tokens > 0) load_upstream(run);
+  if (problem_.want_d_hidden) sweep_rows(run);
+  if (problem_.want_d_classifier || problem_.want_d_bias) sweep_columns(run);
 }
 
 }  // namespace headroom::cuda::float64

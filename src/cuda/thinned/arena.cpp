@@ -87,14 +87,13 @@ bool writes_d_hidden(const Problem& p) {
   return p.d_hidden_dtype == operand_dtype(p) || p.d_hidden_dtype == DType::kF32;
 }
 
-ThinArena lay_out_thinned(const Problem& p, const Plan& plan, Workspace& w, void* draws) {
-  const PlanDetail d = PlanDetail::load(plan);
+ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, void* draws) {
   const ThinSizes s = thin_sizes(p);
   const DType dtype = operand_dtype(p);
   const int64_t rows = std::max<int64_t>(p.tokens, 1), depth = padded_hidden(p);
   ThinArena t;
   t.sizes = s;
-  t.base = lay_out_rows(p, plan, w);
+  t.base = lay_out_rows(p, d, w);
   Arena& a = t.base;
   const bool lists_columns = p.needs_backward() && (p.want_d_classifier || p.want_d_bias);
   t.lists = p.keeps_draws ? draw_lists(p, draws) : lay_out_lists(p, w);

@@ -58,7 +58,8 @@ size_t draws_bytes(const Problem& problem);
 DrawLists draw_lists(const Problem& problem, void* draws);
 
 // draws: Buffers::draws, the place of the lists where the problem keeps them.
-ThinArena lay_out_thinned(const Problem& problem, const Plan& plan, Workspace& workspace, void* draws);
+ThinArena lay_out_thinned(const Problem& problem, const PlanDetail& detail, Workspace& workspace,
+                          void* draws);
 
 // dtype of the products that make gradients of the dense columns.
 DType dense_gradient_dtype(const Problem& problem);

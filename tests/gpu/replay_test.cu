@@ -1,0 +1,174 @@
+// Runs that come again with the same pointers are launched as one graph: what they compute must not depend on
+// it.
+#include <array>
+#include <optional>
+#include <thread>
+
+#include "device.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr int kRuns = 6;  // the first ones are launched one by one
+
+class Replays : public testing::TestWithParam<Engine> {
+ protected:
+  Case case_of(uint64_t seed) const {
+    Case c = plain_case(seed, {700, 555, 72}, GetParam().plain_dtype());
+    for (size_t i = 0; i < c.targets.size(); i += 5) c.targets[i] = c.problem.ignore_index;
+    return c;
+  }
+
+  headroom::Plan plan_of(const Case& c, const char* gradient, size_t budget = 0) const {
+    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    problem.max_workspace_bytes = budget;
+    if (std::string(gradient) == "thinned") {
+      problem.gradient = HEADROOM_ALWAYS_THINNED;
+      problem.threshold = 0x1p-6;
+    }
+    return headroom::Plan(context_, problem);
+  }
+
+  // The results of a plan's first run.
+  std::vector<std::byte> expected(const Case& c, const char* gradient, size_t budget = 0) const {
+    PlainTensors tensors(c);
+    const headroom::Plan plan = plan_of(c, gradient, budget);
+    const DeviceMemory workspace(plan.info().workspace_bytes);
+    const Stream stream;
+    plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    stream.wait();
+    return tensors.results();
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Replays);
+
+// Other targets are written between the runs: what they ignore, the device finds out in each run anew.
+TEST_P(Replays, ReadWhatTheBuffersHold) {
+  const Case cases[2] = {case_of(1), [&] {
+                           Case other = case_of(1);
+                           for (size_t i = 0; i < other.targets.size(); i += 3) other.targets[i] = 17;
+                           return other;
+                         }()};
+  for (const char* gradient : {"exact", "thinned"}) {
+    for (const size_t budget : {size_t{0}, size_t{900} << 10}) {
+      if (budget != 0 && gradient == std::string("thinned")) continue;
+      SCOPED_TRACE(std::string(gradient) + ", " + std::to_string(budget));
+      const std::vector<std::byte> results[2] = {expected(cases[0], gradient, budget),
+                                                 expected(cases[1], gradient, budget)};
+      ASSERT_NE(results[0] == results[1], true);
+      const headroom::Plan plan = plan_of(cases[0], gradient, budget);
+      PlainTensors tensors(cases[0]);
+      const DeviceMemory workspace(plan.info().workspace_bytes);
+      const Stream stream;
+      for (int run = 0; run < kRuns; ++run) {
+        const Case& now = cases[run % 2];
+        tensors.targets().write(encoded({now.targets.begin(), now.targets.end()}, HEADROOM_I64));
+        tensors.clear();
+        plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+        stream.wait();
+        EXPECT_EQ(tensors.results() == results[run % 2], true) << "run " << run;
+      }
+    }
+  }
+}
+
+// More sets of buffers than are remembered, in turn, and each often enough to be recorded.
+TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
+  const Case c = case_of(2);
+  const std::vector<std::byte> result = expected(c, "exact");
+  const headroom::Plan plan = plan_of(c, "exact");
+  const DeviceMemory workspace(plan.info().workspace_bytes);
+  const Stream stream;
+  for (const int sets : {2, 4, 7}) {
+    std::vector<PlainTensors> tensors;
+    tensors.reserve(static_cast<size_t>(sets));
+    for (int i = 0; i < sets; ++i) tensors.emplace_back(c);
+    for (int run = 0; run < kRuns * sets; ++run) {
+      const bool in_turn = run < 3 * sets;
+      PlainTensors& own = tensors[static_cast<size_t>(in_turn ? run % sets : run / 3 % sets)];
+      own.clear();
+      plan.run(own.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+      stream.wait();
+      EXPECT_EQ(own.results() == result, true) << sets << " sets, run " << run;
+    }
+  }
+}
+
+TEST_P(Replays, OfThreadsThatShareAPlan) {
+  const Case c = case_of(3);
+  const std::vector<std::byte> result = expected(c, "exact");
+  const headroom::Plan plan = plan_of(c, "exact");
+  std::array<int, 4> wrong{};
+  std::vector<std::thread> threads;
+  for (int& count : wrong) {
+    threads.emplace_back([&] {
+      cuda_check(cudaSetDevice(0));
+      PlainTensors tensors(c);
+      const DeviceMemory workspace(plan.info().workspace_bytes);
+      const Stream stream;
+      for (int run = 0; run < 20; ++run) {
+        tensors.clear();
+        plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+        stream.wait();
+        if (tensors.results() != result) ++count;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int count : wrong) EXPECT_EQ(count, 0);
+}
+
+// Runs of one graph on several streams wait for each other, and have an order with what the streams do.
+TEST_P(Replays, OnOtherStreams) {
+  const Case c = case_of(4);
+  const std::vector<std::byte> result = expected(c, "exact");
+  const headroom::Plan plan = plan_of(c, "exact");
+  PlainTensors tensors(c);
+  const DeviceMemory workspace(plan.info().workspace_bytes);
+  const Stream streams[2];
+  for (int run = 0; run < 2 * kRuns; ++run) {
+    const Stream& stream = streams[run % 2];
+    tensors.clear();
+    plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    stream.wait();
+    EXPECT_EQ(tensors.results() == result, true) << "run " << run;
+  }
+  tensors.clear();
+  plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes());
+  cuda_check(cudaDeviceSynchronize());
+  EXPECT_EQ(tensors.results() == result, true) << "null stream";
+}
+
+// A host may forget a plan while its runs are queued, and others' captures go on beside a recording.
+TEST_P(Replays, OutliveTheirPlan) {
+  const Case c = case_of(5);
+  const std::vector<std::byte> result = expected(c, "exact");
+  std::optional<headroom::Plan> plan(plan_of(c, "exact"));
+  PlainTensors tensors(c);
+  const DeviceMemory workspace(plan->info().workspace_bytes), filler(size_t{256} << 20);
+  const Stream stream, other;
+  for (int run = 0; run < kRuns; ++run) {
+    tensors.clear();
+    cuda_check(cudaStreamBeginCapture(other, cudaStreamCaptureModeGlobal));
+    plan->run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    cudaGraph_t captured = nullptr;
+    cuda_check(cudaStreamEndCapture(other, &captured));
+    cuda_check(cudaGraphDestroy(captured));
+    stream.wait();
+    EXPECT_EQ(tensors.results() == result, true) << "run " << run;
+  }
+  tensors.clear();
+  for (int i = 0; i < 20; ++i) cuda_check(cudaMemsetAsync(filler.as(), i, filler.size(), stream));
+  plan->run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+  plan.reset();
+  stream.wait();
+  EXPECT_EQ(tensors.results() == result, true) << "after its plan";
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Replays, testing::ValuesIn(device_engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
