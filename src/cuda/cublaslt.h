@@ -45,6 +45,8 @@ struct CublasLt {
   int (*preference_destroy)(void* preference);
   int (*heuristic)(Handle, void* desc, void* a, void* b, void* c, void* d, void* preference, int requested,
                    lt::Heuristic* results, int* returned);
+  int (*check)(Handle, void* desc, void* a, void* b, void* c, void* d, const lt::Algorithm* algorithm,
+               lt::Heuristic* result);
   int (*matmul)(Handle, void* desc, const void* alpha, const void* a, void* a_layout, const void* b,
                 void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,
                 const lt::Algorithm* algorithm, void* workspace, size_t workspace_bytes, cudaStream_t stream);

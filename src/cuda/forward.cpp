@@ -58,9 +58,9 @@ void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   keep_exps_of(run, chunk, hidden, nullptr);
   if (!may_be_done_again(run)) return;
   const Arena& a = run.arena;
-  launch_find_redo(a, chunk.rows, chunk.row_count, run.stream);
+  launch_find_redo(a, chunk.rows, chunk.row_count, run.queue);
   sum_rows(run, chunk, hidden, a.active);
-  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/true, run.after, run.stream);
+  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/true, run.after, run.queue);
   keep_exps_of(run, chunk, hidden, a.active);
 }
 
@@ -119,7 +119,7 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   f.stats.writes_loss = p.needs_forward() && !p.is_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);
   f.kept = kept_exps_of(run, hidden);
-  launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.after, run.stream);
+  launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.after, run.queue);
 }
 
 }  // namespace headroom::cuda

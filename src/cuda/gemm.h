@@ -1,10 +1,9 @@
 #pragma once
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "cuda/queue.h"
 
 namespace headroom::cuda {
 
@@ -36,6 +35,6 @@ inline constexpr size_t kGemmScratchBytes = size_t{32} << 20;
 // timing, and partial sums are joined in a fixed order, so the same call gives the same bits. Of A any extent
 // may be odd: what is left over 16 bytes is a product of its own. Of B and C [m, n], n should be whole 16
 // bytes, or the product is slow.
-void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream);
+void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, const Queue& queue);
 
 }  // namespace headroom::cuda

@@ -8,7 +8,7 @@ namespace {
 void product(const Runner& run, Gemm g) {
   g.operand_dtype = run.dtype();
   g.allow_tf32 = run.problem.allow_tf32;
-  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
 // d_hidden += dz [rows, columns] classifier [columns, D]
@@ -65,7 +65,7 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
   if (a.staging == nullptr) return;
   launch_store_matrix(a.staging, run.depth(), window.columns, p.hidden, output, p.d_classifier_dtype,
                       run.buffers.d_classifier_stride, p.accumulate_d_classifier || !chunk.is_first, factor,
-                      run.stream);
+                      run.queue);
 }
 
 // d_bias [columns] += sums over rows of row_factor dz, times factor
@@ -89,11 +89,11 @@ void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, con
     c.to_factor = static_cast<float>(1 / run.gradient_scale());
     c.accumulate = p.accumulate_d_bias;
   }
-  launch_column_sums(c, run.stream);
+  launch_column_sums(c, run.queue);
 }
 
 void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int64_t rows) {
-  launch_zero_rows(data, dtype, stride, rows, run.problem.hidden, run.stream);
+  launch_zero_rows(data, dtype, stride, rows, run.problem.hidden, run.queue);
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ void rescale_for_lse(const Runner& run, const Chunk& chunk) {
   if (run.problem.want_d_hidden && run.products) {
     launch_scale_rows({run.arena.d_hidden, DType::kF32, run.depth(), chunk.rows, run.depth(), chunk.row_count,
                        run.arena.row_factor, &run.arena.scalars->dz_scale},
-                      run.stream);
+                      run.queue);
   }
   if (run.problem.want_d_classifier) reload_hidden(run, chunk);
 }
@@ -175,7 +175,7 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_fact
   s.accumulate = p.accumulate_d_hidden;
   // Not before the last chunk: there may be copies of rows.
   s.zeroes_ignored = chunk.is_last && !p.accumulate_d_hidden;
-  launch_store_d_hidden(s, run.rows, run.arena.scalars, run.stream);
+  launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);
 }
 
 namespace {
@@ -193,8 +193,7 @@ void clear_gradients(const Runner& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   if (ends_with_d_bias(run)) {
-    check(cudaMemsetAsync(run.arena.d_bias, 0, static_cast<size_t>(p.vocab) * sizeof(float), run.stream),
-          "d_bias");
+    run.queue.clear(run.arena.d_bias, static_cast<size_t>(p.vocab) * sizeof(float));
   }
   if (run.products && p.tokens > 0) return;
   if (p.want_d_classifier && !p.accumulate_d_classifier) {
@@ -211,11 +210,11 @@ void finish_gradients(const Runner& run) {
   }
   if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
     launch_store_matrix(a.d_classifier, run.depth(), p.vocab, p.hidden, b.d_classifier, p.d_classifier_dtype,
-                        b.d_classifier_stride, p.accumulate_d_classifier, nullptr, run.stream);
+                        b.d_classifier_stride, p.accumulate_d_classifier, nullptr, run.queue);
   }
   if (ends_with_d_bias(run)) {
     launch_store_vector(a.d_bias, p.vocab, static_cast<float>(1 / run.gradient_scale()), b.d_bias,
-                        p.d_bias_dtype, p.accumulate_d_bias, run.stream);
+                        p.d_bias_dtype, p.accumulate_d_bias, run.queue);
   }
 }
 

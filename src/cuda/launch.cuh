@@ -7,6 +7,7 @@
 
 #include "cuda/check.h"
 #include "cuda/launch.h"
+#include "cuda/queue.h"
 
 namespace headroom::cuda {
 
@@ -30,24 +31,24 @@ __device__ __forceinline__ void let_next_come_up() {
 #endif
 }
 
-// The null stream waits for other streams as well, which is not left to the device.
-inline bool may_overlap(After after, cudaStream_t stream) {
-  return kOverlapsLaunches && after == After::kKernel && stream != nullptr && stream != cudaStreamLegacy;
+inline bool may_overlap(After after, const Queue& queue) {
+  return kOverlapsLaunches && after == After::kKernel && queue.may_overlap();
 }
 
 template <class... Parameters>
 void launch_after(After after, const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads,
-                  cudaStream_t stream, const std::type_identity_t<Parameters>&... arguments) {
+                  const Queue& queue, const std::type_identity_t<Parameters>&... arguments) {
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(blocks);
   launch.blockDim = dim3(static_cast<unsigned>(threads));
-  launch.stream = stream;
   launch.attrs = &overlap;
-  launch.numAttrs = may_overlap(after, stream) ? 1 : 0;
-  check(cudaLaunchKernelEx(&launch, kernel, arguments...), name);
+  launch.numAttrs = may_overlap(after, queue) ? 1 : 0;
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+  queue.launch(launch, reinterpret_cast<const void*>(kernel), pointers);
+  check_launch(name);
 }
 
 }  // namespace headroom::cuda

@@ -71,12 +71,12 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
     l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }
   const bool any = l.from != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
-  if (any) launch_load_rows(l, chunk.is_first ? run.after : After::kAnything, run.stream);
+  if (any) launch_load_rows(l, chunk.is_first ? run.after : After::kAnything, run.queue);
   return hidden_of(run, chunk);
 }
 
 void reload_hidden(const Runner& run, const Chunk& chunk) {
-  if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), After::kAnything, run.stream);
+  if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), After::kAnything, run.queue);
 }
 
 int64_t widest_window(const Runner& run) {
@@ -103,7 +103,7 @@ void copy_classifier(const Runner& run, const Window& window, const Condition& c
   c.columns = p.hidden;
   c.padded = run.depth();
   c.condition = condition;
-  launch_copy_rows(c, run.stream);
+  launch_copy_rows(c, run.queue);
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hid
 
 void launch_logits(const Runner& run, const LogitsArgs& args, After after) {
   if (run.detail.implementation == Implementation::kSm90) {
-    sm90::launch_logits(args, run.stream, after);
+    sm90::launch_logits(args, run.queue, after);
     return;
   }
   portable::Scratch scratch;
@@ -167,7 +167,7 @@ void launch_logits(const Runner& run, const LogitsArgs& args, After after) {
   scratch.columns = run.detail.scratch_columns;
   scratch.gemm = run.arena.gemm;
   scratch.gemm_bytes = static_cast<size_t>(run.detail.gemm_bytes);
-  portable::launch_logits(args, scratch, run.stream);
+  portable::launch_logits(args, scratch, run.queue);
 }
 
 }  // namespace headroom::cuda

@@ -1,12 +1,13 @@
 #pragma once
-#include <cuda_runtime_api.h>
-
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 #include "core/buffers.h"
+#include "cuda/queue.h"
+#include "cuda/recording.h"
 
 namespace headroom::cuda {
 
@@ -18,34 +19,28 @@ struct RunPointers {
   bool operator==(const RunPointers&) const = default;
 };
 
-// Repeats runs that come again. The steps of a training have the same pointers as a rule: launches of
-// pointers that were seen before are recorded as a CUDA graph, and from then on queued at once, for the
-// host's time of about one. A graph has the kernels and the order of the launches, so nothing that a run
-// computes depends on it.
+// Repeats runs that come again. The steps of a training have the same pointers as a rule: from the third run
+// with the same ones on, a recording of it is played. It has the kernels and the order of the run, so nothing
+// that is computed depends on it.
 //
-// HEADROOM_CUDA_GRAPHS=0 turns it off.
+// HEADROOM_CUDA_GRAPHS=0, when a plan is made, turns it off.
 class Replay {
  public:
   Replay();
-  ~Replay();
-  Replay(const Replay&) = delete;
-  Replay& operator=(const Replay&) = delete;
 
-  // Queues on `stream`, of the calling thread's device, what `launches` queues on the stream that it is
-  // given.
-  void run(const RunPointers& pointers, cudaStream_t stream,
-           const std::function<void(cudaStream_t)>& launches);
+  // Queues on `stream`, of the calling thread's device, what `work` puts into the queue that it is given.
+  void run(const RunPointers& pointers, cudaStream_t stream, const std::function<void(const Queue&)>& work);
 
  private:
   struct Seen {
     RunPointers pointers;
     int64_t times = 0;
     int64_t last = 0;  // which run it was
-    cudaGraphExec_t graph = nullptr;
+    std::unique_ptr<const Recording> recording;
   };
 
-  // Null unless the launches of these pointers are recorded, by now.
-  cudaGraphExec_t graph_of(const RunPointers& pointers, const std::function<void(cudaStream_t)>& launches);
+  // Null where these pointers have no recording yet.
+  const Recording* recording_of(const RunPointers& pointers, const std::function<void(const Queue&)>& work);
   Seen& seen(const RunPointers& pointers);
 
   std::mutex mutex_;

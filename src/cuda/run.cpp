@@ -56,11 +56,11 @@ CudaPlan::~CudaPlan() = default;
 
 void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream) const {
   const DeviceGuard guard(device_);
-  const auto launches = [&](cudaStream_t on) { launch(buffers, workspace, on); };
-  replay_->run({buffers, workspace.base()}, static_cast<cudaStream_t>(stream), std::cref(launches));
+  const auto work = [&](const Queue& queue) { put(buffers, workspace, queue); };
+  replay_->run({buffers, workspace.base()}, static_cast<cudaStream_t>(stream), std::cref(work));
 }
 
-void CudaPlan::launch(const Buffers& buffers, Workspace workspace, void* stream) const {
+void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& queue) const {
   const Problem& problem = problem_;
   const int64_t chunk_rows = std::max<int64_t>(detail_.token_chunk, 1);
   const bool thinned = detail_.is_thinned();
@@ -70,18 +70,18 @@ void CudaPlan::launch(const Buffers& buffers, Workspace workspace, void* stream)
                    detail_,
                    thinned ? thin.base : lay_out(problem, detail_, workspace),
                    row_inputs(problem, buffers),
-                   static_cast<cudaStream_t>(stream),
+                   queue,
                    (problem.tokens + chunk_rows - 1) / chunk_rows,
                    std::abs(problem.scale) >= double{std::numeric_limits<float>::min()},
                    capability_ >= 90 ? After::kKernel : After::kAnything};
   const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
   if (problem.needs_backward()) clear_gradients(run);
-  launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.stream);
+  launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.queue);
   if (problem.tokens > 0) load_whole_classifier(run);
   if (thinned) {
     run_thinned(run, thin);
   } else if (problem.tokens > 0 && (buffers.kept_count != nullptr || buffers.draw_variance != nullptr)) {
-    launch_exact_draw_stats(run.rows, problem.vocab, buffers, run.stream);
+    launch_exact_draw_stats(run.rows, problem.vocab, buffers, run.queue);
   }
   // The last chunk first: a computed row never comes from an earlier row of the caller's, so what is written
   // to the rows of d_hidden lies past the copies that later chunks make there (HiddenSource::kOutput).

@@ -7,6 +7,7 @@
 
 namespace headroom::cuda {
 
+class Queue;
 class Replay;
 
 // Bytes that a run of a plan takes beyond inputs and outputs.
@@ -23,7 +24,7 @@ class CudaPlan final : public BackendPlan {
   void run(const Buffers& buffers, Workspace workspace, void* stream) const override;
 
  private:
-  void launch(const Buffers& buffers, Workspace workspace, void* stream) const;
+  void put(const Buffers& buffers, Workspace workspace, const Queue& queue) const;
 
   const Problem problem_;
   const PlanDetail detail_;

@@ -1,12 +1,11 @@
 #pragma once
 // One run on a device, split by phase: operands.cpp, forward.cpp, gradients.cpp; run.cpp is the order of
 // things.
-#include <cuda_runtime_api.h>
-
 #include "core/buffers.h"
 #include "core/problem.h"
 #include "cuda/arena.h"
 #include "cuda/launch.h"
+#include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
 namespace headroom::cuda {
@@ -37,7 +36,7 @@ struct Runner {
   const PlanDetail& detail;
   Arena arena;
   RowInputs rows;
-  cudaStream_t stream;
+  const Queue& queue;
   int64_t chunks;
   bool products;  // whether logits depend on the matrices at all (scale != 0)
   After after;    // how a kernel comes after one of the run's own

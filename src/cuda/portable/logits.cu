@@ -26,12 +26,12 @@ Tile tile_of(const LogitsArgs& args, const Scratch& scratch, int64_t row, int64_
   return t;
 }
 
-void launch_epilogue(const LogitsArgs& args, const Tile& tile, cudaStream_t stream) {
+void launch_epilogue(const LogitsArgs& args, const Tile& tile, const Queue& queue) {
   const auto blocks = static_cast<unsigned>(tile.rows);
   if (args.epilogue == Epilogue::kStats) {
-    stats_kernel<<<blocks, kRowThreads, 0, stream>>>(args, tile);
+    queue.launch(stats_kernel, blocks, kRowThreads, 0, args, tile);
   } else if (args.epilogue == Epilogue::kThin) {
-    thin_kernel<<<blocks, kRowThreads, 0, stream>>>(args, tile);
+    queue.launch(thin_kernel, blocks, kRowThreads, 0, args, tile);
   } else {
     // Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's.
     const bool exps = args.epilogue == Epilogue::kExps;
@@ -39,9 +39,9 @@ void launch_epilogue(const LogitsArgs& args, const Tile& tile, cudaStream_t stre
     for_dtype(dtype, [&](auto type) {
       using T = decltype(type);
       if (exps) {
-        exps_kernel<T><<<blocks, kRowThreads, 0, stream>>>(args, tile);
+        queue.launch(exps_kernel<T>, blocks, kRowThreads, 0, args, tile);
       } else {
-        gradient_kernel<T><<<blocks, kRowThreads, 0, stream>>>(args, tile);
+        queue.launch(gradient_kernel<T>, blocks, kRowThreads, 0, args, tile);
       }
     });
   }
@@ -50,7 +50,7 @@ void launch_epilogue(const LogitsArgs& args, const Tile& tile, cudaStream_t stre
 
 }  // namespace
 
-void launch_logits(const LogitsArgs& args, const Scratch& scratch, cudaStream_t stream) {
+void launch_logits(const LogitsArgs& args, const Scratch& scratch, const Queue& queue) {
   if (args.epilogue == Epilogue::kExps && (scratch.columns < args.columns || args.column_offset != 0)) {
     throw Error(Status::kInternal, "portable exps need scratch for whole rows");
   }
@@ -70,8 +70,8 @@ void launch_logits(const LogitsArgs& args, const Scratch& scratch, cudaStream_t 
       g.n = tile.columns;
       g.a = element(args.hidden, args.dtype, row * args.hidden_stride);
       g.b = element(args.classifier, args.dtype, column * args.classifier_stride);
-      gemm(g, scratch.gemm, scratch.gemm_bytes, stream);
-      launch_epilogue(args, tile, stream);
+      gemm(g, scratch.gemm, scratch.gemm_bytes, queue);
+      launch_epilogue(args, tile, queue);
     }
   }
 }

@@ -1,9 +1,8 @@
 #pragma once
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 
 #include "cuda/logits.h"
+#include "cuda/queue.h"
 
 namespace headroom::cuda::portable {
 
@@ -18,6 +17,6 @@ struct Scratch {
 // LogitsArgs on any device of compute capability 8.0 and more: fp32 logits of a block of rows and columns at
 // a time, never rounded. Operands are bf16, fp16 or fp32. One slot a row. kExps: all columns of
 // the shard at once, and scratch has as many.
-void launch_logits(const LogitsArgs& args, const Scratch& scratch, cudaStream_t stream);
+void launch_logits(const LogitsArgs& args, const Scratch& scratch, const Queue& queue);
 
 }  // namespace headroom::cuda::portable

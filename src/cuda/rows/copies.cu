@@ -66,7 +66,7 @@ __global__ void scale_rows_kernel(ScaleRows s) {
 
 }  // namespace
 
-void launch_copy_rows(const RowsCopy& c, cudaStream_t stream) {
+void launch_copy_rows(const RowsCopy& c, const Queue& queue) {
   if (c.rows == 0) return;
   const auto blocks = static_cast<unsigned>(c.rows);
   const bool aligned = c.columns == c.padded && is_aligned8(c.from, c.from_dtype, c.from_stride, c.columns) &&
@@ -76,18 +76,18 @@ void launch_copy_rows(const RowsCopy& c, cudaStream_t stream) {
       using From = decltype(from);
       using To = decltype(to);
       if (aligned) {
-        copy_aligned_rows_kernel<From, To><<<blocks, kThreads, 0, stream>>>(c);
+        queue.launch(copy_aligned_rows_kernel<From, To>, blocks, kThreads, 0, c);
       } else {
-        copy_rows_kernel<From, To><<<blocks, kThreads, 0, stream>>>(c);
+        queue.launch(copy_rows_kernel<From, To>, blocks, kThreads, 0, c);
       }
     });
   });
   check_launch("copy_rows");
 }
 
-void launch_scale_rows(const ScaleRows& s, cudaStream_t stream) {
+void launch_scale_rows(const ScaleRows& s, const Queue& queue) {
   for_dtype(s.dtype, [&](auto type) {
-    scale_rows_kernel<decltype(type)><<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(s);
+    queue.launch(scale_rows_kernel<decltype(type)>, static_cast<unsigned>(s.rows), kThreads, 0, s);
   });
   check_launch("scale_rows");
 }

@@ -76,11 +76,10 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
-                         After after, cudaStream_t stream) {
+                         After after, const Queue& queue) {
   const auto kernel =
       f.kept.dtype == DType::kF32 ? finish_chunk_kernel<float> : finish_chunk_kernel<__nv_bfloat16>;
-  launch_after(after, "finish_chunk", kernel, blocks_for(f.rows, kWarps), kThreads, stream, in, arena, out,
-               f);
+  launch_after(after, "finish_chunk", kernel, blocks_for(f.rows, kWarps), kThreads, queue, in, arena, out, f);
 }
 
 }  // namespace headroom::cuda

@@ -112,17 +112,17 @@ __global__ void scale_unless_one_kernel(T* data, int64_t count, const float* fac
 }  // namespace
 
 void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor,
-                             cudaStream_t stream) {
+                             const Queue& queue) {
   const unsigned blocks = std::min(blocks_for(count, kThreads), 1024u);
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    scale_unless_one_kernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<T*>(data), count, factor);
+    queue.launch(scale_unless_one_kernel<T>, blocks, kThreads, 0, static_cast<T*>(data), count, factor);
   });
   check_launch("scale_unless_one");
 }
 
 void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
-                           cudaStream_t stream) {
+                           const Queue& queue) {
   const auto rows = static_cast<unsigned>(s.rows);
   const bool aligned = is_aligned8(s.from, DType::kF32, s.from_stride, s.columns) &&
                        is_aligned8(s.to, s.dtype, s.to_stride, s.columns);
@@ -130,46 +130,46 @@ void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scal
   for_dtype(s.dtype, [&](auto type) {
     using T = decltype(type);
     const auto kernel = aligned ? store_d_hidden_kernel<T, true> : store_d_hidden_kernel<T, false>;
-    kernel<<<rows + others, kThreads, 0, stream>>>(s, in, scalars);
+    queue.launch(kernel, rows + others, kThreads, 0, s, in, scalars);
   });
   check_launch("store_d_hidden");
 }
 
 void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                      cudaStream_t stream) {
+                      const Queue& queue) {
   if (rows == 0) return;
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    zero_rows_kernel<T>
-        <<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(static_cast<T*>(data), stride, columns);
+    queue.launch(zero_rows_kernel<T>, static_cast<unsigned>(rows), kThreads, 0, static_cast<T*>(data), stride,
+                 columns);
   });
   check_launch("zero_rows");
 }
 
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
                          DType dtype, int64_t to_stride, bool accumulate, const float* factor,
-                         cudaStream_t stream) {
+                         const Queue& queue) {
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    store_matrix_kernel<T><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        from, from_stride, columns, static_cast<T*>(to), to_stride, accumulate, factor);
+    queue.launch(store_matrix_kernel<T>, static_cast<unsigned>(rows), kThreads, 0, from, from_stride, columns,
+                 static_cast<T*>(to), to_stride, accumulate, factor);
   });
   check_launch("store_matrix");
 }
 
-void launch_column_sums(const ColumnSums& c, cudaStream_t stream) {
+void launch_column_sums(const ColumnSums& c, const Queue& queue) {
   for_dtype(c.dtype, [&](auto type) {
-    column_sums_kernel<decltype(type)><<<blocks_for(c.columns, 32), 1024, 0, stream>>>(c);
+    queue.launch(column_sums_kernel<decltype(type)>, blocks_for(c.columns, 32), 1024, 0, c);
   });
   check_launch("column_sums");
 }
 
 void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
-                         bool accumulate, cudaStream_t stream) {
+                         bool accumulate, const Queue& queue) {
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    store_vector_kernel<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
-        from, count, factor, static_cast<T*>(to), accumulate);
+    queue.launch(store_vector_kernel<T>, blocks_for(count, kThreads), kThreads, 0, from, count, factor,
+                 static_cast<T*>(to), accumulate);
   });
   check_launch("store_vector");
 }

@@ -115,7 +115,7 @@ bool is_aligned(const LoadRows& l) {
 
 }  // namespace
 
-void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream) {
+void launch_load_rows(const LoadRows& l, After after, const Queue& queue) {
   const unsigned blocks = std::max(blocks_for(l.rows, kWarps), kLeastBlocks);
   const bool aligned = is_aligned(l);
   for_dtype(l.from_dtype, [&](auto h) {
@@ -125,7 +125,7 @@ void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream) {
         using C = decltype(c);
         using To = decltype(to);
         const auto kernel = aligned ? load_rows_kernel<H, C, To, true> : load_rows_kernel<H, C, To, false>;
-        launch_after(after, "load_rows", kernel, blocks, kThreads, stream, l);
+        launch_after(after, "load_rows", kernel, blocks, kThreads, queue, l);
       });
     });
   });

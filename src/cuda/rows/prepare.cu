@@ -152,16 +152,16 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
 }
 
 void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
-                         const Buffers& out, cudaStream_t stream) {
+                         const Buffers& out, const Queue& queue) {
   const int64_t chunks = in.tokens == 0 ? 1 : (in.tokens + chunk - 1) / chunk;
-  prepare_rows_kernel<<<1, kThreads, 0, stream>>>(in, arena, chunk, chunks, compact, fills, out);
+  queue.launch(prepare_rows_kernel, 1, kThreads, 0, in, arena, chunk, chunks, compact, fills, out);
   check_launch("prepare_rows");
 }
 
-void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, cudaStream_t stream) {
+void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, const Queue& queue) {
   constexpr int kRows = 256;
-  exact_draw_stats_kernel<<<blocks_for(in.tokens, kRows), kRows, 0, stream>>>(
-      in, static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance));
+  queue.launch(exact_draw_stats_kernel, blocks_for(in.tokens, kRows), kRows, 0, in,
+               static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance));
   check_launch("exact_draw_stats");
 }
 

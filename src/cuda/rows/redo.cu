@@ -69,15 +69,15 @@ bool may_leave_range(double most_above_anchor, int64_t vocab, bool sums_offsets)
   return !(most < std::log(sums_offsets ? kMostSumWithOffsets : kMostSum) - 1);
 }
 
-void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream) {
+void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const Queue& queue) {
   launch_after(After::kKernel, "find_redo", find_redo_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock * kParts, stream, arena, rows, row_count);
+               kRowBlock * kParts, queue, arena, rows, row_count);
 }
 
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool clears,
-                              After after, cudaStream_t stream) {
+                              After after, const Queue& queue) {
   launch_after(after, "anchor_from_slots", anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock, stream, arena, rows, row_count, clears);
+               kRowBlock, queue, arena, rows, row_count, clears);
 }
 
 }  // namespace headroom::cuda

@@ -1,13 +1,12 @@
 #pragma once
 // Work on N-vectors and copies around the products. Every launcher only queues; pointers are of the device.
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "core/buffers.h"
 #include "core/problem.h"
 #include "cuda/arena.h"
 #include "cuda/launch.h"
+#include "cuda/queue.h"
 
 namespace headroom::cuda {
 
@@ -31,10 +30,10 @@ RowInputs row_inputs(const Problem& problem, const Buffers& buffers);
 // and ignored ones get kIgnoredRow. fills: per-token outputs of the rows that are not computed become 0, or
 // NaN where the target is out of range.
 void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
-                         const Buffers& out, cudaStream_t stream);
+                         const Buffers& out, const Queue& queue);
 
 // Buffers::kept_count and draw_variance where the plan of a thinned problem is exact.
-void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, cudaStream_t stream);
+void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, const Queue& queue);
 
 // ---- load.cu: all that a chunk's first product waits for
 struct LoadRows {
@@ -64,7 +63,7 @@ struct LoadRows {
   void* tail;
   int64_t tail_pieces;
 };
-void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream);
+void launch_load_rows(const LoadRows& l, After after, const Queue& queue);
 
 // ---- redo.cu: blocks of kept exps that are done again
 // Whether sums of exps relative to one of the row's own logits may leave their range (they are not below 1),
@@ -72,10 +71,10 @@ void launch_load_rows(const LoadRows& l, After after, cudaStream_t stream);
 bool may_leave_range(double most_above_anchor, int64_t vocab, bool sums_offsets);
 // Finds rows whose anchored sums left the range of exps: sets `active` of their blocks and clears the blocks'
 // slots.
-void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, cudaStream_t stream);
+void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const Queue& queue);
 // In active blocks: anchor and lse_low = lse of the joined slots; then clears the slots, if asked to.
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool clears,
-                              After after, cudaStream_t stream);
+                              After after, const Queue& queue);
 
 // ---- finish.cu: all that lies between a chunk's statistics and its gradients, in one pass over its rows
 // Joins the slots of a chunk's rows, writes their outputs, row_loss and lse.
@@ -118,7 +117,7 @@ struct FinishChunk {
   KeptExps kept;
 };
 void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
-                         After after, cudaStream_t stream);
+                         After after, const Queue& queue);
 
 // ---- copies.cu
 // Something that only the device knows: whether one of these bytes is not 0. Null: it holds.
@@ -140,7 +139,7 @@ struct RowsCopy {
   int64_t rows, columns, padded;  // columns to copy; up to padded become 0
   Condition condition;
 };
-void launch_copy_rows(const RowsCopy& c, cudaStream_t stream);
+void launch_copy_rows(const RowsCopy& c, const Queue& queue);
 // Rows times factor[row] and *common, in place; rows that do not exist become 0.
 struct ScaleRows {
   void* data;
@@ -150,7 +149,7 @@ struct ScaleRows {
   const float* factor;
   const float* common;  // or null: 1
 };
-void launch_scale_rows(const ScaleRows& s, cudaStream_t stream);
+void launch_scale_rows(const ScaleRows& s, const Queue& queue);
 
 // ---- gradients.cu
 // d_hidden of the caller's rows from fp32 sums of computed ones, times factor[row] (null: 1) and dz_unscale.
@@ -168,14 +167,14 @@ struct StoreHidden {
   bool zeroes_ignored;  // all of the caller's rows that are not computed become 0
 };
 void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
-                           cudaStream_t stream);
+                           const Queue& queue);
 // Rows at any distance: cudaMemset2D takes none of 2^31 bytes.
 void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                      cudaStream_t stream);
+                      const Queue& queue);
 // rows of `to` = (accumulate ? to : 0) + from * *factor (null: 1)
 void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
                          DType dtype, int64_t to_stride, bool accumulate, const float* factor,
-                         cudaStream_t stream);
+                         const Queue& queue);
 // sums[j] = (adds ? sums[j] : 0) + *factor * sum_r row_factor[r] * dz[r, j] over existing rows
 struct ColumnSums {
   const void* dz;
@@ -191,13 +190,12 @@ struct ColumnSums {
   float to_factor;
   bool accumulate;
 };
-void launch_column_sums(const ColumnSums& c, cudaStream_t stream);
+void launch_column_sums(const ColumnSums& c, const Queue& queue);
 // to[j] = (accumulate ? to : 0) + from[j] * factor
 void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
-                         bool accumulate, cudaStream_t stream);
+                         bool accumulate, const Queue& queue);
 
 // data[i] *= *factor; reads and writes nothing when that is 1.
-void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor,
-                             cudaStream_t stream);
+void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor, const Queue& queue);
 
 }  // namespace headroom::cuda

@@ -71,7 +71,7 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
 
 }  // namespace
 
-void launch_logits(const LogitsArgs& args, CUstream_st* stream, After after) {
+void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
   if (args.rows <= 0 || args.columns <= 0 || args.depth <= 0) return;
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -116,12 +116,12 @@ void launch_logits(const LogitsArgs& args, CUstream_st* stream, After after) {
   launch.gridDim = dim3(static_cast<unsigned>(plan.clusters * kClusterBlocks));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes());
-  launch.stream = stream;
   launch.attrs = attributes;
-  launch.numAttrs = may_overlap(after, stream) ? 2 : 1;
+  launch.numAttrs = may_overlap(after, queue) ? 2 : 1;
   void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&classifier),
                        const_cast<CUtensorMap*>(&out), &params};
-  check(cudaLaunchKernelExC(&launch, kernel, arguments), "cudaLaunchKernelExC of a logits kernel");
+  queue.launch(launch, kernel, arguments);
+  check_launch("logits kernel");
 }
 
 }  // namespace headroom::cuda::sm90

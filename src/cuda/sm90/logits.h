@@ -4,10 +4,9 @@
 
 #include "cuda/launch.h"
 #include "cuda/logits.h"
+#include "cuda/queue.h"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/tile_schedule.h"
-
-struct CUstream_st;
 
 namespace headroom::cuda::sm90 {
 
@@ -38,6 +37,6 @@ bool supports(const LogitsArgs& args);
 // The fused product on the current device. args.stats.slots is at least plan_logits().slots (of the same
 // arguments) where the epilogue has statistics. Of exps and dz, rows past row_count are stored as 0 up to the
 // end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does not wait.
-void launch_logits(const LogitsArgs& args, CUstream_st* stream, After after = After::kAnything);
+void launch_logits(const LogitsArgs& args, const Queue& queue, After after = After::kAnything);
 
 }  // namespace headroom::cuda::sm90

@@ -132,18 +132,18 @@ __global__ void gather_vector_kernel(const float* vector, const int32_t* columns
 
 }  // namespace
 
-void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream) {
-  launch_counting(choose_columns_kernel, stream, "choose_columns", c);
+void launch_choose_columns(const ChooseColumns& c, const Queue& queue) {
+  launch_counting(choose_columns_kernel, queue, "choose_columns", c);
 }
 
-void launch_assign_roles(const AssignRoles& a, cudaStream_t stream) {
-  assign_roles_kernel<<<blocks_for(std::max(a.vocab + 1, a.tokens), kThreads), kThreads, 0, stream>>>(a);
+void launch_assign_roles(const AssignRoles& a, const Queue& queue) {
+  queue.launch(assign_roles_kernel, blocks_for(std::max(a.vocab + 1, a.tokens), kThreads), kThreads, 0, a);
   check_launch("assign_roles");
 }
 
 void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
-                          cudaStream_t stream) {
-  gather_vector_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(vector, columns, count, out);
+                          const Queue& queue) {
+  queue.launch(gather_vector_kernel, blocks_for(count, kThreads), kThreads, 0, vector, columns, count, out);
   check_launch("gather_vector");
 }
 

@@ -33,7 +33,7 @@ void choose_columns(const Runner& run, const ThinArena& t) {
   c.seed = t.lists.seed;
   c.given_seed = static_cast<const int64_t*>(run.buffers.seed);
   c.known_seed = p.seed;
-  launch_choose_columns(c, run.stream);
+  launch_choose_columns(c, run.queue);
 }
 
 // Sums of the dense columns, in the slots.
@@ -65,7 +65,7 @@ void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, 
   g.transpose_b = true;
   g.c = t.sample_logits;
   g.c_stride = t.sizes.sampled;
-  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
 void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
@@ -93,7 +93,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
   g.redrawn_count = t.redrawn_count;
-  launch_guess(g, run.stream);
+  launch_guess(g, run.queue);
 }
 
 // The kernel of the first draw, over windows of the classifier. Condition: whether there are rows to draw
@@ -138,11 +138,11 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   f.out_of_range = t.out_of_range;
   f.redrawn = t.redrawn;
   f.redrawn_count = t.redrawn_count;
-  launch_find_redraws(f, run.stream);
+  launch_find_redraws(f, run.queue);
   sum_rows(run, chunk, hidden, t.out_of_range);
   float* anchor_low = a.lse_low;  // which gets its values when the rows are finished
   launch_anchor_redraws(a.slots, f.base_2, t.out_of_range, a.target, chunk.rows, a.anchor, anchor_low,
-                        run.stream);
+                        run.queue);
 
   const auto element = static_cast<int64_t>(size_of(run.dtype()));
   GatherRedraws g{};
@@ -164,7 +164,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
     g.first = i * t.portion;
     g.redrawn = t.redrawn + g.first;
     g.count = t.redrawn_count + 1 + i;
-    launch_gather_redraws(g, run.stream);
+    launch_gather_redraws(g, run.queue);
     const Chunk portion{true, true, 0, t.portion, g.count};
     const Operand rows{t.portion_hidden, run.depth()};
     launch_draw(run, t, portion, rows, {g.count, sizeof(int32_t)}, [&](LogitsArgs& args) {
@@ -196,9 +196,9 @@ Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
   c.rows = count;
   c.columns = run.problem.hidden;
   c.padded = run.depth();
-  launch_copy_rows(c, run.stream);
+  launch_copy_rows(c, run.queue);
   if (t.dense_bias != nullptr) {
-    launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, t.dense_bias, run.stream);
+    launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, t.dense_bias, run.queue);
   }
   return {t.columns_copy, run.depth()};
 }
@@ -208,12 +208,10 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   const float* weight = run.rows.class_weight != nullptr ? run.rows.class_weight + p.vocab_start : nullptr;
   launch_weighted_rows({run.buffers.classifier, p.classifier_dtype, run.buffers.classifier_stride,
                         run.dtype(), p.vocab, p.hidden, weight, t.sum_parts, t.classifier_sum},
-                       run.stream);
+                       run.queue);
   if (!p.needs_forward() || !sums_while_drawing(run)) return;
   const StatSlots& slots = run.arena.slots;
-  check(cudaMemsetAsync(slots.weighted, 0, static_cast<size_t>(slots.slots * slots.stride) * sizeof(float),
-                        run.stream),
-        "weighted sums");
+  run.queue.clear(slots.weighted, static_cast<size_t>(slots.slots * slots.stride) * sizeof(float));
   WeightedLogits w{};
   w.hidden = hidden.data;
   w.hidden_dtype = run.dtype();
@@ -228,7 +226,7 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   w.scale = static_cast<float>(p.scale);
   w.target = run.arena.target;
   w.weighted = run.arena.slots.weighted;
-  launch_weighted_logits(w, run.stream);
+  launch_weighted_logits(w, run.queue);
 }
 
 namespace {
@@ -258,7 +256,7 @@ void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, co
   g.anchor = a.anchor;
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
-  launch_known_guess(g, run.stream);
+  launch_known_guess(g, run.queue);
   launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsArgs& args) {
     args.row_block_active = a.active;
     args.stats = StatSlots{};
@@ -276,7 +274,7 @@ void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Opera
     draw_with_guess(run, t, chunk, hidden);
   } else {
     sum_rows(run, chunk, hidden, a.active);
-    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/false, run.after, run.stream);
+    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/false, run.after, run.queue);
     draw_with_lse(run, t, chunk, hidden, a.anchor);
   }
 }

@@ -114,7 +114,7 @@ __global__ void scatter_dense_kernel(ScatterDense s) {
 
 }  // namespace
 
-void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream) {
+void launch_gather_classifier(const GatherClassifier& g, const Queue& queue) {
   const RowBlocks blocks = row_threads(g.columns, kMostThreads);
   const dim3 grid(kHeavyBlocks + blocks_for(g.vocab, kColumnsEach), blocks.blocks);
   const bool aligned = is_aligned8(g.hidden, g.hidden_dtype, g.hidden_stride, g.columns) &&
@@ -124,19 +124,19 @@ void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream) {
       using H = decltype(from);
       using To = decltype(to);
       for_gather(aligned, g.smoothing.sum != nullptr, [&](auto is_aligned, auto is_smooth) {
-        gather_classifier_kernel<H, To, is_aligned.value, is_smooth.value>
-            <<<grid, blocks.threads, 0, stream>>>(g);
+        queue.launch(gather_classifier_kernel<H, To, is_aligned.value, is_smooth.value>, grid, blocks.threads,
+                     0, g);
       });
     });
   });
   check_launch("gather_classifier");
 }
 
-void launch_scatter_dense(const ScatterDense& s, cudaStream_t stream) {
+void launch_scatter_dense(const ScatterDense& s, const Queue& queue) {
   for_dtype(s.from_dtype, [&](auto from) {
     for_dtype(s.dtype, [&](auto to) {
-      scatter_dense_kernel<decltype(from), decltype(to)>
-          <<<static_cast<unsigned>(s.count), 256, 0, stream>>>(s);
+      queue.launch(scatter_dense_kernel<decltype(from), decltype(to)>, static_cast<unsigned>(s.count), 256, 0,
+                   s);
     });
   });
   check_launch("scatter_dense");

@@ -56,16 +56,17 @@ __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
 }
 
 template <class C, class To, int kLanes>
-void launch(const GatherHidden& g, bool aligned, cudaStream_t stream) {
+void launch(const GatherHidden& g, bool aligned, const Queue& queue) {
   const dim3 grid(blocks_for(g.rows, kThreads / kLanes), blocks_for(g.columns, 8 * kLanes));
   for_gather(aligned, g.smoothing.sum != nullptr, [&](auto is_aligned, auto is_smooth) {
-    gather_hidden_kernel<C, To, kLanes, is_aligned.value, is_smooth.value><<<grid, kThreads, 0, stream>>>(g);
+    queue.launch(gather_hidden_kernel<C, To, kLanes, is_aligned.value, is_smooth.value>, grid, kThreads, 0,
+                 g);
   });
 }
 
 }  // namespace
 
-void launch_gather_hidden(const GatherHidden& g, cudaStream_t stream) {
+void launch_gather_hidden(const GatherHidden& g, const Queue& queue) {
   if (g.rows == 0) return;
   const bool aligned = is_aligned8(g.classifier, g.classifier_dtype, g.classifier_stride, g.columns) &&
                        is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
@@ -75,9 +76,9 @@ void launch_gather_hidden(const GatherHidden& g, cudaStream_t stream) {
       using C = decltype(from);
       using To = decltype(to);
       if (slice_bytes > kSliceBytes) {
-        launch<C, To, 8>(g, aligned, stream);
+        launch<C, To, 8>(g, aligned, queue);
       } else {
-        launch<C, To, 16>(g, aligned, stream);
+        launch<C, To, 16>(g, aligned, queue);
       }
     });
   });

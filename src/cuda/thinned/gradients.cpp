@@ -20,7 +20,7 @@ void assign_roles(const Runner& run, const ThinArena& t) {
   a.dense_target = t.dense_target;
   a.column_count = lists_columns(run) ? t.column_count : nullptr;
   a.heavy_count = t.heavy;
-  launch_assign_roles(a, run.stream);
+  launch_assign_roles(a, run.queue);
 }
 
 void weigh(const Runner& run, const ThinArena& t) {
@@ -48,7 +48,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.shown_variance = static_cast<float*>(run.buffers.draw_variance);
   w.square = t.row_threshold;  // which has served
   w.dense = static_cast<int32_t>(t.sizes.dense);
-  launch_weigh(w, run.stream);
+  launch_weigh(w, run.queue);
 }
 
 Smoothing smoothing_of_columns(const Runner& run, const ThinArena& t) {
@@ -64,7 +64,7 @@ void product(const Runner& run, Gemm g) {
     g.alpha = &run.arena.scalars->dz_unscale;
     g.zero_one = run.arena.scalars->zero_one;
   }
-  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.stream);
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
 // Hidden rows for a product over rows: 0 for ignored ones, which may hold anything, so that nothing times 0
@@ -82,7 +82,7 @@ Operand without_ignored(const Runner& run, const ThinArena& t, const Chunk& chun
   c.rows = chunk.rows;
   c.columns = run.problem.hidden;
   c.padded = run.depth();
-  launch_copy_rows(c, run.stream);
+  launch_copy_rows(c, run.queue);
   return {c.to, c.to_stride};
 }
 
@@ -100,7 +100,7 @@ Operand choose_hot(const Runner& run, const ThinArena& t) {
     h.listed_count = t.hot_list;
     h.columns = t.columns + t.sizes.dense;
     h.role = t.role;
-    launch_choose_hot(h, run.stream);
+    launch_choose_hot(h, run.queue);
   }
   return copy_columns(run, t, t.sizes.dense + t.sizes.hot);
 }
@@ -126,7 +126,7 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   launch_logits(run, args, run.after);
   if (run.buffers.draw_variance != nullptr) {
     launch_relative_variance(a.exps, run.dtype(), stride, chunk.rows, dense, &a.scalars->dz_unscale,
-                             t.row_threshold, static_cast<float*>(run.buffers.draw_variance), run.stream);
+                             t.row_threshold, static_cast<float*>(run.buffers.draw_variance), run.queue);
   }
   if (t.sizes.hot > 0) {
     SpreadHot s{};
@@ -141,7 +141,7 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
     s.dtype = run.dtype();
     s.dz_stride = stride;
     s.scale = scale;
-    launch_spread_hot(s, run.stream);
+    launch_spread_hot(s, run.queue);
   }
   return {a.exps, stride};
 }
@@ -156,9 +156,9 @@ void dense_bias_gradient(const Runner& run, const ThinArena& t, const Operand& d
   c.columns = columns;
   c.factor = &a.scalars->dz_unscale;
   c.sums = t.dense_bias;
-  launch_column_sums(c, run.stream);
+  launch_column_sums(c, run.queue);
   launch_scatter_dense(
-      {t.columns, columns, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false, {}}, run.stream);
+      {t.columns, columns, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false, {}}, run.queue);
 }
 
 void dense_classifier_gradient(const Runner& run, const ThinArena& t, const Operand& dz, int64_t columns,
@@ -180,7 +180,7 @@ void dense_classifier_gradient(const Runner& run, const ThinArena& t, const Oper
   launch_scatter_dense({t.columns, columns, p.hidden, t.dense_gradient, dense_gradient_dtype(p), run.depth(),
                         run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
                         p.accumulate_d_classifier, smoothing_of_columns(run, t)},
-                       run.stream);
+                       run.queue);
 }
 
 void dense_hidden_gradient(const Runner& run, const ThinArena& t, const Operand& dz, int64_t columns,
@@ -245,7 +245,7 @@ void gather_hidden(const Runner& run, const ThinArena& t) {
   g.dtype = p.d_hidden_dtype;
   g.to_stride = b.d_hidden_stride;
   if (p.label_smoothing > 0) g.smoothing = {run.arena.c, t.classifier_sum};
-  launch_gather_hidden(g, run.stream);
+  launch_gather_hidden(g, run.queue);
 }
 
 void list_columns(const Runner& run, const ThinArena& t) {
@@ -261,7 +261,7 @@ void list_columns(const Runner& run, const ThinArena& t) {
   c.scan = t.scan;
   c.scan_bytes = t.scan_bytes;
   c.by_column = t.by_column;
-  launch_column_lists(c, run.stream);
+  launch_column_lists(c, run.queue);
 }
 
 void order_columns(const Runner& run, const ThinArena& t) {
@@ -274,7 +274,7 @@ void order_columns(const Runner& run, const ThinArena& t) {
   o.heavy = t.heavy + 1;
   o.heavy_count = t.heavy;
   o.d_bias = run.problem.want_d_bias ? run.arena.d_bias : nullptr;
-  launch_order_lists(o, run.stream);
+  launch_order_lists(o, run.queue);
 }
 
 void gather_classifier(const Runner& run, const ThinArena& t, const Operand& hidden) {
@@ -296,7 +296,7 @@ void gather_classifier(const Runner& run, const ThinArena& t, const Operand& hid
   g.to_stride = b.d_classifier_stride;
   g.accumulate = p.accumulate_d_classifier;
   g.smoothing = smoothing_of_columns(run, t);
-  launch_gather_classifier(g, run.stream);
+  launch_gather_classifier(g, run.queue);
 }
 
 }  // namespace
@@ -308,7 +308,7 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
   if (p.label_smoothing > 0) {
     launch_weighted_rows({hidden.data, run.dtype(), hidden.stride, run.dtype(), p.tokens, p.hidden,
                           run.arena.c, t.sum_parts, t.hidden_sum},
-                         run.stream);
+                         run.queue);
   }
   dense_gradients(run, t, chunk, hidden);
   const bool lists = p.want_d_bias || (p.want_d_classifier && run.products);
@@ -317,7 +317,7 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
   if (lists) order_columns(run, t);  // where the lists of rows were
   if (p.want_d_bias && p.label_smoothing > 0) {
     launch_smooth_bias(run.arena.c, p.tokens, smoothing_of_columns(run, t).row_factor, p.vocab,
-                       run.arena.d_bias, run.stream);
+                       run.arena.d_bias, run.queue);
   }
   if (p.want_d_classifier && run.products) gather_classifier(run, t, hidden);
 }

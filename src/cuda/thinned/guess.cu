@@ -109,16 +109,16 @@ __global__ void known_guess_kernel(KnownGuess g) {
 
 }  // namespace
 
-void launch_guess(const Guess& g, cudaStream_t stream) {
+void launch_guess(const Guess& g, const Queue& queue) {
   constexpr int kMost = static_cast<int>(kSampledColumns) / 32, kHalf = kMost / 2;
   static_assert(kSampledColumns % 64 == 0);
   const auto kernel = g.sampled <= 32 * kHalf ? guess_kernel<kHalf> : guess_kernel<kMost>;
-  kernel<<<blocks_for(g.rows, kThreads / 32), kThreads, 0, stream>>>(g, *g.slots);
+  queue.launch(kernel, blocks_for(g.rows, kThreads / 32), kThreads, 0, g, *g.slots);
   check_launch("guess");
 }
 
-void launch_known_guess(const KnownGuess& g, cudaStream_t stream) {
-  known_guess_kernel<<<blocks_for(g.rows, kThreads), kThreads, 0, stream>>>(g);
+void launch_known_guess(const KnownGuess& g, const Queue& queue) {
+  queue.launch(known_guess_kernel, blocks_for(g.rows, kThreads), kThreads, 0, g);
   check_launch("known_guess");
 }
 

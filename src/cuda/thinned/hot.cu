@@ -78,14 +78,14 @@ __global__ void __launch_bounds__(kRowThreads) spread_hot_kernel(SpreadHot s) {
 
 }  // namespace
 
-void launch_choose_hot(const HotColumns& h, cudaStream_t stream) {
-  launch_counting(choose_hot_kernel, stream, "choose_hot", h, CountBins::up_to(h.rows));
+void launch_choose_hot(const HotColumns& h, const Queue& queue) {
+  launch_counting(choose_hot_kernel, queue, "choose_hot", h, CountBins::up_to(h.rows));
 }
 
-void launch_spread_hot(const SpreadHot& s, cudaStream_t stream) {
+void launch_spread_hot(const SpreadHot& s, const Queue& queue) {
   if (s.rows == 0) return;
   for_dtype(s.dtype, [&](auto type) {
-    spread_hot_kernel<decltype(type)><<<static_cast<unsigned>(s.rows), kRowThreads, 0, stream>>>(s);
+    queue.launch(spread_hot_kernel<decltype(type)>, static_cast<unsigned>(s.rows), kRowThreads, 0, s);
   });
   check_launch("spread_hot");
 }

@@ -62,15 +62,22 @@ __device__ inline int find_cutoff(const int32_t* bins, int64_t room) {
 
 // Launches such a kernel. All blocks are on the device at a time: at most one on each multiprocessor.
 template <class... Arguments>
-void launch_counting(void (*kernel)(Arguments...), cudaStream_t stream, const char* what,
+void launch_counting(void (*kernel)(Arguments...), const Queue& queue, const char* what,
                      Arguments... arguments) {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const int blocks = std::min(query_device(device).processors, kMostCountBlocks);
   void* pointers[] = {&arguments...};
-  check(cudaLaunchCooperativeKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kCountThreads),
-                                    pointers, 0, stream),
-        what);
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(blocks));
+  launch.blockDim = dim3(kCountThreads);
+  launch.attrs = &cooperative;
+  launch.numAttrs = 1;
+  queue.launch(launch, reinterpret_cast<const void*>(kernel), pointers);
+  check_launch(what);
 }
 
 }  // namespace headroom::cuda

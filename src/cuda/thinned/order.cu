@@ -104,10 +104,10 @@ __global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o, int block
 
 }  // namespace
 
-void launch_order_lists(const OrderLists& o, cudaStream_t stream) {
+void launch_order_lists(const OrderLists& o, const Queue& queue) {
   int block_columns = 8;  // more where that leaves at least 1024 blocks, which keep a whole device busy
   while (block_columns < kBlockColumns && o.vocab / block_columns > 2048) block_columns *= 2;
-  order_kernel<<<blocks_for(o.vocab, block_columns), kThreads, 0, stream>>>(o, block_columns);
+  queue.launch(order_kernel, blocks_for(o.vocab, block_columns), kThreads, 0, o, block_columns);
   check_launch("order_lists");
 }
 

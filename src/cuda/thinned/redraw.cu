@@ -82,22 +82,22 @@ __global__ void gather_redraws_kernel(GatherRedraws g) {
 
 }  // namespace
 
-void launch_find_redraws(const FindRedraws& f, cudaStream_t stream) {
-  find_redraws_kernel<<<static_cast<unsigned>(row_blocks(f.rows)), kRowBlock, 0, stream>>>(f, *f.slots);
+void launch_find_redraws(const FindRedraws& f, const Queue& queue) {
+  queue.launch(find_redraws_kernel, static_cast<unsigned>(row_blocks(f.rows)), kRowBlock, 0, f, *f.slots);
   check_launch("find_redraws");
 }
 
 void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
                            const int32_t* target, int64_t rows, float* anchor, float* anchor_low,
-                           cudaStream_t stream) {
-  anchor_redraws_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(
-      slots, base_2, out_of_range, target, rows, anchor, anchor_low);
+                           const Queue& queue) {
+  queue.launch(anchor_redraws_kernel, blocks_for(rows, kThreads), kThreads, 0, slots, base_2, out_of_range,
+               target, rows, anchor, anchor_low);
   check_launch("anchor_redraws");
 }
 
-void launch_gather_redraws(const GatherRedraws& g, cudaStream_t stream) {
-  gather_redraws_kernel<<<static_cast<unsigned>(std::min(g.portion, kGatherBlocks)), kThreads, 0, stream>>>(
-      g);
+void launch_gather_redraws(const GatherRedraws& g, const Queue& queue) {
+  queue.launch(gather_redraws_kernel, static_cast<unsigned>(std::min(g.portion, kGatherBlocks)), kThreads, 0,
+               g);
   check_launch("gather_redraws");
 }
 

@@ -70,24 +70,24 @@ __global__ void __launch_bounds__(1024)
 
 }  // namespace
 
-void launch_weighted_rows(const WeightedRows& w, cudaStream_t stream) {
+void launch_weighted_rows(const WeightedRows& w, const Queue& queue) {
   const dim3 grid(blocks_for(w.columns, kThreads), static_cast<unsigned>(kSumParts));
-  for_dtype(w.dtype, [&](auto type) { sum_part_kernel<decltype(type)><<<grid, kThreads, 0, stream>>>(w); });
-  join_parts_kernel<<<blocks_for(w.columns, kThreads), kThreads, 0, stream>>>(w);
+  for_dtype(w.dtype, [&](auto type) { queue.launch(sum_part_kernel<decltype(type)>, grid, kThreads, 0, w); });
+  queue.launch(join_parts_kernel, blocks_for(w.columns, kThreads), kThreads, 0, w);
   check_launch("weighted_rows");
 }
 
-void launch_weighted_logits(const WeightedLogits& w, cudaStream_t stream) {
-  if (w.bias != nullptr) weighted_bias_kernel<<<1, 1024, 0, stream>>>(w);
+void launch_weighted_logits(const WeightedLogits& w, const Queue& queue) {
+  if (w.bias != nullptr) queue.launch(weighted_bias_kernel, 1, 1024, 0, w);
   for_dtype(w.hidden_dtype, [&](auto type) {
-    weighted_logits_kernel<decltype(type)><<<static_cast<unsigned>(w.rows), kThreads, 0, stream>>>(w);
+    queue.launch(weighted_logits_kernel<decltype(type)>, static_cast<unsigned>(w.rows), kThreads, 0, w);
   });
   check_launch("weighted_logits");
 }
 
 void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
-                        cudaStream_t stream) {
-  smooth_bias_kernel<<<1, 1024, 0, stream>>>(c, rows, class_weight, vocab, d_bias);
+                        const Queue& queue) {
+  queue.launch(smooth_bias_kernel, 1, 1024, 0, c, rows, class_weight, vocab, d_bias);
   check_launch("smooth_bias");
 }
 

@@ -54,7 +54,7 @@ struct ChooseColumns {
   const int64_t* given_seed;
   int64_t known_seed;
 };
-void launch_choose_columns(const ChooseColumns& c, cudaStream_t stream);
+void launch_choose_columns(const ChooseColumns& c, const Queue& queue);
 // From the dense columns alone what the gradients need of them, and counts that begin with 0.
 struct AssignRoles {
   const int32_t* dense_columns;  // [K] ascending
@@ -66,10 +66,10 @@ struct AssignRoles {
   int32_t* column_count;  // [V + 1] become 0; or null
   int32_t* heavy_count;   // scalar, becomes 0; or null
 };
-void launch_assign_roles(const AssignRoles& a, cudaStream_t stream);
+void launch_assign_roles(const AssignRoles& a, const Queue& queue);
 // out[k] = vector[columns[k]]
 void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
-                          cudaStream_t stream);
+                          const Queue& queue);
 
 // ---- guess.cu
 struct Guess {
@@ -90,7 +90,7 @@ struct Guess {
   int32_t* count;             // [N] becomes 0
   int32_t* redrawn_count;     // scalar, becomes 0; or null
 };
-void launch_guess(const Guess& g, cudaStream_t stream);
+void launch_guess(const Guess& g, const Queue& queue);
 // A guess that is known: lse.
 struct KnownGuess {
   int64_t rows;
@@ -100,7 +100,7 @@ struct KnownGuess {
   float *guess, *guess_low, *anchor, *row_threshold;  // [N] as in Guess
   int32_t* count;                                     // [N] becomes 0
 };
-void launch_known_guess(const KnownGuess& g, cudaStream_t stream);
+void launch_known_guess(const KnownGuess& g, const Queue& queue);
 // ---- redraw.cu
 // After the first draw: rows whose guess was too low or too high are listed, to be drawn again with lse as
 // the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
@@ -118,13 +118,13 @@ struct FindRedraws {
   int32_t* redrawn;          // [N] the rows, in any order
   int32_t* redrawn_count;    // scalar, 0 before
 };
-void launch_find_redraws(const FindRedraws& r, cudaStream_t stream);
+void launch_find_redraws(const FindRedraws& r, const Queue& queue);
 // Blocks of rows out of range, which have new sums relative to maxima: sums relative to lse as the anchor;
 // listed rows of them get it as the guess.
 // anchor_low [N]: what rounding took off the anchor, which the guess has and the sums have not.
 void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
                            const int32_t* target, int64_t rows, float* anchor, float* anchor_low,
-                           cudaStream_t stream);
+                           const Queue& queue);
 // Of a portion of listed rows: hidden rows, guesses (out of range: anchors) and thresholds.
 struct GatherRedraws {
   const int32_t* redrawn;        // of the portion
@@ -142,7 +142,7 @@ struct GatherRedraws {
   float* portion_anchor;     // [portion]
   float* portion_threshold;  // [portion]
 };
-void launch_gather_redraws(const GatherRedraws& g, cudaStream_t stream);
+void launch_gather_redraws(const GatherRedraws& g, const Queue& queue);
 
 // ---- weigh.cu: order, second draw and coefficients of each row's list
 struct Weigh {
@@ -165,11 +165,11 @@ struct Weigh {
   float* square;          // [N] their part of the squared norm; null without shown_variance
   int32_t dense;          // columns, of which shown_count has every one
 };
-void launch_weigh(const Weigh& w, cudaStream_t stream);
+void launch_weigh(const Weigh& w, const Queue& queue);
 // variance[row] /= square[row] + the squared norm of the dense columns' part
 void launch_relative_variance(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t dense,
                               const float* dz_unscale, const float* square, float* variance,
-                              cudaStream_t stream);
+                              const Queue& queue);
 
 // ---- hot.cu: columns of which many elements were kept become columns of dz behind the dense ones
 struct HotColumns {
@@ -181,7 +181,7 @@ struct HotColumns {
   int32_t* columns;       // [hot] ascending, kIgnoredRow behind the last one
   int32_t* role;          // [V] becomes K + its number for hot columns
 };
-void launch_choose_hot(const HotColumns& h, cudaStream_t stream);
+void launch_choose_hot(const HotColumns& h, const Queue& queue);
 // Moves elements of hot columns from rows' lists to dz.
 struct SpreadHot {
   int64_t rows, dense, hot;
@@ -194,7 +194,7 @@ struct SpreadHot {
   int64_t dz_stride;
   const float* scale;  // of what is stored; null: 1
 };
-void launch_spread_hot(const SpreadHot& s, cudaStream_t stream);
+void launch_spread_hot(const SpreadHot& s, const Queue& queue);
 
 // ---- lists.cu: from lists of rows to lists of columns
 struct ColumnLists {
@@ -208,7 +208,7 @@ struct ColumnLists {
   size_t scan_bytes;
   KeptRow* by_column;  // [most] in any order within a column
 };
-void launch_column_lists(const ColumnLists& c, cudaStream_t stream);
+void launch_column_lists(const ColumnLists& c, const Queue& queue);
 
 // ---- smoothing.cu: label smoothing's part of dz, c_i w_j, is a product of two vectors
 // sum[d] = sum over rows of weight * data, in one order; weight null: 1. parts: [kSumParts, columns] scratch.
@@ -223,7 +223,7 @@ struct WeightedRows {
   float* parts;
   float* sum;  // [columns]
 };
-void launch_weighted_rows(const WeightedRows& w, cudaStream_t stream);
+void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
 // sum_j w_j z_ij = scale * hidden_i . classifier_sum + sum_j w_j bias_j, in the first slot
 struct WeightedLogits {
   const void* hidden;
@@ -238,10 +238,10 @@ struct WeightedLogits {
   const int32_t* target;  // [rows]: ignored ones are left alone
   float* weighted;        // [rows]
 };
-void launch_weighted_logits(const WeightedLogits& w, cudaStream_t stream);
+void launch_weighted_logits(const WeightedLogits& w, const Queue& queue);
 // d_bias[j] += w_j * sum_i c_i
 void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
-                        cudaStream_t stream);
+                        const Queue& queue);
 // A product of two vectors to be added: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
 struct Smoothing {
   const float* row_factor = nullptr;  // null: 1
@@ -267,7 +267,7 @@ struct GatherHidden {
   DType dtype;
   int64_t to_stride;
 };
-void launch_gather_hidden(const GatherHidden& g, cudaStream_t stream);
+void launch_gather_hidden(const GatherHidden& g, const Queue& queue);
 
 // Columns with more elements are done by several blocks of threads.
 inline constexpr int64_t kHeavyColumn = 256;
@@ -281,7 +281,7 @@ struct OrderLists {
   int32_t* heavy_count;  // scalar, 0 before
   float* d_bias;         // [V] += sums of values, or null
 };
-void launch_order_lists(const OrderLists& o, cudaStream_t stream);
+void launch_order_lists(const OrderLists& o, const Queue& queue);
 
 // ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns that are neither
 // dense nor hot
@@ -301,7 +301,7 @@ struct GatherClassifier {
   bool accumulate;
   Smoothing smoothing;  // row: a column of the vocabulary
 };
-void launch_gather_classifier(const GatherClassifier& g, cudaStream_t stream);
+void launch_gather_classifier(const GatherClassifier& g, const Queue& queue);
 // Rows of the dense and hot columns: to[column[k]] = (accumulate ? to : 0) + from[k]
 struct ScatterDense {
   const int32_t* column;  // below 0: there is none
@@ -315,6 +315,6 @@ struct ScatterDense {
   bool accumulate;
   Smoothing smoothing;  // row: a column of the vocabulary
 };
-void launch_scatter_dense(const ScatterDense& s, cudaStream_t stream);
+void launch_scatter_dense(const ScatterDense& s, const Queue& queue);
 
 }  // namespace headroom::cuda

@@ -131,23 +131,24 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_weigh(const Weigh& w, cudaStream_t stream) {
+void launch_weigh(const Weigh& w, const Queue& queue) {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const int longest = longest_list(query_device(device).capability);
   allow_shared_memory(reinterpret_cast<const void*>(weigh_kernel), device,
                       static_cast<int>(row_order_bytes(longest)));
-  weigh_kernel<<<static_cast<unsigned>(w.rows), kThreads, row_order_bytes(w.capacity), stream>>>(w, *w.lists);
+  queue.launch(weigh_kernel, static_cast<unsigned>(w.rows), kThreads, row_order_bytes(w.capacity), w,
+               *w.lists);
   check_launch("weigh");
 }
 
 void launch_relative_variance(const void* dz, DType dtype, int64_t stride, int64_t rows, int64_t dense,
                               const float* dz_unscale, const float* square, float* variance,
-                              cudaStream_t stream) {
+                              const Queue& queue) {
   for_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    relative_variance_kernel<T><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(dz), stride, dense, dz_unscale, square, variance);
+    queue.launch(relative_variance_kernel<T>, static_cast<unsigned>(rows), kThreads, 0,
+                 static_cast<const T*>(dz), stride, dense, dz_unscale, square, variance);
   });
   check_launch("relative_variance");
 }

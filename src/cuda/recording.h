@@ -1,0 +1,57 @@
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+namespace headroom::cuda {
+
+// The work of a run in order, to be queued as often as one likes: kernels that follow each other are a CUDA
+// graph, which the host launches in the time of about one kernel; calls in between are made again.
+//
+// It has room for few hundred kernels and calls, and throws when it gets more: of so many, the device takes longer than
+// the host in any case.
+//
+// Graphs are built node by node. A captured stream would do, but while one is captured, any thread that waits
+// for the device gets an error.
+class Recording {
+ public:
+  Recording() = default;
+  ~Recording() = default;
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  // What Queue says.
+  void launch(const cudaLaunchConfig_t& config, const void* kernel, void** arguments);
+  void clear(void* data, size_t bytes);
+  void call(std::function<void(cudaStream_t)> body);
+
+  // After the last of these, and before the first play().
+  void finish();
+  // Queues all on a stream.
+  void play(cudaStream_t stream) const;
+
+ private:
+  struct Destroy {
+    void operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
+    void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+  };
+  struct Step {
+    std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> graph;
+    std::function<void(cudaStream_t)> call;  // or this
+  };
+
+  // Adds a node after the last one of the graph that is built.
+  template <class Add>
+  void add(const Add& node);
+  void count();
+
+  std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, Destroy> graph_;  // of the kernels since the last call
+  cudaGraphNode_t last_ = nullptr;
+  std::vector<Step> steps_;
+  size_t size_ = 0;
+};
+
+}  // namespace headroom::cuda
