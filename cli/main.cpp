@@ -10,11 +10,8 @@
 #include <vector>
 
 #include "commands/commands.h"
-#include "interrupt.h"
 #include "options.h"
-#ifdef HEADROOM_HAS_TRAIN
-#include "train/train_command.h"
-#endif
+#include "support/interrupt.h"
 
 namespace {
 

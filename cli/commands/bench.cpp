@@ -14,7 +14,8 @@
 #include "commands/units.h"
 #include "io/atomic_file.h"
 #include "plot/chart.h"
-#include "progress.h"
+#include "support/format.h"
+#include "support/progress.h"
 
 namespace headroom::cli {
 namespace {
@@ -212,7 +213,7 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
   }
   std::vector<ShapeResults> all;
   {
-    Progress progress(globals, "bench", steps);
+    Progress progress(globals.quiet, "bench", steps);
     int64_t done = 0;
     for (const BenchRequest& request : requests) {
       const auto step = [&](const std::string& note) { progress.update(++done, note); };

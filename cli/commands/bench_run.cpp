@@ -6,8 +6,8 @@
 
 #include "commands/bench_data.h"
 #include "commands/context.h"
-#include "commands/units.h"
-#include "train/process_memory.h"
+#include "support/format.h"
+#include "support/process_memory.h"
 #ifdef HEADROOM_HAS_TRAIN
 #include "train/gemm.h"
 #include "train/head.h"
@@ -163,9 +163,9 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
   for (int repeat = 0; repeat < request.repeats; ++repeat) {
     for (BenchResult& result : results) {
       if (!result.refusal.empty()) continue;
-      train::release_free_memory();
-      train::reset_peak_resident_bytes();
-      const int64_t before = train::peak_resident_bytes();
+      release_free_memory();
+      reset_peak_resident_bytes();
+      const int64_t before = peak_resident_bytes();
       const auto start = std::chrono::steady_clock::now();
       try {
         if (result.budget_bytes) {
@@ -185,7 +185,7 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
         result.seconds.push_back(
             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         result.peak_extra_bytes =
-            std::max(result.peak_extra_bytes.value_or(0), train::peak_resident_bytes() - before);
+            std::max(result.peak_extra_bytes.value_or(0), peak_resident_bytes() - before);
       }
       step(request.shape.text() + ", " + result.method);
     }

@@ -13,8 +13,8 @@
 #include "commands/context.h"
 #include "commands/device_option.h"
 #include "commands/device_run.h"
-#include "commands/units.h"
-#include "progress.h"
+#include "support/format.h"
+#include "support/progress.h"
 
 namespace headroom::cli {
 namespace {
@@ -84,7 +84,7 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoi
   std::vector<CaseResult> results;
   int64_t work = 0;
   for (const CheckCase& c : grid) work += work_of(c);
-  Progress progress(globals, "check", work);
+  Progress progress(globals.quiet, "check", work);
   int64_t done = 0;
   for (const CheckCase& c : grid) {
     const CheckData data = make_data(c);

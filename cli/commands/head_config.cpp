@@ -1,6 +1,6 @@
 #include "commands/head_config.h"
 
-#include "commands/units.h"
+#include "support/format.h"
 
 namespace headroom::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include "commands/commands.h"
 #include "commands/context.h"
 #include "commands/device_facts.h"
-#include "commands/units.h"
+#include "support/format.h"
 
 namespace headroom::cli {
 namespace {

@@ -14,6 +14,7 @@
 #include "io/npy.h"
 #include "io/safetensors_writer.h"
 #include "io/tensor_source.h"
+#include "support/format.h"
 
 namespace headroom::cli {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "commands/context.h"
 #include "commands/device_run.h"
-#include "commands/units.h"
-#include "progress.h"
+#include "support/format.h"
+#include "support/progress.h"
 
 namespace headroom::cli {
 namespace {
@@ -84,7 +84,7 @@ void run_chunks(const Context& context, Runner& runner, const GlobalOptions& glo
                 const LossRequest& request, LossResult& out) {
   out.token_loss.resize(static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype)));
   out.chunk_tokens = chunk_size(context, in, request);
-  Progress progress(globals, "loss", in.tokens);
+  Progress progress(globals.quiet, "loss", in.tokens);
   double sum = 0;
   for (int64_t first = 0; first < in.tokens || first == 0; first += std::max<int64_t>(out.chunk_tokens, 1)) {
     const int64_t last = std::min(in.tokens, first + out.chunk_tokens);

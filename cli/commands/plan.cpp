@@ -15,6 +15,7 @@
 #include "commands/units.h"
 #include "io/file_error.h"
 #include "models.h"
+#include "support/format.h"
 
 namespace headroom::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "interrupt.h"
+#include "support/interrupt.h"
 
 namespace headroom::cli {
 

@@ -1,7 +1,8 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another; everything outside src
-knows the public headers only; CUDA's own headers are known under src/cuda, bench and tests/gpu only, to the examples on
+knows the public headers only. The command line is built in layers: its support, files and charts know no command, the
+demonstration in examples/train stands on these, and commands on all of them; other examples on nothing. CUDA's own headers are known under src/cuda, bench and tests/gpu only, to the examples on
 CUDA, and to the memory of devices that the tests share.
 """
 
@@ -14,6 +15,14 @@ SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 PUBLIC = "headroom/"
 OUTSIDE = ("cli", "python", "bench", "examples")
+# Folders of the command line, each with those that its files may include in quotes; the first that fits a path counts.
+LAYERS = {
+    "cli/support/": ("support",),
+    "cli/plot/": ("plot",),
+    "cli/io/": ("io", "support"),
+    "examples/train/": ("train", "io", "plot", "support"),
+    "examples/": (),
+}
 BACKENDS = ("reference", "cpu", "cuda")
 CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "tests/gpu/", "tests/support/device_memory.cpp")
 
@@ -31,6 +40,14 @@ def allowed_in_src(part: str, header: str) -> bool:
     if part == "core":
         return target == "core"
     return target in (part, "core")
+
+
+def allowed_in_layer(relative: str, header: str) -> bool:
+    """header: as written in quotes, beside the public ones, which all know."""
+    for folder, known in LAYERS.items():
+        if relative.startswith(folder):
+            return header.startswith(PUBLIC) or ("/" in header and header.split("/")[0] in known)
+    return True
 
 
 def is_standard(header: str) -> bool:
@@ -72,6 +89,8 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
             beside = (path.parent / header).resolve()
             if not beside.exists():
                 found.append(f"{where}: {top} sees include/ only")
+        if bracket == '"' and not allowed_in_layer(relative, header):
+            found.append(f"{where}: not for this layer of the command line")
         if top in OUTSIDE and re.search(r"(^|/)\.\./.*src/|^src/", header):
             found.append(f"{where}: {top} sees include/ only")
     return found

@@ -16,6 +16,11 @@ BROKEN = {
     "examples/g.c": '#include "../src/core/problem.h"\n',
     "include/headroom/h.h": "#include <hwy/base.h>\n",
     "src/cpu/i.cpp": "\n" * 401,
+    "cli/io/k.h": '#include "commands/units.h"\n',
+    "cli/support/l.h": '#include "options.h"\n',
+    "cli/plot/m.h": '#include "io/npy.h"\n',
+    "examples/train/n.cpp": '#include "commands/context.h"\n',
+    "examples/o.cpp": '#include "io/npy.h"\n',
     "src/reference/j.cpp": '#include "headroom/headroom.h"\n',
 }
 FINE = {
@@ -24,6 +29,9 @@ FINE = {
     "src/cpu/shape.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n#include "cpu/other.h"\n',
     "src/cuda/k.cu": "#include <cuda_runtime.h>\n",
     "cli/main.cpp": '#include <headroom/headroom.hpp>\n#include "io/npy.h"\n#include "run.h"\n',
+    "cli/commands/train.cpp": '#include "commands/context.h"\n#include "train/model.h"\n#include "support/format.h"\n',
+    "cli/io/npy.h": '#include "io/file.h"\n#include "support/interrupt.h"\n',
+    "examples/train/model.h": '#include <headroom/headroom.hpp>\n#include "train/head.h"\n#include "plot/chart.h"\n',
     "cli/run.h": "\n" * 400,
 }
 

@@ -1,10 +1,13 @@
-#include "progress.h"
+#include "support/progress.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
+
+#include "support/format.h"
 
 namespace headroom::cli {
 namespace {
@@ -16,10 +19,10 @@ constexpr std::chrono::milliseconds kLineInterval{10000};  // into a file or pip
 
 }  // namespace
 
-Progress::Progress(const GlobalOptions& options, std::string label, int64_t total)
+Progress::Progress(bool quiet, std::string label, int64_t total)
     : label_(std::move(label)),
       total_(std::max<int64_t>(total, 1)),
-      enabled_(!options.quiet),
+      enabled_(!quiet),
       terminal_(isatty(STDERR_FILENO) == 1),
       start_(Clock::now()),
       next_draw_(start_ + (terminal_ ? kFirstDraw : kLineInterval)) {}
@@ -73,21 +76,6 @@ void Progress::hide() {
 void Progress::finish() {
   hide();
   enabled_ = false;
-}
-
-std::string format_duration(double seconds) {
-  const auto total = static_cast<int64_t>(std::llround(std::clamp(seconds, 0.0, 1e9)));
-  char text[48];
-  if (total < 60) {
-    std::snprintf(text, sizeof text, "%llds", static_cast<long long>(total));
-  } else if (total < 3600) {
-    std::snprintf(text, sizeof text, "%lldm%02llds", static_cast<long long>(total / 60),
-                  static_cast<long long>(total % 60));
-  } else {
-    std::snprintf(text, sizeof text, "%lldh%02lldm", static_cast<long long>(total / 3600),
-                  static_cast<long long>(total / 60 % 60));
-  }
-  return text;
 }
 
 }  // namespace headroom::cli

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "commands/thinning_options.h"
 #include "train/corpus.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
@@ -19,7 +18,9 @@ struct Settings {
   int64_t steps = 0;
   int64_t compare_steps = 8;  // with both heads; 0: no comparison
   int64_t max_workspace_bytes = int64_t{64} << 20;
-  cli::ThinningOptions thinning;  // of the fused head
+  HeadGradient gradient;  // of the fused head
+  int threads = 0;        // of the model's body; 0: all
+  bool quiet = false;     // no progress on stderr
   std::filesystem::path output = "headroom-train";
 };
 

@@ -1,8 +1,8 @@
 #include <cmath>
 
-#include "commands/units.h"
 #include "io/atomic_file.h"
 #include "plot/chart.h"
+#include "support/format.h"
 #include "train/report.h"
 
 namespace headroom::train {

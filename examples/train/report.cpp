@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "commands/units.h"
+#include "support/format.h"
 #include "train/gemm.h"
 
 namespace headroom::train {

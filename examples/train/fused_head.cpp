@@ -2,28 +2,27 @@
 #include <optional>
 #include <utility>
 
-#include "options.h"
 #include "train/head.h"
 
 namespace headroom::train {
 namespace {
 
 Problem problem_of(Pass pass, const Matrix<const float>& hidden, const Matrix<const float>& classifier,
-                   size_t max_workspace_bytes, const cli::ThinningOptions& thinning) {
+                   size_t max_workspace_bytes, const HeadGradient& gradient) {
   Problem problem = make_problem(pass, hidden, classifier);
   problem.target_dtype = dtype_of<int32_t>();
   problem.want_d_hidden = problem.want_d_classifier = pass == Pass::forward ? 0 : 1;
   problem.max_workspace_bytes = max_workspace_bytes;
-  apply(thinning, problem);
+  set_gradient(problem, gradient.kind, gradient.threshold, gradient.seed);
   return problem;
 }
 
 class FusedHead : public Head {
  public:
-  FusedHead(Context context, int64_t max_workspace_bytes, cli::ThinningOptions thinning)
+  FusedHead(Context context, int64_t max_workspace_bytes, const HeadGradient& gradient)
       : context_(std::move(context)),
         max_workspace_bytes_(static_cast<size_t>(max_workspace_bytes)),
-        thinning_(std::move(thinning)) {}
+        gradient_(gradient) {}
 
   std::string name() const override { return "fused"; }
   std::string description() const override { return description_; }
@@ -32,7 +31,7 @@ class FusedHead : public Head {
 
   double loss_and_gradients(const HeadInput& input, std::span<float> d_hidden,
                             std::span<float> d_classifier) override {
-    ++thinning_.seed;  // a draw of its own for each step
+    ++gradient_.seed;  // a draw of its own for each step
     return run(Pass::forward_backward, input, d_hidden, d_classifier);
   }
 
@@ -43,7 +42,7 @@ class FusedHead : public Head {
     const Matrix<const float> hidden{input.hidden.data(), input.tokens(), input.dim};
     const Matrix<const float> classifier{input.classifier.data(), input.vocab, input.dim};
     // Planning takes microseconds; the workspace is kept from call to call.
-    const Plan plan(context_, problem_of(pass, hidden, classifier, max_workspace_bytes_, thinning_));
+    const Plan plan(context_, problem_of(pass, hidden, classifier, max_workspace_bytes_, gradient_));
     const PlanInfo info = plan.info();
     if (!workspace_ || workspace_->bytes().size() < info.workspace_bytes) {
       workspace_.reset();
@@ -65,7 +64,7 @@ class FusedHead : public Head {
 
   Context context_;
   size_t max_workspace_bytes_;
-  cli::ThinningOptions thinning_;
+  HeadGradient gradient_;
   std::optional<Workspace> workspace_;
   size_t most_bytes_ = 0;
   std::string description_;
@@ -74,23 +73,18 @@ class FusedHead : public Head {
 }  // namespace
 
 void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,
-                  int64_t max_workspace_bytes, const cli::ThinningOptions& thinning) {
+                  int64_t max_workspace_bytes, const HeadGradient& gradient) {
   const Matrix<const float> hidden{nullptr, tokens, dim};
   const Matrix<const float> classifier{nullptr, vocab, dim};
-  try {
-    for (const Pass pass : {Pass::forward_backward, Pass::forward}) {
-      const Plan plan(
-          context, problem_of(pass, hidden, classifier, static_cast<size_t>(max_workspace_bytes), thinning));
-    }
-  } catch (const Error& error) {
-    if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
-    throw cli::UsageError(error.what());
+  for (const Pass pass : {Pass::forward_backward, Pass::forward}) {
+    const Plan plan(context,
+                    problem_of(pass, hidden, classifier, static_cast<size_t>(max_workspace_bytes), gradient));
   }
 }
 
 std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes,
-                                      cli::ThinningOptions thinning) {
-  return std::make_unique<FusedHead>(std::move(context), max_workspace_bytes, std::move(thinning));
+                                      const HeadGradient& gradient) {
+  return std::make_unique<FusedHead>(std::move(context), max_workspace_bytes, gradient);
 }
 
 }  // namespace headroom::train

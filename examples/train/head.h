@@ -10,8 +10,6 @@
 #include <span>
 #include <string>
 
-#include "commands/thinning_options.h"
-
 namespace headroom::train {
 
 struct HeadInput {
@@ -21,6 +19,13 @@ struct HeadInput {
   int64_t vocab;
   int64_t dim;
   int64_t tokens() const { return static_cast<int64_t>(targets.size()); }
+};
+
+// How the fused head makes its gradients; threshold and seed are those of thinned ones.
+struct HeadGradient {
+  Gradient kind = Gradient::exact;
+  double threshold = 0x1p-10;
+  int64_t seed = 0;
 };
 
 class Head {
@@ -49,13 +54,13 @@ class Head {
 // N x V block of fp32. Frameworks hold two or three such blocks.
 std::unique_ptr<Head> make_materialized_head();
 
-// Throws UsageError when no plan of the fused head fits `max_workspace_bytes`.
+// Throws Error, HEADROOM_BUDGET_TOO_SMALL, when no plan of the fused head fits `max_workspace_bytes`.
 void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,
-                  int64_t max_workspace_bytes, const cli::ThinningOptions& thinning = {});
+                  int64_t max_workspace_bytes, const HeadGradient& gradient = {});
 
 // The library through its public C++ interface, fp32, with a hard limit on the workspace. Thinned gradients
 // are drawn anew in each call.
 std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes,
-                                      cli::ThinningOptions thinning = {});
+                                      const HeadGradient& gradient = {});
 
 }  // namespace headroom::train

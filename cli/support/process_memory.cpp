@@ -1,4 +1,4 @@
-#include "train/process_memory.h"
+#include "support/process_memory.h"
 
 #include <sys/resource.h>
 #ifdef __GLIBC__
@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-namespace headroom::train {
+namespace headroom::cli {
 
 int64_t peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
@@ -38,4 +38,4 @@ void release_free_memory() {
 #endif
 }
 
-}  // namespace headroom::train
+}  // namespace headroom::cli

@@ -1,4 +1,4 @@
-#include "interrupt.h"
+#include "support/interrupt.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -9,14 +9,13 @@
 #include <stdexcept>
 #include <utility>
 
-#include "commands/context.h"
-#include "commands/units.h"
-#include "interrupt.h"
 #include "io/atomic_file.h"
-#include "progress.h"
+#include "support/format.h"
+#include "support/interrupt.h"
+#include "support/process_memory.h"
+#include "support/progress.h"
 #include "train/checkpoint.h"
 #include "train/gemm.h"
-#include "train/process_memory.h"
 #include "train/vocabulary.h"
 
 namespace headroom::train {
@@ -35,29 +34,27 @@ double seconds_since(Clock::time_point start) {
 
 class Demonstration {
  public:
-  Demonstration(const Settings& settings, const cli::GlobalOptions& global, const Say& say)
-      : settings_(settings), global_(global), say_(say) {}
+  Demonstration(const Settings& settings, const Say& say) : settings_(settings), say_(say) {}
 
-  Results run() {
-    if (global_.threads > 0) omp_set_num_threads(global_.threads);
-    // A library, backend, budget or folder that cannot work is to be known before the vocabulary is learned.
+  Results run(Context context) {
+    if (settings_.threads > 0) omp_set_num_threads(settings_.threads);
+    // A library, budget or folder that cannot work is to be known before the vocabulary is learned.
     if (const std::string why_not = why_no_gemm(); !why_not.empty()) {
       throw std::runtime_error("train: " + why_not);
     }
-    Context context = cli::make_context(global_);
     check_budget(context, settings_.trainer.batch.tokens(), settings_.vocab, settings_.trainer.model.dim,
-                 settings_.max_workspace_bytes, settings_.thinning);
+                 settings_.max_workspace_bytes, settings_.gradient);
     std::filesystem::create_directories(settings_.output);
     std::unique_ptr<Head> fused =
-        make_fused_head(std::move(context), settings_.max_workspace_bytes, settings_.thinning);
+        make_fused_head(std::move(context), settings_.max_workspace_bytes, settings_.gradient);
     const TokenizedCorpus corpus = prepare_text();
     settings_.trainer.model.vocab = corpus.vocabulary.size();
-    release_free_memory();
+    cli::release_free_memory();
     cli::write_text_file((settings_.output / "tokenizer.json").string(), corpus.vocabulary.to_json());
     check_stop();
     if (settings_.compare_steps > 0) run_materialized(corpus);
     check_stop();
-    release_free_memory();
+    cli::release_free_memory();
     run_fused(corpus, std::move(fused));
     results_.stop_signal = stop_.signal();
     results_.total_seconds = seconds_since(start_);
@@ -74,7 +71,8 @@ class Demonstration {
   TokenizedCorpus prepare_text() {
     const Clock::time_point start = Clock::now();
     const Corpus corpus = read_corpus(settings_.corpus);
-    cli::Progress progress(global_, "learning the vocabulary", settings_.vocab - Vocabulary::kFirstMerged);
+    cli::Progress progress(settings_.quiet, "learning the vocabulary",
+                           settings_.vocab - Vocabulary::kFirstMerged);
     TokenizedCorpus tokenized = tokenize(corpus, settings_.vocab, [&](int64_t merges) {
       progress.update(merges);
       check_stop();
@@ -130,15 +128,15 @@ class Demonstration {
     run.description = trainer.head().description();
     run.workspace_bytes = trainer.head().workspace_bytes();
     run.gradient_bytes = trainer.head_gradient_bytes();
-    run.peak_resident_bytes = peak_resident_bytes();
+    run.peak_resident_bytes = cli::peak_resident_bytes();
   }
 
   void run_materialized(const TokenizedCorpus& corpus) {
-    results_.peaks_are_separate = reset_peak_resident_bytes();
+    results_.peaks_are_separate = cli::reset_peak_resident_bytes();
     Trainer trainer(settings_.trainer, corpus.train, corpus.validation, make_materialized_head());
     describe_model(trainer);
     HeadRun run;
-    cli::Progress progress(global_, "materialized head", settings_.compare_steps);
+    cli::Progress progress(settings_.quiet, "materialized head", settings_.compare_steps);
     for (int64_t k = 0; k < settings_.compare_steps && !stop_.received(); ++k) {
       const double rate = settings_.schedule.learning_rate(k);
       const StepResult step = trainer.step(rate, true);
@@ -218,7 +216,7 @@ class Demonstration {
   void run_fused(const TokenizedCorpus& corpus, std::unique_ptr<Head> head) {
     Trainer trainer(settings_.trainer, corpus.train, corpus.validation, std::move(head));
     if (!results_.materialized) {
-      results_.peaks_are_separate = reset_peak_resident_bytes();
+      results_.peaks_are_separate = cli::reset_peak_resident_bytes();
       describe_model(trainer);
     }
     HeadRun& run = results_.fused;
@@ -231,7 +229,7 @@ class Demonstration {
     const Clock::time_point start = Clock::now();
     double validation_seconds = 0.0;
     say_(validate(trainer, 0, run, validation_seconds));
-    cli::Progress progress(global_, "fused head", settings_.steps > 0 ? settings_.steps : 1000);
+    cli::Progress progress(settings_.quiet, "fused head", settings_.steps > 0 ? settings_.steps : 1000);
     int64_t done = 0;
     do {
       const StepResult step = trainer.step(schedule.learning_rate(done));
@@ -240,8 +238,8 @@ class Demonstration {
       if (done == 1 && results_.materialized) {
         start_agreement(trainer);
         // From here on nothing of the comparison is in memory.
-        release_free_memory();
-        results_.peaks_are_separate = reset_peak_resident_bytes() && results_.peaks_are_separate;
+        cli::release_free_memory();
+        results_.peaks_are_separate = cli::reset_peak_resident_bytes() && results_.peaks_are_separate;
       }
       if (schedule.total == 0 && done == before_plan) {
         schedule.total = plan_steps(done, seconds_since(start), validation_seconds);
@@ -291,7 +289,6 @@ class Demonstration {
   }
 
   Settings settings_;
-  const cli::GlobalOptions& global_;
   const Say& say_;
   const Clock::time_point start_ = Clock::now();
   cli::StopRequest stop_;
@@ -303,8 +300,8 @@ class Demonstration {
 
 }  // namespace
 
-Results run_demonstration(const Settings& settings, const cli::GlobalOptions& global, const Say& say) {
-  return Demonstration(settings, global, say).run();
+Results run_demonstration(const Settings& settings, Context context, const Say& say) {
+  return Demonstration(settings, say).run(std::move(context));
 }
 
 }  // namespace headroom::train

@@ -3,15 +3,13 @@
 #include <cstdint>
 #include <string>
 
-#include "options.h"
-
 namespace headroom::cli {
 
 // Progress of long work on stderr: a bar redrawn in place on a terminal, else a line every few seconds.
-// Nothing is shown for work that ends within a second, nor with --quiet.
+// Nothing is shown for work that ends within a second, nor where it is to be quiet.
 class Progress {
  public:
-  Progress(const GlobalOptions& options, std::string label, int64_t total);
+  Progress(bool quiet, std::string label, int64_t total);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -35,8 +33,5 @@ class Progress {
   Clock::time_point start_;
   Clock::time_point next_draw_;
 };
-
-// "12s", "3m05s", "2h10m"
-std::string format_duration(double seconds);
 
 }  // namespace headroom::cli

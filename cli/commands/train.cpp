@@ -1,15 +1,15 @@
-#include "train/train_command.h"
-
 #include <cstdio>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "commands/commands.h"
 #include "commands/context.h"
+#include "commands/thinning_options.h"
 #include "commands/units.h"
-#include "interrupt.h"
 #include "io/atomic_file.h"
+#include "support/interrupt.h"
 #include "train/demonstration.h"
 #include "train/report.h"
 
@@ -46,6 +46,7 @@ constexpr const char* kFooter =
 
 struct Options {
   train::Settings settings;
+  ThinningOptions thinning;
   std::vector<std::string> paths;
   std::string budget = "64MiB";
   std::string most_text = "32MiB";
@@ -127,15 +128,32 @@ void add_options(CLI::App& command, Options& options) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
       ->group(training);
-  add_thinning_options(command, s.thinning, true);
+  add_thinning_options(command, options.thinning, true);
   command.add_option("--budget", options.budget, "Largest workspace of the fused head, such as 64MiB")
       ->capture_default_str()
       ->group(training);
 }
 
+train::HeadGradient head_gradient(const ThinningOptions& options) {
+  Problem problem;
+  apply(options, problem);
+  return {static_cast<Gradient>(problem.gradient), problem.threshold, problem.seed};
+}
+
+train::Results train_model(const train::Settings& settings, Context context,
+                           const std::function<void(const std::string&)>& say) {
+  try {
+    return train::run_demonstration(settings, std::move(context), say);
+  } catch (const Error& error) {
+    if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+    throw UsageError(error.what());
+  }
+}
+
 void run(Options& options, const GlobalOptions& global, const CLI::App& command) {
   train::Settings& settings = options.settings;
-  if (settings.thinning.gradient != "exact") {
+  settings.gradient = head_gradient(options.thinning);
+  if (settings.gradient.kind != Gradient::exact) {
     if (command.count("--compare-steps") != 0 && settings.compare_steps != 0) {
       throw UsageError(
           "--compare-steps: expected 0 with thinned gradients, which are not the materialized ones");
@@ -147,6 +165,8 @@ void run(Options& options, const GlobalOptions& global, const CLI::App& command)
   settings.corpus.seed = settings.trainer.seed;
   settings.max_workspace_bytes = static_cast<int64_t>(parse_size("--budget", options.budget));
   settings.output = options.output;
+  settings.threads = global.threads;
+  settings.quiet = global.quiet;
   // What people read goes to stdout as it happens; with --json that is left to the document.
   const auto say = [&global](const std::string& line) {
     if (global.json && global.quiet) return;
@@ -154,7 +174,7 @@ void run(Options& options, const GlobalOptions& global, const CLI::App& command)
     std::fprintf(stream, "%s\n", line.c_str());
     std::fflush(stream);
   };
-  const train::Results results = train::run_demonstration(settings, global, say);
+  const train::Results results = train_model(settings, make_context(global), say);
   nlohmann::ordered_json figures = train::to_json(results, settings);
   std::string written;
   for (const std::filesystem::path& path : train::write_plots(results, settings.output)) {

@@ -1,0 +1,94 @@
+#include "support/format.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+namespace headroom::cli {
+namespace {
+
+std::string printed(const char* format, double value, const char* unit) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value, unit);
+  return text;
+}
+
+}  // namespace
+
+std::string format_bytes(double bytes) {
+  constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < kUnits.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return printed(unit == 0     ? "%.0f %s"
+                 : bytes < 10  ? "%.2f %s"
+                 : bytes < 100 ? "%.1f %s"
+                               : "%.0f %s",
+                 bytes, kUnits[unit]);
+}
+
+std::string format_seconds(double seconds) {
+  if (!std::isfinite(seconds)) return "-";
+  if (seconds < 1e-3) return printed("%.3g %s", seconds * 1e6, "us");
+  if (seconds < 1) return printed("%.3g %s", seconds * 1e3, "ms");
+  return printed(seconds < 100 ? "%.3g %s" : "%.0f %s", seconds, "s");
+}
+
+std::string format_duration(double seconds) {
+  const auto total = static_cast<int64_t>(std::llround(std::clamp(seconds, 0.0, 1e9)));
+  char text[48];
+  if (total < 60) {
+    std::snprintf(text, sizeof text, "%llds", static_cast<long long>(total));
+  } else if (total < 3600) {
+    std::snprintf(text, sizeof text, "%lldm%02llds", static_cast<long long>(total / 60),
+                  static_cast<long long>(total % 60));
+  } else {
+    std::snprintf(text, sizeof text, "%lldh%02lldm", static_cast<long long>(total / 3600),
+                  static_cast<long long>(total / 60 % 60));
+  }
+  return text;
+}
+
+std::string format_number(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*g", digits, value);
+  return text;
+}
+
+std::string format_fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string format_count(int64_t value) {
+  std::string text = std::to_string(value);
+  for (auto place = static_cast<int64_t>(text.size()) - 3; place > (value < 0 ? 1 : 0); place -= 3) {
+    text.insert(static_cast<size_t>(place), 1, ',');
+  }
+  return text;
+}
+
+std::string Table::text(int indent) const {
+  std::vector<size_t> widths;
+  for (const auto& row : rows_) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line(static_cast<size_t>(indent), ' ');
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string padding(widths[i] - row[i].size(), ' ');
+      line += (i == 0 ? "" : "  ") + (i == 0 ? row[i] + padding : padding + row[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,28 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headroom::cli {
+
+std::string format_bytes(double bytes);                   // "1.46 GiB"
+std::string format_seconds(double seconds);               // "12.3 ms"
+std::string format_duration(double seconds);              // "12s", "3m05s", "2h10m"
+std::string format_number(double value, int digits = 6);  // significant digits
+std::string format_fixed(double value, int digits);       // digits after the point
+std::string format_count(int64_t value);                  // "128,256"
+
+// Columns of text, the first left, the others right aligned.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  // `indent` spaces before every line.
+  std::string text(int indent = 0) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace headroom::cli
