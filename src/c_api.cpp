@@ -61,11 +61,13 @@ T* required(T* pointer, const char* argument) {
   return pointer;
 }
 
+// Of the caller's struct, which may be smaller or larger than the library's, every byte and none past it.
 template <class T>
-void init_struct(T* out) {
-  if (out == nullptr) return;
-  std::memset(out, 0, sizeof(T));
-  out->struct_size = sizeof(T);
+void init_struct(T* out, size_t size, T defaults = {}) {
+  if (out == nullptr || size < sizeof out->struct_size) return;
+  defaults.struct_size = size;
+  std::memset(out, 0, size);
+  std::memcpy(out, &defaults, std::min(size, sizeof defaults));
 }
 
 // A caller in C may pass any int for an enum, which C++ must not even look at as one.
@@ -175,31 +177,32 @@ headroom_status headroom_device_get_info(int32_t ordinal, headroom_device_info* 
   });
 }
 
-void headroom_context_options_init(headroom_context_options* options) {
-  init_struct(options);
-  if (options != nullptr) options->device = HEADROOM_HOST_MEMORY;
+void headroom_context_options_init_sized(headroom_context_options* options, size_t struct_size) {
+  headroom_context_options defaults{};
+  defaults.device = HEADROOM_HOST_MEMORY;
+  init_struct(options, struct_size, defaults);
 }
 
-void headroom_problem_init(headroom_problem* problem) {
-  init_struct(problem);
-  if (problem == nullptr) return;
-  problem->reduction = HEADROOM_REDUCTION_MEAN;
-  problem->target_dtype = HEADROOM_I64;
-  problem->scale = 1;
-  problem->ignore_index = -100;
-  problem->threshold = kDefaultThreshold;
+void headroom_problem_init_sized(headroom_problem* problem, size_t struct_size) {
+  headroom_problem defaults{};
+  defaults.reduction = HEADROOM_REDUCTION_MEAN;
+  defaults.target_dtype = HEADROOM_I64;
+  defaults.scale = 1;
+  defaults.ignore_index = -100;
+  defaults.threshold = kDefaultThreshold;
+  init_struct(problem, struct_size, defaults);
 }
 
-void headroom_buffers_init(headroom_buffers* buffers) {
-  init_struct(buffers);
+void headroom_buffers_init_sized(headroom_buffers* buffers, size_t struct_size) {
+  init_struct(buffers, struct_size);
 }
 
-void headroom_plan_info_init(headroom_plan_info* info) {
-  init_struct(info);
+void headroom_plan_info_init_sized(headroom_plan_info* info, size_t struct_size) {
+  init_struct(info, struct_size);
 }
 
-void headroom_device_info_init(headroom_device_info* info) {
-  init_struct(info);
+void headroom_device_info_init_sized(headroom_device_info* info, size_t struct_size) {
+  init_struct(info, struct_size);
 }
 
 headroom_status headroom_context_create(const headroom_context_options* options, headroom_context** context) {

@@ -21,8 +21,8 @@
  * at a time.
  *
  * Structs begin with struct_size, which the caller sets to sizeof the struct it was compiled with (the _init
- * functions do); fields that a caller does not know keep their defaults, larger sizes than the library's are
- * refused. */
+ * functions do, which are compiled into the caller); fields that a caller does not know keep their defaults,
+ * larger sizes than the library's are refused. */
 #ifndef HEADROOM_HEADROOM_H_
 #define HEADROOM_HEADROOM_H_
 
@@ -277,12 +277,31 @@ HEADROOM_API headroom_status headroom_backend_info(int32_t index, char* descript
 HEADROOM_API headroom_status headroom_device_count(int32_t* count, char* why_none, size_t why_none_size);
 HEADROOM_API headroom_status headroom_device_get_info(int32_t ordinal, headroom_device_info* info);
 
-/* Set struct_size and all defaults. */
-HEADROOM_API void headroom_context_options_init(headroom_context_options* options);
-HEADROOM_API void headroom_problem_init(headroom_problem* problem);
-HEADROOM_API void headroom_buffers_init(headroom_buffers* buffers);
-HEADROOM_API void headroom_plan_info_init(headroom_plan_info* info);
-HEADROOM_API void headroom_device_info_init(headroom_device_info* info);
+/* Set struct_size and the defaults of the caller's fields. struct_size is sizeof the struct that the caller
+ * was compiled with: nothing past it is written, and nothing at all where it is too small to hold struct_size
+ * itself. The functions below pass it; programs in languages without C's headers call these. */
+HEADROOM_API void headroom_context_options_init_sized(headroom_context_options* options, size_t struct_size);
+HEADROOM_API void headroom_problem_init_sized(headroom_problem* problem, size_t struct_size);
+HEADROOM_API void headroom_buffers_init_sized(headroom_buffers* buffers, size_t struct_size);
+HEADROOM_API void headroom_plan_info_init_sized(headroom_plan_info* info, size_t struct_size);
+HEADROOM_API void headroom_device_info_init_sized(headroom_device_info* info, size_t struct_size);
+
+/* Compiled into the caller, whose sizes a newer library keeps to. */
+static inline void headroom_context_options_init(headroom_context_options* options) {
+  headroom_context_options_init_sized(options, sizeof *options);
+}
+static inline void headroom_problem_init(headroom_problem* problem) {
+  headroom_problem_init_sized(problem, sizeof *problem);
+}
+static inline void headroom_buffers_init(headroom_buffers* buffers) {
+  headroom_buffers_init_sized(buffers, sizeof *buffers);
+}
+static inline void headroom_plan_info_init(headroom_plan_info* info) {
+  headroom_plan_info_init_sized(info, sizeof *info);
+}
+static inline void headroom_device_info_init(headroom_device_info* info) {
+  headroom_device_info_init_sized(info, sizeof *info);
+}
 
 HEADROOM_API headroom_status
 headroom_context_create(const headroom_context_options* options, /* null: defaults */

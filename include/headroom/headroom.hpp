@@ -96,19 +96,19 @@ struct Matrix {
 };
 
 struct ContextOptions : headroom_context_options {
-  ContextOptions() noexcept { headroom_context_options_init(this); }
+  ContextOptions() noexcept { headroom_context_options_init_sized(this, sizeof(headroom_context_options)); }
 };
 
 struct Problem : headroom_problem {
-  Problem() noexcept { headroom_problem_init(this); }
+  Problem() noexcept { headroom_problem_init_sized(this, sizeof(headroom_problem)); }
 };
 
 struct Buffers : headroom_buffers {
-  Buffers() noexcept { headroom_buffers_init(this); }
+  Buffers() noexcept { headroom_buffers_init_sized(this, sizeof(headroom_buffers)); }
 };
 
 struct PlanInfo : headroom_plan_info {
-  PlanInfo() noexcept { headroom_plan_info_init(this); }
+  PlanInfo() noexcept { headroom_plan_info_init_sized(this, sizeof(headroom_plan_info)); }
 };
 
 // Sizes and dtypes from the operands; gradients get the dtype of what they are the gradient of.
@@ -171,7 +171,7 @@ class Context {
     check(headroom_plan_list(handle(), &problem, nullptr, 0, &count));
     std::vector<headroom_plan_info> raw(static_cast<size_t>(count));
     if (count > 0) {
-      headroom_plan_info_init(raw.data());
+      headroom_plan_info_init_sized(raw.data(), sizeof(headroom_plan_info));
       check(headroom_plan_list(handle(), &problem, raw.data(), count, &count));
     }
     std::vector<PlanInfo> out(raw.size());
@@ -265,7 +265,7 @@ inline std::vector<BackendInfo> backends() {
 
 // The CUDA devices, by ordinal.
 struct DeviceInfo : headroom_device_info {
-  DeviceInfo() noexcept { headroom_device_info_init(this); }
+  DeviceInfo() noexcept { headroom_device_info_init_sized(this, sizeof(headroom_device_info)); }
 };
 // Where there are none, why_none (not null) becomes one line that says why.
 inline std::vector<DeviceInfo> devices(std::string* why_none = nullptr) {

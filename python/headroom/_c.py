@@ -231,9 +231,9 @@ def library() -> ctypes.CDLL:
         function.restype = result
         function.argtypes = arguments
     for name in _STRUCTS:
-        init = getattr(lib, f"{name}_init")
+        init = getattr(lib, f"{name}_init_sized")
         init.restype = None
-        init.argtypes = [c_void_p]
+        init.argtypes = [c_void_p, c_size_t]
     return lib
 
 
@@ -252,7 +252,7 @@ if hasattr(os, "register_at_fork"):
 def make(struct_name: str) -> ctypes.Structure:
     """A struct of the ABI with its defaults, such as ``make("headroom_problem")``."""
     struct = _STRUCTS[struct_name]()
-    getattr(library(), f"{struct_name}_init")(ctypes.byref(struct))
+    getattr(library(), f"{struct_name}_init_sized")(ctypes.byref(struct), ctypes.sizeof(struct))
     return struct
 
 

@@ -162,6 +162,24 @@ TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
   }
 }
 
+// The library's part gets the defaults, what it does not know is zero, and the byte after that stays as it
+// is.
+TEST(Structs, ACallerOfAnySizeIsInitialisedAndNoByteMore) {
+  headroom_problem full;
+  headroom_problem_init(&full);
+  for (size_t size = 0; size < sizeof full + 40; ++size) {
+    alignas(headroom_problem) unsigned char bytes[sizeof full + 48];
+    std::memset(bytes, 0x5a, sizeof bytes);
+    headroom_problem_init_sized(reinterpret_cast<headroom_problem*>(bytes), size);
+    full.struct_size = size;
+    for (size_t i = 0; i < sizeof bytes; ++i) {
+      const bool written = size >= sizeof(size_t) && i < size;
+      const unsigned char known = i < sizeof full ? reinterpret_cast<const unsigned char*>(&full)[i] : 0;
+      ASSERT_EQ(bytes[i], written ? known : 0x5a) << "size " << size << ", byte " << i;
+    }
+  }
+}
+
 // A list for such a caller: its elements lie as close as its struct is small.
 TEST(Structs, AListOfSmallerPlanInfos) {
   struct OldInfo {

@@ -1,0 +1,83 @@
+/* A program that was compiled with an older header, whose structs lack their last fields, over the library as
+ * it is: no function writes past what the caller has. */
+#include <headroom/headroom.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { PAST = 64, UNTOUCHED = 0x5a };
+
+static int failures = 0;
+
+static void expect(int ok, const char* what, int line) {
+  if (ok) return;
+  ++failures;
+  fprintf(stderr, "line %d: %s (last error: %s)\n", line, what, headroom_last_error());
+}
+#define EXPECT(condition) expect((condition), #condition, __LINE__)
+
+static int untouched(const unsigned char* past) {
+  for (int i = 0; i < PAST; ++i) {
+    if (past[i] != UNTOUCHED) return 0;
+  }
+  return 1;
+}
+
+/* The caller's struct, and the memory behind it, which is something else's. */
+#define WITH_PAST(name)       \
+  struct {                    \
+    name own;                 \
+    unsigned char past[PAST]; \
+  }
+#define EXPECT_INIT(variable, init)                             \
+  do {                                                          \
+    memset(&(variable), UNTOUCHED, sizeof(variable));           \
+    init(&(variable).own);                                      \
+    EXPECT((variable).own.struct_size == sizeof(variable).own); \
+    EXPECT(untouched((variable).past));                         \
+  } while (0)
+
+int main(void) {
+  WITH_PAST(headroom_context_options) options;
+  WITH_PAST(headroom_problem) problem;
+  WITH_PAST(headroom_buffers) buffers;
+  WITH_PAST(headroom_plan_info) info;
+  WITH_PAST(headroom_device_info) device;
+  EXPECT_INIT(options, headroom_context_options_init);
+  EXPECT_INIT(problem, headroom_problem_init);
+  EXPECT_INIT(buffers, headroom_buffers_init);
+  EXPECT_INIT(info, headroom_plan_info_init);
+  EXPECT_INIT(device, headroom_device_info_init);
+  EXPECT(options.own.backend == NULL && options.own.threads == 0);
+  EXPECT(problem.own.reduction == HEADROOM_REDUCTION_MEAN && problem.own.target_dtype == HEADROOM_I64);
+  EXPECT(problem.own.scale == 1 && problem.own.ignore_index == -100 && problem.own.tokens == 0);
+
+  const float hidden[2] = {1, 0}, classifier[4] = {1, 0, 0, 1};
+  const int64_t targets[1] = {0};
+  float nll = 0;
+  headroom_context* context = NULL;
+  headroom_plan* plan = NULL;
+  EXPECT(headroom_context_create(&options.own, &context) == HEADROOM_OK);
+  problem.own.tokens = 1;
+  problem.own.vocab = problem.own.hidden = 2;
+  EXPECT(headroom_plan_create(context, &problem.own, &plan) == HEADROOM_OK);
+  EXPECT(headroom_plan_get_info(plan, &info.own) == HEADROOM_OK);
+  EXPECT(info.own.struct_size == sizeof info.own && info.own.backend[0] != '\0' && untouched(info.past));
+  buffers.own.hidden = hidden;
+  buffers.own.classifier = classifier;
+  buffers.own.targets = targets;
+  buffers.own.nll = &nll;
+  static _Alignas(64) unsigned char workspace[1 << 20];
+  EXPECT(info.own.workspace_bytes <= sizeof workspace);
+  EXPECT(headroom_run(plan, &buffers.own, workspace, sizeof workspace, NULL) == HEADROOM_OK);
+  EXPECT(nll > 0.3132f && nll < 0.3133f); /* log(1 + exp(-1)) */
+  headroom_plan_destroy(plan);
+
+  /* The library's problem is larger than this caller's, or nothing is tested here. */
+  memset(problem.past, 0, sizeof problem.past);
+  problem.own.struct_size += sizeof(void*);
+  EXPECT(headroom_plan_create(context, &problem.own, &plan) == HEADROOM_OK);
+  headroom_plan_destroy(plan);
+  headroom_context_destroy(context);
+  if (failures == 0) puts("ok");
+  return failures != 0;
+}

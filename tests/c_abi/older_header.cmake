@@ -1,0 +1,13 @@
+# Writes the header as an older one: without the last two fields of each struct that a caller makes.
+function(headroom_older_header from to)
+  file(READ ${from} text)
+  string(REGEX REPLACE "/\\*([^*]|\\*+[^*/])*\\*+/" "" text "${text}")
+  foreach(name context_options problem buffers plan_info device_info)
+    string(REGEX REPLACE ";[^;]*;[^;]*;[ \n]*} headroom_${name};" ";\n} headroom_${name};" older "${text}")
+    if(older STREQUAL text)
+      message(FATAL_ERROR "${from}: found no headroom_${name} to take fields from")
+    endif()
+    set(text "${older}")
+  endforeach()
+  file(CONFIGURE OUTPUT ${to} CONTENT "${text}" @ONLY)
+endfunction()
