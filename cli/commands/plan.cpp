@@ -148,11 +148,6 @@ std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem) 
   return plans;
 }
 
-const char* gradient_text(int32_t gradient) {
-  if (gradient == HEADROOM_EXACT) return "exact";
-  return gradient == HEADROOM_THINNED ? "thinned" : "always-thinned";
-}
-
 ordered_json problem_json(const Problem& problem) {
   return {{"tokens", problem.tokens},
           {"vocab", problem.vocab},

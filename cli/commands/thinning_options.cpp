@@ -1,5 +1,6 @@
 #include "commands/thinning_options.h"
 
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <string_view>
@@ -8,6 +9,14 @@
 
 namespace headroom::cli {
 namespace {
+
+struct GradientName {
+  const char* name;
+  Gradient gradient;
+};
+constexpr std::array<GradientName, 3> kGradients{{{"exact", Gradient::exact},
+                                                  {"thinned", Gradient::thinned},
+                                                  {"always-thinned", Gradient::always_thinned}}};
 
 // NaN for what is not a number as a whole.
 double number_of(std::string_view text) {
@@ -24,7 +33,7 @@ void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_
       .add_option("--gradient", options.gradient,
                   "exact, or thinned: unbiased, from a few elements of each softmax, and exact where that "
                   "could be slower; or always-thinned")
-      ->check(CLI::IsMember({"exact", "thinned", "always-thinned"}))
+      ->check(CLI::IsMember({kGradients[0].name, kGradients[1].name, kGradients[2].name}))
       ->group(group)
       ->capture_default_str();
   command
@@ -41,9 +50,15 @@ void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_
 
 void apply(const ThinningOptions& options, Problem& problem) {
   const double threshold = parse_threshold("--threshold", options.threshold);
-  if (options.gradient == "exact") return;
-  const Gradient gradient = options.gradient == "thinned" ? Gradient::thinned : Gradient::always_thinned;
-  set_gradient(problem, gradient, threshold, options.seed);
+  for (const GradientName& known : kGradients) {
+    if (options.gradient == known.name && known.gradient != Gradient::exact) {
+      set_gradient(problem, known.gradient, threshold, options.seed);
+    }
+  }
+}
+
+const char* gradient_text(int32_t gradient) {
+  return kGradients.at(static_cast<size_t>(gradient)).name;
 }
 
 double parse_threshold(const std::string& option, const std::string& text) {

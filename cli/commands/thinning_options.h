@@ -16,6 +16,8 @@ struct ThinningOptions {
 void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_seed);
 // Throws UsageError for a threshold that is not a number in (0, 1].
 void apply(const ThinningOptions& options, Problem& problem);
+// The name of a headroom_gradient, as --gradient takes it.
+const char* gradient_text(int32_t gradient);
 // A number, or a power of two as 2^-9.
 double parse_threshold(const std::string& option, const std::string& text);
 

@@ -12,9 +12,6 @@ void check(const BarChart& chart) {
   if (chart.categories.empty() || chart.series.empty()) {
     throw std::invalid_argument("chart '" + chart.title + "': no bar to draw");
   }
-  if (chart.stacked && chart.y.log) {
-    throw std::invalid_argument("chart '" + chart.title + "': stacked bars need a linear axis");
-  }
   for (const BarSeries& series : chart.series) {
     if (series.values.size() != chart.categories.size()) {
       throw std::invalid_argument("series '" + series.label + "': expected one value a category (" +
@@ -29,12 +26,10 @@ std::pair<double, double> range_of(const BarChart& chart) {
   double low = HUGE_VAL;
   double high = 0.0;
   for (size_t c = 0; c < chart.categories.size(); ++c) {
-    double sum = 0.0;
     for (const BarSeries& series : chart.series) {
       const double value = series.values[c];
       if (!std::isfinite(value) || value < 0.0) continue;
-      sum += value;
-      high = std::max(high, chart.stacked ? sum : value);
+      high = std::max(high, value);
       if (value > 0.0) low = std::min(low, value);
     }
   }
@@ -47,27 +42,7 @@ struct Slot {
   double width;
 };
 
-void draw_stacked(Svg& svg, const BarChart& chart, size_t category, const Slot& slot, const Scale& scale) {
-  const double width = std::min(slot.width, 96.0);
-  const double x = slot.left + (slot.width - width) / 2;
-  double sum = 0.0;
-  for (size_t s = 0; s < chart.series.size(); ++s) {
-    const double value = chart.series[s].values[category];
-    if (!scale.shows(value) || value <= 0.0) continue;
-    const double bottom = scale.pixel(sum);
-    sum += value;
-    const double top = scale.pixel(sum);
-    svg.rectangle(x, top, width, bottom - top, palette(static_cast<int>(s)));
-    if (bottom - top > 18) {
-      svg.text(x + width / 2, (top + bottom) / 2 + 4, format_value(value, chart.y.unit),
-               {12, "#ffffff", "middle"});
-    }
-  }
-  svg.text(x + width / 2, scale.pixel(sum) - 6, format_value(sum, chart.y.unit),
-           {12, "#222222", "middle", true});
-}
-
-void draw_grouped(Svg& svg, const BarChart& chart, size_t category, const Slot& slot, const Scale& scale) {
+void draw_bars(Svg& svg, const BarChart& chart, size_t category, const Slot& slot, const Scale& scale) {
   const auto count = static_cast<double>(chart.series.size());
   const double width = std::min(slot.width / count, 80.0);
   double x = slot.left + (slot.width - width * count) / 2;
@@ -108,11 +83,7 @@ std::string to_svg(const BarChart& chart) {
   for (size_t c = 0; c < chart.categories.size(); ++c) {
     const double left = frame.left + stride * static_cast<double>(c);
     const Slot slot{left + stride * 0.1, stride * 0.8};
-    if (chart.stacked) {
-      draw_stacked(svg, chart, c, slot, scale);
-    } else {
-      draw_grouped(svg, chart, c, slot, scale);
-    }
+    draw_bars(svg, chart, c, slot, scale);
     const double size = text_width(chart.categories[c], 13) > stride ? 10.5 : 13;
     svg.text(left + stride / 2, Frame::kBottom + 20, chart.categories[c], {size, "#222222", "middle"});
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Small charts as SVG text: lines over linear or logarithmic axes, and grouped or stacked bars. Nothing but
-// the standard library is needed, and the output shows in any browser.
+// Small charts as SVG text: lines over linear or logarithmic axes, and grouped bars. The output shows
+// in any browser.
 
 #include <optional>
 #include <string>
@@ -32,7 +32,6 @@ struct Series {
   Stroke stroke = Stroke::kSolid;
   double width = 2.0;  // of the line, in pixels
   int color = -1;      // index into the palette; -1: the series' own place
-  double opacity = 1.0;
 };
 
 struct LineChart {
@@ -54,7 +53,6 @@ struct BarChart {
   std::vector<std::string> categories;
   Axis y;  // starts at 0 unless logarithmic
   std::vector<BarSeries> series;
-  bool stacked = false;  // else side by side; stacked bars need a linear axis
 };
 
 // SVG documents. Throw std::invalid_argument when sizes do not match or nothing can be drawn.

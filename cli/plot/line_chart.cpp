@@ -31,7 +31,7 @@ void draw_series(Svg& svg, const Series& series, int color_index, const Scale& x
     points.emplace_back(x_scale.pixel(series.x[i]), y_scale.pixel(series.y[i]));
   }
   if (series.stroke != Stroke::kPoints && points.size() > 1) {
-    svg.polyline(points, {color, series.width, series.stroke == Stroke::kDashed, series.opacity});
+    svg.polyline(points, {color, series.width, series.stroke == Stroke::kDashed});
   }
   // Rings, so that what is drawn below them stays visible.
   if (series.stroke == Stroke::kPoints) {

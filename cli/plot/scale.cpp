@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "support/format.h"
+
 namespace headroom::plot {
 namespace {
 
@@ -36,19 +38,12 @@ std::string format_value(double value, Unit unit, int digits) {
   if (value == 0.0) return "0";
   const double size = std::abs(value);
   if (unit == Unit::kBytes) {
-    static constexpr std::array<const char*, 6> kNames = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    size_t power = 0;
-    double scaled = value;
-    while (std::abs(scaled) >= 1024 && power + 1 < kNames.size()) {
-      scaled /= 1024;
-      ++power;
-    }
-    return trimmed(scaled, digits) + " " + kNames[power];
+    const cli::Scaled scaled = cli::scaled_bytes(value);
+    return trimmed(scaled.value, digits) + " " + scaled.unit;
   }
   if (unit == Unit::kSeconds) {
-    if (size < 1e-3) return trimmed(value * 1e6, digits) + " us";
-    if (size < 1.0) return trimmed(value * 1e3, digits) + " ms";
-    return trimmed(value, digits) + " s";
+    const cli::Scaled scaled = cli::scaled_seconds(value);
+    return trimmed(scaled.value, digits) + " " + scaled.unit;
   }
   if (size >= 1e9) return trimmed(value / 1e9, digits) + "G";
   if (size >= 1e6) return trimmed(value / 1e6, digits) + "M";

@@ -46,7 +46,6 @@ std::string escaped(std::string_view text) {
 std::string stroke(const LineStyle& style) {
   std::string text = attribute("stroke", style.color) + attribute("stroke-width", number(style.width));
   if (style.dashed) text += attribute("stroke-dasharray", "6 4");
-  if (style.opacity < 1.0) text += attribute("opacity", number(style.opacity));
   return text;
 }
 

@@ -19,7 +19,6 @@ struct LineStyle {
   const char* color = "#d9d9d9";
   double width = 1.0;
   bool dashed = false;
-  double opacity = 1.0;
 };
 
 // Collects the elements of one picture; coordinates in pixels from the top left.

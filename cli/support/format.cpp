@@ -8,33 +8,39 @@
 namespace headroom::cli {
 namespace {
 
-std::string printed(const char* format, double value, const char* unit) {
+std::string printed(const char* format, const Scaled& scaled) {
   char text[64];
-  std::snprintf(text, sizeof text, format, value, unit);
+  std::snprintf(text, sizeof text, format, scaled.value, scaled.unit);
   return text;
 }
 
 }  // namespace
 
-std::string format_bytes(double bytes) {
-  constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+Scaled scaled_bytes(double bytes) {
+  constexpr std::array<const char*, 6> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   size_t unit = 0;
-  while (bytes >= 1024 && unit + 1 < kUnits.size()) {
+  while (std::abs(bytes) >= 1024 && unit + 1 < kUnits.size()) {
     bytes /= 1024;
     ++unit;
   }
-  return printed(unit == 0     ? "%.0f %s"
-                 : bytes < 10  ? "%.2f %s"
-                 : bytes < 100 ? "%.1f %s"
-                               : "%.0f %s",
-                 bytes, kUnits[unit]);
+  return {bytes, kUnits[unit]};
+}
+
+Scaled scaled_seconds(double seconds) {
+  const double size = std::abs(seconds);
+  if (size < 1e-3) return {seconds * 1e6, "us"};
+  return size < 1 ? Scaled{seconds * 1e3, "ms"} : Scaled{seconds, "s"};
+}
+
+std::string format_bytes(double bytes) {
+  const Scaled scaled = scaled_bytes(bytes);
+  const bool whole = bytes < 1024 || scaled.value >= 100;
+  return printed(whole ? "%.0f %s" : scaled.value < 10 ? "%.2f %s" : "%.1f %s", scaled);
 }
 
 std::string format_seconds(double seconds) {
   if (!std::isfinite(seconds)) return "-";
-  if (seconds < 1e-3) return printed("%.3g %s", seconds * 1e6, "us");
-  if (seconds < 1) return printed("%.3g %s", seconds * 1e3, "ms");
-  return printed(seconds < 100 ? "%.3g %s" : "%.0f %s", seconds, "s");
+  return printed(seconds < 100 ? "%.3g %s" : "%.0f %s", scaled_seconds(seconds));
 }
 
 std::string format_duration(double seconds) {
@@ -72,7 +78,7 @@ std::string format_count(int64_t value) {
   return text;
 }
 
-std::string Table::text(int indent) const {
+std::string Table::text() const {
   std::vector<size_t> widths;
   for (const auto& row : rows_) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -80,7 +86,7 @@ std::string Table::text(int indent) const {
   }
   std::string out;
   for (const auto& row : rows_) {
-    std::string line(static_cast<size_t>(indent), ' ');
+    std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
       const std::string padding(widths[i] - row[i].size(), ' ');
       line += (i == 0 ? "" : "  ") + (i == 0 ? row[i] + padding : padding + row[i]);

@@ -6,6 +6,14 @@
 
 namespace headroom::cli {
 
+// In the unit in which people write it: KiB, ms.
+struct Scaled {
+  double value;
+  const char* unit;
+};
+Scaled scaled_bytes(double bytes);
+Scaled scaled_seconds(double seconds);
+
 std::string format_bytes(double bytes);                   // "1.46 GiB"
 std::string format_seconds(double seconds);               // "12.3 ms"
 std::string format_duration(double seconds);              // "12s", "3m05s", "2h10m"
@@ -18,8 +26,7 @@ class Table {
  public:
   explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  // `indent` spaces before every line.
-  std::string text(int indent = 0) const;
+  std::string text() const;
 
  private:
   std::vector<std::vector<std::string>> rows_;

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "train/byte_pairs.h"
 #include "train/pretokenize.h"
 
 namespace headroom::train {
 namespace {
-
-uint64_t key_of(int32_t left, int32_t right) {
-  return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
-}
 
 // The byte-level alphabet of GPT-2's tokenizer, in UTF-8: printable bytes of Latin-1 stand for themselves,
 // the others for code points from 256 on.
@@ -44,41 +41,8 @@ Vocabulary::Vocabulary(std::vector<std::pair<int32_t, int32_t>> merges) : merges
                                   ": expected tokens below " + std::to_string(token) + ", got " +
                                   std::to_string(left) + " and " + std::to_string(right));
     }
-    merged_.emplace(key_of(left, right), token);
     bytes_.push_back(bytes_of(left) + bytes_of(right));
   }
-}
-
-void Vocabulary::encode_word(std::string_view word, std::vector<int32_t>& tokens) const {
-  const size_t start = tokens.size();
-  for (char byte : word) tokens.push_back(static_cast<unsigned char>(byte));
-  while (true) {
-    // The earliest merge first, as it was learned; its left-most place first.
-    int32_t best = INT32_MAX;
-    size_t place = 0;
-    for (size_t i = start; i + 1 < tokens.size(); ++i) {
-      const auto found = merged_.find(key_of(tokens[i], tokens[i + 1]));
-      if (found != merged_.end() && found->second < best) {
-        best = found->second;
-        place = i;
-      }
-    }
-    if (best == INT32_MAX) return;
-    tokens[place] = best;
-    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(place) + 1);
-  }
-}
-
-std::vector<int32_t> Vocabulary::encode(std::string_view text) const {
-  std::vector<int32_t> tokens;
-  for_each_word(text, [&](std::string_view word) { encode_word(word, tokens); });
-  return tokens;
-}
-
-std::string Vocabulary::decode(std::span<const int32_t> tokens) const {
-  std::string text;
-  for (int32_t token : tokens) text += bytes_of(token);
-  return text;
 }
 
 std::string Vocabulary::to_json() const {

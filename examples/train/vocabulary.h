@@ -2,10 +2,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,18 +22,12 @@ class Vocabulary {
   // The bytes that a token stands for; none for kEndOfText.
   const std::string& bytes_of(int32_t token) const { return bytes_.at(static_cast<size_t>(token)); }
 
-  std::vector<int32_t> encode(std::string_view text) const;
-  std::string decode(std::span<const int32_t> tokens) const;
-
   // In the tokenizer.json format of the Hugging Face tokenizers library.
   std::string to_json() const;
 
  private:
-  void encode_word(std::string_view word, std::vector<int32_t>& tokens) const;
-
   std::vector<std::pair<int32_t, int32_t>> merges_;
   std::vector<std::string> bytes_;
-  std::unordered_map<uint64_t, int32_t> merged_;  // pair of tokens -> the token that joins them
 };
 
 struct TokenizedCorpus {

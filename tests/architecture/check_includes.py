@@ -18,7 +18,7 @@ OUTSIDE = ("cli", "python", "bench", "examples")
 # Folders of the command line, each with those that its files may include in quotes; the first that fits a path counts.
 LAYERS = {
     "cli/support/": ("support",),
-    "cli/plot/": ("plot",),
+    "cli/plot/": ("plot", "support"),
     "cli/io/": ("io", "support"),
     "examples/train/": ("train", "io", "plot", "support"),
     "examples/": (),
