@@ -5,46 +5,20 @@
 #include <cmath>
 #include <limits>
 
-#include "compare.h"
 #include "formats.h"
+#include "thinned_fixture.h"
 
 namespace headroom_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class ThinnedEdges : public testing::TestWithParam<Engine> {
+class ThinnedEdges : public ThinnedTest {
  protected:
-  void SetUp() override {
-    const std::string why = why_not_thinned(GetParam());
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-
-  Case thinned(PlainSize size, double threshold) const {
-    Case c = plain_case(41, size, GetParam().plain_dtype());
-    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
-    c.problem.gradient = HEADROOM_ALWAYS_THINNED;
-    c.problem.threshold = threshold;
-    return c;
-  }
-  // In one run, by draws that are kept, and by draws of the backward pass; from the smallest workspace.
-  std::vector<Outputs> all_ways(Case c) const {
-    std::vector<Outputs> out;
-    c.mode = Mode::kForwardBackward;
-    out.push_back(solve(context_, c));
-    c.mode = Mode::kForwardThenBackward;
-    out.push_back(solve(context_, c));
-    c.problem.keeps_draws = 1;
-    out.push_back(solve(context_, c));
-    return out;
-  }
-
   PlainSize reduced(PlainSize size) const {
     if (GetParam().is_reference()) size.vocab = std::min<int64_t>(size.vocab, 500);
     return size;
   }
-
-  headroom::Context context_ = make_context(GetParam());
 };
 
 TEST_P(ThinnedEdges, SmallestShapes) {
