@@ -4,6 +4,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <string_view>
 
 #include "commands/check_cases.h"
 #include "commands/check_compare.h"
@@ -23,6 +24,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kOracle = "reference";
 constexpr const char* kOnDevices = "cuda";
+constexpr const char* kPortable = "portable";
 
 struct CheckOptions {
   std::string device = "cpu";
@@ -41,15 +43,19 @@ struct CaseResult {
 };
 
 // The backends to check: the one asked for, or all that are usable beside the reference, which is the oracle.
-// On a device the kernels that it gets, and where those are Hopper's the portable ones, too.
+// On a device the kernels that it gets, and where those of 16-bit operands are its own the portable ones,
+// too.
 std::vector<std::string> chosen_backends(const GlobalOptions& globals, const DeviceChoice& device) {
   if (!globals.backend.empty()) return {globals.backend};
   std::vector<std::string> names;
   if (device.ordinal != HEADROOM_HOST_MEMORY) {
     names.emplace_back(kOnDevices);
-    constexpr int32_t kHopper = 90;
-    if (devices()[static_cast<size_t>(device.ordinal)].compute_capability == kHopper)
-      names.push_back(std::string(kOnDevices) + ":portable");
+    Problem problem;
+    problem.tokens = problem.vocab = problem.hidden = 256;
+    problem.hidden_dtype = problem.classifier_dtype = HEADROOM_BF16;
+    const Plan plan(make_context(globals, kOnDevices, device), problem);
+    if (std::string_view(plan.info().implementation) != kPortable)
+      names.push_back(std::string(kOnDevices) + ":" + kPortable);
     return names;
   }
   for (const BackendInfo& backend : backends()) {
