@@ -7,14 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int failures = 0;
-
-static void expect(int ok, const char* what, int line) {
-  if (ok) return;
-  ++failures;
-  fprintf(stderr, "line %d: %s (last error: %s)\n", line, what, headroom_last_error());
-}
-#define EXPECT(condition) expect((condition), #condition, __LINE__)
+#include "expect.h"
 
 /* Two tokens, three words, hidden size two. The logits are z = {{1, 0, 2}, {0, 1, 3}}. */
 enum { TOKENS = 2, VOCAB = 3, HIDDEN = 2 };
@@ -32,6 +25,18 @@ static headroom_problem make_problem(void) {
   problem.hidden = HIDDEN;
   problem.want_d_hidden = problem.want_d_classifier = 1;
   return problem;
+}
+
+static headroom_buffers make_buffers(const float* hidden, float* loss, float* d_hidden, float* d_classifier) {
+  headroom_buffers buffers;
+  headroom_buffers_init(&buffers);
+  buffers.hidden = hidden;
+  buffers.classifier = kClassifier;
+  buffers.targets = kTargets;
+  buffers.loss = loss;
+  buffers.d_hidden = d_hidden;
+  buffers.d_classifier = d_classifier;
+  return buffers;
 }
 
 static void check_numbers(const float* loss, const float* d_hidden, const float* d_classifier) {
@@ -76,14 +81,7 @@ static void run_on(const char* backend) {
   float loss = 0;
   float d_hidden[TOKENS * HIDDEN] = {0};
   float d_classifier[VOCAB * HIDDEN] = {0};
-  headroom_buffers buffers;
-  headroom_buffers_init(&buffers);
-  buffers.hidden = kHidden;
-  buffers.classifier = kClassifier;
-  buffers.targets = kTargets;
-  buffers.loss = &loss;
-  buffers.d_hidden = d_hidden;
-  buffers.d_classifier = d_classifier;
+  headroom_buffers buffers = make_buffers(kHidden, &loss, d_hidden, d_classifier);
   EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_OK);
   check_numbers(&loss, d_hidden, d_classifier);
 
@@ -144,14 +142,7 @@ static void check_compute_dtype(void) {
   float hidden[TOKENS * HIDDEN], loss = 0, d_hidden[TOKENS * HIDDEN] = {0},
                                  d_classifier[VOCAB * HIDDEN] = {0};
   for (int k = 0; k < TOKENS * HIDDEN; ++k) hidden[k] = kHidden[k] * (1 + 1.0f / 1024);
-  headroom_buffers buffers;
-  headroom_buffers_init(&buffers);
-  buffers.hidden = hidden;
-  buffers.classifier = kClassifier;
-  buffers.targets = kTargets;
-  buffers.loss = &loss;
-  buffers.d_hidden = d_hidden;
-  buffers.d_classifier = d_classifier;
+  headroom_buffers buffers = make_buffers(hidden, &loss, d_hidden, d_classifier);
   EXPECT(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == HEADROOM_OK);
   double exact = 0;
   for (int i = 0; i < TOKENS; ++i) {
