@@ -127,6 +127,23 @@ int64_t shifted_target(const CheckCase& c, const CheckData& data, int64_t row) {
   return data.targets[static_cast<size_t>(row + c.shift)];
 }
 
+template <class T>
+T loss_divisor(const CheckCase& c, const CheckData& data) {
+  if (c.sum) return 1;
+  if (c.num_items > 0) return static_cast<T>(c.num_items);
+  const auto weight = [](const std::vector<double>& of, int64_t i) {
+    return of.empty() ? T{1} : static_cast<T>(of[static_cast<size_t>(i)]);
+  };
+  T sum = 0;
+  for (int64_t i = 0; i < c.tokens; ++i) {
+    const int64_t y = shifted_target(c, data, i);
+    if (y != kCheckIgnoreIndex) sum += weight(data.token_weight, i) * weight(data.class_weight, y);
+  }
+  return sum;
+}
+template float loss_divisor<float>(const CheckCase& c, const CheckData& data);
+template double loss_divisor<double>(const CheckCase& c, const CheckData& data);
+
 double rounded(double value, headroom_dtype dtype) {
   const auto narrow = static_cast<float>(value);
   switch (dtype) {

@@ -51,6 +51,9 @@ inline constexpr int64_t kCheckIgnoreIndex = -100;
 
 // The target of a row after the shift, or kCheckIgnoreIndex.
 int64_t shifted_target(const CheckCase& c, const CheckData& data, int64_t row);
+// What the sum of the rows' losses is divided by, a sum of T: float or double; 0 when no row counts.
+template <class T>
+T loss_divisor(const CheckCase& c, const CheckData& data);
 
 // dz_ij = p_ij a_i - c_ij - g_i [j = y_i], and a float32 computation rounds each of the three before they
 // cancel. Here the sum of their magnitudes goes through the gradients' products in the place of dz_ij;

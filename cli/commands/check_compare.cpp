@@ -90,20 +90,6 @@ double row_size(const CheckCase& c, const CheckOutputs& reference, size_t i) {
                   3 * c.softcap);
 }
 
-// What the sum of the rows' losses is divided by; 0 when no row counts.
-double divisor(const CheckCase& c, const CheckData& data) {
-  if (c.sum) return 1;
-  if (c.num_items > 0) return c.num_items;
-  double sum = 0;
-  for (int64_t i = 0; i < c.tokens; ++i) {
-    const int64_t y = shifted_target(c, data, i);
-    if (y == kCheckIgnoreIndex) continue;
-    sum += (c.token_weight ? data.token_weight[static_cast<size_t>(i)] : 1) *
-           (c.class_weight ? data.class_weight[static_cast<size_t>(y)] : 1);
-  }
-  return sum;
-}
-
 }  // namespace
 
 std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& reference,
@@ -133,7 +119,7 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
     row_errors += std::fabs(naive.row_loss[i] - reference.row_loss[i]);
     row_sizes += row_size(c, reference, i) + std::fabs(reference.row_loss[i]);
   }
-  const double over = 1 / divisor(c, data);
+  const double over = 1 / loss_divisor<double>(c, data);
   const bool both_nan = std::isnan(reference.loss) && std::isnan(got.loss);
   out.push_back({"loss", both_nan ? 0 : std::fabs(got.loss - reference.loss),
                  both_nan ? 0 : over * (2 * row_errors + unit * row_sizes)});

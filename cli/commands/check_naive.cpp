@@ -63,17 +63,6 @@ struct Naive {
     for (int64_t j = 0; j < c.vocab; ++j) weight_total += class_weight(j);
   }
 
-  float divisor() const {
-    if (c.sum) return 1;
-    if (c.num_items > 0) return static_cast<float>(c.num_items);
-    float sum = 0;
-    for (int64_t i = 0; i < c.tokens; ++i) {
-      const int64_t y = shifted_target(c, data, i);
-      if (y != kCheckIgnoreIndex) sum += token_weight(i) * class_weight(y);
-    }
-    return sum;
-  }
-
   // Losses of a row; its logits become their gradients.
   void row(int64_t i, float over_divisor, CheckOutputs& out) {
     const auto at = static_cast<size_t>(i);
@@ -163,7 +152,7 @@ CheckOutputs naive_float32(const CheckCase& c, const CheckData& data, bool round
   const auto rows = static_cast<size_t>(c.tokens);
   for (auto* values : {&out.row_loss, &out.nll, &out.lse, &out.entropy}) values->resize(rows);
   out.argmax.resize(rows);
-  const float divisor = naive.divisor();
+  const auto divisor = loss_divisor<float>(c, data);
   float sum = 0;
   for (int64_t i = 0; i < c.tokens; ++i) {
     naive.row(i, 1 / divisor, out);
