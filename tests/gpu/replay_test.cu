@@ -74,6 +74,28 @@ TEST_P(Replays, ReadWhatTheBuffersHold) {
   }
 }
 
+// What the driver keeps for graphs is no budget's, and little.
+TEST_P(Replays, TakeLittleMemory) {
+  constexpr int kPlans = 64;
+  const Case c = case_of(6);
+  PlainTensors tensors(c);
+  std::vector<headroom::Plan> plans;
+  const DeviceMemory workspace(plan_of(c, "exact").info().workspace_bytes);
+  const Stream stream;
+  size_t before = 0, after = 0, total = 0;
+  for (int i = 0; i <= kPlans; ++i) {
+    plans.push_back(plan_of(c, "exact"));
+    for (int run = 0; run < kRuns; ++run) {
+      plans.back().run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    }
+    stream.wait();
+    cuda_check(cudaMemGetInfo(i == 0 ? &before : &after, &total));
+  }
+  const double each = (static_cast<double>(before) - static_cast<double>(after)) / kPlans;
+  RecordProperty("bytes_of_a_recording", std::to_string(each));
+  EXPECT_LT(each, double{1 << 20}) << "bytes a recording";
+}
+
 // More sets of buffers than are remembered, in turn, and each often enough to be recorded.
 TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
   const Case c = case_of(2);
