@@ -18,9 +18,9 @@ constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
 // Numbers of windows that are tried, from the fewest on; after each number of kept columns.
 constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
 constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied classifier or a staged gradient
-// Chunks whose d_classifier may be added up in its own dtype; more only where nothing else fits.
+// Chunks whose d_classifier may be added up in its own dtype; more only in plans of so few bytes that the
+// others would have windows narrower than this, which are slow.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
-// Windows narrower than this are so slow that nothing else fits either.
 constexpr int64_t kNarrowWindow = 2048;
 
 class Search {
@@ -30,9 +30,8 @@ class Search {
 
   std::vector<Plan> all() {
     consider_all();
-    if (is_in_need()) {
-      most_roundings_ = kRoundingsInNeed;
-      consider_all();
+    if (budget_ != 0 && p_.needs_backward() && !p_.is_thinned() && may_round(kRoundingsInNeed)) {
+      consider_in_need();
     }
     std::vector<Plan> out;
     out.reserve(best_.size() + 1);
@@ -52,15 +51,32 @@ class Search {
     double seconds = 0;
   };
 
-  bool is_in_need() const {
-    return std::all_of(best_.begin(), best_.end(), [&](const auto& item) {
-      const PlanDetail& d = item.second.detail;
-      return p_.needs_backward() && !p_.is_thinned() && d.vocab_window < std::min(p_.vocab, kNarrowWindow);
-    });
+  // Whatever the budget: a larger one has these plans, too, and so is never slower than a smaller one.
+  void consider_in_need() {
+    budget_ = std::min(budget_, bytes_in_need());
+    fewest_chunks_ = kMostRoundings + 1;
+    most_roundings_ = kRoundingsInNeed;
+    consider_all();
+  }
+
+  // Where plans with few roundings begin to have windows that are not narrow.
+  size_t bytes_in_need() const {
+    PlanDetail d = base_;  // the last one: that of the least scratch
+    d.source = backward_source();
+    d.vocab_window = std::min(p_.vocab, kNarrowWindow);
+    d.kept_columns = 0;
+    size_t least = 0;
+    for (const int64_t chunk : token_chunks()) {
+      if (chunks_of(chunk) > kMostRoundings) break;
+      d.rounds_between_chunks = may_round(chunks_of(chunk));
+      const size_t bytes = bytes_of(window_kind(), chunk, d);
+      if (least == 0 || bytes < least) least = bytes;
+    }
+    return least;
   }
 
   void consider_all() {
-    for (const int64_t gemm_bytes : {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, int64_t{0}}) {
+    for (const int64_t gemm_bytes : gemm_scratches()) {
       for (const auto& [rows, columns] : scratches()) {
         base_ = PlanDetail{};
         base_.implementation = choice_.implementation;
@@ -68,13 +84,13 @@ class Search {
             p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.classifier_dtype != operand_dtype(p_);
         base_.scratch_rows = rows;
         base_.scratch_columns = columns;
-        base_.gemm_bytes = p_.is_thinned() ? thinned_gemm_bytes(p_) : needs_products() ? gemm_bytes : 0;
+        base_.gemm_bytes = gemm_bytes;
         if (p_.is_thinned()) {
           thinned_plan();
         } else if (p_.pass == Pass::kForward) {
           forward_plans();
         } else {
-          if (can_keep_exps()) kept_plans();
+          if (can_keep_exps() && fewest_chunks_ == 1) kept_plans();
           window_plans();
         }
       }
@@ -83,6 +99,12 @@ class Search {
 
   bool sm90() const { return choice_.implementation == Implementation::kSm90; }
   bool needs_products() const { return p_.needs_backward() || !sm90(); }
+
+  std::vector<int64_t> gemm_scratches() const {
+    if (p_.is_thinned()) return {thinned_gemm_bytes(p_)};
+    if (!needs_products()) return {0};
+    return {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, 0};
+  }
 
   // fp32 logits at once (portable): larger blocks make faster products.
   std::vector<std::pair<int64_t, int64_t>> scratches() const {
@@ -199,12 +221,17 @@ class Search {
     if (d.rounds_between_chunks && chunks_of(chunk) <= kMostRoundings) consider(kind, chunk, d);
   }
 
+  PlanKind window_kind() const {
+    return p_.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
+  }
+
   void window_plans() {
-    const PlanKind kind = p_.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
+    const PlanKind kind = window_kind();
     PlanDetail d = base_;
     d.source = backward_source();
     for (const int64_t chunk : token_chunks()) {
       const int64_t chunks = chunks_of(chunk);
+      if (chunks < fewest_chunks_) continue;
       if (may_round(chunks) && chunks > most_roundings_) break;
       d.rounds_between_chunks = may_round(chunks);
       windows_of(kind, chunk, d);
@@ -231,16 +258,16 @@ class Search {
     return seconds_of(kind, chunk, d);
   }
 
-  // The columns that are not kept, in windows of equal size: as few as fit, and `more` numbers from there on.
+  // The columns that are not kept, in windows of equal size: as few as fit, and `more` widths from there on.
   void equal_windows(PlanKind kind, int64_t chunk, PlanDetail d, int64_t more) {
     const int64_t columns = p_.vocab - d.kept_columns;
     const int64_t widest = d.kept_columns > 0 ? d.kept_columns : widest_window(kind, chunk, d, false);
-    const int64_t fewest = ceil_div(columns, std::max(widest, kSmallestWindow));
-    int64_t last = 0;
-    for (int64_t windows = fewest; windows < fewest + more; ++windows) {
+    int64_t windows = ceil_div(columns, std::max(widest, kSmallestWindow));
+    for (int64_t tried = 0; tried < more; ++tried) {
       d.vocab_window = ceil_div(ceil_div(columns, windows), kWindowStep) * kWindowStep;
-      if (d.vocab_window < p_.vocab && d.vocab_window != last) consider(kind, chunk, d);
-      last = d.vocab_window;
+      if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
+      if (d.vocab_window <= kWindowStep) break;
+      windows = std::max(windows + 1, ceil_div(columns, d.vocab_window - kWindowStep));  // of another width
     }
   }
 
@@ -332,30 +359,13 @@ class Search {
     plan.token_chunk = d.token_chunk;
     plan.workspace_bytes = candidate.bytes;
     plan.predicted_seconds = candidate.seconds;
-    plan.cost_f = cost_of(d);
+    plan.cost_f = cost_of(p_, d);
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = implementation_name(choice_.implementation);
     plan.reason = choice_.reason;
     plan.config = config_of(d);
     plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);
     return plan;
-  }
-
-  double cost_of(const PlanDetail& d) const {
-    if (d.is_thinned()) return cost_of_thinned();
-    double cost = p_.needs_forward() ? 1 : 0;
-    if (!p_.needs_backward()) return cost;
-    cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p_.vocab);
-    return cost + (p_.want_d_hidden ? 1 : 0) + (p_.want_d_classifier ? 1 : 0);
-  }
-
-  // The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
-  // which are bound by memory instead.
-  double cost_of_thinned() const {
-    const ThinSizes s = thin_sizes(p_);
-    const auto vocab = static_cast<double>(p_.vocab);
-    const double draw = p_.pass == Pass::kBackward && p_.keeps_draws ? 0 : 1;
-    return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / vocab;
   }
 
   std::string config_of(const PlanDetail& d) const {
@@ -375,9 +385,9 @@ class Search {
 
   const Problem& p_;
   const Device& device_;
-  const size_t budget_;
+  size_t budget_;
   const Choice& choice_;
-  int64_t most_roundings_ = kMostRoundings;
+  int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
   PlanDetail base_;
   std::map<PlanKind, Candidate> best_;
   Candidate smallest_;
