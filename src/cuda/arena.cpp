@@ -38,6 +38,15 @@ bool writes_d_classifier(const Problem& p) {
   return p.d_classifier_dtype == operand_dtype(p) || p.d_classifier_dtype == DType::kF32;
 }
 
+DType staging_dtype(const Problem& p) {
+  return stages_apart(p) ? DType::kF32 : operand_dtype(p);
+}
+
+bool stages_apart(const Problem& p) {
+  return p.want_d_classifier && !writes_d_classifier(p) &&
+         (p.d_classifier_dtype != operand_dtype(p) || p.accumulate_d_classifier);
+}
+
 bool fits_in_d_hidden(const Problem& p) {
   return p.want_d_hidden && !p.accumulate_d_hidden &&
          size_of(p.d_hidden_dtype) >= size_of(operand_dtype(p)) && !p.unaligned_rows &&
@@ -108,7 +117,7 @@ Arena lay_out(const Problem& p, const PlanDetail& d, Workspace& w) {
       const bool in_place = native && (p.d_classifier_dtype == DType::kF32 || d.rounds_between_chunks);
       if (chunks > 1 && !in_place) {
         a.d_classifier = take<float>(w, p.vocab * depth);
-      } else if (!native) {
+      } else if (stages_apart(p)) {
         a.staging = take<float>(w, d.vocab_window * depth);
       }
     }
@@ -116,6 +125,8 @@ Arena lay_out(const Problem& p, const PlanDetail& d, Workspace& w) {
   }
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows, depth);
   if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window, depth);
+  const bool stages = p.needs_backward() && p.want_d_classifier && !writes_d_classifier(p);
+  if (stages && a.d_classifier == nullptr && !stages_apart(p)) a.staging = a.window;
   a.logits = take<float>(w, d.scratch_rows * d.scratch_columns);
   a.gemm = take<std::byte>(w, d.gemm_bytes);
   return a;

@@ -67,6 +67,10 @@ bool fits_in_d_hidden(const Problem& problem);
 int64_t operand_stride_in_d_hidden(const Problem& problem, const Buffers& buffers);
 // Whether a product can write d_classifier in its own dtype, and in rows of whole 16 bytes.
 bool writes_d_classifier(const Problem& problem);
+// Else a product writes a window of it in this dtype, and a copy follows: where the copy of the classifier's
+// window was, or apart from it.
+DType staging_dtype(const Problem& problem);
+bool stages_apart(const Problem& problem);
 
 // Length of a row of the exps that are kept, and of the dz that takes their place: one, so that rows which do
 // not exist stay 0.
@@ -95,7 +99,7 @@ struct Arena {
   void* exps = nullptr;           // [R, padded] kept exps, and then dz of a window
   float* d_hidden = nullptr;      // [R, padded]
   float* d_classifier = nullptr;  // [V, padded] the sum over chunks
-  float* staging = nullptr;       // [W, padded] of d_classifier, where no product writes its dtype
+  void* staging = nullptr;        // [W, padded] of d_classifier, where no product writes its rows
   float* d_bias = nullptr;        // [V]
   float* logits = nullptr;        // [scratch_rows, scratch_columns]
   void* gemm = nullptr;

@@ -28,6 +28,17 @@ void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, c
   product(run, g);
 }
 
+// Rows of d_classifier from a matrix of padded ones.
+void store_matrix(const Runner& run, const void* from, DType from_dtype, const Window& window,
+                  bool accumulate) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  launch_store_matrix({from, from_dtype, run.depth(), window.columns, p.hidden,
+                       at(b.d_classifier, p.d_classifier_dtype, window.first * b.d_classifier_stride),
+                       p.d_classifier_dtype, b.d_classifier_stride, accumulate},
+                      run.queue);
+}
+
 // d_classifier [columns, D] += factor dz^T hidden [rows, D]
 void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
                       const Operand& hidden, const float* factor) {
@@ -42,30 +53,27 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
   g.transpose_a = true;
   g.b = hidden.data;
   g.b_stride = hidden.stride;
-  void* output =
-      at(run.buffers.d_classifier, p.d_classifier_dtype, window.first * run.buffers.d_classifier_stride);
   if (a.d_classifier != nullptr) {
     g.c = a.d_classifier + window.first * run.depth();
     g.c_stride = run.depth();
     g.beta = chunk.is_first ? 0.0f : 1.0f;
   } else if (a.staging != nullptr) {
     g.c = a.staging;
+    g.c_dtype = staging_dtype(p);
     g.c_stride = run.depth();
   } else {
-    g.c = output;
+    g.c = at(run.buffers.d_classifier, p.d_classifier_dtype, window.first * run.buffers.d_classifier_stride);
     g.c_dtype = p.d_classifier_dtype;
     g.c_stride = run.buffers.d_classifier_stride;
     g.beta = !chunk.is_first || p.accumulate_d_classifier ? 1.0f : 0.0f;
   }
-  if (factor != nullptr && a.staging == nullptr) {
+  if (factor != nullptr) {
     g.alpha = factor;
     g.zero_one = a.scalars->zero_one;
   }
   product(run, g);
   if (a.staging == nullptr) return;
-  launch_store_matrix(a.staging, run.depth(), window.columns, p.hidden, output, p.d_classifier_dtype,
-                      run.buffers.d_classifier_stride, p.accumulate_d_classifier || !chunk.is_first, factor,
-                      run.queue);
+  store_matrix(run, a.staging, staging_dtype(p), window, p.accumulate_d_classifier || !chunk.is_first);
 }
 
 // d_bias [columns] += sums over rows of row_factor dz, times factor
@@ -107,6 +115,7 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
   if (p.want_d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
   // Windows are those of the staging, or of a copied classifier, which only d_hidden reads: after a pass over
   // the whole vocabulary the last one is still there.
+  // The staging may be where the window's classifier was, which is done with when its gradient comes.
   const bool staged = p.want_d_classifier && a.staging != nullptr;
   if (p.want_d_classifier && !staged && run.products) add_d_classifier(run, chunk, all, dz, hidden, nullptr);
   if (!run.products || (!p.want_d_hidden && !staged)) return;
@@ -209,8 +218,7 @@ void finish_gradients(const Runner& run) {
     clear_rows(run, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.tokens);
   }
   if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
-    launch_store_matrix(a.d_classifier, run.depth(), p.vocab, p.hidden, b.d_classifier, p.d_classifier_dtype,
-                        b.d_classifier_stride, p.accumulate_d_classifier, nullptr, run.queue);
+    store_matrix(run, a.d_classifier, DType::kF32, {0, p.vocab}, p.accumulate_d_classifier);
   }
   if (ends_with_d_bias(run)) {
     launch_store_vector(a.d_bias, p.vocab, static_cast<float>(1 / run.gradient_scale()), b.d_bias,

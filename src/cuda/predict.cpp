@@ -22,6 +22,8 @@ constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more 
 // heads of a flat softmax; a margin, as products run up to 15% faster than the rate above in a burst and
 // gathers do not.
 constexpr double kElementSeconds = 0.1e-9, kGatherSeconds = 0.44e-12, kProcessorsMeasured = 132;
+constexpr double kUnalignedGather =
+    1.5;  // rows that do not begin at multiples of 16 bytes: as many more accesses
 constexpr double kThinnedLaunches = 80, kThinnedMargin = 1.1;
 constexpr double kPortableDraw = 2.5;  // of the pass that makes the logits
 
@@ -89,6 +91,13 @@ class Prediction {
     return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.hidden_dtype));
   }
 
+  // From where it is staged.
+  double stored_classifier() const {
+    if (!p_.want_d_classifier || writes_d_classifier(p_)) return 0;
+    return moved(p_.vocab, p_.hidden,
+                 static_cast<double>(size_of(staging_dtype(p_)) + size_of(p_.d_classifier_dtype)));
+  }
+
   double gradients(int64_t rows, int64_t columns, bool adds_d_hidden) const {
     double seconds = 2 * kLaunchSeconds;
     if (p_.want_d_hidden) {
@@ -148,7 +157,9 @@ class Prediction {
     }
     if (!p_.needs_backward()) return seconds * kThinnedMargin;
     const double kept_of_row = std::min(1 / p_.threshold, static_cast<double>(p_.vocab - s.dense));
-    const double of_element = kElementSeconds + kGatherSeconds * size / 2 * static_cast<double>(p_.hidden);
+    const bool unaligned = p_.unaligned_rows || p_.hidden != padded_hidden(p_);
+    const double of_number = kGatherSeconds * size / 2 * (unaligned ? kUnalignedGather : 1);
+    const double of_element = kElementSeconds + of_number * static_cast<double>(p_.hidden);
     seconds += static_cast<double>(rows) * kept_of_row * of_element * kProcessorsMeasured /
                static_cast<double>(processors_);
     seconds +=
@@ -200,6 +211,7 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
     if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
       seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
     }
+    if (chunks == 1) seconds += predict.stored_classifier();
     if (chunks > 1 && p.want_d_classifier) {
       seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
     }

@@ -198,7 +198,7 @@ class Search {
       PlanDetail d = base_;
       d.source = backward_source();
       d.kept_columns = p_.vocab;
-      d.vocab_window = writes_d_classifier(p_) ? p_.vocab : std::min(p_.vocab, kCopiedWindow);
+      d.vocab_window = stages_apart(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
       if (!sm90()) {  // portable keeps exps of whole rows of logits
         if (base_.copies_classifier) d.vocab_window = p_.vocab;
         d.scratch_rows = std::min(base_.scratch_rows, chunk);
@@ -208,7 +208,7 @@ class Search {
       if (!sm90() || !base_.copies_classifier) continue;
       for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32}) {  // of about the same width
         d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), kWindowStep) * kWindowStep;
-        const bool stages_much = !writes_d_classifier(p_) && d.vocab_window > kCopiedWindow;
+        const bool stages_much = stages_apart(p_) && d.vocab_window > kCopiedWindow;
         if (d.vocab_window < p_.vocab && !stages_much) consider_kept(chunk, d);
       }
     }

@@ -193,6 +193,7 @@ TEST(CudaPlans, ThinningThatWouldBeSlowerIsExact) {
                         {{"gpt2-xl", 8192, 50257, 1600}, 0x1p-9, 128 * kMiB, true},
                         {{"llama-2+1", 4096, 32001, 4096}, 0x1p-9, 0, false},
                         {{"9014", 9014, 20109, 1728}, 0x1p-9, 0, false},
+                        {{"rows of 1754 bytes", 794, 61043, 877}, 0x1p-9, 0, false},
                         {{"odd", 5003, 100277, 2560}, 0x1p-9, 0, true}};
   for (const Case& c : cases) {
     const Plan plan = best(thinned_problem(c.head, c.threshold), c.budget);
@@ -316,6 +317,28 @@ TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
   EXPECT_FALSE(detail_of(best(problem, 0)).copies_classifier);
   problem.unaligned_rows = true;
   EXPECT_TRUE(detail_of(best(problem, 0)).copies_classifier);
+}
+
+// d_classifier is staged where the copy was, in its own dtype: no bytes beside exps, copies and sums of
+// d_hidden.
+TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
+  for (const Head& head : {Head{"small", 794, 61043, 877}, Head{"large", 8192, 128256, 4095}}) {
+    const Problem problem = problem_of(head, Pass::kForwardBackward);
+    const Plan plan = best(problem, 0);
+    const PlanDetail detail = PlanDetail::load(plan);
+    EXPECT_EQ(plan.kind, PlanKind::kWhole);
+    EXPECT_EQ(detail.vocab_window, head.vocab) << plan.config;
+    EXPECT_EQ(staging_dtype(problem), DType::kBF16);
+    const int64_t depth = padded_hidden(problem);
+    const int64_t bytes =
+        2 * (head.tokens * exps_stride(problem, detail) + head.vocab * depth) + 6 * head.tokens * depth;
+    EXPECT_LT(plan.workspace_bytes, static_cast<size_t>(bytes) + 36 * kMiB) << plan.config;
+    Problem padded = problem_of({"", head.tokens, head.vocab, depth}, Pass::kForwardBackward);
+    EXPECT_LT(plan.predicted_seconds, 1.2 * best(padded, 0).predicted_seconds) << plan.config;
+  }
+  Problem fp32 = problem_of({"fp32 gradient", 794, 61043, 877}, Pass::kForwardBackward);
+  fp32.d_classifier_dtype = DType::kF32;
+  EXPECT_EQ(staging_dtype(fp32), DType::kF32) << "nothing is rounded on the way";
 }
 
 }  // namespace

@@ -4,7 +4,8 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kInFlight = 4;  // pieces of 8 elements that a thread waits for at once
 
 __device__ bool row_exists(const RowsCopy& c, int64_t r) {
   return r < existing(c.row_count, c.rows) && (c.target == nullptr || c.target[r] != kIgnoredRow);
@@ -19,37 +20,71 @@ __device__ bool holds(const Condition& condition) {
   return __syncthreads_or(found) != 0;
 }
 
-// One block a row.
-template <class From, class To>
-__global__ void copy_rows_kernel(RowsCopy c) {
-  if (!holds(c.condition)) return;
-  const int64_t r = blockIdx.x;
-  To* to = static_cast<To*>(c.to) + r * c.to_stride;
-  const bool exists = row_exists(c, r);
-  const int64_t row = exists && c.row_map != nullptr ? c.row_map[r] : r;
-  const From* from = static_cast<const From*>(c.from) + row * c.from_stride;
-  for (int64_t i = threadIdx.x; i < c.padded; i += blockDim.x) {
-    to[i] = exists && i < c.columns ? from_float<To>(to_float(from[i])) : from_float<To>(0);
+// Where a row's elements may be loaded from: the others beside it, too, as far as they are known to be there.
+template <class From>
+__device__ Extent readable_of(const RowsCopy& c, const From* row) {
+  if (c.row_map != nullptr) return extent_of(row, 1, 0, c.columns);
+  return extent_of(static_cast<const From*>(c.from), c.rows, c.from_stride, c.columns);
+}
+
+__device__ __forceinline__ int left_of(int64_t columns, int64_t i) {
+  return static_cast<int>(min(columns - i, int64_t{8}));
+}
+
+template <class To>
+__device__ __forceinline__ void store8_anywhere(To* to, int64_t left, const Vector8<To>& v) {
+  if (left >= 8 && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
+    *reinterpret_cast<Vector8<To>*>(to) = v;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    if (k < left) to[k] = v.x[k];
   }
 }
 
-// The same for rows of whole eights that begin at multiples of 16 bytes.
-template <class From, class To>
-__global__ void copy_aligned_rows_kernel(RowsCopy c) {
+// One warp a row. kAligned: rows are whole eights that begin at multiples of 16 bytes.
+template <class From, class To, bool kAligned>
+__global__ void __launch_bounds__(kThreads) copy_rows_kernel(RowsCopy c) {
   if (!holds(c.condition)) return;
-  const int64_t r = blockIdx.x;
+  const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (r >= c.rows) return;
   To* to = static_cast<To*>(c.to) + r * c.to_stride;
   const bool exists = row_exists(c, r);
   const int64_t row = exists && c.row_map != nullptr ? c.row_map[r] : r;
   const From* from = static_cast<const From*>(c.from) + row * c.from_stride;
-  for (int64_t i = int64_t{8} * threadIdx.x; i < c.columns; i += int64_t{8} * blockDim.x) {
-    Vector8<To> out{};
-    if (exists) {
-      const Vector8<From> in = load8<true>(from + i, 8);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int64_t first = 8 * lane; first < c.padded; first += kInFlight * 8 * 32) {
+    Loading8<kAligned, From> in[kInFlight];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) out.x[k] = from_float<To>(to_float(in.x[k]));
+    for (int p = 0; p < kInFlight; ++p) {  // no load waits for another
+      const int64_t i = first + p * 8 * 32;
+      const int left = exists ? left_of(c.columns, i) : 0;
+      if constexpr (kAligned) {
+        in[p] = left > 0 ? load8_once(from + i) : Vector8<From>{};
+      } else {
+        in[p] = load_pieces8(from + i, left, readable_of(c, from));
+      }
     }
-    *reinterpret_cast<Vector8<To>*>(to + i) = out;
+#pragma unroll
+    for (int p = 0; p < kInFlight; ++p) {
+      const int64_t i = first + p * 8 * 32;
+      const Vector8<From> elements = end_load8(in[p], exists ? left_of(c.columns, i) : 0);
+      Vector8<To> out;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        if constexpr (std::is_same_v<From, To>) {
+          out.x[k] = elements.x[k];
+        } else {
+          out.x[k] = from_float<To>(to_float(elements.x[k]));
+        }
+      }
+      if constexpr (kAligned) {
+        if (i < c.columns) *reinterpret_cast<Vector8<To>*>(to + i) = out;
+      } else {
+        store8_anywhere(to + i, c.padded - i, out);
+      }
+    }
   }
 }
 
@@ -68,18 +103,15 @@ __global__ void scale_rows_kernel(ScaleRows s) {
 
 void launch_copy_rows(const RowsCopy& c, const Queue& queue) {
   if (c.rows == 0) return;
-  const auto blocks = static_cast<unsigned>(c.rows);
+  const unsigned blocks = blocks_for(c.rows, kWarps);
   const bool aligned = c.columns == c.padded && is_aligned8(c.from, c.from_dtype, c.from_stride, c.columns) &&
                        is_aligned8(c.to, c.to_dtype, c.to_stride, c.columns);
   for_dtype(c.from_dtype, [&](auto from) {
     for_dtype(c.to_dtype, [&](auto to) {
       using From = decltype(from);
       using To = decltype(to);
-      if (aligned) {
-        queue.launch(copy_aligned_rows_kernel<From, To>, blocks, kThreads, 0, c);
-      } else {
-        queue.launch(copy_rows_kernel<From, To>, blocks, kThreads, 0, c);
-      }
+      const auto kernel = aligned ? copy_rows_kernel<From, To, true> : copy_rows_kernel<From, To, false>;
+      queue.launch(kernel, blocks, kThreads, 0, c);
     });
   });
   check_launch("copy_rows");

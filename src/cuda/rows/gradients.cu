@@ -52,16 +52,6 @@ __global__ void zero_rows_kernel(T* data, int64_t stride, int64_t columns) {
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) data[row * stride + i] = from_float<T>(0);
 }
 
-template <class T>
-__global__ void store_matrix_kernel(const float* from, int64_t from_stride, int64_t columns, T* to,
-                                    int64_t to_stride, bool accumulate, const float* given) {
-  const int64_t row = blockIdx.x;
-  const float factor = given != nullptr ? *given : 1.0f;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    store(to + row * to_stride + i, from[row * from_stride + i] * factor, accumulate);
-  }
-}
-
 // A block sums 32 columns over all rows, 32 rows at a time; always in the same order.
 template <class T>
 __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
@@ -144,17 +134,6 @@ void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int
                  columns);
   });
   check_launch("zero_rows");
-}
-
-void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
-                         DType dtype, int64_t to_stride, bool accumulate, const float* factor,
-                         const Queue& queue) {
-  for_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    queue.launch(store_matrix_kernel<T>, static_cast<unsigned>(rows), kThreads, 0, from, from_stride, columns,
-                 static_cast<T*>(to), to_stride, accumulate, factor);
-  });
-  check_launch("store_matrix");
 }
 
 void launch_column_sums(const ColumnSums& c, const Queue& queue) {

@@ -48,22 +48,26 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
   const int64_t end = to != nullptr ? l.padded : y >= 0 ? l.columns : 0;
   float sum = 0;
   for (int64_t first = 8 * lane; first < end; first += kInFlight * 8 * 32) {
-    Vector8<H> hidden[kInFlight];
-    Vector8<C> other[kInFlight];
+    Loading8<kAligned, H> hidden_of[kInFlight];
+    Loading8<kAligned, C> other_of[kInFlight];
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {  // no load waits for another
       const int64_t i = first + p * 8 * 32;
       const int left = static_cast<int>(min(l.columns - i, int64_t{8}));
-      hidden[p] = left > 0 ? load8<kAligned>(from + i, left) : Vector8<H>{};
-      other[p] = left > 0 && y >= 0 ? load8<kAligned>(classifier + i, left) : Vector8<C>{};
+      hidden_of[p] = start_load8<kAligned>(from + i, left, extent_of(from, 1, 0, l.columns));
+      other_of[p] =
+          start_load8<kAligned>(classifier + i, y >= 0 ? left : 0, extent_of(classifier, 1, 0, l.columns));
     }
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {
+      const int left = static_cast<int>(min(l.columns - (first + p * 8 * 32), int64_t{8}));
+      const Vector8<H> hidden = end_load8(hidden_of[p], left);
       if (y >= 0) {
+        const Vector8<C> other = end_load8(other_of[p], left);
 #pragma unroll
-        for (int k = 0; k < 8; ++k) sum = fmaf(to_float(hidden[p].x[k]), to_float(other[p].x[k]), sum);
+        for (int k = 0; k < 8; ++k) sum = fmaf(to_float(hidden.x[k]), to_float(other.x[k]), sum);
       }
-      if (to != nullptr) store_operands<To, kAligned>(to, first + p * 8 * 32, l.padded, hidden[p]);
+      if (to != nullptr) store_operands<To, kAligned>(to, first + p * 8 * 32, l.padded, hidden);
     }
   }
   if (l.target_logit == nullptr) return;

@@ -151,6 +151,20 @@ struct ScaleRows {
 };
 void launch_scale_rows(const ScaleRows& s, const Queue& queue);
 
+// ---- store_matrix.cu
+// rows of `to` = (accumulate ? to : 0) + from
+struct StoreMatrix {
+  const void* from;
+  DType from_dtype;
+  int64_t from_stride;
+  int64_t rows, columns;
+  void* to;
+  DType dtype;
+  int64_t to_stride;
+  bool accumulate;
+};
+void launch_store_matrix(const StoreMatrix& s, const Queue& queue);
+
 // ---- gradients.cu
 // d_hidden of the caller's rows from fp32 sums of computed ones, times factor[row] (null: 1) and dz_unscale.
 struct StoreHidden {
@@ -171,10 +185,6 @@ void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scal
 // Rows at any distance: cudaMemset2D takes none of 2^31 bytes.
 void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
                       const Queue& queue);
-// rows of `to` = (accumulate ? to : 0) + from * *factor (null: 1)
-void launch_store_matrix(const float* from, int64_t from_stride, int64_t rows, int64_t columns, void* to,
-                         DType dtype, int64_t to_stride, bool accumulate, const float* factor,
-                         const Queue& queue);
 // sums[j] = (adds ? sums[j] : 0) + *factor * sum_r row_factor[r] * dz[r, j] over existing rows
 struct ColumnSums {
   const void* dz;

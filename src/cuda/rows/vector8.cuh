@@ -25,6 +25,110 @@ __device__ __forceinline__ Vector8<T> load8(const T* from, int left) {
   }
 }
 
+// Of an aligned row that nobody will read again soon: what is in L2 stays there.
+template <class T>
+__device__ __forceinline__ Vector8<T> load8_once(const T* from) {
+  Vector8<T> v;
+#pragma unroll
+  for (size_t i = 0; i < sizeof v / 16; ++i) {
+    reinterpret_cast<uint4*>(&v)[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
+  }
+  return v;
+}
+
+// Memory that may be read: [begin, end).
+struct Extent {
+  const void *begin, *end;
+};
+
+// Elements of rows, the last of which ends with its columns.
+template <class T>
+__device__ __forceinline__ Extent extent_of(const T* rows, int64_t count, int64_t stride, int64_t columns) {
+  return {rows, rows + (count - 1) * stride + columns};
+}
+
+// Eight elements wherever they begin are loaded in two steps, so that no load waits for another: first the
+// pieces of 16 bytes that they lie in, then the elements from these. The pieces may hold other elements.
+// Where one of those would not be readable, the second step loads element by element.
+template <class T>
+struct Pieces8 {
+  const T* from;
+  uint4 piece[sizeof(Vector8<T>) / 16 + 1];
+  bool complete;
+};
+
+template <class T>
+__device__ __forceinline__ Pieces8<T> load_pieces8(const T* from, int left, const Extent& readable) {
+  constexpr int kPieces = sizeof(Vector8<T>) / 16;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(from), begin = address / 16 * 16;
+  const uintptr_t end = begin + 16 * (kPieces + (begin != address));
+  Pieces8<T> loaded;
+  loaded.from = from;
+  loaded.complete = left > 0 && begin >= reinterpret_cast<uintptr_t>(readable.begin) &&
+                    end <= reinterpret_cast<uintptr_t>(readable.end);
+  const uint4* pieces = reinterpret_cast<const uint4*>(begin);
+#pragma unroll
+  for (int i = 0; i <= kPieces; ++i) {
+    const bool needed = loaded.complete && (i < kPieces || begin != address);
+    loaded.piece[i] = needed ? pieces[i] : uint4{};
+  }
+  return loaded;
+}
+
+// Elements at or past `left` are 0.
+template <class T>
+__device__ __forceinline__ Vector8<T> elements8(const Pieces8<T>& loaded, int left) {
+  if (!loaded.complete) return load8<false>(loaded.from, left);
+  constexpr int kWords = sizeof(Vector8<T>) / 4;
+  const unsigned offset = reinterpret_cast<uintptr_t>(loaded.from) % 16;
+  uint32_t words[kWords + 4];
+#pragma unroll
+  for (int i = 0; i < kWords / 4 + 1; ++i) {
+    words[4 * i] = loaded.piece[i].x;
+    words[4 * i + 1] = loaded.piece[i].y;
+    words[4 * i + 2] = loaded.piece[i].z;
+    words[4 * i + 3] = loaded.piece[i].w;
+  }
+#pragma unroll
+  for (int i = 0; i < kWords + 2; ++i) words[i] = (offset & 8) != 0 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < kWords + 1; ++i) words[i] = (offset & 4) != 0 ? words[i + 1] : words[i];
+  union {
+    uint32_t bits[kWords];
+    Vector8<T> v;
+  } out;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    out.bits[i] = sizeof(T) == 2 ? __funnelshift_r(words[i], words[i + 1], 8 * (offset & 2)) : words[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out.v.x[i] = i < left ? out.v.x[i] : from_float<T>(0);
+  return out.v;
+}
+
+// The two steps where rows may be aligned as load8() wants it, too.
+template <bool kAligned, class T>
+using Loading8 = std::conditional_t<kAligned, Vector8<T>, Pieces8<T>>;
+
+template <bool kAligned, class T>
+__device__ __forceinline__ Loading8<kAligned, T> start_load8(const T* from, int left,
+                                                             const Extent& readable) {
+  if constexpr (kAligned) {
+    return left > 0 ? load8<true>(from, left) : Vector8<T>{};
+  } else {
+    return load_pieces8(from, left, readable);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ const Vector8<T>& end_load8(const Vector8<T>& loaded, int) {
+  return loaded;
+}
+template <class T>
+__device__ __forceinline__ Vector8<T> end_load8(const Pieces8<T>& loaded, int left) {
+  return elements8(loaded, left);
+}
+
 inline bool is_aligned8(const void* data, DType dtype, int64_t stride, int64_t columns) {
   const auto bytes = static_cast<uint64_t>(stride) * size_of(dtype);
   return columns % 8 == 0 && ((reinterpret_cast<uintptr_t>(data) | bytes) % 16) == 0;

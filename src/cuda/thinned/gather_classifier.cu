@@ -10,6 +10,10 @@ constexpr int kColumnsEach = 8;  // of a block of threads
 constexpr int kInFlight = 8;     // hidden rows that a thread waits for at once
 constexpr int kHeavyBlocks = 528;
 
+// Which rows are whole eights that begin at multiples of 16 bytes: those of hidden may be although those that
+// are written are not, as copies of them are padded.
+enum class Aligned { kNone, kHidden, kBoth };
+
 // Sum over list[begin], list[begin + step], ...
 template <bool kAligned, class H>
 __device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier& g, const H* hidden,
@@ -34,7 +38,7 @@ __device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier
 }
 
 // Columns with many elements, 256 hidden columns at a time, by all warps of a block.
-template <class H, class To, bool kAligned, bool kSmooth>
+template <class H, class To, Aligned kAligned, bool kSmooth>
 __device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
   __shared__ float parts[kMostThreads / 32][32][9];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -47,8 +51,8 @@ __device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
     const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
     float sum[8] = {};
     if (left > 0) {
-      add_list<kAligned>(sum, g, static_cast<const H*>(g.hidden) + column, g.column_start[j] + warp,
-                         g.column_start[j + 1], warps, left);
+      add_list<kAligned != Aligned::kNone>(sum, g, static_cast<const H*>(g.hidden) + column,
+                                           g.column_start[j] + warp, g.column_start[j + 1], warps, left);
     }
     for (int i = 0; i < 8; ++i) parts[warp][lane][i] = sum[i];
     __syncthreads();
@@ -57,14 +61,15 @@ __device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
         for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
       }
       if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
-      store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
+      store8<kAligned == Aligned::kBoth>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left,
+                                         g.accumulate);
     }
     __syncthreads();
   }
 }
 
 // The other columns: a block has a few of the vocabulary, a thread eight of the hidden ones.
-template <class H, class To, bool kAligned, bool kSmooth>
+template <class H, class To, Aligned kAligned, bool kSmooth>
 __device__ void gather_light(const GatherClassifier& g, int64_t block) {
   const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
   if (column >= g.columns) return;
@@ -76,17 +81,18 @@ __device__ void gather_light(const GatherClassifier& g, int64_t block) {
     const int32_t next = g.column_start[j + 1];
     if (g.role[j] < 0 && next - start <= kHeavyColumn && (next > start || !g.accumulate || kSmooth)) {
       float sum[8] = {};
-      add_list<kAligned>(sum, g, hidden, start, next, 1, left);
+      add_list<kAligned != Aligned::kNone>(sum, g, hidden, start, next, 1, left);
       if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
-      store8<kAligned>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left, g.accumulate);
+      store8<kAligned == Aligned::kBoth>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left,
+                                         g.accumulate);
     }
     start = next;
   }
 }
 
 // The first blocks to be started have the long lists; the others fill the processors while those end.
-template <class H, class To, bool kAligned, bool kSmooth>
-__global__ void __launch_bounds__(kMostThreads, kAligned && sizeof(H) == 2 ? 2 : 1)
+template <class H, class To, Aligned kAligned, bool kSmooth>
+__global__ void __launch_bounds__(kMostThreads, kAligned != Aligned::kNone && sizeof(H) == 2 ? 2 : 1)
     gather_classifier_kernel(GatherClassifier g) {
   if (blockIdx.x >= kHeavyBlocks) {
     gather_light<H, To, kAligned, kSmooth>(g, int64_t{blockIdx.x} - kHeavyBlocks);
@@ -117,15 +123,17 @@ __global__ void scatter_dense_kernel(ScatterDense s) {
 void launch_gather_classifier(const GatherClassifier& g, const Queue& queue) {
   const RowBlocks blocks = row_threads(g.columns, kMostThreads);
   const dim3 grid(kHeavyBlocks + blocks_for(g.vocab, kColumnsEach), blocks.blocks);
-  const bool aligned = is_aligned8(g.hidden, g.hidden_dtype, g.hidden_stride, g.columns) &&
-                       is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
-  for_dtype(g.hidden_dtype, [&](auto from) {
-    for_dtype(g.dtype, [&](auto to) {
-      using H = decltype(from);
-      using To = decltype(to);
-      for_gather(aligned, g.smoothing.sum != nullptr, [&](auto is_aligned, auto is_smooth) {
-        queue.launch(gather_classifier_kernel<H, To, is_aligned.value, is_smooth.value>, grid, blocks.threads,
-                     0, g);
+  const bool from = is_aligned8(g.hidden, g.hidden_dtype, g.hidden_stride, g.padded);
+  const bool to = is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
+  for_dtype(g.hidden_dtype, [&](auto h) {
+    for_dtype(g.dtype, [&](auto t) {
+      using H = decltype(h);
+      using To = decltype(t);
+      for_gather(to, g.smoothing.sum != nullptr, [&](auto is_to, auto is_smooth) {
+        constexpr Aligned kRows = is_to.value ? Aligned::kBoth : Aligned::kHidden;
+        const auto kernel = from ? gather_classifier_kernel<H, To, kRows, is_smooth.value>
+                                 : gather_classifier_kernel<H, To, Aligned::kNone, is_smooth.value>;
+        queue.launch(kernel, grid, blocks.threads, 0, g);
       });
     });
   });

@@ -6,7 +6,6 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kInFlight = 8;  // classifier rows that a thread waits for at once
 // Columns that are worked on in all rows before the next ones are: so few that the classifier's part in L2
 // serves all rows.
 constexpr int64_t kSliceBytes = int64_t{40} << 20;
@@ -26,28 +25,33 @@ __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
   const Kept* kept = g.kept + row * g.capacity;
   const int count = g.kept_count[row];
   const C* classifier = static_cast<const C*>(g.classifier) + column;
+  const Extent readable =
+      extent_of(static_cast<const C*>(g.classifier), g.vocab, g.classifier_stride, g.columns);
+  constexpr int kInFlight = kAligned ? 8 : 4;  // classifier rows that a thread waits for at once
   float sum[8] = {};
   int i = 0;
   for (; i + kInFlight <= count; i += kInFlight) {
-    Vector8<C> rows[kInFlight];
+    Loading8<kAligned, C> rows[kInFlight];
     float values[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const Kept element = kept[i + k];
       values[k] = element.value;
-      rows[k] = load8<kAligned>(classifier + element.column * g.classifier_stride, left);
+      rows[k] = start_load8<kAligned>(classifier + element.column * g.classifier_stride, left, readable);
     }
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k], g.operand_dtype);
+    for (int k = 0; k < kInFlight; ++k) add8(sum, end_load8(rows[k], left), values[k], g.operand_dtype);
   }
   for (; i < count; ++i) {
-    add8(sum, load8<kAligned>(classifier + kept[i].column * g.classifier_stride, left), kept[i].value,
-         g.operand_dtype);
+    const auto row = start_load8<kAligned>(classifier + kept[i].column * g.classifier_stride, left, readable);
+    add8(sum, end_load8(row, left), kept[i].value, g.operand_dtype);
   }
   if constexpr (kSmooth) smooth8(sum, g.smoothing, row, column, left);
   if (g.base != nullptr) {
     const int64_t at = row * g.base_stride + column;
-    for (int k = 0; k < left; ++k) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (k >= left) break;
       sum[k] += g.base_dtype == DType::kF32 ? static_cast<const float*>(g.base)[at + k]
                                             : to_float(static_cast<const To*>(g.base)[at + k]);
     }

@@ -291,6 +291,7 @@ void gather_classifier(const Runner& run, const ThinArena& t, const Operand& hid
   g.hidden = hidden.data;
   g.hidden_dtype = run.dtype();
   g.hidden_stride = hidden.stride;
+  g.padded = run.detail.source == HiddenSource::kWorkspace ? run.depth() : p.hidden;
   g.to = b.d_classifier;
   g.dtype = p.d_classifier_dtype;
   g.to_stride = b.d_classifier_stride;

@@ -294,7 +294,7 @@ struct GatherClassifier {
   const int32_t* heavy_count;
   const void* hidden;
   DType hidden_dtype;
-  int64_t hidden_stride;
+  int64_t hidden_stride, padded;  // past `columns` and up to padded are zeros
   void* to;
   DType dtype;
   int64_t to_stride;
