@@ -11,9 +11,9 @@
 
 namespace headroom::cuda {
 
-// false: every kernel is brought up when the one before it is done. Kernels read by __ldg what kernels before
-// them write, which is right only then; what overlapping gains, on streams other than the null stream, has
-// not been measured.
+// false: every kernel is brought up when the one before it is done, as what overlapping gains, on streams
+// other than the null stream, has not been measured. A kernel must not read by __ldg what the one before it
+// writes.
 inline constexpr bool kOverlapsLaunches = false;
 
 // The first thing that every thread of such a kernel does, also of one with nothing to do: so a kernel that

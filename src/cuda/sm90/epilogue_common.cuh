@@ -165,7 +165,7 @@ __device__ __forceinline__ void stage_columns(const float* vector, const TileVie
   ptx::named_barrier_sync(barrier, 128);  // the vector before this one is no longer read
   for (int i = thread & 127; i < kTileColumns; i += 128) {
     const int column = first + i;
-    const float value = column < columns ? __ldg(vector + column) : 0.f;
+    const float value = column < columns ? vector[column] : 0.f;
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(staged + i * 4), "f"(value) : "memory");
   }
   ptx::named_barrier_sync(barrier, 128);
@@ -240,7 +240,7 @@ __device__ __forceinline__ float as_factor(float z) {
 
 // The own row's target as a column of the window: far below 0 for kIgnoredRow, which no offset changes.
 __device__ __forceinline__ int load_target(const LogitsArgs& args, int row) {
-  return __ldg(args.target + row) - static_cast<int>(args.column_offset);
+  return args.target[row] - static_cast<int>(args.column_offset);
 }
 
 __device__ __forceinline__ bool is_ignored(const LogitsArgs& args, int target) {

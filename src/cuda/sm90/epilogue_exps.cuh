@@ -41,7 +41,7 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
   const bool live = row < tile.rows() && !is_ignored(args, target);
   const int64_t slot = tile.slot() * stats.stride + row;
   const float old_sum = live ? stats.sum[slot] : 0.f;
-  float own_anchor = live ? __ldg(args.anchor + row) : 0.f;
+  float own_anchor = live ? args.anchor[row] : 0.f;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), kGeneral ? 1.f : args.scale,
                       args.target_logit);
   if constexpr (kGeneral) {

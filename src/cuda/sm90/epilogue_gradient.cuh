@@ -6,7 +6,7 @@
 namespace headroom::cuda::sm90 {
 
 __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool live) {
-  return live && vector != nullptr ? __ldg(vector + row) : 0.f;
+  return live && vector != nullptr ? vector[row] : 0.f;
 }
 
 // The own row's numbers, those of dz times out_scale. Elements know lse without lse_low, which goes into a
@@ -118,7 +118,7 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
   const int columns = static_cast<int>(args.columns);
   const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
   const bool live = row < tile.rows() && !is_ignored(args, target);
-  const float factor = args.out_scale == nullptr ? 1.f : __ldg(args.out_scale);
+  const float factor = args.out_scale == nullptr ? 1.f : *args.out_scale;
   OwnCoefficients own{};
   own.lse = load_or_zero(args.lse, row, live);
   const float low = load_or_zero(args.lse_low, row, live);

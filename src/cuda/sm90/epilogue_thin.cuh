@@ -67,7 +67,7 @@ __device__ __forceinline__ uint64_t without_dense(uint64_t kept, const int32_t* 
   while (left != 0) {
     const int bit = __ffsll(static_cast<long long>(left)) - 1;
     left &= left - 1;
-    if (__ldg(role + first_column + column_of(bit)) >= 0) kept &= ~(uint64_t{1} << bit);
+    if (role[first_column + column_of(bit)] >= 0) kept &= ~(uint64_t{1} << bit);
   }
   return kept;
 }
@@ -108,15 +108,16 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
   const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
   const bool live = row < tile.rows() && !is_ignored(args, target);
   const int64_t slot = tile.slot() * stats.stride + row;
-  const float anchor = live ? __ldg(args.anchor + row) : 0.f;
-  const float own_threshold = live ? __ldg(args.draws.threshold + row) : INFINITY;
+  const float anchor = live ? args.anchor[row] : 0.f;
+  const float own_threshold = live ? args.draws.threshold[row] : INFINITY;
   // The caller's row, whose list it is.
-  const int own_index = live && args.draws.row != nullptr ? __ldg(args.draws.row + row) : row;
+  const int own_index = live && args.draws.row != nullptr ? args.draws.row[row] : row;
+  // Of a kernel long before this one, so that it may be read again in place of being kept: registers.
   const uint64_t seed = __ldg(args.draws.seed);
   const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(own_index));
   const float unit = kGeneral ? 1.f : args.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
-  const float low = live && args.draws.guess_low != nullptr ? __ldg(args.draws.guess_low + own_index) : 0.f;
+  const float low = live && args.draws.guess_low != nullptr ? args.draws.guess_low[own_index] : 0.f;
   const SplitAnchor own = split_anchor(anchor, low);
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);

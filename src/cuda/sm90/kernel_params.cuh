@@ -34,7 +34,7 @@ __device__ __forceinline__ unsigned active_units(const uint8_t* active, int rows
 #pragma unroll
   for (int i = 0; i < kUnitRows / kRowBlockRows; ++i) {
     const int64_t block = static_cast<int64_t>(unit) * (kUnitRows / kRowBlockRows) + i;
-    any = any || (block * kRowBlockRows < rows && __ldg(active + block) != 0);
+    any = any || (block * kRowBlockRows < rows && active[block] != 0);
   }
   return __ballot_sync(~0u, any);
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ unsigned active_units(const uint8_t* active, int rows
 template <int kUnitRows>
 __device__ __forceinline__ ActiveRows find_active_rows(const LogitsArgs& args) {
   ActiveRows found{static_cast<int>(args.rows), 0};
-  if (args.row_count != nullptr) found.rows = max(0, min(found.rows, __ldg(args.row_count)));
+  if (args.row_count != nullptr) found.rows = max(0, min(found.rows, *args.row_count));
   const int units = found.rows / kUnitRows + (found.rows % kUnitRows != 0);
   if (args.row_block_active == nullptr) {
     found.units = units;
@@ -71,8 +71,7 @@ __device__ __forceinline__ int active_unit(const LogitsArgs& args, int rows, int
 }
 
 __device__ __forceinline__ bool row_block_active(const LogitsArgs& args, int row, int rows) {
-  return row < rows &&
-         (args.row_block_active == nullptr || __ldg(args.row_block_active + row / kRowBlockRows) != 0);
+  return row < rows && (args.row_block_active == nullptr || args.row_block_active[row / kRowBlockRows] != 0);
 }
 
 }  // namespace headroom::cuda::sm90
