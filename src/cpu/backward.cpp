@@ -23,6 +23,7 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
   f.stride = run.shape.vocab_block;
   f.rows = strip.rows;
   f.columns = strip.columns;
+  f.padded_columns = strip.padded_columns;
   f.factor = factor;
   f.c = run.problem.label_smoothing > 0 ? arena.c.data() + row : nullptr;
   f.class_weight = run.problem.has_class_weight ? w.class_weight.data() : nullptr;

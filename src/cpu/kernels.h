@@ -80,6 +80,7 @@ struct FinishStrip {
   int64_t stride = 0;          // elements, of both
   int rows = 0;
   int64_t columns = 0;
+  int64_t padded_columns = 0;     // the rest of the rows of dz is set to zero
   const float* factor = nullptr;  // [rows]
   const float* c = nullptr;       // [rows], null: zero
   const float* class_weight = nullptr;

@@ -149,9 +149,13 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
     // Finishing kept exps: in place, the target exact, the padding zero.
     std::vector<float> before;
     for (int64_t i = 0; i < rows * padded; ++i) before.push_back(get_element(exps.data(), i));
-    for (const bool with_c : {false, true}) {
+    Aligned<uint32_t> elsewhere(rows * padded);
+    for (const auto& [with_c, in_place] :
+         {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
       for (int64_t i = 0; i < rows * padded; ++i) set_element(exps.data(), i, before[static_cast<size_t>(i)]);
-      k().finish_strip({exps.data(), exps.data(), padded, rows, c.columns, factor.data(),
+      for (int64_t i = 0; i < rows * padded; ++i) set_element(elsewhere.data(), i, 77);
+      uint32_t* const written = in_place ? exps.data() : elsewhere.data();
+      k().finish_strip({exps.data(), written, padded, rows, c.columns, padded, factor.data(),
                         with_c ? cc.data() : nullptr, c.weight ? weight.data() : nullptr, target.data(),
                         exact_target.data()});
       for (int i = 0; i < rows; ++i) {
@@ -162,7 +166,7 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
               double{before[static_cast<size_t>(i * padded + j)]} * factor[r] + (with_c ? cc[r] * w : 0);
           if (target[r] == j) v = exact_target[r];
           if (j >= c.columns) v = 0;
-          ASSERT_NEAR(get_element(exps.data(), i * padded + j), v,
+          ASSERT_NEAR(get_element(written, i * padded + j), v,
                       element_epsilon() * std::abs(v) + 0x1p-22 * std::abs(v) + 0x1p-22);
         }
       }

@@ -65,8 +65,7 @@ void finish_strip(const FinishStrip& strip) {
         store_element(hn::MulAdd(load_element(exps + j), factor, hn::Mul(c, w)), row + j);
       }
     }
-    const int64_t padded = (strip.columns + 2 * lanes - 1) / (2 * lanes) * (2 * lanes);
-    for (int64_t j = strip.columns; j < padded; ++j) row[j] = 0;
+    for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row[j] = 0;
     if (strip.target[i] >= 0) store_scalar(strip.target_value[i], row + strip.target[i]);
   }
 }
