@@ -8,10 +8,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kOneBlock = 1024;  // threads of kernels of a single block
 
-__device__ void put(void* data, int64_t row, double value) {
-  if (data != nullptr) static_cast<double*>(data)[row] = value;
-}
-
 __device__ double at_or(const double* data, int64_t index, double otherwise) {
   return data != nullptr ? data[index] : otherwise;
 }
@@ -70,46 +66,30 @@ __global__ void __launch_bounds__(kOneBlock) prepare_rows_kernel(Inputs in, Aren
   out.invalid_targets[1] = invalid_count > 0 ? static_cast<int64_t>(first_invalid) : -1;
 }
 
-// The outputs of a row that is not computed: 0, or NaN where the target is out of range.
-__device__ void put_ignored(const Inputs& in, const Buffers& out, int64_t row) {
-  const double value = target_of(in.rows, row) == in.rows.ignore_index ? 0 : CUDART_NAN;
-  put(out.max, row, -CUDART_INF);
-  put(out.sum_exp, row, 0);
-  put(out.target_logit, row, value);
-  put(out.sum_exp_logit, row, 0);
-  put(out.weighted_logit_sum, row, 0);
-  put(out.nll, row, value);
-  put(out.lse, row, value);
-  put(out.lse_low, row, 0);
-  put(out.entropy, row, value);
-  if (in.rows.is_none) put(out.loss, row, value);
-  if (out.argmax != nullptr) out.argmax[row] = -1;
-}
-
 __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_shard) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= in.rows.tokens) return;
   arena.row_loss[row] = 0;
   if (arena.target[row] == kIgnoredRow) {
-    put_ignored(in, out, row);
+    put_ignored<double>(in.rows, out, row, target_of(in.rows, row) != in.rows.ignore_index);
     return;
   }
   const RowStats<double> stats = arena.stats[row];
-  put(out.max, row, stats.max);
-  put(out.sum_exp, row, stats.sum_exp);
-  put(out.target_logit, row, stats.target_logit);
-  put(out.sum_exp_logit, row, stats.sum_exp_logit);
-  put(out.weighted_logit_sum, row, stats.weighted_logit_sum);
+  put<double>(out.max, row, stats.max);
+  put<double>(out.sum_exp, row, stats.sum_exp);
+  put<double>(out.target_logit, row, stats.target_logit);
+  put<double>(out.sum_exp_logit, row, stats.sum_exp_logit);
+  put<double>(out.weighted_logit_sum, row, stats.weighted_logit_sum);
   if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
   if (is_shard) return;
   const int64_t target = target_of(in.rows, row);
   const RowLoss<double> loss = row_loss(params_of(in, *arena.scalars), weights_at(in, row, target), stats);
   arena.row_loss[row] = loss.loss;
-  put(out.nll, row, loss.nll);
-  put(out.lse, row, loss.lse);
-  put(out.lse_low, row, rest_of(log_sum_exp_parts(stats), loss.lse));
-  put(out.entropy, row, loss.entropy);
-  if (in.rows.is_none) put(out.loss, row, loss.loss);
+  put<double>(out.nll, row, loss.nll);
+  put<double>(out.lse, row, loss.lse);
+  put<double>(out.lse_low, row, rest_of(log_sum_exp_parts(stats), loss.lse));
+  put<double>(out.entropy, row, loss.entropy);
+  if (in.rows.is_none) put<double>(out.loss, row, loss.loss);
   if (stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
 
@@ -119,7 +99,7 @@ __global__ void __launch_bounds__(kOneBlock) finish_loss_kernel(Inputs in, Arena
   sum = block_sum<kOneBlock>(sum);
   if (threadIdx.x != 0) return;
   const Scalars& s = *arena.scalars;
-  if (!in.rows.is_none) put(out.loss, 0, s.invalid_count > 0 ? CUDART_NAN : sum / s.divisor);
+  if (!in.rows.is_none) put<double>(out.loss, 0, s.invalid_count > 0 ? CUDART_NAN : sum / s.divisor);
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(s.correct_count);
 }
 

@@ -61,8 +61,10 @@ __device__ inline float load_as_float(const void* data, DType dtype, int64_t i) 
   return static_cast<const float*>(data)[i];
 }
 
+// T: the dtype of statistics.
+template <class T = float>
 __device__ inline void put(void* data, int64_t row, double value) {
-  if (data != nullptr) static_cast<float*>(data)[row] = static_cast<float>(value);
+  if (data != nullptr) static_cast<T*>(data)[row] = static_cast<T>(value);
 }
 
 // The global target of a caller's row after the shift, or ignore_index.
@@ -79,6 +81,23 @@ __device__ inline int64_t target_of(const RowInputs& in, int64_t row) {
 
 __device__ inline bool in_range(const RowInputs& in, int64_t target) {
   return target >= 0 && target < in.vocab_total;
+}
+
+// The outputs of a row that is not computed: 0, or NaN where the target is out of range.
+template <class T>
+__device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int64_t row, bool is_invalid) {
+  const double value = is_invalid ? CUDART_NAN : 0;
+  put<T>(out.max, row, -CUDART_INF);
+  put<T>(out.sum_exp, row, 0);
+  put<T>(out.target_logit, row, value);
+  put<T>(out.sum_exp_logit, row, 0);
+  put<T>(out.weighted_logit_sum, row, 0);
+  put<T>(out.nll, row, value);
+  put<T>(out.lse, row, value);
+  put<T>(out.lse_low, row, 0);
+  put<T>(out.entropy, row, value);
+  if (in.is_none) put<T>(out.loss, row, value);
+  if (out.argmax != nullptr) out.argmax[row] = -1;
 }
 
 __device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row, int64_t target) {

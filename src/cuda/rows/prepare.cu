@@ -8,22 +8,6 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// Outputs of a row that is not computed.
-__device__ void fill_ignored(const RowInputs& in, const Buffers& out, int64_t row, bool is_invalid) {
-  const double value = is_invalid ? CUDART_NAN : 0;
-  put(out.max, row, -CUDART_INF);
-  put(out.sum_exp, row, 0);
-  put(out.target_logit, row, value);
-  put(out.sum_exp_logit, row, 0);
-  put(out.weighted_logit_sum, row, 0);
-  put(out.nll, row, value);
-  put(out.lse, row, value);
-  put(out.lse_low, row, 0);
-  put(out.entropy, row, value);
-  if (in.is_none) put(out.loss, row, value);
-  if (out.argmax != nullptr) out.argmax[row] = -1;
-}
-
 // One block walks all rows in order: the list of computed rows is ascending and the divisor's sum has one
 // order.
 __global__ void __launch_bounds__(kThreads)
@@ -49,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
       ++invalid;
       atomicMin(&first_invalid, static_cast<unsigned long long>(row));
     }
-    if (fills && !valid && row < in.tokens) fill_ignored(in, out, row, given);
+    if (fills && !valid && row < in.tokens) put_ignored<float>(in, out, row, given);
     if (valid && in.is_mean && in.num_items == 0) {
       const RowWeights<double> w = weights_of(in, row, target);
       weight_sum += w.token * w.target;
