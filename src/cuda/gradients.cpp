@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/check.h"
 #include "cuda/gemm.h"
 #include "cuda/runner.h"
@@ -11,13 +13,44 @@ void product(const Runner& run, Gemm g) {
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
+// The last columns of the vocabulary, no whole 16 bytes of a row of dz, whose products would be launches of
+// their own (gemm.cpp) over all of d_hidden: the kernel that stores it adds them. Only where it can read the
+// caller's rows.
+Window rest_of_vocabulary(const Runner& run) {
+  const Problem& p = run.problem;
+  const PlanDetail& d = run.detail;
+  if (size_of(run.dtype()) != 2 || d.copies_classifier) return {p.vocab, 0};
+  const bool all_kept = d.kept_columns == p.vocab;
+  const int64_t first = all_kept ? 0 : d.kept_columns;  // of the windows that end with them
+  const int64_t last = (p.vocab - first - 1) % (all_kept ? kept_window(p, d) : d.vocab_window) + 1;
+  const int64_t rest = p.vocab % 8 < last ? p.vocab % 8 : 0;
+  return {p.vocab - rest, rest};
+}
+
+// Where their dz is when d_hidden is stored.
+Terms left_terms(const Runner& run) {
+  const Window rest = rest_of_vocabulary(run);
+  const PlanDetail& d = run.detail;
+  if (rest.columns == 0) return {};
+  const int64_t kept = d.kept_columns;
+  const int64_t window =
+      kept == run.problem.vocab ? 0 : kept + (run.problem.vocab - kept - 1) / d.vocab_window * d.vocab_window;
+  const Buffers& b = run.buffers;
+  return {rest.columns,
+          run.dtype(),
+          at(run.arena.exps, run.dtype(), rest.first - window),
+          exps_stride(run.problem, d),
+          at(b.classifier, run.dtype(), rest.first * b.classifier_stride),
+          b.classifier_stride};
+}
+
 // d_hidden += dz [rows, columns] classifier [columns, D]
 void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
                   const Operand& classifier) {
   Gemm g;
   g.m = chunk.rows;
   g.n = run.depth();
-  g.k = window.columns;
+  g.k = std::min(window.columns, rest_of_vocabulary(run).first - window.first);
   g.a = dz.data;
   g.a_stride = dz.stride;
   g.b = classifier.data;
@@ -171,6 +204,7 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_fact
   const Problem& p = run.problem;
   if (!p.want_d_hidden || !run.products) return;
   StoreHidden s{};
+  s.terms = left_terms(run);
   s.from = run.arena.d_hidden;
   s.from_stride = run.depth();
   s.row_map = run.arena.row_map + chunk.first;

@@ -23,8 +23,40 @@ __device__ void zero_if_ignored(const StoreHidden& s, const RowInputs& in, int64
   for (int64_t i = threadIdx.x % 32; i < s.columns; i += 32) to[i] = from_float<T>(0);
 }
 
-// One block a row; those behind them are for the ignored rows. kAligned: rows of both are pieces of 16 bytes.
-template <class T, bool kAligned>
+// The terms of one row.
+template <class Operand>
+struct RowTerms {
+  const Terms& terms;
+  float dz[kMostTerms];
+
+  __device__ RowTerms(const Terms& of, int64_t row) : terms(of) {
+#pragma unroll
+    for (int k = 0; k < kMostTerms; ++k) {
+      const auto* values = static_cast<const Operand*>(terms.dz) + row * terms.dz_stride;
+      dz[k] = k < terms.count ? to_float(values[k]) : 0.0f;
+    }
+  }
+  // To the sums of columns [i, i + 8).
+  __device__ void add_to(Vector8<float>* sums, int64_t i) const {
+#pragma unroll
+    for (int k = 0; k < kMostTerms; ++k) {
+      if (k >= terms.count) break;
+      const Vector8<Operand> row =
+          load8<true>(static_cast<const Operand*>(terms.matrix) + k * terms.matrix_stride + i, 8);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sums->x[e] = fmaf(dz[k], to_float(row.x[e]), sums->x[e]);
+    }
+  }
+};
+template <>
+struct RowTerms<void> {
+  __device__ RowTerms(const Terms&, int64_t) {}
+  __device__ void add_to(Vector8<float>*, int64_t) const {}
+};
+
+// One block a row; those behind them are for the ignored rows. kAligned: rows of both are pieces of 16 bytes,
+// as terms want it, too. Operand: of the terms, void without any.
+template <class T, bool kAligned, class Operand>
 __global__ void store_d_hidden_kernel(StoreHidden s, RowInputs in, const Scalars* scalars) {
   const int64_t r = blockIdx.x;
   if (r >= s.rows) return zero_if_ignored<T>(s, in, (r - s.rows) * (kThreads / 32) + threadIdx.x / 32);
@@ -33,8 +65,10 @@ __global__ void store_d_hidden_kernel(StoreHidden s, RowInputs in, const Scalars
   const float* from = s.from + r * s.from_stride;
   T* to = static_cast<T*>(s.to) + int64_t{s.row_map[r]} * s.to_stride;
   if constexpr (kAligned) {
+    const RowTerms<Operand> terms(s.terms, r);
     for (int64_t i = 8 * threadIdx.x; i < s.columns; i += 8 * kThreads) {
-      const Vector8<float> sums = *reinterpret_cast<const Vector8<float>*>(from + i);
+      Vector8<float> sums = *reinterpret_cast<const Vector8<float>*>(from + i);
+      terms.add_to(&sums, i);
       auto& piece = *reinterpret_cast<Vector8<T>*>(to + i);
       Vector8<T> stored = s.accumulate ? piece : Vector8<T>{};
 #pragma unroll
@@ -119,7 +153,12 @@ void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scal
   const unsigned others = s.zeroes_ignored ? blocks_for(in.tokens, kThreads / 32) : 0;
   for_dtype(s.dtype, [&](auto type) {
     using T = decltype(type);
-    const auto kernel = aligned ? store_d_hidden_kernel<T, true> : store_d_hidden_kernel<T, false>;
+    auto kernel = aligned ? store_d_hidden_kernel<T, true, void> : store_d_hidden_kernel<T, false, void>;
+    if (s.terms.count > 0) {
+      if (!aligned) throw Error(Status::kInternal, "d_hidden: terms that are left need aligned rows");
+      kernel = s.terms.dtype == DType::kBF16 ? store_d_hidden_kernel<T, true, __nv_bfloat16>
+                                             : store_d_hidden_kernel<T, true, __half>;
+    }
     queue.launch(kernel, rows + others, kThreads, 0, s, in, scalars);
   });
   check_launch("store_d_hidden");

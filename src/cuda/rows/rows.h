@@ -166,8 +166,21 @@ struct StoreMatrix {
 void launch_store_matrix(const StoreMatrix& s, const Queue& queue);
 
 // ---- gradients.cu
+// Terms of a sum that a product has left out, as they would have cost it more than they cost here: dz [rows,
+// count] times matrix [count, columns], both of a 16-bit dtype, rows of matrix at multiples of 16 bytes. At
+// most kMostTerms.
+inline constexpr int kMostTerms = 7;
+struct Terms {
+  int64_t count = 0;
+  DType dtype = DType::kBF16;
+  const void* dz = nullptr;
+  int64_t dz_stride = 0;
+  const void* matrix = nullptr;
+  int64_t matrix_stride = 0;
+};
 // d_hidden of the caller's rows from fp32 sums of computed ones, times factor[row] (null: 1) and dz_unscale.
 struct StoreHidden {
+  Terms terms;
   const float* from;
   int64_t from_stride;
   const int32_t* row_map;
