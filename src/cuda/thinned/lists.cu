@@ -46,10 +46,10 @@ __global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
 }  // namespace
 
 void launch_column_lists(const ColumnLists& c, const Queue& queue) {
-  queue.call([c](const Queue& queue) {
+  queue.call([c](cudaStream_t stream) {
     size_t bytes = c.scan_bytes;
     check(cub::DeviceScan::ExclusiveScan(c.scan, bytes, c.column_count, c.column_start, BoundedSum{c.most}, 0,
-                                         c.vocab + 1, queue),
+                                         c.vocab + 1, stream),
           "starts of columns' lists");
   });
   if (c.rows > 0) queue.launch(scatter_kernel, static_cast<unsigned>(c.rows), kRowThreads, 0, c);
