@@ -224,24 +224,4 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
   return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);
 }
 
-namespace {
-
-// The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
-// which are bound by memory instead.
-double cost_of_thinned(const Problem& p) {
-  const ThinSizes s = thin_sizes(p);
-  const double draw = p.pass == Pass::kBackward && p.keeps_draws ? 0 : 1;
-  return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / static_cast<double>(p.vocab);
-}
-
-}  // namespace
-
-double cost_of(const Problem& p, const PlanDetail& d) {
-  if (d.is_thinned()) return cost_of_thinned(p);
-  double cost = p.needs_forward() ? 1 : 0;
-  if (!p.needs_backward()) return cost;
-  cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
-  return cost + (p.want_d_hidden ? 1 : 0) + (p.want_d_classifier ? 1 : 0);
-}
-
 }  // namespace headroom::cuda

@@ -12,7 +12,4 @@ namespace headroom::cuda {
 double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,
                        const Device& device);
 
-// Its work in units of F.
-double cost_of(const Problem& problem, const PlanDetail& detail);
-
 }  // namespace headroom::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "cuda/describe.h"
 #include "cuda/gemm.h"
 #include "cuda/predict.h"
 #include "cuda/run.h"
@@ -363,24 +364,11 @@ class Search {
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = implementation_name(choice_.implementation);
     plan.reason = choice_.reason;
-    plan.config = config_of(d);
+    const std::string kernel =
+        sm90() ? sm90::describe(fused(main_epilogue(), d.token_chunk).instance.config) : "portable";
+    plan.config = kernel + description_of(p_, d);
     plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);
     return plan;
-  }
-
-  std::string config_of(const PlanDetail& d) const {
-    static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
-    std::string text =
-        sm90() ? sm90::describe(fused(main_epilogue(), d.token_chunk).instance.config) : "portable";
-    text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
-    if (d.copies_classifier) text += ", classifier copied";
-    if (d.vocab_window < p_.vocab) text += ", window " + std::to_string(d.vocab_window);
-    if (d.kept_columns > 0 && d.kept_columns < p_.vocab) {
-      text += ", exps of " + std::to_string(d.kept_columns) + " columns kept";
-    }
-    if (d.token_chunk < p_.tokens) text += ", chunk " + std::to_string(d.token_chunk);
-    if (d.rounds_between_chunks) text += ", dC rounded for each";
-    return text;
   }
 
   const Problem& p_;

@@ -1,0 +1,39 @@
+#include "cuda/describe.h"
+
+#include "cuda/thinned/sizes.h"
+
+namespace headroom::cuda {
+namespace {
+
+// The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
+// which are bound by memory instead.
+double cost_of_thinned(const Problem& p) {
+  const ThinSizes s = thin_sizes(p);
+  const double draw = p.pass == Pass::kBackward && p.keeps_draws ? 0 : 1;
+  return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / static_cast<double>(p.vocab);
+}
+
+}  // namespace
+
+double cost_of(const Problem& p, const PlanDetail& d) {
+  if (d.is_thinned()) return cost_of_thinned(p);
+  double cost = p.needs_forward() ? 1 : 0;
+  if (!p.needs_backward()) return cost;
+  cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
+  return cost + (p.want_d_hidden ? 1 : 0) + (p.want_d_classifier ? 1 : 0);
+}
+
+std::string description_of(const Problem& p, const PlanDetail& d) {
+  static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
+  std::string text = ", rows " + std::string(kSources[static_cast<int>(d.source)]);
+  if (d.copies_classifier) text += ", classifier copied";
+  if (d.vocab_window < p.vocab) text += ", window " + std::to_string(d.vocab_window);
+  if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
+    text += ", exps of " + std::to_string(d.kept_columns) + " columns kept";
+  }
+  if (d.token_chunk < p.tokens) text += ", chunk " + std::to_string(d.token_chunk);
+  if (d.rounds_between_chunks) text += ", dC rounded for each";
+  return text;
+}
+
+}  // namespace headroom::cuda
