@@ -286,7 +286,7 @@ TEST(CudaPlans, RoundingsAreFewWhereThereIsRoom) {
   for (const Head& head : kHeads) {
     for (const size_t mib : {320, 512, 1024, 2560}) {
       const Plan plan = best(problem_of(head, Pass::kForwardBackward), mib * kMiB);
-      if (!PlanDetail::load(plan).rounds_between_chunks) continue;
+      if (!detail_of(plan).rounds_between_chunks) continue;
       EXPECT_GE(3 * plan.token_chunk, head.tokens) << head.name << ", " << mib << " MiB: " << plan.config;
     }
   }
@@ -325,7 +325,7 @@ TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
   for (const Head& head : {Head{"small", 794, 61043, 877}, Head{"large", 8192, 128256, 4095}}) {
     const Problem problem = problem_of(head, Pass::kForwardBackward);
     const Plan plan = best(problem, 0);
-    const PlanDetail detail = PlanDetail::load(plan);
+    const PlanDetail detail = detail_of(plan);
     EXPECT_EQ(plan.kind, PlanKind::kWhole);
     EXPECT_EQ(detail.vocab_window, head.vocab) << plan.config;
     EXPECT_EQ(staging_dtype(problem), DType::kBF16);
