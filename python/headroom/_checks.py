@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._options import shape_text
+from ._dtypes import FLOATS, FLOATS_TEXT, INTEGERS, INTEGERS_TEXT
+from ._options import check_sizes, shape_text
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+_INTEGERS = tuple(getattr(torch, name) for name in INTEGERS)
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -74,7 +76,7 @@ def check_devices(device: torch.device, tensors: dict[str, Tensor | None]) -> No
 
 def check_float(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in _FLOATS:
-        raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {tensor.dtype}")
+        raise TypeError(f"{name}: expected {FLOATS_TEXT}, got {tensor.dtype}")
 
 
 def check_real(name: str, tensor: Tensor) -> None:
@@ -100,10 +102,11 @@ def check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None,
         check_tensor(name, tensor)
         check_float(name, tensor)
     check_tensor("target", target)
-    if target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"target: expected int64 or int32 class indices, got {target.dtype}")
+    if target.dtype not in _INTEGERS:
+        raise TypeError(f"target: expected {INTEGERS_TEXT}, got {target.dtype}")
     if linear_weight.dim() != 2:
         raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
+    check_sizes(linear_weight.shape)
     if input.dim() < 1 or input.shape[-1] != linear_weight.shape[1]:
         raise ValueError(
             f"input: expected shape [..., D] with D = {linear_weight.shape[1]} of linear_weight, "

@@ -26,6 +26,15 @@ def shape_text(shape: Any) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
+def check_sizes(shape: Sequence[int]) -> None:
+    """Of linear_weight, [V, D]."""
+    vocab, columns = shape
+    if vocab < 1 or columns < 1:
+        raise InvalidArgumentError(
+            f"linear_weight: expected shape [V, D] with V >= 1 and D >= 1, got {shape_text(shape)}"
+        )
+
+
 def _is_symbol(value: Any) -> bool:
     """Of code that PyTorch compiles, which is to stay one."""
     return type(value).__name__ in ("SymInt", "SymFloat")
@@ -40,6 +49,8 @@ def number(name: str, value: Any) -> float:
         found = float(value)
     except OverflowError:
         raise ValueError(f"{name}: expected a number of float64's range, got a larger one") from None
+    except TypeError:  # of what holds a number only sometimes, as arrays
+        raise TypeError(f"{name}: expected a number, got {value!r}") from None
     return value if isinstance(value, int) else found
 
 

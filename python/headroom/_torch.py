@@ -11,17 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _c, _numbers, _options
+from . import _c, _dtypes, _numbers, _options
 from ._flags import Flags
 
-CODES = {
-    torch.float32: _c.F32,
-    torch.bfloat16: _c.BF16,
-    torch.float16: _c.F16,
-    torch.float64: _c.F64,
-    torch.int32: _c.I32,
-    torch.int64: _c.I64,
-}
+CODES: dict[torch.dtype, int] = {getattr(torch, dtype.name): dtype.code for dtype in _dtypes.ALL}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
@@ -91,6 +84,16 @@ def results(pass_: int, inputs: Inputs, reduction: str, flags: Flags, draws_byte
         "d_scale": _result((), stats, flags.want_d_scale),
     }
     return {name: every[name] for name in RESULTS[pass_]}
+
+
+_READ = ("hidden", "classifier", "targets", "bias", "class_weight", "token_weight")  # by Inputs' order
+
+
+def read_as_they_are(inputs: Inputs, tensors: dict[str, Tensor]) -> tuple[str, ...] | None:
+    """The names of tensors that readable() returned, if they are the first of inputs themselves."""
+    names = tuple(tensors)
+    same = names == _READ[: len(names)] and all(tensors[name] is given for name, given in zip(names, inputs))
+    return names if same else None
 
 
 def rows(matrix: Tensor) -> Tensor:

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from . import _c, _options, _plan
+from . import _c, _dtypes, _options, _plan
 from ._plan import PlanInfo
 
-_DTYPES = {"float32": _c.F32, "bfloat16": _c.BF16, "float16": _c.F16, "float64": _c.F64}
 _GRADIENTS = ("input", "linear_weight", "linear_bias")
 
 
@@ -55,19 +54,6 @@ def default_threads() -> int:
     return torch.get_num_threads() if torch is not None else 0
 
 
-def dtype_name(dtype: Any) -> str:
-    """``float32`` of "float32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
-    return str(name or dtype).rpartition(".")[2]
-
-
-def _dtype_code(argument: str, dtype: Any) -> int:
-    name = dtype_name(dtype)
-    if name not in _DTYPES:
-        raise TypeError(f"{argument}: expected one of {', '.join(_DTYPES)}, got {dtype!r}")
-    return _DTYPES[name]
-
-
 def _spec(
     tokens: int,
     vocab: int,
@@ -84,8 +70,8 @@ def _spec(
     for name in gradients:
         if name not in _GRADIENTS:
             raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")
-    hidden_dtype = _dtype_code("dtype", dtype)
-    classifier_dtype = hidden_dtype if weight_dtype is None else _dtype_code("weight_dtype", weight_dtype)
+    hidden_dtype = _dtypes.float_code("dtype", dtype)
+    classifier_dtype = hidden_dtype if weight_dtype is None else _dtypes.float_code("weight_dtype", weight_dtype)
     return _plan.Spec(
         pass_=_c.FORWARD_BACKWARD if gradients else _c.FORWARD,
         tokens=tokens,

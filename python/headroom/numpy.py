@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _c, _options, _plan
+from . import _c, _dtypes, _options, _plan
 from ._options import shape_text
 from .errors import InvalidTargetError
-from .inspection import default_threads, dtype_name
+from .inspection import default_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +25,6 @@ else:
 
 __all__ = ["LinearCrossEntropyResult", "linear_cross_entropy"]
 
-_FLOATS = {"float32": _c.F32, "bfloat16": _c.BF16, "float16": _c.F16, "float64": _c.F64}
-_TARGETS = {"int32": _c.I32, "int64": _c.I64}
 _GRADIENTS = ("input", "linear_weight", "linear_bias")
 
 
@@ -52,13 +50,6 @@ class LinearCrossEntropyResult:
     d_linear_bias: Any = None
 
 
-def _float_code(name: str, array: NDArray[Any]) -> int:
-    code = _FLOATS.get(dtype_name(array.dtype))
-    if code is None:
-        raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {array.dtype}")
-    return code
-
-
 def _rows(array: NDArray[Any]) -> NDArray[Any]:
     """The array itself when the library can read it by a stride between rows."""
     item, (rows, columns) = array.itemsize, array.shape
@@ -74,18 +65,19 @@ def _vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, me
     array = np.asarray(values)
     if array.shape != shape:
         raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(array.shape)}")
+    if np.iscomplexobj(array):
+        raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
     return np.require(array, dtype, ["C", "A"]).reshape(-1)
 
 
 def _check_shapes(x: NDArray[Any], c: NDArray[Any], y: NDArray[Any]) -> None:
     if c.ndim != 2:
         raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(c.shape)}")
+    _options.check_sizes(c.shape)
     if x.ndim < 1 or x.shape[-1] != c.shape[1]:
         raise ValueError(f"input: expected shape [..., D] with D = {c.shape[1]}, got {shape_text(x.shape)}")
     if y.shape != x.shape[:-1]:
         raise ValueError(f"target: expected shape {shape_text(x.shape[:-1])}, got {shape_text(y.shape)}")
-    if dtype_name(y.dtype) not in _TARGETS:
-        raise TypeError(f"target: expected int64 or int32 class indices, got {y.dtype}")
 
 
 def linear_cross_entropy(
@@ -173,9 +165,9 @@ def linear_cross_entropy(
         "tokens": tokens,
         "vocab": vocab,
         "hidden": hidden.shape[1],
-        "hidden_dtype": _float_code("input", hidden),
-        "classifier_dtype": _float_code("linear_weight", classifier),
-        "target_dtype": _TARGETS[dtype_name(y.dtype)],
+        "hidden_dtype": _dtypes.float_code("input", hidden.dtype),
+        "classifier_dtype": _dtypes.float_code("linear_weight", classifier.dtype),
+        "target_dtype": _dtypes.target_code(y.dtype),
         "has_bias": linear_bias is not None,
         "has_class_weight": weight is not None,
         "has_token_weight": token_weight is not None,
@@ -184,7 +176,7 @@ def linear_cross_entropy(
     }
     if linear_bias is not None:
         bias = np.asarray(linear_bias)
-        spec["bias_dtype"] = _float_code("linear_bias", bias)
+        spec["bias_dtype"] = _dtypes.float_code("linear_bias", bias.dtype)
         arrays["bias"] = _vector("linear_bias", bias, (vocab,), bias.dtype.newbyteorder("="), "V")
     if weight is not None:
         arrays["class_weight"] = _vector("weight", weight, (vocab,), stats, "V")

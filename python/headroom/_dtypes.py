@@ -1,0 +1,47 @@
+"""The dtypes of tensors and arrays: one table for PyTorch, numpy and the library."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _c
+
+
+class Dtype(NamedTuple):
+    name: str  # PyTorch's and numpy's; numpy has bfloat16 of the package ml_dtypes
+    code: int  # of headroom_dtype
+    is_float: bool
+
+
+ALL = (
+    Dtype("float32", _c.F32, True),
+    Dtype("bfloat16", _c.BF16, True),
+    Dtype("float16", _c.F16, True),
+    Dtype("float64", _c.F64, True),
+    Dtype("int32", _c.I32, False),
+    Dtype("int64", _c.I64, False),
+)
+FLOATS = {dtype.name: dtype.code for dtype in ALL if dtype.is_float}
+INTEGERS = {dtype.name: dtype.code for dtype in ALL if not dtype.is_float}
+FLOATS_TEXT = "float32, bfloat16, float16 or float64"
+INTEGERS_TEXT = "int64 or int32 class indices"
+
+
+def name_of(dtype: Any) -> str:
+    """``float32`` of "float32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+    return str(name or dtype).rpartition(".")[2]
+
+
+def float_code(argument: str, dtype: Any) -> int:
+    code = FLOATS.get(name_of(dtype))
+    if code is None:
+        raise TypeError(f"{argument}: expected {FLOATS_TEXT}, got {dtype}")
+    return code
+
+
+def target_code(dtype: Any) -> int:
+    code = INTEGERS.get(name_of(dtype))
+    if code is None:
+        raise TypeError(f"target: expected {INTEGERS_TEXT}, got {dtype}")
+    return code
