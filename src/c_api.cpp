@@ -114,6 +114,32 @@ void write_row_stats(const Problem& problem, const Buffers& b, int64_t row, cons
   if (b.argmax != nullptr) b.argmax[row] = stats.argmax;
 }
 
+// What headroom_scale_gradients is given, checked; without the empty arrays.
+std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, const int32_t* dtypes,
+                                           const int64_t* sizes) {
+  if (count < 0) throw_invalid("count", "at least 0", std::to_string(count));
+  std::vector<GradientArray> arrays;
+  if (count == 0) return arrays;
+  required(data, "data");
+  required(dtypes, "dtypes");
+  required(sizes, "sizes");
+  for (int32_t k = 0; k < count; ++k) {
+    const std::string place = "[" + std::to_string(k) + "]";
+    const int32_t dtype = dtypes[k];
+    if (dtype < HEADROOM_F32 || dtype > HEADROOM_F64) {
+      throw_invalid("dtypes" + place, "a floating point dtype", std::to_string(dtype));
+    }
+    if ((dtype == HEADROOM_F64) != (dtypes[0] == HEADROOM_F64)) {
+      throw_invalid("dtypes" + place, "float64 for all arrays or for none", std::to_string(dtype));
+    }
+    if (sizes[k] < 0) throw_invalid("sizes" + place, "at least 0", std::to_string(sizes[k]));
+    if (sizes[k] == 0) continue;
+    if (data[k] == nullptr) throw_invalid("data" + place, "a pointer", "null");
+    arrays.push_back({data[k], static_cast<DType>(dtype), sizes[k]});
+  }
+  return arrays;
+}
+
 }  // namespace
 
 extern "C" {
@@ -281,21 +307,18 @@ headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* 
   });
 }
 
-headroom_status headroom_scale_gradient(const headroom_context* context, void* data, int32_t dtype,
-                                        int64_t count, const void* factor, void* stream) {
+headroom_status headroom_scale_gradients(const headroom_context* context, int32_t count, void* const* data,
+                                         const int32_t* dtypes, const int64_t* sizes, const void* factor,
+                                         void* stream) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
-    if (count < 0) throw_invalid("count", "at least 0", std::to_string(count));
-    if (dtype < HEADROOM_F32 || dtype > HEADROOM_F64) {
-      throw_invalid("dtype", "a floating point dtype", std::to_string(dtype));
-    }
-    if (count == 0) return;
-    required(data, "data");
+    const std::vector<GradientArray> arrays = gradient_arrays(count, data, dtypes, sizes);
+    if (arrays.empty()) return;
     required(factor, "factor");
     Problem any;
     refuse_without_device(c.options);
     const Backend& backend = choose_backend(c.backend, any, c.options);
-    backend.scale(data, static_cast<DType>(dtype), count, factor, c.options, stream);
+    backend.scale(arrays, factor, c.options, stream);
   });
 }
 

@@ -325,12 +325,14 @@ HEADROOM_API headroom_status headroom_plan_list(const headroom_context* context,
 HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers,
                                           void* workspace, size_t workspace_bytes, void* stream);
 
-/* An upstream gradient that arrives after the run: data[i] *= *factor, in place; nothing is touched when that
- * is 1. data: count elements of any float dtype, in the memory of the context's device, as is factor: a stats
- * scalar. */
-HEADROOM_API headroom_status headroom_scale_gradient(const headroom_context* context, void* data,
-                                                     int32_t dtype, int64_t count, const void* factor,
-                                                     void* stream);
+/* An upstream gradient that arrives after the run: data[k][i] *= *factor for `count` arrays at once, in
+ * place. Nothing is touched when *factor is 1; what is 0 stays 0, so that rows without a target have no
+ * gradient where *factor is infinite or NaN, too. data[k]: sizes[k] elements of dtypes[k], a float dtype, in
+ * the memory of the context's device, as is factor: float64 where the arrays are float64, which all are or
+ * none, else float32. The three arrays themselves are in host memory, and are not read after the call. */
+HEADROOM_API headroom_status headroom_scale_gradients(const headroom_context* context, int32_t count,
+                                                      void* const* data, const int32_t* dtypes,
+                                                      const int64_t* sizes, const void* factor, void* stream);
 
 /* Pieces for a vocabulary cut into shards. They work on host memory and read only the problem's
  * sizes, dtypes and options.

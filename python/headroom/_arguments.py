@@ -140,15 +140,21 @@ def options_of(a: Arguments) -> dict[str, Any]:
 
 def inputs_of(a: Arguments, scale: Tensor | None) -> Inputs:
     """The tensors of the problem, without seed and numbers; scale: where its gradient is wanted."""
-    input, stats = a.input, stats_dtype(a.input)
+    input, class_weight, token_weight, num_items = a.input, a.weight, a.token_weight, None
+    if class_weight is not None:
+        class_weight = class_weight.to(stats_dtype(input))
+    if token_weight is not None:
+        token_weight = token_weight.to(stats_dtype(input)).reshape(-1)
+    if a.num_items is not None and isinstance(a.num_items, Tensor):
+        num_items = _numbers.scalar("num_items", a.num_items)
     return Inputs(
-        hidden=input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
-        weight=a.linear_weight,
-        target=a.target,
-        bias=a.linear_bias,
-        class_weight=None if a.weight is None else a.weight.to(stats),
-        token_weight=None if a.token_weight is None else a.token_weight.to(stats).reshape(-1),
-        num_items=_numbers.scalar("num_items", a.num_items) if isinstance(a.num_items, Tensor) else None,
+        input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
+        a.linear_weight,
+        a.target,
+        a.linear_bias,
+        class_weight,
+        token_weight,
+        num_items,
         seed=None,
         scale=scale,
         numbers=None,

@@ -5,6 +5,7 @@ Both save the same tensors: a forward pass that is computed again, by torch.util
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from . import _modes, _vmap
 from ._flags import Flags, Wants
 from ._run import run_backward, scale_in_place
-from ._torch import GRADIENTS, Inputs
+from ._torch import GRADIENTS, Inputs, resolved
 
 Gradients = tuple[Tensor | None, ...]  # of hidden, weight, bias and scale
 NONE: Gradients = (None,) * len(GRADIENTS)
@@ -58,13 +59,30 @@ def _by_operator(inputs: Inputs, saved: dict[str, Any], main_grad: Any, options:
     return operator(*inputs, *saved.values(), *into, **options, flags=flags.packed())
 
 
+def _asks_for_weight(ctx: Any) -> bool:
+    """Whether the running backward pass leads to the weight, as that of autograd.grad(loss, input) does not; true when
+    in doubt."""
+    will_run: Any = getattr(torch._C, "_will_engine_execute_node", None)
+    edges = getattr(ctx, "next_functions", ())
+    node = edges[Inputs._fields.index("weight")][0] if len(edges) > 1 else None
+    if will_run is None or node is None:
+        return True
+    try:
+        return bool(will_run(node))
+    except RuntimeError:  # of a leaf whose gradient autograd.grad returns
+        return True
+
+
 def backward_of_forward(
-    ctx: Any, wants: Wants, loss: Tensor | None, nll: Tensor | None, lse: Tensor | None, entropy: Tensor | None
+    ctx: Any, wants: Wants, upstream: Gradients, options: dict[str, Any] | None = None
 ) -> Gradients:
+    """upstream: of loss, nll, lse and entropy; options: those of ctx as resolved() returns them, if they are known."""
     _refuse_double_backward()
     *tensors, saved_lse, lse_low, saved_entropy, draws = ctx.saved_tensors
     inputs = Inputs(*tensors)
-    upstream = (loss, nll, lse, entropy)
+    loss, nll, lse, entropy = upstream
+    if ctx.main_grad is not None and wants.weight and not _asks_for_weight(ctx):
+        wants = wants._replace(weight=False)
     if not any(wants) or all(gradient is None for gradient in upstream):
         return NONE
     if loss is None:
@@ -83,7 +101,7 @@ def backward_of_forward(
         "grad_entropy": entropy if saved_entropy is not None else None,
     }
     if _modes.are_off() and _modes.are_plain((*inputs, *saved.values(), ctx.main_grad)):
-        found = run_backward(inputs, saved, ctx.main_grad, ctx.options, flags)
+        found = run_backward(inputs, saved, ctx.main_grad, options or resolved(inputs, ctx.options), flags)
         gradients = [found.get(name) for name in GRADIENTS]
     else:
         found = _by_operator(inputs, saved, ctx.main_grad, ctx.options, flags)
@@ -101,36 +119,44 @@ def save_gradients(ctx: Any, scale: Tensor | None, gradients: Sequence[Tensor | 
     ctx.set_materialize_grads(False)
 
 
-def _graph_is_kept() -> bool:
-    """Whether the running backward pass keeps the graph's saved tensors (retain_graph=True); true when in doubt."""
-    kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if kept is None else bool(kept())
+# Whether the running backward pass keeps the graph's saved tensors (retain_graph=True); true when in doubt.
+_graph_is_kept: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
-def _scaled_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    dense = gradient.is_cuda and gradient.is_contiguous()  # a hook of saved tensors may return another layout
-    return scale_in_place(gradient, factor) if dense else gradient * factor
+def _product(gradient: Tensor, factor: Tensor) -> Tensor:
+    """What is 0 stays 0, of rows without a target where the factor is infinite or NaN."""
+    return torch.where(gradient == 0, gradient, gradient * factor)
 
 
-def _scaled(gradients: Sequence[Tensor | None], factor: Tensor) -> list[Tensor | None]:
-    if _vmap.is_batched(factor):
-        return [None if gradient is None else gradient * factor for gradient in gradients]
+def scaled(gradients: Sequence[Tensor], factor: Tensor, in_place: bool = False) -> Sequence[Tensor]:
+    """As _product; with in_place the gradients themselves, where that saves time."""
+    if factor.is_cuda:  # without waiting for the device
+        device = factor.device  # a hook of saved tensors may return them on another one, or in another layout
+        if not all([gradient.device == device and gradient.is_contiguous() for gradient in gradients]):
+            return [_product(gradient, factor) for gradient in gradients]
+        found = gradients if in_place else [gradient.clone() for gradient in gradients]
+        scale_in_place(found, factor)
+        return found
+    by = factor.item()
+    if by == 1 and in_place:
+        return gradients
+    return [gradient * factor if math.isfinite(by) else _product(gradient, factor) for gradient in gradients]
+
+
+def _scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
+    if _modes.are_plain((factor,)):
+        # The saved tensor itself may become somebody's .grad, to be added to in place: when nobody reads it again.
+        return scaled(gradients, factor, in_place=not _graph_is_kept())
     if type(factor) is not torch.Tensor:  # traced
-        scale = torch.ops.headroom.scale_gradient
-        return [None if gradient is None else scale(gradient, factor) for gradient in gradients]
-    # The saved tensor itself may become somebody's .grad, to be added to in place: only when nobody reads it again.
-    if not _graph_is_kept():
-        if factor.is_cuda:  # without waiting for the device
-            return [None if gradient is None else _scaled_in_place(gradient, factor) for gradient in gradients]
-        if factor.item() == 1:
-            return list(gradients)
-    return [None if gradient is None else gradient * factor for gradient in gradients]
+        return [torch.ops.headroom.scale_gradient(gradient, factor) for gradient in gradients]
+    return [_product(gradient, factor) for gradient in gradients]  # of a batch, or a view such as a negated one
 
 
 def backward_of_forward_backward(ctx: Any, loss: Tensor | None) -> Gradients:
     _refuse_double_backward()
     if loss is None:
         return NONE
-    *gradients, d_scale = ctx.saved_tensors
-    scaled = _scaled(gradients, loss)
-    return *scaled, _as_scale(ctx, None if d_scale is None else d_scale * loss)
+    *saved, d_scale = ctx.saved_tensors
+    left = iter(_scaled([gradient for gradient in saved if gradient is not None], loss))
+    gradients = [gradient if gradient is None else next(left) for gradient in saved]
+    return *gradients, d_scale if d_scale is None else _as_scale(ctx, d_scale * loss)

@@ -223,7 +223,7 @@ def library() -> ctypes.CDLL:
             c_int32,
             [c_void_p, ctypes.POINTER(Problem), ctypes.POINTER(PlanInfo), c_int32, ctypes.POINTER(c_int32)],
         ),
-        "scale_gradient": (c_int32, [c_void_p, c_void_p, c_int32, c_int64, c_void_p, c_void_p]),
+        "scale_gradients": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
         "run": (c_int32, [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p]),
     }
     for name, (result, arguments) in prototypes.items():

@@ -17,9 +17,9 @@ from . import _arguments, _c, _modes, _numbers, _options, _run
 from ._arguments import FIRST_OPTION, Arguments
 from ._autograd import backward_of_forward, backward_of_forward_backward, save_forward, save_gradients
 from ._cache import Cache
-from ._dispatch import DRAW_FLAGS, by_operators, choose, grad_mode, of_draw, pass_over_draw, with_seed
+from ._dispatch import DRAW_FLAGS, by_operators, choose, of_draw, pass_over_draw, with_seed
 from ._flags import Wants
-from ._torch import DRAW_STATS, GRADIENTS, Inputs, readable
+from ._torch import DRAW_STATS, GRADIENTS, Inputs, read_as_they_are, readable
 
 Found = dict[str, Tensor]  # by the names of RESULTS
 
@@ -35,17 +35,18 @@ class _Call:
     def __init__(self, a: Arguments, scale: Tensor | None) -> None:
         _arguments.check_rest(a)
         self.names = _options.stats_names(a.return_stats, a.gradient)
-        self._options = _arguments.options_of(a)
+        self.resolved = _arguments.options_of(a)
         self.choice = choice = choose(a, scale, self.names)
         if choice.trained.scale:
-            _numbers.check_learned_scale(self._options["scale"])
-        self.options, _ = _numbers.split(self._options, choice.flags.keeps_draws)  # as the operators take them
+            _numbers.check_learned_scale(self.resolved["scale"])
+        self.options, _ = _numbers.split(self.resolved, choice.flags.keeps_draws)  # as the operators take them
         self.trains = any(choice.trained)
         self.together = choice.pass_ == _c.FORWARD_BACKWARD
         asked = (*self.names, *(("counts",) if choice.flags.want_counts else ()))
         self.outputs = ("loss", *(name for name in (*_DIFFERENTIABLE, *_CONSTANT) if name in asked))
         self._constant = [name for name in self.outputs[1:] if self.together or name in _CONSTANT]
         self._run: _run.Run | None = None
+        self._names: tuple[str, ...] | None = None  # of inputs that the library reads as they are
 
     def __call__(self, a: Arguments, scale: Tensor | None) -> tuple[Inputs, Found]:
         """The first pass."""
@@ -56,9 +57,13 @@ class _Call:
             inputs = drawn
         elif choice.passes_over_draw:
             pass_over_draw(a)
-        tensors = readable(inputs, self._options["num_items"])
+        if self._names is None:
+            tensors = readable(inputs, self.resolved["num_items"])
+            self._names = read_as_they_are(inputs, tensors)
+        else:
+            tensors = dict(zip(self._names, inputs))  # type: ignore[arg-type]
         if self._run is None:
-            self._run = _run.find(choice.pass_, tensors, self._options, choice.flags)
+            self._run = _run.find(choice.pass_, tensors, self.resolved, choice.flags)
         if torch._C._autograd._profiler_enabled():
             with torch.profiler.record_function(_PASS_NAMES[choice.pass_]):
                 found = self._run(tensors)
@@ -89,7 +94,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, call, a = args
         inputs, found = call(a, scale)
-        save_gradients(ctx, inputs.scale, [found.get(name) for name in GRADIENTS])
+        save_gradients(ctx, inputs.scale, [*map(found.get, GRADIENTS)])
         ctx.shape = a.input.shape
         return call.returned(ctx, found)
 
@@ -108,21 +113,22 @@ class LinearCrossEntropyForward(torch.autograd.Function):
         inputs, found = call(a, scale)
         saved = [found.get(name) for name in ("lse", "lse_low", "entropy", "draws")]
         save_forward(ctx, inputs, a.main_grad, call.options, saved)
-        ctx.shape, ctx.outputs = a.input.shape, call.outputs
+        ctx.shape, ctx.call = a.input.shape, call
         return call.returned(ctx, found)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        given = dict(zip(ctx.outputs, upstream))
+        call = ctx.call
+        given = dict(zip(call.outputs, upstream))
         wants = Wants(*ctx.needs_input_grad[: len(GRADIENTS)])
-        gradients = backward_of_forward(ctx, wants, given["loss"], *(given.get(name) for name in _DIFFERENTIABLE))
-        return _like(gradients[0], ctx.shape), *gradients[1:], None, None
+        upstream = given["loss"], *[given.get(name) for name in _DIFFERENTIABLE]
+        d_input, *others = backward_of_forward(ctx, wants, upstream, call.resolved)
+        return _like(d_input, ctx.shape), *others, None, None
 
 
-def _layout(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+# Beyond this, PyTorch's apply only looks for transforms of torch.func and for tensors of some that ended: suits() has.
+_apply_together: Any = super(torch.autograd.Function, LinearCrossEntropy).apply
+_apply_forward: Any = super(torch.autograd.Function, LinearCrossEntropyForward).apply
 
 
 def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[Any, ...]:
@@ -130,14 +136,14 @@ def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[A
     input, num_items = a.input, a.num_items
     device = input.device
     return (
-        *[None if tensor is None else _layout(tensor) for tensor in a[:7]],
-        Tensor if isinstance(num_items, Tensor) else num_items,
-        type(num_items),
+        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in a[:7]],
+        None if num_items is None else (type(num_items), isinstance(num_items, Tensor) or num_items),
         a.seed is None,
         a[FIRST_OPTION:],
         types,
         scale is not None and scale.requires_grad,
-        grad_mode(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
         _run.settings(device),
         device.type == "cpu" or (input.data_ptr() % 16, a.linear_weight.data_ptr() % 16),
     )
@@ -181,8 +187,10 @@ def suits(a: Arguments) -> bool:
     """Whether nothing watches, and the tensors are plain ones."""
     if not _modes.are_off():
         return False
-    others = [value for value in (a.num_items, a.seed) if isinstance(value, Tensor)]
-    return _modes.are_plain((*a[:7], *others))
+    tensors: tuple[object, ...] = a[:7]
+    if a.num_items is not None or a.seed is not None:
+        tensors += tuple(value for value in (a.num_items, a.seed) if isinstance(value, Tensor))
+    return _modes.are_plain(tensors)
 
 
 def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
@@ -211,7 +219,6 @@ def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
         _arguments.check_seed(a.seed, a.input.device)
     if not call.trains:
         return call(a, scale)[1], call.names
-    function = LinearCrossEntropy if call.together else LinearCrossEntropyForward
-    apply: Any = function.apply
+    apply = _apply_together if call.together else _apply_forward
     outputs = apply(a.input, a.linear_weight, a.linear_bias, scale, call, a)
     return dict(zip(call.outputs, outputs)), call.names

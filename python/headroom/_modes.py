@@ -6,6 +6,7 @@ Else torch.ops.headroom.* are called, which PyTorch's tools see.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ def _bits(names: Iterable[str]) -> int:
     return bits
 
 
+_dispatch_keys: Any = torch._C._dispatch_keys
 _OTHER_BITS = ~_bits(_PLAIN_KEYS)
 
 
@@ -49,10 +51,6 @@ def are_off() -> bool:
 def are_plain(tensors: Iterable[object]) -> bool:
     """Tensors of no subclass, whose memory holds their values; None is left out."""
     for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) not in _PLAIN_TYPES:
-            return False
-        if torch._C._dispatch_keys(tensor).raw_repr() & _OTHER_BITS:  # type: ignore
+        if tensor is not None and (type(tensor) not in _PLAIN_TYPES or _dispatch_keys(tensor).raw_repr() & _OTHER_BITS):
             return False
     return True

@@ -26,10 +26,11 @@ from ._autograd import (
     backward_of_forward_backward,
     save_forward,
     save_gradients,
+    scaled,
 )
 from ._flags import Flags, Wants, unpacked
 from ._run import Tensors, draws_size, run, run_backward
-from ._torch import GRADIENTS, RESULTS, Inputs, results
+from ._torch import GRADIENTS, RESULTS, Inputs, resolved, results
 
 _INPUTS = (
     "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, "
@@ -109,7 +110,7 @@ def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[s
 def _backward_of_forward(ctx: Any, loss: Any, nll: Any, lse: Any, entropy: Any, *_: Any) -> tuple[Any, ...]:
     needs = _inputs(ctx.needs_input_grad)
     wants = Wants(*(getattr(needs, name) for name in Wants._fields))
-    return *_of_inputs(backward_of_forward(ctx, wants, loss, nll, lse, entropy)), None
+    return *_of_inputs(backward_of_forward(ctx, wants, (loss, nll, lse, entropy))), None
 
 
 forward.register_autograd(_backward_of_forward, setup_context=_save_forward)
@@ -146,7 +147,7 @@ def backward_into(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 def _gradients(args: Sequence[Tensor | None], main_grad: Tensor | None, keywords: dict[str, Any]) -> tuple[Tensor, ...]:
     inputs, (options, flags) = _inputs(args), _split(keywords)
     saved = dict(zip(_SAVED, args[_INPUT_COUNT:]))
-    found = run_backward(inputs, saved, main_grad, options, flags)
+    found = run_backward(inputs, saved, main_grad, resolved(inputs, options), flags)
     return _all(_c.BACKWARD, found, inputs, options["reduction"], flags)
 
 
@@ -206,7 +207,7 @@ forward_backward.register_autograd(_backward_of_forward_backward, setup_context=
     "headroom::scale_gradient", mutates_args=(), schema="(Tensor gradient, Tensor factor) -> Tensor"
 )
 def scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
-    return gradient * factor
+    return scaled([gradient], factor)[0]
 
 
 @scale_gradient.register_fake

@@ -10,7 +10,9 @@ import ctypes
 import dataclasses
 import functools
 import mmap
+import struct
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from . import _c, _options
@@ -218,7 +220,11 @@ def run_on_host(plan: Plan, buffers: _c.Buffers) -> None:
     run(plan, buffers, workspace.address)
 
 
-def scale_gradient(data: int, dtype: int, count: int, factor: int, device: int, stream: int) -> None:
-    """headroom_scale_gradient"""
+def scale_gradients(
+    data: Sequence[int], dtypes: Sequence[int], sizes: Sequence[int], factor: int, device: int, stream: int
+) -> None:
+    """headroom_scale_gradients"""
+    count = len(data)
+    arrays = struct.pack(f"{count}P", *data), struct.pack(f"{count}i", *dtypes), struct.pack(f"{count}q", *sizes)
     context = _context(1, None, device)
-    _c.check(_c.library().headroom_scale_gradient(context.pointer, data, dtype, count, factor, stream))
+    _c.check(_c.library().headroom_scale_gradients(context.pointer, count, *arrays, factor, stream))

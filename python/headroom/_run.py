@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from ._torch import (
     rows_are_aligned,
     stats_dtype,
 )
-from .errors import InvalidTargetError
+from .errors import InvalidArgumentError, InvalidTargetError
 
 Tensors = dict[str, Tensor]  # by the names of headroom_buffers; a d_classifier that is given is added to
 
@@ -130,6 +130,16 @@ def _raw_stream() -> Callable[[int], int]:
 stream_of = _raw_stream()
 
 
+_SMALL_WORKSPACE = 1 << 16  # bytes on the host: the page faults of fresh memory would be most of a small run
+# Names of headroom_buffers that are others in Python.
+_ARGUMENTS = {
+    "hidden": "input",
+    "classifier": "linear_weight",
+    "targets": "target",
+    "bias": "linear_bias",
+    "class_weight": "weight",
+    "d_classifier": "main_grad",
+}
 _ROWS = ("lse", "lse_low", "entropy", "grad_loss", "grad_nll", "grad_lse", "grad_entropy")
 
 
@@ -145,6 +155,22 @@ def _check_rows(tensors: Tensors) -> None:
             raise RuntimeError(f"{name}: expected {count} elements of {stats}, got {tensor.numel()} of {tensor.dtype}")
 
 
+def _model(name: str, shape: tuple[int, ...], dtype: torch.dtype, tensors: Tensors) -> str | None:
+    """The tensor that what is written is just like, if there is one."""
+    model = {"d_hidden": "hidden", "d_classifier": "classifier", "d_bias": "bias"}.get(name)
+    if model is None or model not in tensors:
+        return None
+    tensor = tensors[model]
+    return model if tensor.is_contiguous() and tensor.dtype == dtype and tensor.shape == shape else None
+
+
+def _refuse_freed(tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() == 0 and tensor.numel() > 0:
+            argument = _ARGUMENTS.get(name, name)
+            raise InvalidArgumentError(f"{argument}: expected a tensor in memory, got one whose storage was freed")
+
+
 class Run:
     """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
 
@@ -152,12 +178,13 @@ class Run:
         hidden, weight = tensors["hidden"], tensors["classifier"]
         _check_rows(tensors)
         self.pass_, self.flags, self.device = pass_, flags, hidden.device
-        self.adds = "d_classifier" in tensors
+        adds = "d_classifier" in tensors
         unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
         self.plan = plan_on(_spec(pass_, tensors, options, flags, unaligned), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
         if pass_ == _c.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
+        self._workspace_bytes = self.plan.info.workspace_bytes
         self._scale: float = options["scale"]
         rounds = options["compute_dtype"] != _c.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
@@ -166,46 +193,57 @@ class Run:
         returned.pop("d_scale", None)  # made of d_hidden, which is then there in any case and not rounded yet
         if flags.want_d_scale:
             returned["d_hidden"] = Result(tuple(hidden.shape), stats_dtype(hidden))
-        if self.adds:
+        if adds:
             del returned["d_classifier"]
         self._has_counts = "counts" in returned and returned.pop("counts").wanted
-        self._writes = [(name, shape, dtype) for name, (shape, dtype, wanted) in returned.items() if wanted]
+        self._writes = [
+            (name, _model(name, shape, dtype, tensors), shape, dtype)
+            for name, (shape, dtype, wanted) in returned.items()
+            if wanted
+        ]
+        self._wants_argmax, self._wants_scale = flags.want_argmax, flags.want_d_scale
         buffers: Any = _c.make("headroom_buffers")
         buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
-        if self.adds:
+        if adds:
             buffers.d_classifier_stride = row_stride(tensors["d_classifier"])
         self._template = bytes(buffers)
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
-        device, written = self.device, {}
+        device = self.device
+        written: Tensors = {}
         buffers = _c.Buffers.from_buffer_copy(self._template)
         for name, tensor in tensors.items():
             setattr(buffers, name, tensor.data_ptr())
-        for name, shape, dtype in self._writes:
-            written[name] = tensor = torch.empty(shape, dtype=dtype, device=device)
+        for name, model, shape, dtype in self._writes:
+            if model is None:
+                tensor = torch.empty(shape, dtype=dtype, device=device)
+            else:  # in half the time
+                tensor = torch.empty_like(tensors[model])
+            written[name] = tensor
             setattr(buffers, name, tensor.data_ptr())
         if self._has_counts:
             written["counts"] = counts = torch.zeros(2, dtype=torch.int64, device=device)
             buffers.valid_count = counts.data_ptr() + counts.element_size()
-            if self.flags.want_argmax:
+            if self._wants_argmax:
                 buffers.correct_count = counts.data_ptr()
-        if device.type == "cpu":
-            self._on_host(buffers, tensors["targets"])
-        else:
-            self._on_device(buffers)
-        return self._with_scale(written, tensors["hidden"]) if self.flags.want_d_scale else written
-
-    def _on_host(self, buffers: _c.Buffers, target: Tensor) -> None:
         try:
-            _plan.run_on_host(self.plan, buffers)
+            self._launch(buffers)
         except InvalidTargetError as error:
-            raise InvalidTargetError(_options.target_message(str(error), target.shape)) from None
+            raise InvalidTargetError(_options.target_message(str(error), tensors["targets"].shape)) from None
+        except InvalidArgumentError:
+            _refuse_freed(tensors)
+            raise
+        return self._with_scale(written, tensors["hidden"]) if self._wants_scale else written
 
-    def _on_device(self, buffers: _c.Buffers) -> None:
-        # Workspace from PyTorch's caching allocator: freed when this returns, to be used again in stream order.
-        workspace = torch.empty(self.plan.info.workspace_bytes, dtype=torch.uint8, device=self.device)
-        _plan.run(self.plan, buffers, workspace.data_ptr(), stream_of(self.device.index))
+    def _launch(self, buffers: _c.Buffers) -> None:
+        device, size = self.device, self._workspace_bytes
+        if device.type == "cpu" and size > _SMALL_WORKSPACE:
+            return _plan.run_on_host(self.plan, buffers)
+        # From PyTorch's allocators; on CUDA freed when this returns, to be used again in stream order.
+        workspace = torch.empty(size, dtype=torch.uint8, device=device)
+        stream = None if device.type == "cpu" else stream_of(device.index)
+        _plan.run(self.plan, buffers, workspace.data_ptr(), stream)
 
     def _with_scale(self, written: Tensors, hidden: Tensor) -> Tensors:
         """d_hidden rounded, if it is wanted, and the gradient of scale."""
@@ -237,10 +275,10 @@ def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) ->
     return run
 
 
-def run(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, more: Tensors | None = None) -> Tensors:
-    """Runs a pass. options: as the operators take them; more: other tensors of the library's names."""
+def run(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags) -> Tensors:
+    """Runs a forward pass, or both in one. options: as the operators take them."""
     options = resolved(inputs, options)
-    tensors = readable(inputs, options["num_items"]) | (more or {})
+    tensors = readable(inputs, options["num_items"])
     return find(pass_, tensors, options, flags)(tensors)
 
 
@@ -251,8 +289,8 @@ def run_backward(
     options: dict[str, Any],
     flags: Flags,
 ) -> Tensors:
-    """The backward pass; saved: lse, lse_low, entropy, draws and upstream gradients. The gradient of the weight is
-    added to main_grad [V, D] when that is given."""
+    """The backward pass; saved: lse, lse_low, entropy, draws and upstream gradients; options: the resolved ones. The
+    gradient of the weight is added to main_grad [V, D] when that is given."""
     more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}
     if "grad_entropy" not in more:
         more.pop("entropy", None)
@@ -260,12 +298,21 @@ def run_backward(
         if main_grad.numel() > 0 and main_grad.data_ptr() == inputs.weight.data_ptr():
             raise ValueError("main_grad: expected a buffer of its own, got the memory of linear_weight")
         more["d_classifier"] = main_grad
-    return run(_c.BACKWARD, inputs, options, flags, more)
+    tensors = readable(inputs, options["num_items"]) | more
+    return find(_c.BACKWARD, tensors, options, flags)(tensors)
 
 
-def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """``gradient *= factor`` on a CUDA device, where only the device knows the factor; nothing is done if it is 1."""
-    device, factor = gradient.device.index, factor.to(stats_dtype(gradient))
-    code, count = CODES[gradient.dtype], gradient.numel()
-    _plan.scale_gradient(gradient.data_ptr(), code, count, factor.data_ptr(), device, stream_of(device))
-    return gradient
+def scale_in_place(gradients: Sequence[Tensor], factor: Tensor) -> None:
+    """``gradient *= factor`` of contiguous gradients on a CUDA device, where only the device knows the factor. What is
+    0 stays 0, and nothing is done if the factor is 1."""
+    if not gradients:
+        return
+    device, factor = factor.device.index, factor.to(stats_dtype(gradients[0]))
+    _plan.scale_gradients(
+        [gradient.data_ptr() for gradient in gradients],
+        [CODES[gradient.dtype] for gradient in gradients],
+        [gradient.numel() for gradient in gradients],
+        factor.data_ptr(),
+        device,
+        stream_of(device),
+    )

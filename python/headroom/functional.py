@@ -155,8 +155,9 @@ def linear_cross_entropy(
         shift: position s of the last target dimension predicts ``target[..., s + shift]``, without copying input.
         max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; None: as much
             as the fastest plan wants.
-        main_grad: a float32 ``[V, D]`` buffer to which the gradient of ``linear_weight`` is added in the backward
-            pass; autograd then sees no gradient of ``linear_weight``. Used only when ``linear_weight`` requires grad.
+        main_grad: a float32 ``[V, D]`` buffer to which the gradient of ``linear_weight`` is added in a backward pass
+            that leads to ``linear_weight`` (``torch.autograd.grad(loss, input)`` does not, but of compiled code, which
+            always adds it); autograd then sees no gradient of it. Used only when ``linear_weight`` requires grad.
         return_stats: True, or names out of ``nll, lse, entropy, argmax, correct_count, valid_count``; of thinned
             gradients also ``kept_count`` and ``draw_variance``, by name only.
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).

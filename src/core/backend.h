@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,15 +49,16 @@ struct Backend {
   // Allocates no workspace and touches no data.
   std::vector<Plan> (*plans)(const Problem& problem, const BackendOptions& options,
                              size_t max_workspace_bytes);
-  // data[i] *= *factor (one of stats dtype: double for float64 data), touching nothing when that is 1.
-  void (*scale)(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+  // Every element *= *factor, but what is 0 stays 0; nothing is touched when that is 1. There is an array,
+  // none is empty, and all are float64, as is then the factor (else float32), or none is.
+  void (*scale)(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                 void* stream);
   // All devices, usable or not; tells why there is none. Null: the backend works on host memory.
   std::vector<DeviceInfo> (*devices)(std::string* why_none);
 };
 
 // Backend::scale of backends on host memory.
-void scale_on_host(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+void scale_on_host(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                    void* stream);
 
 }  // namespace headroom

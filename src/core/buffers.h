@@ -1,7 +1,16 @@
 #pragma once
 #include <cstdint>
 
+#include "core/dtype.h"
+
 namespace headroom {
+
+// A gradient as an array, in memory of the run's device.
+struct GradientArray {
+  void* data;
+  DType dtype;
+  int64_t size;  // elements
+};
 
 // Pointers of one run. Optional ones are null when the Problem does not ask for them. Strides are in
 // elements; the innermost dimension is contiguous. "stats" is Problem::stats_dtype().

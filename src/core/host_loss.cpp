@@ -119,17 +119,21 @@ void HostLossWriter::finish() {
   if (b.correct_count != nullptr) *b.correct_count = correct_;
 }
 
-void scale_on_host(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+void scale_on_host(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                    void* /*stream*/) {
-  const double by = load_as_double(factor, dtype == DType::kF64 ? DType::kF64 : DType::kF32, 0);
+  const DType stats = arrays.front().dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const double by = load_as_double(factor, stats, 0);
   if (by == 1) return;
   constexpr int64_t kPart = 1 << 16;
-  options.parallel_for((count + kPart - 1) / kPart, [&](int64_t part, int) {
-    const int64_t end = std::min(count, (part + 1) * kPart);
-    for (int64_t i = part * kPart; i < end; ++i) {
-      store_from_double(data, dtype, i, load_as_double(data, dtype, i) * by);
-    }
-  });
+  for (const GradientArray& array : arrays) {
+    options.parallel_for((array.size + kPart - 1) / kPart, [&](int64_t part, int) {
+      const int64_t end = std::min(array.size, (part + 1) * kPart);
+      for (int64_t i = part * kPart; i < end; ++i) {
+        const double value = load_as_double(array.data, array.dtype, i);
+        if (value != 0) store_from_double(array.data, array.dtype, i, value * by);
+      }
+    });
+  }
 }
 
 RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, int64_t row) {

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "cuda/device.h"
-#include "cuda/float64/kernels.h"
 #include "cuda/replay.h"
 #include "cuda/runner.h"
 #include "cuda/thinned/run.h"
@@ -96,16 +95,10 @@ void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& que
   if (problem.needs_backward()) finish_gradients(run);
 }
 
-void scale(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
            void* stream) {
   const DeviceGuard guard(options.device);
-  const auto queue = static_cast<cudaStream_t>(stream);
-  if (dtype == DType::kF64) {
-    float64::launch_scale_unless_one(static_cast<double*>(data), count, static_cast<const double*>(factor),
-                                     queue);
-  } else {
-    launch_scale_unless_one(data, dtype, count, static_cast<const float*>(factor), queue);
-  }
+  launch_scale_unless_one(arrays, factor, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace headroom::cuda

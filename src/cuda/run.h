@@ -34,7 +34,7 @@ class CudaPlan final : public BackendPlan {
 };
 
 // As Backend::scale.
-void scale(void* data, DType dtype, int64_t count, const void* factor, const BackendOptions& options,
+void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
            void* stream);
 
 }  // namespace headroom::cuda

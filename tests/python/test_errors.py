@@ -68,6 +68,32 @@ def test_bad_arguments(arguments, error, message, grad):
         call(**arguments)
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    "name", ["input", "linear_weight", "target", "linear_bias", "weight", "token_weight", "main_grad"]
+)
+def test_freed_storage_is_named(name, known):
+    def arguments():
+        input = torch.randn(4, 5, requires_grad=name == "main_grad")
+        weight = torch.randn(7, 5, requires_grad=name == "main_grad")
+        found = {"input": input, "linear_weight": weight, "target": torch.zeros(4, dtype=torch.long)}
+        if name not in found:
+            found[name] = torch.ones({"main_grad": (7, 5), "token_weight": (4,)}.get(name, (7,)))
+        return found
+
+    def run(arguments):
+        loss = headroom.linear_cross_entropy(**arguments)
+        if loss.requires_grad:
+            loss.backward()
+
+    if known:
+        run(arguments())
+    freed = arguments()
+    freed[name].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=f"^{name}: expected a tensor in memory, got one whose storage was freed"):
+        run(freed)
+
+
 def test_class_weight_shape():
     with pytest.raises(ValueError, match=r"weight: expected shape \[7\]"):
         headroom.linear_cross_entropy(INPUT, WEIGHT, TARGET, weight=torch.ones(5))

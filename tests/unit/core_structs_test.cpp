@@ -124,7 +124,10 @@ TEST(Structs, AModelOfDeviceIsForPlansOnly) {
   EXPECT_EQ(headroom_run(plan, &buffers, nullptr, 0, nullptr), HEADROOM_UNSUPPORTED);
   EXPECT_EQ(std::string(headroom_last_error()).find("device_model: expected"), 0u);
   float number = 1;
-  EXPECT_EQ(headroom_scale_gradient(context, &number, HEADROOM_F32, 1, &number, nullptr),
+  void* const data = &number;
+  const int32_t dtype = HEADROOM_F32;
+  const int64_t size = 1;
+  EXPECT_EQ(headroom_scale_gradients(context, 1, &data, &dtype, &size, &number, nullptr),
             HEADROOM_UNSUPPORTED);
   headroom_plan_destroy(plan);
   headroom_context_destroy(context);

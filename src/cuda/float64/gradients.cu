@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cuda/check.h"
 #include "cuda/float64/kernels.h"
 #include "cuda/rows/device_rows.cuh"
@@ -28,13 +26,6 @@ __global__ void store_rows_kernel(StoreRows s) {
   }
 }
 
-__global__ void scale_unless_one_kernel(double* data, int64_t count, const double* factor) {
-  const double by = *factor;
-  if (by == 1) return;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) data[i] *= by;
-}
-
 }  // namespace
 
 void launch_column_sums(const Block& dz, double* sums, cudaStream_t stream) {
@@ -45,12 +36,6 @@ void launch_column_sums(const Block& dz, double* sums, cudaStream_t stream) {
 void launch_store_rows(const StoreRows& s, cudaStream_t stream) {
   store_rows_kernel<<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(s);
   check_launch("float64 store_rows");
-}
-
-void launch_scale_unless_one(double* data, int64_t count, const double* factor, cudaStream_t stream) {
-  const unsigned blocks = std::min(blocks_for(count, kThreads), 1024u);
-  scale_unless_one_kernel<<<blocks, kThreads, 0, stream>>>(data, count, factor);
-  check_launch("float64 scale_unless_one");
 }
 
 }  // namespace headroom::cuda::float64

@@ -83,7 +83,5 @@ struct StoreRows {
   bool accumulate;
 };
 void launch_store_rows(const StoreRows& s, cudaStream_t stream);
-// data[i] *= *factor; reads and writes nothing when that is 1.
-void launch_scale_unless_one(double* data, int64_t count, const double* factor, cudaStream_t stream);
 
 }  // namespace headroom::cuda::float64

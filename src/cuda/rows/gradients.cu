@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
 
@@ -123,27 +121,7 @@ __global__ void store_vector_kernel(const float* from, int64_t count, float fact
   if (i < count) store(to + i, from[i] * factor, accumulate);
 }
 
-template <class T>
-__global__ void scale_unless_one_kernel(T* data, int64_t count, const float* factor) {
-  const float by = *factor;
-  if (by == 1) return;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) {
-    data[i] = from_float<T>(to_float(data[i]) * by);
-  }
-}
-
 }  // namespace
-
-void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor,
-                             const Queue& queue) {
-  const unsigned blocks = std::min(blocks_for(count, kThreads), 1024u);
-  for_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    queue.launch(scale_unless_one_kernel<T>, blocks, kThreads, 0, static_cast<T*>(data), count, factor);
-  });
-  check_launch("scale_unless_one");
-}
 
 void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
                            const Queue& queue) {

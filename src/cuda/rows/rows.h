@@ -1,6 +1,7 @@
 #pragma once
 // Work on N-vectors and copies around the products. Every launcher only queues; pointers are of the device.
 #include <cstdint>
+#include <span>
 
 #include "core/buffers.h"
 #include "core/problem.h"
@@ -218,7 +219,7 @@ void launch_column_sums(const ColumnSums& c, const Queue& queue);
 void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
                          bool accumulate, const Queue& queue);
 
-// data[i] *= *factor; reads and writes nothing when that is 1.
-void launch_scale_unless_one(void* data, DType dtype, int64_t count, const float* factor, const Queue& queue);
+// As Backend::scale; reads and writes nothing but the factor when that is 1.
+void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* factor, const Queue& queue);
 
 }  // namespace headroom::cuda

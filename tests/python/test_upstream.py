@@ -1,0 +1,129 @@
+"""Upstream gradients: infinite ones, several gradients scaled at once, and backward passes that ask for some only."""
+
+import headroom
+import headroom.numpy
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_eager import Recorder
+
+lce = headroom.linear_cross_entropy
+pytestmark = pytest.mark.filterwarnings("ignore")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+IGNORED = [1, 3, 4]
+
+
+def head(device="cpu", dtype=torch.float32):
+    """input, linear_weight, linear_bias, target with rows that have none; odd sizes."""
+    g = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(*shape, generator=g) for shape in ((7, 9), (13, 9), (13,))]
+    target = torch.randint(13, (7,), generator=g)
+    target[IGNORED] = -100
+    return *[t.to(device, dtype).requires_grad_() for t in tensors], target.to(device)
+
+
+def canonical(input, weight, bias, target, reduction="mean", **_):
+    return F.cross_entropy(F.linear(input, weight, bias), target, reduction=reduction)
+
+
+def ours(input, weight, bias, target, main_grad=False, **options):
+    if main_grad:
+        options["main_grad"] = torch.zeros(weight.shape, device=weight.device)
+    return lce(input, weight, target, linear_bias=bias, **options)
+
+
+OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"main_grad": True}, {"gradient": "thinned", "seed": 1}]
+
+
+@pytest.mark.parametrize("factor", [float("inf"), float("-inf"), float("nan")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_ignored_rows_have_no_gradient_of_an_infinite_one(device, options, dtype, factor):
+    if options.get("main_grad") and dtype == torch.float64:
+        pytest.skip("main_grad is float64 then")
+    if "gradient" in options and dtype == torch.float64 and device == "cuda":
+        pytest.skip("thinned gradients of float64 are of the CPU")
+    input, weight, bias, target = head(device, dtype)
+    valid = [row for row in range(7) if row not in IGNORED]
+    for function in (canonical, ours):
+        for way in ("once", "retained", "batched"):
+            if way == "batched" and (function is canonical or options.get("main_grad")):
+                continue
+            loss = function(input, weight, bias, target, **options)
+            upstream = torch.full_like(loss, factor)
+            if way == "batched":
+                found = torch.autograd.grad(loss, input, torch.stack([upstream] * 2), is_grads_batched=True)[0][1]
+            else:
+                found = torch.autograd.grad(loss, input, upstream, retain_graph=way == "retained")[0]
+            assert (found[IGNORED] == 0).all(), (function, way)
+            assert not found[valid].isfinite().all(-1).any(), (function, way)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ignored_rows_of_operators_and_of_compiled_code(device):
+    input, weight, bias, target = head(device)
+    with Recorder() as recorder:
+        loss = ours(input, weight, bias, target)
+    assert recorder.names
+    compiled = torch.compile(ours, backend="aot_eager")(input, weight, bias, target)
+    for loss in (loss, compiled):
+        found = torch.autograd.grad(loss, input, torch.full_like(loss, float("inf")))[0]
+        assert (found[IGNORED] == 0).all() and not found[0].isfinite().any()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ignored_rows_of_arrays(reduction):
+    input, weight, _, target = (t.detach().numpy() for t in head())
+    out = headroom.numpy.linear_cross_entropy(
+        input, weight, target, reduction=reduction, gradients=True, grad_loss=np.inf
+    )
+    assert (out.d_input[IGNORED] == 0).all() and not np.isfinite(out.d_input[0]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_gradients_are_scaled(device, dtype):
+    """Exactly, by a power of two; with each subset of the gradients."""
+    tensors, target = head(device, dtype)[:3], head(device)[3]
+    single = torch.autograd.grad(ours(*tensors, target), tensors)
+    for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
+        for keep in (False, True):
+            leaves = [t.detach().requires_grad_(place in wanted) for place, t in enumerate(tensors)]
+            loss = ours(*leaves, target) * -4
+            found = torch.autograd.grad(loss, [leaves[place] for place in wanted], retain_graph=keep)
+            for place, gradient in zip(wanted, found):
+                assert torch.equal(gradient, -4 * single[place]), (wanted, place)
+
+
+@pytest.mark.parametrize("operators", [False, True])
+@pytest.mark.parametrize("leaf", [True, False])
+def test_main_grad_is_added_to_where_the_weight_is_asked_for_only(leaf, operators):
+    def backward(run):
+        input, weight, _, target = head()
+        main_grad = torch.zeros(13, 9)
+        given = weight if leaf else 2 * weight
+        if operators:
+            with Recorder():
+                loss = lce(input, given, target, main_grad=main_grad)
+        else:
+            loss = lce(input, given, target, main_grad=main_grad)
+        run(loss, input, weight)
+        return bool(main_grad.any())
+
+    assert not backward(lambda loss, input, weight: torch.autograd.grad(loss, input))
+    assert not backward(lambda loss, input, weight: loss.backward(inputs=[input]))
+    assert backward(lambda loss, input, weight: loss.backward())
+    assert backward(lambda loss, input, weight: loss.backward(inputs=[weight]))
+    assert backward(lambda loss, input, weight: torch.autograd.grad(loss, weight, allow_unused=True))
+    assert backward(lambda loss, input, weight: torch.autograd.grad(loss, (input, weight), allow_unused=True))
+
+
+def test_a_gradient_whose_memory_is_a_negated_view_of_it():
+    input, weight, bias, target = head()
+    factor = torch.complex(torch.zeros(()), torch.tensor(-3.0)).conj().imag
+    assert factor.is_neg() and factor == 3
+    found = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), factor)
+    expected = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), torch.tensor(3.0))
+    assert all(map(torch.equal, found, expected))
