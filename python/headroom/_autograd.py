@@ -6,7 +6,7 @@ Both save the same tensors: a forward pass that is computed again, by torch.util
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ def _refuse_double_backward() -> None:
 
 
 def _save_scale(ctx: Any, scale: Tensor | None) -> None:
-    ctx.scale_place = None if scale is None else (scale.device, scale.dtype)
+    if scale is not None:
+        ctx.scale_place = scale.device, scale.dtype
 
 
 def _as_scale(ctx: Any, d_scale: Tensor | None) -> Tensor | None:
@@ -113,7 +114,7 @@ def backward_of_forward(
 # ---- after a forward pass that has made gradients
 
 
-def save_gradients(ctx: Any, scale: Tensor | None, gradients: Sequence[Tensor | None]) -> None:
+def save_gradients(ctx: Any, scale: Tensor | None, gradients: Iterable[Tensor | None]) -> None:
     _save_scale(ctx, scale)
     ctx.save_for_backward(*gradients)
     ctx.set_materialize_grads(False)
@@ -129,7 +130,7 @@ def _product(gradient: Tensor, factor: Tensor) -> Tensor:
 
 
 def scaled(gradients: Sequence[Tensor], factor: Tensor, in_place: bool = False) -> Sequence[Tensor]:
-    """As _product; with in_place the gradients themselves, where that saves time."""
+    """As _product; with in_place the very list of gradients, where that saves time."""
     if factor.is_cuda:  # without waiting for the device
         device = factor.device  # a hook of saved tensors may return them on another one, or in another layout
         if not all([gradient.device == device and gradient.is_contiguous() for gradient in gradients]):
@@ -156,7 +157,10 @@ def backward_of_forward_backward(ctx: Any, loss: Tensor | None) -> Gradients:
     _refuse_double_backward()
     if loss is None:
         return NONE
-    *saved, d_scale = ctx.saved_tensors
-    left = iter(_scaled([gradient for gradient in saved if gradient is not None], loss))
-    gradients = [gradient if gradient is None else next(left) for gradient in saved]
+    *gradients, d_scale = ctx.saved_tensors
+    saved = [gradient for gradient in gradients if gradient is not None]
+    found = _scaled(saved, loss)
+    if found is not saved:
+        left = iter(found)
+        gradients = [gradient if gradient is None else next(left) for gradient in gradients]
     return *gradients, d_scale if d_scale is None else _as_scale(ctx, d_scale * loss)

@@ -94,7 +94,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, call, a = args
         inputs, found = call(a, scale)
-        save_gradients(ctx, inputs.scale, [*map(found.get, GRADIENTS)])
+        save_gradients(ctx, inputs.scale, map(found.get, GRADIENTS))
         ctx.shape = a.input.shape
         return call.returned(ctx, found)
 
@@ -220,5 +220,4 @@ def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
     if not call.trains:
         return call(a, scale)[1], call.names
     apply = _apply_together if call.together else _apply_forward
-    outputs = apply(a.input, a.linear_weight, a.linear_bias, scale, call, a)
-    return dict(zip(call.outputs, outputs)), call.names
+    return dict(zip(call.outputs, apply(a.input, a.linear_weight, a.linear_bias, scale, call, a))), call.names

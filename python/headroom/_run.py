@@ -7,6 +7,7 @@ layouts of the tensors and the options.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -155,13 +156,14 @@ def _check_rows(tensors: Tensors) -> None:
             raise RuntimeError(f"{name}: expected {count} elements of {stats}, got {tensor.numel()} of {tensor.dtype}")
 
 
-def _model(name: str, shape: tuple[int, ...], dtype: torch.dtype, tensors: Tensors) -> str | None:
-    """The tensor that what is written is just like, if there is one."""
-    model = {"d_hidden": "hidden", "d_classifier": "classifier", "d_bias": "bias"}.get(name)
-    if model is None or model not in tensors:
-        return None
-    tensor = tensors[model]
-    return model if tensor.is_contiguous() and tensor.dtype == dtype and tensor.shape == shape else None
+def _allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """As torch.empty of contiguous tensors, in half of its time."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    return functools.partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
 
 
 def _refuse_freed(tensors: Tensors) -> None:
@@ -178,6 +180,7 @@ class Run:
         hidden, weight = tensors["hidden"], tensors["classifier"]
         _check_rows(tensors)
         self.pass_, self.flags, self.device = pass_, flags, hidden.device
+        self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
         adds = "d_classifier" in tensors
         unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
         self.plan = plan_on(_spec(pass_, tensors, options, flags, unaligned), self.device)
@@ -185,6 +188,7 @@ class Run:
         if pass_ == _c.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
         self._workspace_bytes = self.plan.info.workspace_bytes
+        self._new_workspace = _allocator((self._workspace_bytes,), torch.uint8, self.device)
         self._scale: float = options["scale"]
         rounds = options["compute_dtype"] != _c.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
@@ -197,9 +201,7 @@ class Run:
             del returned["d_classifier"]
         self._has_counts = "counts" in returned and returned.pop("counts").wanted
         self._writes = [
-            (name, _model(name, shape, dtype, tensors), shape, dtype)
-            for name, (shape, dtype, wanted) in returned.items()
-            if wanted
+            (name, _allocator(shape, dtype, self.device)) for name, (shape, dtype, wanted) in returned.items() if wanted
         ]
         self._wants_argmax, self._wants_scale = flags.want_argmax, flags.want_d_scale
         buffers: Any = _c.make("headroom_buffers")
@@ -210,20 +212,15 @@ class Run:
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
-        device = self.device
         written: Tensors = {}
         buffers = _c.Buffers.from_buffer_copy(self._template)
         for name, tensor in tensors.items():
             setattr(buffers, name, tensor.data_ptr())
-        for name, model, shape, dtype in self._writes:
-            if model is None:
-                tensor = torch.empty(shape, dtype=dtype, device=device)
-            else:  # in half the time
-                tensor = torch.empty_like(tensors[model])
-            written[name] = tensor
+        for name, allocate in self._writes:
+            written[name] = tensor = allocate()
             setattr(buffers, name, tensor.data_ptr())
         if self._has_counts:
-            written["counts"] = counts = torch.zeros(2, dtype=torch.int64, device=device)
+            written["counts"] = counts = torch.zeros(2, dtype=torch.int64, device=self.device)
             buffers.valid_count = counts.data_ptr() + counts.element_size()
             if self._wants_argmax:
                 buffers.correct_count = counts.data_ptr()
@@ -237,12 +234,11 @@ class Run:
         return self._with_scale(written, tensors["hidden"]) if self._wants_scale else written
 
     def _launch(self, buffers: _c.Buffers) -> None:
-        device, size = self.device, self._workspace_bytes
-        if device.type == "cpu" and size > _SMALL_WORKSPACE:
+        if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
             return _plan.run_on_host(self.plan, buffers)
         # From PyTorch's allocators; on CUDA freed when this returns, to be used again in stream order.
-        workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        stream = None if device.type == "cpu" else stream_of(device.index)
+        workspace = self._new_workspace()
+        stream = None if self._ordinal is None else stream_of(self._ordinal)
         _plan.run(self.plan, buffers, workspace.data_ptr(), stream)
 
     def _with_scale(self, written: Tensors, hidden: Tensor) -> Tensors:

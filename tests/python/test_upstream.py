@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from headroom import _run
 from test_eager import Recorder
 
 lce = headroom.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_CUDA)]
 IGNORED = [1, 3, 4]
 
 
@@ -127,3 +129,25 @@ def test_a_gradient_whose_memory_is_a_negated_view_of_it():
     found = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), factor)
     expected = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), torch.tensor(3.0))
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    "dtypes", [[torch.float32, torch.bfloat16, torch.float16, torch.bfloat16, torch.float32], [torch.float64] * 2]
+)
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)])
+def test_arrays_of_any_size_and_alignment(device, dtypes):
+    """More arrays than a launch takes, more elements than its threads, beginnings at no multiple of 16 bytes."""
+    sizes = (5_000_003, 1, 4099, 8, 0)
+    for start in (0, 1):
+        arrays = [torch.randn(size + 1, device=device).to(dtype)[start:] for size, dtype in zip(sizes, dtypes)]
+        for array in arrays:
+            array[::7] = 0
+        for factor in (1.0, -0.3, float("inf"), float("nan")):
+            by = torch.tensor(
+                factor, device=device, dtype=torch.float64 if dtypes[0] == torch.float64 else torch.float32
+            )
+            found = [array.clone() if start == 0 else torch.cat([array[:1], array])[1:] for array in arrays]
+            _run.scale_in_place(found, by)
+            for array, scaled in zip(arrays, found):
+                expected = torch.where(array == 0, array, array * by)
+                assert torch.equal(scaled.nan_to_num(), expected.nan_to_num()) and (scaled[::7] == 0).all()
