@@ -47,9 +47,16 @@ class _Call:
         self._constant = [name for name in self.outputs[1:] if self.together or name in _CONSTANT]
         self._run: _run.Run | None = None
         self._names: tuple[str, ...] | None = None  # of inputs that the library reads as they are
+        self._reads_arguments = False  # whether those are the first arguments themselves, and all that is read
 
-    def __call__(self, a: Arguments, scale: Tensor | None) -> tuple[Inputs, Found]:
+    def __call__(self, a: Arguments, scale: Tensor | None) -> Found:
         """The first pass."""
+        if self._reads_arguments:
+            return self._found(dict(zip(self._names, a)))  # type: ignore[arg-type]
+        return self.with_inputs(a, scale)[1]
+
+    def with_inputs(self, a: Arguments, scale: Tensor | None) -> tuple[Inputs, Found]:
+        """The same, and what a backward pass reads."""
         choice = self.choice
         inputs = _arguments.inputs_of(a, scale if choice.trained.scale else None)
         drawn = with_seed(a, inputs) if choice.draws or choice.draw_stats else inputs
@@ -60,20 +67,24 @@ class _Call:
         if self._names is None:
             tensors = readable(inputs, self.resolved["num_items"])
             self._names = read_as_they_are(inputs, tensors)
+            if self._names is not None and not (choice.draws or choice.draw_stats or choice.passes_over_draw):
+                self._reads_arguments = all(given is read for given, read in zip(a, inputs[: len(self._names)]))
         else:
             tensors = dict(zip(self._names, inputs))  # type: ignore[arg-type]
-        if self._run is None:
-            self._run = _run.find(choice.pass_, tensors, self.resolved, choice.flags)
-        if torch._C._autograd._profiler_enabled():
-            with torch.profiler.record_function(_PASS_NAMES[choice.pass_]):
-                found = self._run(tensors)
-        else:
-            found = self._run(tensors)
+        found = self._found(tensors)
         if choice.draw_stats:
             constants, options = of_draw(drawn, self.options)
             stats = _run.run(_c.FORWARD_BACKWARD, constants, options, DRAW_FLAGS)
             found |= {name: stats[name] for name in DRAW_STATS}
         return inputs, found
+
+    def _found(self, tensors: _run.Tensors) -> Found:
+        if self._run is None:
+            self._run = _run.find(self.choice.pass_, tensors, self.resolved, self.choice.flags)
+        if torch._C._autograd._profiler_enabled():
+            with torch.profiler.record_function(_PASS_NAMES[self.choice.pass_]):
+                return self._run(tensors)
+        return self._run(tensors)
 
     def returned(self, ctx: Any, found: Found) -> tuple[Tensor, ...]:
         """The outputs of an autograd function."""
@@ -93,8 +104,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, call, a = args
-        inputs, found = call(a, scale)
-        save_gradients(ctx, inputs.scale, map(found.get, GRADIENTS))
+        found = call(a, scale)
+        save_gradients(ctx, scale, map(found.get, GRADIENTS))
         ctx.shape = a.input.shape
         return call.returned(ctx, found)
 
@@ -110,7 +121,7 @@ class LinearCrossEntropyForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, call, a = args
-        inputs, found = call(a, scale)
+        inputs, found = call.with_inputs(a, scale)
         saved = [found.get(name) for name in ("lse", "lse_low", "entropy", "draws")]
         save_forward(ctx, inputs, a.main_grad, call.options, saved)
         ctx.shape, ctx.call = a.input.shape, call
@@ -218,6 +229,6 @@ def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
     elif a.seed is not None:
         _arguments.check_seed(a.seed, a.input.device)
     if not call.trains:
-        return call(a, scale)[1], call.names
+        return call(a, scale), call.names
     apply = _apply_together if call.together else _apply_forward
     return dict(zip(call.outputs, apply(a.input, a.linear_weight, a.linear_bias, scale, call, a))), call.names
