@@ -144,8 +144,7 @@ _apply_forward: Any = super(torch.autograd.Function, LinearCrossEntropyForward).
 
 def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[Any, ...]:
     """All that what a call does depends on. types: of the options, as equal ones of other types may be refused."""
-    input, num_items = a.input, a.num_items
-    device = input.device
+    num_items = a.num_items
     return (
         *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in a[:7]],
         None if num_items is None else (type(num_items), isinstance(num_items, Tensor) or num_items),
@@ -155,8 +154,7 @@ def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[A
         scale is not None and scale.requires_grad,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        _run.settings(device),
-        device.type == "cpu" or (input.data_ptr() % 16, a.linear_weight.data_ptr() % 16),
+        _run.place(a.input, a.linear_weight),
     )
 
 

@@ -51,10 +51,12 @@ def _asked() -> str | None:
     return os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")  # sm90 or portable in place of the library's choice
 
 
-def settings(device: torch.device) -> Any:
-    """What plans for a device depend on beside it: threads of the CPU, the CUDA implementation asked for by name and
-    whether TF32 is permitted."""
-    return torch.get_num_threads() if device.type == "cpu" else (_asked(), _allows_tf32())
+def place(hidden: Tensor, weight: Tensor) -> Any:
+    """What plans depend on beside devices and layouts: threads of the CPU; on CUDA the alignment of both, the
+    implementation asked for by name and whether TF32 is permitted."""
+    if not hidden.is_cuda:
+        return torch.get_num_threads()
+    return hidden.data_ptr() % 16, weight.data_ptr() % 16, _asked(), _allows_tf32()
 
 
 def plan_on(spec: _plan.Spec, device: torch.device) -> _plan.Plan:
@@ -260,10 +262,7 @@ def _layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
 def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) -> Run:
     """The run of tensors of these names and layouts. options: the resolved ones."""
     hidden, weight = tensors["hidden"], tensors["classifier"]
-    device = hidden.device
-    aligned = device.type == "cpu" or (hidden.data_ptr() % 16, weight.data_ptr() % 16)
-    place = (device, settings(device), aligned)
-    key = (pass_, flags, place, *options.values(), *tensors, *_layouts(tensors.values()))
+    key = (pass_, flags, hidden.device, place(hidden, weight), *options.values(), *tensors, *_layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:
         run = Run(pass_, tensors, options, flags)
