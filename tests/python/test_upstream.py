@@ -149,5 +149,5 @@ def test_arrays_of_any_size_and_alignment(device, dtypes):
             found = [array.clone() if start == 0 else torch.cat([array[:1], array])[1:] for array in arrays]
             _run.scale_in_place(found, by)
             for array, scaled in zip(arrays, found):
-                expected = torch.where(array == 0, array, array * by)
+                expected = torch.where(array == 0, array, (array.to(by.dtype) * by).to(array.dtype))
                 assert torch.equal(scaled.nan_to_num(), expected.nan_to_num()) and (scaled[::7] == 0).all()
