@@ -9,8 +9,7 @@
 
 namespace headroom::cuda {
 
-// Which kernels make the logits.
-enum class Implementation : int { kPortable = 0, kSm90 = 1 };
+class Engine;
 
 // Where the hidden rows that the products read lie. Copied rows are compacted: ignored rows are left out (not
 // by thinned plans, whose rows stay where they are).
@@ -24,14 +23,14 @@ enum class HiddenSource : int {
 struct PlanDetail {
   PlanKind kind = PlanKind::kForward;
   int64_t token_chunk = 0;  // rows that are worked on at once
-  Implementation implementation = Implementation::kPortable;
+  const Engine* engine = nullptr;
   HiddenSource source = HiddenSource::kCaller;
   bool copies_classifier = false;      // windows of it are converted or padded into the workspace
   bool rounds_between_chunks = false;  // the sum of d_classifier over chunks is kept in its own dtype
   int64_t vocab_window = 0;            // columns made at once, of those that are not kept
   int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, at least a window, or all
   int64_t slots = 1;                   // of the statistics, a row
-  int64_t scratch_rows = 0;            // of fp32 logits at once (portable)
+  int64_t scratch_rows = 0;            // of fp32 logits at once (EngineTraits::needs_scratch)
   int64_t scratch_columns = 0;
   int64_t gemm_bytes = 0;
 

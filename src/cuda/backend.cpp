@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/arena.h"
 #include "cuda/cublaslt.h"
 #include "cuda/device.h"
 #include "cuda/device_models.h"
+#include "cuda/engine.h"
 #include "cuda/float64/plans.h"
 #include "cuda/plans.h"
 #include "cuda/run.h"
@@ -26,18 +28,36 @@ const Device& device_of(const BackendOptions& options) {
   return query_device(std::max(options.device, 0));
 }
 
+std::string engine_names(const char* between) {
+  std::string names;
+  for (const cuda::Engine* engine : cuda::engines())
+    names += (names.empty() ? "" : between) + std::string(engine->name());
+  return names;
+}
+
+// Which of them for which operands.
+std::string engines_of(const Device& device) {
+  const auto name_for = [&](DType operands) {
+    const auto takes = [&](const cuda::Engine* engine) {
+      return engine->reason_against(device, operands).empty();
+    };
+    return std::string((*std::ranges::find_if(cuda::engines(), takes))->name());
+  };
+  const std::string halves = name_for(DType::kBF16), others = name_for(DType::kF32);
+  return halves == others ? others : halves + " for 16-bit operands, " + others + " for others";
+}
+
 std::string why_unavailable(const BackendOptions& options) {
   const Device& device = device_of(options);
   if (!device.why_not.empty()) return device.why_not;
   if (!options.device_model.empty() && device.name.empty()) {
     return "device_model: expected one of " + cuda::known_models() + ", got " + options.device_model;
   }
-  if (!options.isa.empty() && options.isa != "portable" && options.isa != "sm90") {
-    return "its implementations are sm90 and portable, not " + options.isa;
+  const cuda::Engine* asked = cuda::engine_named(options.isa);
+  if (!options.isa.empty() && asked == nullptr) {
+    return "its engines are " + engine_names(" and ") + ", not " + options.isa;
   }
-  if (options.isa == "sm90" && device.capability != 90) {
-    return "sm90 needs compute capability 9.0, " + device.name + " has " + device.capability_text();
-  }
+  if (const std::string why = asked == nullptr ? "" : asked->why_not_on(device); !why.empty()) return why;
   if (!options.device_model.empty()) return "";
   std::string why_not;
   if (cuda::cublaslt(&why_not) == nullptr) return why_not;
@@ -49,8 +69,7 @@ std::string describe(const BackendOptions& options) {
   if (device.name.empty()) return "no device";
   return device.name + ", compute capability " + device.capability_text() + ", " +
          std::to_string(device.processors) + " multiprocessors, " +
-         std::to_string(device.memory_bytes >> 30) + " GiB; uses " +
-         (device.capability == 90 ? "sm90 for 16-bit operands, portable for others" : "portable");
+         std::to_string(device.memory_bytes >> 30) + " GiB; uses " + engines_of(device);
 }
 
 std::string why_not_thinned(const Problem& problem, const Device& device) {
@@ -83,10 +102,8 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
-  if (options.isa == "sm90" && (is_float64 || cuda::operand_dtype(problem) == DType::kF32)) {
-    return "sm90 needs both operands in bfloat16, or both in float16";
-  }
-  return "";
+  const cuda::Engine* asked = cuda::engine_named(options.isa);
+  return asked == nullptr ? "" : asked->why_not_of(is_float64 ? DType::kF64 : cuda::operand_dtype(problem));
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes) {

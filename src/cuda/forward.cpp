@@ -43,8 +43,7 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
 
 bool may_be_done_again(const Runner& run) {
   const Problem& p = run.problem;
-  // Portable knows the maximum before it stores.
-  if (run.detail.implementation == Implementation::kPortable) return false;
+  if (!run.traits().anchors_first) return false;
   // Of a shard the anchors may be 0.
   return p.is_shard() || p.softcap == 0 ||
          may_leave_range(2 * p.softcap, p.vocab, run.arena.slots.sum_offset != nullptr);
@@ -52,8 +51,9 @@ bool may_be_done_again(const Runner& run) {
 
 }  // namespace
 
-// sm90: the anchor is the target's logit, which is nearly always within 86 nats of lse. Blocks with a row
-// where it is not are done again with lse as the anchor; nobody has to wait to know whether there are any.
+// Where anchors come first, they are the target's logit, which is nearly always within 86 nats of lse. Blocks
+// with a row where it is not are done again with lse as the anchor; nobody has to wait to know whether there
+// are any.
 void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   keep_exps_of(run, chunk, hidden, nullptr);
   if (!may_be_done_again(run)) return;
@@ -94,7 +94,7 @@ KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
   k.dtype = run.dtype();
   k.columns = run.detail.kept_columns;
   k.stride = exps_stride(p, run.detail);
-  k.base_2 = run.detail.implementation == Implementation::kSm90;
+  k.base_2 = run.traits().base_2;
   k.softcap = static_cast<float>(p.softcap);
   // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
   if (p.want_d_classifier) k.hidden = const_cast<void*>(hidden.data);
@@ -114,7 +114,7 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   f.stats.wanted = p.needs_forward();
   f.stats.anchored = anchored;
   f.stats.has_max = tracks_max(run);
-  f.stats.base_2 = run.detail.implementation == Implementation::kSm90;
+  f.stats.base_2 = run.traits().base_2;
   f.stats.is_shard = p.is_shard();
   f.stats.writes_loss = p.needs_forward() && !p.is_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);

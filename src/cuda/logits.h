@@ -76,8 +76,8 @@ struct LogitsArgs {
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window
   // kExps. An input of sm90; portable, which is given whole rows, writes the maximum here. Of sm90 exps and
-  // sums are relative to sm90::effective_anchor(), the anchor but for a rounding, and what is stored is
-  // 2^sm90::kKeptExponent times the exps.
+  // sums are relative to effective_anchor(), the anchor but for a rounding, and what is stored is
+  // 2^kKeptExponent times the exps.
   float* anchor = nullptr;  // [rows]
   const uint8_t* row_block_active =
       nullptr;  // one for 128 rows, 0: leave them as they are; null: all are active

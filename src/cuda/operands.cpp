@@ -1,8 +1,6 @@
 #include <algorithm>
 
-#include "cuda/portable/logits.h"
 #include "cuda/runner.h"
-#include "cuda/sm90/logits.h"
 
 namespace headroom::cuda {
 
@@ -157,17 +155,13 @@ LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hid
 }
 
 void launch_logits(const Runner& run, const LogitsArgs& args, After after) {
-  if (run.detail.implementation == Implementation::kSm90) {
-    sm90::launch_logits(args, run.queue, after);
-    return;
-  }
-  portable::Scratch scratch;
+  LogitsScratch scratch;
   scratch.logits = run.arena.logits;
   scratch.rows = run.detail.scratch_rows;
   scratch.columns = run.detail.scratch_columns;
   scratch.gemm = run.arena.gemm;
   scratch.gemm_bytes = static_cast<size_t>(run.detail.gemm_bytes);
-  portable::launch_logits(args, scratch, run.queue);
+  run.detail.engine->launch(args, scratch, run.queue, after);
 }
 
 }  // namespace headroom::cuda

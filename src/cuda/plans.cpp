@@ -11,7 +11,7 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
   exact.keeps_draws = false;
-  std::vector<Plan> plans = search_plans(exact, device, choose_implementation(exact, device, asked), budget);
+  std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, asked), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, as thinning a flat softmax of these sizes may take longer";
     if (problem.keeps_draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
@@ -35,31 +35,16 @@ bool thinning_gains(const Problem& problem, const Device& device) {
   backward.keeps_draws = true;
   backward.threshold = problem.threshold;
   const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
-  return seconds(search_plans(backward, device, choose_implementation(backward, device, ""), 0)) <
+  return seconds(search_plans(backward, device, choose_engine(backward, device, ""), 0)) <
          seconds(exact_plans(backward, device, "", 0));
 }
 
 }  // namespace
 
-const char* implementation_name(Implementation implementation) {
-  return implementation == Implementation::kSm90 ? "sm90" : "portable";
-}
-
-Choice choose_implementation(const Problem& p, const Device& device, const std::string& asked) {
-  if (asked == "portable") return {Implementation::kPortable, "asked for"};
-  if (device.capability != 90) {
-    return {Implementation::kPortable, "sm90 needs compute capability 9.0, not " + device.capability_text()};
-  }
-  if (operand_dtype(p) == DType::kF32) {
-    return {Implementation::kPortable, "sm90 needs both operands in bf16, or both in fp16"};
-  }
-  return {Implementation::kSm90, asked == "sm90" ? "asked for" : "compute capability 9.0, 16-bit operands"};
-}
-
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              size_t max_workspace_bytes) {
   std::vector<Plan> plans =
-      search_plans(problem, device, choose_implementation(problem, device, asked), max_workspace_bytes);
+      search_plans(problem, device, choose_engine(problem, device, asked), max_workspace_bytes);
   if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
   std::vector<Plan> exact = exact_plans(problem, device, asked, max_workspace_bytes);
   if (problem.keeps_draws) return thinning_gains(problem, device) ? plans : exact;

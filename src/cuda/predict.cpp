@@ -1,21 +1,16 @@
 #include "cuda/predict.h"
 
 #include <algorithm>
-#include <utility>
 
+#include "cuda/engine.h"
 #include "cuda/gemm.h"
+#include "cuda/kernel_times.h"
 #include "cuda/sizes.h"
-#include "cuda/sm90/logits.h"
 #include "cuda/thinned/sizes.h"
 
 namespace headroom::cuda {
 namespace {
 
-constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained
-constexpr double kFloat32Share = 0.08;        // of that rate
-constexpr double kTF32Share = 0.45;           // of fp32 operands that may be rounded
-constexpr double kBytesPerSecond = 4e12;
-constexpr double kLaunchSeconds = 4e-6;
 constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
 
 // Thinned gradients: what a kept element costs, and each number of its two rows in the gathers, by seven
@@ -25,61 +20,28 @@ constexpr double kElementSeconds = 0.1e-9, kGatherSeconds = 0.44e-12, kProcessor
 constexpr double kUnalignedGather =
     1.5;  // rows that do not begin at multiples of 16 bytes: as many more accesses
 constexpr double kThinnedLaunches = 80, kThinnedMargin = 1.1;
-constexpr double kPortableDraw = 2.5;  // of the pass that makes the logits
-
-// Tiles that cuBLASLt's products come in.
-constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 192},
-                                                  {320, 128}, {128, 192}, {128, 128}};
-
-double share_of(const Problem& problem) {
-  if (operand_dtype(problem) != DType::kF32) return 1;
-  return problem.allow_tf32 ? kTF32Share : kFloat32Share;
-}
 
 class Prediction {
  public:
   Prediction(const Problem& problem, const PlanDetail& detail, const Device& device)
-      : p_(problem),
-        d_(detail),
-        processors_(std::max(device.processors, 1)),
-        rate_(kFlopPerProcessor * share_of(problem)) {}
-
-  // The last wave of tiles costs as much as a full one.
-  double product(int64_t m, int64_t n, int64_t k) const {
-    double best = 0;
-    for (const auto& [rows, columns] : kTiles) {
-      const int64_t waves = ceil_div(ceil_div(m, rows) * ceil_div(n, columns), processors_);
-      const double flop = 2.0 * static_cast<double>(rows * columns) * static_cast<double>(k);
-      const double penalty = rows * columns < 128 * 192 ? 1.1 : 1;  // more bytes for each FLOP
-      const double seconds = static_cast<double>(waves) * flop / rate_ * penalty;
-      if (best == 0 || seconds < best) best = seconds;
-    }
-    return best + kLaunchSeconds;
-  }
-
-  // The fused kernel's tiles, one for each pair of processors at a time.
-  double fused(int64_t rows, int64_t columns) const {
-    const int64_t unit = sm90::config_for(Epilogue::kStats, rows, p_.hidden).unit_rows();
-    const int64_t tiles = ceil_div(rows, unit) * ceil_div(columns, sm90::kTileColumns);
-    // Of one processor's half of a tile.
-    const double flop = static_cast<double>(unit * sm90::kTileColumns) * static_cast<double>(p_.hidden);
-    return static_cast<double>(ceil_div(tiles, processors_ / 2)) * flop / rate_ + 2 * kLaunchSeconds;
-  }
+      : p_(problem), d_(detail), times_(problem, device) {}
 
   // Logits of a launch and what becomes of them, `bytes` written for each.
   double logits(int64_t rows, int64_t columns, double bytes) const {
-    if (d_.implementation == Implementation::kSm90) return fused(rows, columns) + kLaunchSeconds;
-    const double blocks = in_parts(rows, d_.scratch_rows, [&](int64_t m) {
-      return in_parts(columns, d_.scratch_columns,
-                      [&](int64_t n) { return product(m, n, p_.hidden) + kLaunchSeconds; });
-    });
-    return blocks + moved(rows, columns, 12 + bytes) + kLaunchSeconds;
+    LogitsArgs args;
+    args.dtype = operand_dtype(p_);
+    args.rows = rows;
+    args.columns = columns;
+    args.depth = p_.hidden;
+    return d_.engine->seconds(args, {nullptr, d_.scratch_rows, d_.scratch_columns, nullptr, 0}, bytes,
+                              times_);
   }
 
   // Of the whole vocabulary, with a launch for each window of a copied classifier.
   double all_logits(int64_t rows, double bytes) const {
     const int64_t window = d_.copies_classifier ? d_.vocab_window : p_.vocab;
-    return in_parts(p_.vocab, window, [&](int64_t columns) { return logits(rows, columns, bytes); });
+    return KernelTimes::in_parts(p_.vocab, window,
+                                 [&](int64_t columns) { return logits(rows, columns, bytes); });
   }
 
   // Copies of the operands: read in the caller's dtype, written in that of the products.
@@ -101,10 +63,10 @@ class Prediction {
   double gradients(int64_t rows, int64_t columns, bool adds_d_hidden) const {
     double seconds = 2 * kLaunchSeconds;
     if (p_.want_d_hidden) {
-      seconds += product(rows, p_.hidden, columns);
+      seconds += times_.product(rows, p_.hidden, columns);
       if (adds_d_hidden) seconds += moved(rows, p_.hidden, 8);
     }
-    if (p_.want_d_classifier) seconds += product(columns, p_.hidden, rows);
+    if (p_.want_d_classifier) seconds += times_.product(columns, p_.hidden, rows);
     if (p_.want_d_bias) seconds += moved(rows, columns, 2);
     return seconds;
   }
@@ -117,11 +79,13 @@ class Prediction {
     if (p_.want_d_hidden) {
       const auto sums = static_cast<double>(ceil_div(columns, window) - 1);
       seconds += sums * moved(rows, p_.hidden, 8);
-      seconds += in_parts(columns, window, [&](int64_t k) { return product(rows, p_.hidden, k); });
+      seconds += KernelTimes::in_parts(columns, window,
+                                       [&](int64_t k) { return times_.product(rows, p_.hidden, k); });
     }
     if (p_.want_d_classifier) {
       const int64_t staged = writes_d_classifier(p_) ? columns : window;
-      seconds += in_parts(columns, staged, [&](int64_t m) { return product(m, p_.hidden, rows); });
+      seconds += KernelTimes::in_parts(columns, staged,
+                                       [&](int64_t m) { return times_.product(m, p_.hidden, rows); });
     }
     if (p_.want_d_bias) seconds += moved(rows, columns, 2);
     return seconds;
@@ -137,7 +101,8 @@ class Prediction {
       };
     };
     if (columns == 0) return 0;
-    return window(d_.kept_columns > 0)(first) + in_parts(columns - first, d_.vocab_window, window(true));
+    return window(d_.kept_columns > 0)(first) +
+           KernelTimes::in_parts(columns - first, d_.vocab_window, window(true));
   }
 
   // Windows of the classifier for them, of which a pass over all columns leaves the last one.
@@ -152,7 +117,7 @@ class Prediction {
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
     double seconds = kThinnedLaunches * kLaunchSeconds;
     if (p_.needs_forward() || !p_.keeps_draws) {
-      seconds += all_logits(rows, 0) * (d_.implementation == Implementation::kPortable ? kPortableDraw : 1);
+      seconds += all_logits(rows, 0) * d_.engine->traits().draw_cost;
       if (d_.vocab_window < p_.vocab) seconds += copied_classifier(p_.vocab);
     }
     if (!p_.needs_backward()) return seconds * kThinnedMargin;
@@ -161,21 +126,14 @@ class Prediction {
     const double of_number = kGatherSeconds * size / 2 * (unaligned ? kUnalignedGather : 1);
     const double of_element = kElementSeconds + of_number * static_cast<double>(p_.hidden);
     seconds += static_cast<double>(rows) * kept_of_row * of_element * kProcessorsMeasured /
-               static_cast<double>(processors_);
+               static_cast<double>(times_.processors());
     seconds +=
         logits(rows, s.dense, size) + gradients(rows, s.dense + s.hot, false) + moved(p_.vocab, p_.hidden, 2);
     return seconds * kThinnedMargin;
   }
 
   double moved(int64_t rows, int64_t columns, double bytes) const {
-    return static_cast<double>(rows) * static_cast<double>(columns) * bytes / kBytesPerSecond;
-  }
-
-  // What `part` says of a whole, which is done at most `width` at a time.
-  template <class Part>
-  static double in_parts(int64_t whole, int64_t width, const Part& part) {
-    const int64_t parts = whole / width, rest = whole % width;
-    return (parts > 0 ? static_cast<double>(parts) * part(width) : 0) + (rest > 0 ? part(rest) : 0);
+    return times_.moved(rows, columns, bytes);
   }
 
  private:
@@ -185,8 +143,7 @@ class Prediction {
 
   const Problem& p_;
   const PlanDetail& d_;
-  const int64_t processors_;
-  const double rate_;
+  const KernelTimes times_;
 };
 
 }  // namespace

@@ -15,8 +15,7 @@ namespace {
 
 void run_chunk(const Runner& run, const Chunk& chunk) {
   const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
-  const bool sm90 = run.detail.implementation == Implementation::kSm90;
-  const Operand hidden = load_rows(run, chunk, /*wants_target_logits=*/kept && sm90);
+  const Operand hidden = load_rows(run, chunk, /*wants_target_logits=*/kept && run.traits().anchors_first);
   if (run.problem.needs_forward()) {
     if (kept) {
       keep_exps(run, chunk, hidden);

@@ -4,6 +4,7 @@
 #include "core/buffers.h"
 #include "core/problem.h"
 #include "cuda/arena.h"
+#include "cuda/engine.h"
 #include "cuda/launch.h"
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
@@ -41,6 +42,7 @@ struct Runner {
   bool products;  // whether logits depend on the matrices at all (scale != 0)
   After after;    // how a kernel comes after one of the run's own
 
+  EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }
   // The factor between gradients of logits and of products, which the coefficients carry.

@@ -8,7 +8,6 @@
 #include "cuda/predict.h"
 #include "cuda/run.h"
 #include "cuda/sizes.h"
-#include "cuda/sm90/logits.h"
 #include "cuda/thinned/arena.h"
 
 namespace headroom::cuda {
@@ -27,7 +26,7 @@ constexpr int64_t kNarrowWindow = 2048;
 class Search {
  public:
   Search(const Problem& problem, const Device& device, const Choice& choice, size_t budget)
-      : p_(problem), device_(device), budget_(budget), choice_(choice) {}
+      : p_(problem), device_(device), budget_(budget), choice_(choice), traits_(choice.engine->traits()) {}
 
   std::vector<Plan> all() {
     consider_all();
@@ -80,7 +79,7 @@ class Search {
     for (const int64_t gemm_bytes : gemm_scratches()) {
       for (const auto& [rows, columns] : scratches()) {
         base_ = PlanDetail{};
-        base_.implementation = choice_.implementation;
+        base_.engine = choice_.engine;
         base_.copies_classifier =
             p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.classifier_dtype != operand_dtype(p_);
         base_.scratch_rows = rows;
@@ -98,8 +97,7 @@ class Search {
     }
   }
 
-  bool sm90() const { return choice_.implementation == Implementation::kSm90; }
-  bool needs_products() const { return p_.needs_backward() || !sm90(); }
+  bool needs_products() const { return p_.needs_backward() || traits_.needs_scratch; }
 
   std::vector<int64_t> gemm_scratches() const {
     if (p_.is_thinned()) return {thinned_gemm_bytes(p_)};
@@ -107,9 +105,9 @@ class Search {
     return {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, 0};
   }
 
-  // fp32 logits at once (portable): larger blocks make faster products.
+  // fp32 logits at once: larger blocks make faster products.
   std::vector<std::pair<int64_t, int64_t>> scratches() const {
-    if (sm90()) return {{0, 0}};
+    if (!traits_.needs_scratch) return {{0, 0}};
     const int64_t rows = std::max<int64_t>(p_.tokens, 1);
     std::vector<std::pair<int64_t, int64_t>> out;
     for (const int64_t edge : {16384, 4096, 1024, 256, 64}) {
@@ -164,9 +162,9 @@ class Search {
 
   // A window of at most so many columns, whose tiles leave few processors idle at their end.
   int64_t in_whole_waves(int64_t most, int64_t chunk) const {
-    if (!sm90() || most >= p_.vocab) return most;
-    const int64_t units = ceil_div(chunk, sm90::config_for(Epilogue::kStats, chunk, p_.hidden).unit_rows());
-    const int64_t clusters = std::max(device_.processors / 2, 1);
+    const EngineTiles tile = choice_.engine->tiles(launch_of(Epilogue::kStats, chunk), device_.processors);
+    if (tile.rows == 0 || most >= p_.vocab) return most;
+    const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
     const auto waves = [&](int64_t tiles) { return ceil_div(units * tiles, clusters); };
     int64_t best = most / kWindowStep;
     for (int64_t tiles = best - 1, half = best / 2; tiles > half; --tiles) {
@@ -200,13 +198,13 @@ class Search {
       d.source = backward_source();
       d.kept_columns = p_.vocab;
       d.vocab_window = stages_apart(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
-      if (!sm90()) {  // portable keeps exps of whole rows of logits
-        if (base_.copies_classifier) d.vocab_window = p_.vocab;
+      if (!traits_.keeps_windows && base_.copies_classifier) d.vocab_window = p_.vocab;
+      if (traits_.needs_scratch) {
         d.scratch_rows = std::min(base_.scratch_rows, chunk);
         d.scratch_columns = (p_.vocab + 3) / 4 * 4;
       }
       consider_kept(chunk, d);
-      if (!sm90() || !base_.copies_classifier) continue;
+      if (!traits_.keeps_windows || !base_.copies_classifier) continue;
       for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32}) {  // of about the same width
         d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), kWindowStep) * kWindowStep;
         const bool stages_much = stages_apart(p_) && d.vocab_window > kCopiedWindow;
@@ -247,7 +245,7 @@ class Search {
     const bool worthwhile = at == best_.end() || least_seconds(kind, chunk, d) < at->second.seconds;
     if (budget_ != 0 && worthwhile) {
       equal_windows(kind, chunk, d, kMoreWindows);
-      if (sm90() && can_keep_exps()) windows_after_kept(kind, chunk, d);
+      if (traits_.keeps_windows && can_keep_exps()) windows_after_kept(kind, chunk, d);
     }
     d.vocab_window = kSmallestWindow;
     if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
@@ -255,7 +253,7 @@ class Search {
 
   // Of no plan of the kind and chunk less is predicted.
   double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
-    if (sm90() && can_keep_exps()) d.kept_columns = p_.vocab;
+    if (traits_.keeps_windows && can_keep_exps()) d.kept_columns = p_.vocab;
     return seconds_of(kind, chunk, d);
   }
 
@@ -302,18 +300,22 @@ class Search {
     return d;
   }
 
-  // Of a fused kernel's statistics.
+  // Of the statistics.
   int64_t slots_of(int64_t chunk) const {
-    if (!sm90()) return 1;
     const auto [at, is_new] = slots_.try_emplace(chunk, 1);
-    if (is_new && p_.needs_forward()) at->second = fused(Epilogue::kStats, chunk).slots;
-    if (is_new && p_.is_thinned())
-      at->second = std::max<int64_t>(at->second, fused(Epilogue::kThin, chunk).slots);
+    if (is_new && p_.needs_forward()) at->second = slots_of_launch(Epilogue::kStats, chunk);
+    if (is_new && p_.is_thinned()) {
+      at->second = std::max(at->second, slots_of_launch(Epilogue::kThin, chunk));
+    }
     return at->second;
   }
 
-  // What a fused kernel over the whole vocabulary needs and is called.
-  sm90::LogitsPlan fused(Epilogue epilogue, int64_t chunk) const {
+  int64_t slots_of_launch(Epilogue epilogue, int64_t chunk) const {
+    return choice_.engine->slots(launch_of(epilogue, chunk), device_.processors);
+  }
+
+  // A launch over the whole vocabulary, as far as its sizes go.
+  LogitsArgs launch_of(Epilogue epilogue, int64_t chunk) const {
     LogitsArgs args;
     args.epilogue = epilogue;
     args.dtype = operand_dtype(p_);
@@ -322,7 +324,7 @@ class Search {
     args.depth = padded_hidden(p_);
     args.scale = static_cast<float>(p_.scale);
     args.softcap = static_cast<float>(p_.softcap);
-    return sm90::plan_logits(args, device_.processors, /*any_fewer=*/true);
+    return args;
   }
 
   Epilogue main_epilogue() const {
@@ -362,11 +364,9 @@ class Search {
     plan.predicted_seconds = candidate.seconds;
     plan.cost_f = cost_of(p_, d);
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
-    plan.implementation = implementation_name(choice_.implementation);
+    plan.implementation = choice_.engine->name();
     plan.reason = choice_.reason;
-    const std::string kernel =
-        sm90() ? sm90::describe(fused(main_epilogue(), d.token_chunk).instance.config) : "portable";
-    plan.config = kernel + description_of(p_, d);
+    plan.config = choice_.engine->config(launch_of(main_epilogue(), d.token_chunk)) + description_of(p_, d);
     plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);
     return plan;
   }
@@ -375,6 +375,7 @@ class Search {
   const Device& device_;
   size_t budget_;
   const Choice& choice_;
+  const EngineTraits traits_;
   int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
   PlanDetail base_;
   std::map<PlanKind, Candidate> best_;

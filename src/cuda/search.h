@@ -1,7 +1,8 @@
 #pragma once
 #include <vector>
 
-#include "cuda/plans.h"
+#include "core/plan.h"
+#include "cuda/engine.h"
 
 namespace headroom::cuda {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <tuple>
 
-#include "cuda/sm90/anchor.h"
+#include "cuda/anchor.h"
 #include "sm90_fixture.cuh"
 
 namespace headroom::cuda::sm90::test {

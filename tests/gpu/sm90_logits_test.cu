@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/row_stats.h"
-#include "cuda/sm90/anchor.h"
+#include "cuda/anchor.h"
 #include "sm90_fixture.cuh"
 
 namespace headroom::cuda::sm90::test {

@@ -12,6 +12,7 @@
 #include "core/plan.h"
 #include "core/status.h"
 #include "core/validate.h"
+#include "cuda/engine.h"
 #include "cuda/plans.h"
 #include "cuda/run.h"
 #include "cuda/thinned/sizes.h"
@@ -149,15 +150,15 @@ TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
   EXPECT_EQ(told(bf16, ampere, ""), "portable: sm90 needs compute capability 9.0, not 8.0");
 }
 
-TEST(CudaPlans, TheImplementationFollowsDeviceDtypeAndWish) {
+TEST(CudaPlans, TheEngineFollowsDeviceDtypeAndWish) {
   const Problem bf16 = problem_of(kHeads[0], Pass::kForward);
-  EXPECT_EQ(choose_implementation(bf16, h200(), "").implementation, Implementation::kSm90);
-  EXPECT_EQ(choose_implementation(bf16, h200(), "portable").implementation, Implementation::kPortable);
+  EXPECT_STREQ(choose_engine(bf16, h200(), "").engine->name(), "sm90");
+  EXPECT_STREQ(choose_engine(bf16, h200(), "portable").engine->name(), "portable");
   const Problem f32 = problem_of(kHeads[0], Pass::kForward, DType::kF32);
-  EXPECT_EQ(choose_implementation(f32, h200(), "").implementation, Implementation::kPortable);
+  EXPECT_STREQ(choose_engine(f32, h200(), "").engine->name(), "portable");
   Device ampere = h200();
   ampere.capability = 80;
-  EXPECT_EQ(choose_implementation(bf16, ampere, "").implementation, Implementation::kPortable);
+  EXPECT_STREQ(choose_engine(bf16, ampere, "").engine->name(), "portable");
 }
 
 Problem thinned_problem(const Head& head, double threshold) {

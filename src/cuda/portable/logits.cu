@@ -15,7 +15,7 @@ const void* element(const void* data, DType dtype, int64_t index) {
 }
 
 // The part of the arguments that one block of logits sees.
-Tile tile_of(const LogitsArgs& args, const Scratch& scratch, int64_t row, int64_t column) {
+Tile tile_of(const LogitsArgs& args, const LogitsScratch& scratch, int64_t row, int64_t column) {
   Tile t;
   t.z = scratch.logits;
   t.stride = scratch.columns;
@@ -50,7 +50,7 @@ void launch_epilogue(const LogitsArgs& args, const Tile& tile, const Queue& queu
 
 }  // namespace
 
-void launch_logits(const LogitsArgs& args, const Scratch& scratch, const Queue& queue) {
+void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) {
   if (args.epilogue == Epilogue::kExps && (scratch.columns < args.columns || args.column_offset != 0)) {
     throw Error(Status::kInternal, "portable exps need scratch for whole rows");
   }

@@ -1,8 +1,8 @@
 #pragma once
 // From a row's statistics to its losses, coefficients and kept exps.
+#include "cuda/anchor.h"
+#include "cuda/exp2.cuh"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/sm90/anchor.h"
-#include "cuda/sm90/ptx/math.cuh"
 
 namespace headroom::cuda {
 
@@ -71,7 +71,7 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   double largest = 0;
   if (f.anchored) {
     const float anchor = arena.anchor[r];
-    stats = joined_to_anchor(slots, r, f.base_2 ? sm90::effective_anchor(anchor) : double{anchor}, f.has_max,
+    stats = joined_to_anchor(slots, r, f.base_2 ? effective_anchor(anchor) : double{anchor}, f.has_max,
                              &largest, lane);
   } else {
     stats = warp_merged(slots.slots, lane, [&](int64_t s) { return stats_of_slot(slots, s, r); });
@@ -147,7 +147,7 @@ __device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r
   const float g = arena.g[r];
   // Then only the target has a gradient, and its entry is large instead.
   if (a == 0 && column < k.columns) a = 1e-20f * g;
-  const float unit = k.base_2 ? ldexpf(1, sm90::kKeptExponent) : 1.0f;
+  const float unit = k.base_2 ? ldexpf(1, kKeptExponent) : 1.0f;
   const float sum = arena.row_factor[r] * unit;
   float factor = a / sum;
   if (column >= 0 && column < k.columns) {
@@ -155,8 +155,8 @@ __device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r
     // As the kernel computed it: with no other column, it is the sum to the last bit.
     float exp_z = z == anchor ? 1.0f : expf(z - anchor);
     if (k.base_2) {
-      const sm90::SplitAnchor split = sm90::split_anchor(anchor);
-      exp_z = unit * sm90::ptx::exp2_approx(fmaf(z - split.far, sm90::kLog2E, split.shift));
+      const SplitAnchor split = split_anchor(anchor);
+      exp_z = unit * exp2_approx(fmaf(z - split.far, kLog2E, split.shift));
     }
     double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
     if (k.softcap != 0) entry *= 1 - double{z / k.softcap} * double{z / k.softcap};

@@ -1,10 +1,10 @@
 #include <cmath>
 
+#include "cuda/anchor.h"
 #include "cuda/check.h"
 #include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sizes.h"
-#include "cuda/sm90/anchor.h"
 
 namespace headroom::cuda {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 // for differences up to 2^27; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their
 // other operand. Down: an exp of 2^-40 of the sum is stored as a normal number.
 constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithOffsets = 0x1p100;
-static_assert(-28 - 40 + sm90::kKeptExponent == -126);
+static_assert(-28 - 40 + kKeptExponent == -126);
 
 // Threads of a row: there may be few rows, with many slots each.
 constexpr int kParts = 8;

@@ -104,7 +104,7 @@ struct KeptExps {
   DType dtype;
   int64_t stride;
   int64_t columns;  // the first ones, whose exps are kept
-  bool base_2;      // as in FinishRows; and exps are stored times 2^sm90::kKeptExponent
+  bool base_2;      // as in FinishRows; and exps are stored times 2^kKeptExponent
   float softcap;
   // Rows of the operands, which are multiplied with their row_factor; or null
   void* hidden;  // [rows, depth]

@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/anchor.h"
 #include "cuda/logits.h"
-#include "cuda/sm90/anchor.h"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/kernel_params.cuh"
 #include "cuda/sm90/ptx/cluster.cuh"

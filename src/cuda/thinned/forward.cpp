@@ -11,7 +11,7 @@ Condition active_rows(const Runner& run, const Chunk& chunk) {
 }
 
 bool base_2(const Runner& run) {
-  return run.detail.implementation == Implementation::kSm90;
+  return run.traits().base_2;
 }
 
 void choose_columns(const Runner& run, const ThinArena& t) {
@@ -181,7 +181,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
 }  // namespace
 
 bool sums_while_drawing(const Runner& run) {
-  return run.detail.implementation == Implementation::kSm90;
+  return run.traits().sums_while_drawing;
 }
 
 Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {

@@ -32,7 +32,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.capacity = static_cast<int32_t>(t.sizes.capacity);
   w.threshold = threshold_of(p);
   w.first_stream = static_cast<uint32_t>(p.vocab_start);
-  w.base_2 = run.detail.implementation == Implementation::kSm90;
+  w.base_2 = run.traits().base_2;
   w.target = a.target;
   w.role = t.role;
   w.lse = a.lse;

@@ -1,9 +1,9 @@
 #include <algorithm>
 
+#include "cuda/anchor.h"
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/sizes.h"
-#include "cuda/sm90/anchor.h"
 #include "cuda/thinned/thinned.h"
 
 namespace headroom::cuda {
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
     if (out || sum < 1.001 * f.certain_share || expected > f.most_expected) {
       const float anchor = f.anchor[row];
       if (!out) {
-        const double base = f.base_2 ? sm90::effective_anchor(anchor) : double{anchor};
+        const double base = f.base_2 ? effective_anchor(anchor) : double{anchor};
         const FloatPair lse = split_to_floats(LogSumExp<double>{base, log(sum)});
         f.guess[row] = lse.high;
         f.guess_low[row] = lse.low;
@@ -44,7 +44,7 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
   const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(slots, row)));
   anchor[row] = lse.high;
   anchor_low[row] = lse.low;
-  const double effective = base_2 ? sm90::effective_anchor(anchor[row]) : double{anchor[row]};
+  const double effective = base_2 ? effective_anchor(anchor[row]) : double{anchor[row]};
   for (int64_t s = 0; s < slots.slots; ++s) {
     const int64_t at = s * slots.stride + row;
     const double factor = exp(slots.max[at] - effective);

@@ -107,7 +107,7 @@ void launch_known_guess(const KnownGuess& g, const Queue& queue);
 struct FindRedraws {
   int64_t rows;
   const StatSlots* slots;    // on the host; of blocks out of range they become those of no column
-  bool base_2;               // sums are relative to sm90::effective_anchor()
+  bool base_2;               // sums are relative to effective_anchor()
   float certain_share;       // as in Draws
   double most_expected;      // over threshold: rows of more are listed
   const int32_t* target;     // [N]
@@ -151,7 +151,7 @@ struct Weigh {
   int32_t capacity;
   float threshold;
   uint32_t first_stream;       // global number of column 0
-  bool base_2;                 // the guess is sm90::effective_anchor() of it
+  bool base_2;                 // the guess is effective_anchor() of it
   const int32_t* target;       // [N]
   const int32_t* role;         // [V]
   const float *lse, *lse_low;  // [N] together lse

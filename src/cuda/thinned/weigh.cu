@@ -1,8 +1,8 @@
 #include "core/thinning.h"
+#include "cuda/anchor.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/sm90/anchor.h"
 #include "cuda/softcap.h"
 #include "cuda/thinned/append.cuh"
 #include "cuda/thinned/row_order.cuh"
@@ -33,8 +33,8 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   // In parts, as their sums have no digit of what is left where both are huge.
   LogSumExp<double> guess{lists.guess[r], lists.guess_low[r]};
   if (w.base_2) {
-    const sm90::SplitAnchor split = sm90::split_anchor(lists.guess[r], lists.guess_low[r]);
-    guess = {split.far, -double{split.shift} / double{sm90::kLog2E}};
+    const SplitAnchor split = split_anchor(lists.guess[r], lists.guess_low[r]);
+    guess = {split.far, -double{split.shift} / double{kLog2E}};
   }
   row.p_over_q = expf(static_cast<float>((guess.high - row.lse) + (guess.low - row.lse_low)));
   row.k = {w.a[r], w.b != nullptr ? w.b[r] : 0, 0, w.g[r]};

@@ -2,15 +2,11 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "cuda/exp2.cuh"
 
 namespace headroom::cuda::sm90::ptx {
 
-// 2^x, relative error 2^-22; 2^-inf = 0, subnormal results are 0.
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using cuda::exp2_approx;
 
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;

@@ -4,7 +4,7 @@
 
 #include "core/host_device.h"
 
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -48,4 +48,4 @@ HEADROOM_HD inline double effective_anchor(float anchor) {
 // never below 1, so they would use one half of bf16's exponents alone.
 inline constexpr int kKeptExponent = -58;
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda

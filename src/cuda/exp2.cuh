@@ -1,0 +1,12 @@
+#pragma once
+
+namespace headroom::cuda {
+
+// 2^x, relative error 2^-22; 2^-inf = 0, subnormal results are 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace headroom::cuda

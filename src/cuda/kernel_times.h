@@ -1,0 +1,37 @@
+#pragma once
+#include <cstdint>
+
+#include "core/problem.h"
+#include "cuda/device.h"
+
+namespace headroom::cuda {
+
+inline constexpr double kLaunchSeconds = 4e-6;
+
+// What kernels take, from products' whole waves of tiles and from bytes. The figures are an H200's; other
+// devices are scaled by their processors.
+class KernelTimes {
+ public:
+  KernelTimes(const Problem& problem, const Device& device);
+
+  // A plain product [m, n, k] of cuBLASLt's: the last wave of tiles costs as much as a full one.
+  double product(int64_t m, int64_t n, int64_t k) const;
+  // A pass over [rows, columns] with so many bytes for each element.
+  double moved(int64_t rows, int64_t columns, double bytes) const;
+
+  int64_t processors() const { return processors_; }
+  double flop_per_processor() const { return rate_; }
+
+  // What `part` says of a whole, which is done at most `width` at a time.
+  template <class Part>
+  static double in_parts(int64_t whole, int64_t width, const Part& part) {
+    const int64_t parts = whole / width, rest = whole % width;
+    return (parts > 0 ? static_cast<double>(parts) * part(width) : 0) + (rest > 0 ? part(rest) : 0);
+  }
+
+ private:
+  int64_t processors_;
+  double rate_;  // of products of the problem's operands
+};
+
+}  // namespace headroom::cuda
