@@ -1,7 +1,7 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
-The core knows nothing but the standard library; backends know the core and never one another; everything outside src
-knows the public headers only. The command line is built in layers: its support, files and charts know no command, the
+The core knows nothing but the standard library; backends know the core and never one another, and engines of the CUDA
+backend are known to the list of them alone; everything outside src knows the public headers only. The command line is built in layers: its support, files and charts know no command, the
 demonstration in examples/train stands on these, and commands on all of them; other examples on nothing. CUDA's own
 headers are known under src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of devices that
 the tests share.
@@ -25,6 +25,9 @@ LAYERS = {
     "examples/": (),
 }
 BACKENDS = ("reference", "cpu", "cuda")
+# Engines of the CUDA backend, which no file of src/ knows but their own and the list of them.
+ENGINES = ("cuda/sm90/", "cuda/portable/")
+ENGINE_LIST = "src/cuda/engines.cpp"
 CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "tests/gpu/", "tests/support/device_memory.cpp")
 
 # Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
@@ -79,6 +82,9 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
             part = rest[0] if len(rest) > 1 else ""
             if bracket == '"' and not allowed_in_src(part, header):
                 found.append(f"{where}: not for src/{part}")
+            engine = next((folder for folder in ENGINES if header.startswith(folder)), None)
+            if engine is not None and relative != ENGINE_LIST and not relative.startswith(f"src/{engine}"):
+                found.append(f"{where}: an engine is known to {ENGINE_LIST} alone")
             if bracket == "<" and part == "core" and not is_standard(header):
                 found.append(f"{where}: the core needs the standard library only")
         if (
