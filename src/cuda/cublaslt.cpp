@@ -37,8 +37,8 @@ bool find_all(void* library, CublasLt* f) {
          find(library, "cublasLtMatmulPreferenceSetAttribute", &f->preference_set) &&
          find(library, "cublasLtMatmulPreferenceDestroy", &f->preference_destroy) &&
          find(library, "cublasLtMatmulAlgoGetHeuristic", &f->heuristic) &&
-         find(library, "cublasLtMatmulAlgoCheck", &f->check) &&
-         find(library, "cublasLtMatmul", &f->matmul) && find(library, "cublasLtGetVersion", &f->version);
+         find(library, "cublasLtMatmulAlgoCheck", &f->check) && find(library, "cublasLtMatmul", &f->matmul) &&
+         find(library, "cublasLtGetVersion", &f->version);
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace headroom::cuda {
 // The work of a run in order, to be queued as often as one likes: kernels that follow each other are a CUDA
 // graph, which the host launches in the time of about one kernel; calls in between are made again.
 //
-// It has room for few hundred kernels and calls, and throws when it gets more: of so many, the device takes longer than
-// the host in any case.
+// It has room for few hundred kernels and calls, and throws when it gets more: of so many, the device takes
+// longer than the host in any case.
 //
 // Graphs are built node by node. A captured stream would do, but while one is captured, any thread that waits
 // for the device gets an error.

@@ -64,7 +64,8 @@ void launch_store_matrix(const StoreMatrix& s, const Queue& queue) {
   if (s.rows == 0) return;
   for_dtype(s.from_dtype, [&](auto from) {
     for_dtype(s.dtype, [&](auto to) {
-      queue.launch(store_matrix_kernel<decltype(from), decltype(to)>, blocks_for(s.rows, kWarps), kThreads, 0, s);
+      queue.launch(store_matrix_kernel<decltype(from), decltype(to)>, blocks_for(s.rows, kWarps), kThreads, 0,
+                   s);
     });
   });
   check_launch("store_matrix");
