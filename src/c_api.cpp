@@ -214,6 +214,7 @@ void headroom_problem_init_sized(headroom_problem* problem, size_t struct_size) 
   defaults.reduction = HEADROOM_REDUCTION_MEAN;
   defaults.target_dtype = HEADROOM_I64;
   defaults.scale = 1;
+  defaults.temperature = 1;
   defaults.ignore_index = -100;
   defaults.threshold = kDefaultThreshold;
   init_struct(problem, struct_size, defaults);

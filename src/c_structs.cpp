@@ -152,6 +152,8 @@ Problem to_problem(const headroom_problem& c) {
   p.seed = c.seed;
   p.compute_dtype = to_dtype(c.compute_dtype, "compute_dtype");
   p.allow_tf32 = to_flag(c.allow_tf32, "allow_tf32");
+  p.has_temperature = to_flag(c.has_temperature, "has_temperature");
+  p.temperature = c.temperature;
   return p;
 }
 
@@ -188,6 +190,7 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.kept_count = c.kept_count;
   b.draw_variance = c.draw_variance;
   b.lse_low = c.lse_low;
+  b.temperature = c.temperature;
   b.d_hidden = c.d_hidden;
   b.d_hidden_stride = c.d_hidden_stride;
   b.d_classifier = c.d_classifier;

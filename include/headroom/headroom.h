@@ -1,11 +1,12 @@
 /* Headroom: the loss of a language model's head and its gradients, without the N x V logits. C ABI.
  *
- *   z_ij   = t(scale * (E_i . C_j) + bias_j)      t = identity, or softcap * tanh(. / softcap)
+ *   z_ij   = t(scale * (E_i . C_j) + bias_j) / T_i   t = identity, or softcap * tanh(. / softcap)
  *   lse_i  = log sum_j exp z_ij,  nll_i = lse_i - z_iy,  entropy_i = lse_i - sum_j p_ij z_ij
  *   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
  *            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
  *
- * E = hidden [N, D], C = classifier [V, D], y = targets [N], w = class weights [V_total] (1 without).
+ * E = hidden [N, D], C = classifier [V, D], y = targets [N], w = class weights [V_total] (1 without), T = the
+ * temperature: one of all rows, or [N]. All statistics, losses and probabilities are of the logits z.
  * Reductions: none [N]; sum; mean = sum / divisor, the divisor being num_items when it is given, else the sum
  * over valid rows of token_weight_i * w_y (0 / 0 = NaN without any valid row, as in PyTorch). A row whose
  * target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax -1).
@@ -167,12 +168,15 @@ typedef struct headroom_problem {
   int32_t keeps_draws;        /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
   double threshold;           /* thinned: in [2^-126, 1]; default 2^-10 */
   int64_t seed;               /* thinned */
-  int32_t compute_dtype; /* HEADROOM_BF16 or HEADROOM_F16: hidden and classifier are rounded to it on their
-                            way into the products, a part at a time inside the workspace, and the products are
-                            of that dtype; gradients are written in their own dtypes as ever. HEADROOM_F32 (0,
-                            default): operands as they are. Not with float64 */
-  int32_t allow_tf32;    /* CUDA: 1 permits products of float32 operands to round these to TF32 (10 bits of
-                            mantissa), at several times the speed; other backends have no use for it */
+  int32_t compute_dtype;   /* HEADROOM_BF16 or HEADROOM_F16: hidden and classifier are rounded to it on their
+                              way into the products, a part at a time inside the workspace, and the products are
+                              of that dtype; gradients are written in their own dtypes as ever. HEADROOM_F32 (0,
+                              default): operands as they are. Not with float64 */
+  int32_t allow_tf32;      /* CUDA: 1 permits products of float32 operands to round these to TF32 (10 bits of
+                              mantissa), at several times the speed; other backends have no use for it */
+  int32_t has_temperature; /* 1: buffers' temperature, one a row, in the place of the one below (then 1) */
+  double temperature;      /* T > 0, default 1; T and softcap / T in [2^-126, 2^126] (with float64 operands
+                              [2^-1022,      2^1022]), |scale| / T no more than that */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
@@ -228,6 +232,9 @@ typedef struct headroom_buffers {
   void* lse_low; /* [N] stats: log sum_j exp z_ij - lse_i, what rounding took off. OUTPUT of a forward pass,
                     optional INPUT of a backward pass, whose probabilities are else off by half a unit in
                     lse's last place */
+  const void* temperature; /* [N] stats, with has_temperature, of every pass. A row that is not ignored and
+                              whose value is not in [2^-126, 2^126] (with float64 operands [2^-1022, 2^1022])
+                              has NaN logits: its loss, its statistics and its gradient are NaN */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {

@@ -24,6 +24,7 @@ struct Buffers {
   const void* targets = nullptr;       // [N], global vocabulary ids
   const void* class_weight = nullptr;  // [V_total] stats
   const void* token_weight = nullptr;  // [N] stats
+  const void* temperature = nullptr;   // [N] stats
   const void* num_items = nullptr;     // scalar stats, in place of Problem::num_items; null: that
   // upstream gradients; null grad_loss means 1
   const void* grad_loss = nullptr;     // scalar, or [N] with Reduction::kNone; stats

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 
 #include "core/backend.h"
 #include "core/targets.h"
@@ -42,6 +43,13 @@ RowWeights<double> row_weights(const HostLoss& context, int64_t row) {
   return weights;
 }
 
+double inverse_temperature_of_row(const Problem& problem, const Buffers& buffers, int64_t row) {
+  if (!problem.has_temperature) return 1;
+  const double t = load_as_double(buffers.temperature, problem.stats_dtype(), row);
+  if (problem.stats_dtype() == DType::kF64) return inverse_temperature(t);
+  return inverse_temperature(t, double{std::numeric_limits<float>::min()});
+}
+
 RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row, double lse,
                                             double entropy) {
   const Problem& p = context.problem;
@@ -53,7 +61,9 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
   if (p.has_grad_nll) upstream.nll = load_as_double(b.grad_nll, dtype, row);
   if (p.has_grad_lse) upstream.lse = load_as_double(b.grad_lse, dtype, row);
   if (p.has_grad_entropy) upstream.entropy = load_as_double(b.grad_entropy, dtype, row);
-  return row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
+  const RowCoefficients<double> k =
+      row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
+  return p.has_temperature ? scaled(k, inverse_temperature_of_row(p, b, row)) : k;
 }
 
 LogSumExp<double> known_lse(const HostLoss& context, int64_t row) {

@@ -23,7 +23,10 @@ HostLoss make_host_loss(const Problem& problem, const Buffers& buffers, const in
 
 RowWeights<double> row_weights(const HostLoss& context, int64_t row);
 
-// Coefficients of one valid row; entropy is read only with a gradient of it.
+// 1 / T of a row.
+double inverse_temperature_of_row(const Problem& problem, const Buffers& buffers, int64_t row);
+
+// Coefficients of one valid row, over its temperature; entropy is read only with a gradient of it.
 RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row, double lse, double entropy);
 
 // Of a backward pass: lse of an earlier forward pass, and what rounding took off it if the buffers have that.

@@ -24,11 +24,12 @@ enum class GradientMethod : int {
 inline constexpr double kDefaultThreshold = 1.0 / 1024;
 
 // Everything a plan depends on. Shapes and meanings: N tokens, V rows of the classifier at hand, D hidden.
-//   z_ij  = t(scale * (E_i . C_j) + bias_j),  t = identity, or softcap * tanh(. / softcap)
+//   z_ij  = t(scale * (E_i . C_j) + bias_scale * bias_j) / T_i,  t = identity, or softcap * tanh(. / softcap)
 //   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
 //            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
-// with w the class weights (all one without). Reductions: none [N]; sum; mean = sum / divisor where the
-// divisor is num_items when given, else sum over valid rows of token_weight_i * w_y.
+// with w the class weights (all one without) and T_i the row's temperature (1 without). Reductions: none [N];
+// sum; mean = sum / divisor where the divisor is num_items when given, else sum over valid rows of
+// token_weight_i * w_y.
 struct Problem {
   Pass pass = Pass::kForward;
   int64_t tokens = 0;  // N
@@ -52,6 +53,10 @@ struct Problem {
 
   double scale = 1;
   double softcap = 0;  // 0: none
+  // One temperature of all rows. validated() turns it into scale, softcap and bias_scale, over T each: since
+  // t(x) / T is t(x / T) with the softcap over T, there is none (1) behind it.
+  double temperature = 1;
+  double bias_scale = 1;
   double label_smoothing = 0;
   double z_loss = 0;
   double num_items = 0;  // 0: none
@@ -69,6 +74,7 @@ struct Problem {
   bool has_bias = false;
   bool has_class_weight = false;
   bool has_token_weight = false;
+  bool has_temperature = false;  // a T_i for each row, Buffers::temperature
   bool want_entropy = false;
   bool want_argmax = false;
   bool want_d_hidden = false;

@@ -58,6 +58,19 @@ struct RowCoefficients {
   T a = 0, b = 0, c = 0, g = 0;
 };
 
+template <class T>
+HEADROOM_HD inline RowCoefficients<T> scaled(const RowCoefficients<T>& k, T factor) {
+  return {k.a * factor, k.b * factor, k.c * factor, k.g * factor};
+}
+
+// 1 / T of a row, by which its logits and (for the gradient of what they are made of) its coefficients are
+// multiplied. NaN, where T or 1 / T is below `least` or no number, makes its row NaN, as a NaN logit would.
+template <class T>
+HEADROOM_HD inline T inverse_temperature(T temperature, T least = std::numeric_limits<T>::min()) {
+  const T inverse = 1 / temperature;
+  return temperature >= least && inverse >= least ? inverse : std::numeric_limits<T>::quiet_NaN();
+}
+
 // The factor a + b log p of a probability; of p = 0 it stays finite, as p log p is 0 there.
 template <class T>
 HEADROOM_HD inline T probability_factor(const RowCoefficients<T>& k, T log_p) {

@@ -49,6 +49,33 @@ void check_float_factors(const Problem& p) {
           "0 or a number in [" + text(kLeast) + ", " + text(kMost) + why, text(p.softcap));
 }
 
+void check_temperature(const Problem& p) {
+  const double t = p.temperature;
+  require(std::isfinite(t) && t > 0, "temperature", "a finite number > 0", text(t));
+  require(t == 1 || !p.has_temperature, "temperature", "1 with has_temperature, whose values take its place",
+          text(t));
+  const bool fp64 = p.hidden_dtype == DType::kF64;
+  const double least = fp64 ? std::numeric_limits<double>::min() : 0x1p-126;
+  const double most = fp64 ? std::numeric_limits<double>::max() : 0x1p126;
+  const auto in_range = [&](double factor) { return factor >= least && factor <= most; };
+  require(in_range(t) && in_range(1 / t) && std::fabs(p.scale / t) <= most &&
+              (p.softcap == 0 || in_range(p.softcap / t)),
+          "temperature",
+          "a number that it, and softcap over it, are in [" + text(least) + ", " + text(most) +
+              "], and scale over it no more",
+          text(t));
+}
+
+// Over the temperature: the same logits without one.
+Problem without_temperature(Problem p) {
+  const bool vanishes = p.hidden_dtype != DType::kF64 && std::fabs(p.scale) < 0x1p-126;
+  p.scale = vanishes ? 0 : p.scale / p.temperature;
+  p.softcap /= p.temperature;
+  p.bias_scale /= p.temperature;
+  p.temperature = 1;
+  return p;
+}
+
 // Products of two dimensions and an element size must fit into 63 bits with room to spare.
 void check_product(const char* argument, int64_t a, int64_t b) {
   if (a == 0 || b <= (int64_t{1} << 58) / a) return;
@@ -108,6 +135,7 @@ void check_options(const Problem& p) {
   require(std::isfinite(p.scale), "scale", "a finite number", text(p.scale));
   check_non_negative("softcap", p.softcap);
   if (p.hidden_dtype != DType::kF64) check_float_factors(p);
+  check_temperature(p);
   check_non_negative("z_loss", p.z_loss);
   check_non_negative("num_items", p.num_items);
   require(p.label_smoothing >= 0 && p.label_smoothing <= 1, "label_smoothing", "a number in [0, 1]",
@@ -185,7 +213,7 @@ Problem validated(Problem p) {
   check_options(p);
   check_thinning(p);
   check_pass(p);
-  return p;
+  return p.temperature == 1 ? p : without_temperature(p);
 }
 
 Buffers validated(const Problem& p, Buffers b) {
@@ -196,6 +224,7 @@ Buffers validated(const Problem& p, Buffers b) {
   need(b.bias, p.has_bias, "bias", "has_bias");
   need(b.class_weight, p.has_class_weight, "class_weight", "has_class_weight");
   need(b.token_weight, rows && p.has_token_weight, "token_weight", "has_token_weight");
+  need(b.temperature, rows && p.has_temperature, "temperature", "has_temperature");
   check_stride("hidden_stride", &b.hidden_stride, p.tokens, p.hidden, b.hidden);
   check_stride("classifier_stride", &b.classifier_stride, p.vocab, p.hidden, b.classifier);
   check_stride("d_hidden_stride", &b.d_hidden_stride, p.tokens, p.hidden, b.d_hidden);

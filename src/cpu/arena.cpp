@@ -58,6 +58,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
   if (has_logits) {
     a.target = workspace.take<int64_t>(tokens);
     a.target_logit = workspace.take<float>(tokens);
+    if (p.has_temperature) a.inverse_temperature = workspace.take<float>(tokens);
     a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
   }
   if (p.needs_forward() || draws_elements(p)) {

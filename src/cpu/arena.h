@@ -28,10 +28,11 @@ struct WorkerArena {
 // Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W the blocks of the
 // windows that are alive at once, R the rows whose coefficients are kept: T, or N if the vocabulary is swept.
 struct Arena {
-  std::span<int64_t> rows;            // [N] rows that are not ignored
-  std::span<int64_t> target;          // [T] column of the target in this vocabulary, -1 outside
-  std::span<RowStats<double>> stats;  // [T]
-  std::span<float> target_logit;      // [T]
+  std::span<int64_t> rows;               // [N] rows that are not ignored
+  std::span<int64_t> target;             // [T] column of the target in this vocabulary, -1 outside
+  std::span<RowStats<double>> stats;     // [T]
+  std::span<float> target_logit;         // [T]
+  std::span<float> inverse_temperature;  // [T], empty without temperatures of rows
   // The row's lse is lse_high + lse_low.
   std::span<float> lse_high, lse_low, a, b, c, g, target_gradient;  // [R] each
   std::span<uint32_t> hidden_rows;    // [T, hidden_stride] rows operand of the logits

@@ -40,7 +40,6 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
   // Kept blocks need no logits, but class weights come with the block's preparation.
   if (!kept || (run.problem.has_class_weight && run.problem.label_smoothing > 0))
     prepare_block(run, w, block);
-  const LogitTransform transform = run.transform(w);
   const int64_t stride = run.shape.vocab_block;
   const std::byte* exps = kept ? run.kept_exps(block) : run.block_gradients(block);
   std::byte* gradients = run.block_gradients(block);
@@ -57,7 +56,7 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
       const Arena& a = run.arena;
       const StripCoefficients k{a.lse_high.data() + row, a.lse_low.data() + row, a.a.data() + row,
                                 a.b.data() + row,        a.c.data() + row,       a.g.data() + row};
-      run.kernels.gradient_strip(strip, transform, k, dz, stride);
+      run.kernels.gradient_strip(strip, run.transform(w, row), k, dz, stride);
       continue;
     }
     // The same exps as the forward pass would have kept, so the result does not depend on the budget.
@@ -66,7 +65,7 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
       stats.max = anchor + row;
       stats.sum_exp = unused[0];
       stats.target_logit = unused[1];
-      run.kernels.softmax_strip(strip, transform, stats, dz, stride);
+      run.kernels.softmax_strip(strip, run.transform(w, row), stats, dz, stride);
     }
     finish_rows(run, w, strip, exps + offset, dz, anchor + row, row);
   }

@@ -22,6 +22,10 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
                           run.arena.hidden_rows.data() + i * s.hidden_stride);
   const int64_t column = target_of_row(p, run.buffers.targets, row) - p.vocab_start;
   run.arena.target[static_cast<size_t>(i)] = column >= 0 && column < p.vocab ? column : -1;
+  if (p.has_temperature) {
+    run.arena.inverse_temperature[static_cast<size_t>(i)] =
+        static_cast<float>(inverse_temperature_of_row(p, run.buffers, row));
+  }
 }
 
 }  // namespace

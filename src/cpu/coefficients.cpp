@@ -7,7 +7,9 @@ namespace {
 double target_gradient(const Runner& run, const HostLoss& loss, const RowCoefficients<double>& k, int64_t row,
                        double target_logit, const LogSumExp<double>& lse) {
   const double weight = row_weights(loss, row).target;
-  return dz_element(k, lse.log_p(target_logit), weight, true) * softcap_slope(run.problem, target_logit);
+  const double slope =
+      softcap_slope(run.problem, target_logit, inverse_temperature_of_row(run.problem, run.buffers, row));
+  return dz_element(k, lse.log_p(target_logit), weight, true) * slope;
 }
 
 }  // namespace

@@ -20,7 +20,6 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
                 int64_t row, int64_t row_end) {
   WorkerArena w = run.worker(worker_index);
   prepare_block(run, w, block);
-  const LogitTransform transform = run.transform(w);
   const int64_t stride = run.shape.vocab_block;
   const bool keep = run.is_kept(block);
   std::byte* exps = keep ? run.kept_exps(block) : nullptr;
@@ -31,7 +30,7 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
     const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
     const BlockStats stats = block_stats(run, slot, row);
     std::byte* row_exps = keep ? exps + row * stride * element_bytes(run.kernels) : nullptr;
-    run.kernels.softmax_strip(strip, transform, stats, row_exps, stride);
+    run.kernels.softmax_strip(strip, run.transform(w, row), stats, row_exps, stride);
     if (keep) std::copy_n(stats.max, rows, run.block_anchor(block) + row);
     if (run.problem.is_thinned()) draw_strip(run, chunk, w, strip, stats, block, row);
   }

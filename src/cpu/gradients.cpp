@@ -143,7 +143,7 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, int64_t row, int64_t 
 
 void store_d_bias(const Runner& run) {
   const Problem& p = run.problem;
-  const auto factor = static_cast<float>(p.scale != 0 ? 1 / p.scale : 1.0);
+  const auto factor = static_cast<float>(p.scale != 0 ? p.bias_scale / p.scale : p.bias_scale);
   run.kernels.store_row(run.arena.d_bias.data(), p.vocab, factor, p.accumulate_d_bias, p.d_bias_dtype,
                         run.buffers.d_bias);
 }

@@ -34,11 +34,12 @@ struct MatrixView {
   bool rounds() const { return round_to != DType::kF32 && round_to != dtype; }
 };
 
-// What turns dot products into logits: z = t(scale * dot + bias).
+// What turns dot products into logits: z = t(scale * dot + bias) / T.
 struct LogitTransform {
   float scale = 1;
-  float softcap = 0;            // 0: none
-  const float* bias = nullptr;  // [columns], null: none
+  float softcap = 0;                           // 0: none
+  const float* bias = nullptr;                 // [columns], null: none
+  const float* inverse_temperature = nullptr;  // [rows], null: ones
 };
 
 // A strip of logits of one vocabulary block, one row after the other with `stride` floats between them.

@@ -21,9 +21,10 @@ WorkerArena Runner::worker(int index) const {
   return lay_out_worker(problem, kernels, shape, memory);
 }
 
-LogitTransform Runner::transform(const WorkerArena& w) const {
+LogitTransform Runner::transform(const WorkerArena& w, int64_t row) const {
   return {static_cast<float>(problem.scale), static_cast<float>(problem.softcap),
-          problem.has_bias ? w.bias.data() : nullptr};
+          problem.has_bias ? w.bias.data() : nullptr,
+          problem.has_temperature ? arena.inverse_temperature.data() + row : nullptr};
 }
 
 std::byte* Runner::kept_exps(int64_t block) const {
@@ -75,7 +76,8 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
     const bool real = j < columns;
     if (p.has_bias) {
       w.bias[static_cast<size_t>(j)] =
-          real ? static_cast<float>(load_as_double(run.buffers.bias, p.bias_dtype, first + j)) : 0.0f;
+          real ? static_cast<float>(p.bias_scale * load_as_double(run.buffers.bias, p.bias_dtype, first + j))
+               : 0.0f;
     }
     if (p.has_class_weight) {
       w.class_weight[static_cast<size_t>(j)] =

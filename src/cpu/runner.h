@@ -31,7 +31,8 @@ struct Runner {
   // body(task, worker) for every task, by at most schedule.threads workers.
   void loop(int64_t tasks, LoopBody body) const;
   WorkerArena worker(int index) const;
-  LogitTransform transform(const WorkerArena& w) const;
+  // Of a strip that begins with the chunk's row.
+  LogitTransform transform(const WorkerArena& w, int64_t row) const;
   // Where a kept block's exps are, and where the gradients of any block's logits will be; the anchors of
   // exps; the block's panels for d_hidden.
   std::byte* kept_exps(int64_t block) const;
@@ -78,9 +79,10 @@ void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows
 LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
                        int32_t* target_columns);
 // t'(z) of a logit as the kernels compute it: 0 where it has reached the softcap.
-inline double softcap_slope(const Problem& problem, double z) {
+inline double softcap_slope(const Problem& problem, double z, double inverse_temperature) {
   if (problem.softcap == 0) return 1;
-  const double t = z / static_cast<float>(problem.softcap);
+  const float cap = static_cast<float>(problem.softcap) * static_cast<float>(inverse_temperature);
+  const double t = z / cap;
   return 1 - t * t;
 }
 // Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.

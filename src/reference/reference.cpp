@@ -35,7 +35,7 @@ double classifier_at(const Problem& p, const Buffers& b, int64_t column, int64_t
 
 struct Logit {
   double z = 0;
-  double slope = 1;  // dz / d(scale * dot + bias), the derivative of the softcap
+  double slope = 1;  // T dz / d(scale * dot + bias), the derivative of the softcap
 };
 
 Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
@@ -44,11 +44,12 @@ Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
     dot += hidden_at(p, b, row, k) * classifier_at(p, b, column, k);
   }
   Logit out{p.scale * dot};
-  if (p.has_bias) out.z += load(b.bias, p.bias_dtype, column);
+  if (p.has_bias) out.z += p.bias_scale * load(b.bias, p.bias_dtype, column);
   if (p.softcap > 0) {
     const double t = std::tanh(out.z / p.softcap);
     out = {p.softcap * t, 1 - t * t};
   }
+  if (p.has_temperature) out.z *= inverse_temperature_of_row(p, b, row);
   return out;
 }
 
@@ -180,7 +181,9 @@ void d_classifier_row(const Problem& p, const Buffers& b, const Scratch& s, int6
       accumulator[k] += p.scale * d * hidden_at(p, b, row, k);
     }
   }
-  if (p.want_d_bias) store_gradient(b.d_bias, p.d_bias_dtype, j, d_bias, p.accumulate_d_bias);
+  if (p.want_d_bias) {
+    store_gradient(b.d_bias, p.d_bias_dtype, j, p.bias_scale * d_bias, p.accumulate_d_bias);
+  }
   if (!p.want_d_classifier) return;
   for (int64_t k = 0; k < p.hidden; ++k) {
     store_gradient(b.d_classifier, p.d_classifier_dtype, j * b.d_classifier_stride + k, accumulator[k],

@@ -30,7 +30,8 @@ Case poisoned(Case c) {
     }
   };
   poison(&c.hidden, static_cast<size_t>(c.problem.hidden));
-  for (auto* rows : {&c.token_weight, &c.grad_nll, &c.grad_lse, &c.grad_entropy}) poison(rows, 1);
+  for (auto* rows : {&c.token_weight, &c.temperature, &c.grad_nll, &c.grad_lse, &c.grad_entropy})
+    poison(rows, 1);
   if (c.problem.reduction == HEADROOM_REDUCTION_NONE) poison(&c.grad_loss, 1);
   return c;
 }

@@ -66,7 +66,8 @@ TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
     const Outputs got = solve(context_, c);
     double through_lse = 0;
     for (size_t i = 0; i < c.grad_lse.size(); ++i) {
-      if (c.target_of(static_cast<int64_t>(i)) != c.problem.ignore_index) through_lse += c.grad_lse[i];
+      if (c.target_of(static_cast<int64_t>(i)) != c.problem.ignore_index)
+        through_lse += c.grad_lse[i] / c.temperature_of(static_cast<int64_t>(i));
     }
     const double sum = std::accumulate(got.d_bias.begin(), got.d_bias.end(), 0.0);
     double rounding = 0;
@@ -125,8 +126,8 @@ TEST_P(Invariance, PermutationOfTheRows) {
     for (size_t i = 0; i < order.size(); ++i) other.targets[i] = c.targets[order[i]];
     const bool per_row = c.problem.reduction == HEADROOM_REDUCTION_NONE;
     const auto reorder = [&](std::vector<double>* rows) { *rows = permuted(*rows, order); };
-    for (auto* rows : {&other.hidden, &other.token_weight, &other.grad_nll, &other.grad_lse,
-                       &other.grad_entropy, &other.d_hidden_start}) {
+    for (auto* rows : {&other.hidden, &other.token_weight, &other.temperature, &other.grad_nll,
+                       &other.grad_lse, &other.grad_entropy, &other.d_hidden_start}) {
       reorder(rows);
     }
     if (per_row) reorder(&other.grad_loss);

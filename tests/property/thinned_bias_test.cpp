@@ -127,11 +127,12 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
       for (double& v : out) v = static_cast<float>(random.uniform(low, high));
       return out;
     };
-    p.has_class_weight = p.has_token_weight = p.want_entropy = 1;
+    p.has_class_weight = p.has_token_weight = p.has_temperature = p.want_entropy = 1;
     p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 1;
     p.z_loss = 0.01;
     c->class_weight = uniform(p.vocab, 0.5, 2);
     c->token_weight = uniform(p.tokens, 0.5, 2);
+    c->temperature = uniform(p.tokens, 0.4, 2);
     c->grad_nll = uniform(p.tokens, -1, 1);
     c->grad_lse = uniform(p.tokens, -1, 1);
     c->grad_entropy = uniform(p.tokens, -1, 1);
@@ -156,6 +157,13 @@ TEST_P(ThinnedBias, Plain) {
     const Case c = base(31, scale);
     check(c, whole(c));
   }
+}
+
+TEST_P(ThinnedBias, Temperature) {
+  Case c = base(36, 1);
+  c.problem.temperature = 0.7;
+  c.problem.softcap = 4;
+  check(c, whole(c));
 }
 
 TEST_P(ThinnedBias, Smoothing) {

@@ -16,6 +16,20 @@ std::vector<double> uniform_values(Random& random, int64_t count, double low, do
   return out;
 }
 
+// One for all rows, or a different one for each.
+void choose_temperature(Random& random, Case* c) {
+  headroom::Problem& p = c->problem;
+  if (random.chance(0.2)) {
+    p.temperature = random.pick<double>({0.1, 0.7, 2.5});
+  } else if (random.chance(0.3)) {
+    p.has_temperature = 1;
+    for (int64_t row = 0; row < p.tokens; ++row) {
+      c->temperature.push_back(
+          rounded(std::exp(random.uniform(std::log(0.1), std::log(10.0))), stats_dtype(p)));
+    }
+  }
+}
+
 // Weights in [0, 2], some of them exactly 0.
 std::vector<double> weights(Random& random, int64_t count, headroom_dtype dtype) {
   std::vector<double> out = uniform_values(random, count, 0, 2, dtype);
@@ -187,6 +201,7 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
   if (c.problem.hidden_dtype != HEADROOM_F64 && random.chance(0.25)) {
     c.problem.compute_dtype = random.pick<int32_t>({HEADROOM_BF16, HEADROOM_F16});
   }
+  choose_temperature(random, &c);
   return c;
 }
 
@@ -221,11 +236,13 @@ std::string describe(const Case& c) {
       << p.accumulate_d_bias << ", upstream " << p.has_grad_nll << p.has_grad_lse << p.has_grad_entropy
       << ", bias " << p.has_bias << " (" << name(p.bias_dtype) << ", gradient " << name(p.d_bias_dtype)
       << "), class weight " << p.has_class_weight << ", token weight " << p.has_token_weight << ", scale "
-      << p.scale << ", softcap " << p.softcap << ", smoothing " << p.label_smoothing << ", z_loss "
-      << p.z_loss << ", num_items " << p.num_items << ", ignore " << p.ignore_index << ", shift " << p.shift
-      << " of " << p.sequence_length << ", entropy " << p.want_entropy << ", argmax " << p.want_argmax
-      << ", strides +" << c.hidden_layout.padding << " +" << c.classifier_layout.padding << " +"
-      << c.d_hidden_layout.padding << " +" << c.d_classifier_layout.padding;
+      << p.scale << ", softcap " << p.softcap << ", temperature "
+      << (p.has_temperature != 0 ? "of rows" : std::to_string(p.temperature)) << ", smoothing "
+      << p.label_smoothing << ", z_loss " << p.z_loss << ", num_items " << p.num_items << ", ignore "
+      << p.ignore_index << ", shift " << p.shift << " of " << p.sequence_length << ", entropy "
+      << p.want_entropy << ", argmax " << p.want_argmax << ", strides +" << c.hidden_layout.padding << " +"
+      << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding << " +"
+      << c.d_classifier_layout.padding;
   return out.str();
 }
 

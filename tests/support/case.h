@@ -26,6 +26,7 @@ struct Case {
   std::vector<int64_t> targets;      // [N]
   std::vector<double> class_weight;  // [V]
   std::vector<double> token_weight;  // [N]
+  std::vector<double> temperature;   // [N]
   std::vector<double> grad_loss;     // empty: 1; [1], or [N] with reduction none
   std::vector<double> grad_nll;      // [N], as the next two
   std::vector<double> grad_lse;
@@ -43,6 +44,9 @@ struct Case {
   }
   // The global target of a row after the shift; problem.ignore_index for an ignored row.
   int64_t target_of(int64_t row) const;
+  double temperature_of(int64_t row) const {
+    return temperature.empty() ? problem.temperature : temperature[static_cast<size_t>(row)];
+  }
 };
 
 // Everything needed to see what a failing case was.

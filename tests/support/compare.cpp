@@ -79,9 +79,10 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   Arithmetic out;
   const bool is_short = engine.shortens_gradients(p);
   out.gradient = rounding_unit(is_short ? product_dtype(p, p.hidden_dtype) : stats_dtype(p));
+  if (p.has_temperature != 0 || p.temperature != 1) out.logit_roundings += 2;  // its inverse, the product
+  if (stats_dtype(p) == HEADROOM_F64) out.exp = 0x1p-52;  // exp and log are off by one unit,
   if (!engine.is_device()) return out;
   if (stats_dtype(p) == HEADROOM_F64) {
-    out.exp = 0x1p-52;                            // exp and log are off by one unit in the last place,
     if (p.softcap > 0) out.logit_roundings += 4;  // tanh by two
     return out;
   }
@@ -94,7 +95,11 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
     out.logit_roundings += 3;  // its argument to base 2: of log2(e), of the scale and of the anchor times it
     // The softcap as cap - 2 cap / (1 + 2^x): near 0 an error of 2.5 x 2^-23 cap, by 2^x, the sum and the
     // reciprocal.
-    if (p.softcap > 0 && truth_.terms.logit > 0) out.logit_roundings += 5 * p.softcap / truth_.terms.logit;
+    if (p.softcap > 0 && truth_.terms.logit > 0) {
+      double least = p.temperature;
+      for (double t : c_.temperature) least = std::min(least, t);
+      out.logit_roundings += 5 * p.softcap / least / truth_.terms.logit;
+    }
   }
   return out;
 }

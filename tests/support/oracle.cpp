@@ -47,6 +47,7 @@ class Materialised {
   size_t target(size_t i) const { return static_cast<size_t>(c_.target_of(static_cast<int64_t>(i))); }
   T class_weight(size_t j) const { return at(c_.class_weight, j, 1); }
   T token_weight(size_t i) const { return at(c_.token_weight, i, 1); }
+  T temperature(size_t i) const { return static_cast<T>(c_.temperature_of(static_cast<int64_t>(i))); }
   T smoothing() const { return static_cast<T>(p_.label_smoothing); }
 
   static void raise(double* largest, T term) {
@@ -54,26 +55,28 @@ class Materialised {
     if (magnitude > *largest) *largest = magnitude;
   }
 
-  // logits = softcap(scale * hidden classifier^T + bias)
+  // logits = softcap(scale * hidden classifier^T + bias) / temperature
   void compute_logits() {
     for (size_t i = 0; i < tokens_; ++i) {
+      const T t = temperature(i);
       for (size_t j = 0; j < vocab_ && !ignored(i); ++j) {
         T dot = 0;
         for (size_t k = 0; k < dim_; ++k) {
           const T term = hidden_[i * dim_ + k] * classifier_[j * dim_ + k];
           dot += term;
-          raise(&answer_.terms.logit, static_cast<T>(p_.scale) * term);
+          raise(&answer_.terms.logit, static_cast<T>(p_.scale) * term / t);
         }
         T z = static_cast<T>(p_.scale) * dot + at(c_.bias, j, 0);
-        raise(&answer_.terms.logit, z);
-        raise(&answer_.terms.logit, at(c_.bias, j, 0));
+        raise(&answer_.terms.logit, z / t);
+        raise(&answer_.terms.logit, at(c_.bias, j, 0) / t);
         if (p_.softcap > 0) {
           const auto cap = static_cast<T>(p_.softcap);
           const T tanh = std::tanh(z / cap);
           z = cap * tanh;
           slope_[i * vocab_ + j] = 1 - tanh * tanh;
         }
-        logits_[i * vocab_ + j] = z;
+        slope_[i * vocab_ + j] /= t;
+        logits_[i * vocab_ + j] = z / t;
       }
     }
   }
@@ -178,18 +181,19 @@ class Materialised {
       sum += d_log_p;
       terms += part;
     }
+    const T t = temperature(i);
     const T logit_terms = std::fabs(lse_[i]) + static_cast<T>(answer_.terms.logit);
     for (size_t j = 0; j < vocab_; ++j) {
       const T probability = std::exp(z[j] - lse_[i]);
       const T slope = slope_[i * vocab_ + j];
       T value = ((*d)[j].value + probability * (d_lse - sum)) * slope;
       value = shortened(value);
-      const T part = (*d)[j].part + probability * terms;
+      const T part = ((*d)[j].part + probability * terms) / t;
       // Of the softcap's slope 1 - tanh^2: at most 2 tanh / cap times the rounding.
-      const T by_slope = p_.softcap > 0 ? part * 2 / static_cast<T>(p_.softcap) * logit_terms : 0;
-      (*d)[j] = {value, part, probability * terms * logit_terms + by_slope};
+      const T by_slope = p_.softcap > 0 ? part * 2 * t / static_cast<T>(p_.softcap) * logit_terms : 0;
+      (*d)[j] = {value, part, probability * terms / t * logit_terms + by_slope};
     }
-    return (d_lse - sum) * std::exp(z[y] - lse_[i]);
+    return (d_lse - sum) / t * std::exp(z[y] - lse_[i]);
   }
 
   static void raise(Answer::Terms::Gradient* largest, const Gradient& d, T factor) {

@@ -67,10 +67,11 @@ class Run {
       ((pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(mirror.of(pointer))), ...);
     };
     headroom::Buffers b = b_;
-    move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.grad_loss, b.grad_nll,
-         b.grad_lse, b.grad_entropy, b.max, b.sum_exp, b.target_logit, b.sum_exp_logit, b.weighted_logit_sum,
-         b.loss, b.nll, b.lse, b.lse_low, b.entropy, b.argmax, b.correct_count, b.valid_count, b.d_hidden,
-         b.d_classifier, b.d_bias, b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed);
+    move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.temperature,
+         b.grad_loss, b.grad_nll, b.grad_lse, b.grad_entropy, b.max, b.sum_exp, b.target_logit,
+         b.sum_exp_logit, b.weighted_logit_sum, b.loss, b.nll, b.lse, b.lse_low, b.entropy, b.argmax,
+         b.correct_count, b.valid_count, b.d_hidden, b.d_classifier, b.d_bias, b.invalid_targets, b.draws,
+         b.kept_count, b.draw_variance, b.seed);
     plan.run(b, mirror.workspace(), mirror.stream());
     mirror.download();
     EXPECT_EQ(mirror.workspace_violation(), "") << "workspace";
@@ -126,6 +127,7 @@ class Run {
     b_.targets = vector_input("targets", as_dtype(p_.target_dtype), {c_.targets.begin(), c_.targets.end()});
     b_.class_weight = vector_input("class_weight", stats_, c_.class_weight);
     b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
+    b_.temperature = vector_input("temperature", stats_, c_.temperature);
     if (!c_.seed_in_memory.empty()) {
       b_.seed = input("seed", HEADROOM_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
     }

@@ -18,7 +18,7 @@ struct Fixture {
     problem.tokens = kTokens;
     problem.vocab = kVocab;
     problem.hidden = kHidden;
-    problem.has_bias = problem.has_class_weight = problem.has_token_weight = 1;
+    problem.has_bias = problem.has_class_weight = problem.has_token_weight = problem.has_temperature = 1;
     problem.want_entropy = problem.want_argmax = 1;
     problem.label_smoothing = 0.1;
     problem.want_d_hidden = problem.want_d_classifier = problem.want_d_bias = 1;
@@ -29,6 +29,7 @@ struct Fixture {
     buffers.targets = targets.data();
     buffers.class_weight = class_weight.data();
     buffers.token_weight = token_weight.data();
+    buffers.temperature = temperature.data();
     void** const statistics[] = {&buffers.max,
                                  &buffers.sum_exp,
                                  &buffers.target_logit,
@@ -88,6 +89,7 @@ struct Fixture {
   std::vector<float> classifier = std::vector<float>(kVocab * kHidden, 0.25f);
   std::vector<float> bias = std::vector<float>(kVocab, 1), class_weight = std::vector<float>(kVocab, 1);
   std::vector<float> token_weight = std::vector<float>(kTokens, 1);
+  std::vector<float> temperature = std::vector<float>(kTokens, 1);
   std::vector<int64_t> targets = {0, 1, -100, 3};
   std::vector<float> rows = std::vector<float>(9 * kTokens, -777);
   std::vector<int64_t> counts = std::vector<int64_t>(kTokens + 2, -777);
@@ -142,6 +144,7 @@ TEST_P(RunArguments, MissingBuffers) {
       {"targets", [](B& b) { b.targets = nullptr; }},
       {"class_weight", [](B& b) { b.class_weight = nullptr; }},
       {"token_weight", [](B& b) { b.token_weight = nullptr; }},
+      {"temperature", [](B& b) { b.temperature = nullptr; }},
       {"d_hidden", [](B& b) { b.d_hidden = nullptr; }},
       {"d_classifier", [](B& b) { b.d_classifier = nullptr; }},
       {"d_bias", [](B& b) { b.d_bias = nullptr; }},

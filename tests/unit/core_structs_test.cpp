@@ -46,6 +46,7 @@ TEST(Structs, DefaultsOfInit) {
   EXPECT_EQ(p.reduction, HEADROOM_REDUCTION_MEAN);
   EXPECT_EQ(p.target_dtype, HEADROOM_I64);
   EXPECT_EQ(p.scale, 1);
+  EXPECT_EQ(p.temperature, 1);
   EXPECT_EQ(p.ignore_index, -100);
   EXPECT_EQ(p.max_workspace_bytes, 0u);
 }

@@ -5,11 +5,12 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
                     int64_t dz_stride) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  const VF softcap = hn::Set(df, t.softcap);
   for (int i = 0; i < strip.rows; ++i) {
     float* z = strip.z + i * strip.stride;
     Element* out = static_cast<Element*>(dz) + i * dz_stride;
-    transform_row(z, strip, t);
+    transform_row(z, strip, t, i);
+    const float cap = row_softcap(t, i);
+    const VF softcap = hn::Set(df, cap);
     const VF lse = hn::Set(df, k.lse[i]);
     const VF lse_low = hn::Set(df, k.lse_low[i]);
     const VF a = hn::Set(df, k.a[i]);
@@ -39,7 +40,7 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
     const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
     const LogSumExp<double> known{k.lse[i], k.lse_low[i]};
     double v = dz_element<double>({k.a[i], k.b[i], k.c[i], k.g[i]}, known.log_p(zy), w, true);
-    if (t.softcap != 0) v *= 1 - (zy / t.softcap) * (zy / t.softcap);
+    if (t.softcap != 0) v *= 1 - (zy / cap) * (zy / cap);
     store_scalar(static_cast<float>(v), out + y);
   }
 }

@@ -3,6 +3,11 @@
 
 inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
+// The softcap of a row's logits, which are over its temperature.
+HWY_INLINE float row_softcap(const LogitTransform& t, int row) {
+  return t.inverse_temperature == nullptr ? t.softcap : t.softcap * t.inverse_temperature[row];
+}
+
 HWY_INLINE VF transform_lanes(VF dot, VF scale, VF bias, float softcap) {
   const DF df;
   const VF z = hn::MulAdd(dot, scale, bias);
@@ -32,7 +37,8 @@ HWY_INLINE float max_of_lanes(VF v) {
 }
 
 // Dot products to logits in place; columns past the end become -inf. Returns the maximum of the row.
-HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform& t) {
+HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform& t,
+                               int row) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   if (t.scale != 1 || t.bias != nullptr || t.softcap != 0) {
@@ -40,6 +46,12 @@ HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, c
     for (int64_t j = 0; j < strip.columns; j += lanes) {  // z and bias are padded to whole vectors
       const VF bias = t.bias != nullptr ? hn::LoadU(df, t.bias + j) : hn::Zero(df);
       hn::StoreU(transform_lanes(hn::LoadU(df, z + j), scale, bias, t.softcap), df, z + j);
+    }
+  }
+  if (t.inverse_temperature != nullptr) {
+    const VF inverse = hn::Set(df, t.inverse_temperature[row]);
+    for (int64_t j = 0; j < strip.columns; j += lanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(df, z + j), inverse), df, z + j);
     }
   }
   for (int64_t j = strip.columns; j < strip.padded_columns; ++j) z[j] = kNegativeInfinity;
@@ -125,7 +137,7 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
   for (int i = 0; i < strip.rows; ++i) {
     float* z = strip.z + i * strip.stride;
     Element* row_exps = exps == nullptr ? nullptr : static_cast<Element*>(exps) + i * exps_stride;
-    const float max = transform_row(z, strip, t);
+    const float max = transform_row(z, strip, t, i);
     // All -inf (a masked block): any finite anchor makes its exps 0, where -inf would make them NaN.
     const float anchor = max == kNegativeInfinity ? 0.0f : max;
     float sum_exp = 0;
@@ -133,7 +145,7 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
     const bool want_offset = out.sum_exp_offset != nullptr;
     const auto sums = want_offset ? (t.softcap != 0 ? exp_sums<true, true> : exp_sums<true, false>)
                                   : (t.softcap != 0 ? exp_sums<false, true> : exp_sums<false, false>);
-    sums(z, strip.padded_columns, anchor, t.softcap, &sum_exp, &offset, row_exps);
+    sums(z, strip.padded_columns, anchor, row_softcap(t, i), &sum_exp, &offset, row_exps);
     if (row_exps != nullptr) {
       for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row_exps[j] = 0;
     }

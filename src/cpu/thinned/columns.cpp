@@ -73,7 +73,7 @@ void write_d_bias(const Runner& run, int64_t column, std::span<const SparseEleme
   const Problem& p = run.problem;
   double sum = p.label_smoothing > 0 ? c * class_weight(run, column) : 0;
   for (const SparseElement& element : list) sum += element.value;
-  if (p.scale != 0) sum /= p.scale;
+  sum *= p.scale != 0 ? p.bias_scale / p.scale : p.bias_scale;
   if (p.accumulate_d_bias) sum += load_as_double(run.buffers.d_bias, p.d_bias_dtype, column);
   store_from_double(run.buffers.d_bias, p.d_bias_dtype, column, sum);
 }

@@ -17,6 +17,7 @@ struct Row {
   int64_t target = -1;
   LogSumExp<double> lse;
   RowCoefficients<double> k;
+  double inverse_temperature = 1;
 };
 
 // As two floats in every pass, so that a backward pass that is given lse has the same bits.
@@ -37,9 +38,9 @@ Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_
   row.lse = lse_of(run, loss, chunk, row);
   const double entropy =
       p.has_grad_entropy ? load_as_double(run.buffers.entropy, p.stats_dtype(), row.source) : 0;
-  row.k = coefficients_of_row(loss, row.source, row.lse.value(), entropy);
   const double fold = p.scale != 0 ? p.scale : 1;
-  for (double* each : {&row.k.a, &row.k.b, &row.k.c, &row.k.g}) *each *= fold;
+  row.k = scaled(coefficients_of_row(loss, row.source, row.lse.value(), entropy), fold);
+  row.inverse_temperature = inverse_temperature_of_row(p, run.buffers, row.source);
   return row;
 }
 
@@ -51,7 +52,7 @@ double factor_of(const Row& row, double z, double slope) {
 // Of the target; label smoothing's part is added to all columns together.
 double target_gradient(const Problem& p, const Row& row, double z) {
   const RowCoefficients<double> k{row.k.a, row.k.b, 0, row.k.g};
-  return dz_element(k, row.lse.log_p(z), 1.0, true) * softcap_slope(p, z);
+  return dz_element(k, row.lse.log_p(z), 1.0, true) * softcap_slope(p, z, row.inverse_temperature);
 }
 
 // The row's list of columns and gradients of their dot products. Returns its length.
@@ -74,7 +75,8 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
     if (element.index == row.target) continue;
     const Weighed w = weigh(run, row.at, element, row.lse);
     if (w.weight == 0) continue;
-    const double factor = factor_of(row, element.value, softcap_slope(p, element.value));
+    const double factor =
+        factor_of(row, element.value, softcap_slope(p, element.value, row.inverse_temperature));
     const double d = w.weight * factor;
     out[size++] = {element.index, static_cast<float>(d)};
     if (w.weight == w.probability) {
