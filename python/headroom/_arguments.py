@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _c, _checks, _numbers, _options
+from ._flags import Wants
 from ._options import shape_text
 from ._torch import CODES, Inputs, stats_dtype
 
@@ -25,6 +26,7 @@ class Arguments(NamedTuple):
     linear_bias: Tensor | None
     weight: Tensor | None
     token_weight: Tensor | None
+    row_temperature: Tensor | None  # of the target's shape, in the place of temperature
     main_grad: Tensor | None
     num_items: Number | None
     seed: Seed
@@ -33,6 +35,7 @@ class Arguments(NamedTuple):
     label_smoothing: Number
     scale: Number
     softcap: Number | None
+    temperature: Number
     z_loss: Number
     shift: int
     max_workspace_bytes: int | None
@@ -43,7 +46,24 @@ class Arguments(NamedTuple):
     compute_dtype: int = _c.F32  # to which products round float32 tensors; of headroom_dtype
 
 
+TENSORS = Arguments._fields.index("num_items")  # those before are tensors or None
 FIRST_OPTION = Arguments._fields.index("reduction")
+
+
+class Learned(NamedTuple):
+    """Options that may have a gradient as scalar tensors, None where they are numbers."""
+
+    scale: Tensor | None
+    temperature: Tensor | None
+
+    def wanted(self, trained: Wants) -> Learned:
+        return Learned(self.scale if trained.scale else None, self.temperature if trained.temperature else None)
+
+
+def temperatures(temperature: Number) -> tuple[Tensor | None, Number]:
+    """One for each row, or one for all."""
+    by_row = isinstance(temperature, Tensor) and temperature.numel() != 1
+    return (temperature, 1.0) if by_row else (None, temperature)  # type: ignore[return-value]
 
 
 def autocast(a: Arguments) -> Arguments:
@@ -105,6 +125,13 @@ def check_rest(a: Arguments) -> None:
         _checks.check_real("token_weight", a.token_weight)
         _checks.check_shape("token_weight", a.token_weight, a.target.shape, "that of target")
         _checks.check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
+    if a.row_temperature is not None:
+        _checks.check_tensor("temperature", a.row_temperature)
+        _checks.check_real("temperature", a.row_temperature)
+        _checks.check_shape("temperature", a.row_temperature, a.target.shape, "that of target, or one element")
+        _checks.check_constant(
+            "temperature", a.row_temperature, "of one element it may, of one for each row it is a constant"
+        )
     if isinstance(a.num_items, Tensor):
         if a.reduction != "mean":
             raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{a.reduction}"')
@@ -112,20 +139,24 @@ def check_rest(a: Arguments) -> None:
     if a.main_grad is not None:
         _checks.check_main_grad(a.main_grad, a.linear_weight, stats_dtype(a.input))
     names = ("linear_weight", "target", "linear_bias", "weight", "token_weight", "main_grad")
-    _checks.check_devices(a.input.device, {name: getattr(a, name) for name in names})
+    tensors = {name: getattr(a, name) for name in names} | {"temperature": a.row_temperature}
+    _checks.check_devices(a.input.device, tensors)
     _options.check_gradient(a.gradient)
     _options.check_seed_is_used(a.seed, a.gradient)
     check_seed(a.seed, a.input.device)
 
 
-def learned_scale(a: Arguments) -> Tensor | None:
-    """The scale as a scalar tensor, if it is one; its gradient may be wanted."""
-    return _numbers.scalar("scale", a.scale, learned=True) if isinstance(a.scale, Tensor) else None
+def learned(a: Arguments) -> Learned:
+    """Those that are tensors, whose gradients may be wanted."""
+    given = {name: getattr(a, name) for name in _numbers.LEARNED}
+    return Learned(
+        **{n: _numbers.scalar(n, v, learned=True) if isinstance(v, Tensor) else None for n, v in given.items()}
+    )
 
 
 def without_number_tensors(a: Arguments) -> Arguments:
     """Options that are numbers as numbers (where nothing is compiled), which waits for their devices."""
-    names = ("label_smoothing", "scale", "softcap", "z_loss", "threshold")
+    names = ("label_smoothing", "scale", "softcap", "temperature", "z_loss", "threshold")
     return a._replace(**{name: _numbers.value(name, getattr(a, name)) for name in names})
 
 
@@ -138,13 +169,16 @@ def options_of(a: Arguments) -> dict[str, Any]:
     return _options.make_options(**given, sequence_length=a.target.shape[-1] if a.target.dim() > 0 else 1)
 
 
-def inputs_of(a: Arguments, scale: Tensor | None) -> Inputs:
-    """The tensors of the problem, without seed and numbers; scale: where its gradient is wanted."""
+def inputs_of(a: Arguments, learned: Learned) -> Inputs:
+    """The tensors of the problem, without seed and numbers; learned: where gradients are wanted."""
     input, class_weight, token_weight, num_items = a.input, a.weight, a.token_weight, None
+    temperature = a.row_temperature
     if class_weight is not None:
         class_weight = class_weight.to(stats_dtype(input))
     if token_weight is not None:
         token_weight = token_weight.to(stats_dtype(input)).reshape(-1)
+    if temperature is not None:
+        temperature = temperature.to(stats_dtype(input)).reshape(-1)
     if a.num_items is not None and isinstance(a.num_items, Tensor):
         num_items = _numbers.scalar("num_items", a.num_items)
     return Inputs(
@@ -154,8 +188,10 @@ def inputs_of(a: Arguments, scale: Tensor | None) -> Inputs:
         a.linear_bias,
         class_weight,
         token_weight,
+        temperature,
         num_items,
         seed=None,
-        scale=scale,
+        scale=learned.scale,
+        temperature=learned.temperature,
         numbers=None,
     )

@@ -17,7 +17,7 @@ from ._flags import Flags, Wants
 from ._run import run_backward, scale_in_place
 from ._torch import GRADIENTS, Inputs, resolved
 
-Gradients = tuple[Tensor | None, ...]  # of hidden, weight, bias and scale
+Gradients = tuple[Tensor | None, ...]  # as Wants has them
 NONE: Gradients = (None,) * len(GRADIENTS)
 
 
@@ -30,13 +30,19 @@ def _refuse_double_backward() -> None:
         )
 
 
-def _save_scale(ctx: Any, scale: Tensor | None) -> None:
-    if scale is not None:
-        ctx.scale_place = scale.device, scale.dtype
+def _save_learned(ctx: Any, scale: Tensor | None, temperature: Tensor | None) -> None:
+    if scale is not None or temperature is not None:
+        learned = (scale, temperature)
+        ctx.learned_places = [None if tensor is None else (tensor.device, tensor.dtype) for tensor in learned]
 
 
-def _as_scale(ctx: Any, d_scale: Tensor | None) -> Tensor | None:
-    return None if d_scale is None else d_scale.to(*ctx.scale_place)
+def _as_learned(ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Of scale and temperature, where these are."""
+    d_scale, d_temperature = gradients
+    if d_scale is None and d_temperature is None:
+        return [None, None]
+    places = ctx.learned_places
+    return [None if gradient is None else gradient.to(*place) for gradient, place in zip(gradients, places)]
 
 
 # ---- after a forward pass
@@ -49,7 +55,7 @@ def save_forward(
     ctx.options = options
     # Not among the saved tensors: other backward passes may add to it before this one does.
     ctx.main_grad = main_grad
-    _save_scale(ctx, inputs.scale)
+    _save_learned(ctx, inputs.scale, inputs.temperature)
     ctx.save_for_backward(*inputs, *saved)
     ctx.set_materialize_grads(False)
 
@@ -108,14 +114,17 @@ def backward_of_forward(
         found = _by_operator(inputs, saved, ctx.main_grad, ctx.options, flags)
         returned = wants._replace(weight=wants.weight and ctx.main_grad is None)
         gradients = [gradient if wanted else None for gradient, wanted in zip(found, returned)]
-    return *gradients[:3], _as_scale(ctx, gradients[3])
+    return *gradients[:3], *_as_learned(ctx, gradients[3:])
 
 
 # ---- after a forward pass that has made gradients
 
 
-def save_gradients(ctx: Any, scale: Tensor | None, gradients: Iterable[Tensor | None]) -> None:
-    _save_scale(ctx, scale)
+def save_gradients(
+    ctx: Any, scale: Tensor | None, temperature: Tensor | None, gradients: Iterable[Tensor | None]
+) -> None:
+    """scale and temperature: where their gradients are wanted."""
+    _save_learned(ctx, scale, temperature)
     ctx.save_for_backward(*gradients)
     ctx.set_materialize_grads(False)
 
@@ -157,10 +166,11 @@ def backward_of_forward_backward(ctx: Any, loss: Tensor | None) -> Gradients:
     _refuse_double_backward()
     if loss is None:
         return NONE
-    *gradients, d_scale = ctx.saved_tensors
+    *gradients, d_scale, d_temperature = ctx.saved_tensors
     saved = [gradient for gradient in gradients if gradient is not None]
     found = _scaled(saved, loss)
     if found is not saved:
         left = iter(found)
         gradients = [gradient if gradient is None else next(left) for gradient in gradients]
-    return *gradients, d_scale if d_scale is None else _as_scale(ctx, d_scale * loss)
+    learned = [gradient if gradient is None else gradient * loss for gradient in (d_scale, d_temperature)]
+    return *gradients, *_as_learned(ctx, learned)

@@ -89,6 +89,8 @@ class Problem(ctypes.Structure):
         ("seed", c_int64),
         ("compute_dtype", c_int32),
         ("allow_tf32", c_int32),
+        ("has_temperature", c_int32),
+        ("temperature", c_double),
     ]
 
 
@@ -133,6 +135,7 @@ class Buffers(ctypes.Structure):
         ("kept_count", c_void_p),
         ("draw_variance", c_void_p),
         ("lse_low", c_void_p),
+        ("temperature", c_void_p),
     ]
 
 

@@ -57,7 +57,7 @@ def _how_to_gather(name: str, tensor: Tensor) -> str:
     else:
         call, part = "full_tensor", "as to_local() is a part of it"
     text = f"of placements {placements}: pass {name}.{call}(), {part}"
-    if name not in ("linear_weight", "linear_bias", "scale"):
+    if name not in ("linear_weight", "linear_bias", "scale", "temperature"):
         return text
     text += (
         f"; where ranks hold tokens of their own, as under FSDP, {call}(grad_placements=[Partial()]), or its gradient "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _c, _numbers, _ops, _options
-from ._arguments import Arguments
+from ._arguments import Arguments, Learned
 from ._flags import Flags, Wants
 from ._torch import DRAW_STATS, RESULTS, Inputs
 
@@ -30,9 +30,9 @@ def grad_mode() -> bool:
     return torch.is_grad_enabled() and not inference
 
 
-def choose(a: Arguments, scale: Tensor | None, names: tuple[str, ...]) -> Choice:
+def choose(a: Arguments, learned: Learned, names: tuple[str, ...]) -> Choice:
     """names: the statistics asked for."""
-    tensors = (a.input, a.linear_weight, a.linear_bias, scale)
+    tensors = (a.input, a.linear_weight, a.linear_bias, *learned)
     require = [t is not None and t.requires_grad for t in tensors]
     grad = grad_mode()
     trained = Wants(*(grad and wanted for wanted in require))
@@ -76,7 +76,8 @@ DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 def of_draw(inputs: Inputs, options: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
     """The problem whose gradient, which is left out, has the statistics of the draw: where no gradient is made in the
     forward pass."""
-    constants = [None if tensor is None else tensor.detach() for tensor in inputs._replace(scale=None)]
+    inputs = inputs._replace(scale=None, temperature=None)
+    constants = [None if tensor is None else tensor.detach() for tensor in inputs]
     if options["reduction"] == "none":
         options = options | {"reduction": "sum"}
     return Inputs(*constants), options  # type: ignore[arg-type]
@@ -88,12 +89,12 @@ def by_operators(a: Arguments) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     _arguments.check_head(a)
     a = _arguments.autocast(a)
     _arguments.check_rest(a)
-    scale = _arguments.learned_scale(a)
+    learned = _arguments.learned(a)
     names = _options.stats_names(a.return_stats, a.gradient)
     a = _arguments.without_number_tensors(a)
     options = _arguments.options_of(a)
-    choice = choose(a, scale, names)
-    inputs = _arguments.inputs_of(a, scale if choice.trained.scale else None)
+    choice = choose(a, learned, names)
+    inputs = _arguments.inputs_of(a, learned.wanted(choice.trained))
     options, numbers = _numbers.split(options, choice.flags.keeps_draws)
     if numbers is not None:
         inputs = inputs._replace(numbers=numbers)

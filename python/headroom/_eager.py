@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _c, _modes, _numbers, _options, _run
-from ._arguments import FIRST_OPTION, Arguments
+from ._arguments import FIRST_OPTION, TENSORS, Arguments, Learned
 from ._autograd import backward_of_forward, backward_of_forward_backward, save_forward, save_gradients
 from ._cache import Cache
 from ._dispatch import DRAW_FLAGS, by_operators, choose, of_draw, pass_over_draw, with_seed
@@ -32,13 +32,15 @@ _CONSTANT = ("argmax", "counts", *DRAW_STATS)
 class _Call:
     """What calls of one key do. Made with the first one's arguments, cast and checked."""
 
-    def __init__(self, a: Arguments, scale: Tensor | None) -> None:
+    def __init__(self, a: Arguments, learned: Learned) -> None:
         _arguments.check_rest(a)
         self.names = _options.stats_names(a.return_stats, a.gradient)
         self.resolved = _arguments.options_of(a)
-        self.choice = choice = choose(a, scale, self.names)
+        self.choice = choice = choose(a, learned, self.names)
         if choice.trained.scale:
             _numbers.check_learned_scale(self.resolved["scale"])
+        if choice.trained.temperature:
+            _numbers.check_learned_temperature(self.resolved["softcap"])
         self.options, _ = _numbers.split(self.resolved, choice.flags.keeps_draws)  # as the operators take them
         self.trains = any(choice.trained)
         self.together = choice.pass_ == _c.FORWARD_BACKWARD
@@ -49,16 +51,16 @@ class _Call:
         self._names: tuple[str, ...] | None = None  # of inputs that the library reads as they are
         self._reads_arguments = False  # whether those are the first arguments themselves, and all that is read
 
-    def __call__(self, a: Arguments, scale: Tensor | None) -> Found:
+    def __call__(self, a: Arguments, learned: Learned) -> Found:
         """The first pass."""
         if self._reads_arguments:
             return self._found(dict(zip(self._names, a)))  # type: ignore[arg-type]
-        return self.with_inputs(a, scale)[1]
+        return self.with_inputs(a, learned)[1]
 
-    def with_inputs(self, a: Arguments, scale: Tensor | None) -> tuple[Inputs, Found]:
+    def with_inputs(self, a: Arguments, learned: Learned) -> tuple[Inputs, Found]:
         """The same, and what a backward pass reads."""
         choice = self.choice
-        inputs = _arguments.inputs_of(a, scale if choice.trained.scale else None)
+        inputs = _arguments.inputs_of(a, learned.wanted(choice.trained))
         drawn = with_seed(a, inputs) if choice.draws or choice.draw_stats else inputs
         if choice.draws:
             inputs = drawn
@@ -103,9 +105,9 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        *_, scale, call, a = args
-        found = call(a, scale)
-        save_gradients(ctx, scale, map(found.get, GRADIENTS))
+        *_, scale, temperature, call, a = args
+        found = call(a, Learned(scale, temperature))
+        save_gradients(ctx, scale, temperature, map(found.get, GRADIENTS))
         ctx.shape = a.input.shape
         return call.returned(ctx, found)
 
@@ -120,8 +122,8 @@ class LinearCrossEntropyForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        *_, scale, call, a = args
-        inputs, found = call.with_inputs(a, scale)
+        *_, scale, temperature, call, a = args
+        inputs, found = call.with_inputs(a, Learned(scale, temperature))
         saved = [found.get(name) for name in ("lse", "lse_low", "entropy", "draws")]
         save_forward(ctx, inputs, a.main_grad, call.options, saved)
         ctx.shape, ctx.call = a.input.shape, call
@@ -142,16 +144,21 @@ _apply_together: Any = super(torch.autograd.Function, LinearCrossEntropy).apply
 _apply_forward: Any = super(torch.autograd.Function, LinearCrossEntropyForward).apply
 
 
-def _key(a: Arguments, scale: Tensor | None, types: tuple[type, ...]) -> tuple[Any, ...]:
+def _tensors(a: Arguments) -> tuple[Tensor | None, ...]:
+    return a[:TENSORS]  # type: ignore[return-value]
+
+
+def _key(a: Arguments, learned: Learned, types: tuple[type, ...]) -> tuple[Any, ...]:
     """All that what a call does depends on. types: of the options, as equal ones of other types may be refused."""
     num_items = a.num_items
     return (
-        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in a[:7]],
+        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in _tensors(a)],
         None if num_items is None else (type(num_items), isinstance(num_items, Tensor) or num_items),
         a.seed is None,
         a[FIRST_OPTION:],
         types,
-        scale is not None and scale.requires_grad,
+        learned.scale is not None and learned.scale.requires_grad,
+        learned.temperature is not None and learned.temperature.requires_grad,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         _run.place(a.input, a.linear_weight),
@@ -163,7 +170,7 @@ _SIMPLE = frozenset((type(None), bool, int, float, str, tuple))
 
 
 _INTEGERS = ("ignore_index", "shift", "max_workspace_bytes")
-_NUMBERS = ("label_smoothing", "scale", "softcap", "z_loss", "threshold")
+_NUMBERS = ("label_smoothing", "scale", "softcap", "temperature", "z_loss", "threshold")
 
 
 def _plain(value: Any) -> Any:
@@ -196,7 +203,7 @@ def suits(a: Arguments) -> bool:
     """Whether nothing watches, and the tensors are plain ones."""
     if not _modes.are_off():
         return False
-    tensors: tuple[object, ...] = a[:7]
+    tensors: tuple[object, ...] = a[:TENSORS]
     if a.num_items is not None or a.seed is not None:
         tensors += tuple(value for value in (a.num_items, a.seed) if isinstance(value, Tensor))
     return _modes.are_plain(tensors)
@@ -204,7 +211,7 @@ def suits(a: Arguments) -> bool:
 
 def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
     """As by_operators."""
-    scale = _arguments.learned_scale(a)
+    learned = _arguments.learned(a)
     types = tuple(map(type, a[FIRST_OPTION:]))
     if not _SIMPLE.issuperset(types):
         a = _simplified(a)
@@ -215,18 +222,18 @@ def without_operators(a: Arguments) -> tuple[Found, tuple[str, ...]]:
         a = _with_known_num_items(a)
     if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
         a = _arguments.autocast(a)
-    key = _key(a, scale, types)
+    key = _key(a, learned, types)
     try:
         call = _calls.get(key)
     except TypeError:  # an option that can be no key, and is none: refused by name
         return by_operators(a)
     if call is None:
         _arguments.check_head(a)
-        call = _Call(a, scale)
+        call = _Call(a, learned)
         _calls.put(key, call)
     elif a.seed is not None:
         _arguments.check_seed(a.seed, a.input.device)
     if not call.trains:
-        return call(a, scale), call.names
+        return call(a, learned), call.names
     apply = _apply_together if call.together else _apply_forward
-    return dict(zip(call.outputs, apply(a.input, a.linear_weight, a.linear_bias, scale, call, a))), call.names
+    return dict(zip(call.outputs, apply(a.input, a.linear_weight, a.linear_bias, *learned, call, a))), call.names

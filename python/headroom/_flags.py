@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 # Of the operators' schemas and of the flags, to be raised when one of them changes. Packed flags hold it, so that code
 # which PyTorch compiled for another version of this package is not found in its caches on disk: these know neither.
-SCHEMAS = 4
+SCHEMAS = 5
 _SCHEMAS_BIT = 16
 
 
@@ -17,6 +17,7 @@ class Wants(NamedTuple):
     weight: bool = False
     bias: bool = False
     scale: bool = False
+    temperature: bool = False
 
 
 class Flags(NamedTuple):
@@ -26,6 +27,7 @@ class Flags(NamedTuple):
     want_d_weight: bool = False
     want_d_bias: bool = False
     want_d_scale: bool = False
+    want_d_temperature: bool = False
     per_token: bool = False
     want_entropy: bool = False
     want_argmax: bool = False
@@ -34,7 +36,10 @@ class Flags(NamedTuple):
     want_counts: bool = False
 
     def wants(self) -> Wants:
-        return Wants(*self[:4])
+        return Wants(*self[: len(Wants._fields)])
+
+    def learns_numbers(self) -> bool:
+        return self.want_d_scale or self.want_d_temperature
 
     def packed(self) -> int:
         """A bit for each, the first is 1, and behind them the number of the schemas."""

@@ -23,7 +23,7 @@ def _gradient_products(options: dict[str, Any]) -> int:
     if options["gradient"] != "exact":
         return 0
     wants = unpacked(options["flags"]).wants()
-    return int(wants.hidden or wants.scale) + int(wants.weight)
+    return int(wants.hidden or wants.scale or wants.temperature) + int(wants.weight)
 
 
 def _forward(hidden: Any, weight: Any, *_: Any, **options: Any) -> int:

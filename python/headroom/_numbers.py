@@ -16,8 +16,9 @@ from torch import Tensor
 from . import _checks
 from ._options import DEFAULT_THRESHOLD, shape_text
 
-NAMES = ("label_smoothing", "scale", "softcap", "z_loss", "num_items", "threshold")
-_UNUSED = (0.0, 1.0, 0.0, 0.0, None)  # of all but the threshold
+NAMES = ("label_smoothing", "scale", "softcap", "z_loss", "num_items", "temperature", "threshold")
+LEARNED = ("scale", "temperature")  # a tensor of one element may have a gradient
+_UNUSED = (0.0, 1.0, 0.0, 0.0, None, 1.0)  # of all but the threshold
 
 # The gradient of scale is <input, d_input> / scale: d_input, in float32, must not underflow.
 LEAST_LEARNED_SCALE = 2.0**-64
@@ -31,7 +32,8 @@ def scalar(name: str, tensor: Tensor, *, learned: bool = False) -> Tensor:
     if tensor.dtype == torch.bool or tensor.dtype.is_complex:
         raise TypeError(f"{name}: expected a number, got {tensor.dtype}")
     if not learned:
-        _checks.check_constant(name, tensor, "it has no gradient, as input, linear_weight, linear_bias and scale have")
+        with_gradients = "input, linear_weight, linear_bias, scale and temperature"
+        _checks.check_constant(name, tensor, f"it has no gradient, as {with_gradients} have")
     return tensor.reshape(()) if learned else tensor.detach().reshape(())
 
 
@@ -40,7 +42,7 @@ def value(name: str, number: Any) -> Any:
     whose range is checked here."""
     if not isinstance(number, Tensor):
         return number
-    found = scalar(name, number, learned=name == "scale").detach()
+    found = scalar(name, number, learned=name in LEARNED).detach()
     return found if torch.compiler.is_compiling() and name != "threshold" else found.item()
 
 
@@ -95,15 +97,25 @@ def check_learned_scale(scale: float) -> None:
         )
 
 
-def scale_gradient(hidden: Tensor, d_hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """dL / dscale: logits depend on scale as on the size of hidden [N, D], so it is <hidden, d_hidden> / scale.
+def check_learned_temperature(softcap: float) -> None:
+    if softcap != 0:
+        raise ValueError(
+            "temperature: expected one that does not require grad with a softcap (its gradient is made of those of "
+            f"input and bias, which is no way past a softcap), got one that does, and softcap {softcap}"
+        )
 
-    Rows by rows, added up in float64. A scalar of d_hidden's dtype. dtype: of hidden in the products.
+
+def inner_product(hidden: Tensor, d_hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """<hidden, d_hidden> of [N, D], rows by rows, added up in a scalar of float64. dtype: of hidden in the products.
+
+    The gradients of scale and temperature are made of it. Logits depend on scale as on the size of hidden, so that of
+    scale is <hidden, d_hidden> / scale. Without a softcap they depend on the inverse of the temperature as on the
+    sizes of hidden and bias together, so that of the temperature is -(<hidden, d_hidden> + <bias, d_bias>) / T.
     """
-    rows = max(1, (1 << 20) // hidden.shape[1])
+    rows = max(1, (1 << 20) // max(1, hidden.shape[1]))
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     for start in range(0, hidden.shape[0], rows):
         part = slice(start, start + rows)
         gradient = d_hidden[part]  # 0 in ignored rows, whatever those of hidden hold
         total += torch.where(gradient == 0, 0, hidden[part].to(dtype) * gradient).sum(dtype=torch.float64)
-    return (total / scale).to(d_hidden.dtype)
+    return total

@@ -34,7 +34,8 @@ from ._torch import GRADIENTS, RESULTS, Inputs, resolved, results
 
 _INPUTS = (
     "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, "
-    "Tensor? num_items_tensor, Tensor? seed, Tensor? scale_tensor, Tensor? numbers_tensor"
+    "Tensor? row_temperature, Tensor? num_items_tensor, Tensor? seed, Tensor? scale_tensor, "
+    "Tensor? temperature_tensor, Tensor? numbers_tensor"
 )
 # numbers are those of _numbers.NAMES, flags those of _flags.Flags.
 _OPTIONS = (
@@ -43,7 +44,7 @@ _OPTIONS = (
 )
 _DRAW_STATS = "Tensor kept_count, Tensor draw_variance"
 _LOSSES = "Tensor loss, Tensor nll, Tensor lse, Tensor entropy, Tensor argmax, Tensor counts"
-_GRADIENTS = "Tensor d_hidden, Tensor d_weight, Tensor d_bias, Tensor d_scale"
+_GRADIENTS = "Tensor d_hidden, Tensor d_weight, Tensor d_bias, Tensor d_scale, Tensor d_temperature"
 _INPUT_COUNT = len(Inputs._fields)
 
 
@@ -189,7 +190,8 @@ def _save_forward_backward(
 ) -> None:
     wants = unpacked(keyword_only_inputs["flags"]).wants()
     gradients = [gradient if wanted else None for gradient, wanted in zip(output[-len(GRADIENTS) :], wants)]
-    save_gradients(ctx, _inputs(inputs).scale, gradients)
+    given = _inputs(inputs)
+    save_gradients(ctx, given.scale, given.temperature, gradients)
     ctx.mark_non_differentiable(*output[1:])
 
 

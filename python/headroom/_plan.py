@@ -39,8 +39,10 @@ class Spec:
     has_bias: bool = False
     has_class_weight: bool = False
     has_token_weight: bool = False
+    has_temperature: bool = False
     scale: float = 1.0
     softcap: float = 0.0
+    temperature: float = 1.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     num_items: float = 0.0

@@ -69,6 +69,10 @@ def plan_on(spec: _plan.Spec, device: torch.device) -> _plan.Plan:
         return _plan.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
 
 
+def _d_bias_dtype(hidden: Tensor, bias: Tensor, flags: Flags) -> torch.dtype:
+    return stats_dtype(hidden) if flags.want_d_temperature else bias.dtype
+
+
 def _spec(
     pass_: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any], flags: Flags, unaligned: bool
 ) -> _plan.Spec:
@@ -79,9 +83,9 @@ def _spec(
     if pass_ != _c.FORWARD:
         into = tensors.get("d_classifier")
         fields |= {
-            "d_hidden_dtype": CODES[stats_dtype(hidden) if flags.want_d_scale else hidden.dtype],
+            "d_hidden_dtype": CODES[stats_dtype(hidden) if flags.learns_numbers() else hidden.dtype],
             "d_classifier_dtype": CODES[weight.dtype if into is None else into.dtype],
-            "d_bias_dtype": _c.F32 if bias is None else CODES[bias.dtype],
+            "d_bias_dtype": _c.F32 if bias is None else CODES[_d_bias_dtype(hidden, bias, flags)],
             "accumulate_d_classifier": into is not None,
         }
     return _plan.Spec(
@@ -102,11 +106,12 @@ def _spec(
         has_bias=bias is not None,
         has_class_weight="class_weight" in tensors,
         has_token_weight="token_weight" in tensors,
+        has_temperature="temperature" in tensors,
         want_entropy=flags.want_entropy,
         want_argmax=flags.want_argmax,
-        want_d_hidden=flags.want_d_hidden or flags.want_d_scale,
+        want_d_hidden=flags.want_d_hidden or flags.learns_numbers(),
         want_d_classifier=flags.want_d_weight,
-        want_d_bias=flags.want_d_bias,
+        want_d_bias=flags.want_d_bias or (flags.want_d_temperature and bias is not None),
         has_grad_nll="grad_nll" in tensors,
         has_grad_lse="grad_lse" in tensors,
         has_grad_entropy="grad_entropy" in tensors,
@@ -118,6 +123,7 @@ def _spec(
 def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
     """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
     names = {"hidden": 0, "classifier": 1, "targets": 2, "bias": 3, "class_weight": 4, "token_weight": 5}
+    names["temperature"] = 6
     tensors = {name: inputs[index] for name, index in names.items() if inputs[index] is not None}
     options = _numbers.joined(options, None) | {"num_items": None}
     spec = _spec(_c.FORWARD, tensors, options, flags, False)  # type: ignore[arg-type]
@@ -192,20 +198,25 @@ class Run:
         self._workspace_bytes = self.plan.info.workspace_bytes
         self._new_workspace = _allocator((self._workspace_bytes,), torch.uint8, self.device)
         self._scale: float = options["scale"]
+        self._temperature: float = options["temperature"]
         rounds = options["compute_dtype"] != _c.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
-        inputs = Inputs(hidden, weight, tensors["targets"], tensors.get("bias"), *[None] * 6)
+        bias = tensors.get("bias")
+        inputs = Inputs(hidden, weight, tensors["targets"], bias, *[None] * (len(Inputs._fields) - 4))
         returned = results(pass_, inputs, options["reduction"], flags, self.plan.info.draws_bytes)
-        returned.pop("d_scale", None)  # made of d_hidden, which is then there in any case and not rounded yet
-        if flags.want_d_scale:
+        for name in ("d_scale", "d_temperature"):  # made of d_hidden and d_bias, not rounded yet
+            returned.pop(name, None)
+        if flags.learns_numbers():
             returned["d_hidden"] = Result(tuple(hidden.shape), stats_dtype(hidden))
+        if flags.want_d_temperature and bias is not None:
+            returned["d_bias"] = Result(tuple(bias.shape), stats_dtype(hidden))
         if adds:
             del returned["d_classifier"]
         self._has_counts = "counts" in returned and returned.pop("counts").wanted
         self._writes = [
             (name, _allocator(shape, dtype, self.device)) for name, (shape, dtype, wanted) in returned.items() if wanted
         ]
-        self._wants_argmax, self._wants_scale = flags.want_argmax, flags.want_d_scale
+        self._wants_argmax, self._learns_numbers = flags.want_argmax, flags.learns_numbers()
         buffers: Any = _c.make("headroom_buffers")
         buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
         if adds:
@@ -233,7 +244,7 @@ class Run:
         except InvalidArgumentError:
             _refuse_freed(tensors)
             raise
-        return self._with_scale(written, tensors["hidden"]) if self._wants_scale else written
+        return self._with_numbers(written, tensors) if self._learns_numbers else written
 
     def _launch(self, buffers: _c.Buffers) -> None:
         if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
@@ -243,12 +254,24 @@ class Run:
         stream = None if self._ordinal is None else stream_of(self._ordinal)
         _plan.run(self.plan, buffers, workspace.data_ptr(), stream)
 
-    def _with_scale(self, written: Tensors, hidden: Tensor) -> Tensors:
-        """d_hidden rounded, if it is wanted, and the gradient of scale."""
+    def _with_numbers(self, written: Tensors, tensors: Tensors) -> Tensors:
+        """The gradients of scale and temperature, and those that they are made of, rounded, as far as they are wanted.
+
+        _numbers.inner_product says what they are."""
+        flags, hidden, bias = self.flags, tensors["hidden"], tensors.get("bias")
         d_hidden = written.pop("d_hidden")
-        written["d_scale"] = _numbers.scale_gradient(hidden, d_hidden, self._scale, self._product_dtype)
-        if self.flags.want_d_hidden:
+        product = _numbers.inner_product(hidden, d_hidden, self._product_dtype)
+        if flags.want_d_scale:
+            written["d_scale"] = (product / self._scale).to(d_hidden.dtype)
+        if flags.want_d_hidden:
             written["d_hidden"] = d_hidden.to(hidden.dtype)
+        if flags.want_d_temperature:
+            if bias is not None:
+                d_bias = written.pop("d_bias")
+                product = product + _numbers.inner_product(bias[:, None], d_bias[:, None], bias.dtype)
+                if flags.want_d_bias:
+                    written["d_bias"] = d_bias.to(bias.dtype)
+            written["d_temperature"] = (product / -self._temperature).to(d_hidden.dtype)
         return written
 
 

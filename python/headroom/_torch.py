@@ -19,7 +19,7 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 class Inputs(NamedTuple):
-    """The tensors of one problem; class_weight, token_weight and upstream gradients have stats_dtype."""
+    """The tensors of one problem; vectors of rows and classes have stats_dtype."""
 
     hidden: Tensor  # [N, D]
     weight: Tensor  # [V, D]
@@ -27,10 +27,13 @@ class Inputs(NamedTuple):
     bias: Tensor | None  # [V]
     class_weight: Tensor | None  # [V]
     token_weight: Tensor | None  # [N]
+    row_temperature: Tensor | None  # [N]
     num_items: Tensor | None  # scalar; takes the place of the option
     seed: Tensor | None  # scalar int64, of thinned gradients
-    scale: Tensor | None  # scalar, where its gradient is wanted; its value is the option's
-    numbers: Tensor | None  # [6] float64 on the CPU; they take the place of the options _numbers.NAMES
+    # Scalars, where their gradients are wanted; their values are the options'.
+    scale: Tensor | None
+    temperature: Tensor | None
+    numbers: Tensor | None  # [7] float64 on the CPU; they take the place of the options _numbers.NAMES
 
 
 def stats_dtype(hidden: Tensor) -> torch.dtype:
@@ -52,7 +55,7 @@ def _result(shape: tuple[int, ...], dtype: torch.dtype, wanted: bool) -> Result:
 
 LOSSES = ("loss", "nll", "lse", "entropy", "argmax", "counts")
 DRAW_STATS = ("kept_count", "draw_variance")
-GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale")
+GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
 RESULTS = {
     _c.FORWARD: (*LOSSES, "lse_low", "draws"),
     _c.BACKWARD: GRADIENTS,
@@ -82,11 +85,12 @@ def results(pass_: int, inputs: Inputs, reduction: str, flags: Flags, draws_byte
         "d_classifier": _result(weight.shape, weight.dtype, flags.want_d_weight),
         "d_bias": _result(weight.shape[:1], hidden.dtype if bias is None else bias.dtype, flags.want_d_bias),
         "d_scale": _result((), stats, flags.want_d_scale),
+        "d_temperature": _result((), stats, flags.want_d_temperature),
     }
     return {name: every[name] for name in RESULTS[pass_]}
 
 
-_READ = ("hidden", "classifier", "targets", "bias", "class_weight", "token_weight")  # by Inputs' order
+_READ = ("hidden", "classifier", "targets", "bias", "class_weight", "token_weight", "temperature")  # by Inputs' order
 
 
 def read_as_they_are(inputs: Inputs, tensors: dict[str, Tensor]) -> tuple[str, ...] | None:
@@ -130,6 +134,8 @@ def resolved(inputs: Inputs, options: dict[str, Any]) -> dict[str, Any]:
         found["num_items"] = _options.checked_num_items(inputs.num_items.item(), found["reduction"])
     if inputs.scale is not None:
         _numbers.check_learned_scale(found["scale"])
+    if inputs.temperature is not None:
+        _numbers.check_learned_temperature(found["softcap"])
     return found
 
 
@@ -143,6 +149,8 @@ def readable(inputs: Inputs, num_items: float | None) -> dict[str, Tensor]:
         found["class_weight"] = contiguous(inputs.class_weight)
     if inputs.token_weight is not None:
         found["token_weight"] = contiguous(inputs.token_weight)
+    if inputs.row_temperature is not None:
+        found["temperature"] = contiguous(inputs.row_temperature)
     if inputs.seed is not None:
         found["seed"] = inputs.seed
     if num_items == 0:  # as an option, 0 is none

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 from torch import Tensor
 
 from . import _options
-from ._arguments import Arguments, Number, Seed
+from ._arguments import Arguments, Number, Seed, temperatures
 from ._dispatch import by_operators
 from ._eager import suits, without_operators
 from ._options import shape_text
@@ -48,6 +48,7 @@ class _Options(TypedDict, total=False):
     label_smoothing: Number
     scale: Number
     softcap: Number | None
+    temperature: Number
     z_loss: Number
     token_weight: Tensor | None
     num_items: Number | None
@@ -105,6 +106,7 @@ def linear_cross_entropy(
     label_smoothing: Number = 0.0,
     scale: Number = 1.0,
     softcap: Number | None = None,
+    temperature: Number = 1.0,
     z_loss: Number = 0.0,
     token_weight: Tensor | None = None,
     num_items: Number | None = None,
@@ -121,12 +123,12 @@ def linear_cross_entropy(
 
     For row i with hidden state E_i, target y and class weights w (ones without)::
 
-        z_ij   = t(scale * (E_i . C_j) + bias_j),   t = identity, or softcap * tanh(. / softcap)
+        z_ij   = t(scale * (E_i . C_j) + bias_j) / T_i,   t = identity, or softcap * tanh(. / softcap)
         lse_i  = log sum_j exp z_ij,  nll_i = lse_i - z_iy,  entropy_i = lse_i - sum_j p_ij z_ij
         loss_i = token_weight_i * ((1 - label_smoothing) * w_y * nll_i
                  + label_smoothing / V * sum_j w_j (lse_i - z_ij) + z_loss * lse_i ** 2)
 
-    With ``scale = 1`` and without softcap, z_loss and token weights this is
+    T is the temperature. With ``scale = 1`` and without softcap, temperature, z_loss and token weights this is
     ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
 
     Args:
@@ -141,14 +143,19 @@ def linear_cross_entropy(
             of ``token_weight_i * w_y`` over valid rows: NaN without any valid row.
         ignore_index: rows with this target cost nothing and have no gradient. None means -100.
         label_smoothing: in [0, 1].
-        scale: factor of the logits before bias and softcap (an inverse temperature). It may be learned: a tensor of one
-            element that requires grad has a gradient, which wants a magnitude of at least 2^-64 and a float32
-            ``d_input`` beside the workspace. Reading it waits for its device, once a call: keep it on the CPU where
-            that matters.
+        scale: factor of the logits before bias and softcap. It may be learned: a tensor of one element that requires
+            grad has a gradient, which wants a magnitude of at least 2^-64 and a float32 ``d_input`` beside the
+            workspace. Reading it waits for its device, once a call: keep it on the CPU where that matters.
         softcap: bound of the logits; None or 0 for none.
-        z_loss: factor of ``lse ** 2``. Like ``label_smoothing``, ``scale``, ``softcap`` and ``threshold`` a number or a
-            tensor of one element, which is read as that of ``scale`` is; only ``scale`` has a gradient. Compiled code
-            serves all values of a number that changes, but of a threshold where draws are kept (see below).
+        temperature: what the logits are divided by, after the softcap: all statistics and the loss are of these
+            logits. A number > 0; a tensor of one element, which may be learned as ``scale`` may (without a softcap
+            only); or a tensor of the target's shape, one for each row (row s predicts ``target[s + shift]``), which is
+            a constant. A row of its own with a value that is not in [2^-126, 2^126] is NaN, in loss, statistics and
+            gradient, unless it is ignored.
+        z_loss: factor of ``lse ** 2``. Like ``label_smoothing``, ``scale``, ``softcap``, ``temperature`` and
+            ``threshold`` a number or a tensor of one element, which is read as that of ``scale`` is; only ``scale`` and
+            ``temperature`` have a gradient. Compiled code serves all values of a number that changes, but of a
+            threshold where draws are kept (see below).
         token_weight: weights of rows, of the target's shape; row s is the one that *predicts* ``target[s + shift]``.
         num_items: divisor of the mean, a number or a tensor of one element, which is read where it is. By 0 the loss is
             infinite or NaN, as PyTorch's.
@@ -192,6 +199,7 @@ def linear_cross_entropy(
     ``draw_variance`` are those of the gradient of the loss: free where gradients are made in the
     forward pass, and else (also without any gradient) from a draw of their own, at the cost of a second forward pass.
     """
+    row_temperature, temperature = temperatures(temperature)
     arguments = Arguments(
         input,
         linear_weight,
@@ -199,6 +207,7 @@ def linear_cross_entropy(
         linear_bias,
         weight,
         token_weight,
+        row_temperature,
         main_grad,
         num_items,
         seed,
@@ -207,6 +216,7 @@ def linear_cross_entropy(
         label_smoothing,
         scale,
         softcap,
+        temperature,
         z_loss,
         shift,
         max_workspace_bytes,

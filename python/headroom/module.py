@@ -30,8 +30,9 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: None means -100.
         label_smoothing: in [0, 1].
         options: PyTorch's choice of chunks; accepted and not used, for Headroom plans from ``max_workspace_bytes``.
-        scale, softcap, z_loss, shift, max_workspace_bytes, gradient, threshold: as in
-            :func:`headroom.linear_cross_entropy`. A ``torch.nn.Parameter`` as scale is learned with the module.
+        scale, softcap, temperature, z_loss, shift, max_workspace_bytes, gradient, threshold: as in
+            :func:`headroom.linear_cross_entropy`. A ``torch.nn.Parameter`` as scale or temperature is learned with the
+            module.
 
     Shapes: input ``[..., D]``, target ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
     """
@@ -54,6 +55,7 @@ class LinearCrossEntropyLoss(nn.Module):
         options: object = None,
         scale: Number = 1.0,
         softcap: Number | None = None,
+        temperature: Number = 1.0,
         z_loss: Number = 0.0,
         shift: int = 0,
         max_workspace_bytes: int | None = None,
@@ -79,6 +81,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.options = options
         self.scale = scale
         self.softcap = softcap
+        self.temperature = temperature
         self.z_loss = z_loss
         self.shift = shift
         self.max_workspace_bytes = max_workspace_bytes
@@ -94,12 +97,16 @@ class LinearCrossEntropyLoss(nn.Module):
         *,
         token_weight: Tensor | None = None,
         num_items: float | Tensor | None = None,
+        temperature: Number | None = None,
         main_grad: Tensor | None = None,
         return_stats: bool | Sequence[str] = False,
         differentiable_stats: bool = True,
         seed: Seed = None,
     ) -> Tensor | LinearCrossEntropyOutput:
-        """The loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`."""
+        """The loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`.
+
+        temperature: in the place of the module's, such as one for each row.
+        """
         return linear_cross_entropy(
             input,
             self.linear.weight,
@@ -111,6 +118,7 @@ class LinearCrossEntropyLoss(nn.Module):
             label_smoothing=self.label_smoothing,
             scale=self.scale,
             softcap=self.softcap,
+            temperature=self.temperature if temperature is None else temperature,
             z_loss=self.z_loss,
             token_weight=token_weight,
             num_items=num_items,
@@ -129,6 +137,7 @@ class LinearCrossEntropyLoss(nn.Module):
             f"in_features={self.linear.in_features}, num_classes={self.num_classes}, "
             f"bias={self.linear.bias is not None}, reduction={self.reduction}, ignore_index={self.ignore_index}, "
             f"label_smoothing={self.label_smoothing}, scale={self.scale}, softcap={self.softcap}, "
-            f"z_loss={self.z_loss}, shift={self.shift}, max_workspace_bytes={self.max_workspace_bytes}, "
+            f"temperature={self.temperature}, z_loss={self.z_loss}, shift={self.shift}, "
+            f"max_workspace_bytes={self.max_workspace_bytes}, "
             f"gradient={self.gradient}, threshold={self.threshold}"
         )

@@ -92,6 +92,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     scale: float = 1.0,
     softcap: float | None = None,
+    temperature: ArrayLike = 1.0,
     z_loss: float = 0.0,
     token_weight: ArrayLike | None = None,
     num_items: float | None = None,
@@ -114,6 +115,7 @@ def linear_cross_entropy(
         linear_weight: ``[V, D]``.
         target: ``[...]``, int64 or int32.
         linear_bias: ``[V]``.
+        temperature: a number, or an array of the target's shape.
         gradients: True for all, or names out of ``input``, ``linear_weight``, ``linear_bias``.
         grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
         threads: 0: as many as the machine gives.
@@ -136,12 +138,14 @@ def linear_cross_entropy(
     for name in _options.DRAW_STATS:
         if name in names and not wanted:
             raise ValueError(f"return_stats: expected {name} only with gradients, got it without any")
+    of_rows = np.ndim(temperature) > 0
     options = _options.make_options(
         reduction=reduction,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         scale=scale,
         softcap=softcap,
+        temperature=1.0 if of_rows else temperature,  # type: ignore[arg-type]
         z_loss=z_loss,
         num_items=num_items,
         shift=shift,
@@ -171,6 +175,7 @@ def linear_cross_entropy(
         "has_bias": linear_bias is not None,
         "has_class_weight": weight is not None,
         "has_token_weight": token_weight is not None,
+        "has_temperature": of_rows,
         "want_entropy": "entropy" in names,
         "want_argmax": "argmax" in names or "correct_count" in names,
     }
@@ -182,6 +187,8 @@ def linear_cross_entropy(
         arrays["class_weight"] = _vector("weight", weight, (vocab,), stats, "V")
     if token_weight is not None:
         arrays["token_weight"] = _vector("token_weight", token_weight, y.shape, stats, "that of target")
+    if of_rows:
+        arrays["temperature"] = _vector("temperature", temperature, y.shape, stats, "that of target, or a number")
     upstream = None
     if grad_loss is not None:
         shape = y.shape if reduction == "none" else ()

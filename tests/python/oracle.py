@@ -46,6 +46,11 @@ def _ones_or(tensor, count, dtype):
     return torch.ones(count, dtype=dtype) if tensor is None else tensor.to(dtype).reshape(-1)
 
 
+def temperature_of(problem):
+    """Of all rows [1, 1], or of each [N, 1]."""
+    return torch.as_tensor(problem.options.get("temperature", 1.0), dtype=torch.float64).reshape(-1, 1)
+
+
 def forward(problem, leaves, dtype):
     """Outputs by name, and intermediate values. Logits in dtype, what follows in at least float32."""
     o = problem.options
@@ -59,7 +64,9 @@ def forward(problem, leaves, dtype):
     raw = o.get("scale", 1.0) * (input.reshape(-1, input.shape[-1]) @ weight.T)
     if bias is not None:
         raw = raw + bias
-    z = (o["softcap"] * torch.tanh(raw / o["softcap"]) if o.get("softcap") else raw).to(stats)
+    temperature = temperature_of(problem).to(dtype)
+    z = ((o["softcap"] * torch.tanh(raw / o["softcap"]) if o.get("softcap") else raw) / temperature).to(stats)
+    raw = raw.detach() / temperature.detach()
     w = _ones_or(o.get("weight"), z.shape[1], stats)
     t = _ones_or(o.get("token_weight"), len(y), stats)
     lse = torch.logsumexp(z, -1)
@@ -90,7 +97,7 @@ def forward(problem, leaves, dtype):
         "target": torch.where(valid, target, -1).reshape(shape),
         # How much of an error of lse reaches the loss.
         "loss_reach": (reach.reshape(shape) if reduction == "none" else reach.sum()).detach(),
-        "size": raw.detach()[valid].abs().max().item() if valid.any() else 0.0,
+        "size": raw[valid].abs().max().item() if valid.any() else 0.0,
         # How much of a row's upstream gradient each logit's gradient can hold: p, the target, the smoothing.
         "p": p.detach() * valid[:, None],
         "reach": (p + torch.nn.functional.one_hot(y, z.shape[1]) + w / z.shape[1]).detach() * valid[:, None],
@@ -129,7 +136,7 @@ def units(problem, truth, dtype, kept_unit=0.0):
     o = problem.options
     hidden = problem.input.double().reshape(-1, problem.input.shape[-1]).abs()
     reach = spread * truth["reach"] + kept_unit * (truth["reach"] + 2 * truth["p"])
-    reach_of_bias = truth["row_upstream"][:, None] * reach
+    reach_of_bias = truth["row_upstream"][:, None] * reach / temperature_of(problem).double()
     reach = abs(o.get("scale", 1.0)) * reach_of_bias
     magnitude = {
         "d_input": (problem.input, reach @ problem.linear_weight.double().abs()),

@@ -298,14 +298,14 @@ def test_opcheck(gradient):
 
     input, weight, bias, target = head()
     thinned = gradient == "thinned"
-    options = dict(reduction="mean", ignore_index=-100, numbers=[0.1, 1.0, 0.0, 0.0, float("nan"), 0.1])
+    options = dict(reduction="mean", ignore_index=-100, numbers=[0.1, 1.0, 0.0, 0.0, float("nan"), 1.0, 0.1])
     options |= dict(shift=0, sequence_length=9, max_workspace_bytes=0, gradient=gradient, compute_dtype=0)
     stats = Flags(per_token=True, want_entropy=True, want_argmax=True)
-    wants = Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, want_d_scale=True)
-    numbers = torch.tensor([0.1, 2.0, 0.0, 0.0, float("nan"), 0.1], dtype=torch.float64)
-    scale = torch.tensor(2.0, requires_grad=True)
+    wants = Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, want_d_scale=True, want_d_temperature=True)
+    numbers = torch.tensor([0.1, 2.0, 0.0, 0.0, float("nan"), 0.5, 0.1], dtype=torch.float64)
+    scale, temperature = torch.tensor(2.0, requires_grad=True), torch.tensor(0.5, requires_grad=True)
     seed = torch.tensor(3) if thinned else None
-    tensors = (input, weight, target, bias, None, None, None, seed, scale, numbers)
+    tensors = (input, weight, target, bias, None, None, None, None, seed, scale, temperature, numbers)
     both = Flags(*[a or b for a, b in zip(stats, wants)])._replace(want_draw_stats=thinned)
     torch.library.opcheck(_ops.forward_backward, tensors, options | dict(flags=both.packed()))
     # The tensor of draws has bytes that nothing writes: no comparison of two runs.
