@@ -75,7 +75,8 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   a.chunk_rows = take<int32_t>(w, chunks);
   a.row_map = take<int32_t>(w, p.tokens);
   a.target = take<int32_t>(w, p.tokens);
-  if (p.has_bias && p.bias_dtype != DType::kF32) a.bias = take<float>(w, p.vocab);
+  if (p.has_bias && (p.bias_dtype != DType::kF32 || p.bias_scale != 1)) a.bias = take<float>(w, p.vocab);
+  if (p.has_temperature) a.inverse_temperature = take<float>(w, p.tokens);
   a.lse = take<float>(w, rows);
   a.lse_low = take<float>(w, rows);
   if (p.needs_forward()) {

@@ -85,8 +85,9 @@ struct Arena {
   int32_t* row_map = nullptr;     // [N] the caller's row of each computed row, ascending
   int32_t* target = nullptr;  // [N] of the computed rows: column of the shard, -1 elsewhere, or kIgnoredRow
   float* row_loss = nullptr;  // [N] of the computed rows
-  float* target_logit = nullptr;  // [R]
-  float* bias = nullptr;          // [V] in fp32, when the caller's is not
+  float* target_logit = nullptr;         // [R]
+  float* bias = nullptr;                 // [V] in fp32 times bias_scale, where the caller's is not that
+  float* inverse_temperature = nullptr;  // [N] of the computed rows; null: ones
   StatSlots slots;
   float* anchor = nullptr;                                       // [R]
   uint8_t* active = nullptr;                                     // one for 128 of the R rows

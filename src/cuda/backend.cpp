@@ -87,9 +87,6 @@ std::string why_not_thinned(const Problem& problem, const Device& device) {
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (options.on_host()) return "the buffers are in host memory";
-  if (problem.has_temperature || (problem.has_bias && problem.bias_scale != 1)) {
-    return "temperature must be 1";
-  }
   const bool is_float64 = problem.hidden_dtype == DType::kF64;
   if (problem.is_thinned()) {
     if (is_float64) {

@@ -127,7 +127,7 @@ void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, con
   if (chunk.is_last) {
     c.to = at(run.buffers.d_bias, p.d_bias_dtype, window.first);
     c.to_dtype = p.d_bias_dtype;
-    c.to_factor = static_cast<float>(1 / run.gradient_scale());
+    c.to_factor = static_cast<float>(run.bias_gradient_scale());
     c.accumulate = p.accumulate_d_bias;
   }
   launch_column_sums(c, run.queue);
@@ -255,7 +255,7 @@ void finish_gradients(const Runner& run) {
     store_matrix(run, a.d_classifier, DType::kF32, {0, p.vocab}, p.accumulate_d_classifier);
   }
   if (ends_with_d_bias(run)) {
-    launch_store_vector(a.d_bias, p.vocab, static_cast<float>(1 / run.gradient_scale()), b.d_bias,
+    launch_store_vector(a.d_bias, p.vocab, static_cast<float>(run.bias_gradient_scale()), b.d_bias,
                         p.d_bias_dtype, p.accumulate_d_bias, run.queue);
   }
 }

@@ -5,8 +5,8 @@
 
 namespace headroom::cuda {
 
-// The one product that needs care: logits z = t(scale * E C^T + bias), tile by tile, and what becomes of a
-// tile. sm90 does it in one fused kernel, portable with a plain product into scratch and row kernels.
+// The one product that needs care: logits z = t(scale * E C^T + bias) / T, tile by tile, and what becomes of
+// a tile. sm90 does it in one fused kernel, portable with a plain product into scratch and row kernels.
 enum class Epilogue : int {
   kStats,     // row statistics, and nothing of the size of a tile anywhere
   kExps,      // A_ij = exp(z_ij - anchor_i) is stored, its row sums are kept
@@ -66,8 +66,9 @@ struct LogitsArgs {
   int64_t rows = 0, columns = 0, depth = 0;
   const int32_t* row_count = nullptr;  // scalar: rows at or past it do not exist; null: `rows` do
   float scale = 1;
-  float softcap = 0;                // 0: none
-  const float* bias = nullptr;      // [columns], or null
+  float softcap = 0;                           // 0: none
+  const float* bias = nullptr;                 // [columns], or null
+  const float* inverse_temperature = nullptr;  // [rows] 1 / T, or null: ones
   const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
   int64_t column_offset = 0;        // of the window in the shard
   // kStats, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative to the
@@ -85,7 +86,8 @@ struct LogitsArgs {
   void* out = nullptr;      // [rows, out_columns]: exps (bf16, or fp32 with fp32 operands), or dz (dtype)
   int64_t out_columns = 0;  // the first ones, which are stored: of kGradient all; portable stores all
   int64_t out_stride = 0;
-  // kGradient: dz = [p (a + b log p) + c w - g [target]] * slope of t, log p = z - lse - lse_low
+  // kGradient: dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse -
+  // lse_low
   const float* lse = nullptr;      // [rows]
   const float* lse_low = nullptr;  // [rows] what rounding took off lse; null: nothing
   const float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null

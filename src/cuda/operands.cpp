@@ -58,9 +58,11 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
     l.target = a.target + chunk.first;
     l.scale = static_cast<float>(p.scale);
     l.softcap = static_cast<float>(p.softcap);
+    if (p.has_temperature) l.inverse_temperature = a.inverse_temperature + chunk.first;
   }
   if (p.has_bias) l.bias = b.bias;
   l.bias_dtype = p.bias_dtype;
+  l.bias_scale = static_cast<float>(p.bias_scale);
   l.vocab = p.vocab;
   if (chunk.is_first) l.bias_copy = a.bias;
   l.slots = a.slots;
@@ -145,6 +147,7 @@ LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hid
   args.scale = static_cast<float>(p.scale);
   args.softcap = static_cast<float>(p.softcap);
   args.bias = bias != nullptr ? bias + window.first : nullptr;
+  if (p.has_temperature) args.inverse_temperature = run.arena.inverse_temperature + chunk.first;
   args.target = run.arena.target + chunk.first;
   args.column_offset = window.first;
   args.stats = run.arena.slots;

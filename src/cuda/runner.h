@@ -47,6 +47,8 @@ struct Runner {
   int64_t depth() const { return padded_hidden(problem); }
   // The factor between gradients of logits and of products, which the coefficients carry.
   double gradient_scale() const { return products ? problem.scale : 1; }
+  // By which sums of these become gradients of the bias.
+  double bias_gradient_scale() const { return problem.bias_scale / gradient_scale(); }
 };
 
 inline const void* at(const void* data, DType dtype, int64_t index) {

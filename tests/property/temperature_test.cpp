@@ -147,6 +147,8 @@ TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
         if (gradient != HEADROOM_EXACT && !engine().can_thin(c.problem)) continue;
         set_rows(&c, 0.5, 2);
         const Outputs good = solve(context_, c);
+        const Bounds bounds = Expected(c).bounds_of(engine());
+        const double most = std::max({bounds.loss, bounds.nll, bounds.lse, bounds.entropy});
         for (size_t i = 0; i < std::size(wrong); ++i) c.temperature[3 * i] = wrong[i];
         c.targets[0] = c.problem.ignore_index;
         const Outputs got = solve(context_, c);
@@ -159,6 +161,8 @@ TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
               EXPECT_EQ((got.*values)[row], 0);
             } else if (is_wrong) {
               EXPECT_TRUE(std::isnan((got.*values)[row])) << "row " << row << ": " << (got.*values)[row];
+            } else if (engine().is_device()) {  // which may compute a block of rows again for one of them
+              EXPECT_NEAR((got.*values)[row], (good.*values)[row], 2 * most) << row;
             } else {
               EXPECT_EQ((got.*values)[row], (good.*values)[row]) << row;
             }

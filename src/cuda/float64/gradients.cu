@@ -21,7 +21,7 @@ __global__ void store_rows_kernel(StoreRows s) {
   const bool ignored = s.target != nullptr && s.target[r] == kIgnoredRow;
   double* to = s.to + r * s.stride;
   for (int64_t i = threadIdx.x; i < s.columns; i += kThreads) {
-    const double sum = ignored ? 0 : s.from[r * s.columns + i];
+    const double sum = ignored ? 0 : s.factor * s.from[r * s.columns + i];
     to[i] = s.accumulate ? to[i] + sum : sum;
   }
 }

@@ -16,7 +16,8 @@ struct Inputs {
   const double* token_weight;  // [tokens] or null
   const double* num_items;     // in place of the problem's, or null
   const double* bias;          // [vocab] or null
-  double scale, softcap;
+  const double* temperature;   // [tokens] or null
+  double scale, softcap, bias_scale;
 };
 Inputs inputs_of(const Problem& problem, const Buffers& buffers);
 
@@ -73,7 +74,7 @@ void launch_product(const Product& p, cudaStream_t stream);
 // ---- gradients.cu
 // sums[j] += sum_r dz[r, j], row after row
 void launch_column_sums(const Block& dz, double* sums, cudaStream_t stream);
-// rows of `to` = (accumulate ? to : 0) + those of `from`
+// rows of `to` = (accumulate ? to : 0) + factor * those of `from`
 struct StoreRows {
   const double* from;  // [rows, columns]
   int64_t rows, columns;
@@ -81,6 +82,7 @@ struct StoreRows {
   double* to;
   int64_t stride;
   bool accumulate;
+  double factor = 1;
 };
 void launch_store_rows(const StoreRows& s, cudaStream_t stream);
 

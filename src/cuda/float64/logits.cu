@@ -11,14 +11,15 @@ constexpr int kOfLane = kStrip / 32;  // columns of a strip
 
 struct Logit {
   double z;
-  double slope;  // dz / d(scale * dot + bias), the derivative of the softcap
+  double slope;  // T dz / d(scale * dot + bias), the derivative of the softcap
 };
 
-__device__ Logit logit(const Inputs& in, double dot, int64_t column) {
-  const double x = in.scale * dot + (in.bias != nullptr ? in.bias[column] : 0);
-  if (in.softcap == 0) return {x, 1};
+__device__ Logit logit(const Inputs& in, double dot, int64_t row, int64_t column) {
+  const double x = in.scale * dot + (in.bias != nullptr ? in.bias_scale * in.bias[column] : 0);
+  const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
+  if (in.softcap == 0) return {x * inverse, 1};
   const double t = tanh(x / in.softcap);
-  return {in.softcap * t, 1 - t * t};
+  return {in.softcap * t * inverse, 1 - t * t};
 }
 
 __device__ double class_weight(const Inputs& in, int64_t column) {
@@ -48,7 +49,7 @@ __device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, in
     const int64_t j = first + threadIdx.x % 32 + 32 * i, column = block.column + j;
     z[i] = -CUDART_INF;
     if (j >= block.columns) continue;
-    z[i] = logit(in, block.data[r * block.stride + j], column).z;
+    z[i] = logit(in, block.data[r * block.stride + j], block.row + r, column).z;
     if (column == target) strip.target_logit = z[i];
     if (in.rows.label_smoothing > 0) strip.weighted_logit_sum += class_weight(in, column) * z[i];
     if (is_better(z[i], in.rows.vocab_start + column, strip.max, strip.argmax)) {
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) dz_kernel(Inputs in, Arena arena, Bl
     return;
   }
   const RowGradient& gradient = arena.gradients[row];
-  const auto [z, slope] = logit(in, *at, column);
+  const auto [z, slope] = logit(in, *at, row, column);
   *at = dz_element(gradient.k, gradient.lse.log_p(z), class_weight(in, column), column == target) * slope;
 }
 

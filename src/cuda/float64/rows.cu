@@ -115,8 +115,10 @@ __global__ void row_gradients_kernel(Inputs in, Arena arena, Upstream upstream) 
   given.lse = at_or(upstream.grad_lse, row, 0);
   given.entropy = at_or(upstream.grad_entropy, row, 0);
   const RowWeights<double> weights = weights_at(in, row, target_of(in.rows, row));
-  arena.gradients[row] = {lse, row_coefficients(params_of(in, *arena.scalars), weights, given, lse.value(),
-                                                at_or(upstream.entropy, row, 0))};
+  const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
+  arena.gradients[row] = {lse, scaled(row_coefficients(params_of(in, *arena.scalars), weights, given,
+                                                       lse.value(), at_or(upstream.entropy, row, 0)),
+                                      inverse)};
 }
 
 }  // namespace
@@ -124,12 +126,14 @@ __global__ void row_gradients_kernel(Inputs in, Arena arena, Upstream upstream) 
 Inputs inputs_of(const Problem& p, const Buffers& b) {
   Inputs in{};
   in.rows = row_inputs(p, b);
-  in.rows.class_weight = in.rows.token_weight = in.rows.num_items_at = nullptr;
+  in.rows.class_weight = in.rows.token_weight = in.rows.temperature = in.rows.num_items_at = nullptr;
   in.class_weight = p.has_class_weight ? static_cast<const double*>(b.class_weight) : nullptr;
   in.token_weight = p.has_token_weight ? static_cast<const double*>(b.token_weight) : nullptr;
   in.num_items = static_cast<const double*>(b.num_items);
   in.bias = p.has_bias ? static_cast<const double*>(b.bias) : nullptr;
+  in.temperature = p.has_temperature ? static_cast<const double*>(b.temperature) : nullptr;
   in.scale = p.scale;
+  in.bias_scale = p.bias_scale;
   in.softcap = p.softcap;
   return in;
 }

@@ -145,9 +145,9 @@ void sweep_columns(const Runner& run) {
                         run.stream);
     }
     if (p.want_d_bias) {
-      launch_store_rows(
-          {a.bias_sums, columns, 1, nullptr, static_cast<double*>(b.d_bias) + column, 1, p.accumulate_d_bias},
-          run.stream);
+      launch_store_rows({a.bias_sums, columns, 1, nullptr, static_cast<double*>(b.d_bias) + column, 1,
+                         p.accumulate_d_bias, p.bias_scale},
+                        run.stream);
     }
   });
 }

@@ -14,15 +14,21 @@ struct Tile {
   int64_t rows, columns;
 };
 
-__device__ inline float transformed(const LogitsArgs& args, float dot, int64_t column) {
-  float z = args.scale * dot + (args.bias != nullptr ? args.bias[column] : 0.0f);
-  if (args.softcap != 0) z = args.softcap * tanhf(z / args.softcap);
-  return z;
+__device__ inline float inverse_temperature_of(const LogitsArgs& args, int64_t row) {
+  return args.inverse_temperature != nullptr ? args.inverse_temperature[row] : 1.0f;
 }
 
-__device__ inline float slope(const LogitsArgs& args, float z) {
+// inverse_temperature: of the row, as in slope().
+__device__ inline float transformed(const LogitsArgs& args, float dot, int64_t column,
+                                    float inverse_temperature) {
+  float z = args.scale * dot + (args.bias != nullptr ? args.bias[column] : 0.0f);
+  if (args.softcap != 0) z = args.softcap * tanhf(z / args.softcap);
+  return z * inverse_temperature;
+}
+
+__device__ inline float slope(const LogitsArgs& args, float z, float inverse_temperature) {
   if (args.softcap == 0) return 1;
-  const float t = z / args.softcap;
+  const float t = z / (args.softcap * inverse_temperature);
   return 1 - t * t;
 }
 
@@ -59,12 +65,13 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(args, row)) return;
   float* z = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
   const StatSlots& slots = args.stats;
   const int64_t target = args.target == nullptr ? -1 : args.target[row] - args.column_offset - tile.column;
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    z[j] = transformed(args, z[j], tile.column + j);
+    z[j] = transformed(args, z[j], tile.column + j, inverse_temperature);
     if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
     if (j == target) args.target_logit[row] = z[j];
   }
@@ -110,12 +117,13 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(args, row)) return;
   float* z = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
   T* out = static_cast<T*>(args.out) + row * args.out_stride;
   const int64_t target = args.target[row];
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    z[j] = transformed(args, z[j], j);
+    z[j] = transformed(args, z[j], j, inverse_temperature);
     if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
     if (j == target) args.target_logit[row] = z[j];
   }
@@ -125,7 +133,7 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile
     const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
     sum += e;
     if (e != 0) sum_offset += double{e} * (z[j] - largest);
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j]));
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j], inverse_temperature));
   }
   sum = block_sum<kRowThreads>(sum);
   sum_offset = block_sum<kRowThreads>(sum_offset);
@@ -143,6 +151,7 @@ __global__ void __launch_bounds__(kRowThreads) gradient_kernel(LogitsArgs args, 
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(args, row)) return;
   const float* z = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
   T* out = static_cast<T*>(args.out) + row * args.out_stride + tile.column;
   const int32_t y = args.target[row];
   const int64_t target = y - args.column_offset - tile.column;
@@ -151,10 +160,10 @@ __global__ void __launch_bounds__(kRowThreads) gradient_kernel(LogitsArgs args, 
   const RowCoefficients<float> k = {args.a[row], args.b != nullptr ? args.b[row] : 0.0f,
                                     args.c != nullptr ? args.c[row] : 0.0f, args.g[row]};
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float x = transformed(args, z[j], tile.column + j);
+    const float x = transformed(args, z[j], tile.column + j, inverse_temperature);
     const float weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1.0f;
     const float v = dz_element(k, (x - lse) - low, weight, j == target);
-    out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(args, x) * factor);
+    out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(args, x, inverse_temperature) * factor);
   }
 }
 

@@ -12,6 +12,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   if (!row_exists(args, row)) return;
   if (args.target != nullptr && args.target[row] == kIgnoredRow) return;
   const float* dots = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
   const Draws& draws = args.draws;
   const int64_t index = draws.row != nullptr ? draws.row[row] : row;
   const float anchor = args.anchor[row], threshold = draws.threshold[row];
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   int32_t at = INT32_MAX;
   double sum = 0, sum_offset = 0, expected = 0;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float z = transformed(args, dots[j], tile.column + j);
+    const float z = transformed(args, dots[j], tile.column + j, inverse_temperature);
     if (j == target) args.target_logit[row] = z;
     const float q = expf((z - anchor) - low);
     if (is_better(z, static_cast<int32_t>(j), largest, at)) largest = z, at = static_cast<int32_t>(j);

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     float factor = 0;
     if (lane == 0) {
       if (f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);
-      if (f.kept.exps != nullptr) factor = correct_target<T>(arena, f.kept, r, arena.target[f.first + r]);
+      if (f.kept.exps != nullptr) factor = correct_target<T>(arena, f.kept, r, f.first + r);
     }
     if (f.kept.hidden != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
   }

@@ -126,23 +126,24 @@ __device__ inline void load_coefficients(const RowInputs& in, const Arena& arena
     arena.lse[r] = k.known_lse[row];
     arena.lse_low[r] = at_or(k.known_lse_low, row, 0);
   }
-  const RowCoefficients<double> c =
+  const RowCoefficients<double> c = scaled(
       row_coefficients(loss_params(in, *arena.scalars), weights_of(in, row, target), upstream,
-                       double{arena.lse[r]} + double{arena.lse_low[r]}, double{at_or(k.entropy, row, 0)});
-  arena.a[r] = static_cast<float>(c.a * k.scale);
-  arena.g[r] = static_cast<float>(c.g * k.scale);
-  if (arena.b != nullptr) arena.b[r] = static_cast<float>(c.b * k.scale);
-  if (arena.c != nullptr) arena.c[r] = static_cast<float>(c.c * k.scale);
+                       double{arena.lse[r]} + double{arena.lse_low[r]}, double{at_or(k.entropy, row, 0)}),
+      double{k.scale} * double{at_or(arena.inverse_temperature, computed, 1)});
+  arena.a[r] = static_cast<float>(c.a);
+  arena.g[r] = static_cast<float>(c.g);
+  if (arena.b != nullptr) arena.b[r] = static_cast<float>(c.b);
+  if (arena.c != nullptr) arena.c[r] = static_cast<float>(c.c);
   if (k.scale_dz) {
-    const float largest =
-        fmaxf(fmaxf(fabsf(arena.a[r]), fabsf(arena.g[r])), static_cast<float>(fabs(c.b * k.scale)));
+    const float largest = fmaxf(fmaxf(fabsf(arena.a[r]), fabsf(arena.g[r])), static_cast<float>(fabs(c.b)));
     if (largest < CUDART_INF_F) atomicMax(&arena.scalars->dz_max, __float_as_uint(largest));
   }
 }
 
 // Returns the row's factor. By one thread, after load_coefficients().
 template <class T>
-__device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r, int32_t column) {
+__device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r, int64_t computed) {
+  const int32_t column = arena.target[computed];
   float a = arena.a[r];
   const float g = arena.g[r];
   // Then only the target has a gradient, and its entry is large instead.
@@ -159,7 +160,10 @@ __device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r
       exp_z = unit * exp2_approx(fmaf(z - split.far, kLog2E, split.shift));
     }
     double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
-    if (k.softcap != 0) entry *= 1 - double{z / k.softcap} * double{z / k.softcap};
+    if (k.softcap != 0) {
+      const float ratio = z / (k.softcap * at_or(arena.inverse_temperature, computed, 1));
+      entry *= 1 - double{ratio} * double{ratio};
+    }
     const T stored = from_float<T>(static_cast<float>(entry));
     static_cast<T*>(k.exps)[r * k.stride + column] = stored;
     if constexpr (!std::is_same_v<T, float>) {

@@ -75,8 +75,10 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
   if (lane != 0) return;
   float z = 0;
   if (y >= 0) {
-    z = l.scale * sum + (l.bias != nullptr ? load_as_float(l.bias, l.bias_dtype, y) : 0.0f);
+    z = l.scale * sum;
+    if (l.bias != nullptr) z += l.bias_scale * load_as_float(l.bias, l.bias_dtype, y);
     if (l.softcap != 0) z = l.softcap * tanhf(z / l.softcap);
+    if (l.inverse_temperature != nullptr) z *= l.inverse_temperature[r];
   }
   l.target_logit[r] = z;
   if (l.anchor != nullptr) l.anchor[r] = z;
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
   }
   if (l.bias_copy != nullptr) {
     for (int64_t j = thread; j < l.vocab; j += threads) {
-      l.bias_copy[j] = load_as_float(l.bias, l.bias_dtype, j);
+      l.bias_copy[j] = l.bias_scale * load_as_float(l.bias, l.bias_dtype, j);
     }
   }
   if (l.tail != nullptr) {

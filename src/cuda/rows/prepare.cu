@@ -52,10 +52,16 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t at = base + before + __popc(ballot & ((1u << lane) - 1));
         arena.row_map[at] = static_cast<int32_t>(row);
         arena.target[at] = local;
+        if (in.temperature != nullptr) {
+          arena.inverse_temperature[at] = inverse_temperature(in.temperature[row]);
+        }
       }
     } else if (row < in.tokens) {
       arena.row_map[row] = static_cast<int32_t>(row);
       arena.target[row] = valid ? local : kIgnoredRow;
+      if (in.temperature != nullptr) {
+        arena.inverse_temperature[row] = valid ? inverse_temperature(in.temperature[row]) : 1;
+      }
     }
     base += all;
   }
@@ -126,6 +132,7 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
   in.vocab_total = p.vocab_total;
   in.class_weight = p.has_class_weight ? static_cast<const float*>(b.class_weight) : nullptr;
   in.token_weight = p.has_token_weight ? static_cast<const float*>(b.token_weight) : nullptr;
+  in.temperature = p.has_temperature ? static_cast<const float*>(b.temperature) : nullptr;
   in.label_smoothing = p.label_smoothing;
   in.z_loss = p.z_loss;
   in.num_items = p.num_items;

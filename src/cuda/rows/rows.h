@@ -19,6 +19,7 @@ struct RowInputs {
   int64_t vocab_start, vocab, vocab_total;
   const float* class_weight;  // [vocab_total] or null
   const float* token_weight;  // [tokens] or null
+  const float* temperature;   // [tokens] or null
   double label_smoothing, z_loss, num_items;
   const float* num_items_at;  // in place of num_items, or null
   bool is_mean;
@@ -27,9 +28,9 @@ struct RowInputs {
 RowInputs row_inputs(const Problem& problem, const Buffers& buffers);
 
 // ---- prepare.cu
-// row_map, target, scalars and chunk_rows. compact: ignored rows are left out; else all rows stay in place
-// and ignored ones get kIgnoredRow. fills: per-token outputs of the rows that are not computed become 0, or
-// NaN where the target is out of range.
+// row_map, target, inverse_temperature, scalars and chunk_rows. compact: ignored rows are left out; else all
+// rows stay in place and ignored ones get kIgnoredRow. fills: per-token outputs of the rows that are not
+// computed become 0, or NaN where the target is out of range.
 void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
                          const Buffers& out, const Queue& queue);
 
@@ -55,9 +56,11 @@ struct LoadRows {
   DType classifier_dtype;
   int64_t classifier_stride;
   float scale, softcap;
-  const void* bias;  // [vocab] or null
+  const float* inverse_temperature;  // [rows] or null: ones
+  const void* bias;                  // [vocab] or null
   DType bias_dtype;
-  float* bias_copy;  // [vocab] in fp32, or null
+  float bias_scale;
+  float* bias_copy;  // [vocab] in fp32 times bias_scale, or null
   int64_t vocab;
   StatSlots slots;  // become those of no column; sum null: not wanted
   // Rows of a matrix that do not exist, which products read: [rows, tail_pieces] pieces of 16 bytes; or null

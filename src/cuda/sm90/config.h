@@ -84,14 +84,16 @@ struct Instance {
   Config config;
   Epilogue epilogue = Epilogue::kStats;
   DType dtype = DType::kBF16;
-  bool general = false;  // bias, softcap, any scale and the optional sums; plain: a positive scale only
+  bool general =
+      false;  // bias, softcap, temperatures, any scale and the optional sums; plain: a positive scale only
 
   constexpr bool operator==(const Instance&) const = default;
 };
 
 // Whether the plain kernel of the epilogue computes all that is asked for.
 constexpr bool is_plain(const LogitsArgs& args) {
-  if (args.dtype != DType::kBF16 || !(args.scale > 0) || args.softcap != 0 || args.bias != nullptr)
+  if (args.dtype != DType::kBF16 || !(args.scale > 0) || args.softcap != 0 || args.bias != nullptr ||
+      args.inverse_temperature != nullptr)
     return false;
   switch (args.epilogue) {
     case Epilogue::kStats:

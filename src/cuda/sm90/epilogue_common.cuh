@@ -194,8 +194,21 @@ __device__ __forceinline__ void for_each(Accumulators& acc, const Function& func
 // Elements that the compiler may work on at once where one needs several registers on the way.
 inline constexpr int kBlock = 16;
 
-// z = t(scale * dot + bias) in place; softcap as cap (1 - 2 / (1 + exp(2 x / cap))), within 1e-6 cap. Columns
-// past the window become -inf.
+// 1 / T of a row of the tile; 1 of one that does not exist.
+__device__ __forceinline__ float inverse_temperature_of(const LogitsArgs& args, const TileView& tile,
+                                                        int row) {
+  return row < tile.rows() ? __ldg(args.inverse_temperature + row) : 1.f;
+}
+
+// inverse_softcap() of a row's logits, which are over its temperature.
+__device__ __forceinline__ float inverse_cap_of(const KernelParams& params, const TileView& tile, int row) {
+  const LogitsArgs& args = params.args;
+  if (args.inverse_temperature == nullptr || args.softcap == 0.f) return params.inverse_cap;
+  return inverse_softcap(args.softcap * inverse_temperature_of(args, tile, row));
+}
+
+// z = t(scale * dot + bias) / T in place; softcap as cap (1 - 2 / (1 + exp(2 x / cap))), within 1e-6 cap.
+// Columns past the window become -inf.
 __device__ __forceinline__ void transform(Accumulators& acc, const TileView& tile, const LogitsArgs& args) {
   const int columns = static_cast<int>(args.columns);
   if (args.bias != nullptr) {
@@ -228,6 +241,14 @@ __device__ __forceinline__ void transform(Accumulators& acc, const TileView& til
           z[i] = fmaf(-2.f * cap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z[i] * exponent)), cap);
         }
       }
+    }
+  }
+  if (args.inverse_temperature != nullptr) {
+#pragma unroll
+    for (int r = 0; r < kQuadRows; ++r) {
+      const float inverse = inverse_temperature_of(args, tile, tile.row(r));
+#pragma unroll
+      for (int i = 0; i < 2 * kColumnPairs; ++i) acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)] *= inverse;
     }
   }
   fill_tail(acc, tile, columns, -INFINITY);

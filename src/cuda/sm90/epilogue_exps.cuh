@@ -56,6 +56,7 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const float shift = from_owner(own.shift, r);
+    [[maybe_unused]] const float inverse_cap = kGeneral ? inverse_cap_of(params, tile, tile.row(r)) : 0.f;
     [[maybe_unused]] const float far = kGeneral ? from_owner(own.far, r) : 0.f;
     float sum[2] = {}, sum_offset[2] = {};
 #pragma unroll
@@ -69,7 +70,7 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
         sum[b] += p;
         if constexpr (kGeneral) {
           sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
-          element = p * softcap_slope(as_factor(element), params.inverse_cap);
+          element = p * softcap_slope(as_factor(element), inverse_cap);
         } else {
           element = p;
         }

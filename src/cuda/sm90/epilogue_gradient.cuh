@@ -14,11 +14,18 @@ __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool
 struct OwnCoefficients {
   float lse;
   float a, b, c, g;
-  int target;  // column of the tile, or -1
+  float inverse_cap;  // inverse_softcap() of the row
+  int target;         // column of the tile, or -1
 
   // Another row of the quad's, but for g and target.
   __device__ __forceinline__ OwnCoefficients of(int r) const {
-    return {from_owner(lse, r), from_owner(a, r), from_owner(b, r), from_owner(c, r), 0.f, -1};
+    return {from_owner(lse, r),
+            from_owner(a, r),
+            from_owner(b, r),
+            from_owner(c, r),
+            0.f,
+            from_owner(inverse_cap, r),
+            -1};
   }
 };
 
@@ -46,22 +53,21 @@ __device__ __forceinline__ void plain_gradient(Accumulators& acc, const OwnCoeff
 inline constexpr int kGradientBlock = 8;
 
 // One element; weight: w_j.
-__device__ __forceinline__ float general_element(float logit, const OwnCoefficients& row, float weight,
-                                                 float inverse_cap) {
+__device__ __forceinline__ float general_element(float logit, const OwnCoefficients& row, float weight) {
   // Finite or NaN, so that p log p is 0 where p is.
   const float log_p = ptx::max_nan(logit - row.lse, -1e30f);
   const float p = ptx::exp2_approx(log_p * kLog2E);
-  return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) * softcap_slope(as_factor(logit), inverse_cap);
+  return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) *
+         softcap_slope(as_factor(logit), row.inverse_cap);
 }
 
 __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoefficients& own,
-                                                 const TileView& tile, const KernelParams& params) {
-  const LogitsArgs& args = params.args;
+                                                 const TileView& tile, const LogitsArgs& args) {
   const bool targets = any_target(own.target);
   // g t'(z) of row r's target, taken before dz replaces z.
   const auto at_target = [&](int r) {
     return targets ? softcap_slope(as_factor(element_at(acc, r, lane_target(own.target, r))),
-                                   params.inverse_cap) *
+                                   from_owner(own.inverse_cap, r)) *
                          from_owner(own.g, r)
                    : 0.f;
   };
@@ -76,7 +82,7 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
 #pragma unroll
           for (int i = block; i < block + kGradientBlock; ++i) {
             float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
-            element = general_element(element, row, 1.f, params.inverse_cap);
+            element = general_element(element, row, 1.f);
           }
         }
       }
@@ -99,8 +105,8 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
       for (int r = 0; r < kQuadRows; ++r) {
         const OwnCoefficients row = own.of(r);
         float* element = acc[r >> 1] + 4 * j + 2 * (r & 1);
-        element[0] = general_element(element[0], row, even, params.inverse_cap);
-        element[1] = general_element(element[1], row, odd, params.inverse_cap);
+        element[0] = general_element(element[0], row, even);
+        element[1] = general_element(element[1], row, odd);
       }
     }
     if (!targets) return;
@@ -130,7 +136,8 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
     own.b = load_or_zero(args.b, row, live) * factor * rest;
     own.a = fmaf(-low, own.b, own.a);
     own.c = load_or_zero(args.c, row, live) * factor;
-    general_gradient(acc, own, tile, params);
+    own.inverse_cap = inverse_cap_of(params, tile, row);
+    general_gradient(acc, own, tile, args);
   } else {
     plain_gradient(acc, own, args.scale, params.exponent_scale);
   }

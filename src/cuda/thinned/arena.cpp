@@ -131,6 +131,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
     t.redrawn_count = take<int32_t>(w, 1 + t.portions);
     t.portion_anchor = take<float>(w, t.portion);
     t.portion_threshold = take<float>(w, t.portion);
+    if (p.has_temperature) t.portion_inverse_temperature = take<float>(w, t.portion);
   }
   t.role = take<int32_t>(w, p.vocab);
   t.column_count = take<int32_t>(w, p.vocab + 1);

@@ -17,12 +17,13 @@ struct ThinArena {
   uint8_t* out_of_range = nullptr;  // one for 128 rows
   // Rows to draw again, in portions of as many as there is room for
   int64_t portion = 0, portions = 0;
-  int32_t* redrawn = nullptr;          // [N]
-  int32_t* redrawn_count = nullptr;    // [1 + portions]
-  float* portion_anchor = nullptr;     // [portion]
-  float* portion_threshold = nullptr;  // [portion]
-  float* dense_bias = nullptr;         // [K], and later sums of K + H
-  float* sample_others = nullptr;      // [S]
+  int32_t* redrawn = nullptr;                    // [N]
+  int32_t* redrawn_count = nullptr;              // [1 + portions]
+  float* portion_anchor = nullptr;               // [portion]
+  float* portion_threshold = nullptr;            // [portion]
+  float* portion_inverse_temperature = nullptr;  // [rows drawn again at once] or null: ones
+  float* dense_bias = nullptr;                   // [K], and later sums of K + H
+  float* sample_others = nullptr;                // [S]
   // of the vocabulary
   int32_t* role = nullptr;          // [V]
   int32_t* column_count = nullptr;  // [V + 1]

@@ -84,6 +84,7 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.scale = static_cast<float>(p.scale);
   g.softcap = static_cast<float>(p.softcap);
   g.threshold = threshold_of(p);
+  g.inverse_temperature = run.arena.inverse_temperature;
   g.target = run.arena.target;
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
@@ -158,6 +159,8 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   g.guess = t.lists.guess;
   g.guess_low = t.lists.guess_low;
   g.threshold = threshold_of(run.problem);
+  g.inverse_temperature = a.inverse_temperature;
+  g.portion_inverse_temperature = t.portion_inverse_temperature;
   g.portion_anchor = t.portion_anchor;
   g.portion_threshold = t.portion_threshold;
   for (int64_t i = 0; i < t.portions; ++i) {
@@ -170,6 +173,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
     launch_draw(run, t, portion, rows, {g.count, sizeof(int32_t)}, [&](LogitsArgs& args) {
       args.row_count = g.count;
       args.target = nullptr;
+      args.inverse_temperature = t.portion_inverse_temperature;
       args.stats = StatSlots{};  // the sums are known
       args.anchor = t.portion_anchor;
       args.draws.threshold = t.portion_threshold;
@@ -224,6 +228,7 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   w.class_weight = weight;
   w.vocab = p.vocab;
   w.scale = static_cast<float>(p.scale);
+  w.inverse_temperature = run.arena.inverse_temperature;
   w.target = run.arena.target;
   w.weighted = run.arena.slots.weighted;
   launch_weighted_logits(w, run.queue);

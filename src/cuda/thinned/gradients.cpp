@@ -41,6 +41,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.b = a.b;
   w.g = a.g;
   w.softcap = static_cast<float>(p.softcap);
+  w.inverse_temperature = a.inverse_temperature;
   w.kept = t.kept;
   w.kept_count = t.kept_count;
   w.column_count = lists_columns(run) ? t.column_count : nullptr;

@@ -71,6 +71,7 @@ __device__ void gather_redraw(const GatherRedraws& g, int64_t i) {
   }
   g.portion_anchor[i] = g.guess[row];
   g.portion_threshold[i] = g.threshold;
+  if (g.inverse_temperature != nullptr) g.portion_inverse_temperature[i] = g.inverse_temperature[row];
 }
 
 // There are seldom any rows, so blocks are few.

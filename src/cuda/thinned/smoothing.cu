@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kThreads) weighted_logits_kernel(WeightedLogit
   double dot = 0;
   for (int64_t d = threadIdx.x; d < w.columns; d += kThreads)
     dot += double{to_float(hidden[d])} * w.classifier_sum[d];
-  const double sum = w.scale * block_sum<kThreads>(dot) + (w.bias != nullptr ? double{*w.bias_sum} : 0.0);
+  double sum = w.scale * block_sum<kThreads>(dot) + (w.bias != nullptr ? double{*w.bias_sum} : 0.0);
+  if (w.inverse_temperature != nullptr) sum *= w.inverse_temperature[row];
   if (threadIdx.x == 0) w.weighted[row] = static_cast<float>(sum);
 }
 

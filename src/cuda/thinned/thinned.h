@@ -80,15 +80,16 @@ struct Guess {
   const float* sample_others;  // [S] below 0: there is no such sample
   const float* bias;           // [V], or null
   float scale, softcap, threshold;
-  const int32_t* target;      // [N]
-  const float* target_logit;  // [N]
-  const int32_t* role;        // [V]
-  float* guess;               // [N]
-  float* guess_low;           // [N] becomes 0
-  float* anchor;              // [N] the same as guess
-  float* row_threshold;       // [N]
-  int32_t* count;             // [N] becomes 0
-  int32_t* redrawn_count;     // scalar, becomes 0; or null
+  const float* inverse_temperature;  // [N] or null: ones
+  const int32_t* target;             // [N]
+  const float* target_logit;         // [N]
+  const int32_t* role;               // [V]
+  float* guess;                      // [N]
+  float* guess_low;                  // [N] becomes 0
+  float* anchor;                     // [N] the same as guess
+  float* row_threshold;              // [N]
+  int32_t* count;                    // [N] becomes 0
+  int32_t* redrawn_count;            // scalar, becomes 0; or null
 };
 void launch_guess(const Guess& g, const Queue& queue);
 // A guess that is known: lse.
@@ -139,8 +140,10 @@ struct GatherRedraws {
   const float *anchor, *anchor_low;  // [N]
   float *guess, *guess_low;          // [N]
   float threshold;
-  float* portion_anchor;     // [portion]
-  float* portion_threshold;  // [portion]
+  const float* inverse_temperature;    // [N] or null: ones
+  float* portion_inverse_temperature;  // [portion] or null
+  float* portion_anchor;               // [portion]
+  float* portion_threshold;            // [portion]
 };
 void launch_gather_redraws(const GatherRedraws& g, const Queue& queue);
 
@@ -157,6 +160,7 @@ struct Weigh {
   const float *lse, *lse_low;  // [N] together lse
   const float *a, *b, *g;      // [N]; b may be null
   float softcap;
+  const float* inverse_temperature;  // [N] or null: ones
   Kept* kept;           // [N, capacity]: as row_order.cuh has it, the target last; may be the lists' elements
   int32_t* kept_count;  // [N]
   int32_t* column_count;  // [V] += how many rows keep the column; null: not wanted
@@ -224,7 +228,7 @@ struct WeightedRows {
   float* sum;  // [columns]
 };
 void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
-// sum_j w_j z_ij = scale * hidden_i . classifier_sum + sum_j w_j bias_j, in the first slot
+// sum_j w_j z_ij = (scale * hidden_i . classifier_sum + sum_j w_j bias_j) / T_i, in the first slot
 struct WeightedLogits {
   const void* hidden;
   DType hidden_dtype;
@@ -235,8 +239,9 @@ struct WeightedLogits {
   const float* class_weight;    // [V] or null
   int64_t vocab;
   float scale;
-  const int32_t* target;  // [rows]: ignored ones are left alone
-  float* weighted;        // [rows]
+  const float* inverse_temperature;  // [rows] or null: ones
+  const int32_t* target;             // [rows]: ignored ones are left alone
+  float* weighted;                   // [rows]
 };
 void launch_weighted_logits(const WeightedLogits& w, const Queue& queue);
 // d_bias[j] += w_j * sum_i c_i
