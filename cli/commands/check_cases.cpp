@@ -35,6 +35,8 @@ const std::vector<OptionSet>& option_sets() {
       {"bias", [](CheckCase& c) { c.bias = true; }},
       {"softcap", [](CheckCase& c) { c.softcap = 5, c.scale = 1.5; }},
       {"scale", [](CheckCase& c) { c.scale = 0.25; }},
+      {"temperature", [](CheckCase& c) { c.temperature = 0.3, c.softcap = 10, c.bias = true; }},
+      {"token-temperature", [](CheckCase& c) { c.token_temperature = c.ignored_rows = true; }},
       {"smoothing", [](CheckCase& c) { c.label_smoothing = 0.1; }},
       {"z-loss", [](CheckCase& c) { c.z_loss = 1e-2; }},
       {"class-weight", [](CheckCase& c) { c.class_weight = true, c.label_smoothing = 0.2; }},
@@ -48,7 +50,7 @@ const std::vector<OptionSet>& option_sets() {
       {"frozen-classifier", [](CheckCase& c) { c.grad_classifier = false; }},
       {"all", [](CheckCase& c) {
          c.scale = 1.25, c.softcap = 8, c.label_smoothing = 0.1, c.z_loss = 1e-3;
-         c.bias = c.class_weight = c.token_weight = c.ignored_rows = true;
+         c.bias = c.class_weight = c.token_weight = c.token_temperature = c.ignored_rows = true;
          c.shift = 1;
        }}};
   return kSets;
@@ -113,6 +115,7 @@ CheckData make_data(const CheckCase& c) {
   if (c.bias) data.bias = normal_numbers(random, c.vocab, 1, c.classifier_dtype);
   if (c.class_weight) data.class_weight = weights(random, c.vocab);
   if (c.token_weight) data.token_weight = weights(random, c.tokens);
+  if (c.token_temperature) data.temperature = weights(random, c.tokens);
   std::uniform_int_distribution<int64_t> ids(0, c.vocab - 1);
   for (int64_t i = 0; i < c.tokens; ++i) {
     const bool ignored = c.ignored_rows && i % 3 == 1;

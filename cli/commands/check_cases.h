@@ -17,6 +17,7 @@ struct CheckCase {
   double logit_std = 2;  // of the logits before the options
   double scale = 1;
   double softcap = 0;
+  double temperature = 1;
   double label_smoothing = 0;
   double z_loss = 0;
   double num_items = 0;
@@ -24,6 +25,7 @@ struct CheckCase {
   bool bias = false;
   bool class_weight = false;
   bool token_weight = false;
+  bool token_temperature = false;
   bool ignored_rows = false;
   int64_t shift = 0;
   int64_t sequence_length = 0;
@@ -43,9 +45,15 @@ struct CheckData {
   std::vector<double> bias;          // [V] or empty, in the classifier's dtype
   std::vector<double> class_weight;  // [V] or empty, float32
   std::vector<double> token_weight;  // [N] or empty, float32
+  std::vector<double> temperature;   // [N] or empty, float32
   std::vector<int64_t> targets;      // [N]
 };
 CheckData make_data(const CheckCase& c);
+
+// What the logits of a row are divided by.
+inline double temperature_of(const CheckCase& c, const CheckData& data, int64_t row) {
+  return data.temperature.empty() ? c.temperature : data.temperature[static_cast<size_t>(row)];
+}
 
 inline constexpr int64_t kCheckIgnoreIndex = -100;
 

@@ -44,7 +44,7 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(sum);
 }
 
-// z_ij in float64, before the softcap, which keeps the order.
+// z_ij in float64, before softcap and temperature, which keep the order.
 double logit(const CheckCase& c, const CheckData& data, int64_t i, int64_t j) {
   double dot = 0;
   for (int64_t k = 0; k < c.dim; ++k) {
@@ -84,10 +84,10 @@ double wrong_argmax(const CheckCase& c, const CheckData& data, const CheckOutput
 
 // Row statistics and losses are differences of numbers as large as the row's lse and logits. A capped logit,
 // cap tanh(x) = cap - 2 cap / (1 + exp(2 x)), is itself the difference of cap and of up to 2 cap.
-double row_size(const CheckCase& c, const CheckOutputs& reference, size_t i) {
+double row_size(const CheckCase& c, const CheckData& data, const CheckOutputs& reference, size_t i) {
   if (reference.argmax[i] < 0) return 0;  // ignored
   return std::max(std::fabs(reference.lse[i]) + std::fabs(reference.nll[i]) + std::fabs(reference.entropy[i]),
-                  3 * c.softcap);
+                  3 * c.softcap / temperature_of(c, data, static_cast<int64_t>(i)));
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
   const double unit = rounding_unit(HEADROOM_F32);
   double magnitude = 0;
   for (size_t i = 0; i < reference.lse.size(); ++i) {
-    const double size = row_size(c, reference, i);
+    const double size = row_size(c, data, reference, i);
     magnitude += size * size;
   }
   magnitude = std::sqrt(magnitude);
@@ -117,7 +117,7 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
   double row_sizes = 0;
   for (size_t i = 0; i < reference.row_loss.size(); ++i) {
     row_errors += std::fabs(naive.row_loss[i] - reference.row_loss[i]);
-    row_sizes += row_size(c, reference, i) + std::fabs(reference.row_loss[i]);
+    row_sizes += row_size(c, data, reference, i) + std::fabs(reference.row_loss[i]);
   }
   const double over = 1 / loss_divisor<double>(c, data);
   const bool both_nan = std::isnan(reference.loss) && std::isnan(got.loss);

@@ -49,6 +49,7 @@ CheckRunner::CheckRunner(const CheckCase& c, const CheckData& data, bool float64
       bias_(encode(data.bias, classifier_dtype_)),
       class_weight_(encode(data.class_weight, stats_dtype_)),
       token_weight_(encode(data.token_weight, stats_dtype_)),
+      temperature_(encode(data.temperature, stats_dtype_)),
       targets_(data.targets) {}
 
 Problem CheckRunner::make_problem(size_t budget) const {
@@ -65,8 +66,10 @@ Problem CheckRunner::make_problem(size_t budget) const {
   problem.has_bias = c.bias;
   problem.has_class_weight = c.class_weight;
   problem.has_token_weight = c.token_weight;
+  problem.has_temperature = c.token_temperature;
   problem.scale = c.scale;
   problem.softcap = c.softcap;
+  problem.temperature = c.temperature;
   problem.label_smoothing = c.label_smoothing;
   problem.z_loss = c.z_loss;
   problem.num_items = c.num_items;
@@ -100,6 +103,7 @@ CheckOutputs CheckRunner::run(Runner& runner, size_t budget) const {
   buffers.bias = c.bias ? bias_.data() : nullptr;
   buffers.class_weight = c.class_weight ? class_weight_.data() : nullptr;
   buffers.token_weight = c.token_weight ? token_weight_.data() : nullptr;
+  buffers.temperature = c.token_temperature ? temperature_.data() : nullptr;
   buffers.targets = targets_.data();
   std::vector<std::byte> loss = space(1, stats_dtype_);
   std::vector<std::byte> nll = space(c.tokens, stats_dtype_), lse = nll, entropy = nll, row_loss = nll;

@@ -25,7 +25,7 @@ class CheckRunner {
   headroom_dtype classifier_dtype_;
   headroom_dtype stats_dtype_;
   // Operands in these dtypes.
-  std::vector<std::byte> hidden_, classifier_, bias_, class_weight_, token_weight_;
+  std::vector<std::byte> hidden_, classifier_, bias_, class_weight_, token_weight_, temperature_;
   std::vector<int64_t> targets_;
 };
 

@@ -46,18 +46,21 @@ struct Naive {
     return data.token_weight.empty() ? 1 : static_cast<float>(data.token_weight[static_cast<size_t>(i)]);
   }
 
+  float temperature(int64_t i) const { return static_cast<float>(temperature_of(c, data, i)); }
+
   void compute_logits() {
     const auto columns = static_cast<size_t>(c.vocab);
     const auto depth = static_cast<size_t>(c.dim);
     logits.resize(static_cast<size_t>(c.tokens) * columns);
     for (size_t i = 0; i < static_cast<size_t>(c.tokens); ++i) {
+      const float t = temperature(static_cast<int64_t>(i));
       for (size_t j = 0; j < columns; ++j) {
         float dot = 0;
         for (size_t k = 0; k < depth; ++k) dot += hidden[i * depth + k] * classifier[j * depth + k];
         float z = static_cast<float>(c.scale) * dot;
         if (c.bias) z += static_cast<float>(data.bias[j]);
         if (c.softcap > 0) z = static_cast<float>(c.softcap) * std::tanh(z / static_cast<float>(c.softcap));
-        logits[i * columns + j] = z;
+        logits[i * columns + j] = z / t;
       }
     }
     for (int64_t j = 0; j < c.vocab; ++j) weight_total += class_weight(j);
@@ -96,9 +99,10 @@ struct Naive {
     out.entropy[at] = lse - mean_logit;
     const float k = token_weight(i) * over_divisor;
     const float a = k * (target + smooth * weight_total + 2 * z_loss * lse);
+    const float t = temperature(i);
+    const float cap = static_cast<float>(c.softcap) / t;
     for (int64_t j = 0; j < c.vocab; ++j) {
-      const float cap = static_cast<float>(c.softcap);
-      const float slope = cap > 0 ? 1 - (z[j] / cap) * (z[j] / cap) : 1;
+      const float slope = (cap > 0 ? 1 - (z[j] / cap) * (z[j] / cap) : 1) / t;
       const float softmax_part = std::exp(z[j] - lse) * a;
       const float smooth_part = k * smooth * class_weight(j);
       const float target_part = j == y ? k * target : 0;

@@ -39,6 +39,7 @@ class Copies {
     add(device.targets, p.tokens, p.target_dtype);
     add(device.class_weight, total, stats);
     add(device.token_weight, p.tokens, stats);
+    add(device.temperature, p.tokens, stats);
     add(device.loss, losses, stats);
     for (void** rows : {&device.nll, &device.lse, &device.entropy}) add(*rows, p.tokens, stats);
     add(device.argmax, p.tokens, HEADROOM_I64);

@@ -118,6 +118,7 @@ ordered_json make_report(const Options& options, const LossInputs& in, const Los
         {"shape", in.classifier.shape}}}};
   report["scale"] = options.request.loss.scale;
   report["softcap"] = options.request.loss.softcap;
+  report["temperature"] = options.request.loss.temperature;
   report["model_config"] = options.config ? applied_json(*options.config) : ordered_json(nullptr);
   report["device"] = options.device;
   report["seconds"] = result.seconds;
@@ -224,6 +225,9 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       ->group(inputs);
   command->add_option("--token-weight", files.token_weight, "Weight of each token: FILE[:TENSOR]")
       ->group(inputs);
+  command
+      ->add_option("--token-temperature", files.token_temperature, "Temperature of each token: FILE[:TENSOR]")
+      ->group(inputs);
 
   const std::string loss = "The loss";
   command->add_option("--reduction", options->reduction, "mean or sum")
@@ -252,6 +256,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       ->group(loss)
       ->capture_default_str();
   add_loss_options(*command, options->request.loss);
+  command->get_option("--token-temperature")->excludes(command->get_option("--temperature"));
   add_device_option(*command, options->device,
                     "Where to compute: cpu, or cuda:N with copies there and back; see 'headroom info'");
   add_thinning_options(*command, options->request.thinning, true);

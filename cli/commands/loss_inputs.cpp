@@ -72,6 +72,18 @@ std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, hea
   return out;
 }
 
+// As read_weights(), of numbers that logits can be divided by.
+std::vector<std::byte> read_temperatures(const TensorView& tensor, int64_t count, headroom_dtype stats) {
+  std::vector<std::byte> out = read_weights(tensor, count, stats);
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = stats_at(out, stats, i);
+    if (value >= 0x1p-126 && value <= 0x1p126) continue;
+    refuse(tensor, "temperatures > 0, from 2^-126 to 2^126",
+           std::to_string(value) + " at " + std::to_string(i));
+  }
+  return out;
+}
+
 void check_operands(LossInputs& in) {
   require_real(in.hidden);
   require_real(in.classifier);
@@ -148,6 +160,11 @@ LossInputs open_loss_inputs(const LossFiles& files) {
   if (!files.token_weight.empty()) {
     const TensorView weights = source.open("token weights", files.token_weight, {"token_weight"});
     in.token_weight = read_weights(weights, in.tokens, in.stats_dtype);
+  }
+  if (!files.token_temperature.empty()) {
+    const TensorView temperatures =
+        source.open("token temperatures", files.token_temperature, {"token_temperature", "temperature"});
+    in.token_temperature = read_temperatures(temperatures, in.tokens, in.stats_dtype);
   }
   read_targets(in, source.open("targets", files.targets, kTargetNames), files);
   in.files = source.files();

@@ -18,6 +18,7 @@ struct LossFiles {
   std::string bias;
   std::string class_weight;
   std::string token_weight;
+  std::string token_temperature;
   int64_t ignore_index = -100;
   int64_t shift = 0;
   int64_t sequence_length = 0;  // 0: the second to last dimension of hidden, all tokens if it has two
@@ -32,6 +33,7 @@ struct LossInputs {
   std::vector<int64_t> targets;               // [N], already shifted; ignore_index where a row has none
   std::vector<std::byte> class_weight;        // [V] of stats_dtype; empty without
   std::vector<std::byte> token_weight;        // [N] of stats_dtype; empty without
+  std::vector<std::byte> token_temperature;   // [N] of stats_dtype; empty without
   std::vector<int64_t> batch_shape;           // hidden's shape without D
   int64_t tokens = 0;                         // N
   int64_t vocab = 0;                          // V

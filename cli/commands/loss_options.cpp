@@ -32,12 +32,17 @@ const DTypeRow& row_of(headroom_dtype dtype) {
 void add_loss_options(CLI::App& command, LossOptions& options) {
   const std::string group = "The loss";
   command
-      .add_option("--scale", options.scale, "Factor of the logits: 1 / temperature, or a model's logit scale")
+      .add_option("--scale", options.scale,
+                  "Factor of the logits before bias and softcap: a model's logit scale")
       ->group(group)
       ->capture_default_str();
   command
       .add_option("--softcap", options.softcap, "Logits become softcap * tanh(logits / softcap); 0: no cap")
       ->check(CLI::NonNegativeNumber)
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--temperature", options.temperature, "Logits are divided by it, after the softcap")
+      ->check(CLI::PositiveNumber)
       ->group(group)
       ->capture_default_str();
   command
@@ -65,6 +70,7 @@ void add_loss_options(CLI::App& command, LossOptions& options) {
 void apply(const LossOptions& options, Problem& problem) {
   problem.scale = options.scale;
   problem.softcap = options.softcap;
+  problem.temperature = options.temperature;
   problem.label_smoothing = options.label_smoothing;
   problem.z_loss = options.z_loss;
   if (!options.compute_dtype.empty()) {

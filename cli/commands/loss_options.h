@@ -12,6 +12,7 @@ namespace headroom::cli {
 struct LossOptions {
   double scale = 1;
   double softcap = 0;
+  double temperature = 1;
   double label_smoothing = 0;
   double z_loss = 0;
   std::string budget;         // text of --budget; empty: none

@@ -29,6 +29,7 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
   if (problem.has_bias) problem.bias_dtype = dtype_from_element(in.bias.dtype);
   problem.has_class_weight = !in.class_weight.empty();
   problem.has_token_weight = !in.token_weight.empty();
+  problem.has_temperature = !in.token_temperature.empty();
   problem.ignore_index = request.ignore_index;
   problem.reduction = HEADROOM_REDUCTION_NONE;
   problem.want_argmax = 1;
@@ -57,6 +58,7 @@ Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t first, int64
   buffers.targets = at(in.targets, first);
   buffers.class_weight = at(in.class_weight, 0);
   buffers.token_weight = at(in.token_weight, first * stats);
+  buffers.temperature = at(in.token_temperature, first * stats);
   buffers.loss = at(out.token_loss, first * stats);
   buffers.nll = at(out.nll, first * stats);
   buffers.lse = at(out.lse, first * stats);

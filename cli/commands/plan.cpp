@@ -161,6 +161,7 @@ ordered_json problem_json(const Problem& problem) {
           {"threshold", problem.threshold},
           {"scale", problem.scale},
           {"softcap", problem.softcap},
+          {"temperature", problem.temperature},
           {"label_smoothing", problem.label_smoothing},
           {"z_loss", problem.z_loss},
           {"budget_bytes", problem.max_workspace_bytes}};

@@ -11,6 +11,7 @@ def forward(
     bias=None,
     scale=1.0,
     softcap=0.0,
+    temperature=1.0,
     label_smoothing=0.0,
     z_loss=0.0,
     class_weight=None,
@@ -32,6 +33,8 @@ def forward(
         z = z + as_dtype(bias)
     if softcap:
         z = dtype(softcap) * np.tanh(z / dtype(softcap))
+    temperature = as_dtype(temperature).reshape(-1, 1)
+    z = z / temperature
     valid = targets != ignore_index
     safe = np.where(valid, targets, 0)
     w = np.ones(vocab, dtype) if class_weight is None else as_dtype(class_weight)
@@ -52,7 +55,8 @@ def forward(
     dz = p * a[:, None] - (k * smooth)[:, None] * w
     dz[np.arange(len(targets)), safe] -= k * (1 - dtype(label_smoothing)) * w[safe]
     if softcap:
-        dz = dz * (1 - (z / dtype(softcap)) ** 2)
+        dz = dz * (1 - (z * temperature / dtype(softcap)) ** 2)
+    dz = dz / temperature
     dz[~valid] = 0
     return {
         "loss": loss.sum() / divisor,

@@ -40,6 +40,7 @@ OPTIONS = {
     "plain": ({}, []),
     "softcap": ({"softcap": 3.0}, ["--softcap", 3]),
     "scale": ({"scale": 0.5}, ["--scale", 0.5]),
+    "temperature": ({"temperature": 0.4, "softcap": 3.0}, ["--temperature", 0.4, "--softcap", 3]),
     "smoothing": ({"label_smoothing": 0.1}, ["--label-smoothing", 0.1]),
     "z-loss": ({"z_loss": 0.01}, ["--z-loss", 0.01]),
     "all": (
@@ -59,9 +60,12 @@ def test_against_float64(ok, tmp_path, problem, random, name, operands):
     if operands == "weights":
         extra["class_weight"] = random.uniform(0.5, 2, V).astype(np.float32)
         extra["token_weight"] = random.uniform(0, 2, N).astype(np.float32)
+        if name == "plain":
+            extra["token_temperature"] = random.uniform(0.1, 4, N).astype(np.float32)
         arrays["targets"] = np.where(random.random(N) < 0.2, -100, arrays["targets"])
     files = write_npy(tmp_path, {**arrays, **extra})
-    exact, naive = both(*arrays.values(), **extra, **options)
+    rows = {"temperature": extra.pop("token_temperature")} if "token_temperature" in extra else {}
+    exact, naive = both(*arrays.values(), **extra, **options, **rows)
 
     outputs = ["--lse", "--entropy", "--per-token", "t.safetensors"]
     report = ok("--json", "loss", *files, *arguments, *outputs).json
@@ -266,3 +270,18 @@ def test_thinned_gradients(ok, refused, tmp_path, problem):
     assert not np.array_equal(first["d_hidden"], gradients("other", *thinned, "2^-4")["d_hidden"])
     refused(2, "--threshold: expected a number in (0, 1]", *arguments, "x.safetensors", *thinned, "2^1")
     refused(2, "--gradient: expected --gradients FILE", *arguments[:-1], *thinned, "0.1")
+
+
+@pytest.mark.parametrize("value, shown", [(0.0, "0.000000 at 3"), (-1.0, "-1.000000 at 3"), (np.inf, "at 3")])
+def test_bad_temperatures(refused, tmp_path, problem, value, shown):
+    temperatures = np.ones(N, np.float32)
+    temperatures[3] = value
+    files = write_npy(tmp_path, {**problem, "token_temperature": temperatures})
+    assert shown in refused(1, "token_temperature", "loss", *files).err
+    files = write_npy(tmp_path, problem)
+    refused(2, "--temperature", "loss", *files, "--temperature", 0)
+
+
+def test_one_temperature_at_a_time(refused, tmp_path, problem):
+    files = write_npy(tmp_path, {**problem, "token_temperature": np.ones(N, np.float32)})
+    refused(2, "--token-temperature", "loss", *files, "--temperature", 2)
