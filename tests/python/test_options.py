@@ -58,6 +58,8 @@ SINGLE = {
     "scale": {"scale": 0.3},
     "negative_scale": {"scale": -2.0},
     "softcap": {"softcap": 2.0},
+    "temperature": {"temperature": 0.3, "softcap": 2.0},
+    "temperature_of_rows": {"temperature": torch.rand(3, 5, generator=torch.Generator().manual_seed(7)) + 0.2},
     "z_loss": {"z_loss": 1e-2},
     "num_items": {"num_items": 7.5},
     "num_items_tensor": {"num_items": torch.tensor(11)},
@@ -105,6 +107,7 @@ def problems(draw):
         "label_smoothing": st.floats(0, 1),
         "scale": st.one_of(st.floats(-3, -1e-3), st.floats(1e-3, 3), st.sampled_from([0.0, 1e-300])),
         "softcap": st.floats(0.5, 50),
+        "temperature": st.floats(0.1, 10),
         "z_loss": st.floats(0, 0.5),
         "shift": st.integers(0, 3),
     }
@@ -117,6 +120,8 @@ def problems(draw):
         options["weight"] = torch.rand(vocab, generator=g) + 0.05
     if draw(st.booleans()):
         options["token_weight"] = torch.rand(shape, generator=g) + 0.05
+    if draw(st.booleans()):
+        options["temperature"] = torch.rand(shape, generator=g) * 4 + 0.1
     if reduction == "mean" and draw(st.booleans()):
         options["num_items"] = draw(st.floats(0.5, 100))
     spread = draw(st.sampled_from([0.1, 1.0, 8.0]))
