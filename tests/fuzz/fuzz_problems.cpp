@@ -47,6 +47,8 @@ void plan_anything(FuzzedDataProvider& input) {
     *field = input.ConsumeIntegralInRange<int32_t>(0, 1);
   }
   problem.max_workspace_bytes = input.ConsumeIntegral<size_t>();
+  problem.has_temperature = input.ConsumeIntegralInRange<int32_t>(0, 1);
+  if (input.ConsumeBool()) problem.temperature = input.ConsumeFloatingPoint<double>();
   try {
     const PlanInfo info = Plan(context, problem).info();
     const bool within =
@@ -83,6 +85,9 @@ CheckCase make_case(FuzzedDataProvider& input) {
   if (c.sequence_length != 0 && c.tokens % c.sequence_length != 0) c.sequence_length = 1;
   c.grad_hidden = input.ConsumeBool();
   c.grad_classifier = !c.grad_hidden || input.ConsumeBool();
+  c.token_temperature = input.ConsumeBool();
+  c.temperature =
+      c.token_temperature || input.ConsumeBool() ? 1 : 0.1 + 4 * input.ConsumeProbability<double>();
   return c;
 }
 
@@ -91,10 +96,11 @@ void print(const CheckCase& c) {
       stderr,
       "%s: logit_std %g, scale %g, softcap %g, smoothing %g, z_loss %g, num_items %g, sum %d, bias %d, "
       "class_weight %d, token_weight %d, ignored_rows %d, shift %lld, sequence_length %lld, gradients of "
-      "hidden %d, classifier %d\n",
+      "hidden %d, classifier %d, temperature %g, token_temperature %d\n",
       c.name().c_str(), c.logit_std, c.scale, c.softcap, c.label_smoothing, c.z_loss, c.num_items, c.sum,
       c.bias, c.class_weight, c.token_weight, c.ignored_rows, static_cast<long long>(c.shift),
-      static_cast<long long>(c.sequence_length), c.grad_hidden, c.grad_classifier);
+      static_cast<long long>(c.sequence_length), c.grad_hidden, c.grad_classifier, c.temperature,
+      c.token_temperature);
 }
 
 Context make_named_context(const char* backend) {
