@@ -7,6 +7,7 @@ from test_cuda import DTYPES, assert_same, head
 from test_options import make
 from test_package import python
 from test_scale import check
+from test_temperature import check_gradient
 from torch._dynamo.testing import CompileCounterWithBackend
 
 lce = headroom.linear_cross_entropy
@@ -72,6 +73,24 @@ def test_learned_scale(implementation, reduction, place, dtype, monkeypatch):
     for leaf, other in zip(leaves, constant):
         unit = 2 * torch.finfo(dtype).eps
         torch.testing.assert_close(leaf.grad, other.grad, rtol=unit, atol=unit * other.grad.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("implementation", ["", "portable"])
+def test_learned_temperature(implementation, reduction, place, dtype, monkeypatch):
+    monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
+    problem = make((11,), 23, 9, (dtype,) * 3, bias=True, reduction=reduction, temperature=0.5)
+    leaves = [t.detach().cuda().requires_grad_() for t in (problem.input, problem.linear_weight, problem.linear_bias)]
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    temperature = torch.tensor(0.5, dtype=kind, device=place, requires_grad=True)
+    given = {"linear_bias": leaves[2], "temperature": temperature, "reduction": reduction}
+    loss = lce(*leaves[:2], problem.target.cuda(), **given)
+    problem.upstream = {"loss": torch.linspace(0.5, 2, loss.numel(), dtype=torch.float64).reshape(loss.shape)}
+    loss.backward(problem.upstream["loss"].to(loss))
+    assert temperature.grad.device == temperature.device
+    check_gradient(problem, temperature.grad.cpu(), ("loss",))
 
 
 @pytest.mark.parametrize("name, values", [("num_items", range(3, 23)), ("z_loss", [0.05 * k for k in range(1, 21)])])

@@ -84,8 +84,8 @@ struct Instance {
   Config config;
   Epilogue epilogue = Epilogue::kStats;
   DType dtype = DType::kBF16;
-  bool general =
-      false;  // bias, softcap, temperatures, any scale and the optional sums; plain: a positive scale only
+  // Bias, softcap, temperatures, any scale and the optional sums; plain: a positive scale only.
+  bool general = false;
 
   constexpr bool operator==(const Instance&) const = default;
 };
