@@ -127,6 +127,24 @@ TEST_P(Temperature, OfOneChangesNothing) {
   }
 }
 
+// One of all rows is scale, softcap and bias over it: with a power of two to the bit, at no cost.
+TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
+  for (double softcap : {0.0, 3.0}) {
+    Case c = plain(6, {40, 300, 16});
+    c.problem.scale = 0.75;
+    c.problem.softcap = softcap;
+    c.problem.d_bias_dtype = HEADROOM_F32;
+    Case other = c;
+    set_all(&c, 0.5);
+    other.problem.scale *= 2;
+    other.problem.softcap *= 2;
+    for (double& bias : other.bias) bias *= 2;
+    Outputs expected = solve(context_, other);
+    for (double& d : expected.d_bias) d *= 2;
+    EXPECT_STREQ(first_difference(solve(context_, c), expected), "");
+  }
+}
+
 // A row of a temperature that is none is NaN; the others are as they were. In exact and thinned gradients.
 TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
   const double infinity = std::numeric_limits<double>::infinity();
