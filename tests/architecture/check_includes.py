@@ -1,10 +1,10 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another, and engines of the CUDA
-backend are known to the list of them alone; everything outside src knows the public headers only. The command line is built in layers: its support, files and charts know no command, the
-demonstration in examples/train stands on these, and commands on all of them; other examples on nothing. CUDA's own
-headers are known under src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of devices that
-the tests share.
+backend are known to the list of them alone; everything outside src knows the public headers only. The command line is
+built in layers: its support, files and charts know no command, the demonstration in examples/train stands on these, and
+commands on all of them; other examples on nothing. CUDA's own headers are known under src/cuda, bench and tests/gpu
+only, to the examples on CUDA, and to the memory of devices that the tests share.
 """
 
 import pathlib
