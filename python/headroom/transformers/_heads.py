@@ -1,0 +1,82 @@
+"""The linear layers of a model's head, and what they do while a loss is computed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+from ._deferred import DeferredLogits
+from ._logits import Logits, Session, Term
+from ._probe import some_rows
+
+
+def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
+    """The layers of ``head`` that make logits: itself, or those within what PEFT has put around it.
+
+    Raises:
+        UnsupportedError: a head that is no plain linear layer, such as a quantised one.
+    """
+    linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UnsupportedError(
+            f"headroom.transformers: the output embeddings of {owner} are a {type(head).__name__}, not a linear layer"
+        )
+    vocab = linear[0].out_features
+    found = [module for module in linear if module.out_features == vocab]
+    for module in found:
+        kind = type(module)
+        if kind.forward is not nn.Linear.forward:
+            raise UnsupportedError(
+                f"headroom.transformers: the head of {owner} is a {kind.__module__}.{kind.__name__} (quantised?); "
+                "expected a torch.nn.Linear: keep the head out of the quantisation (modules_to_not_convert)"
+            )
+    return found
+
+
+@contextlib.contextmanager
+def deferring(layers: list[nn.Linear], session: Session) -> Iterator[None]:
+    """While it is open these layers return logits that are never made. Hooks around their forward stay in place."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(_replaced(layer, session))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
+    # accelerate's hooks (devices, offloading) are around what they keep as _old_forward.
+    name = "_old_forward" if hasattr(layer, "_hf_hook") else "forward"
+    own = layer.__dict__.get(name)
+    original: Callable[..., Any] = getattr(layer, name)
+
+    def forward(input: Tensor) -> Tensor:
+        return _deferred(layer, original, input, session)
+
+    layer.__dict__[name] = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del layer.__dict__[name]
+        else:
+            layer.__dict__[name] = own
+
+
+def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, session: Session) -> Tensor:
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    probed = probe = None
+    if session.probing:
+        probed = some_rows(hidden)
+        with torch.no_grad():
+            probe = original(probed)
+    weight = layer.weight
+    versions = tuple((tensor, tensor._version) for tensor in (hidden, weight) if not tensor.is_inference())
+    term = Term(hidden, weight, probed=probed, versions=versions)
+    return DeferredLogits(Logits(session, (term,), dtype, layer.bias, probe=probe))

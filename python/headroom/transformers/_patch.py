@@ -1,0 +1,167 @@
+"""``patch`` and ``unpatch``: another forward for one model, not for its class."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from .. import _options
+from ..errors import UnsupportedError
+from ._deferred import DeferredLogits
+from ._heads import deferring, layers_of
+from ._logits import Session
+
+Model = TypeVar("Model", bound=nn.Module)
+_KEY = "_headroom_patch"
+
+
+@dataclass
+class _Patch:
+    """What a patched model carries. ``own_forward`` is what it had in place of its class's, such as accelerate's."""
+
+    options: dict[str, Any]
+    parameters: tuple[str, ...]
+    own_forward: Any
+    check: bool
+    evaluate: bool
+
+
+def patch(
+    model: Model,
+    *,
+    max_workspace_bytes: int | None = None,
+    gradient: str = "exact",
+    threshold: float = _options.DEFAULT_THRESHOLD,
+    check: bool = True,
+    evaluate: bool = False,
+) -> Model:
+    """Makes a transformers model compute its loss, where it gets ``labels``, without the logits.
+
+    The model's own code runs as it is, with a head that returns logits which are never made; what the model does with
+    them (factors, divisors, softcaps, biases, shifts, the loss with ``num_items_in_batch`` or ``shift_labels``) is
+    recorded where the fused head computes exactly that, and refused by name where not. ``outputs.logits`` is then None.
+    Without labels, without gradients (see ``evaluate``), in ``generate`` and with ``logits_to_keep`` the original
+    forward runs. Signature, hooks and state dict stay as they are.
+
+    Args:
+        model: a causal, masked or encoder-decoder language model of transformers, or a PEFT model around one; LoRA on
+            the head costs a copy of the head's weight and as much for its gradient.
+        max_workspace_bytes, gradient, threshold: as in :func:`headroom.linear_cross_entropy`.
+        check: compare a few tokens of the first batch with what the model's own operations make of them.
+        evaluate: compute the loss without logits where no gradient is wanted, too (as in ``Trainer.evaluate`` with
+            ``prediction_loss_only=True``); metrics then find no logits.
+
+    Returns:
+        The same model. Patching again replaces the options.
+
+    Raises:
+        TypeError: not a model with ``forward(labels=...)`` and ``get_output_embeddings()``.
+        UnsupportedError: a head that is no plain linear layer; and in training, a transform of the logits that is not
+            known, or a handshake that failed.
+    """
+    _options.check_gradient(gradient)
+    target = _inner(model)
+    if _KEY in target.__dict__:
+        unpatch(target)
+    options = {"max_workspace_bytes": max_workspace_bytes, "gradient": gradient, "threshold": threshold}
+    owner = type(target).__name__
+    parameters = tuple(inspect.signature(target.forward).parameters)
+    if "labels" not in parameters:
+        raise TypeError(f"model: expected a model whose forward takes labels, got {owner}")
+    layers_of(_head(target), owner)
+    target.__dict__[_KEY] = _Patch(options, parameters, target.__dict__.get("forward"), check, evaluate)
+
+    target.__dict__["forward"] = types.MethodType(_like(target.forward), target)
+    return model
+
+
+def unpatch(model: Model) -> Model:
+    """Gives a model its own forward back; of one that is not patched nothing happens."""
+    target = _inner(model)
+    made = target.__dict__.pop(_KEY, None)
+    if made is not None:
+        del target.__dict__["forward"]
+        if made.own_forward is not None:
+            target.__dict__["forward"] = made.own_forward
+    return model
+
+
+def _like(method: Any) -> Any:
+    """A function whose bound method has the signature of ``method``; bound, so that a copied model runs its own."""
+
+    def forward(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return _forward(self, args, kwargs)
+
+    signature = inspect.signature(method)
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    functools.update_wrapper(forward, getattr(method, "__func__", method))
+    del forward.__wrapped__  # type: ignore[attr-defined]
+    forward.__signature__ = signature.replace(parameters=[me, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return forward
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The transformers model within PEFT's."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
+    found: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    if not isinstance(found, nn.Module) or not hasattr(found, "get_output_embeddings"):
+        raise TypeError(
+            f"model: expected a model of transformers, got {type(found).__name__}; patch it before it is wrapped"
+        )
+    return found
+
+
+def _head(model: nn.Module) -> nn.Module:
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if not isinstance(head, nn.Module):
+        raise UnsupportedError(f"headroom.transformers: {type(model).__name__}.get_output_embeddings() has no head")
+    return head
+
+
+def _forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made: _Patch = model.__dict__[_KEY]
+    original = made.own_forward or functools.partial(type(model).forward, model)
+    given = dict(zip(made.parameters, args, strict=False)) | kwargs
+    whole = all(
+        type(given.get(name) or 0) is int and not given.get(name) for name in ("logits_to_keep", "num_logits_to_keep")
+    )
+    if given.get("labels") is None or not whole or not (torch.is_grad_enabled() or made.evaluate):
+        return original(*args, **kwargs)
+    return _fused(model, made, original, args, kwargs)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fused(model: nn.Module, made: _Patch, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    owner = type(model).__name__
+    session = Session(owner, made.options, made.check)
+    with deferring(layers_of(_head(model), owner), session):
+        outputs = original(*args, **kwargs)
+    if session.losses == 0:
+        raise UnsupportedError(
+            f"headroom.transformers: the loss of {owner} is not made of the logits of its output embeddings by "
+            "torch.nn.functional.cross_entropy; headroom.transformers.unpatch(model) goes back to the original path"
+        )
+    made.check = False
+    return _without_logits(outputs)
+
+
+def _without_logits(outputs: Any) -> Any:
+    """The outputs with None in place of logits that were never made; a ModelOutput leaves out what is None."""
+    if isinstance(outputs, DeferredLogits):
+        return None
+    if isinstance(outputs, dict) and dataclasses.is_dataclass(outputs):
+        fields = {key: _without_logits(value) for key, value in outputs.items()}
+        return type(outputs)(**fields)
+    if type(outputs) is dict:
+        return {key: _without_logits(value) for key, value in outputs.items()}
+    if type(outputs) in (tuple, list):
+        return type(outputs)(_without_logits(value) for value in outputs)
+    return outputs

@@ -1,0 +1,134 @@
+"""Every language model class of the installed transformers that takes labels, tiny, as it is and patched.
+
+    python tests/python/transformers/table.py [--only REGEX] [--write docs/transformers-classes.md]
+
+Each class runs in a process of its own. The exit status is 1 where a loss or a gradient differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import multiprocessing
+import re
+import sys
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import headroom.transformers
+import torch
+import transformers
+from compare import difference, step
+from tiny import build, inputs
+
+KINDS = (
+    r"(ForCausalLM|LMHead\w*Model|WithLMHeadModel|ForConditionalGeneration|ForMaskedLM|ForPreTraining|EncoderDecoderModel)"
+    r"$"
+)
+BOUND = 1e-5
+CONTEXT = multiprocessing.get_context("fork")
+
+
+def names() -> list[str]:
+    return sorted(n for n in dir(transformers) if re.search(KINDS, n) and not n.startswith(("TF", "Flax", "Auto")))
+
+
+def one_line(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:240]
+
+
+def examine(name: str) -> tuple[str, str] | None:
+    """(verdict, detail) of a class, or None where it takes no labels."""
+    try:
+        kind = getattr(transformers, name)
+        if "labels" not in inspect.signature(kind.forward).parameters:
+            return None
+        model = build(kind)
+        batch = inputs(model)
+        stock = step(model, batch)
+    except Exception as error:
+        return "unbuildable", one_line(error)
+    if not torch.isfinite(stock[0]):
+        return "unbuildable", f"its own loss is {float(stock[0])}"
+    again = step(model, batch)
+    if (noise := difference(stock, again)) > BOUND / 10:
+        return "unbuildable", f"its own gradients differ by {noise:.1e} from run to run"
+    try:
+        headroom.transformers.patch(model)
+        fused = step(model, batch)
+    except NotImplementedError as error:
+        return "refused", str(error).replace("headroom.transformers: ", "").split("; headroom.transformers.unpatch")[0]
+    error = difference(stock, fused)
+    logits = getattr(fused[2], "logits", None)
+    if logits is not None:
+        return "different", "its logits were made"
+    return ("equal", f"{error:.0e}") if error <= BOUND else ("different", f"by {error:.1e}")
+
+
+def child(name: str, pipe: object) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    try:
+        pipe.send(examine(name))
+    except BaseException as error:
+        pipe.send(("different", one_line(error)))
+
+
+def run(name: str, seconds: float) -> tuple[str, tuple[str, str] | None]:
+    here, there = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=child, args=(name, there))
+    process.start()
+    there.close()
+    try:
+        found = here.recv() if here.poll(seconds) else ("unbuildable", f"took more than {seconds:.0f} s at this size")
+    except EOFError:
+        found = ("unbuildable", "its process died, as for want of memory")
+    process.kill()
+    process.join()
+    return name, found
+
+
+def table(found: dict[str, tuple[str, str]]) -> str:
+    counts = {verdict: sum(v == verdict for v, _ in found.values()) for verdict in ("equal", "refused", "unbuildable")}
+    lines = [
+        f"transformers {transformers.__version__}: {counts['equal']} classes equal, {counts['refused']} refused, "
+        f"{counts['unbuildable']} not built at this size.",
+        "",
+        "Equal, with the largest error of loss and gradients in float32:",
+        "",
+        ", ".join(f"{name} ({detail})" for name, (verdict, detail) in found.items() if verdict == "equal") + ".",
+    ]
+    for verdict, head in (("refused", "Refused"), ("unbuildable", "Not built"), ("different", "DIFFERENT")):
+        rows = [f"| {n} | {d.replace('|', '/')} |" for n, (v, d) in found.items() if v == verdict]
+        if rows:
+            lines += ["", f"| {head} | Why |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="regular expression of class names")
+    parser.add_argument("--write", help="file for the table")
+    parser.add_argument("--seconds", type=float, default=60, help="limit of a class")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    found = {}
+    chosen = [name for name in names() if re.search(options.only, name)]
+    start = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for name, result in pool.map(lambda name: run(name, options.seconds), chosen):
+            if result is not None:
+                found[name] = result
+                print(f"{result[0]:12} {name}: {result[1]}", flush=True)
+    text = table(found)
+    print(text.split("\n", 1)[0], f"({time.monotonic() - start:.0f} s)")
+    if options.write:
+        with open(options.write, "w") as file:
+            file.write(text)
+    return int(any(verdict == "different" for verdict, _ in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""PEFT and the Trainer over a patched model."""
+
+import copy
+
+import headroom.transformers
+import pytest
+import torch
+from compare import difference, step
+from headroom.errors import UnsupportedError
+from tiny import VOCAB, inputs
+
+peft = pytest.importorskip("peft")
+
+
+def lora(model, **options):
+    made = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, **options))
+    with torch.no_grad():  # B begins as 0, and so would the gradient of A
+        for name, parameter in made.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.2)
+    return made
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["patch then PEFT", "PEFT then patch"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj", "v_proj"]},  # a frozen head
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "lm_head"], "use_rslora": True, "lora_bias": True},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ],
+    ids=["frozen", "on the head", "on the head with bias", "saved"],
+)
+def test_adapters(llama, options, first):
+    batch = inputs(llama)
+    if first:
+        headroom.transformers.patch(llama)
+    model = lora(llama, **options)
+    if not first:
+        headroom.transformers.patch(model)
+    fused = step(model, batch)
+    assert fused[2].logits is None
+    stock = step(headroom.transformers.unpatch(model), batch)
+    assert difference(stock, fused) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"target_modules": ["lm_head"], "use_dora": True}, "LlamaForCausalLM"),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": {"lm_head": [1, 2]}}, "LlamaForCausalLM"),
+    ],
+    ids=["DoRA", "trainable tokens"],
+)
+def test_adapters_that_are_refused_by_name(llama, options, name):
+    batch = inputs(llama)
+    model = headroom.transformers.patch(lora(llama, **options))
+    with pytest.raises(UnsupportedError, match=name):
+        model(**batch)
+    headroom.transformers.unpatch(model)
+    assert model(**batch).logits.shape[-1] == VOCAB
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_trainer_sees_the_same_losses(llama, tmp_path, accumulation):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    torch.manual_seed(3)
+    ids = torch.randint(3, VOCAB, (20, 12))
+    data = [{"input_ids": row, "labels": torch.where(torch.arange(12) < n % 7, -100, row)} for n, row in enumerate(ids)]
+
+    def losses(model):
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=accumulation,
+            max_steps=5,
+            logging_steps=1,
+            learning_rate=1e-2,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=1,
+        )
+        trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
+        assert trainer.model_accepts_loss_kwargs
+        trainer.train()
+        evaluated = trainer.evaluate()["eval_loss"]
+        assert trainer.predict(data[:4]).predictions.shape == (4, 12, VOCAB)
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] + [evaluated]
+
+    stock = losses(copy.deepcopy(llama))
+    fused = losses(headroom.transformers.patch(llama))
+    assert len(stock) == 6 and stock[0] != stock[4]
+    assert max(abs(a - b) for a, b in zip(stock, fused, strict=True)) <= 1e-5

@@ -1,0 +1,69 @@
+"""Loss and gradients of tiny models are those of the unpatched model: one class of each way to make logits."""
+
+import inspect
+
+import headroom.transformers
+import pytest
+import torch
+import transformers
+from compare import difference, step
+from tiny import build, inputs
+
+FAMILIES = {
+    "LlamaForCausalLM": {},
+    "Qwen2ForCausalLM": {},
+    "Gemma2ForCausalLM": {"final_logit_softcapping": 2.0},
+    "CohereForCausalLM": {"logit_scale": 0.25},
+    "GraniteForCausalLM": {"logits_scaling": 8.0},
+    "PhiForCausalLM": {},  # a bias
+    "GPT2LMHeadModel": {},  # tied
+    "MixtralForCausalLM": {"output_router_logits": True, "router_aux_loss_coef": 0.1},
+    "RecurrentGemmaForCausalLM": {"logits_soft_cap": 2.0},
+    "T5ForConditionalGeneration": {},
+    "BartForConditionalGeneration": {},  # final_logits_bias
+    "BertForMaskedLM": {},
+    "BertLMHeadModel": {"is_decoder": True},
+    "LlavaForConditionalGeneration": {},
+    "EncoderDecoderModel": {},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_loss_and_gradients_are_those_of_the_unpatched_model(name):
+    model = build(getattr(transformers, name))
+    for key, value in FAMILIES[name].items():
+        assert hasattr(model.config, key)
+        setattr(model.config, key, value)
+        if hasattr(model, key):
+            setattr(model, key, value)
+    batch = inputs(model)
+    signature, stock = inspect.signature(model.forward), step(model, batch)
+
+    assert headroom.transformers.patch(model, max_workspace_bytes=1 << 20) is model
+    first, second = step(model, batch), step(model, batch)  # with the handshake and after it
+    assert inspect.signature(model.forward) == signature
+    assert difference(stock, first) <= 1e-5 and difference(stock, second) <= 1e-5
+    assert first[2].logits is None and "logits" not in first[2]
+    assert first[2].keys() == stock[2].keys() - {"logits"}
+
+    headroom.transformers.unpatch(model)
+    assert "forward" not in model.__dict__
+    assert difference(stock, step(model, batch)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "CohereForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM"])
+def test_16_bit_models_are_as_close_to_float64_as_the_unpatched_model(name):
+    model = build(getattr(transformers, name))
+    batch = inputs(model)
+    rounded = model.bfloat16()
+    exact = step(build(getattr(transformers, name)).bfloat16().double(), batch)
+    stock = step(rounded, batch)
+    fused = step(headroom.transformers.patch(rounded), batch)
+    for loss in (stock[0], fused[0]):
+        assert torch.isfinite(loss)
+    # The trunk is the same in both: the fused head adds no rounding that the logits' own does not.
+    assert abs(fused[0].double() - exact[0]) <= 2 * abs(stock[0].double() - exact[0]) + 2**-8
+    for key, gradient in stock[1].items():
+        scale = float(exact[1][key].abs().max()) + 1e-30
+        error, bound = (float((g[1][key].double() - exact[1][key]).abs().max()) for g in (fused, stock))
+        assert error <= 2 * bound + 2**-7 * scale, key

@@ -1,0 +1,266 @@
+"""When the fused head is used, what stays as it was, and what is refused by name."""
+
+import copy
+import types
+
+import headroom
+import headroom.transformers
+import pytest
+import torch
+import transformers
+from compare import difference, step
+from headroom.errors import UnsupportedError
+from tiny import TEXT, VOCAB, inputs
+
+
+def count_losses(monkeypatch):
+    from headroom.transformers import _loss
+
+    calls = []
+    original = _loss.linear_cross_entropy
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(_loss, "linear_cross_entropy", counted)
+    return calls
+
+
+def test_the_original_path_serves_what_needs_logits(llama, monkeypatch):
+    batch, calls = inputs(llama), count_losses(monkeypatch)
+    ids = batch["input_ids"]
+    stock = llama(input_ids=ids).logits
+    headroom.transformers.patch(llama)
+    assert torch.equal(llama(input_ids=ids).logits, stock)
+    assert llama(**batch | {"labels": batch["labels"][:, -2:]}, logits_to_keep=2).logits.shape == (TEXT[0], 2, VOCAB)
+    with torch.no_grad():
+        assert llama(**batch).logits.shape == (*TEXT, VOCAB)
+    llama.eval()
+    assert llama.generate(ids, max_new_tokens=3, do_sample=False).shape == (TEXT[0], TEXT[1] + 3)
+    assert not calls
+    headroom.transformers.patch(llama, evaluate=True)
+    with torch.no_grad():
+        assert llama(**batch).logits is None
+    assert len(calls) == 1
+
+
+def test_labels_may_be_positional_and_outputs_a_tuple(llama):
+    batch = inputs(llama)
+    stock = llama(**batch, return_dict=False)
+    headroom.transformers.patch(llama)
+    fused = llama(**batch, return_dict=False)
+    assert fused[1] is None and len(fused) == len(stock)
+    torch.testing.assert_close(fused[0], stock[0], atol=1e-5, rtol=0)
+    place = list(type(llama).forward.__annotations__).index("labels")
+    positional = [batch["input_ids"], *[None] * (place - 1), batch["labels"]]
+    assert llama(*positional).logits is None
+
+
+@pytest.mark.parametrize("items", [7, torch.tensor(7), torch.tensor(7.0)])
+def test_num_items_in_batch(llama, items):
+    batch = inputs(llama) | {"num_items_in_batch": items}
+    stock = step(llama, batch)
+    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+
+
+def test_shift_labels(llama):
+    batch = inputs(llama)
+    batch["shift_labels"] = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+    stock = step(llama, batch)
+    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+
+
+def test_gradient_checkpointing_and_autocast(llama):
+    batch = inputs(llama)
+    llama.gradient_checkpointing_enable()
+    stock = step(llama, batch)
+    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert abs(float(step(llama, batch)[0] - stock[0])) < 0.1
+        headroom.transformers.patch(llama)  # with a handshake under autocast
+        assert abs(float(step(llama, batch)[0] - stock[0])) < 0.1
+
+
+def test_compiled_models_have_the_same_loss_and_gradients(llama):
+    batch = inputs(llama)
+    stock = step(llama, batch)
+    headroom.transformers.patch(llama)
+    compiled = torch.compile(llama, backend="eager")
+    compiled(**batch).loss.backward()
+    assert difference(stock, step(llama, batch)) <= 1e-5
+    llama.zero_grad()
+    loss = compiled(**batch).loss
+    loss.backward()
+    found = {name: p.grad for name, p in llama.named_parameters()}
+    assert difference(stock, (loss.detach(), found)) <= 1e-5
+    assert compiled(input_ids=batch["input_ids"]).logits.shape == (*TEXT, VOCAB)
+
+
+def test_a_copy_runs_its_own_forward(llama):
+    batch = inputs(llama)
+    headroom.transformers.patch(llama)
+    other = copy.deepcopy(llama)
+    with torch.no_grad():
+        other.lm_head.weight.zero_()
+    assert abs(float(other(**batch).loss) - torch.log(torch.tensor(float(VOCAB)))) < 1e-5
+    assert llama.state_dict().keys() == other.state_dict().keys()
+
+
+def test_hooks_of_the_head_and_the_model_stay(llama):
+    seen = []
+    llama.lm_head.register_forward_pre_hook(lambda module, args: seen.append("pre"))
+    llama.lm_head.register_forward_hook(lambda module, args, output: output * 0.5)
+    llama.register_forward_hook(lambda module, args, output: seen.append("model"))
+    batch = inputs(llama)
+    stock = step(llama, batch)
+    del seen[:]
+    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    assert seen == ["pre", "model"]
+
+
+def test_label_smoothing_class_weights_and_a_loss_of_ones_own(llama):
+    def loss_function(logits, labels, vocab_size, **kwargs):
+        weight = torch.linspace(0.5, 1.5, vocab_size)
+        shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
+        return torch.nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)(shifted, labels[..., 1:].reshape(-1))
+
+    llama.loss_function = loss_function
+    batch = inputs(llama)
+    stock = step(llama, batch)
+    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda z: z.masked_fill(z > 0, 0.0), "gt"),
+        (lambda z: z.softmax(-1), "softmax"),
+        (lambda z: z[..., ::2], "vocabulary"),
+        (lambda z: z * torch.ones(VOCAB), "mul"),
+        (lambda z: z + torch.ones(8, 1), "bias"),
+        (lambda z: z + 1, "add"),
+        (lambda z: torch.tanh(z) + torch.ones(VOCAB), "after tanh"),
+        (lambda z: torch.tanh(torch.tanh(z)), "second tanh"),
+        (lambda z: -1.0 * torch.tanh(z), "after tanh"),
+        (lambda z: z.mul_(2.0), "mul_"),
+        (lambda z: z.transpose(1, 2), "transpose"),
+        (lambda z: z.detach(), "detach"),
+        (lambda z: 1.0 / z, "div"),
+        (lambda z: torch.cat([z, z]), "container"),
+        (lambda z: z.view(torch.int32), "view"),
+        (lambda z: z.int(), "int"),
+        (lambda z: z * torch.tensor(2.0, requires_grad=True), "learned"),
+    ],
+)
+def test_a_transform_that_is_not_known_is_refused_by_name(llama, change, name):
+    llama.lm_head.register_forward_hook(lambda module, args, output: change(output))
+    headroom.transformers.patch(llama)
+    with pytest.raises(NotImplementedError, match=name):
+        llama(**inputs(llama))
+    assert "forward" not in llama.lm_head.__dict__
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z: torch.tanh(z / 3.0) * 3.0,
+        lambda z: 5.0 * torch.tanh((z * 0.5 + torch.linspace(-1, 1, VOCAB)) / 3.0),
+        lambda z: torch.tanh(z),
+        lambda z: (2.0 * z + torch.linspace(-1, 1, VOCAB)) / 4.0 + torch.linspace(0, 1, VOCAB)[None, None],
+        lambda z: torch.linspace(-1, 1, VOCAB) + z.float().to(torch.float64).to(torch.float32) * torch.tensor(-0.5),
+        lambda z: z.flatten(0, 1).unsqueeze(0).squeeze(0).reshape(TEXT[0], TEXT[1], VOCAB),
+        lambda z: z[:, torch.arange(TEXT[1])][..., None, :, :][:, 0],
+    ],
+)
+def test_transforms_that_are_known_are_exact(llama, change):
+    llama.lm_head.register_forward_hook(lambda module, args, output: change(output))
+    batch = inputs(llama)
+    stock = step(llama, batch)
+    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+
+
+def test_the_handshake_refuses_what_differs(llama, monkeypatch):
+    from headroom.transformers._logits import Logits
+
+    llama.lm_head.register_forward_hook(lambda module, args, output: output * 1.5)
+    batch = inputs(llama)
+    monkeypatch.setattr(Logits, "scaled", lambda self, factor: self)
+    headroom.transformers.patch(llama)
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM differs from the fused head's by"):
+        llama(**batch)
+    llama(**batch | {"labels": None})
+    with pytest.raises(UnsupportedError):  # and again, for nothing was found right
+        llama(**batch)
+
+
+def test_hidden_states_changed_in_place_are_refused(llama):
+    def loss_function(logits, labels, vocab_size, **kwargs):
+        logits.logits.terms[0].hidden.mul_(1.0)
+        return torch.nn.functional.cross_entropy(logits.view(-1, vocab_size), labels.view(-1))
+
+    batch = inputs(llama)
+    headroom.transformers.patch(llama)
+    llama.loss_function = loss_function
+    with pytest.raises(UnsupportedError, match="in place"):
+        llama(**batch)
+
+
+def test_a_loss_that_is_not_of_the_head_is_refused(llama):
+    llama.loss_function = lambda logits, labels, vocab_size, **kwargs: llama.model.norm.weight.sum()
+    headroom.transformers.patch(llama)
+    with pytest.raises(UnsupportedError, match="is not made of the logits"):
+        llama(**inputs(llama))
+
+
+def test_a_head_that_is_no_plain_linear_layer_is_refused(llama):
+    class Linear4bit(torch.nn.Linear):
+        def forward(self, input):
+            return super().forward(input)
+
+    with pytest.raises(TypeError, match="got int"):
+        headroom.transformers.patch(3)
+    with pytest.raises(TypeError, match="got Linear"):
+        headroom.transformers.patch(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="takes labels, got LlamaModel"):
+        headroom.transformers.patch(llama.model)
+    llama.lm_head = Linear4bit(32, VOCAB)
+    with pytest.raises(UnsupportedError, match="Linear4bit"):
+        headroom.transformers.patch(llama)
+    assert "forward" not in llama.__dict__
+
+
+def test_a_weight_that_is_gone_is_refused(llama):
+    def free(module, args, output):
+        module.weight.untyped_storage().resize_(0)
+
+    batch = inputs(llama)
+    headroom.transformers.patch(llama)
+    llama.lm_head.register_forward_hook(free)
+    with pytest.raises(UnsupportedError, match="freed before the loss"):
+        llama(**batch)
+
+
+def test_patching_twice_replaces_the_options_and_keeps_a_forward_of_ones_own(llama, monkeypatch):
+    own = types.MethodType(
+        lambda self, input_ids=None, labels=None: type(self).forward(self, input_ids, labels=labels), llama
+    )
+    llama.forward = own
+    calls = count_losses(monkeypatch)
+    headroom.transformers.patch(llama)
+    headroom.transformers.patch(llama, max_workspace_bytes=1 << 20, gradient="thinned", threshold=2**-8)
+    batch = {key: value for key, value in inputs(llama).items() if key != "attention_mask"}
+    llama(**batch).loss.backward()
+    assert calls[-1]["max_workspace_bytes"] == 1 << 20 and calls[-1]["gradient"] == "thinned"
+    headroom.transformers.unpatch(llama)
+    headroom.transformers.unpatch(llama)
+    assert llama.forward is own and "_headroom_patch" not in llama.__dict__
+
+
+def test_transformers_is_not_imported_by_headroom():
+    import subprocess
+    import sys
+
+    code = "import headroom.transformers, sys; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+    assert transformers.__name__ == "transformers"

@@ -1,0 +1,147 @@
+"""Tiny instances of the classes of the installed transformers, and inputs for them."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+
+VOCAB, TEXT = 99, (2, 8)
+
+# Sizes by their names in configurations; what a configuration does not have is not set.
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size d_model n_embd dim embed_dim word_embed_proj_dim embedding_size emb_dim hidden_dim model_dim": 32,
+    "intermediate_size d_ff ffn_dim n_inner ffn_hidden_size encoder_ffn_dim decoder_ffn_dim d_inner dim_ff mlp_dim": 48,
+    "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers depth": 2,
+    "num_encoder_layers num_blocks num_hidden_groups": 2,
+    "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads": 4,
+    "num_key_value_heads num_kv_heads n_head_kv": 2,
+    "head_dim d_kv d_head kv_channels attention_head_size": 8,
+    "max_position_embeddings n_positions max_seq_len n_ctx max_seq_length": 64,
+    "num_local_experts num_experts n_routed_experts moe_num_experts": 4,
+    "num_experts_per_tok moe_k moe_topk top_k": 2,
+    "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size": 24,
+    "n_group topk_group n_shared_experts": 1,
+    "q_lora_rank kv_lora_rank": 16,
+    "qk_rope_head_dim qk_nope_head_dim v_head_dim": 8,
+    "image_size": 16,
+    "patch_size": 8,
+    "out_hidden_size projection_dim project_dim encoder_hidden_size cross_attention_hidden_size": 32,
+    "initializer_range init_std initializer_factor": 0.2,
+}
+DROPOUT = ("dropout", "drop_rate", "pdrop", "layerdrop", "drop_path_rate")
+
+
+def shrink(config: object) -> object:
+    """The configuration, and those within it, at tiny sizes and without dropout."""
+    for names, value in SIZES.items():
+        for name in names.split():
+            old = config.__dict__.get(name)
+            if isinstance(old, (int, float)) and not isinstance(old, bool) and (old > value or name.startswith("init")):
+                _set(config, name, value)
+    heads = config.__dict__.get("num_attention_heads")
+    if config.__dict__.get("kv_lora_rank") and "num_key_value_heads" in config.__dict__:
+        _set(config, "num_key_value_heads", heads)
+    if config.__dict__.get("rotary_dim"):
+        _set(config, "rotary_dim", 8)
+    if "use_cache" in config.__dict__:
+        _set(config, "use_cache", False)
+    layers = next((config.__dict__[n] for n in ("num_hidden_layers", "n_layer") if n in config.__dict__), None)
+    special = 3
+    for name, value in list(config.__dict__.items()):
+        if hasattr(value, "to_dict"):
+            shrink(value)
+        elif isinstance(value, float) and any(part in name for part in DROPOUT):
+            _set(config, name, 0.0)
+        elif name in ("layer_types", "mlp_layer_types", "layers_block_type") and isinstance(value, list) and layers:
+            kinds = list(dict.fromkeys(value))
+            _set(config, name, (kinds * layers)[:layers])
+        elif isinstance(value, int) and name.endswith(("_token_id", "_token_index")) and value >= VOCAB:
+            special += 1
+            _set(config, name, VOCAB - special)
+        elif name == "eos_token_id" and isinstance(value, list):
+            _set(config, name, 2)
+    for name, value in (("pad_token_id", 0), ("decoder_start_token_id", 1)):
+        if config.__dict__.get(name) is None or config.__dict__[name] >= VOCAB or config.__dict__[name] < 0:
+            _set(config, name, value)
+    return config
+
+
+def _set(config: object, name: str, value: object) -> None:
+    try:
+        setattr(config, name, value)
+    except Exception:
+        config.__dict__[name] = value
+
+
+def build(kind: type) -> nn.Module:
+    """A model of the class with every parameter and buffer of floating point that is 0 filled with noise."""
+    torch.manual_seed(0)
+    config = composite(kind) or shrink(kind.config_class())
+    model = kind(config).float()
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if value.is_floating_point() and value.numel() and not bool(value.any()):
+                if isinstance(value, nn.Parameter) or "final_logits_bias" in name:
+                    value.normal_(0, 0.1)
+    return model.train()
+
+
+def composite(kind: type) -> object | None:
+    """Configurations that have no defaults."""
+    import transformers as T
+
+    if kind.__name__ in ("EncoderDecoderModel",):
+        both = shrink(T.BertConfig()), shrink(T.BertConfig(is_decoder=True, add_cross_attention=True))
+        made = T.EncoderDecoderConfig.from_encoder_decoder_configs(*both)
+    elif kind.__name__ == "VisionEncoderDecoderModel":
+        both = shrink(T.ViTConfig()), shrink(T.GPT2Config(add_cross_attention=True))
+        made = T.VisionEncoderDecoderConfig.from_encoder_decoder_configs(*both)
+    elif kind.__name__ == "SpeechEncoderDecoderModel":
+        both = shrink(T.Wav2Vec2Config()), shrink(T.BertConfig(is_decoder=True, add_cross_attention=True))
+        made = T.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(*both)
+    else:
+        return None
+    made.decoder_start_token_id, made.pad_token_id = 1, 0
+    return made
+
+
+def inputs(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A batch with labels, some of which are ignored."""
+    torch.manual_seed(1)
+    parameters = inspect.signature(model.forward).parameters
+    ids = torch.randint(10, 80, TEXT)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    batch = {"labels": labels}
+    text = getattr(model.config, "get_text_config", lambda: model.config)()
+    main = model.main_input_name
+    if main == "pixel_values":
+        size = _find(model.config, "image_size") or 16
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        batch["pixel_values"] = torch.randn(2, _find(model.config, "num_channels") or 3, height, width)
+    elif main == "input_features":
+        channels = _find(model.config, "num_mel_bins") or 80
+        batch["input_features"] = torch.randn(2, channels, 2 * (_find(model.config, "max_source_positions") or 50))
+    elif main == "input_values":
+        batch["input_values"] = torch.randn(2, 2000)
+    if "input_ids" in parameters and main not in ("input_features", "input_values"):
+        batch["input_ids"] = ids
+    if "decoder_input_ids" in parameters and type(model).__name__.endswith("EncoderDecoderModel"):
+        batch["decoder_input_ids"] = ids
+    if "attention_mask" in parameters and "input_ids" in batch and main == "input_ids":
+        batch["attention_mask"] = torch.ones_like(ids)
+    for name in ("next_sentence_label", "sentence_order_label"):
+        if name in parameters:
+            batch[name] = torch.tensor([0, 1])
+    if "langs" in parameters and getattr(text, "use_lang_emb", False):
+        batch["langs"] = torch.zeros_like(ids)
+    return batch
+
+
+def _find(config: object, name: str) -> object | None:
+    if name in config.__dict__:
+        return config.__dict__[name]
+    return next((f for v in config.__dict__.values() if hasattr(v, "to_dict") and (f := _find(v, name))), None)
