@@ -1,6 +1,7 @@
 """Headroom: the loss of a language model's head and its gradients, without the logits.
 
 ``headroom.linear_cross_entropy`` and ``headroom.LinearCrossEntropyLoss`` need PyTorch (2.6 or newer);
+``headroom.transformers.patch`` needs it, too;
 ``headroom.numpy.linear_cross_entropy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need neither.
 """
 
@@ -26,7 +27,7 @@ from .errors import (
 from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
-    from . import numpy
+    from . import numpy, transformers
     from ._warm_up import warm_up
     from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
     from .module import LinearCrossEntropyLoss
@@ -53,6 +54,7 @@ __all__ = [
     "numpy",
     "plan",
     "plans",
+    "transformers",
     "version",
     "warm_up",
 ]
@@ -68,8 +70,8 @@ _TORCH = {
 
 def __getattr__(name: str) -> Any:
     """Imports PyTorch or numpy only when something that needs it is used."""
-    if name == "numpy":
-        return importlib.import_module(".numpy", __name__)
+    if name in ("numpy", "transformers"):
+        return importlib.import_module(f".{name}", __name__)
     if name not in _TORCH:
         raise AttributeError(f"module 'headroom' has no attribute {name!r}")
     try:

@@ -120,10 +120,12 @@ def _inner(model: nn.Module) -> nn.Module:
 
 
 def _head(model: nn.Module) -> nn.Module:
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    if not isinstance(head, nn.Module):
-        raise UnsupportedError(f"headroom.transformers: {type(model).__name__}.get_output_embeddings() has no head")
-    return head
+    """The output embeddings of the model, or where it names none those of a model within it."""
+    for module in model.modules():
+        head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # type: ignore[operator]
+        if isinstance(head, nn.Module):
+            return head
+    raise UnsupportedError(f"headroom.transformers: {type(model).__name__}.get_output_embeddings() has no head")
 
 
 def _forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -97,6 +97,21 @@ def test_compiled_models_have_the_same_loss_and_gradients(llama):
     assert compiled(input_ids=batch["input_ids"]).logits.shape == (*TEXT, VOCAB)
 
 
+def test_a_compiled_backbone_stays_compiled(llama):
+    batch, graphs = inputs(llama), []
+
+    def backend(graph, examples):
+        graphs.append(graph)
+        return graph.forward
+
+    stock = step(llama, batch)
+    headroom.transformers.patch(llama)
+    llama.model.compile(backend=backend)
+    assert difference(stock, step(llama, batch)) <= 1e-5
+    assert difference(stock, step(torch.compile(llama, backend="eager"), batch)) <= 1e-5
+    assert len(graphs) == 1
+
+
 def test_a_copy_runs_its_own_forward(llama):
     batch = inputs(llama)
     headroom.transformers.patch(llama)

@@ -1,6 +1,8 @@
 """Every language model class of the installed transformers that takes labels, tiny, as it is and patched.
 
-    python tests/python/transformers/table.py [--only REGEX] [--write docs/transformers-classes.md]
+    python tests/python/huggingface/table.py [--only REGEX] [--write docs/transformers.md]
+
+The table replaces what the file has from "## Classes" on.
 
 Each class runs in a process of its own. The exit status is 1 where a loss or a gradient differs.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import multiprocessing
+import pathlib
 import re
 import sys
 import time
@@ -125,8 +128,9 @@ def main() -> int:
     text = table(found)
     print(text.split("\n", 1)[0], f"({time.monotonic() - start:.0f} s)")
     if options.write:
-        with open(options.write, "w") as file:
-            file.write(text)
+        file = pathlib.Path(options.write)
+        kept = file.read_text().split("## Classes\n")[0]
+        file.write_text(f"{kept}## Classes\n\n{text}")
     return int(any(verdict == "different" for verdict, _ in found.values()))
 
 

@@ -11,7 +11,9 @@ VOCAB, TEXT = 99, (2, 8)
 
 # Sizes by their names in configurations; what a configuration does not have is not set.
 SIZES = {
-    "vocab_size": VOCAB,
+    "vocab_size decoder_vocab_size vocab_size_per_layer_input": VOCAB,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads mamba_d_head hidden_size_per_layer_input": 8,
     "hidden_size d_model n_embd dim embed_dim word_embed_proj_dim embedding_size emb_dim hidden_dim model_dim": 32,
     "intermediate_size d_ff ffn_dim n_inner ffn_hidden_size encoder_ffn_dim decoder_ffn_dim d_inner dim_ff mlp_dim": 48,
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers depth": 2,
@@ -31,6 +33,14 @@ SIZES = {
     "out_hidden_size projection_dim project_dim encoder_hidden_size cross_attention_hidden_size": 32,
     "initializer_range init_std initializer_factor": 0.2,
 }
+MISSING = {
+    "head_dim": 8,
+    "vocab_size": VOCAB,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 DROPOUT = ("dropout", "drop_rate", "pdrop", "layerdrop", "drop_path_rate")
 
 
@@ -41,6 +51,13 @@ def shrink(config: object) -> object:
             old = config.__dict__.get(name)
             if isinstance(old, (int, float)) and not isinstance(old, bool) and (old > value or name.startswith("init")):
                 _set(config, name, value)
+    for name, value in MISSING.items():
+        if name in config.__dict__ and config.__dict__[name] is None:
+            _set(config, name, value)
+    for rope in (config.__dict__.get("rope_parameters"), config.__dict__.get("rope_scaling")):
+        if isinstance(rope, dict) and "rope_type" in rope:
+            pairs = int(4 * (rope.get("partial_rotary_factor") or 1.0))
+            rope["mrope_section"] = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]
     heads = config.__dict__.get("num_attention_heads")
     if config.__dict__.get("kv_lora_rank") and "num_key_value_heads" in config.__dict__:
         _set(config, "num_key_value_heads", heads)
