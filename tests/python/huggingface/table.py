@@ -48,8 +48,12 @@ def examine(name: str) -> tuple[str, str] | None:
         if "labels" not in inspect.signature(kind.forward).parameters:
             return None
         model = build(kind)
-        batch = inputs(model)
-        stock = step(model, batch)
+        try:
+            batch = inputs(model)
+            stock = step(model, batch)
+        except Exception:
+            batch = inputs(model, time_first=True)
+            stock = step(model, batch)
     except Exception as error:
         return "unbuildable", one_line(error)
     if not torch.isfinite(stock[0]):

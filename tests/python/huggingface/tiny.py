@@ -13,6 +13,10 @@ VOCAB, TEXT = 99, (2, 8)
 SIZES = {
     "vocab_size decoder_vocab_size vocab_size_per_layer_input": VOCAB,
     "mamba_d_ssm": 64,
+    "mamba_chunk_size chunk_size": 8,
+    "mamba_d_state state_size ssm_state_size": 16,
+    "expand attn_layer_offset": 1,
+    "attn_layer_period": 2,
     "mamba_n_heads mamba_d_head hidden_size_per_layer_input": 8,
     "hidden_size d_model n_embd dim embed_dim word_embed_proj_dim embedding_size emb_dim hidden_dim model_dim": 32,
     "intermediate_size d_ff ffn_dim n_inner ffn_hidden_size encoder_ffn_dim decoder_ffn_dim d_inner dim_ff mlp_dim": 48,
@@ -23,9 +27,9 @@ SIZES = {
     "head_dim d_kv d_head kv_channels attention_head_size": 8,
     "max_position_embeddings n_positions max_seq_len n_ctx max_seq_length": 64,
     "num_local_experts num_experts n_routed_experts moe_num_experts": 4,
-    "num_experts_per_tok moe_k moe_topk top_k": 2,
+    "num_experts_per_tok num_experts_per_token moe_k moe_topk top_k": 2,
     "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size": 24,
-    "n_group topk_group n_shared_experts": 1,
+    "n_group topk_group n_shared_experts n_groups": 1,
     "q_lora_rank kv_lora_rank": 16,
     "qk_rope_head_dim qk_nope_head_dim v_head_dim": 8,
     "image_size": 16,
@@ -33,14 +37,21 @@ SIZES = {
     "out_hidden_size projection_dim project_dim encoder_hidden_size cross_attention_hidden_size": 32,
     "initializer_range init_std initializer_factor": 0.2,
 }
+# What is None by default and has no size then; and what a class cannot do without.
 MISSING = {
-    "head_dim": 8,
     "vocab_size": VOCAB,
+    "head_dim": 8,
+    "num_key_value_heads": 2,
     "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
     "n_shared_experts": 1,
     "n_group": 1,
     "topk_group": 1,
+    "sliding_window": 16,
+    "default_language": "en_XX",
+    "vocabulary_map": {"<image>": 90, "IMGIMGA": 91, "<|visual token 000000|>": 92, "<|extra_200|>": 93},
 }
+ABSENT = {"Qwen2_5OmniThinkerConfig": "vision_start_token_id", "Qwen3OmniMoeThinkerConfig": "vision_start_token_id"}
 DROPOUT = ("dropout", "drop_rate", "pdrop", "layerdrop", "drop_path_rate")
 
 
@@ -51,6 +62,8 @@ def shrink(config: object) -> object:
             old = config.__dict__.get(name)
             if isinstance(old, (int, float)) and not isinstance(old, bool) and (old > value or name.startswith("init")):
                 _set(config, name, value)
+    if type(config).__name__ in ABSENT:
+        _set(config, ABSENT[type(config).__name__], 7)
     for name, value in MISSING.items():
         if name in config.__dict__ and config.__dict__[name] is None:
             _set(config, name, value)
@@ -125,8 +138,8 @@ def composite(kind: type) -> object | None:
     return made
 
 
-def inputs(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A batch with labels, some of which are ignored."""
+def inputs(model: nn.Module, time_first: bool = False) -> dict[str, torch.Tensor]:
+    """A batch with labels, some of which are ignored; features of sound as [..., channels, time] or the other way."""
     torch.manual_seed(1)
     parameters = inspect.signature(model.forward).parameters
     ids = torch.randint(10, 80, TEXT)
@@ -141,9 +154,10 @@ def inputs(model: nn.Module) -> dict[str, torch.Tensor]:
         batch["pixel_values"] = torch.randn(2, _find(model.config, "num_channels") or 3, height, width)
     elif main == "input_features":
         channels = _find(model.config, "num_mel_bins") or 80
-        batch["input_features"] = torch.randn(2, channels, 2 * (_find(model.config, "max_source_positions") or 50))
-    elif main == "input_values":
-        batch["input_values"] = torch.randn(2, 2000)
+        time = 40 if time_first else 2 * (_find(model.config, "max_source_positions") or 50)
+        batch["input_features"] = torch.randn(2, *((time, channels) if time_first else (channels, time)))
+    elif main == "input_values" or type(model).__name__ == "SpeechEncoderDecoderModel":
+        batch["input_values"] = torch.randn(2, 16000)
     if "input_ids" in parameters and main not in ("input_features", "input_values"):
         batch["input_ids"] = ids
     if "decoder_input_ids" in parameters and type(model).__name__.endswith("EncoderDecoderModel"):
@@ -153,6 +167,10 @@ def inputs(model: nn.Module) -> dict[str, torch.Tensor]:
     for name in ("next_sentence_label", "sentence_order_label"):
         if name in parameters:
             batch[name] = torch.tensor([0, 1])
+    if "qformer_input_ids" in parameters:
+        batch["qformer_input_ids"] = ids
+    if "bbox" in parameters:
+        batch["bbox"] = torch.zeros(*TEXT, 4)
     if "langs" in parameters and getattr(text, "use_lang_emb", False):
         batch["langs"] = torch.zeros_like(ids)
     return batch
