@@ -67,6 +67,7 @@ def patch(
             known, or a handshake that failed.
     """
     _options.check_gradient(gradient)
+    _options.checked_threshold(threshold)
     target = _inner(model)
     if _KEY in target.__dict__:
         unpatch(target)

@@ -45,7 +45,7 @@ def compare(logits: Logits, operands: dict[str, Any]) -> None:
     got = linear_cross_entropy(hidden.repeat(2, 1), target=targets, reduction="none", **arguments)
     assert isinstance(got, Tensor)
     difference = float((got.to(expected.dtype) - expected).abs().max())
-    allowed = _rounding(logits, hidden, weight, operands["scale"])
+    allowed = _rounding(logits, operands["softcap"] or 1.0)
     if not difference <= allowed:
         raise UnsupportedError(
             f"headroom.transformers: on {rows} tokens of the first batch the loss of {logits.session.owner} differs "
@@ -54,22 +54,29 @@ def compare(logits: Logits, operands: dict[str, Any]) -> None:
         )
 
 
-def _rounding(logits: Logits, hidden: Tensor, weight: Tensor, scale: float) -> float:
-    """Bound of the probe's rounding: a dot product's of D terms, and those of its result and four operations on it."""
-    length = torch.linalg.vector_norm(hidden.double(), dim=-1).max() * torch.linalg.vector_norm(weight, dim=-1).max()
-    largest = abs(scale) * float(length) + (0.0 if logits.bias is None else float(logits.bias.abs().max())) + 1.0
-    accumulated = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-    units = 8 * max(1.0, hidden.shape[-1] ** 0.5) * torch.finfo(accumulated).eps
-    return float((units + _coarsest(logits)) * largest)
+def _rounding(logits: Logits, cap: float) -> float:
+    """Bound of the probe's rounding: of dot products of D terms, of their results, and of four operations on these."""
+    sums = largest = 0.0
+    for term in logits.terms:
+        assert term.probed is not None
+        rows, factor = term.probed, abs(term.factor * cap)
+        norms = [torch.linalg.vector_norm(matrix, dim=-1).max() for matrix in (rows, term.weight)]
+        sums += factor * float(norms[0]) * float(norms[1]) * rows.shape[-1] ** 0.5
+        dtype = torch.promote_types(rows.dtype, term.weight.dtype)
+        largest += factor * float((rows.to(dtype) @ term.weight.to(dtype).T).abs().max())
+    bias = 0.0 if logits.bias is None else abs(cap) * float(logits.bias.abs().max())
+    products, results = _units(logits)
+    return 8 * products * sums + 5 * results * (largest + bias + 1.0)
 
 
-def _coarsest(logits: Logits) -> float:
-    """Five halves of a unit in the coarsest dtype that the probe may have been in, twice: at the target and in lse."""
+def _units(logits: Logits) -> tuple[float, float]:
+    """Units of rounding: that in which products are made, and the coarsest that a result may have been rounded to."""
     dtypes = [logits.dtype, *(t.weight.dtype for t in logits.terms), *(t.hidden.dtype for t in logits.terms)]
     device = logits.terms[0].hidden.device.type
+    products = torch.finfo(torch.float64 if set(dtypes) == {torch.float64} else torch.float32).eps
+    if device == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        products = max(products, 2.0**-10 / 8)
     if torch.is_autocast_enabled(device):
         dtypes.append(torch.get_autocast_dtype(device))
-    unit = max(torch.finfo(dtype).eps for dtype in dtypes)
-    if device == "cuda" and torch.backends.cuda.matmul.allow_tf32 and unit < 2**-10:
-        unit = 2.0**-10
-    return 5 * unit
+        products = max(products, torch.finfo(dtypes[-1]).eps / 8)  # rounded before they are multiplied
+    return products, max(torch.finfo(dtype).eps for dtype in dtypes)

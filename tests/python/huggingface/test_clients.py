@@ -45,6 +45,24 @@ def test_adapters(llama, options, first):
     assert difference(stock, fused) <= 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_adapters_of_another_dtype_than_the_head(llama, dtype):
+    """PEFT keeps adapters in float32 beside a 16-bit model unless it is told otherwise."""
+    batch = inputs(llama)
+    model = lora(llama.bfloat16(), target_modules=["lm_head"])
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            parameter.data = parameter.data.to(dtype)
+    exact = step(copy.deepcopy(model).double(), batch)
+    stock = step(model, batch)
+    fused = step(headroom.transformers.patch(model), batch)
+    for key, gradient in exact[1].items():
+        error, bound = (float((found[1][key].double() - gradient).abs().max()) for found in (fused, stock))
+        assert fused[1][key].dtype == dtype
+        assert error <= 2 * bound + 2**-7 * float(gradient.abs().max()), key
+    assert abs(float(fused[0]) - float(exact[0])) <= 2 * abs(float(stock[0]) - float(exact[0])) + 2**-8
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [
