@@ -19,7 +19,7 @@ from ._loss import cross_entropy
 _CASTS = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
 _METADATA = frozenset(
     "shape device dtype ndim layout is_cuda is_cpu is_mps is_meta is_sparse is_quantized is_nested requires_grad size "
-    "dim ndimension numel nelement __len__ get_device is_floating_point is_complex".split()
+    "is_contiguous dim ndimension numel nelement __len__ get_device is_floating_point is_complex".split()
 )
 
 

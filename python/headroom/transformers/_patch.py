@@ -133,12 +133,14 @@ def _forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     made: _Patch = model.__dict__[_KEY]
     original = made.own_forward or functools.partial(type(model).forward, model)
     given = dict(zip(made.parameters, args, strict=False)) | kwargs
-    whole = all(
-        type(given.get(name) or 0) is int and not given.get(name) for name in ("logits_to_keep", "num_logits_to_keep")
-    )
-    if given.get("labels") is None or not whole or not (torch.is_grad_enabled() or made.evaluate):
+    part = any(_is_some(given.get(name)) for name in ("logits_to_keep", "num_logits_to_keep"))
+    if given.get("labels") is None or part or not (torch.is_grad_enabled() or made.evaluate):
         return original(*args, **kwargs)
     return _fused(model, made, original, args, kwargs)
+
+
+def _is_some(count: object) -> bool:
+    return not (count is None or (isinstance(count, int) and count == 0))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -34,6 +34,8 @@ def test_the_original_path_serves_what_needs_logits(llama, monkeypatch):
     headroom.transformers.patch(llama)
     assert torch.equal(llama(input_ids=ids).logits, stock)
     assert llama(**batch | {"labels": batch["labels"][:, -2:]}, logits_to_keep=2).logits.shape == (TEXT[0], 2, VOCAB)
+    places = torch.tensor([1, 3])
+    assert llama(**batch | {"labels": batch["labels"][:, :2]}, logits_to_keep=places).logits.shape[1] == 2
     with torch.no_grad():
         assert llama(**batch).logits.shape == (*TEXT, VOCAB)
     llama.eval()
@@ -55,6 +57,18 @@ def test_labels_may_be_positional_and_outputs_a_tuple(llama):
     place = list(type(llama).forward.__annotations__).index("labels")
     positional = [batch["input_ids"], *[None] * (place - 1), batch["labels"]]
     assert llama(*positional).logits is None
+
+
+def test_a_factor_that_is_left_out_is_seen_in_16_bits_too(llama, monkeypatch):
+    from headroom.transformers._logits import Logits
+
+    llama.lm_head.register_forward_hook(lambda module, args, output: output * 1.5)
+    monkeypatch.setattr(Logits, "scaled", lambda self, factor: self)
+    headroom.transformers.patch(llama.bfloat16())
+    with pytest.raises(UnsupportedError, match="differs from the fused head's by"):
+        llama(**inputs(llama))
+    headroom.transformers.patch(llama, check=False)
+    llama(**inputs(llama))
 
 
 @pytest.mark.parametrize("items", [7, torch.tensor(7), torch.tensor(7.0)])
@@ -276,6 +290,6 @@ def test_transformers_is_not_imported_by_headroom():
     import subprocess
     import sys
 
-    code = "import headroom.transformers, sys; sys.exit('transformers' in sys.modules)"
+    code = "import headroom, sys; headroom.transformers.patch; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
     assert transformers.__name__ == "transformers"
