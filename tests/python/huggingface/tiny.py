@@ -71,6 +71,9 @@ def shrink(config: object) -> object:
         if isinstance(rope, dict) and "rope_type" in rope:
             pairs = int(4 * (rope.get("partial_rotary_factor") or 1.0))
             rope["mrope_section"] = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]
+    for name, value in (("num_kv_shared_layers", 0), ("axial_pos_embds", False)):
+        if name in config.__dict__:
+            _set(config, name, value)
     heads = config.__dict__.get("num_attention_heads")
     if config.__dict__.get("kv_lora_rank") and "num_key_value_heads" in config.__dict__:
         _set(config, "num_key_value_heads", heads)
@@ -170,7 +173,7 @@ def inputs(model: nn.Module, time_first: bool = False) -> dict[str, torch.Tensor
     if "qformer_input_ids" in parameters:
         batch["qformer_input_ids"] = ids
     if "bbox" in parameters:
-        batch["bbox"] = torch.zeros(*TEXT, 4)
+        batch["bbox"] = torch.zeros(*TEXT, 4, dtype=torch.float if "Udop" in type(model).__name__ else torch.int64)
     if "langs" in parameters and getattr(text, "use_lang_emb", False):
         batch["langs"] = torch.zeros_like(ids)
     return batch
