@@ -328,7 +328,9 @@ HEADROOM_API headroom_status headroom_plan_list(const headroom_context* context,
 /* Runs a plan. workspace: plan's workspace_bytes, 64-byte aligned, in the memory of the context's device.
  * Host memory: stream is null, and targets are checked before anything is written. CUDA: all work is queued
  * on `stream` (a cudaStream_t, null: the default stream); nothing is allocated or waited for, so a CUDA graph
- * can capture it. */
+ * can capture it. From the third run with the same pointers on, kernels are queued as CUDA graphs, for which
+ * the driver keeps a few MiB of its own; HEADROOM_CUDA_GRAPHS=0 in the environment when a plan is made turns
+ * that off. */
 HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers,
                                           void* workspace, size_t workspace_bytes, void* stream);
 
