@@ -28,6 +28,10 @@
 
 namespace headroom {
 
+// Of this version alone: a program may be linked with the library's own types of these names, and with code
+// that was compiled against another version.
+inline namespace v0_1 {
+
 class Error : public std::runtime_error {
  public:
   Error(headroom_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
@@ -280,4 +284,5 @@ inline std::vector<DeviceInfo> devices(std::string* why_none = nullptr) {
   return out;
 }
 
+}  // namespace v0_1
 }  // namespace headroom
