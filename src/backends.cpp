@@ -1,11 +1,11 @@
 #include "backends.h"
 
 #include "core/status.h"
-#include "cpu/backend.h"
+#include "cpu/cpu_backend.h"
 #ifdef HEADROOM_WITH_CUDA
-#include "cuda/backend.h"
+#include "cuda/cuda_backend.h"
 #endif
-#include "reference/backend.h"
+#include "reference/reference_backend.h"
 
 namespace headroom {
 

@@ -176,7 +176,7 @@ typedef struct headroom_problem {
                               mantissa), at several times the speed; other backends have no use for it */
   int32_t has_temperature; /* 1: buffers' temperature, one a row, in the place of the one below (then 1) */
   double temperature;      /* T > 0, default 1; T and softcap / T in [2^-126, 2^126] (with float64 operands
-                              [2^-1022,      2^1022]), |scale| / T no more than that */
+                              [2^-1022, 2^1022]), |scale| / T no more than that */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are

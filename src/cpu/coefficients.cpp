@@ -1,4 +1,4 @@
-#include "cpu/runner.h"
+#include "cpu/cpu_runner.h"
 
 namespace headroom::cpu {
 namespace {

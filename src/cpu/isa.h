@@ -3,7 +3,7 @@
 #include <string>
 
 #include "core/problem.h"
-#include "cpu/kernels.h"
+#include "cpu/cpu_kernels.h"
 
 namespace headroom::cpu {
 

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/problem.h"
-#include "cpu/kernels.h"
+#include "cpu/cpu_kernels.h"
 
 namespace headroom::cpu {
 

@@ -1,6 +1,6 @@
 #pragma once
 #include "core/host_loss.h"
-#include "cpu/runner.h"
+#include "cpu/cpu_runner.h"
 #include "cpu/task_groups.h"
 
 namespace headroom::cpu {
@@ -24,7 +24,7 @@ class LoadStage {
   TaskGroups::Id rows_, panels_;
 };
 
-// forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks, draws of thinned
+// cpu_forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks, draws of thinned
 // gradients.
 class ForwardStage {
  public:

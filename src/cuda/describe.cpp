@@ -1,6 +1,6 @@
 #include "cuda/describe.h"
 
-#include "cuda/thinned/sizes.h"
+#include "cuda/thinned/thinned_sizes.h"
 
 namespace headroom::cuda {
 namespace {

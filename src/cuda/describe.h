@@ -2,7 +2,7 @@
 #include <string>
 
 #include "core/problem.h"
-#include "cuda/arena.h"
+#include "cuda/cuda_arena.h"
 
 namespace headroom::cuda {
 

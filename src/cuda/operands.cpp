@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "cuda/runner.h"
+#include "cuda/cuda_runner.h"
 
 namespace headroom::cuda {
 

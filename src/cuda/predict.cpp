@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "cuda/engine.h"
+#include "cuda/cuda_sizes.h"
+#include "cuda/engines/engine.h"
+#include "cuda/engines/kernel_times.h"
 #include "cuda/gemm.h"
-#include "cuda/kernel_times.h"
-#include "cuda/sizes.h"
-#include "cuda/thinned/sizes.h"
+#include "cuda/thinned/thinned_sizes.h"
 
 namespace headroom::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 #include "core/plan.h"
 #include "core/problem.h"
-#include "cuda/arena.h"
+#include "cuda/cuda_arena.h"
 #include "cuda/device.h"
 
 namespace headroom::cuda {

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <map>
 
+#include "cuda/cuda_plan.h"
+#include "cuda/cuda_sizes.h"
 #include "cuda/describe.h"
 #include "cuda/gemm.h"
 #include "cuda/predict.h"
-#include "cuda/run.h"
-#include "cuda/sizes.h"
-#include "cuda/thinned/arena.h"
+#include "cuda/thinned/thinned_arena.h"
 
 namespace headroom::cuda {
 namespace {

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "core/plan.h"
-#include "cuda/engine.h"
+#include "cuda/engines/engine.h"
 
 namespace headroom::cuda {
 

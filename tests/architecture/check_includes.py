@@ -1,7 +1,8 @@
 """Who may include whom, and how long a file may be: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another, and engines of the CUDA
-backend are known to the list of them alone; everything outside src knows the public headers only. The command line is
+backend are known to the list of them alone, exact plans and thinned ones not to each other; no two folders of src have
+files of one name; everything outside src knows the public headers only. The command line is
 built in layers: its support, files and charts know no command, the demonstration in examples/train stands on these, and
 commands on all of them; other examples on nothing. CUDA's own headers are known under src/cuda, bench and tests/gpu
 only, to the examples on CUDA, and to the memory of devices that the tests share.
@@ -26,8 +27,10 @@ LAYERS = {
 }
 BACKENDS = ("reference", "cpu", "cuda")
 # Engines of the CUDA backend, which no file of src/ knows but their own and the list of them.
-ENGINES = ("cuda/sm90/", "cuda/portable/")
-ENGINE_LIST = "src/cuda/engines.cpp"
+ENGINES = ("cuda/engines/sm90/", "cuda/engines/portable/")
+ENGINE_LIST = "src/cuda/engines/engines.cpp"
+# Folders that know nothing of each other.
+PEERS = ("cuda/exact/", "cuda/thinned/")
 CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "tests/gpu/", "tests/support/device_memory.cpp")
 
 # Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
@@ -85,6 +88,9 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
             engine = next((folder for folder in ENGINES if header.startswith(folder)), None)
             if engine is not None and relative != ENGINE_LIST and not relative.startswith(f"src/{engine}"):
                 found.append(f"{where}: an engine is known to {ENGINE_LIST} alone")
+            if relative.startswith(tuple(f"src/{peer}" for peer in PEERS)) and header.startswith(PEERS):
+                if header.split("/")[1] != relative.split("/")[2]:
+                    found.append(f"{where}: {' and '.join(PEERS)} do not know each other")
             if bracket == "<" and part == "core" and not is_standard(header):
                 found.append(f"{where}: the core needs the standard library only")
         if (
@@ -103,6 +109,17 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
     return found
 
 
+def names_used_twice(files: list) -> list:
+    """Files under src/ whose name another folder has, too."""
+    first: dict = {}
+    found = []
+    for path in files:
+        other = first.setdefault(path.stem, path) if path.parts[0] == "src" else path
+        if other.parent != path.parent:
+            found.append(f"{path.as_posix()}: {other.as_posix()} has this name")
+    return found
+
+
 def main() -> int:
     root = pathlib.Path(sys.argv[1]).resolve()
     folders = ("include", "src", "cli", "python", "bench", "examples", "tests", "experiments")
@@ -114,6 +131,7 @@ def main() -> int:
     )
     local_headers = {path.relative_to(root).as_posix() for path in files}
     found = [problem for path in files for problem in problems_of(root, path, local_headers)]
+    found += names_used_twice([path.relative_to(root) for path in files])
     for problem in found:
         print(problem)
     print(f"{len(files)} files, {len(found)} problems")

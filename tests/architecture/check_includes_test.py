@@ -21,8 +21,10 @@ BROKEN = {
     "cli/plot/m.h": '#include "io/npy.h"\n',
     "examples/train/n.cpp": '#include "commands/context.h"\n',
     "examples/o.cpp": '#include "io/npy.h"\n',
-    "src/cuda/p.cpp": '#include "cuda/sm90/engine.h"\n',
-    "src/cuda/portable/q.cu": '#include "cuda/sm90/logits.h"\n',
+    "src/cuda/p.cpp": '#include "cuda/engines/sm90/sm90_engine.h"\n',
+    "src/cuda/engines/portable/q.cu": '#include "cuda/engines/sm90/sm90_launch.h"\n',
+    "src/cuda/exact/r.cpp": '#include "cuda/thinned/s.h"\n',
+    "src/cuda/shape.cpp": "",
     "src/reference/j.cpp": '#include "headroom/headroom.h"\n',
 }
 FINE = {
@@ -30,8 +32,8 @@ FINE = {
     "src/run.cpp": '#include "core/problem.h"\n#include "cpu/shape.h"\n#include "headroom/headroom.h"\n',
     "src/cpu/shape.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n#include "cpu/other.h"\n',
     "src/cuda/k.cu": "#include <cuda_runtime.h>\n",
-    "src/cuda/engines.cpp": '#include "cuda/sm90/engine.h"\n',
-    "src/cuda/sm90/logits.cu": '#include "cuda/sm90/logits.h"\n',
+    "src/cuda/engines/engines.cpp": '#include "cuda/engines/sm90/sm90_engine.h"\n',
+    "src/cuda/engines/sm90/sm90_launch.cu": '#include "cuda/engines/sm90/sm90_launch.h"\n',
     "cli/main.cpp": '#include <headroom/headroom.hpp>\n#include "io/npy.h"\n#include "run.h"\n',
     "cli/commands/train.cpp": '#include "commands/context.h"\n#include "train/model.h"\n#include "support/format.h"\n',
     "cli/io/npy.h": '#include "io/file.h"\n#include "support/interrupt.h"\n',

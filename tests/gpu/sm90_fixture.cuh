@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "cuda/engines/sm90/sm90_launch.h"
 #include "cuda/rows/rows.h"
-#include "cuda/sm90/logits.h"
 
 namespace headroom::cuda::sm90::test {
 

@@ -1,12 +1,12 @@
 // Each form of the instructions that the sm90 kernels are made of, on its own.
-#include "cuda/sm90/ptx/cluster.cuh"
-#include "cuda/sm90/ptx/math.cuh"
-#include "cuda/sm90/ptx/mbarrier.cuh"
-#include "cuda/sm90/ptx/registers.cuh"
-#include "cuda/sm90/ptx/stmatrix.cuh"
-#include "cuda/sm90/ptx/tma.cuh"
-#include "cuda/sm90/ptx/wgmma.cuh"
-#include "cuda/sm90/tensor_map.h"
+#include "cuda/engines/sm90/ptx/cluster.cuh"
+#include "cuda/engines/sm90/ptx/math.cuh"
+#include "cuda/engines/sm90/ptx/mbarrier.cuh"
+#include "cuda/engines/sm90/ptx/registers.cuh"
+#include "cuda/engines/sm90/ptx/stmatrix.cuh"
+#include "cuda/engines/sm90/ptx/tma.cuh"
+#include "cuda/engines/sm90/ptx/wgmma.cuh"
+#include "cuda/engines/sm90/tensor_map.h"
 #include "sm90_fixture.cuh"
 
 namespace headroom::cuda::sm90::test {

@@ -7,10 +7,10 @@
 
 #include "core/status.h"
 #include "core/validate.h"
-#include "cuda/backend.h"
-#include "cuda/float64/arena.h"
-#include "cuda/float64/plans.h"
-#include "cuda/float64/run.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/float64/float64_arena.h"
+#include "cuda/float64/float64_plans.h"
+#include "cuda/float64/float64_run.h"
 
 namespace headroom::cuda::float64 {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "core/plan.h"
 #include "core/validate.h"
+#include "cuda/cuda_plan.h"
+#include "cuda/cuda_plans.h"
 #include "cuda/device_models.h"
-#include "cuda/plans.h"
-#include "cuda/run.h"
 
 namespace headroom::cuda::mixed_plans {
 namespace {

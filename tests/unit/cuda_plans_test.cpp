@@ -12,10 +12,10 @@
 #include "core/plan.h"
 #include "core/status.h"
 #include "core/validate.h"
-#include "cuda/engine.h"
-#include "cuda/plans.h"
-#include "cuda/run.h"
-#include "cuda/thinned/sizes.h"
+#include "cuda/cuda_plan.h"
+#include "cuda/cuda_plans.h"
+#include "cuda/engines/engine.h"
+#include "cuda/thinned/thinned_sizes.h"
 
 namespace headroom::cuda {
 namespace {

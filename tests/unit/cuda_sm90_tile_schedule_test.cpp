@@ -1,6 +1,6 @@
 // The schedule of the sm90 kernels, on the host: every tile once, one writer for every (slot, row), few
 // slots.
-#include "cuda/sm90/tile_schedule.h"
+#include "cuda/engines/sm90/tile_schedule.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "cpu/runner.h"
+#include "cpu/cpu_runner.h"
 
 namespace headroom::cpu {
 

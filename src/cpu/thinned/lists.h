@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cpu/runner.h"
+#include "cpu/cpu_runner.h"
 
 namespace headroom::cpu {
 

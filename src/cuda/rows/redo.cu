@@ -2,9 +2,9 @@
 
 #include "cuda/anchor.h"
 #include "cuda/check.h"
+#include "cuda/cuda_sizes.h"
 #include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/sizes.h"
 
 namespace headroom::cuda {
 namespace {

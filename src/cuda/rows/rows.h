@@ -5,7 +5,7 @@
 
 #include "core/buffers.h"
 #include "core/problem.h"
-#include "cuda/arena.h"
+#include "cuda/cuda_arena.h"
 #include "cuda/launch.h"
 #include "cuda/queue.h"
 
@@ -169,7 +169,7 @@ struct StoreMatrix {
 };
 void launch_store_matrix(const StoreMatrix& s, const Queue& queue);
 
-// ---- gradients.cu
+// ---- store_hidden.cu
 // Terms of a sum that a product has left out, as they would have cost it more than they cost here: dz [rows,
 // count] times matrix [count, columns], both of a 16-bit dtype, rows of matrix at multiples of 16 bytes. At
 // most kMostTerms.

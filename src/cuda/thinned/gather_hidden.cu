@@ -1,6 +1,6 @@
 #include "cuda/check.h"
 #include "cuda/thinned/thinned.h"
-#include "cuda/thinned/vector8.cuh"
+#include "cuda/thinned/thinned_vector8.cuh"
 
 namespace headroom::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/append.cuh"
 #include "cuda/thinned/most_counted.cuh"
-#include "cuda/thinned/sizes.h"
 #include "cuda/thinned/thinned.h"
+#include "cuda/thinned/thinned_sizes.h"
 
 namespace headroom::cuda {
 namespace {

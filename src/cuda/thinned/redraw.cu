@@ -2,8 +2,8 @@
 
 #include "cuda/anchor.h"
 #include "cuda/check.h"
+#include "cuda/cuda_sizes.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/sizes.h"
 #include "cuda/thinned/thinned.h"
 
 namespace headroom::cuda {

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "cuda/arena.h"
+#include "cuda/cuda_arena.h"
 #include "cuda/rows/rows.h"
-#include "cuda/thinned/sizes.h"
+#include "cuda/thinned/thinned_sizes.h"
 
 namespace headroom::cuda {
 
@@ -35,9 +35,9 @@ struct alignas(8) KeptRow {
   float value;
 };
 
-// ---- columns.cu: the most frequent targets become dense columns (of equals the first); of the others one is
-// sampled of each stretch of the vocabulary
-// Scratch of the choices by count: a histogram, and a number for each block of the kernel's threads.
+// ---- chosen_columns.cu: the most frequent targets become dense columns (of equals the first); of the others
+// one is sampled of each stretch of the vocabulary Scratch of the choices by count: a histogram, and a number
+// for each block of the kernel's threads.
 inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 struct ChooseColumns {
   const int32_t* target;  // [N] as Arena::target
@@ -200,7 +200,7 @@ struct SpreadHot {
 };
 void launch_spread_hot(const SpreadHot& s, const Queue& queue);
 
-// ---- lists.cu: from lists of rows to lists of columns
+// ---- column_lists.cu: from lists of rows to lists of columns
 struct ColumnLists {
   int64_t rows, vocab, most;
   int32_t capacity;

@@ -1,0 +1,54 @@
+#include "cpu/cpu_backend.h"
+
+#include <fstream>
+#include <limits>
+
+#include "cpu/cpu_plans.h"
+#include "cpu/isa.h"
+
+namespace headroom {
+namespace {
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(info, line)) {
+    const size_t colon = line.find(':');
+    if (line.starts_with("model name") && colon + 2 < line.size()) return line.substr(colon + 2);
+  }
+  return "processor";
+}
+
+std::string why_unavailable(const BackendOptions& options) {
+  return cpu::why_isa_unavailable(options.isa);
+}
+
+std::string describe(const BackendOptions& options) {
+  Problem bf16;
+  bf16.hidden_dtype = DType::kBF16;
+  bf16.classifier_dtype = DType::kBF16;
+  const std::string pairs = cpu::select_kernels(bf16, options.isa).name;
+  const std::string other = cpu::select_kernels(Problem{}, options.isa).name;
+  return processor_name() + ", " + std::to_string(options.parallel_for.threads) + " threads; runs " +
+         cpu::usable_isas() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
+}
+
+std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
+  if (!options.on_host()) return "the buffers are in the memory of a CUDA device";
+  if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend";
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (problem.is_thinned() && (problem.vocab > kMost || problem.tokens > kMost)) {
+    return "thinned gradients take at most 2^31 - 1 tokens and classifier rows";
+  }
+  return "";
+}
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const Backend backend{"cpu",           false,      why_unavailable, describe,
+                               why_unsupported, cpu::plans, scale_on_host,   nullptr};
+  return backend;
+}
+
+}  // namespace headroom

@@ -1,0 +1,104 @@
+#include "cpu/cpu_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "core/targets.h"
+#include "cpu/stages.h"
+#include "cpu/thinned/cpu_thinned_run.h"
+
+namespace headroom::cpu {
+namespace {
+
+// Losses and row coefficients, between the passes.
+class RowStage {
+ public:
+  RowStage(const Runner& run, const Chunk& chunk, const HostLoss& loss, HostLossWriter& writer,
+           TaskGroups& groups, TaskGroups::Id rows, TaskGroups::Id stats)
+      : run_(run), chunk_(chunk), loss_(loss), writer_(writer) {
+    const Problem& p = run.problem;
+    groups.add(p.needs_forward() ? 1 : 0, {stats}, TaskBody::of<&RowStage::write>(*this));
+    coefficients_ = groups.add(p.needs_backward() ? row_tasks(chunk.count) : 0, {rows, stats},
+                               TaskBody::of<&RowStage::load>(*this));
+  }
+  TaskGroups::Id coefficients() const { return coefficients_; }
+
+ private:
+  void write(int64_t, int64_t, int) const { write_losses(run_, chunk_, writer_); }
+  void load(int64_t, int64_t task, int) const {
+    load_coefficients(run_, loss_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
+  }
+
+  const Runner& run_;
+  const Chunk& chunk_;
+  const HostLoss& loss_;
+  HostLossWriter& writer_;
+  TaskGroups::Id coefficients_;
+};
+
+void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
+  TaskGroups groups(run.arena.groups);
+  const LoadStage load(run, chunk, groups);
+  std::optional<ForwardStage> forward;
+  if (run.problem.needs_forward()) forward.emplace(run, chunk, groups, load.rows());
+  const RowStage rows(run, chunk, loss, writer, groups, load.rows(),
+                      forward ? forward->stats() : TaskGroups::kNone);
+  std::optional<BackwardStage> backward;
+  if (run.problem.needs_backward() && run.problem.has_gradients()) {
+    backward.emplace(run, chunk, Window{0, run.shape.blocks}, groups, rows.coefficients(), load.panels());
+  }
+  groups.run(run.pool, run.schedule.threads);
+}
+
+void run_exact(const Runner& run, const HostLoss& loss) {
+  std::fill(run.arena.d_bias.begin(), run.arena.d_bias.end(), 0.0f);
+  HostLossWriter writer(loss);
+  if (run.schedule.sweeps_vocabulary) {
+    Problem rows_only = run.problem;
+    rows_only.want_d_classifier = rows_only.want_d_bias = false;
+    forget_packed_blocks(rows_of(run, rows_only, {}));
+    for_chunks(run,
+               [&](const Chunk& chunk) { run_chunk(rows_of(run, rows_only, chunk), loss, writer, chunk); });
+    sweep_vocabulary(run);
+  } else {
+    forget_packed_blocks(run);
+    for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, loss, writer, chunk); });
+  }
+  if (run.problem.needs_forward()) writer.finish();
+  if (run.problem.want_d_classifier && run.row_count == 0) zero_d_classifier(run);
+  if (run.problem.want_d_bias) store_d_bias(run);
+}
+
+}  // namespace
+
+void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/) const {
+  const Problem& problem = problem_;
+  Problem work = problem;
+  Arena arena = lay_out(problem, kernels_, shape_, schedule_, workspace);
+  if (problem.is_thinned() && problem.keeps_draws) {
+    Workspace draws(buffers.draws);
+    arena.thinned.draws = lay_out_draws(problem, shape_, draws);
+  }
+  // 1 / scale must be a float, for the bias' gradient.
+  if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
+  if (work.scale == 0) {  // logits do not depend on the matrices: only the bias can have a gradient
+    work.want_d_hidden = false;
+    work.want_d_classifier = false;
+  }
+  const int64_t row_count = compact_rows(problem, buffers.targets, arena.rows.data());
+  const Runner run{work, buffers, schedule_, kernels_, pool_, shape_, arena, row_count};
+  const HostLoss loss = make_host_loss(problem, buffers, arena.rows.data(), row_count);
+  if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
+  if (problem.is_thinned()) {
+    forget_packed_blocks(run);
+    run_thinned(run, loss);
+  } else {
+    run_exact(run, loss);
+  }
+  if (problem.want_d_hidden) zero_d_hidden(run, work.want_d_hidden);
+  if (problem.want_d_classifier && !work.want_d_classifier) zero_d_classifier(run);
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,28 @@
+#pragma once
+#include "core/parallel.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cpu/cpu_kernels.h"
+#include "cpu/schedule.h"
+#include "cpu/shape.h"
+
+namespace headroom::cpu {
+
+// A problem with its kernels and its schedule.
+class CpuPlan final : public BackendPlan {
+ public:
+  CpuPlan(const Problem& problem, const Kernels& kernels, const Shape& shape, const Schedule& schedule,
+          const ParallelFor& pool)
+      : problem_(problem), kernels_(kernels), shape_(shape), schedule_(schedule), pool_(pool) {}
+
+  void run(const Buffers& buffers, Workspace workspace, void* stream) const override;
+
+ private:
+  const Problem problem_;
+  const Kernels& kernels_;
+  const Shape shape_;
+  const Schedule schedule_;
+  const ParallelFor pool_;
+};
+
+}  // namespace headroom::cpu

@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "core/targets.h"
+#include "core/thinning.h"
+#include "cpu/thinned/lists.h"
+#include "cpu/thinned/sparse_gradients.h"
+
+namespace headroom::cpu {
+namespace {
+
+// One row's numbers, in double; coefficients carry the logits' scale.
+struct Row {
+  int64_t at = 0;      // of the rows that are not ignored
+  int64_t source = 0;  // the caller's
+  int64_t target = -1;
+  LogSumExp<double> lse;
+  RowCoefficients<double> k;
+  double inverse_temperature = 1;
+};
+
+// As two floats in every pass, so that a backward pass that is given lse has the same bits.
+LogSumExp<double> lse_of(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Row& row) {
+  if (!run.problem.needs_forward()) return known_lse(loss, row.source);
+  const FloatPair saved =
+      split_to_floats(log_sum_exp_parts(run.arena.stats[static_cast<size_t>(row.at - chunk.first)]));
+  return {saved.high, saved.low};
+}
+
+Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t at) {
+  const Problem& p = run.problem;
+  Row row;
+  row.at = at;
+  row.source = run.arena.rows[static_cast<size_t>(at)];
+  const int64_t column = target_of_row(p, run.buffers.targets, row.source) - p.vocab_start;
+  if (column >= 0 && column < p.vocab) row.target = column;
+  row.lse = lse_of(run, loss, chunk, row);
+  const double entropy =
+      p.has_grad_entropy ? load_as_double(run.buffers.entropy, p.stats_dtype(), row.source) : 0;
+  const double fold = p.scale != 0 ? p.scale : 1;
+  row.k = scaled(coefficients_of_row(loss, row.source, row.lse.value(), entropy), fold);
+  row.inverse_temperature = inverse_temperature_of_row(p, run.buffers, row.source);
+  return row;
+}
+
+// (a + b log p) t'(z): what a probability is multiplied by.
+double factor_of(const Row& row, double z, double slope) {
+  return probability_factor(row.k, row.lse.log_p(z)) * slope;
+}
+
+// Of the target; label smoothing's part is added to all columns together.
+double target_gradient(const Problem& p, const Row& row, double z) {
+  const RowCoefficients<double> k{row.k.a, row.k.b, 0, row.k.g};
+  return dz_element(k, row.lse.log_p(z), 1.0, true) * softcap_slope(p, z, row.inverse_temperature);
+}
+
+// The row's list of columns and gradients of their dot products. Returns its length.
+int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* variance) {
+  const Problem& p = run.problem;
+  const ThinnedArena& t = run.arena.thinned;
+  const SparseElement* drawn = t.row(t.draws.elements, row.at).data();
+  SparseElement* out = t.row(t.elements, row.at).data();  // may be the same: written behind what is read
+  const int32_t count = t.draws.count[static_cast<size_t>(row.at)];
+  int32_t size = 0;
+  // Without a sum of exps there is no draw, and every element of the exact gradient is NaN: one of the row
+  // is.
+  if (!std::isfinite(row.lse.value())) {
+    out[size++] = {static_cast<int32_t>(std::max<int64_t>(row.target, 0)), static_cast<float>(NAN)};
+    variance->add_exact(NAN);
+    return size;
+  }
+  for (int32_t k = 0; k < count; ++k) {
+    const SparseElement element = drawn[k];
+    if (element.index == row.target) continue;
+    const Weighed w = weigh(run, row.at, element, row.lse);
+    if (w.weight == 0) continue;
+    const double factor =
+        factor_of(row, element.value, softcap_slope(p, element.value, row.inverse_temperature));
+    const double d = w.weight * factor;
+    out[size++] = {element.index, static_cast<float>(d)};
+    if (w.weight == w.probability) {
+      variance->add_exact(d);
+    } else {
+      variance->add_drawn(w.probability, factor, w.weight);
+    }
+  }
+  if (row.target >= 0) {
+    const double d = target_gradient(p, row, t.draws.target_logit[static_cast<size_t>(row.at)]);
+    out[size++] = {static_cast<int32_t>(row.target), static_cast<float>(d)};
+    variance->add_exact(d);
+  }
+  std::sort(out, out + size,
+            [](const SparseElement& a, const SparseElement& b) { return a.index < b.index; });
+  return size;
+}
+
+void write_d_hidden(const Runner& run, const Row& row, std::span<const SparseElement> list,
+                    std::span<float> sums) {
+  const Problem& p = run.problem;
+  std::fill(sums.begin(), sums.end(), 0.0f);
+  run.kernels.add_rows(
+      {classifier_matrix(run), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
+  if (p.label_smoothing > 0) {
+    add_row(run, run.arena.thinned.classifier_sum, static_cast<float>(row.k.c), sums);
+  }
+  auto* out = static_cast<std::byte*>(run.buffers.d_hidden) +
+              row.source * run.buffers.d_hidden_stride * static_cast<int64_t>(size_of(p.d_hidden_dtype));
+  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate_d_hidden, p.d_hidden_dtype, out);
+}
+
+void finish_row(const Runner& run, const Row& row, std::span<float> sums) {
+  const Problem& p = run.problem;
+  const ThinnedArena& t = run.arena.thinned;
+  DrawVariance<double> variance;
+  const int32_t size = finish_list(run, row, &variance);
+  const auto list = t.row(t.elements, row.at).first(static_cast<size_t>(size));
+  t.count[static_cast<size_t>(row.at)] = size;
+  if (p.label_smoothing > 0) t.c[static_cast<size_t>(row.at)] = static_cast<float>(row.k.c);
+  if (!t.column_count.empty()) {
+    for (const SparseElement& element : list) {
+      std::atomic_ref<int32_t>(t.column_count[static_cast<size_t>(element.index)])
+          .fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  if (p.want_d_hidden) write_d_hidden(run, row, list, sums);
+  if (run.buffers.kept_count != nullptr) run.buffers.kept_count[row.source] = size;
+  if (run.buffers.draw_variance != nullptr) {
+    store_from_double(run.buffers.draw_variance, p.stats_dtype(), row.source, variance.relative());
+  }
+}
+
+}  // namespace
+
+void finish_rows(const Runner& run, const HostLoss& loss, const Chunk& chunk) {
+  constexpr int64_t kRows = 8;
+  run.loop(ceil_div(chunk.count, kRows), [&](int64_t task, int worker) {
+    const WorkerArena w = run.worker(worker);
+    const int64_t end = std::min(chunk.count, (task + 1) * kRows);
+    for (int64_t i = task * kRows; i < end; ++i) {
+      finish_row(run, make_row(run, loss, chunk, chunk.first + i), w.thinned.sums);
+    }
+  });
+}
+
+}  // namespace headroom::cpu

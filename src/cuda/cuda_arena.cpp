@@ -1,0 +1,85 @@
+#include "cuda/cuda_arena.h"
+
+#include <algorithm>
+
+#include "cuda/cuda_sizes.h"
+
+namespace headroom::cuda {
+
+DType operand_dtype(const Problem& p) {
+  if (p.compute_dtype != DType::kF32) return p.compute_dtype;
+  return p.hidden_dtype == p.classifier_dtype ? p.hidden_dtype : DType::kF32;
+}
+
+int64_t padded_hidden(const Problem& p) {
+  const auto lanes = static_cast<int64_t>(16 / size_of(operand_dtype(p)));
+  return (p.hidden + lanes - 1) / lanes * lanes;
+}
+
+int64_t padded_columns(const Problem& p, int64_t columns) {
+  const auto lanes = static_cast<int64_t>(16 / size_of(operand_dtype(p)));
+  return (columns + lanes - 1) / lanes * lanes;
+}
+
+bool writes_d_classifier(const Problem& p) {
+  if (p.hidden != padded_hidden(p)) return false;
+  return p.d_classifier_dtype == operand_dtype(p) || p.d_classifier_dtype == DType::kF32;
+}
+
+DType staging_dtype(const Problem& p) {
+  return stages_apart(p) ? DType::kF32 : operand_dtype(p);
+}
+
+bool stages_apart(const Problem& p) {
+  return p.want_d_classifier && !writes_d_classifier(p) &&
+         (p.d_classifier_dtype != operand_dtype(p) || p.accumulate_d_classifier);
+}
+
+bool fits_in_d_hidden(const Problem& p) {
+  return p.want_d_hidden && !p.accumulate_d_hidden &&
+         size_of(p.d_hidden_dtype) >= size_of(operand_dtype(p)) && !p.unaligned_rows &&
+         p.hidden == padded_hidden(p);
+}
+
+int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
+  return b.d_hidden_stride * static_cast<int64_t>(size_of(p.d_hidden_dtype) / size_of(operand_dtype(p)));
+}
+
+int64_t exps_stride(const Problem& p, const PlanDetail& d) {
+  return padded_columns(p, std::max(d.kept_columns, d.kept_columns < p.vocab ? d.vocab_window : 0));
+}
+
+int64_t kept_window(const Problem& p, const PlanDetail& d) {
+  const bool in_place = !d.copies_classifier && (!p.want_d_classifier || writes_d_classifier(p));
+  return in_place ? d.kept_columns : d.vocab_window;
+}
+
+// What every plan has: rows, their statistics, and what they become.
+Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
+  const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
+  const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
+  Arena a;
+  a.scalars = take<Scalars>(w, 1);
+  a.chunk_rows = take<int32_t>(w, chunks);
+  a.row_map = take<int32_t>(w, p.tokens);
+  a.target = take<int32_t>(w, p.tokens);
+  if (p.has_bias && (p.bias_dtype != DType::kF32 || p.bias_scale != 1)) a.bias = take<float>(w, p.vocab);
+  if (p.has_temperature) a.inverse_temperature = take<float>(w, p.tokens);
+  a.lse = take<float>(w, rows);
+  a.lse_low = take<float>(w, rows);
+  if (p.needs_forward()) {
+    a.row_loss = take<float>(w, p.tokens);
+    if (!d.is_thinned()) a.target_logit = take<float>(w, rows);
+    a.slots.slots = d.slots;
+    a.slots.stride = rows;
+    a.slots.max = take<float>(w, d.slots * rows);
+    a.slots.sum = take<float>(w, d.slots * rows);
+    if (p.needs_logit_mean()) a.slots.sum_offset = take<float>(w, d.slots * rows);
+    if (p.needs_weighted_logit_sum()) a.slots.weighted = take<float>(w, d.slots * rows);
+    if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
+    if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
+  }
+  return a;
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,79 @@
+#include "cuda/cuda_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "cuda/cuda_runner.h"
+#include "cuda/device.h"
+#include "cuda/exact/exact_arena.h"
+#include "cuda/exact/exact_run.h"
+#include "cuda/replay.h"
+#include "cuda/thinned/thinned_run.h"
+
+namespace headroom::cuda {
+
+size_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
+  Workspace counter;
+  if (detail.is_thinned()) {
+    lay_out_thinned(problem, detail, counter, nullptr);
+  } else {
+    lay_out_exact(problem, detail, counter);
+  }
+  return counter.used();
+}
+
+CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
+    : problem_(problem),
+      detail_(detail),
+      device_(device.ordinal),
+      capability_(device.capability),
+      replay_(std::make_unique<Replay>()) {}
+
+CudaPlan::~CudaPlan() = default;
+
+void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream) const {
+  const DeviceGuard guard(device_);
+  const auto work = [&](const Queue& queue) { put(buffers, workspace, queue); };
+  replay_->run({buffers, workspace.base()}, static_cast<cudaStream_t>(stream), std::cref(work));
+}
+
+void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& queue) const {
+  const Problem& problem = problem_;
+  const int64_t chunk_rows = std::max<int64_t>(detail_.token_chunk, 1);
+  const bool thinned = detail_.is_thinned();
+  const ThinArena thin = thinned ? lay_out_thinned(problem, detail_, workspace, buffers.draws) : ThinArena{};
+  const Runner run{
+      .problem = problem,
+      .buffers = buffers,
+      .detail = detail_,
+      .arena = thinned ? thin.base : lay_out_exact(problem, detail_, workspace),
+      .rows = row_inputs(problem, buffers),
+      .queue = queue,
+      .chunks = (problem.tokens + chunk_rows - 1) / chunk_rows,
+      .products = std::abs(problem.scale) >= double{std::numeric_limits<float>::min()},
+      .after = capability_ >= 90 ? After::kKernel : After::kAnything,
+  };
+  const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
+  if (problem.needs_backward()) clear_gradients(run);
+  launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.queue);
+  if (problem.tokens > 0) load_whole_classifier(run);
+  if (thinned) {
+    run_thinned(run, thin);
+  } else {
+    run_exact(run);
+  }
+  if (problem.tokens == 0 && problem.needs_forward()) {  // the loss of no rows
+    finish_chunk(run, {.row_count = run.arena.chunk_rows}, {}, false);
+  }
+  if (problem.needs_backward()) finish_gradients(run);
+}
+
+void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
+           void* stream) {
+  const DeviceGuard guard(options.device);
+  launch_scale_unless_one(arrays, factor, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace headroom::cuda

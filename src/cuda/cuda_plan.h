@@ -1,0 +1,40 @@
+#pragma once
+#include <memory>
+
+#include "core/backend.h"
+#include "cuda/cuda_arena.h"
+#include "cuda/device.h"
+
+namespace headroom::cuda {
+
+class Queue;
+class Replay;
+
+// Bytes that a run of a plan takes beyond inputs and outputs.
+size_t workspace_bytes(const Problem& problem, const PlanDetail& detail);
+
+// A problem of fp32 or 16-bit operands and how a device is to run it.
+class CudaPlan final : public BackendPlan {
+ public:
+  CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device);
+  ~CudaPlan() override;
+
+  const PlanDetail& detail() const { return detail_; }
+  // Queues the run on a stream: waits for nothing.
+  void run(const Buffers& buffers, Workspace workspace, void* stream) const override;
+
+ private:
+  void put(const Buffers& buffers, Workspace workspace, const Queue& queue) const;
+
+  const Problem problem_;
+  const PlanDetail detail_;
+  const int device_;
+  const int capability_;
+  const std::unique_ptr<Replay> replay_;
+};
+
+// As Backend::scale.
+void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
+           void* stream);
+
+}  // namespace headroom::cuda

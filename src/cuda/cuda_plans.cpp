@@ -1,0 +1,55 @@
+#include "cuda/cuda_plans.h"
+
+#include "core/workspace.h"
+#include "cuda/search.h"
+
+namespace headroom::cuda {
+namespace {
+
+std::vector<Plan> exact_plans(const Problem& problem, const Device& device, const std::string& asked,
+                              size_t budget) {
+  Problem exact = problem;
+  exact.gradient = GradientMethod::kExact;
+  exact.keeps_draws = false;
+  std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, asked), budget);
+  for (Plan& plan : plans) {
+    plan.reason += "; exact, as thinning a flat softmax of these sizes may take longer";
+    if (problem.keeps_draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
+  }
+  return plans;
+}
+
+// Whether draws of a forward pass are worth keeping: of what both passes have in common, so that they agree.
+// A switch may have been turned between them.
+bool thinning_gains(const Problem& problem, const Device& device) {
+  Problem backward;
+  backward.pass = Pass::kBackward;
+  backward.tokens = problem.tokens;
+  backward.vocab = problem.vocab;
+  backward.hidden = problem.hidden;
+  backward.hidden_dtype = backward.d_hidden_dtype = problem.hidden_dtype;
+  backward.classifier_dtype = backward.d_classifier_dtype = problem.classifier_dtype;
+  backward.compute_dtype = problem.compute_dtype;
+  backward.want_d_hidden = backward.want_d_classifier = true;
+  backward.gradient = GradientMethod::kThinned;
+  backward.keeps_draws = true;
+  backward.threshold = problem.threshold;
+  const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
+  return seconds(search_plans(backward, device, choose_engine(backward, device, ""), 0)) <
+         seconds(exact_plans(backward, device, "", 0));
+}
+
+}  // namespace
+
+std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
+                             size_t max_workspace_bytes) {
+  std::vector<Plan> plans =
+      search_plans(problem, device, choose_engine(problem, device, asked), max_workspace_bytes);
+  if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
+  std::vector<Plan> exact = exact_plans(problem, device, asked, max_workspace_bytes);
+  if (problem.keeps_draws) return thinning_gains(problem, device) ? plans : exact;
+  plans.insert(plans.end(), exact.begin(), exact.end());
+  return plans;
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,83 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/problem.h"
+#include "cuda/device.h"
+#include "cuda/engines/kernel_times.h"
+#include "cuda/engines/logits.h"
+#include "cuda/launch.h"
+
+namespace headroom::cuda {
+
+class Queue;
+
+// What plans and runs must know of an engine.
+struct EngineTraits {
+  bool base_2 = false;         // exps are relative to effective_anchor(), and kept ones as anchor.h says
+  bool anchors_first = false;  // kExps is given anchors, and blocks they do not suit are done again; else it
+                               // finds the maximum before it stores, and writes it there
+  bool keeps_windows = false;  // kExps takes any window and keeps some of its columns; else whole rows alone
+  bool sums_while_drawing = false;  // kThin sums exps as well; else the sums are made before
+  bool needs_scratch = false;       // LogitsScratch
+  double draw_cost = 1;             // time of kThin over that of kStats
+};
+
+// The tiles that a launch is made of; 0: it has none of its own.
+struct EngineTiles {
+  int64_t rows = 0, columns = 0;
+  int64_t at_once = 0;  // on the device
+};
+
+// fp32 logits of a block of rows and columns, and what a plain product may use.
+struct LogitsScratch {
+  float* logits = nullptr;  // [rows, columns]
+  int64_t rows = 0, columns = 0;
+  void* gemm = nullptr;
+  size_t gemm_bytes = 0;
+};
+
+// One way to make logits and what becomes of them. Engines are listed in engines.cpp and have no state.
+class Engine {
+ public:
+  virtual const char* name() const = 0;
+  virtual EngineTraits traits() const = 0;
+
+  // Empty, or the condition that fails, of devices and of operands.
+  virtual std::string why_not_on(const Device& device) const = 0;
+  virtual std::string why_not_of(DType operands) const = 0;
+  // The same as short as a plan's reason is; and why it is chosen.
+  virtual std::string reason_against(const Device& device, DType operands) const = 0;
+  virtual std::string reason() const = 0;
+
+  // Of a launch, whose sizes, dtype, epilogue and options are looked at, and which pointers are null: the
+  // slots of statistics that it needs, some of its rows perhaps left out; its tiles; its configuration, for
+  // people.
+  virtual int slots(const LogitsArgs& args, int processors) const = 0;
+  virtual EngineTiles tiles(const LogitsArgs& args, int processors) const = 0;
+  virtual std::string config(const LogitsArgs& args) const = 0;
+  // What it will take, with so many bytes stored for each logit.
+  virtual double seconds(const LogitsArgs& args, const LogitsScratch& scratch, double bytes,
+                         const KernelTimes& times) const = 0;
+
+  // Queues it. Allocates nothing and waits for nothing.
+  virtual void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue,
+                      After after) const = 0;
+
+ protected:
+  ~Engine() = default;
+};
+
+// All of them, the preferred ones first; the last takes any device and operands.
+const std::vector<const Engine*>& engines();
+// Null where there is none of this name.
+const Engine* engine_named(const std::string& name);
+
+// What a problem gets on a device, and why. `asked` by name, or empty.
+struct Choice {
+  const Engine* engine = nullptr;
+  std::string reason;
+};
+Choice choose_engine(const Problem& problem, const Device& device, const std::string& asked);
+
+}  // namespace headroom::cuda

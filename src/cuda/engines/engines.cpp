@@ -1,0 +1,36 @@
+#include <algorithm>
+
+#include "cuda/cuda_arena.h"
+#include "cuda/engines/engine.h"
+#include "cuda/engines/portable/portable_engine.h"
+#include "cuda/engines/sm90/sm90_engine.h"
+
+namespace headroom::cuda {
+
+const std::vector<const Engine*>& engines() {
+  static const std::vector<const Engine*> all{&sm90::engine(), &portable::engine()};
+  return all;
+}
+
+const Engine* engine_named(const std::string& name) {
+  const auto at =
+      std::ranges::find_if(engines(), [&](const Engine* engine) { return engine->name() == name; });
+  return at == engines().end() ? nullptr : *at;
+}
+
+Choice choose_engine(const Problem& problem, const Device& device, const std::string& asked) {
+  const DType operands = operand_dtype(problem);
+  const auto refusal = [&](const Engine& engine) { return engine.reason_against(device, operands); };
+  if (const Engine* engine = engine_named(asked); engine != nullptr && refusal(*engine).empty()) {
+    return {engine, "asked for"};
+  }
+  std::string reason;  // of the preferred one that does not take it
+  for (const Engine* engine : engines()) {
+    const std::string against = refusal(*engine);
+    if (against.empty()) return {engine, reason.empty() ? engine->reason() : reason};
+    if (reason.empty()) reason = against;
+  }
+  return {engines().back(), reason};
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,47 @@
+#include "cuda/engines/kernel_times.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/cuda_arena.h"
+#include "cuda/cuda_sizes.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained
+constexpr double kFloat32Share = 0.08;        // of that rate
+constexpr double kTF32Share = 0.45;           // of fp32 operands that may be rounded
+constexpr double kBytesPerSecond = 4e12;
+
+// Tiles that cuBLASLt's products come in.
+constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 192},
+                                                  {320, 128}, {128, 192}, {128, 128}};
+
+double share_of(const Problem& problem) {
+  if (operand_dtype(problem) != DType::kF32) return 1;
+  return problem.allow_tf32 ? kTF32Share : kFloat32Share;
+}
+
+}  // namespace
+
+KernelTimes::KernelTimes(const Problem& problem, const Device& device)
+    : processors_(std::max(device.processors, 1)), rate_(kFlopPerProcessor * share_of(problem)) {}
+
+double KernelTimes::product(int64_t m, int64_t n, int64_t k) const {
+  double best = 0;
+  for (const auto& [rows, columns] : kTiles) {
+    const int64_t waves = ceil_div(ceil_div(m, rows) * ceil_div(n, columns), processors_);
+    const double flop = 2.0 * static_cast<double>(rows * columns) * static_cast<double>(k);
+    const double penalty = rows * columns < 128 * 192 ? 1.1 : 1;  // more bytes for each FLOP
+    const double seconds = static_cast<double>(waves) * flop / rate_ * penalty;
+    if (best == 0 || seconds < best) best = seconds;
+  }
+  return best + kLaunchSeconds;
+}
+
+double KernelTimes::moved(int64_t rows, int64_t columns, double bytes) const {
+  return static_cast<double>(rows) * static_cast<double>(columns) * bytes / kBytesPerSecond;
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,46 @@
+#include "cuda/engines/portable/portable_engine.h"
+
+#include "cuda/engines/portable/portable_launch.h"
+
+namespace headroom::cuda::portable {
+namespace {
+
+class Portable final : public Engine {
+ public:
+  const char* name() const override { return "portable"; }
+
+  EngineTraits traits() const override { return {.needs_scratch = true, .draw_cost = 2.5}; }
+
+  std::string why_not_on(const Device& /*device*/) const override { return ""; }
+  std::string why_not_of(DType /*operands*/) const override { return ""; }
+  std::string reason_against(const Device& /*device*/, DType /*operands*/) const override { return ""; }
+  std::string reason() const override { return "no other engine"; }
+
+  int slots(const LogitsArgs& /*args*/, int /*processors*/) const override { return 1; }
+  EngineTiles tiles(const LogitsArgs& /*args*/, int /*processors*/) const override { return {}; }
+  std::string config(const LogitsArgs& /*args*/) const override { return "portable"; }
+
+  double seconds(const LogitsArgs& args, const LogitsScratch& scratch, double bytes,
+                 const KernelTimes& times) const override {
+    const double blocks = KernelTimes::in_parts(args.rows, scratch.rows, [&](int64_t m) {
+      return KernelTimes::in_parts(args.columns, scratch.columns, [&](int64_t n) {
+        return times.product(m, n, args.depth) + kLaunchSeconds;
+      });
+    });
+    return blocks + times.moved(args.rows, args.columns, 12 + bytes) + kLaunchSeconds;
+  }
+
+  void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue,
+              After /*after*/) const override {
+    launch_logits(args, scratch, queue);
+  }
+};
+
+}  // namespace
+
+const Engine& engine() {
+  static const Portable only;
+  return only;
+}
+
+}  // namespace headroom::cuda::portable

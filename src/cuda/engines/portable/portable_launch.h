@@ -1,0 +1,12 @@
+#pragma once
+#include "cuda/engines/engine.h"
+#include "cuda/queue.h"
+
+namespace headroom::cuda::portable {
+
+// LogitsArgs on any device of compute capability 8.0 and more: fp32 logits of a block of rows and columns at
+// a time, never rounded. Operands are bf16, fp16 or fp32. One slot a row. kExps: all columns of
+// the shard at once, and scratch has as many.
+void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue);
+
+}  // namespace headroom::cuda::portable

@@ -1,0 +1,170 @@
+#pragma once
+// From a block of dot products to statistics, exps or gradients; one block of threads a row.
+#include "cuda/cuda_sizes.h"
+#include "cuda/rows/device_rows.cuh"
+
+namespace headroom::cuda::portable {
+
+inline constexpr int kRowThreads = 256;
+
+struct Tile {
+  float* z;  // [rows, stride] dot products
+  int64_t stride;
+  int64_t row, column;  // of its first element in the arguments' matrices
+  int64_t rows, columns;
+};
+
+__device__ inline float inverse_temperature_of(const LogitsArgs& args, int64_t row) {
+  return args.inverse_temperature != nullptr ? args.inverse_temperature[row] : 1.0f;
+}
+
+// inverse_temperature: of the row, as in slope().
+__device__ inline float transformed(const LogitsArgs& args, float dot, int64_t column,
+                                    float inverse_temperature) {
+  float z = args.scale * dot + (args.bias != nullptr ? args.bias[column] : 0.0f);
+  if (args.softcap != 0) z = args.softcap * tanhf(z / args.softcap);
+  return z * inverse_temperature;
+}
+
+__device__ inline float slope(const LogitsArgs& args, float z, float inverse_temperature) {
+  if (args.softcap == 0) return 1;
+  const float t = z / (args.softcap * inverse_temperature);
+  return 1 - t * t;
+}
+
+__device__ inline bool is_better(float z, int32_t index, float than, int32_t than_index) {
+  if (isnan(z)) return !isnan(than) || index < than_index;
+  if (isnan(than)) return false;
+  return z > than || (z == than && index < than_index);
+}
+
+// Largest value of the block and its first index, a NaN being the largest of all; known to all threads.
+__device__ inline void block_max(float& value, int32_t& index) {
+  __shared__ float values[kRowThreads / 32];
+  __shared__ int32_t indices[kRowThreads / 32];
+  for (int step = 16; step > 0; step /= 2) {
+    const float v = __shfl_xor_sync(~0u, value, step);
+    const int32_t i = __shfl_xor_sync(~0u, index, step);
+    if (is_better(v, i, value, index)) value = v, index = i;
+  }
+  if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value, indices[threadIdx.x / 32] = index;
+  __syncthreads();
+  for (int w = 0; w < kRowThreads / 32; ++w) {
+    if (is_better(values[w], indices[w], value, index)) value = values[w], index = indices[w];
+  }
+  __syncthreads();
+}
+
+// Whether the row of this block is to be computed.
+__device__ inline bool row_exists(const LogitsArgs& args, int64_t row) {
+  if (row >= existing(args.row_count, args.rows)) return false;
+  return args.row_block_active == nullptr || args.row_block_active[row / kRowBlock] != 0;
+}
+
+__global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Tile tile) {
+  const int64_t row = tile.row + blockIdx.x;
+  if (!row_exists(args, row)) return;
+  float* z = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
+  const StatSlots& slots = args.stats;
+  const int64_t target = args.target == nullptr ? -1 : args.target[row] - args.column_offset - tile.column;
+  float largest = -CUDART_INF_F;
+  int32_t at = INT32_MAX;
+  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
+    z[j] = transformed(args, z[j], tile.column + j, inverse_temperature);
+    if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
+    if (j == target) args.target_logit[row] = z[j];
+  }
+  block_max(largest, at);
+  double sum = 0, sum_offset = 0, weighted = 0;
+  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
+    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
+    sum += e;
+    if (slots.sum_offset != nullptr && e != 0) sum_offset += double{e} * (z[j] - largest);
+    if (slots.weighted != nullptr) {
+      weighted +=
+          args.class_weight != nullptr ? double{args.class_weight[tile.column + j]} * z[j] : double{z[j]};
+    }
+  }
+  sum = block_sum<kRowThreads>(sum);
+  sum_offset = block_sum<kRowThreads>(sum_offset);
+  weighted = block_sum<kRowThreads>(weighted);
+  if (threadIdx.x != 0) return;
+  RowStats<double> mine, old;
+  mine.max = largest;
+  mine.sum_exp = sum;
+  mine.sum_exp_logit = logit_sum(sum_offset, largest, mine.sum_exp);
+  mine.weighted_logit_sum = weighted;
+  mine.argmax = args.column_offset + tile.column + at;
+  old.max = slots.max[row];
+  old.sum_exp = slots.sum[row];
+  if (slots.sum_offset != nullptr) old.sum_exp_logit = logit_sum(slots.sum_offset[row], old.max, old.sum_exp);
+  if (slots.weighted != nullptr) old.weighted_logit_sum = slots.weighted[row];
+  if (slots.argmax != nullptr) old.argmax = slots.argmax[row];
+  const RowStats<double> all = merge(old, mine);
+  slots.max[row] = static_cast<float>(all.max);
+  slots.sum[row] = static_cast<float>(all.sum_exp);
+  if (slots.sum_offset != nullptr) {
+    slots.sum_offset[row] = static_cast<float>(logit_sum(all.sum_exp_logit, -all.max, all.sum_exp));
+  }
+  if (slots.weighted != nullptr) slots.weighted[row] = static_cast<float>(all.weighted_logit_sum);
+  if (slots.argmax != nullptr) slots.argmax[row] = static_cast<int32_t>(all.argmax);
+}
+
+// Of whole rows: the maximum is known before anything is stored, and is the anchor.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile tile) {
+  const int64_t row = tile.row + blockIdx.x;
+  if (!row_exists(args, row)) return;
+  float* z = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
+  T* out = static_cast<T*>(args.out) + row * args.out_stride;
+  const int64_t target = args.target[row];
+  float largest = -CUDART_INF_F;
+  int32_t at = INT32_MAX;
+  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
+    z[j] = transformed(args, z[j], j, inverse_temperature);
+    if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
+    if (j == target) args.target_logit[row] = z[j];
+  }
+  block_max(largest, at);
+  double sum = 0, sum_offset = 0;
+  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
+    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
+    sum += e;
+    if (e != 0) sum_offset += double{e} * (z[j] - largest);
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j], inverse_temperature));
+  }
+  sum = block_sum<kRowThreads>(sum);
+  sum_offset = block_sum<kRowThreads>(sum_offset);
+  if (threadIdx.x != 0) return;
+  args.anchor[row] = largest;
+  const StatSlots& slots = args.stats;
+  slots.sum[row] = static_cast<float>(sum);
+  if (slots.sum_offset != nullptr) slots.sum_offset[row] = static_cast<float>(sum_offset);
+  if (slots.max != nullptr) slots.max[row] = largest;
+  if (slots.argmax != nullptr) slots.argmax[row] = at;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) gradient_kernel(LogitsArgs args, Tile tile) {
+  const int64_t row = tile.row + blockIdx.x;
+  if (!row_exists(args, row)) return;
+  const float* z = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
+  T* out = static_cast<T*>(args.out) + row * args.out_stride + tile.column;
+  const int32_t y = args.target[row];
+  const int64_t target = y - args.column_offset - tile.column;
+  const float factor = args.out_scale != nullptr ? *args.out_scale : 1.0f;
+  const float lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0.0f;
+  const RowCoefficients<float> k = {args.a[row], args.b != nullptr ? args.b[row] : 0.0f,
+                                    args.c != nullptr ? args.c[row] : 0.0f, args.g[row]};
+  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
+    const float x = transformed(args, z[j], tile.column + j, inverse_temperature);
+    const float weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1.0f;
+    const float v = dz_element(k, (x - lse) - low, weight, j == target);
+    out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(args, x, inverse_temperature) * factor);
+  }
+}
+
+}  // namespace headroom::cuda::portable

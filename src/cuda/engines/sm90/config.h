@@ -1,0 +1,112 @@
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/host_device.h"
+#include "cuda/engines/logits.h"
+
+namespace headroom::cuda::sm90 {
+
+inline constexpr int kTileColumns = 192;    // of the classifier, one tile
+inline constexpr int kWarpgroupRows = 128;  // of hidden, one computing warpgroup: two wgmma of 64
+inline constexpr int kBlockDepth = 64;    // elements of depth in a pipeline stage: one 128-byte swizzled row
+inline constexpr int kClusterBlocks = 2;  // thread blocks of a cluster, side by side along rows
+inline constexpr int kVectorBytes =
+    kTileColumns * 4;                     // bias or class weights of a tile, per computing warpgroup
+inline constexpr int kThreads = 384;      // one loading and two computing warpgroups
+inline constexpr int kStoreColumns = 64;  // of an output tile in one store
+inline constexpr int kSharedLimit = 232448;
+
+// How a thread block works. Ping-pong: each computing warpgroup has a 128 x 192 tile of its own, and one's
+// epilogue runs under the other's products. Cooperative: both work on one tile of 256 x 192, which moves
+// fewer bytes a product, with the epilogue exposed.
+struct Config {
+  bool cooperative = false;
+  int stages = 0;           // of the pipeline
+  int staging_buffers = 0;  // for stores: per computing warpgroup, 128 x 64 elements of 16 bits each
+
+  HEADROOM_HD constexpr int tile_rows() const { return cooperative ? 2 * kWarpgroupRows : kWarpgroupRows; }
+  // Rows of a cluster's tile: the unit in which rows are scheduled.
+  HEADROOM_HD constexpr int unit_rows() const { return kClusterBlocks * tile_rows(); }
+  // Warpgroups that take a cluster's tiles in turn.
+  HEADROOM_HD constexpr int turns() const { return cooperative ? 1 : 2; }
+
+  HEADROOM_HD constexpr int hidden_bytes() const { return tile_rows() * kBlockDepth * 2; }
+  HEADROOM_HD constexpr int classifier_bytes() const { return kTileColumns * kBlockDepth * 2; }
+  HEADROOM_HD constexpr int stage_bytes() const { return hidden_bytes() + classifier_bytes(); }
+  HEADROOM_HD constexpr int staging_bytes() const { return 2 * staging_buffers * staging_buffer_bytes(); }
+  HEADROOM_HD constexpr int staging_buffer_bytes() const { return kWarpgroupRows * kStoreColumns * 2; }
+  // Two barriers a stage, 8 bytes about rows, 16 of two tiles' origins and their barrier, 16 for each of the
+  // 8 computing warps.
+  HEADROOM_HD constexpr int shared_bytes() const {
+    return stages * (stage_bytes() + 16) + staging_bytes() + 2 * kVectorBytes + 8 + 16 + 8 + 8 * 16;
+  }
+
+  constexpr bool operator==(const Config&) const = default;
+};
+
+// Whether tiles are stored.
+constexpr bool stores(Epilogue epilogue) {
+  return epilogue == Epilogue::kExps || epilogue == Epilogue::kGradient;
+}
+
+// Whether there are cooperative tiles. Never where elements are drawn: what many hits take is exposed
+// then, 2.4 of 12 ms with a uniform softmax at (8192, 128256, 4096).
+constexpr bool may_cooperate(Epilogue epilogue) {
+  return epilogue != Epilogue::kThin;
+}
+
+// 5 stages, 4 beside the buffers of stores: what shared memory holds. Registers 40 (loader) and 232
+// (computing).
+constexpr Config ping_pong(Epilogue epilogue) {
+  return stores(epilogue) ? Config{false, 4, 2} : Config{false, 5, 0};
+}
+
+constexpr Config cooperative(Epilogue epilogue) {
+  return stores(epilogue) ? Config{true, 3, 1} : Config{true, 4, 0};
+}
+
+constexpr Config config_of(Epilogue epilogue, bool is_cooperative) {
+  return is_cooperative ? cooperative(epilogue) : ping_pong(epilogue);
+}
+
+// Depth from which on tiles are cooperative: the longer the products of a tile, the less its exposed epilogue
+// weighs against the bytes saved.
+inline constexpr int64_t kCooperativeDepth = 3000;
+
+static_assert(ping_pong(Epilogue::kStats).shared_bytes() <= kSharedLimit);
+static_assert(ping_pong(Epilogue::kExps).shared_bytes() <= kSharedLimit);
+static_assert(cooperative(Epilogue::kStats).shared_bytes() <= kSharedLimit);
+static_assert(cooperative(Epilogue::kExps).shared_bytes() <= kSharedLimit);
+
+// One compiled kernel.
+struct Instance {
+  Config config;
+  Epilogue epilogue = Epilogue::kStats;
+  DType dtype = DType::kBF16;
+  // Bias, softcap, temperatures, any scale and the optional sums; plain: a positive scale only.
+  bool general = false;
+
+  constexpr bool operator==(const Instance&) const = default;
+};
+
+// Whether the plain kernel of the epilogue computes all that is asked for.
+constexpr bool is_plain(const LogitsArgs& args) {
+  if (args.dtype != DType::kBF16 || !(args.scale > 0) || args.softcap != 0 || args.bias != nullptr ||
+      args.inverse_temperature != nullptr)
+    return false;
+  switch (args.epilogue) {
+    case Epilogue::kStats:
+      return args.stats.sum_offset == nullptr && args.stats.weighted == nullptr &&
+             args.stats.argmax == nullptr;
+    case Epilogue::kExps:
+      return args.stats.sum_offset == nullptr && args.stats.max == nullptr && args.stats.argmax == nullptr;
+    case Epilogue::kGradient:
+      return args.b == nullptr && args.c == nullptr;
+    case Epilogue::kThin:
+      return args.stats.sum_offset == nullptr && args.stats.max == nullptr && args.stats.argmax == nullptr;
+  }
+  return false;
+}
+
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,341 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/anchor.h"
+#include "cuda/engines/logits.h"
+#include "cuda/engines/sm90/config.h"
+#include "cuda/engines/sm90/kernel_params.cuh"
+#include "cuda/engines/sm90/ptx/cluster.cuh"
+#include "cuda/engines/sm90/ptx/math.cuh"
+#include "cuda/engines/sm90/ptx/registers.cuh"
+#include "cuda/softcap.h"
+
+// What the epilogues share. A thread holds, of its warpgroup's 128 x 192 tile, 48 elements of each of four
+// rows:
+//   acc[r / 2][4 j + 2 (r % 2) + b]: row 64 (r / 2) + 16 warp + 8 (r % 2) + lane / 4, column 8 j + 2 (lane %
+//   4) + b
+// for r in 0..3, j in 0..23, b in 0..1. The four lanes of a quad share their four rows; lane q owns row r =
+// q: it alone reads and writes the row's vectors and slots, so the 128 threads own the 128 rows.
+namespace headroom::cuda::sm90 {
+
+inline constexpr int kQuadRows = 4;                    // of a thread
+inline constexpr int kColumnPairs = kTileColumns / 8;  // of a thread in a row
+inline constexpr unsigned kWarp = 0xffffffffu;
+
+using Accumulators = float[2][kTileColumns / 2];
+
+__device__ __forceinline__ int lane_index() {
+  return ptx::thread_index() & 31;
+}
+
+// What an epilogue must know of its tile. The numbers live in shared memory, 16 bytes a warp, and are read
+// where they are needed: beside 192 accumulators registers are scarce.
+struct TileView {
+  uint32_t area;  // [vector of warpgroup 1 | 2] [numbers of the 8 computing warps]
+
+  // By a whole warp. first_row: of the warpgroup's 128 rows; rows: those at or past it do not exist;
+  // first_column: of the tile in the window.
+  __device__ __forceinline__ void store(int first_row, int rows, int first_column, int slot) const {
+    if (lane_index() == 0) {
+      asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(numbers()), "r"(first_row), "r"(rows),
+                   "r"(first_column), "r"(slot)
+                   : "memory");
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ int first_row() const { return load<0>(); }
+  __device__ __forceinline__ int rows() const { return load<4>(); }
+  __device__ __forceinline__ int first_column() const { return load<8>(); }
+  __device__ __forceinline__ int slot() const { return load<12>(); }
+  // Room for one vector over the tile's columns.
+  __device__ __forceinline__ uint32_t vector() const {
+    return area + (ptx::thread_index() / 128 - 1) * kVectorBytes;
+  }
+
+  __device__ __forceinline__ int row(int r) const {
+    const int thread = ptx::thread_index() & 127;
+    return first_row() + (r >> 1) * 64 + (thread >> 5) * 16 + (r & 1) * 8 + ((thread & 31) >> 2);
+  }
+  __device__ __forceinline__ int own_row() const { return row(ptx::thread_index() & 3); }
+  // Of the thread's elements the column at j = b = 0.
+  __device__ __forceinline__ int thread_column() const {
+    return first_column() + (ptx::thread_index() & 3) * 2;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t numbers() const {
+    return area + 2 * kVectorBytes + (ptx::thread_index() / 32 - 4) * 16;
+  }
+  template <int kOffset>
+  __device__ __forceinline__ int load() const {
+    int number;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(numbers() + kOffset));
+    return number;
+  }
+};
+
+template <class T>
+__device__ __forceinline__ T from_owner(T value, int r) {
+  return __shfl_sync(kWarp, value, (lane_index() & 28) | r);
+}
+
+// Of four values, one a row, the lane's own row's.
+template <class T>
+__device__ __forceinline__ T own_of(const T (&values)[kQuadRows]) {
+  const int lane = lane_index();
+  const T low = (lane & 1) ? values[1] : values[0];
+  const T high = (lane & 1) ? values[3] : values[2];
+  return (lane & 2) ? high : low;
+}
+
+// Sums of the quad's four lanes, each to its owner: 3 shuffles.
+__device__ __forceinline__ float sum_to_owner(const float (&values)[kQuadRows]) {
+  const int lane = lane_index();
+  const bool odd = lane & 1;
+  const bool high = lane & 2;
+  const float low_rows =
+      (odd ? values[1] : values[0]) + __shfl_xor_sync(kWarp, odd ? values[0] : values[1], 1);
+  const float high_rows =
+      (odd ? values[3] : values[2]) + __shfl_xor_sync(kWarp, odd ? values[2] : values[3], 1);
+  return (high ? high_rows : low_rows) + __shfl_xor_sync(kWarp, high ? low_rows : high_rows, 2);
+}
+
+__device__ __forceinline__ float quad_max(float value) {
+  value = ptx::max_nan(value, __shfl_xor_sync(kWarp, value, 1));
+  return ptx::max_nan(value, __shfl_xor_sync(kWarp, value, 2));
+}
+
+// exp(from - to) where from <= to; equal anchors, infinities included, give 1.
+__device__ __forceinline__ float rebase(float from, float to) {
+  return from == to ? 1.f : ptx::exp2_approx((from - to) * kLog2E);
+}
+
+// exp2(fma(z, to_exponent, shift)) with shift = -anchor * to_exponent is wrong by the rounding of shift: a
+// factor, the same for every z, that this undoes. 1 where the anchor is far, infinite or NaN.
+__device__ __forceinline__ float shift_correction(float anchor, float to_exponent, float shift) {
+  const float excess = fmaf(anchor, to_exponent, shift);  // exact
+  return fabsf(shift) < kFarShift ? ptx::exp2_approx(-excess) : 1.f;
+}
+
+// Subtracts far anchors from their rows of products (logits / scale), before the plain kernels' loops.
+// Returns what is left of the own row's anchor.
+__device__ __forceinline__ float subtract_far_anchors(Accumulators& acc, float own_anchor, float scale) {
+  const bool own_far = is_far(own_anchor, -own_anchor * kLog2E);
+  if (!__any_sync(kWarp, own_far)) return own_anchor;
+  const float unscale = 1.f / scale;
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float anchor = from_owner(own_anchor, r);
+    if (!from_owner(own_far, r)) continue;
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+      // The logit as it is known elsewhere, so rounded before the anchor is taken off.
+      element = __fsub_rn(__fmul_rn(element, scale), anchor) * unscale;
+    }
+  }
+  return own_far ? 0.f : own_anchor;
+}
+
+// Gives the logits of columns past the window a value. With -inf nothing is added by them and no maximum is
+// theirs.
+__device__ __forceinline__ void fill_tail(Accumulators& acc, const TileView& tile, int columns, float value) {
+  if (tile.first_column() + kTileColumns <= columns) return;
+  const int limit = columns - tile.thread_column();
+#pragma unroll
+  for (int j = 0; j < kColumnPairs; ++j) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      if (8 * j + b < limit) continue;
+#pragma unroll
+      for (int r = 0; r < kQuadRows; ++r) acc[r >> 1][4 * j + 2 * (r & 1) + b] = value;
+    }
+  }
+}
+
+// Puts the tile's part of a vector over the window's columns in shared memory, for load_column(); 0 past the
+// window. By the whole warpgroup. From shared memory an element costs one instruction and no register for its
+// address.
+__device__ __forceinline__ void stage_columns(const float* vector, const TileView& tile, int columns) {
+  const int thread = ptx::thread_index();
+  const int barrier = 3 + thread / 128 - 1;
+  const int first = tile.first_column();
+  const uint32_t staged = tile.vector();
+  ptx::named_barrier_sync(barrier, 128);  // the vector before this one is no longer read
+  for (int i = thread & 127; i < kTileColumns; i += 128) {
+    const int column = first + i;
+    const float value = column < columns ? vector[column] : 0.f;
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(staged + i * 4), "f"(value) : "memory");
+  }
+  ptx::named_barrier_sync(barrier, 128);
+}
+
+// base: tile.vector() + 8 * (lane % 4).
+__device__ __forceinline__ float load_column(uint32_t base, int j, int b) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(base + 32 * j + 4 * b));
+  return value;
+}
+
+__device__ __forceinline__ uint32_t vector_base(const TileView& tile) {
+  return tile.vector() + 8 * (ptx::thread_index() & 3);
+}
+
+template <class Function>
+__device__ __forceinline__ void for_each(Accumulators& acc, const Function& function) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < kTileColumns / 2; ++i) acc[half][i] = function(acc[half][i]);
+  }
+}
+
+// Elements that the compiler may work on at once where one needs several registers on the way.
+inline constexpr int kBlock = 16;
+
+// 1 / T of a row of the tile; 1 of one that does not exist.
+__device__ __forceinline__ float inverse_temperature_of(const LogitsArgs& args, const TileView& tile,
+                                                        int row) {
+  return row < tile.rows() ? __ldg(args.inverse_temperature + row) : 1.f;
+}
+
+// inverse_softcap() of a row's logits, which are over its temperature.
+__device__ __forceinline__ float inverse_cap_of(const KernelParams& params, const TileView& tile, int row) {
+  const LogitsArgs& args = params.args;
+  if (args.inverse_temperature == nullptr || args.softcap == 0.f) return params.inverse_cap;
+  return inverse_softcap(args.softcap * inverse_temperature_of(args, tile, row));
+}
+
+// z = t(scale * dot + bias) / T in place; softcap as cap (1 - 2 / (1 + exp(2 x / cap))), within 1e-6 cap.
+// Columns past the window become -inf.
+__device__ __forceinline__ void transform(Accumulators& acc, const TileView& tile, const LogitsArgs& args) {
+  const int columns = static_cast<int>(args.columns);
+  if (args.bias != nullptr) {
+    stage_columns(args.bias, tile, columns);
+    const uint32_t base = vector_base(tile);
+#pragma unroll
+    for (int j = 0; j < kColumnPairs; ++j) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const float bias = load_column(base, j, b);
+#pragma unroll
+        for (int r = 0; r < kQuadRows; ++r) {
+          float& z = acc[r >> 1][4 * j + 2 * (r & 1) + b];
+          z = fmaf(z, args.scale, bias);
+        }
+      }
+    }
+  } else {
+    for_each(acc, [&](float z) { return z * args.scale; });
+  }
+  if (args.softcap != 0.f) {
+    const float exponent = 2.f * kLog2E / args.softcap;
+    const float cap = args.softcap;
+#pragma unroll
+    for (int block = 0; block < kTileColumns / kBlock; ++block) {
+      if (ptx::always()) {
+        float* z = acc[block / (kTileColumns / 2 / kBlock)] + block % (kTileColumns / 2 / kBlock) * kBlock;
+#pragma unroll
+        for (int i = 0; i < kBlock; ++i) {
+          z[i] = fmaf(-2.f * cap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z[i] * exponent)), cap);
+        }
+      }
+    }
+  }
+  if (args.inverse_temperature != nullptr) {
+#pragma unroll
+    for (int r = 0; r < kQuadRows; ++r) {
+      const float inverse = inverse_temperature_of(args, tile, tile.row(r));
+#pragma unroll
+      for (int i = 0; i < 2 * kColumnPairs; ++i) acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)] *= inverse;
+    }
+  }
+  fill_tail(acc, tile, columns, -INFINITY);
+}
+
+// A logit as a factor: finite, so that exp(-inf) * -inf is 0. (A NaN's exp is a NaN already.)
+__device__ __forceinline__ float as_factor(float z) {
+  return fmaxf(z, -1e30f);
+}
+
+// The own row's target as a column of the window: far below 0 for kIgnoredRow, which no offset changes.
+__device__ __forceinline__ int load_target(const LogitsArgs& args, int row) {
+  return args.target[row] - static_cast<int>(args.column_offset);
+}
+
+__device__ __forceinline__ bool is_ignored(const LogitsArgs& args, int target) {
+  return target == kIgnoredRow - static_cast<int>(args.column_offset);
+}
+
+// The own row's target as a column of this tile, -1 if it is elsewhere.
+__device__ __forceinline__ int target_in_tile(const TileView& tile, int target, int columns) {
+  const int first = tile.first_column();
+  return target >= first && target < columns && target - first < kTileColumns ? target - first : -1;
+}
+
+// The own row's target is known to a quad as the column relative to each lane's first; few tiles have one at
+// all.
+__device__ __forceinline__ bool any_target(int own_target) {
+  return __any_sync(kWarp, own_target >= 0);
+}
+
+__device__ __forceinline__ int lane_target(int own_target, int r) {
+  return from_owner(own_target, r) - 2 * (ptx::thread_index() & 3);
+}
+
+// This thread's element of row r in column `target` (lane_target()); 0 if it has none such.
+__device__ __forceinline__ float element_at(const Accumulators& acc, int r, int target) {
+  float z = 0.f;
+#pragma unroll
+  for (int j = 0; j < kColumnPairs; ++j) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      if (target == 8 * j + b) z = acc[r >> 1][4 * j + 2 * (r & 1) + b];
+    }
+  }
+  return z;
+}
+
+__device__ __forceinline__ bool has_target(int target) {
+  return target >= 0 && (target & 7) < 2;
+}
+
+// Writes the logits of targets, multiplied by unit.
+__device__ __forceinline__ void store_target_logits(const Accumulators& acc, const TileView& tile,
+                                                    int own_target, float unit, float* target_logit) {
+  if (target_logit == nullptr || !any_target(own_target)) return;
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const int target = lane_target(own_target, r);
+    const float z = element_at(acc, r, target);
+    if (has_target(target)) target_logit[tile.row(r)] = z * unit;
+  }
+}
+
+// Subtracts value from this thread's element of row r in column `target`.
+__device__ __forceinline__ void subtract_at(Accumulators& acc, int r, int target, float value) {
+#pragma unroll
+  for (int j = 0; j < kColumnPairs; ++j) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      if (target == 8 * j + b) acc[r >> 1][4 * j + 2 * (r & 1) + b] -= value;
+    }
+  }
+}
+
+// Rows that are ignored or do not exist are stored as 0 whatever was computed for them.
+__device__ __forceinline__ void clear_dead_rows(Accumulators& acc, bool own_live) {
+  if (__all_sync(kWarp, own_live)) return;
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    if (from_owner(own_live, r)) continue;
+#pragma unroll
+    for (int j = 0; j < kColumnPairs; ++j) {
+      acc[r >> 1][4 * j + 2 * (r & 1)] = 0.f;
+      acc[r >> 1][4 * j + 2 * (r & 1) + 1] = 0.f;
+    }
+  }
+}
+
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,93 @@
+#pragma once
+#include "cuda/engines/sm90/epilogue_common.cuh"
+#include "cuda/engines/sm90/epilogue_stats.cuh"
+
+// Exps relative to the row's anchor, in place of the logits, and their row sums. With softcap what is stored
+// is the exp times the slope of t, which is what the gradient needs; the sums are of the plain exps.
+namespace headroom::cuda::sm90 {
+
+// Maximum of the general kernel's rows, taken before the exps replace the logits.
+__device__ __forceinline__ void exps_maximum(const Accumulators& acc, const TileView& tile,
+                                             const LogitsArgs& args, bool live, int64_t slot) {
+  const StatSlots& stats = args.stats;
+  float maxima[kQuadRows];
+  int first[kQuadRows] = {};
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    maxima[r] = row_maximum(acc, r);
+    if (stats.argmax != nullptr) first[r] = first_maximum(acc, r, maxima[r], tile);
+  }
+  const float tile_max = own_of(maxima);
+  const int column = own_of(first);
+  if (!live) return;
+  const float old_max = stats.max[slot];
+  if (stats.argmax != nullptr) merge_argmax(stats, slot, old_max, tile_max, args.column_offset + column);
+  stats.max[slot] = ptx::max_nan(old_max, tile_max);
+}
+
+template <bool kGeneral>
+__device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView& tile,
+                                              const KernelParams& params) {
+  const LogitsArgs& args = params.args;
+  const int columns = static_cast<int>(args.columns);
+  if constexpr (kGeneral) {
+    transform(acc, tile, args);
+  } else {
+    fill_tail(acc, tile, columns, -INFINITY);
+  }
+  const StatSlots& stats = args.stats;
+  const int row = tile.own_row();
+  const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
+  const bool live = row < tile.rows() && !is_ignored(args, target);
+  const int64_t slot = tile.slot() * stats.stride + row;
+  const float old_sum = live ? stats.sum[slot] : 0.f;
+  float own_anchor = live ? args.anchor[row] : 0.f;
+  store_target_logits(acc, tile, target_in_tile(tile, target, columns), kGeneral ? 1.f : args.scale,
+                      args.target_logit);
+  if constexpr (kGeneral) {
+    if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
+  } else {
+    own_anchor = subtract_far_anchors(acc, own_anchor, args.scale);
+  }
+
+  const SplitAnchor own = split_anchor(own_anchor);
+  float sums[kQuadRows];
+  [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float shift = from_owner(own.shift, r);
+    [[maybe_unused]] const float inverse_cap = kGeneral ? inverse_cap_of(params, tile, tile.row(r)) : 0.f;
+    [[maybe_unused]] const float far = kGeneral ? from_owner(own.far, r) : 0.f;
+    float sum[2] = {}, sum_offset[2] = {};
+#pragma unroll
+    for (int j = 0; j < kColumnPairs; ++j) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
+        const float exponent =
+            kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, params.exponent_scale, shift);
+        const float p = ptx::exp2_approx(exponent);
+        sum[b] += p;
+        if constexpr (kGeneral) {
+          sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
+          element = p * softcap_slope(as_factor(element), inverse_cap);
+        } else {
+          element = p;
+        }
+      }
+    }
+    sums[r] = sum[0] + sum[1];
+    sum_offsets[r] = sum_offset[0] + sum_offset[1];
+  }
+  const float tile_sum = sum_to_owner(sums);
+  if (live) stats.sum[slot] = old_sum + tile_sum;
+  if constexpr (kGeneral) {
+    if (stats.sum_offset != nullptr) {
+      const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
+      if (live) stats.sum_offset[slot] += tile_offset;
+    }
+  }
+  clear_dead_rows(acc, live);
+}
+
+}  // namespace headroom::cuda::sm90

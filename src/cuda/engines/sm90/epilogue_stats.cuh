@@ -1,0 +1,199 @@
+#pragma once
+#include "cuda/engines/sm90/epilogue_common.cuh"
+
+// Row statistics of a tile, merged into the own row's slot. The slot is read before the work on the tile
+// begins, so that the load is long done when it is needed.
+namespace headroom::cuda::sm90 {
+
+// Which of the thread's 48 elements of row r equal the row's maximum (are NaN, if that is NaN): bit 2 j + b.
+// Masks, as 48 predicates would spill.
+__device__ __forceinline__ uint64_t maximum_mask(const Accumulators& acc, int r, float row_max) {
+  uint32_t low = 0, high = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kColumnPairs; ++i) {
+    const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+    uint32_t equal;
+    asm("set.eq.u32.f32 %0, %1, %2;" : "=r"(equal) : "f"(z), "f"(row_max));
+    (i < 32 ? low : high) |= equal & (1u << (i & 31));
+  }
+  if (__any_sync(kWarp, row_max != row_max)) {
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+      uint32_t nan;
+      asm("set.nan.u32.f32 %0, %1, %2;" : "=r"(nan) : "f"(z), "f"(z));
+      (i < 32 ? low : high) |= nan & (1u << (i & 31));
+    }
+  }
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+// The row's lowest column in this tile whose logit is its maximum.
+__device__ __forceinline__ int first_maximum(const Accumulators& acc, int r, float row_max,
+                                             const TileView& tile) {
+  const int bit = __ffsll(static_cast<long long>(maximum_mask(acc, r, row_max))) - 1;
+  int column = bit < 0 ? 0x7fffffff : tile.thread_column() + 8 * (bit >> 1) + (bit & 1);
+  column = min(column, __shfl_xor_sync(kWarp, column, 1));
+  return min(column, __shfl_xor_sync(kWarp, column, 2));
+}
+
+__device__ __forceinline__ float row_maximum(const Accumulators& acc, int r) {
+  const float* row = acc[r >> 1] + 2 * (r & 1);
+  float even = row[0], odd = row[1];
+#pragma unroll
+  for (int j = 1; j < kColumnPairs; ++j) {
+    even = ptx::max_nan(even, row[4 * j]);
+    odd = ptx::max_nan(odd, row[4 * j + 1]);
+  }
+  return quad_max(ptx::max_nan(even, odd));
+}
+
+// Keeps the larger of two maxima with its column; a NaN is larger than all, of equals the first column wins.
+__device__ __forceinline__ void merge_argmax(const StatSlots& stats, int64_t slot, float old_max,
+                                             float tile_max, int64_t column) {
+  const int32_t old = stats.argmax[slot];
+  const bool old_nan = old_max != old_max;
+  const bool larger = old_nan ? false : !(tile_max <= old_max);  // also when tile_max is NaN
+  const bool equal = old_nan ? tile_max != tile_max : tile_max == old_max;
+  if (old < 0 || larger || (equal && column < old)) stats.argmax[slot] = static_cast<int32_t>(column);
+}
+
+// The own row's sum of w_j z_ij over the tile. Leaves 0 in columns past the window.
+__device__ __forceinline__ float weighted_sum(Accumulators& acc, const TileView& tile,
+                                              const LogitsArgs& args) {
+  const int columns = static_cast<int>(args.columns);
+  fill_tail(acc, tile, columns, 0.f);
+  float sums[kQuadRows] = {};
+  if (args.class_weight == nullptr) {
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+#pragma unroll
+      for (int r = 0; r < kQuadRows; ++r) sums[r] += acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+    }
+  } else {
+    stage_columns(args.class_weight, tile, columns);
+    const uint32_t base = vector_base(tile);
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      const float weight = load_column(base, i >> 1, i & 1);
+#pragma unroll
+      for (int r = 0; r < kQuadRows; ++r) {
+        sums[r] = fmaf(weight, acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)], sums[r]);
+      }
+    }
+  }
+  return sum_to_owner(sums);
+}
+
+// The sums of rows whose maximum is far, again.
+template <bool kGeneral>
+__device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const float (&maxima)[kQuadRows],
+                                             float to_exponent, float (&sums)[kQuadRows],
+                                             float (&sum_offsets)[kQuadRows]) {
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float row_max = maxima[r];
+    if (!is_far(row_max, -row_max * to_exponent)) continue;
+    sums[r] = sum_offsets[r] = 0.f;
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+      const float p = ptx::exp2_approx((z - row_max) * to_exponent);
+      sums[r] += p;
+      if constexpr (kGeneral) sum_offsets[r] = fmaf(p, as_factor(z - row_max), sum_offsets[r]);
+    }
+  }
+}
+
+template <bool kGeneral>
+__device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView& tile,
+                                               const LogitsArgs& args, float exponent_scale) {
+  const int columns = static_cast<int>(args.columns);
+  if constexpr (kGeneral) {
+    transform(acc, tile, args);
+  } else {
+    fill_tail(acc, tile, columns, -INFINITY);
+  }
+  const StatSlots& stats = args.stats;
+  const int row = tile.own_row();
+  const bool live = row < tile.rows();
+  const int64_t slot = tile.slot() * stats.stride + row;
+  const float old_max = live ? stats.max[slot] : 0.f;
+  const float old_sum = live ? stats.sum[slot] : 0.f;
+  const int target = live && args.target != nullptr ? load_target(args, row) : -1;
+
+  // Logits in units of 1 / unit: as they come from the product in the plain kernel, final in the general one.
+  const float unit = kGeneral ? 1.f : args.scale;
+  store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
+
+  const float to_exponent = kGeneral ? kLog2E : exponent_scale;
+  float maxima[kQuadRows], sums[kQuadRows];
+  [[maybe_unused]] float sum_offsets[kQuadRows] = {};
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float row_max = row_maximum(acc, r);
+    maxima[r] = row_max;
+    // A row of -inf has sum 0: its exponents are -inf - 0, not -inf + inf.
+    const float shift = row_max == -INFINITY ? 0.f : -row_max * to_exponent;
+    const float* z = acc[r >> 1] + 2 * (r & 1);
+    float even = 0.f, odd = 0.f;
+    if (kGeneral && stats.sum_offset != nullptr) {
+#pragma unroll
+      for (int j = 0; j < kColumnPairs; ++j) {
+        const float p = ptx::exp2_approx(fmaf(z[4 * j], to_exponent, shift));
+        const float q = ptx::exp2_approx(fmaf(z[4 * j + 1], to_exponent, shift));
+        even += p;
+        odd += q;
+        sum_offsets[r] = fmaf(p, as_factor(z[4 * j] - row_max), sum_offsets[r]);
+        sum_offsets[r] = fmaf(q, as_factor(z[4 * j + 1] - row_max), sum_offsets[r]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumnPairs; ++j) {
+        even += ptx::exp2_approx(fmaf(z[4 * j], to_exponent, shift));
+        odd += ptx::exp2_approx(fmaf(z[4 * j + 1], to_exponent, shift));
+      }
+    }
+    sums[r] = even + odd;
+  }
+
+  const float own_max = own_of(maxima);
+  const float own_shift = -own_max * to_exponent;
+  const float correction = shift_correction(own_max, to_exponent, own_shift);
+  if (__any_sync(kWarp, is_far(own_max, own_shift))) {
+    sum_far_rows<kGeneral>(acc, maxima, to_exponent, sums, sum_offsets);
+  }
+  const float tile_max = own_max * unit;
+  const float tile_sum = sum_to_owner(sums) * correction;
+  const float new_max = ptx::max_nan(old_max, tile_max);
+  const float old_factor = rebase(old_max, new_max);
+  const float tile_factor = rebase(tile_max, new_max);
+  if (live) {
+    stats.max[slot] = new_max;
+    stats.sum[slot] = fmaf(old_sum, old_factor, tile_sum * tile_factor);
+  }
+  if constexpr (kGeneral) {
+    if (stats.sum_offset != nullptr) {
+      // Relative to the new maximum; factors of a sum without any element are finite.
+      const float tile_offset =
+          fmaf(tile_sum, as_factor(tile_max - new_max), sum_to_owner(sum_offsets) * correction);
+      if (live) {
+        const float old_offset = fmaf(old_sum, as_factor(old_max - new_max), stats.sum_offset[slot]);
+        stats.sum_offset[slot] = fmaf(old_offset, old_factor, tile_offset * tile_factor);
+      }
+    }
+    if (stats.argmax != nullptr) {
+      int first[kQuadRows];
+#pragma unroll
+      for (int r = 0; r < kQuadRows; ++r) first[r] = first_maximum(acc, r, maxima[r], tile);
+      const int column = own_of(first);
+      if (live) merge_argmax(stats, slot, old_max, tile_max, args.column_offset + column);
+    }
+    if (stats.weighted != nullptr) {
+      const float tile_weighted = weighted_sum(acc, tile, args);
+      if (live) stats.weighted[slot] += tile_weighted;
+    }
+  }
+}
+
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,77 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/engines/logits.h"
+#include "cuda/engines/sm90/config.h"
+#include "cuda/engines/sm90/tile_schedule.h"
+
+namespace headroom::cuda::sm90 {
+
+struct KernelParams {
+  LogitsArgs args;
+  float exponent_scale = 0;  // scale * log2(e)
+  float inverse_cap = 0;     // inverse_softcap(): from a parameter it takes no register
+  int32_t depth_blocks = 0;
+  int32_t column_tiles = 0;
+  Raster raster;
+};
+
+// The part of the problem that one launch works on: rows below row_count, in units that have an active block
+// of rows. Units are numbered without the others. Found once by a warp of each block and kept in shared
+// memory, not in registers, of which the computing warpgroups have none to spare.
+struct ActiveRows {
+  int rows;   // rows at or past it do not exist
+  int units;  // active ones
+};
+
+inline constexpr int kRowBlockRows = 128;  // of row_block_active
+
+// Bit l: unit first + l has an active block. By a whole warp.
+template <int kUnitRows>
+__device__ __forceinline__ unsigned active_units(const uint8_t* active, int rows, int first) {
+  const int unit = first + (static_cast<int>(threadIdx.x) & 31);
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < kUnitRows / kRowBlockRows; ++i) {
+    const int64_t block = static_cast<int64_t>(unit) * (kUnitRows / kRowBlockRows) + i;
+    any = any || (block * kRowBlockRows < rows && active[block] != 0);
+  }
+  return __ballot_sync(~0u, any);
+}
+
+// By a whole warp.
+template <int kUnitRows>
+__device__ __forceinline__ ActiveRows find_active_rows(const LogitsArgs& args) {
+  ActiveRows found{static_cast<int>(args.rows), 0};
+  if (args.row_count != nullptr) found.rows = max(0, min(found.rows, *args.row_count));
+  const int units = found.rows / kUnitRows + (found.rows % kUnitRows != 0);
+  if (args.row_block_active == nullptr) {
+    found.units = units;
+    return found;
+  }
+  for (int first = 0; first < units; first += 32) {
+    found.units += __popc(active_units<kUnitRows>(args.row_block_active, found.rows, first));
+  }
+  return found;
+}
+
+// The unit that is number `index` of the active ones. By a whole warp.
+template <int kUnitRows>
+__device__ __forceinline__ int active_unit(const LogitsArgs& args, int rows, int index) {
+  if (args.row_block_active == nullptr) return index;
+  int first = 0;
+  unsigned mask = active_units<kUnitRows>(args.row_block_active, rows, first);
+  while (index >= __popc(mask)) {
+    index -= __popc(mask);
+    first += 32;
+    mask = active_units<kUnitRows>(args.row_block_active, rows, first);
+  }
+  for (; index > 0; --index) mask &= mask - 1;
+  return first + __ffs(mask) - 1;
+}
+
+__device__ __forceinline__ bool row_block_active(const LogitsArgs& args, int row, int rows) {
+  return row < rows && (args.row_block_active == nullptr || args.row_block_active[row / kRowBlockRows] != 0);
+}
+
+}  // namespace headroom::cuda::sm90

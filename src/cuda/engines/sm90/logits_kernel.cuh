@@ -1,0 +1,293 @@
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/engines/sm90/config.h"
+#include "cuda/engines/sm90/epilogue_exps.cuh"
+#include "cuda/engines/sm90/epilogue_gradient.cuh"
+#include "cuda/engines/sm90/epilogue_stats.cuh"
+#include "cuda/engines/sm90/epilogue_store.cuh"
+#include "cuda/engines/sm90/epilogue_thin.cuh"
+#include "cuda/engines/sm90/kernel_params.cuh"
+#include "cuda/engines/sm90/ptx/cluster.cuh"
+#include "cuda/engines/sm90/ptx/mbarrier.cuh"
+#include "cuda/engines/sm90/ptx/registers.cuh"
+#include "cuda/engines/sm90/ptx/tma.cuh"
+#include "cuda/engines/sm90/ptx/wgmma.cuh"
+#include "cuda/launch.cuh"
+
+// One persistent kernel: logits of tiles by wgmma, each tile handed to an epilogue while it is in registers.
+//
+// A cluster of two blocks takes a unit of rows and 192 columns at a time. Each block loads its own rows and
+// half of the columns, the latter into both blocks. Warpgroup 0 loads through a ring of stages; warpgroups 1
+// and 2 compute.
+namespace headroom::cuda::sm90 {
+
+// Shared memory: [stages][hidden | classifier] [staging of warpgroup 1 | 2] [full barriers]
+// [empty barriers] [TileView] [ActiveRows] [two TileOrigins] [barrier of origins]
+// The base is the symbol itself, which costs no register; that it is aligned for the swizzle is checked by
+// the kernel.
+extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
+
+// Where the copies of a tile begin.
+struct TileOrigin {
+  int row;     // of this block's rows
+  int column;  // of this block's half of the columns
+};
+
+template <Config kConfig>
+struct SharedMemory {
+  __device__ static uint32_t base() { return ptx::shared_address(dynamic_shared_memory); }
+  __device__ uint32_t hidden(int stage) const { return base() + stage * kConfig.stage_bytes(); }
+  __device__ uint32_t classifier(int stage) const { return hidden(stage) + kConfig.hidden_bytes(); }
+  __device__ uint32_t staging() const { return hidden(kConfig.stages); }
+  __device__ uint32_t full(int stage) const { return staging() + kConfig.staging_bytes() + stage * 8; }
+  __device__ uint32_t empty(int stage) const { return full(kConfig.stages) + stage * 8; }
+  __device__ uint32_t view() const { return empty(kConfig.stages); }
+  __device__ uint32_t active_rows() const { return view() + 2 * kVectorBytes + 8 * 16; }
+
+  __device__ void store_active(ActiveRows active) const {
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(active_rows()), "r"(active.rows), "r"(active.units)
+                 : "memory");
+  }
+  __device__ ActiveRows load_active() const {
+    ActiveRows active;
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(active.rows), "=r"(active.units)
+                 : "r"(active_rows()));
+    return active;
+  }
+
+  // Of the cluster's i-th tile.
+  __device__ uint32_t origin(int i) const { return active_rows() + 8 + (i & 1) * 8; }
+  __device__ void store_origin(int i, TileOrigin tile) const {
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(origin(i)), "r"(tile.row), "r"(tile.column)
+                 : "memory");
+  }
+  __device__ TileOrigin load_origin(int i) const {
+    TileOrigin tile;
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(tile.row), "=r"(tile.column)
+                 : "r"(origin(i))
+                 : "memory");
+    return tile;
+  }
+
+  // Where the two warps of find_tiles() and load_tiles() meet, once a tile: then its origin is there, and the
+  // one before it has been read. By both whole warps.
+  __device__ uint32_t origins() const { return active_rows() + 8 + 16; }
+  __device__ void meet_at_origin(int i) const {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(origins());
+    ptx::mbarrier_wait(origins(), i & 1);
+  }
+};
+
+// A stage of the ring and the parity of its barriers.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  // After `count` stages.
+  __device__ static __forceinline__ RingPosition at(uint32_t count) {
+    return {static_cast<int>(count % kStages), (count / kStages) & 1};
+  }
+};
+
+template <Config kConfig>
+__device__ __forceinline__ TileSchedule schedule_of(const SharedMemory<kConfig>& shared,
+                                                    const KernelParams& params) {
+  return TileSchedule(params.raster, shared.load_active().units, params.column_tiles);
+}
+
+// By a warp of its own, a tile ahead of load_tiles(): the divisions take longer than loading may pause.
+template <Config kConfig>
+__device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared, const KernelParams& params) {
+  const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  for (int i = 0; i < tiles; ++i) {
+    const TileSchedule schedule = schedule_of(shared, params);
+    const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
+    const int unit = active_unit<kConfig.unit_rows()>(params.args, shared.load_active().rows, tile.unit);
+    if ((threadIdx.x & 31) == 0) {
+      shared.store_origin(i, {unit * kConfig.unit_rows() + rank * kConfig.tile_rows(),
+                              tile.column * kTileColumns + rank * (kTileColumns / kClusterBlocks)});
+    }
+    shared.meet_at_origin(i);
+  }
+}
+
+// By a whole warp, of which one thread issues the copies.
+template <Config kConfig>
+__device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
+                                           const CUtensorMap& classifier, const KernelParams& params) {
+  const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
+  const uint32_t half = ptx::cluster_rank() * (kConfig.classifier_bytes() / kClusterBlocks);
+  RingPosition<kConfig.stages> ring;
+  for (int i = 0; i < tiles; ++i) {
+    shared.meet_at_origin(i);
+    const TileOrigin tile = shared.load_origin(i);
+    if ((threadIdx.x & 31) == 0) {
+      for (int k = 0; k < params.depth_blocks; ++k) {
+        ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+        const uint32_t full = shared.full(ring.stage);
+        ptx::mbarrier_arrive_expect(full, kConfig.stage_bytes());
+        ptx::tma_load(shared.hidden(ring.stage), &hidden, full, k * kBlockDepth, tile.row);
+        ptx::tma_load_multicast(shared.classifier(ring.stage) + half, &classifier, full, k * kBlockDepth,
+                                tile.column, (1 << kClusterBlocks) - 1);
+        ring.advance();
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// 0 or 1, of the computing ones.
+__device__ __forceinline__ int computing_warpgroup() {
+  return ptx::thread_index() / 128 - 1;
+}
+
+// The products of one tile, from the ring position on; on return acc is complete. Tells both blocks of the
+// cluster when a stage has been read, and with pass_on the other warpgroup, by its named barrier, when all
+// products are issued.
+template <Config kConfig, DType kType>
+__device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMemory<kConfig>& shared,
+                                              RingPosition<kConfig.stages> ring, int depth_blocks,
+                                              bool pass_on) {
+  const int thread = static_cast<int>(threadIdx.x) & 127;
+  const uint32_t first_row =
+      kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kBlockDepth * 2 : 0;
+  int previous = -1;
+  for (int k = 0; k < depth_blocks; ++k) {
+    // Said to be the same for all lanes, so that descriptors are made by the uniform unit, an addition each.
+    const uint32_t a = ptx::to_uniform(ptx::matrix_offset(shared.hidden(ring.stage) + first_row));
+    const uint32_t b = ptx::to_uniform(ptx::matrix_offset(shared.classifier(ring.stage)));
+    ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockDepth / 16; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::wgmma_n192<kType>(acc[half], ptx::matrix_descriptor(a + step * 2 + half * 512),
+                               ptx::matrix_descriptor(b + step * 2), (k | step) != 0);
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    // The stage before this one has been read: one thread tells each block.
+    if (previous >= 0 && thread < kClusterBlocks) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
+    previous = ring.stage;
+    ring.advance();
+  }
+  if (pass_on) ptx::named_barrier_arrive(2 - computing_warpgroup(), 256);
+  ptx::wgmma_wait<0>();
+  if (thread < kClusterBlocks) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
+}
+
+template <Instance kInstance>
+__device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.config>& shared,
+                                              const CUtensorMap& out, const KernelParams& params) {
+  constexpr Config kConfig = kInstance.config;
+  constexpr bool kPingPong = !kConfig.cooperative;
+  constexpr DType kOutType = kInstance.epilogue == Epilogue::kGradient ? kInstance.dtype : DType::kBF16;
+  constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExps ? kKeptExponent : 0;
+  const LogitsArgs& args = params.args;
+  const TileView view{shared.view()};
+
+  // Named barriers 1 and 2 order the products of the two warpgroups: each waits on its own, the other arrives
+  // there.
+  if (kPingPong && computing_warpgroup() == 1 &&
+      schedule_of(shared, params).tiles_of(ptx::cluster_index()) > 0) {
+    ptx::named_barrier_arrive(1, 256);
+  }
+  for (int i = kPingPong ? computing_warpgroup() : 0;; i += kConfig.turns()) {
+    const ActiveRows active = shared.load_active();
+    const TileSchedule schedule = schedule_of(shared, params);
+    const int tiles = schedule.tiles_of(ptx::cluster_index());
+    if (i >= tiles) break;
+    const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
+    const int unit = active_unit<kConfig.unit_rows()>(args, active.rows, tile.unit);
+    const int block = static_cast<int>(ptx::cluster_rank()) * (kConfig.cooperative ? 2 : 1) +
+                      (kConfig.cooperative ? computing_warpgroup() : 0);
+    view.store(unit * kConfig.unit_rows() + block * kWarpgroupRows, active.rows, tile.column * kTileColumns,
+               tile.slot);
+
+    Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
+    if (kPingPong) ptx::named_barrier_sync(1 + computing_warpgroup(), 256);
+    const bool pass_on = kPingPong && i + 1 < tiles;
+    const auto ring = RingPosition<kConfig.stages>::at(static_cast<uint32_t>(i) * params.depth_blocks);
+    multiply_tile<kConfig, kInstance.dtype>(acc, shared, ring, params.depth_blocks, pass_on);
+
+    if (!row_block_active(args, view.first_row(), view.rows())) continue;
+    if constexpr (kInstance.epilogue == Epilogue::kStats) {
+      stats_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+    } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
+      exps_epilogue<kInstance.general>(acc, view, params);
+    } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
+      thin_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+    } else {
+      gradient_epilogue<kInstance.general>(acc, view, params);
+    }
+    if constexpr (kConfig.staging_buffers > 0) {
+      if (kInstance.epilogue != Epilogue::kExps || view.first_column() < static_cast<int>(args.out_columns))
+        store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
+    }
+  }
+  if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();
+}
+
+// The whole kernel; instances/define_kernel.cuh makes __global__ functions of it.
+template <Instance kInstance>
+__device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, const CUtensorMap& classifier,
+                                                  const CUtensorMap& out, const KernelParams& params) {
+  constexpr Config kConfig = kInstance.config;
+  const SharedMemory<kConfig> shared;
+  if ((shared.base() & 1023) != 0) __trap();
+  wait_for_kernels_before();
+  if (threadIdx.x < 32) {
+    const ActiveRows active = find_active_rows<kConfig.unit_rows()>(params.args);
+    if (threadIdx.x == 0) shared.store_active(active);
+  }
+  __syncthreads();
+  // Without rows nothing is set up for them; so it is mostly where blocks are done again.
+  if (shared.load_active().units == 0) return;
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0) {
+      ptx::tma_prefetch_descriptor(&hidden);
+      ptx::tma_prefetch_descriptor(&classifier);
+      for (int stage = 0; stage < kConfig.stages; ++stage) {
+        ptx::mbarrier_init(shared.full(stage), 1);
+        // A computing warpgroup (two, if they cooperate) of each block reads a stage.
+        ptx::mbarrier_init(shared.empty(stage), kClusterBlocks * (kConfig.cooperative ? 2 : 1));
+      }
+      ptx::mbarrier_init(shared.origins(), 2);
+      ptx::mbarrier_init_fence();
+    }
+    __syncwarp();
+  }
+  // Neither block's copies or arrivals may reach barriers of the other that are not ready.
+  ptx::cluster_sync();
+  if (threadIdx.x < 128) {
+    ptx::give_registers<40>();
+    if (threadIdx.x < 32) {
+      load_tiles<kConfig>(shared, hidden, classifier, params);
+    } else if (threadIdx.x < 64) {
+      find_tiles<kConfig>(shared, params);
+    }
+  } else {
+    ptx::take_registers<232>();
+    compute_tiles<kInstance>(shared, out, params);
+  }
+  // Shared memory and barriers of a block stay until the other has sent it its last copy and arrival.
+  ptx::cluster_sync_diverged();
+}
+
+}  // namespace headroom::cuda::sm90

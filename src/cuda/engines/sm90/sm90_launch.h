@@ -1,0 +1,42 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "cuda/engines/logits.h"
+#include "cuda/engines/sm90/config.h"
+#include "cuda/engines/sm90/tile_schedule.h"
+#include "cuda/launch.h"
+#include "cuda/queue.h"
+
+namespace headroom::cuda::sm90 {
+
+// What a launch decides from the problem and the device alone.
+struct LogitsPlan {
+  Instance instance;
+  int clusters = 0;
+  int preferred_units = 0;  // of a raster group
+  int64_t units = 0;        // of rows
+  int slots = 0;            // of statistics, to be provided
+};
+
+// The tiles of a launch.
+Config config_for(Epilogue epilogue, int64_t rows, int64_t depth);
+
+// any_fewer: the launch has a row_count or row_block_active. Only args' sizes, dtype, epilogue, options and
+// which pointers are null are read.
+LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer);
+
+// For people: tiles, stages, groups, slots and why.
+std::string describe(const LogitsPlan& plan);
+std::string describe(const Config& config);  // shorter
+
+// Whether launch_logits() takes such a problem: 16-bit operands, rows of 16-byte multiples, exps of bf16
+// operands.
+bool supports(const LogitsArgs& args);
+
+// The fused product on the current device. args.stats.slots is at least plan_logits().slots (of the same
+// arguments) where the epilogue has statistics. Of exps and dz, rows past row_count are stored as 0 up to the
+// end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does not wait.
+void launch_logits(const LogitsArgs& args, const Queue& queue, After after = After::kAnything);
+
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,47 @@
+#include <algorithm>
+
+#include "cuda/cuda_sizes.h"
+#include "cuda/exact/exact_run.h"
+
+namespace headroom::cuda {
+namespace {
+
+void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kExps);
+    args.anchor = run.arena.anchor;
+    args.row_block_active = active;
+    if (!tracks_max(run)) args.stats.max = nullptr;
+    const int64_t kept = run.detail.kept_columns;
+    args.out_columns = std::clamp<int64_t>(kept - window.first, 0, window.columns);
+    args.out = at(run.arena.exps, run.dtype(), args.out_columns > 0 ? window.first : 0);
+    args.out_stride = exps_stride(run.problem, run.detail);
+    launch_logits(run, args, run.after);
+  });
+}
+
+bool may_be_done_again(const Runner& run) {
+  const Problem& p = run.problem;
+  if (!run.traits().anchors_first) return false;
+  // Of a shard the anchors may be 0.
+  return p.is_shard() || p.softcap == 0 || p.has_temperature ||
+         may_leave_range(2 * p.softcap, p.vocab, run.arena.slots.sum_offset != nullptr);
+}
+
+}  // namespace
+
+// Where anchors come first, they are the target's logit, which is nearly always within 86 nats of lse. Blocks
+// with a row where it is not are done again with lse as the anchor; nobody has to wait to know whether there
+// are any.
+void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  keep_exps_of(run, chunk, hidden, nullptr);
+  if (!may_be_done_again(run)) return;
+  const Arena& a = run.arena;
+  launch_find_redo(a, chunk.rows, chunk.row_count, run.queue);
+  sum_rows(run, chunk, hidden, a.active);
+  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/true, run.after, run.queue);
+  keep_exps_of(run, chunk, hidden, a.active);
+}
+
+}  // namespace headroom::cuda

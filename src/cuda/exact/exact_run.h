@@ -1,0 +1,23 @@
+#pragma once
+#include "cuda/cuda_runner.h"
+
+namespace headroom::cuda {
+
+// A run of an exact plan, chunk by chunk, between the preparation of rows and the end of gradients.
+void run_exact(const Runner& run);
+
+// ---- exact_forward.cpp
+// Row statistics of a chunk, with exps kept.
+void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
+
+// ---- exact_gradients.cpp
+// Of the columns whose exps are kept, from these.
+void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
+// Between the two: what the first has left without the rows' factors gets them, and hidden is itself again.
+void rescale_for_lse(const Runner& run, const Chunk& chunk);
+// Of the other columns, from logits that are computed again, with a known lse.
+void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden);
+// row_factor: what rows of the sum still lack, or null.
+void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor);
+
+}  // namespace headroom::cuda

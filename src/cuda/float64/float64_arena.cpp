@@ -1,0 +1,25 @@
+#include "cuda/float64/float64_arena.h"
+
+#include <algorithm>
+
+namespace headroom::cuda::float64 {
+
+Arena lay_out(const Problem& p, const BlockSize& size, Workspace& w) {
+  Arena a;
+  a.scalars = w.take<Scalars>(1).data();
+  a.target = w.take<int32_t>(p.tokens).data();
+  if (p.needs_forward()) {
+    a.stats = w.take<RowStats<double>>(p.tokens).data();
+    a.row_loss = w.take<double>(p.tokens).data();
+  }
+  if (p.needs_backward()) {
+    a.gradients = w.take<RowGradient>(p.tokens).data();
+    const int64_t rows = std::max(p.want_d_hidden ? size.rows : 0, p.want_d_classifier ? size.columns : 0);
+    a.sums = w.take<double>(rows * p.hidden).data();
+    if (p.want_d_bias) a.bias_sums = w.take<double>(size.columns).data();
+  }
+  a.block = w.take<double>(size.rows * size.columns).data();
+  return a;
+}
+
+}  // namespace headroom::cuda::float64

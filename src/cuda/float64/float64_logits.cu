@@ -1,0 +1,119 @@
+#include "cuda/check.h"
+#include "cuda/cuda_sizes.h"
+#include "cuda/float64/float64_kernels.h"
+#include "cuda/rows/device_rows.cuh"
+
+namespace headroom::cuda::float64 {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kOfLane = kStrip / 32;  // columns of a strip
+
+struct Logit {
+  double z;
+  double slope;  // T dz / d(scale * dot + bias), the derivative of the softcap
+};
+
+__device__ Logit logit(const Inputs& in, double dot, int64_t row, int64_t column) {
+  const double x = in.scale * dot + (in.bias != nullptr ? in.bias_scale * in.bias[column] : 0);
+  const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
+  if (in.softcap == 0) return {x * inverse, 1};
+  const double t = tanh(x / in.softcap);
+  return {in.softcap * t * inverse, 1 - t * t};
+}
+
+__device__ double class_weight(const Inputs& in, int64_t column) {
+  return in.class_weight != nullptr ? in.class_weight[in.rows.vocab_start + column] : 1;
+}
+
+// As merge() chooses: a NaN is the largest of all, and of equals the first.
+__device__ bool is_better(double z, int64_t id, double than, int64_t than_id) {
+  if (isnan(z)) return !isnan(than) || id < than_id;
+  if (isnan(than)) return false;
+  return z > than || (z == than && id < than_id);
+}
+
+__device__ double sum_of_lanes(double value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
+// Of kStrip columns from `first` of the block's row r, known to all lanes of the warp.
+__device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, int64_t r, int64_t first,
+                                        int32_t target) {
+  double z[kOfLane];
+  RowStats<double> strip;
+  strip.argmax = INT64_MAX;
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const int64_t j = first + threadIdx.x % 32 + 32 * i, column = block.column + j;
+    z[i] = -CUDART_INF;
+    if (j >= block.columns) continue;
+    z[i] = logit(in, block.data[r * block.stride + j], block.row + r, column).z;
+    if (column == target) strip.target_logit = z[i];
+    if (in.rows.label_smoothing > 0) strip.weighted_logit_sum += class_weight(in, column) * z[i];
+    if (is_better(z[i], in.rows.vocab_start + column, strip.max, strip.argmax)) {
+      strip.max = z[i];
+      strip.argmax = in.rows.vocab_start + column;
+    }
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    const double max = __shfl_xor_sync(~0u, strip.max, step);
+    const int64_t argmax = __shfl_xor_sync(~0u, strip.argmax, step);
+    if (is_better(max, argmax, strip.max, strip.argmax)) strip.max = max, strip.argmax = argmax;
+  }
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const double e = z[i] == -CUDART_INF ? 0 : exp(z[i] - strip.max);  // NaN of +inf
+    strip.sum_exp += e;
+    if (e != 0) strip.sum_exp_logit += e * z[i];
+  }
+  strip.sum_exp = sum_of_lanes(strip.sum_exp);
+  strip.sum_exp_logit = sum_of_lanes(strip.sum_exp_logit);
+  strip.target_logit = sum_of_lanes(strip.target_logit);
+  strip.weighted_logit_sum = sum_of_lanes(strip.weighted_logit_sum);
+  return strip;
+}
+
+// One warp a row.
+__global__ void __launch_bounds__(kThreads) stats_kernel(Inputs in, Arena arena, Block block) {
+  const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (r >= block.rows) return;
+  const int64_t row = block.row + r;
+  const int32_t target = arena.target[row];
+  if (target == kIgnoredRow) return;
+  RowStats<double> all;
+  if (block.column > 0) all = arena.stats[row];
+  for (int64_t j = 0; j < block.columns; j += kStrip) all = merge(all, strip_stats(in, block, r, j, target));
+  if (threadIdx.x % 32 == 0) arena.stats[row] = all;
+}
+
+__global__ void __launch_bounds__(kThreads) dz_kernel(Inputs in, Arena arena, Block block) {
+  const int64_t r = blockIdx.y, j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (j >= block.columns) return;
+  const int64_t row = block.row + r, column = block.column + j;
+  double* at = block.data + r * block.stride + j;
+  const int32_t target = arena.target[row];
+  if (target == kIgnoredRow) {
+    *at = 0;
+    return;
+  }
+  const RowGradient& gradient = arena.gradients[row];
+  const auto [z, slope] = logit(in, *at, row, column);
+  *at = dz_element(gradient.k, gradient.lse.log_p(z), class_weight(in, column), column == target) * slope;
+}
+
+}  // namespace
+
+void launch_stats(const Inputs& in, const Arena& arena, const Block& block, cudaStream_t stream) {
+  stats_kernel<<<blocks_for(block.rows, kWarps), kThreads, 0, stream>>>(in, arena, block);
+  check_launch("float64 stats");
+}
+
+void launch_dz(const Inputs& in, const Arena& arena, const Block& block, cudaStream_t stream) {
+  const dim3 blocks(blocks_for(block.columns, kThreads), static_cast<unsigned>(block.rows));
+  dz_kernel<<<blocks, kThreads, 0, stream>>>(in, arena, block);
+  check_launch("float64 dz");
+}
+
+}  // namespace headroom::cuda::float64

@@ -1,0 +1,36 @@
+#pragma once
+#include <cstdint>
+
+#include "core/plan.h"
+
+namespace headroom::cuda {
+
+class Engine;
+
+// Where the hidden rows that the products read lie. Copied rows are compacted: ignored rows are left out (not
+// by thinned plans, whose rows stay where they are).
+enum class HiddenSource : int {
+  kCaller = 0,  // in the caller's buffer, ignored rows among them; forward passes and thinned plans
+  kOutput = 1,  // in the buffer of d_hidden, until the gradient is written there
+  kWorkspace = 2,
+};
+
+// How a device is to run a problem: what its plans differ in.
+struct PlanDetail {
+  PlanKind kind = PlanKind::kForward;
+  int64_t token_chunk = 0;  // rows that are worked on at once
+  const Engine* engine = nullptr;
+  HiddenSource source = HiddenSource::kCaller;
+  bool copies_classifier = false;      // windows of it are converted or padded into the workspace
+  bool rounds_between_chunks = false;  // the sum of d_classifier over chunks is kept in its own dtype
+  int64_t vocab_window = 0;            // columns made at once, of those that are not kept
+  int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, at least a window, or all
+  int64_t slots = 1;                   // of the statistics, a row
+  int64_t scratch_rows = 0;            // of fp32 logits at once (EngineTraits::needs_scratch)
+  int64_t scratch_columns = 0;
+  int64_t gemm_bytes = 0;
+
+  bool is_thinned() const { return kind == PlanKind::kThinned; }
+};
+
+}  // namespace headroom::cuda

@@ -1,0 +1,83 @@
+#include "cuda/cuda_runner.h"
+#include "cuda/cuda_sizes.h"
+
+namespace headroom::cuda {
+
+const float* bias_of(const Runner& run) {
+  if (!run.problem.has_bias) return nullptr;
+  return run.arena.bias != nullptr ? run.arena.bias : static_cast<const float*>(run.buffers.bias);
+}
+
+void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kStats);
+    args.row_block_active = active;
+    launch_logits(run, args, run.after);
+  });
+}
+
+bool tracks_max(const Runner& run) {
+  const Buffers& b = run.buffers;
+  return run.problem.want_argmax || b.max != nullptr || b.sum_exp != nullptr || b.sum_exp_logit != nullptr;
+}
+
+namespace {
+
+Coefficients coefficients_of(const Runner& run) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  Coefficients c{};
+  c.wanted = p.needs_backward();
+  if (!c.wanted) return c;
+  c.scale = static_cast<float>(run.gradient_scale());
+  if (!p.needs_forward()) {
+    c.known_lse = static_cast<const float*>(b.lse);
+    c.known_lse_low = static_cast<const float*>(b.lse_low);
+    if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
+    if (p.has_grad_nll) c.grad_nll = static_cast<const float*>(b.grad_nll);
+    if (p.has_grad_lse) c.grad_lse = static_cast<const float*>(b.grad_lse);
+    if (p.has_grad_entropy) c.grad_entropy = static_cast<const float*>(b.grad_entropy);
+  }
+  c.grad_loss = static_cast<const float*>(b.grad_loss);
+  c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;
+  return c;
+}
+
+KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
+  const Problem& p = run.problem;
+  KeptExps k{};
+  if (run.detail.kept_columns == 0) return k;
+  k.exps = run.arena.exps;
+  k.dtype = run.dtype();
+  k.columns = run.detail.kept_columns;
+  k.stride = exps_stride(p, run.detail);
+  k.base_2 = run.traits().base_2;
+  k.softcap = static_cast<float>(p.softcap);
+  // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
+  if (p.want_d_classifier) k.hidden = const_cast<void*>(hidden.data);
+  k.hidden_stride = hidden.stride;
+  k.depth = run.depth();
+  return k;
+}
+
+}  // namespace
+
+void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored) {
+  const Problem& p = run.problem;
+  FinishChunk f{};
+  f.first = chunk.first;
+  f.rows = chunk.rows;
+  f.row_count = chunk.row_count;
+  f.stats.wanted = p.needs_forward();
+  f.stats.anchored = anchored;
+  f.stats.has_max = tracks_max(run);
+  f.stats.base_2 = run.traits().base_2;
+  f.stats.is_shard = p.is_shard();
+  f.stats.writes_loss = p.needs_forward() && !p.is_shard() && chunk.is_last;
+  f.coefficients = coefficients_of(run);
+  f.kept = kept_exps_of(run, hidden);
+  launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.after, run.queue);
+}
+
+}  // namespace headroom::cuda

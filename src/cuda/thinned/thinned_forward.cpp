@@ -1,0 +1,287 @@
+#include "cuda/check.h"
+#include "cuda/cuda_sizes.h"
+#include "cuda/gemm.h"
+#include "cuda/thinned/thinned_run.h"
+
+namespace headroom::cuda {
+namespace {
+
+Condition active_rows(const Runner& run, const Chunk& chunk) {
+  return {run.arena.active, row_blocks(chunk.rows)};
+}
+
+bool base_2(const Runner& run) {
+  return run.traits().base_2;
+}
+
+void choose_columns(const Runner& run, const ThinArena& t) {
+  const Problem& p = run.problem;
+  ChooseColumns c{};
+  c.target = run.arena.target;
+  c.tokens = p.tokens;
+  c.vocab = p.vocab;
+  c.dense = t.sizes.dense;
+  c.sampled = t.sizes.sampled;
+  c.count = t.column_count;
+  c.bins = t.bins;
+  c.totals = t.totals;
+  c.role = t.role;
+  c.dense_columns = t.columns;
+  c.sample = t.columns + t.sizes.dense;
+  c.sample_others = t.sample_others;
+  c.dense_copy = t.lists.dense;
+  c.seed = t.lists.seed;
+  c.given_seed = static_cast<const int64_t*>(run.buffers.seed);
+  c.known_seed = p.seed;
+  launch_choose_columns(c, run.queue);
+}
+
+// Sums of the dense columns, in the slots.
+void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+               const Operand& columns) {
+  const Window window{0, t.sizes.dense};
+  LogitsArgs args = logits_args(run, chunk, hidden, window, columns, Epilogue::kStats);
+  args.bias = t.dense_bias;
+  args.target = nullptr;
+  args.target_logit = nullptr;
+  args.class_weight = nullptr;
+  args.stats.sum_offset = args.stats.weighted = nullptr;
+  args.stats.argmax = nullptr;
+  launch_logits(run, args, run.after);
+}
+
+void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+                     const Operand& columns) {
+  Gemm g;
+  g.operand_dtype = run.dtype();
+  g.allow_tf32 = run.problem.allow_tf32;
+  g.m = chunk.rows;
+  g.n = t.sizes.sampled;
+  g.k = run.problem.hidden;
+  g.a = hidden.data;
+  g.a_stride = hidden.stride;
+  g.b = at(columns.data, run.dtype(), t.sizes.dense * columns.stride);
+  g.b_stride = columns.stride;
+  g.transpose_b = true;
+  g.c = t.sample_logits;
+  g.c_stride = t.sizes.sampled;
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
+}
+
+void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Operand columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
+  sum_dense(run, t, chunk, hidden, columns);
+  if (t.sizes.sampled > 0) multiply_sample(run, t, chunk, hidden, columns);
+  Guess g{};
+  g.rows = p.tokens;
+  g.sampled = t.sizes.sampled;
+  g.slots = &run.arena.slots;
+  g.logits = t.sample_logits;
+  g.sample = t.columns + t.sizes.dense;
+  g.sample_others = t.sample_others;
+  g.bias = bias_of(run);
+  g.scale = static_cast<float>(p.scale);
+  g.softcap = static_cast<float>(p.softcap);
+  g.threshold = threshold_of(p);
+  g.inverse_temperature = run.arena.inverse_temperature;
+  g.target = run.arena.target;
+  g.target_logit = run.arena.target_logit;
+  g.role = t.role;
+  g.guess = t.lists.guess;
+  g.guess_low = t.lists.guess_low;
+  g.anchor = run.arena.anchor;
+  g.row_threshold = t.row_threshold;
+  g.count = t.lists.count;
+  g.redrawn_count = t.redrawn_count;
+  launch_guess(g, run.queue);
+}
+
+// The kernel of the first draw, over windows of the classifier. Condition: whether there are rows to draw
+// from. `set` completes its arguments.
+template <class Set>
+void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+                 const Condition& condition, const Set& set) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window, condition);
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kThin);
+    args.anchor = run.arena.anchor;
+    args.stats.weighted = nullptr;
+    if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
+    args.draws.seed = t.lists.seed;
+    args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
+    args.draws.role = t.role;
+    args.draws.threshold = t.row_threshold;
+    args.draws.guess_low = t.lists.guess_low;
+    args.draws.count = t.lists.count;
+    args.draws.elements = t.lists.elements;
+    args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
+    set(args);
+    launch_logits(run, args, run.after);
+  });
+}
+
+// Rows with a bad guess once more, copied side by side, as many as there is room for at a time. Without any,
+// the launches find nothing to do.
+void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Arena& a = run.arena;
+  FindRedraws f{};
+  f.rows = chunk.rows;
+  f.slots = &a.slots;
+  f.base_2 = base_2(run);
+  f.certain_share = kCertainShare;
+  f.most_expected = most_expected(run.problem.threshold);
+  f.target = a.target;
+  f.anchor = a.anchor;
+  f.guess = t.lists.guess;
+  f.guess_low = t.lists.guess_low;
+  f.count = t.lists.count;
+  f.out_of_range = t.out_of_range;
+  f.redrawn = t.redrawn;
+  f.redrawn_count = t.redrawn_count;
+  launch_find_redraws(f, run.queue);
+  sum_rows(run, chunk, hidden, t.out_of_range);
+  float* anchor_low = a.lse_low;  // which gets its values when the rows are finished
+  launch_anchor_redraws(a.slots, f.base_2, t.out_of_range, a.target, chunk.rows, a.anchor, anchor_low,
+                        run.queue);
+
+  const auto element = static_cast<int64_t>(size_of(run.dtype()));
+  GatherRedraws g{};
+  g.redrawn_count = t.redrawn_count;
+  g.portion = t.portion;
+  g.hidden = hidden.data;
+  g.hidden_bytes = run.depth() * element;
+  g.hidden_stride = hidden.stride * element;
+  g.copy = t.portion_hidden;
+  g.out_of_range = t.out_of_range;
+  g.anchor = a.anchor;
+  g.anchor_low = anchor_low;
+  g.guess = t.lists.guess;
+  g.guess_low = t.lists.guess_low;
+  g.threshold = threshold_of(run.problem);
+  g.inverse_temperature = a.inverse_temperature;
+  g.portion_inverse_temperature = t.portion_inverse_temperature;
+  g.portion_anchor = t.portion_anchor;
+  g.portion_threshold = t.portion_threshold;
+  for (int64_t i = 0; i < t.portions; ++i) {
+    g.first = i * t.portion;
+    g.redrawn = t.redrawn + g.first;
+    g.count = t.redrawn_count + 1 + i;
+    launch_gather_redraws(g, run.queue);
+    const Chunk portion{true, true, 0, t.portion, g.count};
+    const Operand rows{t.portion_hidden, run.depth()};
+    launch_draw(run, t, portion, rows, {g.count, sizeof(int32_t)}, [&](LogitsArgs& args) {
+      args.row_count = g.count;
+      args.target = nullptr;
+      args.inverse_temperature = t.portion_inverse_temperature;
+      args.stats = StatSlots{};  // the sums are known
+      args.anchor = t.portion_anchor;
+      args.draws.threshold = t.portion_threshold;
+      args.draws.row = g.redrawn;
+    });
+  }
+}
+
+}  // namespace
+
+bool sums_while_drawing(const Runner& run) {
+  return run.traits().sums_while_drawing;
+}
+
+Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
+  RowsCopy c{};
+  c.from = run.buffers.classifier;
+  c.from_dtype = run.problem.classifier_dtype;
+  c.from_stride = run.buffers.classifier_stride;
+  c.row_map = c.target = t.columns;
+  c.to = t.columns_copy;
+  c.to_dtype = run.dtype();
+  c.to_stride = run.depth();
+  c.rows = count;
+  c.columns = run.problem.hidden;
+  c.padded = run.depth();
+  launch_copy_rows(c, run.queue);
+  if (t.dense_bias != nullptr) {
+    launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, t.dense_bias, run.queue);
+  }
+  return {t.columns_copy, run.depth()};
+}
+
+void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const float* weight = run.rows.class_weight != nullptr ? run.rows.class_weight + p.vocab_start : nullptr;
+  launch_weighted_rows({run.buffers.classifier, p.classifier_dtype, run.buffers.classifier_stride,
+                        run.dtype(), p.vocab, p.hidden, weight, t.sum_parts, t.classifier_sum},
+                       run.queue);
+  if (!p.needs_forward() || !sums_while_drawing(run)) return;
+  const StatSlots& slots = run.arena.slots;
+  run.queue.clear(slots.weighted, static_cast<size_t>(slots.slots * slots.stride) * sizeof(float));
+  WeightedLogits w{};
+  w.hidden = hidden.data;
+  w.hidden_dtype = run.dtype();
+  w.hidden_stride = hidden.stride;
+  w.rows = p.tokens;
+  w.columns = p.hidden;
+  w.classifier_sum = t.classifier_sum;
+  w.bias = bias_of(run);
+  w.bias_sum = t.sum_parts;
+  w.class_weight = weight;
+  w.vocab = p.vocab;
+  w.scale = static_cast<float>(p.scale);
+  w.inverse_temperature = run.arena.inverse_temperature;
+  w.target = run.arena.target;
+  w.weighted = run.arena.slots.weighted;
+  launch_weighted_logits(w, run.queue);
+}
+
+namespace {
+
+// sm90: sums and draws in one pass, with a guess of lse.
+void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  guess_lse(run, t, chunk, hidden);
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsArgs& args) {
+    args.row_block_active = run.arena.active;
+    args.draws.certain_share = kCertainShare;
+  });
+  draw_again(run, t, chunk, hidden);
+}
+
+// The sums are known: lse is the guess.
+void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
+                   const float* lse) {
+  const Arena& a = run.arena;
+  KnownGuess g{};
+  g.rows = chunk.rows;
+  g.lse = lse;
+  g.lse_low = a.lse_low;
+  g.target = a.target;
+  g.threshold = threshold_of(run.problem);
+  g.guess = t.lists.guess;
+  g.guess_low = t.lists.guess_low;
+  g.anchor = a.anchor;
+  g.row_threshold = t.row_threshold;
+  g.count = t.lists.count;
+  launch_known_guess(g, run.queue);
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsArgs& args) {
+    args.row_block_active = a.active;
+    args.stats = StatSlots{};
+  });
+}
+
+}  // namespace
+
+void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  const Arena& a = run.arena;
+  choose_columns(run, t);
+  if (!run.problem.needs_forward()) {
+    draw_with_lse(run, t, chunk, hidden, a.lse);
+  } else if (sums_while_drawing(run)) {
+    draw_with_guess(run, t, chunk, hidden);
+  } else {
+    sum_rows(run, chunk, hidden, a.active);
+    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/false, run.after, run.queue);
+    draw_with_lse(run, t, chunk, hidden, a.anchor);
+  }
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,40 @@
+#include "cuda/thinned/thinned_sizes.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace headroom::cuda {
+namespace {
+
+// A count's mean and eight standard deviations (its variance is at most its mean), at most `most`.
+int64_t with_deviations(double mean, int64_t most) {
+  const double count = std::ceil(mean + 8 * std::sqrt(mean) + 16);
+  return count < static_cast<double>(most) ? static_cast<int64_t>(count) : most;
+}
+
+}  // namespace
+
+ThinSizes thin_sizes(const Problem& p) {
+  ThinSizes s;
+  s.dense = std::min(p.vocab, std::clamp<int64_t>(p.vocab / 96 / 8 * 8, 8, kDenseColumns));
+  const int64_t others = p.vocab - s.dense;
+  // Longer lists forgive a rougher guess.
+  const double sampled = static_cast<double>(kSampledColumns) * kLeastExpected / most_expected(p.threshold);
+  s.sampled = std::min(others, static_cast<int64_t>(sampled) / 64 * 64);
+  if (p.needs_backward() && p.want_d_classifier) {
+    s.hot = std::min(p.vocab / 160 / 8 * 8, kHotColumns);
+  }
+  const double expected = 1 / p.threshold;
+  s.capacity = with_deviations(most_expected(p.threshold) * expected, others) + 1;  // and the target
+  s.capacity = (s.capacity + 1) / 2 * 2;                                            // of 16 bytes
+  s.kept = with_deviations(static_cast<double>(p.tokens) * expected, p.tokens * others) + p.tokens;
+  return s;
+}
+
+int64_t thinned_gemm_bytes(const Problem& p) {
+  constexpr int64_t kMost = int64_t{4} << 20, kParts = 4;  // of split sums
+  const ThinSizes s = thin_sizes(p);
+  return std::min(kMost, kParts * (s.dense + s.hot) * p.hidden * static_cast<int64_t>(sizeof(float)));
+}
+
+}  // namespace headroom::cuda
