@@ -7,7 +7,8 @@ Host time: microseconds until the call returns and all of its work is queued, th
 device is waited for outside of the blocks. Back to back: milliseconds a call of many calls in a row, between two
 events: the larger of host's and device's time. Calls are forward and backward, or the loss alone; all of them are
 interleaved. A new N: host time of a call with a number of rows that was never seen, beyond that of a call with a known
-one.
+one. Parts of a call: of the first shape, in blocks of six calls, the whole call and headroom_run in it, with runs that
+come again played from recordings and without; and the planning of a new N.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import torch  # noqa: E402
 
 from clock import Clock  # noqa: E402
 from data import Inputs, make_inputs  # noqa: E402
+from host_parts import call_and_queue_us, planning_us, without_recordings  # noqa: E402
 from limits import Deadline, end_process_at, step_limit  # noqa: E402
 from methods import MIB, Loss, Method, peer_methods  # noqa: E402
 from record import Record, Row  # noqa: E402
@@ -141,6 +143,48 @@ def measure_new_lengths(record: Record, clock: Clock, shape: Shape, inputs: Inpu
             row.host_us = new_lengths_us(clock, loss, inputs, statistics.median(cell.host))
         except Exception as error:
             row.status, row.reason = "failed", describe(error)
+
+
+def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | None) -> None:
+    """Into the record's meta: microseconds of a call, of headroom_run in it, and of planning."""
+    import headroom
+
+    inputs = make_inputs(shape, "std1", clock.device)
+    passes = [
+        ("whole", "gradients", {}),
+        ("thinned 2^-9", "gradients", {"gradient": "thinned", "threshold": 2.0**-9}),
+        ("loss alone", "loss", {}),
+    ]
+    for name, pass_, options in passes:
+        found = []
+        # A budget that is none: plans of their own.
+        for budget, recorded in ((None, True), (1 << 50, False)):
+
+            def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+                made: torch.Tensor = headroom.linear_cross_entropy(
+                    hidden, weight, target, max_workspace_bytes=budget, **options
+                )
+                return made
+
+            call = pass_call(Method(name, loss), inputs, pass_)
+            if recorded:
+                found.append(call_and_queue_us(clock, call))
+            else:
+                with without_recordings():
+                    found.append(call_and_queue_us(clock, call))
+        texts = [f"{whole:.0f} ({queue:.0f})" for whole, queue in found]
+        record.meta[f"us of a call (of headroom_run), {shape.name}, {name}"] = (
+            f"{texts[0]}, without recordings {texts[1]}"
+        )
+        if eager is not None:
+            record.meta[f"us of eager PyTorch's call, {name}"] = (
+                f"{call_and_queue_us(clock, pass_call(eager, inputs, pass_))[0]:.0f}"
+            )
+    if clock.cuda:
+        for name, budget in (("unlimited", 0), ("256 MiB", 256 * MIB)):
+            record.meta[f"us of planning a new N, {shape.name}, {name}"] = (
+                f"{planning_us(*inputs.hidden.shape[:1], *inputs.weight.shape, budget, torch.cuda.current_device()):.0f}"
+            )
 
 
 def measure_shape(record: Record, clock: Clock, shape: Shape, methods: list[Method], end: Deadline, parts: int) -> None:
@@ -274,6 +318,8 @@ def main() -> int:
         for index, shape in enumerate(shapes):
             measure_shape(record, clock, shape, methods, deadline, len(shapes) - index)
             clock.release()
+        if any(method.ours for method in methods) and deadline.left() > 0:
+            measure_parts(record, clock, shapes[0], next((m for m in methods if m.name == "canonical"), None))
     finally:
         timer.cancel()
         last_words()
