@@ -39,7 +39,7 @@ std::string engine_names(const char* between) {
 std::string engines_of(const Device& device) {
   const auto name_for = [&](DType operands) {
     const auto takes = [&](const cuda::Engine* engine) {
-      return engine->reason_against(device, operands).empty();
+      return engine->why_not(device, operands).empty();
     };
     return std::string((*std::ranges::find_if(cuda::engines(), takes))->name());
   };

@@ -1,6 +1,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <type_traits>
@@ -18,10 +19,13 @@ namespace headroom::cuda {
 // for the device gets an error.
 class Recording {
  public:
-  Recording() = default;
-  ~Recording() = default;
+  Recording() { ++alive_; }
+  ~Recording() { --alive_; }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
+
+  // How many there are in this process.
+  static int alive() { return alive_; }
 
   // What Queue says.
   void launch(const cudaLaunchConfig_t& config, const void* kernel, void** arguments);
@@ -48,6 +52,7 @@ class Recording {
   void add(const Add& node);
   void count();
 
+  static inline std::atomic<int> alive_ = 0;
   std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, Destroy> graph_;  // of the kernels since the last call
   cudaGraphNode_t last_ = nullptr;
   std::vector<Step> steps_;

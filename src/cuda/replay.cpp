@@ -11,6 +11,8 @@ namespace {
 
 // What comes twice only is not worth a graph.
 constexpr int64_t kRunsBefore = 2;
+// Of all plans: recordings take device memory, which no budget counts.
+constexpr int kMostRecordings = 256;
 
 bool is_on() {
   const char* graphs = std::getenv("HEADROOM_CUDA_GRAPHS");
@@ -67,7 +69,7 @@ Replay::Seen& Replay::seen(const RunPointers& pointers) {
 const Recording* Replay::recording_of(const RunPointers& pointers,
                                       const std::function<void(const Queue&)>& work) {
   Seen& now = seen(pointers);
-  if (now.recording == nullptr && ++now.times > kRunsBefore) {
+  if (now.recording == nullptr && ++now.times > kRunsBefore && Recording::alive() < kMostRecordings) {
     now.recording = record(work);
     records_ = now.recording != nullptr;
   }

@@ -21,7 +21,7 @@ struct RunPointers {
 
 // Repeats runs that come again. The steps of a training have the same pointers as a rule: from the third run
 // with the same ones on, a recording of it is played. It has the kernels and the order of the run, so nothing
-// that is computed depends on it.
+// that is computed depends on it. A process has 256 recordings at most; what comes then is queued as it is.
 //
 // HEADROOM_CUDA_GRAPHS=0, when a plan is made, turns it off.
 class Replay {

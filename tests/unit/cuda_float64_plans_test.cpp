@@ -117,7 +117,7 @@ TEST(CudaFloat64Plans, TheBackendTakesFloat64AndSaysWhatItDoesNot) {
   EXPECT_EQ(plan.config, "float64, blocks of 8 x 9");
   options.isa = "sm90";
   EXPECT_EQ(cuda_backend().why_unsupported(problem, options),
-            "sm90 needs both operands in bfloat16, or both in float16");
+            "sm90 needs both operands in bf16, or both in fp16");
   options.isa = "";
   problem.gradient = GradientMethod::kThinned;
   EXPECT_EQ(cuda_backend().why_unsupported(problem, options),

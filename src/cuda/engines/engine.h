@@ -43,11 +43,14 @@ class Engine {
   virtual const char* name() const = 0;
   virtual EngineTraits traits() const = 0;
 
-  // Empty, or the condition that fails, of devices and of operands.
+  // Empty, or the condition that fails, of devices, of operands, and of both.
   virtual std::string why_not_on(const Device& device) const = 0;
   virtual std::string why_not_of(DType operands) const = 0;
-  // The same as short as a plan's reason is; and why it is chosen.
-  virtual std::string reason_against(const Device& device, DType operands) const = 0;
+  std::string why_not(const Device& device, DType operands) const {
+    const std::string of_device = why_not_on(device);
+    return of_device.empty() ? why_not_of(operands) : of_device;
+  }
+  // Why it is chosen.
   virtual std::string reason() const = 0;
 
   // Of a launch, whose sizes, dtype, epilogue and options are looked at, and which pointers are null: the

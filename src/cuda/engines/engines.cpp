@@ -20,7 +20,7 @@ const Engine* engine_named(const std::string& name) {
 
 Choice choose_engine(const Problem& problem, const Device& device, const std::string& asked) {
   const DType operands = operand_dtype(problem);
-  const auto refusal = [&](const Engine& engine) { return engine.reason_against(device, operands); };
+  const auto refusal = [&](const Engine& engine) { return engine.why_not(device, operands); };
   if (const Engine* engine = engine_named(asked); engine != nullptr && refusal(*engine).empty()) {
     return {engine, "asked for"};
   }

@@ -13,7 +13,6 @@ class Portable final : public Engine {
 
   std::string why_not_on(const Device& /*device*/) const override { return ""; }
   std::string why_not_of(DType /*operands*/) const override { return ""; }
-  std::string reason_against(const Device& /*device*/, DType /*operands*/) const override { return ""; }
   std::string reason() const override { return "no other engine"; }
 
   int slots(const LogitsArgs& /*args*/, int /*processors*/) const override { return 1; }

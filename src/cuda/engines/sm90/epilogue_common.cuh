@@ -197,7 +197,7 @@ inline constexpr int kBlock = 16;
 // 1 / T of a row of the tile; 1 of one that does not exist.
 __device__ __forceinline__ float inverse_temperature_of(const LogitsArgs& args, const TileView& tile,
                                                         int row) {
-  return row < tile.rows() ? __ldg(args.inverse_temperature + row) : 1.f;
+  return row < tile.rows() ? args.inverse_temperature[row] : 1.f;
 }
 
 // inverse_softcap() of a row's logits, which are over its temperature.

@@ -21,19 +21,12 @@ class Sm90 final : public Engine {
 
   std::string why_not_on(const Device& device) const override {
     if (device.capability == 90) return "";
-    return "sm90 needs compute capability 9.0, " + device.name + " has " + device.capability_text();
+    return "sm90 needs compute capability 9.0, not " + device.capability_text();
   }
 
   std::string why_not_of(DType operands) const override {
     if (operands == DType::kBF16 || operands == DType::kF16) return "";
-    return "sm90 needs both operands in bfloat16, or both in float16";
-  }
-
-  std::string reason_against(const Device& device, DType operands) const override {
-    if (device.capability != 90) {
-      return "sm90 needs compute capability 9.0, not " + device.capability_text();
-    }
-    return why_not_of(operands).empty() ? "" : "sm90 needs both operands in bf16, or both in fp16";
+    return "sm90 needs both operands in bf16, or both in fp16";
   }
 
   std::string reason() const override { return "compute capability 9.0, 16-bit operands"; }
