@@ -12,8 +12,9 @@ class InvalidArgumentError(HeadroomError, ValueError):
     """An option or a shape is out of range; the message names argument, expected and got."""
 
 
-class InvalidTargetError(HeadroomError, ValueError):
-    """A target is neither in ``[0, V)`` nor ``ignore_index``; the message has its place and value."""
+class InvalidTargetError(HeadroomError, ValueError, IndexError):
+    """A target is neither in ``[0, V)`` nor ``ignore_index``; the message has its place and value. It is an
+    ``IndexError``, too, which PyTorch raises."""
 
 
 class BudgetTooSmallError(HeadroomError, ValueError):

@@ -1,0 +1,290 @@
+"""The names of Liger Kernel 0.8.5 (PyPI): its fused linear cross entropy as module, function and autograd function.
+
+``LigerFusedLinearCrossEntropyLoss`` and ``liger_fused_linear_cross_entropy`` are those of ``liger_kernel.transformers``
+and ``liger_kernel.transformers.functional``, ``LigerFusedLinearCrossEntropyFunction`` is that of ``liger_kernel.ops``.
+See docs/compat.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import linear_cross_entropy as _fused
+
+__all__ = [
+    "CrossEntropyOutput",
+    "LigerFusedLinearCrossEntropyFunction",
+    "LigerFusedLinearCrossEntropyLoss",
+    "liger_fused_linear_cross_entropy",
+]
+
+
+@dataclass
+class CrossEntropyOutput:
+    """What was asked for; the others are None. Only the loss has a gradient."""
+
+    loss: Tensor
+    z_loss: Tensor | None = None
+    token_accuracy: Tensor | None = None
+    predicted_tokens: Tensor | None = None
+
+
+class _Options(NamedTuple):
+    """As all three names take them, in this order."""
+
+    ce_weight: Tensor | None
+    ignore_index: int
+    lse_square_scale: float
+    label_smoothing: float
+    reduction: str
+    softcap: float | None
+    return_z_loss: bool
+    accum_dtype: torch.dtype | None
+    use_token_scaling: bool
+    return_token_accuracy: bool
+    return_predicted_tokens: bool
+
+
+_Outputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def liger_fused_linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ce_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    accum_dtype: torch.dtype | None = None,
+    use_token_scaling: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+    chunk_mem_const: int = 1,
+) -> Tensor | CrossEntropyOutput:
+    """The loss; with one of the ``return_`` arguments a :class:`CrossEntropyOutput`.
+
+    For row i with target y, class weights w (ones without) and the detached p_iy of its target with
+    ``use_token_scaling`` (else 1)::
+
+        loss_i = p_iy * (((1 - label_smoothing) * w_y * nll_i + label_smoothing / V * sum_j w_j (lse_i - z_ij)) / W
+                         + lse_square_scale * lse_i ** 2 / n)
+
+    With ``reduction="mean"`` n is the number of rows that are not ignored and W the sum of their w_y, else both are 1.
+    Where every row is ignored the mean is 0.
+
+    Args:
+        input: ``[N, D]``.
+        weight: ``[V, D]``.
+        target: ``[N]``.
+        bias: ``[V]``.
+        ce_weight: class weights ``[V]``, of a floating dtype.
+        return_z_loss: also return the loss's part that ``lse_square_scale`` makes.
+        accum_dtype: accepted and not used, for gradients are summed in float32; float64 is refused.
+        use_token_scaling: weigh each row with the probability of its target, as a constant.
+        return_token_accuracy: also return the mean of the rows whose largest logit is the target's (with
+            ``reduction="none"`` a float32 for each row, 0 for ignored ones); NaN where every row is ignored.
+        return_predicted_tokens: also return the place of each row's largest logit, -1 for ignored ones.
+        chunk_mem_const: accepted and not used.
+
+    Raises:
+        AssertionError: options out of range, as Liger's module does.
+        ValueError: ``chunk_mem_const`` that is no positive integer; shapes.
+        NotImplementedError: ``accum_dtype=torch.float64`` of other inputs.
+    """
+    options = _Options(
+        ce_weight,
+        ignore_index,
+        lse_square_scale,
+        label_smoothing,
+        reduction,
+        softcap,
+        return_z_loss,
+        accum_dtype,
+        use_token_scaling,
+        return_token_accuracy,
+        return_predicted_tokens,
+    )
+    _check_chunk_mem_const(chunk_mem_const)
+    return _result(_run(input, weight, target, bias, options), options)
+
+
+class LigerFusedLinearCrossEntropyLoss(nn.Module):
+    """The module: options as of :func:`liger_fused_linear_cross_entropy`, called with the weight first."""
+
+    def __init__(
+        self,
+        ce_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        lse_square_scale: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        accum_dtype: torch.dtype | None = None,
+        use_token_scaling: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ) -> None:
+        super().__init__()
+        self.ce_weight = ce_weight
+        self.ignore_index = ignore_index
+        self.lse_square_scale = lse_square_scale
+        self.label_smoothing = label_smoothing
+        self.reduction = reduction
+        self.softcap = softcap
+        self.return_z_loss = return_z_loss
+        self.accum_dtype = accum_dtype
+        self.use_token_scaling = use_token_scaling
+        self.return_token_accuracy = return_token_accuracy
+        self.return_predicted_tokens = return_predicted_tokens
+        _check_ranges(self._options())
+
+    def forward(
+        self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None
+    ) -> Tensor | CrossEntropyOutput:
+        options = self._options()
+        return _result(_run(_input, lin_weight, target, bias, options), options)
+
+    def _options(self) -> _Options:
+        return _Options(*(getattr(self, name) for name in _Options._fields))
+
+
+class LigerFusedLinearCrossEntropyFunction:
+    """``apply`` returns all four of loss, z_loss, token_accuracy and predicted_tokens."""
+
+    @staticmethod
+    def apply(
+        _input: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None = None,
+        ce_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        lse_square_scale: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        accum_dtype: torch.dtype | None = None,
+        use_token_scaling: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+        ce_impl: object = None,
+        ce_mode: object = None,
+        chunk_mem_const: int = 1,
+    ) -> _Outputs:
+        _check_chunk_mem_const(chunk_mem_const)
+        options = _Options(
+            ce_weight,
+            ignore_index,
+            lse_square_scale,
+            label_smoothing,
+            reduction,
+            softcap,
+            return_z_loss,
+            accum_dtype,
+            use_token_scaling,
+            return_token_accuracy,
+            return_predicted_tokens,
+        )
+        return _run(_input, weight, target, bias, options)
+
+
+def _check_chunk_mem_const(count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"chunk_mem_const: expected a positive integer, got {count!r}")
+
+
+def _check_ranges(o: _Options) -> None:
+    assert 0 <= o.label_smoothing <= 1, f"label_smoothing: expected a number in [0, 1], got {o.label_smoothing}"
+    assert o.reduction in ("mean", "sum", "none"), (
+        f'reduction: expected one of "mean", "sum", "none", got {o.reduction!r}'
+    )
+    assert o.softcap is None or o.softcap > 0, f"softcap: expected a number > 0 or None, got {o.softcap}"
+
+
+def _check(input: Tensor, weight: Tensor, o: _Options) -> None:
+    _check_ranges(o)
+    for name in ("return_z_loss", "return_token_accuracy", "return_predicted_tokens"):
+        value = getattr(o, name)
+        assert isinstance(value, bool), f"{name}: expected True or False, got {value!r}"
+    if o.ce_weight is not None:
+        vocab = weight.shape[0]
+        assert o.ce_weight.shape == (vocab,), f"ce_weight: expected shape [{vocab}], got {list(o.ce_weight.shape)}"
+        assert o.ce_weight.is_floating_point(), f"ce_weight: expected a floating dtype, got {o.ce_weight.dtype}"
+    if o.accum_dtype == torch.float64 and input.dtype != torch.float64:
+        raise NotImplementedError(
+            f"accum_dtype: expected None or a dtype up to float32, got {o.accum_dtype} with input {input.dtype}: "
+            "gradients are summed in float32"
+        )
+
+
+def _run(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, o: _Options) -> _Outputs:
+    _check(input, weight, o)
+    valid = target != o.ignore_index
+    count = valid.sum()
+    items = count.clamp_min(1)  # the mean of no row is 0
+    z_factor: float | Tensor = o.lse_square_scale
+    if o.ce_weight is not None and o.reduction == "mean":
+        by_row = o.ce_weight.detach().double()[target.clamp(0, weight.shape[0] - 1)]
+        total = torch.where(valid, by_row, 0).sum()
+        if o.lse_square_scale != 0:  # of the mean over n, in a loss that is divided by the sum of weights
+            z_factor = o.lse_square_scale * total / items
+        items = torch.where(count > 0, total, 1)
+    stats = []
+    if o.return_z_loss:
+        stats.append("lse")
+    if o.use_token_scaling:
+        stats.append("nll")
+    if o.return_token_accuracy or o.return_predicted_tokens:
+        stats.append("argmax")
+    # Token scaling multiplies the rows of a loss by what that loss finds.
+    reduction = "none" if o.use_token_scaling else o.reduction
+    found = _fused(
+        input,
+        weight,
+        target,
+        linear_bias=bias,
+        weight=None if o.ce_weight is None else o.ce_weight.detach(),
+        reduction=reduction,
+        ignore_index=o.ignore_index,
+        label_smoothing=o.label_smoothing,
+        softcap=o.softcap,
+        z_loss=z_factor,
+        num_items=items if reduction == "mean" else None,
+        return_stats=stats,
+        differentiable_stats=False,
+    )
+    loss, scaling = found.loss, None
+    if found.nll is not None:
+        scaling = torch.exp(-found.nll)
+        loss = loss * scaling
+        loss = loss if o.reduction == "none" else loss.sum()
+        loss = loss / items if o.reduction == "mean" else loss
+    z_loss = accuracy = predicted = None
+    if found.lse is not None:
+        rows = o.lse_square_scale * found.lse**2
+        rows = rows if scaling is None else rows * scaling
+        z_loss = rows if o.reduction == "none" else rows.sum()
+        z_loss = z_loss / count.clamp_min(1) if o.reduction == "mean" else z_loss
+    if found.argmax is not None:
+        correct = (valid & (found.argmax == target)).float()
+        if o.return_token_accuracy:
+            accuracy = correct if o.reduction == "none" else correct.sum() / count
+        predicted = found.argmax if o.return_predicted_tokens else None
+    return loss, z_loss, accuracy, predicted
+
+
+def _result(outputs: _Outputs, o: _Options) -> Tensor | CrossEntropyOutput:
+    if o.return_z_loss or o.return_token_accuracy or o.return_predicted_tokens:
+        return CrossEntropyOutput(*outputs)
+    return outputs[0]

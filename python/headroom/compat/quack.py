@@ -1,0 +1,98 @@
+"""The names of QuACK 0.6.5 (PyPI: quack-kernels), of its module ``quack.linear_cross_entropy``. See docs/compat.md."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import linear_cross_entropy as _fused
+
+__all__ = [
+    "LinearCrossEntropy",
+    "chunked_linear_cross_entropy",
+    "linear_cross_entropy_func",
+    "scaled_exp_linear_cross_entropy",
+]
+
+
+def linear_cross_entropy_func(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    inplace_backward: bool = False,
+) -> Tensor:
+    """The loss of ``x`` ``[..., D]`` at ``target`` ``[...]``; ``inplace_backward`` is accepted and not used.
+
+    The mean is over rows that are not ignored, and NaN where there are none.
+    """
+    return _fused(x, weight, target, linear_bias=bias, ignore_index=ignore_index, reduction=reduction)
+
+
+def chunked_linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    chunk_size: int = 4096,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    tuned: bool = True,
+    use_scaled_exp: bool | None = None,
+) -> Tensor:
+    """The loss over all of ``target``'s elements, with reduction "mean" or "sum".
+
+    ``chunk_size``, ``tuned`` and ``use_scaled_exp`` are accepted and not used, and sizes need not be multiples of 8.
+    """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f'reduction: expected "mean" or "sum", got {reduction!r}')
+    rows = x.reshape(-1, x.shape[-1])
+    return _fused(rows, weight, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
+
+
+def scaled_exp_linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    chunk_size: int = 4096,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    tile_n1: int | None = None,
+) -> Tensor:
+    """As :func:`chunked_linear_cross_entropy`; ``tile_n1`` is accepted and not used."""
+    return chunked_linear_cross_entropy(x, weight, target, chunk_size, ignore_index, reduction)
+
+
+class LinearCrossEntropy(nn.Linear):
+    """A linear head, called with hidden states ``[..., D]`` and targets ``[...]``.
+
+    ``chunk_size``, ``inplace_backward``, ``tuned`` and ``use_scaled_exp`` are accepted and not used.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        chunk_size: int | None = None,
+        inplace_backward: bool = False,
+        tuned: bool = True,
+        use_scaled_exp: bool | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.chunk_size = chunk_size
+        self.inplace_backward = inplace_backward
+        self.tuned = tuned
+        self.use_scaled_exp = use_scaled_exp
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+        return linear_cross_entropy_func(
+            input, self.weight, self.bias, target, ignore_index=self.ignore_index, reduction=self.reduction
+        )

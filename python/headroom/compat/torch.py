@@ -1,0 +1,219 @@
+"""The names of PyTorch 2.13.0: ``torch.nn.functional.linear_cross_entropy`` and ``torch.nn.LinearCrossEntropyLoss``.
+
+For PyTorch from 2.6 on, which need not have them. See docs/compat.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..functional import linear_cross_entropy as _fused
+
+__all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy"]
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: object = None,
+) -> Tensor:
+    """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` without the logits.
+
+    Args:
+        input: ``[D]`` or ``[N, D]``.
+        linear_weight: ``[C, D]``, or ``[C, d_1, ..., d_K, D]``: a head of C classes for each of the places d.
+        target: class indices ``[]``, ``[N]`` or ``[N, d_1, ..., d_K]``; or class probabilities of the logits' shape
+            ``[N, C, d_1, ..., d_K]``, with which the logits are made.
+        linear_bias: ``[C, d_1, ..., d_K]``.
+        weight: class weights ``[C]``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: None means -100. With probabilities only None is permitted.
+        label_smoothing: in [0, 1].
+        options: PyTorch's choice of chunks; accepted and not used.
+
+    Raises:
+        RuntimeError: shapes, label_smoothing and an ignore_index with probabilities, as PyTorch does.
+        ValueError: another reduction.
+        IndexError: a target outside ``[0, C)`` on the CPU (on CUDA its loss is NaN).
+        NotImplementedError: double backward, forward-mode differentiation and transforms of torch.func.
+    """
+    places = tuple(linear_weight.shape[1:-1])
+    _check_shapes(input, linear_weight, linear_bias, weight)
+    if not 0 <= label_smoothing <= 1:
+        raise RuntimeError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
+    if target.shape == (*input.shape[:-1], linear_weight.shape[0], *places):
+        if ignore_index is not None:
+            raise RuntimeError(f"ignore_index: expected None with class probabilities, got {ignore_index}")
+        return _reference(input, linear_weight, target, linear_bias, weight, reduction, label_smoothing)
+    ignored = -100 if ignore_index is None else ignore_index
+    if places:
+        return _of_places(input, linear_weight, target, linear_bias, weight, reduction, ignored, label_smoothing)
+    return _fused(
+        input,
+        linear_weight,
+        target,
+        linear_bias=linear_bias,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=ignored,
+        label_smoothing=label_smoothing,
+    )
+
+
+def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, weight: Tensor | None) -> None:
+    def refuse(name: str, expected: str, shape: torch.Size) -> NoReturn:
+        raise RuntimeError(f"{name}: expected shape {expected}, got {list(shape)}")
+
+    if input.dim() not in (1, 2):
+        refuse("input", "[D] or [N, D]", input.shape)
+    if linear_weight.dim() < 2:
+        refuse("linear_weight", "[C, D] or [C, d_1, ..., d_K, D]", linear_weight.shape)
+    if input.shape[-1] != linear_weight.shape[-1]:
+        refuse("input", f"[..., {linear_weight.shape[-1]}], as linear_weight has", input.shape)
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        refuse("linear_bias", f"{list(linear_weight.shape[:-1])}, as linear_weight has", linear_bias.shape)
+    if weight is not None and weight.shape != linear_weight.shape[:1]:
+        refuse("weight", f"[{linear_weight.shape[0]}], one for each class", weight.shape)
+    if linear_weight.dim() > 2 and input.dim() == 1:
+        refuse("input", "[N, D] with a linear_weight of more than two dimensions", input.shape)
+
+
+def _reference(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    """With the logits: of probabilities, which are as large as these."""
+    shape = (*input.shape[:-1], *linear_weight.shape[:-1])
+    logits = F.linear(input, linear_weight.flatten(0, -2), None if linear_bias is None else linear_bias.flatten())
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(
+        logits.reshape(shape), target, weight=weight, reduction=reduction, label_smoothing=label_smoothing
+    )
+
+
+def _of_places(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+) -> Tensor:
+    """K-dimensional: the places d_1, ..., d_K one after the other, each a head of its own over all rows."""
+    shape = (input.shape[0], *linear_weight.shape[1:-1])
+    if target.shape != shape:
+        raise RuntimeError(f"target: expected shape {list(shape)}, got {list(target.shape)}")
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
+    count = math.prod(shape[1:])
+    heads = linear_weight.flatten(1, -2).unbind(1)
+    biases = [None] * count if linear_bias is None else linear_bias.flatten(1).unbind(1)
+    targets = target.flatten(1).unbind(1)
+    losses = [
+        _fused(
+            input,
+            head,
+            place,
+            linear_bias=bias,
+            weight=weight,
+            reduction="none" if reduction == "none" else "sum",
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+        )
+        for head, bias, place in zip(heads, biases, targets, strict=True)
+    ]
+    if not losses:  # no place at all
+        stats = torch.float64 if input.dtype == torch.float64 else torch.float32
+        rows = input.new_zeros(shape, dtype=stats)
+        return rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.mean()
+    if reduction == "none":
+        return torch.stack(losses, -1).reshape(shape)
+    total = torch.stack(losses).sum()
+    if reduction == "sum":
+        return total
+    valid = target != ignore_index
+    if weight is None:
+        return total / valid.sum()
+    by_row = weight.to(total.dtype)[target.clamp(0, linear_weight.shape[0] - 1)]
+    return total / torch.where(valid, by_row, 0).sum()
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """A linear head and its cross entropy, with the state dict of ``torch.nn.LinearCrossEntropyLoss``.
+
+    ``out_features`` are the places d_1, ..., d_K of :func:`linear_cross_entropy`. The weight is stored flat, as
+    ``linear.weight`` of shape ``[C * d_1 * ... * d_K, D]``.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: object = None,
+    ) -> None:
+        super().__init__()
+        if weight is not None and weight.shape != (num_classes,):
+            raise RuntimeError(f"weight: expected shape [{num_classes}], got {list(weight.shape)}")
+        if not 0 <= label_smoothing <= 1:
+            raise RuntimeError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
+        self.register_buffer("weight", weight)
+        self.reduction = reduction
+        self.num_classes = num_classes
+        self.out_features = out_features
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.options = options
+        classes = math.prod(out_features, start=num_classes)
+        self.linear = nn.Linear(in_features, classes, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        shape = (self.num_classes, *self.out_features)
+        bias = self.linear.bias
+        return linear_cross_entropy(
+            input,
+            self.linear.weight.reshape(*shape, self.linear.in_features),
+            target,
+            linear_bias=None if bias is None else bias.reshape(shape),
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            options=self.options,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.linear.in_features}, num_classes={self.num_classes}, "
+            f"out_features={self.out_features}, bias={self.linear.bias is not None}, reduction={self.reduction}, "
+            f"ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}, options={self.options}"
+        )

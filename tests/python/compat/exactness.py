@@ -1,0 +1,68 @@
+"""A call of headroom.compat beside eager PyTorch over whole logits, in float64 and in the precision of the inputs."""
+
+from __future__ import annotations
+
+import torch
+
+UNITS = {torch.float64: 2.0**-48, torch.float32: 2.0**-21, torch.bfloat16: 2.0**-8}
+
+
+def head(rows=13, vocab=29, hidden=7, *, seed=0, ignored=(0, 3, 4), ignore_index=-100, size=2.0):
+    """Leaves input, weight and bias in float64 (numbers of bfloat16), and a target with ignored rows."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).mul(size).bfloat16().double()
+
+    target = torch.randint(0, vocab, (rows,), generator=generator)
+    for row in ignored:
+        if row < rows:
+            target[row] = ignore_index
+    return {"input": normal(rows, hidden) / hidden**0.5, "weight": normal(vocab, hidden), "bias": normal(vocab)}, target
+
+
+def run(function, leaves, dtype):
+    """Outputs by name and gradients as d_name; each differentiable output has an upstream gradient of its own."""
+    made = {name: leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
+    outputs = function(**made)
+    outputs = {"loss": outputs} if isinstance(outputs, torch.Tensor) else outputs
+    generator = torch.Generator().manual_seed(1)
+    terms = [
+        (torch.rand(value.shape, generator=generator, dtype=torch.float64) * value.double()).sum()
+        for value in outputs.values()
+        if value.requires_grad
+    ]
+    sum(terms).backward()
+    found = {name: value.detach() for name, value in outputs.items()}
+    return found | {f"d_{name}": leaf.grad for name, leaf in made.items() if leaf.grad is not None}
+
+
+def check(ours, reference, leaves, dtypes=(torch.float64, torch.float32)):
+    """Outputs and gradients of ``ours`` are within twice the error of ``reference`` in that precision, and a unit.
+
+    Both are functions of the leaves; ``reference`` works in float32 at least where logits are.
+    """
+    for dtype in dtypes:
+        rounded = {name: leaf.to(dtype).double() for name, leaf in leaves.items()}
+        truth = run(reference, rounded, torch.float64)
+        naive = truth if dtype == torch.float64 else run(reference, rounded, dtype)
+        got = run(ours, rounded, dtype)
+        assert got.keys() == truth.keys(), (sorted(got), sorted(truth))
+        for name, true in truth.items():
+            assert got[name].shape == true.shape, (name, got[name].shape, true.shape)
+            if not true.is_floating_point():
+                assert torch.equal(got[name], true), name
+                continue
+            value = got[name].double()
+            assert torch.equal(value.isnan(), true.isnan()), (name, dtype)
+            error = (value - true).nan_to_num().abs().max() if true.numel() else torch.zeros(())
+            allowed = (naive[name].double() - true).nan_to_num().abs().max() if true.numel() else torch.zeros(())
+            unit = UNITS[dtype] * (1 + true.nan_to_num().abs().max() if true.numel() else 1)
+            assert error <= 2 * allowed + unit, (name, dtype, float(error), float(allowed), float(unit))
+
+
+def logits_of(input, weight, bias=None):
+    """In float32 at least, as the products of 16-bit operands are summed."""
+    wide = torch.promote_types(input.dtype, torch.float32)
+    z = input.to(wide) @ weight.to(wide).T
+    return z if bias is None else z + bias.to(wide)

@@ -1,0 +1,202 @@
+"""headroom.compat.torch beside PyTorch's own function and module, and beside F.cross_entropy over logits."""
+
+import itertools
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from exactness import check, head
+from headroom.compat.torch import LinearCrossEntropyLoss, linear_cross_entropy
+
+UPSTREAM = getattr(F, "linear_cross_entropy", None)
+needs_upstream = pytest.mark.skipif(UPSTREAM is None, reason="this PyTorch has no linear_cross_entropy")
+
+
+def reference(input, linear_weight, bias, target, **options):
+    wide = torch.promote_types(input.dtype, torch.float32)
+    flat = F.linear(input.to(wide), linear_weight.to(wide).flatten(0, -2), bias.to(wide).flatten())
+    if options.get("weight") is not None:
+        options["weight"] = options["weight"].to(wide)
+    logits = flat.reshape(*input.shape[:-1], *linear_weight.shape[:-1])
+    return F.cross_entropy(logits, target, **options)
+
+
+def places_head(shape, *, rows=9, classes=11, hidden=5, ignored=True):
+    leaves, _ = head(rows, classes, hidden)
+    leaves["weight"] = torch.randn(classes, *shape, hidden).double()
+    leaves["bias"] = torch.randn(classes, *shape).double()
+    target = torch.randint(0, classes, (rows, *shape))
+    if ignored:
+        target.view(-1)[::4] = -100
+    return leaves, target
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3)], ids=str)
+def test_every_option(shape, reduction, smoothing, weighted):
+    leaves, target = places_head(shape)
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    options["weight"] = torch.rand(11) if weighted else None
+
+    def ours(input, weight, bias):
+        return linear_cross_entropy(input, weight, target, linear_bias=bias, **options)
+
+    check(ours, lambda input, weight, bias: reference(input, weight, bias, target, **options), leaves)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+def test_bfloat16(shape):
+    leaves, target = places_head(shape)
+    check(
+        lambda input, weight, bias: linear_cross_entropy(input, weight, target, linear_bias=bias),
+        lambda input, weight, bias: reference(input, weight, bias, target),
+        leaves,
+        [torch.bfloat16],
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_valid_row_and_no_row(shape, reduction):
+    leaves, target = places_head(shape)
+    target.fill_(7)
+    for rows in (9, 0):
+        given = {**leaves, "input": leaves["input"][:rows]}
+        check(
+            lambda input, weight, bias: linear_cross_entropy(
+                input, weight, target[:rows], linear_bias=bias, reduction=reduction, ignore_index=7
+            ).nan_to_num(5.0),
+            lambda input, weight, bias: reference(
+                input, weight, bias, target[:rows], reduction=reduction, ignore_index=7
+            ).nan_to_num(5.0),
+            given,
+        )
+
+
+@pytest.mark.parametrize("rows, classes, hidden", list(itertools.product([1, 2], [1, 2], [1, 3])))
+@pytest.mark.parametrize("shape", [(), (1, 2)], ids=str)
+def test_tiny_shapes(shape, rows, classes, hidden):
+    leaves, target = places_head(shape, rows=rows, classes=classes, hidden=hidden, ignored=False)
+    check(
+        lambda input, weight, bias: linear_cross_entropy(input, weight, target, linear_bias=bias),
+        lambda input, weight, bias: reference(input, weight, bias, target),
+        leaves,
+    )
+
+
+def test_unbatched():
+    leaves, _ = head(1)
+    leaves["input"] = leaves["input"][0]
+    for target in (torch.tensor(3), torch.tensor(-100)):
+        check(
+            lambda input, weight, bias: linear_cross_entropy(input, weight, target, linear_bias=bias, reduction="sum"),
+            lambda input, weight, bias: reference(input, weight, bias, target, reduction="sum"),
+            leaves,
+        )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(), (4,)], ids=str)
+def test_class_probabilities(shape, reduction):
+    leaves, _ = places_head(shape)
+    target = torch.rand(9, 11, *shape).softmax(1)
+    options = {"reduction": reduction, "label_smoothing": 0.1}
+    check(
+        lambda input, weight, bias: linear_cross_entropy(
+            input, weight, target.to(input.dtype), linear_bias=bias, **options
+        ),
+        lambda input, weight, bias: reference(input, weight, bias, target.to(input.dtype), **options),
+        leaves,
+    )
+
+
+def test_places_without_any():
+    input, weight = torch.randn(3, 5), torch.randn(11, 0, 5)
+    target = torch.zeros(3, 0, dtype=torch.long)
+    assert linear_cross_entropy(input, weight, target, reduction="none").shape == (3, 0)
+    assert linear_cross_entropy(input, weight, target, reduction="sum") == 0
+    assert linear_cross_entropy(input, weight, target).isnan()
+
+
+def refused(function, *arguments, **options):
+    with pytest.raises(Exception) as error:
+        function(*arguments, **options)
+    return error.type
+
+
+@needs_upstream
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input": torch.randn(2, 3, 5)},
+        {"input": torch.randn(4, 6)},
+        {"input": torch.randn(5), "linear_weight": torch.randn(7, 2, 5), "target": torch.zeros(2, dtype=torch.long)},
+        {"linear_weight": torch.randn(7)},
+        {"linear_bias": torch.randn(6)},
+        {"weight": torch.rand(6)},
+        {"label_smoothing": 1.5},
+        {"reduction": "avg"},
+        {"target": torch.rand(4, 7), "ignore_index": 1},
+        {"target": torch.zeros(3, dtype=torch.long)},
+        {"target": torch.tensor([0, 1, 7, 2])},
+        {"target": torch.tensor([0, 1, -3, 2])},
+        {"linear_weight": torch.randn(7, 2, 5), "target": torch.zeros(4, 3, dtype=torch.long)},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_refusals_are_of_upstream_types(change):
+    arguments = {
+        "input": torch.randn(4, 5),
+        "linear_weight": torch.randn(7, 5),
+        "target": torch.zeros(4, dtype=torch.long),
+    } | change
+    theirs, ours = refused(UPSTREAM, **arguments), refused(linear_cross_entropy, **arguments)
+    assert issubclass(ours, theirs), (ours, theirs)
+
+
+@needs_upstream
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
+def test_module_equals_upstream_and_shares_its_state(shape, bias):
+    from torch.nn import LinearCrossEntropyLoss as Upstream
+    from torch.nn import LinearCrossEntropyOptions
+
+    options = LinearCrossEntropyOptions()
+    arguments = dict(out_features=shape, bias=bias, weight=torch.rand(11), label_smoothing=0.1, ignore_index=2)
+    theirs, ours = Upstream(5, 11, **arguments), LinearCrossEntropyLoss(5, 11, options=options, **arguments)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.linear.weight.shape == theirs.linear.weight.shape
+    ours = pickle.loads(pickle.dumps(ours))
+    input, target = torch.randn(7, 5), torch.randint(0, 11, (7, *shape))
+    got, expected = ours(input, target), theirs(input, target)
+    torch.testing.assert_close(got, expected)
+    got.backward(), expected.backward()
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert "out_features" in repr(ours)
+
+
+@needs_upstream
+@pytest.mark.parametrize("arguments", [{"weight": torch.rand(3)}, {"label_smoothing": -0.1}], ids=list)
+def test_module_refuses_with_upstream_types(arguments):
+    from torch.nn import LinearCrossEntropyLoss as Upstream
+
+    assert refused(LinearCrossEntropyLoss, 5, 11, **arguments) is refused(Upstream, 5, 11, **arguments)
+
+
+def test_compiled_in_one_graph():
+    input, weight = torch.randn(6, 5, requires_grad=True), torch.randn(11, 2, 5, requires_grad=True)
+    target = torch.randint(0, 11, (6, 2))
+
+    def step(input, weight, target):
+        return linear_cross_entropy(input, weight, target, label_smoothing=0.1)
+
+    got = torch.compile(step, fullgraph=True, backend="aot_eager")(input, weight, target)
+    expected = step(input, weight, target)
+    torch.testing.assert_close(got, expected)
+    for g, e in zip(torch.autograd.grad(got, (input, weight)), torch.autograd.grad(expected, (input, weight))):
+        torch.testing.assert_close(g, e)
