@@ -1,0 +1,73 @@
+"""Signatures of other libraries, read from their source: they need not be imported, nor what they import.
+
+An installed library is found as it is; else a wheel in the folder HEADROOM_PEER_WHEELS, where
+``pip download --no-deps --dest FOLDER PACKAGE==VERSION`` puts it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+
+def source(path):
+    """The text of a module by its path in site-packages, such as ``quack/linear_cross_entropy.py``."""
+    wheels = os.environ.get("HEADROOM_PEER_WHEELS")
+    for wheel in sorted(Path(wheels).glob("*.whl")) if wheels else ():
+        with zipfile.ZipFile(wheel) as archive:
+            if path in archive.namelist():
+                return archive.read(path).decode()
+    package = path.split("/")[0]
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(folder).parent / path
+        if file.exists():
+            return file.read_text()
+    pytest.skip(f"{package} is neither installed nor a wheel in HEADROOM_PEER_WHEELS")
+
+
+def definition(path, name):
+    """The last definition of ``function`` or ``Class.function``, which overloads come before."""
+    body, found = ast.parse(source(path)).body, None
+    for part in name.split("."):
+        named = [node for node in body if getattr(node, "name", None) == part]
+        assert named, f"{path} has no {name}"
+        found = named[-1]
+        body = found.body
+    return found
+
+
+def parameters(path, name):
+    """Names, kinds and defaults as text, those that the module names as constants by value; without self and ctx."""
+    arguments = definition(path, name).args
+    assigned = [node for node in ast.parse(source(path)).body if isinstance(node, ast.Assign)]
+    constants = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in assigned}
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    found = [(a.arg, "positional", _text(d)) for a, d in zip(positional, defaults, strict=True)]
+    found += [(a.arg, "keyword", _text(d)) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    return [(a, kind, constants.get(d, d)) for a, kind, d in found if a not in ("self", "ctx", "cls")]
+
+
+def ours(function):
+    return [
+        (p.name, "keyword" if p.kind is p.KEYWORD_ONLY else "positional", _default(p.default))
+        for p in inspect.signature(function).parameters.values()
+        if p.name != "self"
+    ]
+
+
+def _text(node):
+    return "-" if node is None else ast.unparse(node)
+
+
+def _default(value):
+    if value is inspect.Parameter.empty:
+        return "-"
+    return value.name if hasattr(value, "name") else repr(value)
