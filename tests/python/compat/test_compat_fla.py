@@ -110,13 +110,13 @@ def test_l2warp_of_frozen_tensors(frozen):
 
 
 def test_l2warp_adds_up_rows_of_one_class_in_float32():
-    """256 rows of one class: a sum in bfloat16 would stop at 256 units of its last place."""
+    """4096 equal terms: a sum in bfloat16 stops after 256 of them."""
     rows = 4096
-    input = torch.ones(rows, 1, dtype=torch.bfloat16)
-    weight = torch.tensor([[1.0], [-30.0]], dtype=torch.bfloat16, requires_grad=True)
+    input = torch.tensor([[1.0, 0.5]], dtype=torch.bfloat16).repeat(rows, 1)
+    weight = torch.tensor([[1.0, 0.0], [-30.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     target = torch.zeros(rows, dtype=torch.long)
-    fused_linear_cross_entropy_loss(input, target, weight, **L2WARP | {"l2_penalty_factor": 1.0}).backward()
-    torch.testing.assert_close(weight.grad.float()[0, 0], torch.tensor(1.0), rtol=2**-7, atol=0)
+    fused_linear_cross_entropy_loss(input, target, weight, use_l2warp=True, l2_penalty_factor=1.0).backward()
+    torch.testing.assert_close(weight.grad[0].float(), torch.tensor([1.0, 0.5]), rtol=2**-8, atol=0)
 
 
 def test_l2warp_keeps_the_loss_and_may_be_run_again():
