@@ -63,6 +63,9 @@ class FusedHead(nn.Linear):
     The weight is read within the module's own call, so hooks around it see every use: FSDP2 may shard the head as a
     unit of its own, and its gradients are reduced as those of any layer.
 
+    LoRA on the head is not for it: PEFT's layer adds its product to whatever the head returns, so with labels to a
+    loss. ``headroom.transformers.patch`` computes the loss of such a head.
+
     Args:
         in_features: D, size of each hidden state.
         vocab: V, size of the vocabulary.

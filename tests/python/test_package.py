@@ -92,6 +92,24 @@ def test_importing_does_not_import_torch_or_numpy():
     python("import sys, headroom; assert not {'torch', 'numpy'} & set(sys.modules), 'imported too much'")
 
 
+def test_submodules_are_found_and_import_no_other_library():
+    code = """
+import sys, headroom
+for name in headroom.compat.__all__:
+    module = getattr(headroom.compat, name)
+    assert all(hasattr(module, entry) for entry in module.__all__), name
+assert headroom.nn.FusedHead and set(headroom.compat.__all__) <= set(dir(headroom.compat))
+assert not {"cut_cross_entropy", "fla", "liger_kernel", "quack", "transformers", "triton"} & set(sys.modules)
+try:
+    headroom.compat.unsloth
+except AttributeError as error:
+    assert "headroom.compat" in str(error)
+else:
+    raise AssertionError
+"""
+    python(code)
+
+
 def test_library_not_found():
     code = """
 import headroom

@@ -167,6 +167,20 @@ def test_shards_and_the_old_order_are_refused_by_name():
         LinearCrossEntropy(-100, None, "mean", "high")
 
 
+class Sharded(torch.Tensor):
+    """With the names by which a DTensor is known."""
+
+    placements = full_tensor = None
+
+
+def test_a_distributed_tensor_is_refused():
+    for name in ("e", "c", "targets"):
+        given = {"e": torch.randn(2, 7), "c": torch.randn(11, 7), "targets": torch.zeros(2, dtype=torch.long)}
+        given[name] = given[name].as_subclass(Sharded)
+        with pytest.raises(ValueError, match=f"{name}: expected a plain torch.Tensor, got a DTensor"):
+            linear_cross_entropy(**given)
+
+
 def test_patch():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -109,14 +109,17 @@ def test_l2warp_of_frozen_tensors(frozen):
     )
 
 
-def test_l2warp_adds_up_rows_of_one_class_in_float32():
-    """4096 equal terms: a sum in bfloat16 stops after 256 of them."""
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_l2warp_adds_up_rows_of_one_class_in_float32(device):
+    """4096 equal terms: a sum in bfloat16, as PyTorch's index_add_ makes on a GPU, stops after 256 of them."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
     rows = 4096
-    input = torch.tensor([[1.0, 0.5]], dtype=torch.bfloat16).repeat(rows, 1)
-    weight = torch.tensor([[1.0, 0.0], [-30.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
-    target = torch.zeros(rows, dtype=torch.long)
+    input = torch.tensor([[1.0, 0.5]], dtype=torch.bfloat16, device=device).repeat(rows, 1)
+    weight = torch.tensor([[1.0, 0.0], [-30.0, 0.0]], dtype=torch.bfloat16, device=device, requires_grad=True)
+    target = torch.zeros(rows, dtype=torch.long, device=device)
     fused_linear_cross_entropy_loss(input, target, weight, use_l2warp=True, l2_penalty_factor=1.0).backward()
-    torch.testing.assert_close(weight.grad[0].float(), torch.tensor([1.0, 0.5]), rtol=2**-8, atol=0)
+    torch.testing.assert_close(weight.grad[0].float().cpu(), torch.tensor([1.0, 0.5]), rtol=2**-8, atol=0)
 
 
 def test_l2warp_keeps_the_loss_and_may_be_run_again():
