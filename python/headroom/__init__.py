@@ -1,7 +1,8 @@
 """Headroom: the loss of a language model's head and its gradients, without the logits.
 
 ``headroom.linear_cross_entropy`` and ``headroom.LinearCrossEntropyLoss`` need PyTorch (2.6 or newer);
-``headroom.nn.FusedHead``, ``headroom.transformers.patch`` and the modules of ``headroom.compat`` need it, too;
+``headroom.nn.FusedHead``, ``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of ``headroom.compat``
+need it, too;
 ``headroom.numpy.linear_cross_entropy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need neither.
 """
 
@@ -27,7 +28,7 @@ from .errors import (
 from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
-    from . import compat, nn, numpy, transformers
+    from . import compat, nn, numpy, transformers, trl
     from ._warm_up import warm_up
     from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
     from .module import LinearCrossEntropyLoss
@@ -57,6 +58,7 @@ __all__ = [
     "plan",
     "plans",
     "transformers",
+    "trl",
     "version",
     "warm_up",
 ]
@@ -72,7 +74,7 @@ _TORCH = {
 
 def __getattr__(name: str) -> Any:
     """Imports PyTorch or numpy only when something that needs it is used."""
-    if name in ("compat", "nn", "numpy", "transformers"):
+    if name in ("compat", "nn", "numpy", "transformers", "trl"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _TORCH:
         raise AttributeError(f"module 'headroom' has no attribute {name!r}")

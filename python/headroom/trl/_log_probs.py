@@ -1,0 +1,87 @@
+"""What stands in the place of TRL's chunked log-probabilities: called as they are, with their returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from ..functional import linear_cross_entropy
+
+OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+
+Returned = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+class LogProbs:
+    """The fused head behind ``apply``, the one method of an autograd function that TRL calls.
+
+    Attributes:
+        original: TRL's function, in whose place this stands.
+        options: those of :func:`headroom.linear_cross_entropy` that ``patch`` was given.
+    """
+
+    def __init__(self, original: Any, options: dict[str, Any]) -> None:
+        self.original = original
+        self.options = options
+
+    def apply(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+        final_logit_softcapping: float | None = None,
+        logit_scale: float = 1.0,
+        outputs: tuple[str, ...] = OUTPUTS,
+    ) -> Returned:
+        """Log-probabilities, and of ``OUTPUTS`` those asked for, else None.
+
+        Log-probabilities and entropy have a gradient. TRL's logits are ``t(logit_scale * (h . w + b)) / temperature``;
+        the fused head adds the bias after the factor. ``chunk_size`` has no meaning here.
+        """
+        _check_present(hidden, weight, bias)
+        wanted = [name for name in OUTPUTS if name in outputs]
+        stats = [ours for name, ours in (("entropy", "entropy"), ("is_top1", "argmax")) if name in wanted]
+        found = linear_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            linear_bias=bias if bias is None or logit_scale == 1.0 else bias * logit_scale,
+            reduction="none",
+            scale=logit_scale,
+            softcap=final_logit_softcapping,
+            temperature=temperature,
+            return_stats=stats,
+            **self.options,
+        )
+        arguments = (hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale)
+        further = self._further(arguments, [name for name in ("log_sum_sq_probs", "mean_logits") if name in wanted])
+        return (
+            -found.loss,
+            found.entropy,
+            further.get("log_sum_sq_probs"),
+            further.get("mean_logits"),
+            None if found.argmax is None else found.argmax == targets,
+        )
+
+    @torch.no_grad()
+    def _further(self, arguments: tuple[Any, ...], names: list[str]) -> dict[str, Tensor]:
+        """Statistics that the fused head does not have, by TRL's function: another pass, over tiles of logits."""
+        if not names:
+            return {}
+        _, *values = self.original.apply(*arguments, tuple(names))
+        return {name: value for name, value in zip(OUTPUTS, values, strict=True) if name in names}
+
+
+def _check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    if trained and hasattr(weight, "ds_id"):
+        raise UnsupportedError(
+            "headroom.trl: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again before the "
+            "backward pass; use ZeRO-2, or headroom.trl.unpatch()"
+        )

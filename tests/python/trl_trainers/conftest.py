@@ -1,0 +1,32 @@
+"""Tests over TRL, left out where it is not installed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+try:
+    import transformers
+    import trl
+
+    assert trl.__version__ == "1.16.0"
+    transformers.logging.set_verbosity_error()
+except (ImportError, AssertionError):
+    trl = None
+
+
+def pytest_collection_modifyitems(items):
+    folder = str(Path(__file__).resolve().parent)
+    for item in items:
+        if trl is None and str(item.path).startswith(folder):
+            item.add_marker(pytest.mark.skip(reason="trl 1.16.0 is not installed"))
+
+
+@pytest.fixture(autouse=True)
+def _unpatched():
+    yield
+    import headroom.trl
+
+    headroom.trl.unpatch()

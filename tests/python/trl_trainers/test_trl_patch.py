@@ -1,0 +1,218 @@
+"""headroom.trl.patch, and the function that it puts in TRL's place, beside TRL's and float64."""
+
+import sys
+import types
+
+import headroom.trl
+import pytest
+import torch
+from headroom.errors import UnsupportedError
+from headroom.trl._log_probs import OUTPUTS, LogProbs
+from whole import whole_logits
+
+TOKENS, VOCAB, HIDDEN = 23, 301, 24
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+
+
+def current():
+    import trl.trainer.utils
+
+    return trl.trainer.utils._ChunkedLogProbFunction
+
+
+def operands(dtype=torch.float32, bias=True):
+    torch.manual_seed(5)
+    hidden = torch.randn(TOKENS, HIDDEN).to(dtype)
+    weight = (0.3 * torch.randn(VOCAB, HIDDEN)).to(dtype)
+    return hidden, weight, torch.randn(VOCAB).to(dtype) if bias else None, torch.randint(VOCAB, (TOKENS,))
+
+
+def run(apply, tensors, options, outputs=OUTPUTS, dtype=None):
+    """Outputs and gradients of weighted log-probabilities and entropies."""
+    hidden, weight, bias, targets = tensors
+    leaves = [t if t is None else t.detach().to(dtype or t.dtype).requires_grad_() for t in (hidden, weight, bias)]
+    found = apply(*leaves, targets, *options, outputs)
+    torch.manual_seed(7)
+    loss = (found[0] * torch.randn(TOKENS)).sum()
+    if found[1] is not None:
+        loss = loss + (found[1] * torch.randn(TOKENS)).sum()
+    loss.backward()
+    return list(found), [None if leaf is None else leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("temperature", "softcap", "scale", "bias"),
+    [
+        (1.0, None, 1.0, False),
+        (0.7, None, 1.0, True),
+        (1, 5.0, 0.25, True),
+        (1.3, None, 2.0, True),
+        (0.9, 4.0, 1.0, False),
+    ],
+)
+def test_returns_and_gradients_are_those_of_trl(dtype, temperature, softcap, scale, bias):
+    tensors, options = operands(dtype, bias), (temperature, 64, softcap, scale)
+    headroom.trl.patch()
+    exact = run(whole_logits, tensors, options, dtype=torch.float64)
+    stock = run(current().original.apply, tensors, options)
+    fused = run(current().apply, tensors, options)
+    assert fused[0][4].dtype == torch.bool
+    unit = UNIT[torch.float32]
+    for e, s, f in zip(exact[0][:4], stock[0][:4], fused[0][:4], strict=True):
+        assert f.dtype == s.dtype and f.shape == s.shape
+        assert close(f, s, e, unit)
+    if dtype == torch.float32:
+        assert torch.equal(fused[0][4], exact[0][4])
+    unit = UNIT[dtype]
+    for e, s, f in zip(exact[1], stock[1], fused[1], strict=True):
+        assert (f is None) == (s is None)
+        assert f is None or (f.dtype == dtype and close(f, s, e, unit))
+
+
+def close(fused, stock, exact, unit):
+    """The error is at most twice that of TRL's computation of the same precision, and a unit of rounding."""
+    exact = exact.detach()
+    error, naive, size = (
+        float(torch.linalg.vector_norm(t.detach().double())) for t in (fused - exact, stock - exact, exact)
+    )
+    return error <= 2 * naive + unit * size
+
+
+@pytest.mark.parametrize("outputs", [("log_probs",), ("log_probs", "entropy"), ("is_top1", "mean_logits")])
+def test_only_what_is_asked_for(outputs):
+    headroom.trl.patch()
+    tensors, options = operands(), (1.0, 64, None, 1.0)
+    fused, stock = (apply(*tensors, *options, outputs) for apply in (current().apply, current().original.apply))
+    assert [value is None for value in fused] == [value is None for value in stock]
+    assert [value is None for value in fused[1:]] == [name not in outputs for name in OUTPUTS]
+
+
+def test_top1_is_the_first_of_equal_logits():
+    hidden, weight, _, _ = operands(bias=False)
+    weight[200] = weight[100] = 10 * hidden[0]
+    targets = torch.full((TOKENS,), 200)
+    targets[1:] = 100
+    headroom.trl.patch()
+    fused, stock = (f.apply(hidden, weight, None, targets, 1.0, 64)[4] for f in (current(), current().original))
+    assert torch.equal(fused, stock) and not fused[0]
+
+
+def test_no_tokens():
+    headroom.trl.patch()
+    hidden = torch.zeros(0, HIDDEN, requires_grad=True)
+    weight = torch.randn(VOCAB, HIDDEN, requires_grad=True)
+    found = current().apply(
+        hidden, weight, None, torch.zeros(0, dtype=torch.int64), 1.0, 64, outputs=("entropy", "is_top1")
+    )
+    found[0].sum().backward()
+    assert not weight.grad.any() and found[4].shape == (0,)
+
+
+def test_options_reach_the_operator():
+    tensors, options = operands(), (1.0, 64, None, 1.0, ("log_probs",))
+    with pytest.raises(ValueError, match="gradient"):
+        headroom.trl.patch(gradient="coarse")
+    with pytest.raises(ValueError, match="max_workspace_bytes"):
+        headroom.trl.patch(max_workspace_bytes=0)
+    headroom.trl.patch(max_workspace_bytes=1)
+    with pytest.raises(headroom.BudgetTooSmallError):
+        current().apply(*tensors, *options)
+    headroom.trl.patch(gradient="always-thinned", threshold=0.5)
+    exact = run(current().original.apply, tensors, options[:4], ("log_probs",))[1][0]
+    thinned = run(current().apply, tensors, options[:4], ("log_probs",))[1][0]
+    assert torch.nn.functional.cosine_similarity(exact.flatten(), thinned.flatten(), dim=0) > 0.5
+    assert not torch.allclose(exact, thinned)
+
+
+def holders(value):
+    names = [name for name in sys.modules if name == "trl" or name.startswith("trl.")]
+    return {(n, k) for n in names for k, v in list(vars(sys.modules[n]).items()) if v is value}
+
+
+def test_patch_reaches_every_module_and_unpatch_goes_back():
+    import trl.kernels  # noqa: F401
+    from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer, SFTTrainer  # noqa: F401
+
+    original = current()
+    before = holders(original)
+    assert {("trl.trainer.utils", "_ChunkedLogProbFunction"), ("trl.kernels", "ChunkedLogProbFunction")} <= before
+    headroom.trl.patch()
+    assert isinstance(current(), LogProbs) and holders(original) == set() and holders(current()) == before
+    headroom.trl.patch(max_workspace_bytes=1 << 20)
+    assert current().original is original and current().options["max_workspace_bytes"] == 1 << 20
+    assert holders(current()) == before
+    headroom.trl.unpatch()
+    headroom.trl.unpatch()
+    assert holders(original) == before
+
+
+def test_the_divergence_of_distillation_stays():
+    from trl.trainer import distillation_trainer
+
+    original = distillation_trainer.ChunkedDivergenceFunction
+    headroom.trl.patch()
+    assert distillation_trainer.ChunkedDivergenceFunction is original
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_another_trl_is_refused_by_name(monkeypatch, missing):
+    import trl
+    import trl.trainer.utils
+
+    class Other(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, hidden, weight, targets):
+            raise NotImplementedError
+
+    monkeypatch.setattr(trl, "__version__", "1.99.0")
+    if missing:
+        monkeypatch.delattr(trl.trainer.utils, "_ChunkedLogProbFunction")
+    else:
+        monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", Other)
+    with pytest.raises(UnsupportedError, match=r"trl 1\.99\.0; known: trl 1\.16\.0"):
+        headroom.trl.patch()
+    headroom.trl.unpatch()
+
+
+def test_partitioned_weights_are_refused_where_gradients_are_wanted():
+    headroom.trl.patch()
+    hidden, weight, _, targets = operands(bias=False)
+    weight.ds_id = 3
+    call = (hidden, weight, None, targets, 1.0, 64, None, 1.0, ("log_probs",))
+    assert current().apply(*call)[0].shape == (TOKENS,)
+    with pytest.raises(UnsupportedError, match="ZeRO-3"):
+        current().apply(hidden.requires_grad_(), *call[1:])
+
+
+def test_a_head_in_float32():
+    """cast_lm_head_to_fp32 hands over float32 hidden states and a 16-bit weight."""
+    headroom.trl.patch()
+    hidden, weight, _, targets = operands(bias=False)
+    tensors, options = (hidden, weight.bfloat16(), None, targets), (1.0, 64, None, 1.0)
+    exact = run(whole_logits, tensors, options, dtype=torch.float64)
+    stock, fused = (run(f.apply, tensors, options) for f in (current().original, current()))
+    for e, s, f in zip(exact[0][:4], stock[0][:4], fused[0][:4], strict=True):
+        assert close(f, s, e, UNIT[torch.float32])
+    for e, s, f in zip(exact[1][:2], stock[1][:2], fused[1][:2], strict=True):
+        assert f.dtype == s.dtype and close(f, s, e, UNIT[f.dtype])
+
+
+def test_autocast():
+    headroom.trl.patch()
+    tensors, options = operands(), (1.0, 64, None, 1.0)
+    exact = run(whole_logits, tensors, options, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        stock, fused = (run(f.apply, tensors, options) for f in (current().original, current()))
+    for e, s, f in zip(exact[1], stock[1], fused[1], strict=True):
+        assert f.dtype == s.dtype and close(f, s, e, UNIT[torch.bfloat16])
+
+
+def test_modules_without_attributes_do_no_harm():
+    sys.modules["trl.nothing"] = None
+    sys.modules["trl.something"] = types.ModuleType("trl.something")
+    try:
+        headroom.trl.patch()
+        headroom.trl.unpatch()
+    finally:
+        del sys.modules["trl.nothing"], sys.modules["trl.something"]
