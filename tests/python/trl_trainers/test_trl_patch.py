@@ -208,6 +208,32 @@ def test_autocast():
         assert f.dtype == s.dtype and close(f, s, e, UNIT[torch.bfloat16])
 
 
+@pytest.mark.parametrize("valid", [0, 7])
+def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, valid):
+    """There TRL hands over the rows that have a label, which may be none."""
+    import trainers
+    import trl.trainer.utils
+
+    model = trainers.make_model("gemma2")
+    trl.trainer.utils.add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    ids = torch.randint(3, 90, (2, 12))
+    labels = torch.where(torch.arange(12) < 12 - valid, -100, ids)
+    found = []
+    for patched in (False, True):
+        if patched:
+            headroom.trl.patch()
+            monkeypatch.setattr(trl.trainer.utils, "_use_triton", lambda device: True)
+        model.zero_grad()
+        out = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        out.loss.backward()
+        found.append((out, {name: p.grad for name, p in model.named_parameters()}))
+    (stock, expected), (fused, got) = found
+    for key in stock:
+        assert torch.allclose(stock[key].float(), fused[key].float(), atol=1e-5), key
+    for name, gradient in expected.items():
+        assert torch.allclose(gradient, got[name], atol=1e-5), name
+
+
 def test_modules_without_attributes_do_no_harm():
     sys.modules["trl.nothing"] = None
     sys.modules["trl.something"] = types.ModuleType("trl.something")

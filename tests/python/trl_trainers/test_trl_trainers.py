@@ -1,0 +1,124 @@
+"""TRL's trainers, as they are and patched: losses and metrics of 20 steps, and gradients beside float64."""
+
+import logging
+
+import headroom.trl
+import pytest
+import torch
+from whole import WholeLogits
+
+NUMBERS = 1e-5  # of losses, and of metrics in units of their size
+TIMES = ("runtime", "per_second", "time")
+
+all_trainers = pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("SFT", "llama", {}),
+        ("SFT", "gemma2", {"completion_only_loss": False}),
+        ("SFT", "cohere", {}),
+        ("SFT", "qwen3", {"gradient_accumulation_steps": 2}),
+        ("DPO", "llama", {}),
+        ("DPO", "gemma2", {"use_weighting": True}),
+        ("KTO", "qwen3", {}),
+        ("GRPO", "llama", {"num_iterations": 2, "temperature": 0.8}),
+        ("GRPO", "gemma2", {"top_entropy_quantile": 0.5}),
+        ("RLOO", "qwen3", {"num_iterations": 2}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_quiet_thread():
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def recorded(made):
+    """Losses of all steps, and what was logged."""
+    losses, compute_loss = [], made.compute_loss
+
+    def compute(*args, **kwargs):
+        loss = compute_loss(*args, **kwargs)
+        losses.append(float(loss.detach()))
+        return loss
+
+    made.compute_loss = compute
+    made.train()
+    return losses, made.state.log_history
+
+
+@all_trainers
+def test_losses_and_metrics(tmp_path, name, kind, options):
+    import trainers
+
+    folder = trainers.save(tmp_path / "model", kind)
+    stock, log = recorded(trainers.trainer(name, folder, tmp_path, **options))
+    headroom.trl.patch(max_workspace_bytes=1 << 20)
+    fused, fused_log = recorded(trainers.trainer(name, folder, tmp_path, **options))
+    assert len(fused) == len(stock) == trainers.STEPS * options.get("gradient_accumulation_steps", 1)
+    assert len(set(stock)) > 1
+    worst = max(abs(a - b) for a, b in zip(fused, stock, strict=True))
+    print(f"{name} {kind}: losses within {worst:.1e}")
+    assert worst <= NUMBERS
+    for a, b in zip(fused_log, log, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            if not any(part in key for part in TIMES):
+                assert a[key] == pytest.approx(b[key], rel=NUMBERS, abs=NUMBERS, nan_ok=True), key
+
+
+def gradients(loss_of, model):
+    model.zero_grad(set_to_none=True)
+    loss_of().backward()
+    found = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@all_trainers
+def test_gradients_of_the_first_loss(tmp_path, monkeypatch, name, kind, options):
+    """Errors of at most twice TRL's in the same precision, and a rounding unit; models in float64 decide."""
+    import trainers
+    import trl.trainer.utils
+
+    folder = trainers.save(tmp_path / "model", kind)
+    made = trainers.trainer(name, folder, tmp_path, **options | {"max_steps": 1})
+    compute_loss, found = made.compute_loss, []
+
+    def compute(model, *args, **kwargs):
+        def loss_of():
+            return compute_loss(model, *args, **kwargs)
+
+        stock = gradients(loss_of, model)
+        headroom.trl.patch(max_workspace_bytes=1 << 20)
+        fused = gradients(loss_of, model)
+        headroom.trl.unpatch()
+        models = [each for each in (model, getattr(made, "ref_model", None)) if each is not None]
+        with monkeypatch.context() as patched:
+            patched.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", WholeLogits)
+            for each in models:
+                each.double()
+            found.append((stock, fused, gradients(loss_of, model)))
+            for each in models:
+                each.float()
+        return loss_of()
+
+    made.compute_loss = compute
+    made.train()
+    check_gradients(*found[0])
+
+
+def check_gradients(stock, fused, exact):
+    assert fused.keys() == stock.keys() == exact.keys()
+    assert any(not torch.equal(fused[name], stock[name]) for name in exact)  # the fused head was there
+    worst = 0.0
+    for name, truth in exact.items():
+        error, naive, size = (
+            float(torch.linalg.vector_norm(t)) for t in (fused[name] - truth, stock[name] - truth, truth)
+        )
+        assert error <= 2 * naive + 2.0**-24 * size, name
+        worst = max(worst, error / size) if size > 0 else worst
+    print(f"gradients within {worst:.1e} of float64")
