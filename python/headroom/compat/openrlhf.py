@@ -1,0 +1,72 @@
+"""OpenRLHF 0.11.2's ``log_probs_from_logits`` and ``compute_entropy``, of hidden states and the head's weight.
+
+Its actor makes float32 logits of all tokens for them; these take what the logits would be made of.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..functional import linear_cross_entropy
+
+
+def log_probs_from_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float = 1.0,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    max_workspace_bytes: int | None = None,
+) -> Tensor:
+    """``log_probs_from_logits(F.linear(hidden, weight, bias).float(), labels, temperature)``, without the logits.
+
+    Args:
+        hidden: ``[..., D]``.
+        weight: ``[V, D]``.
+        labels: of shape ``hidden.shape[:-1]``; the ids that were rolled by one.
+        temperature: what logits are divided by; a number, or a tensor of the labels' shape.
+        bias: ``[V]``.
+        softcap, max_workspace_bytes: as in :func:`headroom.linear_cross_entropy`.
+
+    Returns:
+        Log-probabilities of the labels' shape, float32, with gradients.
+    """
+    loss = linear_cross_entropy(
+        hidden,
+        weight,
+        labels,
+        linear_bias=bias,
+        reduction="none",
+        softcap=softcap,
+        temperature=temperature,
+        max_workspace_bytes=max_workspace_bytes,
+    )
+    return -loss
+
+
+def log_probs_and_entropy_from_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float = 1.0,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    max_workspace_bytes: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`log_probs_from_hidden`, and ``compute_entropy`` of the same logits, with gradients of both."""
+    found = linear_cross_entropy(
+        hidden,
+        weight,
+        labels,
+        linear_bias=bias,
+        reduction="none",
+        softcap=softcap,
+        temperature=temperature,
+        return_stats=("entropy",),
+        max_workspace_bytes=max_workspace_bytes,
+    )
+    assert found.entropy is not None
+    return -found.loss, found.entropy

@@ -1,0 +1,80 @@
+"""``verl.utils.kernel.linear_cross_entropy`` of verl 0.9.1, vendored by others, too: change the import.
+
+from headroom.compat.verl import linear_cross_entropy
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import functional
+from ..errors import UnsupportedError
+
+_REDUCTIONS = ("none", "sum", "mean")
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor = 1.0,
+    reduction: str = "none",
+    dist_process_group: Any = None,
+    *,
+    max_workspace_bytes: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the labels and entropies, with gradients of both, of ``hidden @ weight.T / temperature``.
+
+    As verl's, which also fixes the shapes: tokens are flattened. Beyond verl's: any sizes, any dtypes, the CPU, a
+    temperature for each token, and labels of -100, whose rows cost nothing and hold 0.
+
+    Args:
+        hidden: ``[..., D]``.
+        weight: ``[V, D]``.
+        labels: class indices, of shape ``hidden.shape[:-1]`` or flat.
+        temperature: what logits are divided by; a number, or a tensor of as many elements as labels.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over all tokens), in any case; of the log-probabilities only.
+        dist_process_group: None, or a group of one rank, as Megatron's without tensor parallelism.
+        max_workspace_bytes: as in :func:`headroom.linear_cross_entropy`.
+
+    Returns:
+        Log-probabilities ``[N]``, or a scalar; entropies ``[N]``. Both float32.
+
+    Raises:
+        AssertionError: reduction or temperature of another type, as verl.
+        ValueError: another reduction, as verl; and what :func:`headroom.linear_cross_entropy` raises.
+        UnsupportedError: a group of more than one rank.
+    """
+    assert isinstance(temperature, (float, int, Tensor)), f"temperature must be a float, but got {type(temperature)}"
+    assert isinstance(reduction, str), f"reduction must be a str, but got {type(reduction)}"
+    if reduction.lower() not in _REDUCTIONS:
+        raise ValueError(f"Invalid reduction: {reduction.lower()}")
+    _check_group(dist_process_group)
+    found = functional.linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        labels.reshape(-1),
+        reduction="none",
+        temperature=temperature.reshape(-1) if isinstance(temperature, Tensor) else temperature,
+        return_stats=("entropy",),
+        max_workspace_bytes=max_workspace_bytes,
+    )
+    assert found.entropy is not None
+    logprobs = -found.loss
+    if reduction.lower() != "none":
+        logprobs = logprobs.sum() if reduction.lower() == "sum" else logprobs.mean()
+    return logprobs, found.entropy
+
+
+def _check_group(group: Any) -> None:
+    if group is None:
+        return
+    ranks = torch.distributed.get_world_size(group)
+    if ranks != 1:
+        raise UnsupportedError(
+            f"headroom.compat.verl.linear_cross_entropy: dist_process_group: expected None or a group of one rank, got "
+            f"one of {ranks}: a vocabulary that is sharded over ranks is not built"
+        )
