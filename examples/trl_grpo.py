@@ -1,0 +1,60 @@
+"""Reinforcement learning with TRL's GRPO: headroom.trl.patch() is the one line.
+
+Run: python examples/trl_grpo.py --model Qwen/Qwen3-0.6B --dataset trl-lib/tldr
+     python examples/trl_grpo.py --tiny     # a random model and made-up prompts, on the CPU
+"""
+
+import argparse
+import tempfile
+
+import headroom.trl
+import tiny_model
+from datasets import Dataset, load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+
+def many_different_letters(completions: list[str], **_: object) -> list[float]:
+    """The reward: how many different letters a completion has."""
+    return [float(len(set(completion))) for completion in completions]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    parser.add_argument("--dataset", default="trl-lib/tldr")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+
+    headroom.trl.patch(max_workspace_bytes=256 << 20)
+
+    with tempfile.TemporaryDirectory() as folder:
+        if options.tiny:
+            model = tiny_model.save(folder)
+            data = Dataset.from_list([{"prompt": f"{word}, please: "} for word in ("one", "two", "three", "four")])
+        else:
+            model, data = options.model, load_dataset(options.dataset, split="train")
+        arguments = GRPOConfig(
+            output_dir=folder,
+            max_steps=options.steps,
+            per_device_train_batch_size=8,
+            num_generations=4 if options.tiny else 8,
+            max_completion_length=12 if options.tiny else 256,
+            learning_rate=1e-2 if options.tiny else 1e-6,
+            temperature=0.9,
+            beta=0.02,
+            bf16=not options.tiny,
+            gradient_checkpointing=not options.tiny,
+            use_cpu=options.tiny,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+        )
+        trainer = GRPOTrainer(model=model, reward_funcs=many_different_letters, args=arguments, train_dataset=data)
+        trainer.train()
+    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    print(f"reward {log[0]['reward']:.2f} -> {log[-1]['reward']:.2f}, entropy {log[-1]['entropy']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

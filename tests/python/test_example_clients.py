@@ -1,0 +1,53 @@
+"""The examples over transformers, PEFT and TRL, each run as a script at its tiny size."""
+
+import importlib.util
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example for some steps and returns its last line."""
+
+    def run(name, steps):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(sys, "argv", [name, "--tiny", "--steps", str(steps)])
+        torch.set_num_threads(1)
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out.strip().splitlines()[-1]
+
+    yield run
+    if "headroom.trl" in sys.modules:
+        sys.modules["headroom.trl"].unpatch()
+
+
+@pytest.mark.parametrize(
+    ("name", "needed", "steps"),
+    [
+        ("transformers_trainer.py", ("transformers", "accelerate"), 8),
+        ("peft_lora.py", ("transformers", "peft"), 8),
+        ("trl_sft.py", ("transformers", "accelerate", "datasets", "trl"), 8),
+    ],
+)
+def test_the_loss_falls(run, name, needed, steps):
+    skip_without(needed)
+    first, last = map(float, re.search(r"loss ([\d.]+) -> ([\d.]+)", run(name, steps)).groups())
+    assert last < first - 0.5
+
+
+def test_grpo(run):
+    skip_without(("transformers", "accelerate", "datasets", "trl"))
+    assert re.fullmatch(r"reward [\d.]+ -> [\d.]+, entropy [\d.]+", run("trl_grpo.py", 2))
+
+
+def skip_without(needed):
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
