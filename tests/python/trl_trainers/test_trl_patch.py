@@ -234,6 +234,22 @@ def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, valid):
         assert torch.allclose(gradient, got[name], atol=1e-5), name
 
 
+def test_compiled_in_one_graph():
+    import trl.trainer.utils
+
+    headroom.trl.patch()
+    tensors, options = operands(), (0.7, 64, 5.0, 0.5)
+    outputs = ("log_probs", "entropy", "is_top1")
+
+    def call(*arguments):
+        return trl.trainer.utils._ChunkedLogProbFunction.apply(*arguments)
+
+    eager = run(call, tensors, options, outputs)
+    compiled = run(torch.compile(call, backend="aot_eager", fullgraph=True), tensors, options, outputs)
+    for a, b in zip([*eager[0], *eager[1]], [*compiled[0], *compiled[1]], strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
 def test_modules_without_attributes_do_no_harm():
     sys.modules["trl.nothing"] = None
     sys.modules["trl.something"] = types.ModuleType("trl.something")

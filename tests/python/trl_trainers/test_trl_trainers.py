@@ -70,6 +70,37 @@ def test_losses_and_metrics(tmp_path, name, kind, options):
                 assert a[key] == pytest.approx(b[key], rel=NUMBERS, abs=NUMBERS, nan_ok=True), key
 
 
+def test_distillation_stays_as_it_is(tmp_path):
+    import trainers
+
+    student, teacher = (trainers.save(tmp_path / kind, kind) for kind in ("llama", "qwen3"))
+
+    def losses():
+        return recorded(trainers.trainer("Distillation", student, tmp_path, {"teacher_model": teacher}, max_steps=3))[0]
+
+    stock = losses()
+    headroom.trl.patch()
+    assert losses() == stock and len(set(stock)) == 3
+
+
+@pytest.mark.parametrize("name", ["SFT", "DPO", "GRPO"])
+def test_adapters(tmp_path, name):
+    """The head is frozen, and the reference model is the one without adapters."""
+    import trainers
+
+    peft = pytest.importorskip("peft")
+    folder, config = (
+        trainers.save(tmp_path / "model", "llama"),
+        peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"]),
+    )
+    found = []
+    for patched in (False, True):
+        if patched:
+            headroom.trl.patch()
+        found.append(recorded(trainers.trainer(name, folder, tmp_path, {"peft_config": config}, max_steps=5))[0])
+    assert found[1] == pytest.approx(found[0], rel=0, abs=NUMBERS)
+
+
 def gradients(loss_of, model):
     model.zero_grad(set_to_none=True)
     loss_of().backward()

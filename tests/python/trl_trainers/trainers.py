@@ -72,21 +72,27 @@ COLUMNS = {
     "KTO": {"prompt": "text", "completion": "more", "label": "label"},
     "GRPO": {"prompt": "text"},
     "RLOO": {"prompt": "text"},
+    "Distillation": {"prompt": "text"},
 }
 
 
-def trainer(name: str, model: str, output: Path, **options):
-    """TRL's trainer of that name over the saved model, with its own options beside those that make it tiny."""
+def trainer(name: str, model: str, output: Path, arguments=None, **options):
+    """TRL's trainer of that name over the saved model, with options beside those that make it tiny."""
     import trl
 
     shared = dict(output_dir=str(output), per_device_train_batch_size=4, max_steps=STEPS, learning_rate=1e-3, seed=5)
     shared |= dict(report_to=[], save_strategy="no", use_cpu=True, bf16=False, disable_tqdm=True, logging_steps=1)
     shared |= dict(gradient_checkpointing=False, dataloader_pin_memory=False)
     generated = dict(num_generations=4, max_completion_length=8, beta=0.05)
-    own = {"GRPO": generated, "RLOO": generated}.get(name, {})
+    own = {"GRPO": generated, "RLOO": generated, "Distillation": {"max_completion_length": 8, "beta": 0.5}}.get(
+        name, {}
+    )
     kwargs = {"reward_funcs": reward} if name in ("GRPO", "RLOO") else {}
-    arguments = getattr(trl, f"{name}Config")(**(shared | own | options))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     return getattr(trl, f"{name}Trainer")(
-        model=model, args=arguments, train_dataset=data(COLUMNS[name]), processing_class=tokenizer, **kwargs
+        model=model,
+        args=getattr(trl, f"{name}Config")(**(shared | own | options)),
+        train_dataset=data(COLUMNS[name]),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model),
+        **kwargs,
+        **(arguments or {}),
     )
