@@ -85,7 +85,9 @@ Problem stats_problem(const headroom_problem* problem) {
   p.pass = Pass::kForward;
   p.want_d_hidden = p.want_d_classifier = p.want_d_bias = false;
   p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = false;
-  p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = false;
+#define HEADROOM_CLEAR(name) p.has_grad_##name = false;
+  HEADROOM_ROW_UPSTREAM(HEADROOM_CLEAR)
+#undef HEADROOM_CLEAR
   return validated(p);
 }
 
@@ -93,25 +95,13 @@ Buffers stats_buffers(const Problem& problem, const headroom_buffers* buffers) {
   const Buffers b = to_buffers(complete(buffers));
   if (problem.tokens == 0) return b;
   required(b.max, "max");
-  required(b.sum_exp, "sum_exp");
-  required(b.target_logit, "target_logit");
-  if (problem.needs_logit_mean()) required(b.sum_exp_logit, "sum_exp_logit");
-  if (problem.needs_weighted_logit_sum()) required(b.weighted_logit_sum, "weighted_logit_sum");
+  const WantedSums sums = wanted_sums(problem);
+#define HEADROOM_REQUIRE(name, ...) \
+  if (sums.name) required(b.name, #name);
+  HEADROOM_ROW_SUMS(HEADROOM_REQUIRE)
+#undef HEADROOM_REQUIRE
   if (problem.want_argmax) required(b.argmax, "argmax");
   return b;
-}
-
-void write_row_stats(const Problem& problem, const Buffers& b, int64_t row, const RowStats<double>& stats) {
-  const DType dtype = problem.stats_dtype();
-  const auto store = [&](void* data, double value) {
-    if (data != nullptr) store_from_double(data, dtype, row, value);
-  };
-  store(b.max, stats.max);
-  store(b.sum_exp, stats.sum_exp);
-  store(b.target_logit, stats.target_logit);
-  store(b.sum_exp_logit, stats.sum_exp_logit);
-  store(b.weighted_logit_sum, stats.weighted_logit_sum);
-  if (b.argmax != nullptr) b.argmax[row] = stats.argmax;
 }
 
 // What headroom_scale_gradients is given, checked; without the empty arrays.
@@ -356,11 +346,7 @@ headroom_status headroom_loss_from_row_stats(const headroom_problem* problem,
     if (p.tokens > 0) required(b.targets, "targets");
     if (p.has_class_weight) required(b.class_weight, "class_weight");
     if (p.tokens > 0 && p.has_token_weight) required(b.token_weight, "token_weight");
-    if (b.entropy != nullptr && !p.want_entropy)
-      throw_invalid("entropy", "null unless want_entropy", "a pointer");
-    if (b.correct_count != nullptr && !p.want_argmax) {
-      throw_invalid("correct_count", "null unless want_argmax", "a pointer");
-    }
+    check_row_outputs(p, b);
     check_targets(p, b.targets);
     std::vector<int64_t> rows(static_cast<size_t>(p.tokens));
     losses_from_row_stats(p, b, rows.data());

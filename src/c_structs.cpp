@@ -135,14 +135,15 @@ Problem to_problem(const headroom_problem& c) {
   p.ignore_index = c.ignore_index;
   p.shift = c.shift;
   p.sequence_length = c.sequence_length;
-  p.want_entropy = to_flag(c.want_entropy, "want_entropy");
-  p.want_argmax = to_flag(c.want_argmax, "want_argmax");
+#define HEADROOM_FLAG(name) p.name = to_flag(c.name, #name);
+  HEADROOM_ROW_WANTS(HEADROOM_FLAG)
+#undef HEADROOM_FLAG
   p.want_d_hidden = to_flag(c.want_d_hidden, "want_d_hidden");
   p.want_d_classifier = to_flag(c.want_d_classifier, "want_d_classifier");
   p.want_d_bias = to_flag(c.want_d_bias, "want_d_bias");
-  p.has_grad_nll = to_flag(c.has_grad_nll, "has_grad_nll");
-  p.has_grad_lse = to_flag(c.has_grad_lse, "has_grad_lse");
-  p.has_grad_entropy = to_flag(c.has_grad_entropy, "has_grad_entropy");
+#define HEADROOM_FLAG(name) p.has_grad_##name = to_flag(c.has_grad_##name, "has_grad_" #name);
+  HEADROOM_ROW_UPSTREAM(HEADROOM_FLAG)
+#undef HEADROOM_FLAG
   p.accumulate_d_hidden = to_flag(c.accumulate_d_hidden, "accumulate_d_hidden");
   p.accumulate_d_classifier = to_flag(c.accumulate_d_classifier, "accumulate_d_classifier");
   p.accumulate_d_bias = to_flag(c.accumulate_d_bias, "accumulate_d_bias");
@@ -168,18 +169,15 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.class_weight = c.class_weight;
   b.token_weight = c.token_weight;
   b.grad_loss = c.grad_loss;
-  b.grad_nll = c.grad_nll;
-  b.grad_lse = c.grad_lse;
-  b.grad_entropy = c.grad_entropy;
+#define HEADROOM_POINTER(name) b.grad_##name = c.grad_##name;
+  HEADROOM_ROW_UPSTREAM(HEADROOM_POINTER)
+#undef HEADROOM_POINTER
+#define HEADROOM_POINTER(name, ...) b.name = c.name;
   b.max = c.max;
-  b.sum_exp = c.sum_exp;
-  b.target_logit = c.target_logit;
-  b.sum_exp_logit = c.sum_exp_logit;
-  b.weighted_logit_sum = c.weighted_logit_sum;
+  HEADROOM_ROW_SUMS(HEADROOM_POINTER)
   b.loss = c.loss;
-  b.nll = c.nll;
-  b.lse = c.lse;
-  b.entropy = c.entropy;
+  HEADROOM_ROW_OUTPUTS(HEADROOM_POINTER)
+#undef HEADROOM_POINTER
   b.argmax = c.argmax;
   b.correct_count = c.correct_count;
   b.valid_count = c.valid_count;

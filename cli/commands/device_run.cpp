@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "commands/loss_options.h"
+#include "commands/loss_stats.h"
 
 namespace headroom::cli {
 namespace {
@@ -41,7 +42,8 @@ class Copies {
     add(device.token_weight, p.tokens, stats);
     add(device.temperature, p.tokens, stats);
     add(device.loss, losses, stats);
-    for (void** rows : {&device.nll, &device.lse, &device.entropy}) add(*rows, p.tokens, stats);
+    add(device.nll, p.tokens, stats);
+    for (const LossStat& stat : kLossStats) add(device.*stat.field, p.tokens, stats);
     add(device.argmax, p.tokens, HEADROOM_I64);
     add(device.correct_count, 1, HEADROOM_I64);
     add(device.d_hidden, p.tokens * p.hidden, p.d_hidden_dtype);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -26,7 +27,6 @@ struct Options {
   LossRequest request;
   std::string device = "cpu";
   std::string reduction = "mean";
-  bool lse = false;
   std::string per_token;  // file
   std::string gradients;  // file
   std::string gradients_of;
@@ -80,9 +80,11 @@ void prepare(Options& options) {
     throw UsageError("--per-token: expected a name that ends in .npy or .safetensors, got '" +
                      options.per_token + "'");
   }
-  if (npy && (options.lse || options.request.entropy)) {
-    throw UsageError(
-        "--per-token: an .npy file holds one array, the nll; with --lse or --entropy use .safetensors");
+  const LossStatFlags& asked = options.request.stats;
+  const auto first = std::find(asked.begin(), asked.end(), true);
+  if (npy && first != asked.end()) {
+    throw UsageError(std::string("--per-token: an .npy file holds one array, the nll; with ") +
+                     kLossStats[static_cast<size_t>(first - asked.begin())].option + " use .safetensors");
   }
 }
 
@@ -105,8 +107,8 @@ ordered_json make_report(const Options& options, const LossInputs& in, const Los
                       {"tokens", in.tokens},
                       {"valid_tokens", in.valid_tokens},
                       {"correct_tokens", result.correct_tokens}};
-  if (options.lse) report["lse"] = result.mean_lse;
-  if (options.request.entropy) report["entropy"] = result.mean_entropy;
+  for_each_stat(options.request.stats,
+                [&](const LossStat& stat, size_t i) { report[stat.name] = result.stats[i].mean; });
   report["vocab"] = in.vocab;
   report["hidden"] = in.dim;
   report["inputs"] = {
@@ -137,8 +139,9 @@ void print_text(const Options& options, const ordered_json& report) {
   table.add({"negative log likelihood", number("nll", 9)});
   table.add({"perplexity", number("perplexity", 7)});
   table.add({"token accuracy", format_number(report["token_accuracy"].get<double>() * 100, 4) + " %"});
-  if (options.lse) table.add({"mean lse", number("lse", 9)});
-  if (options.request.entropy) table.add({"mean entropy", number("entropy", 9)});
+  for_each_stat(options.request.stats, [&](const LossStat& stat, size_t) {
+    table.add({stat.label, number(stat.name, 9)});
+  });
   table.add({"tokens", format_count(report["valid_tokens"]) + " of " + format_count(report["tokens"])});
   table.add(
       {"time", format_seconds(report["seconds"]) + ", " + number("tokens_per_second", 4) + " tokens/s"});
@@ -165,8 +168,9 @@ void write_per_token(const Options& options, const LossInputs& in, const LossRes
       {"argmax", ElementType::kI64, in.batch_shape, std::as_bytes(std::span(result.argmax))},
       {"targets", ElementType::kI64, in.batch_shape, std::as_bytes(std::span(in.targets))}};
   if (!result.token_loss.empty()) tensors.push_back({"loss", stats, in.batch_shape, result.token_loss});
-  if (options.lse) tensors.push_back({"lse", stats, in.batch_shape, result.lse});
-  if (options.request.entropy) tensors.push_back({"entropy", stats, in.batch_shape, result.entropy});
+  for_each_stat(options.request.stats, [&](const LossStat& stat, size_t i) {
+    tensors.push_back({stat.name, stats, in.batch_shape, result.stats[i].values});
+  });
   write_safetensors(options.per_token, tensors,
                     {{"ignore_index", std::to_string(options.files.ignore_index)}});
 }
@@ -262,13 +266,14 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   add_thinning_options(*command, options->request.thinning, true);
 
   const std::string outputs = "Outputs";
-  command->add_flag("--lse", options->lse, "Log of the sum of the exponentials too")->group(outputs);
-  command->add_flag("--entropy", options->request.entropy, "Entropy of the prediction too")->group(outputs);
+  for (size_t i = 0; i < kLossStats.size(); ++i) {
+    command->add_flag(kLossStats[i].option, options->request.stats[i], kLossStats[i].help)->group(outputs);
+  }
   command
       ->add_option(
           "--per-token", options->per_token,
-          "Write each token's nll to FILE.npy, or nll, loss, argmax, targets (and lse, entropy if asked "
-          "for) to FILE.safetensors")
+          "Write each token's nll to FILE.npy, or nll, loss, argmax, targets and the statistics that are "
+          "asked for to FILE.safetensors")
       ->group(outputs);
   command
       ->add_option("--gradients", options->gradients,

@@ -33,7 +33,9 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
   problem.ignore_index = request.ignore_index;
   problem.reduction = HEADROOM_REDUCTION_NONE;
   problem.want_argmax = 1;
-  problem.want_entropy = request.entropy;
+  for_each_stat(request.stats, [&](const LossStat& stat, size_t) {
+    if (stat.want != nullptr) problem.*stat.want = 1;
+  });
   apply(request.loss, problem);
   apply(request.thinning, problem);
   return problem;
@@ -61,8 +63,9 @@ Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t first, int64
   buffers.temperature = at(in.token_temperature, first * stats);
   buffers.loss = at(out.token_loss, first * stats);
   buffers.nll = at(out.nll, first * stats);
-  buffers.lse = at(out.lse, first * stats);
-  buffers.entropy = at(out.entropy, first * stats);
+  for (size_t i = 0; i < kLossStats.size(); ++i) {
+    buffers.*kLossStats[i].field = at(out.stats[i].values, first * stats);
+  }
   buffers.argmax = at(out.argmax, first);
   buffers.correct_count = correct;
   return buffers;
@@ -152,8 +155,7 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
   const auto bytes = static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype));
   LossResult out;
   out.nll.resize(bytes);
-  out.lse.resize(bytes);
-  if (request.entropy) out.entropy.resize(bytes);
+  for_each_stat(request.stats, [&](const LossStat&, size_t i) { out.stats[i].values.resize(bytes); });
   out.argmax.resize(static_cast<size_t>(in.tokens));
 
   const auto start = std::chrono::steady_clock::now();
@@ -166,8 +168,9 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
 
   const auto valid = static_cast<double>(in.valid_tokens);
   out.mean_nll = sum_of(in, out.nll, 0, in.tokens) / valid;
-  out.mean_lse = sum_of(in, out.lse, 0, in.tokens) / valid;
-  if (request.entropy) out.mean_entropy = sum_of(in, out.entropy, 0, in.tokens) / valid;
+  for_each_stat(request.stats, [&](const LossStat&, size_t i) {
+    out.stats[i].mean = sum_of(in, out.stats[i].values, 0, in.tokens) / valid;
+  });
   return out;
 }
 

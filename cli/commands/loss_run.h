@@ -9,6 +9,7 @@
 #include "commands/context.h"
 #include "commands/loss_inputs.h"
 #include "commands/loss_options.h"
+#include "commands/loss_stats.h"
 #include "commands/thinning_options.h"
 #include "options.h"
 
@@ -21,7 +22,7 @@ struct LossRequest {
   ThinningOptions thinning;
   bool sum = false;      // reduction: sum, else mean
   double num_items = 0;  // divisor of the mean; 0: the weights of the valid tokens
-  bool entropy = false;
+  LossStatFlags stats{};
   bool grad_hidden = false;
   bool grad_classifier = false;
   bool grad_bias = false;
@@ -35,11 +36,15 @@ struct Gradient {
   std::unique_ptr<Workspace> data;  // null when not asked for
 };
 
+// A statistic of kLossStats; empty when not asked for.
+struct LossStatValues {
+  std::vector<std::byte> values;  // of each token
+  double mean = 0;                // over valid tokens
+};
+
 struct LossResult {
   double loss = 0;
   double mean_nll = 0;  // over valid tokens; NaN without any, as the other means
-  double mean_lse = 0;
-  double mean_entropy = 0;  // with request.entropy
   int64_t correct_tokens = 0;
   double seconds = 0;
   PlanInfo plan;             // of the first chunk
@@ -48,8 +53,7 @@ struct LossResult {
   // Of each token, in inputs.stats_dtype; ignored tokens hold 0 (argmax -1).
   std::vector<std::byte> token_loss;  // unreduced; empty with gradients
   std::vector<std::byte> nll;
-  std::vector<std::byte> lse;
-  std::vector<std::byte> entropy;  // with request.entropy
+  std::array<LossStatValues, kLossStats.size()> stats;
   std::vector<int64_t> argmax;
   Gradient d_hidden;
   Gradient d_classifier;

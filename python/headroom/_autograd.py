@@ -6,13 +6,13 @@ Both save the same tensors: a forward pass that is computed again, by torch.util
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _modes, _vmap
+from . import _modes, _stats, _vmap
 from ._flags import Flags, Wants
 from ._run import run_backward, scale_in_place
 from ._torch import GRADIENTS, Inputs, resolved
@@ -81,20 +81,21 @@ def _asks_for_weight(ctx: Any) -> bool:
 
 
 def backward_of_forward(
-    ctx: Any, wants: Wants, upstream: Gradients, options: dict[str, Any] | None = None
+    ctx: Any, wants: Wants, upstream: Mapping[str, Tensor | None], options: dict[str, Any] | None = None
 ) -> Gradients:
-    """upstream: of loss, nll, lse and entropy; options: those of ctx as resolved() returns them, if they are known."""
+    """upstream: of the loss and of differentiable statistics, by name; options: those of ctx as resolved() returns
+    them, if they are known."""
     _refuse_double_backward()
     *tensors, saved_lse, lse_low, saved_entropy, draws = ctx.saved_tensors
     inputs = Inputs(*tensors)
-    loss, nll, lse, entropy = upstream
     if ctx.main_grad is not None and wants.weight and not _asks_for_weight(ctx):
         wants = wants._replace(weight=False)
-    if not any(wants) or all(gradient is None for gradient in upstream):
+    if not any(wants) or all(gradient is None for gradient in upstream.values()):
         return NONE
+    loss = upstream["loss"]
     if loss is None:
         loss = saved_lse.new_zeros(inputs.hidden.shape[:1] if ctx.options["reduction"] == "none" else ())
-    if ctx.main_grad is not None and any(_vmap.is_batched(gradient) for gradient in upstream):
+    if ctx.main_grad is not None and any(_vmap.is_batched(gradient) for gradient in upstream.values()):
         raise NotImplementedError("main_grad: expected None with a batch of upstream gradients, got a tensor")
     flags = Flags(*wants)
     saved = {
@@ -103,10 +104,10 @@ def backward_of_forward(
         "entropy": saved_entropy,
         "draws": draws,
         "grad_loss": loss,
-        "grad_nll": nll,
-        "grad_lse": lse,
-        "grad_entropy": entropy if saved_entropy is not None else None,
+        **{f"grad_{name}": upstream.get(name) for name in _stats.DIFFERENTIABLE},
     }
+    if saved_entropy is None:
+        saved["grad_entropy"] = None
     if _modes.are_off() and _modes.are_plain((*inputs, *saved.values(), ctx.main_grad)):
         found = run_backward(inputs, saved, ctx.main_grad, options or resolved(inputs, ctx.options), flags)
         gradients = [found.get(name) for name in GRADIENTS]

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _arguments, _c, _numbers, _ops, _options
+from . import _arguments, _c, _numbers, _ops, _options, _stats
 from ._arguments import Arguments, Learned
 from ._flags import Flags, Wants
-from ._torch import DRAW_STATS, RESULTS, Inputs
+from ._stats import DRAW_STATS
+from ._torch import RESULTS, Inputs
 
 
 class Choice(NamedTuple):
@@ -37,21 +38,18 @@ def choose(a: Arguments, learned: Learned, names: tuple[str, ...]) -> Choice:
     grad = grad_mode()
     trained = Wants(*(grad and wanted for wanted in require))
     half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
-    stats_need_gradients = a.differentiable_stats and any(name in ("nll", "lse", "entropy") for name in names)
+    stats_need_gradients = a.differentiable_stats and any(name in _stats.DIFFERENTIABLE for name in names)
     later = a.reduction == "none" or a.main_grad is not None or half or stats_need_gradients
     thinned = a.gradient != "exact"
     want_draw_stats = any(name in DRAW_STATS for name in names)
-    flags = Flags(
-        per_token="nll" in names or "lse" in names,
-        want_entropy="entropy" in names,
-        want_argmax="argmax" in names or "correct_count" in names,
-        want_counts="correct_count" in names or "valid_count" in names,
-    )
+    stats = (*names, "argmax") if "correct_count" in names else names
+    flags = Flags(want_counts=any(name in _stats.COUNTS for name in names), stats=_stats.of_rows(stats))
     if any(trained) and not later:
         flags = Flags(*trained, *flags[len(trained) :])._replace(want_draw_stats=want_draw_stats)
         return Choice(trained, _c.FORWARD_BACKWARD, flags, thinned, False, False)
     keeps_draws = thinned and any(trained)
-    flags = flags._replace(per_token=any(trained) or flags.per_token, keeps_draws=keeps_draws)  # lse is read later
+    if any(trained):
+        flags = flags._replace(stats=_stats.of_rows((*stats, "lse")), keeps_draws=keeps_draws)  # lse is read later
     passes_over = thinned and any(require) and not keeps_draws and not want_draw_stats
     return Choice(trained, _c.FORWARD, flags, keeps_draws, want_draw_stats, passes_over)
 

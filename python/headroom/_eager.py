@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _arguments, _c, _modes, _numbers, _options, _run
+from . import _arguments, _c, _modes, _numbers, _options, _run, _stats
 from ._arguments import FIRST_OPTION, TENSORS, Arguments, Learned
 from ._autograd import backward_of_forward, backward_of_forward_backward, save_forward, save_gradients
 from ._cache import Cache
 from ._dispatch import DRAW_FLAGS, by_operators, choose, of_draw, pass_over_draw, with_seed
 from ._flags import Wants
-from ._torch import DRAW_STATS, GRADIENTS, Inputs, read_as_they_are, readable
+from ._stats import DRAW_STATS
+from ._torch import GRADIENTS, Inputs, read_as_they_are, readable
 
 Found = dict[str, Tensor]  # by the names of RESULTS
 
 _PASS_NAMES = {_c.FORWARD: "headroom::forward", _c.FORWARD_BACKWARD: "headroom::forward_backward"}
 # Outputs of the autograd functions: the loss, and what is asked for of these.
-_DIFFERENTIABLE = ("nll", "lse", "entropy")
-_CONSTANT = ("argmax", "counts", *DRAW_STATS)
+_CONSTANT = (*_stats.CONSTANT, "counts", *DRAW_STATS)
 
 
 class _Call:
@@ -45,7 +45,7 @@ class _Call:
         self.trains = any(choice.trained)
         self.together = choice.pass_ == _c.FORWARD_BACKWARD
         asked = (*self.names, *(("counts",) if choice.flags.want_counts else ()))
-        self.outputs = ("loss", *(name for name in (*_DIFFERENTIABLE, *_CONSTANT) if name in asked))
+        self.outputs = ("loss", *(name for name in (*_stats.DIFFERENTIABLE, *_CONSTANT) if name in asked))
         self._constant = [name for name in self.outputs[1:] if self.together or name in _CONSTANT]
         self._run: _run.Run | None = None
         self._names: tuple[str, ...] | None = None  # of inputs that the library reads as they are
@@ -132,10 +132,9 @@ class LinearCrossEntropyForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         call = ctx.call
-        given = dict(zip(call.outputs, upstream))
+        given = {name: gradient for name, gradient in zip(call.outputs, upstream) if name not in _CONSTANT}
         wants = Wants(*ctx.needs_input_grad[: len(GRADIENTS)])
-        upstream = given["loss"], *[given.get(name) for name in _DIFFERENTIABLE]
-        d_input, *others = backward_of_forward(ctx, wants, upstream, call.resolved)
+        d_input, *others = backward_of_forward(ctx, wants, given, call.resolved)
         return _like(d_input, ctx.shape), *others, None, None
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from . import _stats
+
 # Of the operators' schemas and of the flags, to be raised when one of them changes. Packed flags hold it, so that code
 # which PyTorch compiled for another version of this package is not found in its caches on disk: these know neither.
 SCHEMAS = 5
-_SCHEMAS_BIT = 16
+_SCHEMAS_BIT = 40
+_STATS_BIT = 16
 
 
 class Wants(NamedTuple):
@@ -28,12 +31,10 @@ class Flags(NamedTuple):
     want_d_bias: bool = False
     want_d_scale: bool = False
     want_d_temperature: bool = False
-    per_token: bool = False
-    want_entropy: bool = False
-    want_argmax: bool = False
     keeps_draws: bool = False
     want_draw_stats: bool = False
     want_counts: bool = False
+    stats: tuple[str, ...] = ()  # of rows, in the order of _stats.ALL
 
     def wants(self) -> Wants:
         return Wants(*self[: len(Wants._fields)])
@@ -42,9 +43,11 @@ class Flags(NamedTuple):
         return self.want_d_scale or self.want_d_temperature
 
     def packed(self) -> int:
-        """A bit for each, the first is 1, and behind them the number of the schemas."""
-        return sum([1 << bit for bit, flag in enumerate(self) if flag], SCHEMAS << _SCHEMAS_BIT)
+        """A bit for each, the first is 1, then one for each statistic, and behind them the number of the schemas."""
+        stats = sum([1 << _STATS_BIT + _stats.OF_ROWS.index(name) for name in self.stats])
+        return sum([1 << bit for bit, flag in enumerate(self[:-1]) if flag], stats | SCHEMAS << _SCHEMAS_BIT)
 
 
 def unpacked(bits: int) -> Flags:
-    return Flags(*[bool(bits >> bit & 1) for bit in range(len(Flags._fields))])
+    stats = [name for bit, name in enumerate(_stats.OF_ROWS, _STATS_BIT) if bits >> bit & 1]
+    return Flags(*[bool(bits >> bit & 1) for bit in range(len(Flags._fields) - 1)], stats=tuple(stats))

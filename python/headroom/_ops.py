@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _c, _flops, _vmap
+from . import _c, _flops, _stats, _vmap
 from ._autograd import (
     Gradients,
     backward_of_forward,
@@ -30,7 +30,7 @@ from ._autograd import (
 )
 from ._flags import Flags, Wants, unpacked
 from ._run import Tensors, draws_size, run, run_backward
-from ._torch import GRADIENTS, RESULTS, Inputs, resolved, results
+from ._torch import GRADIENTS, LOSSES, RESULTS, Inputs, resolved, results
 
 _INPUTS = (
     "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, "
@@ -42,8 +42,8 @@ _OPTIONS = (
     "str reduction, SymInt ignore_index, float[] numbers, SymInt shift, SymInt sequence_length, "
     "SymInt max_workspace_bytes, str gradient, int compute_dtype, int flags"
 )
-_DRAW_STATS = "Tensor kept_count, Tensor draw_variance"
-_LOSSES = "Tensor loss, Tensor nll, Tensor lse, Tensor entropy, Tensor argmax, Tensor counts"
+_DRAW_STATS = ", ".join(f"Tensor {name}" for name in _stats.DRAW_STATS)
+_LOSSES = ", ".join(f"Tensor {name}" for name in LOSSES)
 _GRADIENTS = "Tensor d_hidden, Tensor d_weight, Tensor d_bias, Tensor d_scale, Tensor d_temperature"
 _INPUT_COUNT = len(Inputs._fields)
 
@@ -101,17 +101,19 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     options, flags = _split(keyword_only_inputs)
     found = dict(zip(RESULTS[_c.FORWARD], output))
-    entropy = found["entropy"] if flags.want_entropy else None
+    entropy = found["entropy"] if "entropy" in flags.stats else None
     draws = found["draws"] if flags.keeps_draws else None
     saved = (found["lse"], found["lse_low"], entropy, draws)
     save_forward(ctx, _inputs(inputs), inputs[_INPUT_COUNT], options, saved)
-    ctx.mark_non_differentiable(*(found[name] for name in ("argmax", "counts", "lse_low", "draws")))
+    ctx.mark_non_differentiable(*(found[name] for name in (*_stats.CONSTANT, "counts", "lse_low", "draws")))
 
 
-def _backward_of_forward(ctx: Any, loss: Any, nll: Any, lse: Any, entropy: Any, *_: Any) -> tuple[Any, ...]:
+def _backward_of_forward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    found = dict(zip(RESULTS[_c.FORWARD], gradients))
+    upstream = {name: found[name] for name in ("loss", *_stats.DIFFERENTIABLE)}
     needs = _inputs(ctx.needs_input_grad)
     wants = Wants(*(getattr(needs, name) for name in Wants._fields))
-    return *_of_inputs(backward_of_forward(ctx, wants, (loss, nll, lse, entropy))), None
+    return *_of_inputs(backward_of_forward(ctx, wants, upstream)), None
 
 
 forward.register_autograd(_backward_of_forward, setup_context=_save_forward)
@@ -120,11 +122,9 @@ forward.register_autograd(_backward_of_forward, setup_context=_save_forward)
 # ---- backward
 
 
-_UPSTREAM = (
-    "Tensor lse, Tensor lse_low, Tensor? entropy, Tensor? draws, Tensor grad_loss, Tensor? grad_nll, "
-    "Tensor? grad_lse, Tensor? grad_entropy"
-)
-_SAVED = ("lse", "lse_low", "entropy", "draws", "grad_loss", "grad_nll", "grad_lse", "grad_entropy")
+_SAVED = ("lse", "lse_low", "entropy", "draws", "grad_loss", *_stats.GRADIENTS)
+_ALWAYS_SAVED = ("lse", "lse_low", "grad_loss")
+_UPSTREAM = ", ".join(f"{'Tensor' if name in _ALWAYS_SAVED else 'Tensor?'} {name}" for name in _SAVED)
 
 
 @torch.library.custom_op(

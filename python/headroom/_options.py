@@ -11,11 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from . import _stats
 from .errors import InvalidArgumentError
 
 REDUCTIONS = ("none", "sum", "mean")
-STATS = ("nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
-DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
 GRADIENTS = ("exact", "thinned", "always-thinned")
 DEFAULT_THRESHOLD = 2.0**-10
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
@@ -145,9 +144,9 @@ def checked_seed(seed: Any) -> int:
 
 
 def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str, ...]:
-    """Which statistics are asked for; those of the draw by name only."""
+    """Which statistics are asked for; all but the default ones by name only."""
     if isinstance(return_stats, bool):
-        return STATS if return_stats else ()
+        return _stats.DEFAULT if return_stats else ()
     if isinstance(return_stats, str):
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
     try:
@@ -155,10 +154,10 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str,
     except TypeError:
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got {return_stats!r}") from None
     for name in names:
-        if name in DRAW_STATS and gradient == "exact":
+        if name in _stats.DRAW_STATS and gradient == "exact":
             raise ValueError(f'return_stats: expected {name} only with gradient "thinned", got it with "{gradient}"')
-        if name not in STATS + DRAW_STATS:
-            raise ValueError(f"return_stats: expected names out of {', '.join(STATS + DRAW_STATS)}, got {name!r}")
+        if name not in _stats.NAMES:
+            raise ValueError(f"return_stats: expected names out of {', '.join(_stats.NAMES)}, got {name!r}")
     return names
 
 

@@ -49,14 +49,9 @@ class Spec:
     ignore_index: int = -100
     shift: int = 0
     sequence_length: int = 0
-    want_entropy: bool = False
-    want_argmax: bool = False
     want_d_hidden: bool = False
     want_d_classifier: bool = False
     want_d_bias: bool = False
-    has_grad_nll: bool = False
-    has_grad_lse: bool = False
-    has_grad_entropy: bool = False
     accumulate_d_classifier: bool = False
     unaligned_rows: bool = False
     max_workspace_bytes: int = 0
@@ -65,11 +60,15 @@ class Spec:
     threshold: float = _options.DEFAULT_THRESHOLD
     compute_dtype: int = _c.F32
     allow_tf32: bool = False
+    flags: tuple[str, ...] = ()  # names of others that are 1
 
     def to_c(self) -> ctypes.Structure:
         problem = _c.make("headroom_problem")
         for name, value in self.__dict__.items():
-            setattr(problem, name.rstrip("_"), value)
+            if name != "flags":
+                setattr(problem, name.rstrip("_"), value)
+        for name in self.flags:
+            setattr(problem, name, 1)
         return problem
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _c, _numbers, _options, _plan
+from . import _c, _numbers, _options, _plan, _stats
 from ._cache import Cache
 from ._flags import Flags
 from ._torch import (
@@ -107,14 +107,10 @@ def _spec(
         has_class_weight="class_weight" in tensors,
         has_token_weight="token_weight" in tensors,
         has_temperature="temperature" in tensors,
-        want_entropy=flags.want_entropy,
-        want_argmax=flags.want_argmax,
         want_d_hidden=flags.want_d_hidden or flags.learns_numbers(),
         want_d_classifier=flags.want_d_weight,
         want_d_bias=flags.want_d_bias or (flags.want_d_temperature and bias is not None),
-        has_grad_nll="grad_nll" in tensors,
-        has_grad_lse="grad_lse" in tensors,
-        has_grad_entropy="grad_entropy" in tensors,
+        flags=(*_stats.wants(flags.stats), *(f"has_{name}" for name in _stats.GRADIENTS if name in tensors)),
         unaligned_rows=unaligned,
         keeps_draws=flags.keeps_draws or "draws" in tensors,
     )
@@ -149,7 +145,7 @@ _ARGUMENTS = {
     "class_weight": "weight",
     "d_classifier": "main_grad",
 }
-_ROWS = ("lse", "lse_low", "entropy", "grad_loss", "grad_nll", "grad_lse", "grad_entropy")
+_ROWS = ("lse", "lse_low", "entropy", "grad_loss", *_stats.GRADIENTS)
 
 
 def _check_rows(tensors: Tensors) -> None:
@@ -216,7 +212,8 @@ class Run:
         self._writes = [
             (name, _allocator(shape, dtype, self.device)) for name, (shape, dtype, wanted) in returned.items() if wanted
         ]
-        self._wants_argmax, self._learns_numbers = flags.want_argmax, flags.learns_numbers()
+        self._has_correct_count = "want_argmax" in _stats.wants(flags.stats)
+        self._learns_numbers = flags.learns_numbers()
         buffers: Any = _c.make("headroom_buffers")
         buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
         if adds:
@@ -235,7 +232,7 @@ class Run:
         if self._has_counts:
             written["counts"] = counts = torch.zeros(2, dtype=torch.int64, device=self.device)
             buffers.valid_count = counts.data_ptr() + counts.element_size()
-            if self._wants_argmax:
+            if self._has_correct_count:
                 buffers.correct_count = counts.data_ptr()
         try:
             self._launch(buffers)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _c, _dtypes, _numbers, _options
+from . import _c, _dtypes, _numbers, _options, _stats
 from ._flags import Flags
 
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype.name): dtype.code for dtype in _dtypes.ALL}
@@ -53,14 +53,17 @@ def _result(shape: tuple[int, ...], dtype: torch.dtype, wanted: bool) -> Result:
     return Result(shape if wanted else (0,), dtype, wanted)
 
 
-LOSSES = ("loss", "nll", "lse", "entropy", "argmax", "counts")
-DRAW_STATS = ("kept_count", "draw_variance")
+LOSSES = ("loss", *_stats.OF_ROWS, "counts")
 GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
 RESULTS = {
     _c.FORWARD: (*LOSSES, "lse_low", "draws"),
     _c.BACKWARD: GRADIENTS,
-    _c.FORWARD_BACKWARD: (*LOSSES, *DRAW_STATS, *GRADIENTS),
+    _c.FORWARD_BACKWARD: (*LOSSES, *_stats.DRAW_STATS, *GRADIENTS),
 }
+
+
+def _dtype(statistic: _stats.Statistic, stats: torch.dtype) -> torch.dtype:
+    return getattr(torch, statistic.dtype) if statistic.dtype else stats  # type: ignore[no-any-return]
 
 
 def results(pass_: int, inputs: Inputs, reduction: str, flags: Flags, draws_bytes: int) -> dict[str, Result]:
@@ -72,12 +75,9 @@ def results(pass_: int, inputs: Inputs, reduction: str, flags: Flags, draws_byte
     rows, stats = (hidden.shape[0],), stats_dtype(hidden)
     every = {
         "loss": Result(rows if reduction == "none" else (), stats),
-        "nll": _result(rows, stats, flags.per_token),
-        "lse": _result(rows, stats, flags.per_token),
-        "entropy": _result(rows, stats, flags.want_entropy),
-        "argmax": _result(rows, torch.int64, flags.want_argmax),
+        **{s.name: _result(rows, _dtype(s, stats), s.name in flags.stats) for s in _stats.ALL},
         "counts": _result((2,), torch.int64, flags.want_counts),
-        "lse_low": _result(rows, stats, flags.per_token),
+        "lse_low": _result(rows, stats, "lse" in flags.stats),
         "draws": _result((draws_bytes,), torch.uint8, flags.keeps_draws),
         "kept_count": _result(rows, torch.int32, flags.want_draw_stats),
         "draw_variance": _result(rows, stats, flags.want_draw_stats),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 
 from torch import Tensor
 
-from . import _options
+from . import _options, _stats
 from ._arguments import Arguments, Number, Seed, temperatures
 from ._dispatch import by_operators
 from ._eager import suits, without_operators
@@ -237,23 +237,14 @@ def linear_cross_entropy(
 def _collect(
     loss: Tensor, found: dict[str, Tensor], target: Tensor, names: tuple[str, ...], differentiable: bool
 ) -> LinearCrossEntropyOutput:
-    def per_token(name: str) -> Tensor | None:
-        if name not in names:
-            return None
-        value = found[name].reshape(target.shape)
-        return value if differentiable else value.detach()
-
-    return LinearCrossEntropyOutput(
-        loss=loss,
-        nll=per_token("nll"),
-        lse=per_token("lse"),
-        entropy=per_token("entropy"),
-        argmax=per_token("argmax"),
-        correct_count=found["counts"][0] if "correct_count" in names else None,
-        valid_count=found["counts"][1] if "valid_count" in names else None,
-        kept_count=per_token("kept_count"),
-        draw_variance=per_token("draw_variance"),
-    )
+    asked: dict[str, Tensor] = {}
+    for name in names:
+        if name in _stats.COUNTS:
+            asked[name] = found["counts"][tuple(_stats.COUNTS).index(name)]
+        else:
+            value = found[name].reshape(target.shape)
+            asked[name] = value if differentiable else value.detach()
+    return LinearCrossEntropyOutput(loss=loss, **asked)
 
 
 def check_targets(target: Tensor, vocab: int, *, ignore_index: int = -100) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _c, _dtypes, _options, _plan
+from . import _c, _dtypes, _options, _plan, _stats
 from ._options import shape_text
 from .errors import InvalidTargetError
 from .inspection import default_threads
@@ -135,7 +135,7 @@ def linear_cross_entropy(
         _options.checked_seed(seed)
     names = _options.stats_names(return_stats, gradient)
     wanted = _gradient_names(gradients, linear_bias is not None)
-    for name in _options.DRAW_STATS:
+    for name in _stats.DRAW_STATS:
         if name in names and not wanted:
             raise ValueError(f"return_stats: expected {name} only with gradients, got it without any")
     of_rows = np.ndim(temperature) > 0
@@ -176,8 +176,7 @@ def linear_cross_entropy(
         "has_class_weight": weight is not None,
         "has_token_weight": token_weight is not None,
         "has_temperature": of_rows,
-        "want_entropy": "entropy" in names,
-        "want_argmax": "argmax" in names or "correct_count" in names,
+        "flags": _stats.wants(names),
     }
     if linear_bias is not None:
         bias = np.asarray(linear_bias)
@@ -198,20 +197,12 @@ def linear_cross_entropy(
     run = _Run(spec, arrays, out, draw, threads or default_threads(), backend)
     found = run(wanted, upstream)
 
-    def shaped(name: str) -> Any:
-        return out[name].reshape(y.shape) if name in names else None
-
     loss = out["loss"].reshape(y.shape) if reduction == "none" else out["loss"][()]
     return LinearCrossEntropyResult(
         loss=loss,
-        nll=shaped("nll"),
-        lse=shaped("lse"),
-        entropy=shaped("entropy"),
-        argmax=shaped("argmax"),
-        correct_count=int(out["correct_count"]) if "correct_count" in names else None,
-        valid_count=int(out["valid_count"]) if "valid_count" in names else None,
-        kept_count=found["kept_count"].reshape(y.shape) if "kept_count" in names else None,
-        draw_variance=found["draw_variance"].reshape(y.shape) if "draw_variance" in names else None,
+        **{name: out[name].reshape(y.shape) for name in _stats.of_rows(names)},
+        **{name: int(out[name]) for name in _stats.COUNTS if name in names},
+        **{name: found[name].reshape(y.shape) for name in _stats.DRAW_STATS if name in names},
         d_input=found["d_hidden"].reshape(x.shape) if "input" in wanted else None,
         d_linear_weight=found["d_classifier"] if "linear_weight" in wanted else None,
         d_linear_bias=found["d_bias"] if "linear_bias" in wanted else None,
@@ -227,7 +218,7 @@ def _draw(
     elif isinstance(seed, np.random.Generator):
         seed = int(seed.integers(_options.SEED_RANGE))
     found: dict[str, NDArray[Any]] = {"seed": np.asarray(seed, np.int64)}
-    for name, dtype in zip(_options.DRAW_STATS, (np.int32, stats)):
+    for name, dtype in zip(_stats.DRAW_STATS, (np.int32, stats)):
         if name in names:
             found[name] = np.zeros(tokens, dtype)
     return found
@@ -246,15 +237,8 @@ def _gradient_names(gradients: bool | Collection[str], has_bias: bool) -> tuple[
 def _outputs(tokens: int, stats: Any, reduction: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Arrays of a forward pass; lse is always among them, for a later backward pass."""
     out = {"loss": np.zeros((tokens,) if reduction == "none" else (), stats), "lse": np.zeros(tokens, stats)}
-    for name in ("nll", "entropy"):
-        if name in names:
-            out[name] = np.zeros(tokens, stats)
-    if "argmax" in names:
-        out["argmax"] = np.zeros(tokens, np.int64)
-    for name in ("correct_count", "valid_count"):
-        if name in names:
-            out[name] = np.zeros((), np.int64)
-    return out
+    out |= {s.name: np.zeros(tokens, s.dtype or stats) for s in _stats.ALL if s.name in names}
+    return out | {name: np.zeros((), np.int64) for name in _stats.COUNTS if name in names}
 
 
 class _Run:

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/row_lists.h"
 
 namespace headroom {
 
@@ -27,23 +28,23 @@ struct Buffers {
   const void* temperature = nullptr;   // [N] stats
   const void* num_items = nullptr;     // scalar stats, in place of Problem::num_items; null: that
   // upstream gradients; null grad_loss means 1
-  const void* grad_loss = nullptr;     // scalar, or [N] with Reduction::kNone; stats
-  const void* grad_nll = nullptr;      // [N] stats
-  const void* grad_lse = nullptr;      // [N] stats
-  const void* grad_entropy = nullptr;  // [N] stats
+  const void* grad_loss = nullptr;  // scalar, or [N] with Reduction::kNone; stats
+#define HEADROOM_MEMBER(name) const void* grad_##name = nullptr;  // [N] stats
+  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   // Row statistics (forward), each [N] stats. Any may be null except for a shard, where all that the loss
   // needs must be given. Ignored rows hold the statistics of no column: max -inf, the sums 0.
-  void* max = nullptr;                 // max_j z_ij
-  void* sum_exp = nullptr;             // sum_j exp(z_ij - max)
-  void* target_logit = nullptr;        // z_iy, 0 when y is not in this shard
-  void* sum_exp_logit = nullptr;       // sum_j exp(z_ij - max) z_ij
-  void* weighted_logit_sum = nullptr;  // sum_j w_j z_ij
+  void* max = nullptr;  // max_j z_ij
+#define HEADROOM_MEMBER(name, ...) void* name = nullptr;
+  HEADROOM_ROW_SUMS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   // losses (forward of a whole vocabulary); ignored rows hold 0 (argmax -1)
-  void* loss = nullptr;              // scalar, or [N] with Reduction::kNone; stats
-  void* nll = nullptr;               // [N] stats: lse - z_iy; the target's log probability is -nll
-  void* lse = nullptr;               // [N] stats; an input of the backward pass
+  void* loss = nullptr;  // scalar, or [N] with Reduction::kNone; stats
+  // lse is an input of the backward pass, as is entropy with grad_entropy
+#define HEADROOM_MEMBER(name, type, ...) type* name = nullptr;  // [N]
+  HEADROOM_ROW_OUTPUTS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   void* lse_low = nullptr;           // [N] stats: what rounding took off lse; as lse, and never required
-  void* entropy = nullptr;           // [N] stats; an input of the backward pass with grad_entropy
   int64_t* argmax = nullptr;         // [N] global id of the largest logit, the first of equals
   int64_t* correct_count = nullptr;  // scalar: rows whose argmax is the target
   int64_t* valid_count = nullptr;    // scalar: rows that are not ignored

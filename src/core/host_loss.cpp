@@ -1,7 +1,6 @@
 #include "core/host_loss.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <limits>
 
 #include "core/backend.h"
@@ -16,6 +15,15 @@ double load_or(const void* data, DType dtype, int64_t index, double otherwise) {
 
 void store_if(void* data, DType dtype, int64_t index, double value) {
   if (data != nullptr) store_from_double(data, dtype, index, value);
+}
+
+void write_ignored_losses(const Problem& problem, const Buffers& buffers, int64_t row) {
+  const DType dtype = problem.stats_dtype();
+#define HEADROOM_STORE(name, ...) store_if(buffers.name, dtype, row, 0);
+  HEADROOM_ROW_OUTPUTS(HEADROOM_STORE)
+#undef HEADROOM_STORE
+  store_if(buffers.lse_low, dtype, row, 0);
+  if (problem.reduction == Reduction::kNone) store_if(buffers.loss, dtype, row, 0);
 }
 
 }  // namespace
@@ -58,9 +66,10 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
   RowUpstream<double> upstream;
   const int64_t loss_index = p.reduction == Reduction::kNone ? row : 0;
   upstream.loss = load_or(b.grad_loss, dtype, loss_index, 1) / context.divisor;
-  if (p.has_grad_nll) upstream.nll = load_as_double(b.grad_nll, dtype, row);
-  if (p.has_grad_lse) upstream.lse = load_as_double(b.grad_lse, dtype, row);
-  if (p.has_grad_entropy) upstream.entropy = load_as_double(b.grad_entropy, dtype, row);
+#define HEADROOM_LOAD(name) \
+  if (p.has_grad_##name) upstream.name = load_as_double(b.grad_##name, dtype, row);
+  HEADROOM_ROW_UPSTREAM(HEADROOM_LOAD)
+#undef HEADROOM_LOAD
   const RowCoefficients<double> k =
       row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
   return p.has_temperature ? scaled(k, inverse_temperature_of_row(p, b, row)) : k;
@@ -76,17 +85,9 @@ int64_t seed_of(const Problem& problem, const Buffers& buffers) {
 }
 
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
-  const DType dtype = problem.stats_dtype();
-  const RowStats<double> none;
   for (int64_t row = 0; row < problem.tokens; ++row) {
-    store_if(buffers.max, dtype, row, none.max);
-    for (void* zeroed :
-         {buffers.sum_exp, buffers.target_logit, buffers.sum_exp_logit, buffers.weighted_logit_sum,
-          buffers.nll, buffers.lse, buffers.lse_low, buffers.entropy}) {
-      store_if(zeroed, dtype, row, 0);
-    }
-    if (problem.reduction == Reduction::kNone) store_if(buffers.loss, dtype, row, 0);
-    if (buffers.argmax != nullptr) buffers.argmax[row] = -1;
+    write_row_stats(problem, buffers, row, {});
+    write_ignored_losses(problem, buffers, row);
   }
 }
 
@@ -98,23 +99,22 @@ void write_undrawn_defaults(const Problem& problem, const Buffers& buffers) {
 }
 
 void HostLossWriter::add(int64_t row, const RowStats<double>& stats) {
+  write_row_stats(context_.problem, context_.buffers, row, stats);
+  add_losses(row, stats);
+}
+
+void HostLossWriter::add_losses(int64_t row, const RowStats<double>& stats) {
   const Problem& p = context_.problem;
   const Buffers& b = context_.buffers;
   const DType dtype = p.stats_dtype();
   ++valid_;
-  store_if(b.max, dtype, row, stats.max);
-  store_if(b.sum_exp, dtype, row, stats.sum_exp);
-  store_if(b.target_logit, dtype, row, stats.target_logit);
-  store_if(b.sum_exp_logit, dtype, row, stats.sum_exp_logit);
-  store_if(b.weighted_logit_sum, dtype, row, stats.weighted_logit_sum);
-  if (b.argmax != nullptr) b.argmax[row] = stats.argmax;
   if (p.is_shard()) return;
   const RowLoss<double> out = row_loss(context_.params, row_weights(context_, row), stats);
-  store_if(b.nll, dtype, row, out.nll);
-  store_if(b.lse, dtype, row, out.lse);
+#define HEADROOM_STORE(name, ...) store_if(b.name, dtype, row, out.name);
+  HEADROOM_ROW_OUTPUTS(HEADROOM_STORE)
+#undef HEADROOM_STORE
   const double stored = dtype == DType::kF64 ? out.lse : static_cast<double>(static_cast<float>(out.lse));
   store_if(b.lse_low, dtype, row, rest_of(log_sum_exp_parts(stats), stored));
-  store_if(b.entropy, dtype, row, out.entropy);
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
   sum_ += out.loss;
   if (stats.argmax == target_of_row(p, b.targets, row)) ++correct_;
@@ -150,12 +150,21 @@ RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, 
   const DType dtype = problem.stats_dtype();
   RowStats<double> stats;
   stats.max = load_or(buffers.max, dtype, row, stats.max);
-  stats.sum_exp = load_or(buffers.sum_exp, dtype, row, 0);
-  stats.target_logit = load_or(buffers.target_logit, dtype, row, 0);
-  stats.sum_exp_logit = load_or(buffers.sum_exp_logit, dtype, row, 0);
-  stats.weighted_logit_sum = load_or(buffers.weighted_logit_sum, dtype, row, 0);
+#define HEADROOM_LOAD(name, ...) stats.name = load_or(buffers.name, dtype, row, 0);
+  HEADROOM_ROW_SUMS(HEADROOM_LOAD)
+#undef HEADROOM_LOAD
   if (buffers.argmax != nullptr) stats.argmax = buffers.argmax[row];
   return stats;
+}
+
+void write_row_stats(const Problem& problem, const Buffers& buffers, int64_t row,
+                     const RowStats<double>& stats) {
+  const DType dtype = problem.stats_dtype();
+  store_if(buffers.max, dtype, row, stats.max);
+#define HEADROOM_STORE(name, ...) store_if(buffers.name, dtype, row, stats.name);
+  HEADROOM_ROW_SUMS(HEADROOM_STORE)
+#undef HEADROOM_STORE
+  if (buffers.argmax != nullptr) buffers.argmax[row] = stats.argmax;
 }
 
 void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64_t* rows) {
@@ -164,13 +173,10 @@ void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64
   whole.vocab = whole.vocab_total;
   whole.vocab_start = 0;
   const HostLoss context = make_host_loss(whole, buffers, rows, row_count);
-  Buffers losses = buffers;  // the statistics of ignored rows are already those of no column
-  losses.max = losses.sum_exp = losses.target_logit = losses.sum_exp_logit = losses.weighted_logit_sum =
-      nullptr;
-  losses.argmax = nullptr;
-  write_ignored_defaults(whole, losses);
+  // The statistics of ignored rows are already those of no column.
+  for (int64_t row = 0; row < problem.tokens; ++row) write_ignored_losses(whole, buffers, row);
   HostLossWriter writer(context);
-  for (int64_t i = 0; i < row_count; ++i) writer.add(rows[i], read_row_stats(whole, buffers, rows[i]));
+  for (int64_t i = 0; i < row_count; ++i) writer.add_losses(rows[i], read_row_stats(whole, buffers, rows[i]));
   writer.finish();
 }
 

@@ -46,7 +46,8 @@ class HostLossWriter {
  public:
   explicit HostLossWriter(const HostLoss& context) : context_(context) {}
   void add(int64_t row, const RowStats<double>& stats);
-  void finish();  // the reduced loss and the counts
+  void add_losses(int64_t row, const RowStats<double>& stats);  // the same without the statistics themselves
+  void finish();                                                // the reduced loss and the counts
 
  private:
   const HostLoss& context_;
@@ -55,8 +56,10 @@ class HostLossWriter {
   int64_t correct_ = 0;
 };
 
-// Statistics of one row from the buffers of an earlier (merged) forward pass.
+// Statistics of one row from and to the buffers, as far as these have them.
 RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, int64_t row);
+void write_row_stats(const Problem& problem, const Buffers& buffers, int64_t row,
+                     const RowStats<double>& stats);
 
 // From row statistics in the buffers to losses, for a caller that merged the shards of a vocabulary.
 // rows: workspace of N.

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/row_lists.h"
 
 namespace headroom {
 
@@ -75,15 +76,16 @@ struct Problem {
   bool has_class_weight = false;
   bool has_token_weight = false;
   bool has_temperature = false;  // a T_i for each row, Buffers::temperature
-  bool want_entropy = false;
-  bool want_argmax = false;
+#define HEADROOM_MEMBER(name) bool name = false;
+  HEADROOM_ROW_WANTS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   bool want_d_hidden = false;
   bool want_d_classifier = false;
   bool want_d_bias = false;
   // Backward only: which per-token upstream gradients are given besides that of the loss.
-  bool has_grad_nll = false;
-  bool has_grad_lse = false;
-  bool has_grad_entropy = false;
+#define HEADROOM_MEMBER(name) bool has_grad_##name = false;
+  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   // Add to what the gradient buffer holds (fp32 or fp64 buffers only) instead of overwriting it.
   bool accumulate_d_hidden = false;
   bool accumulate_d_classifier = false;
@@ -107,10 +109,21 @@ struct Problem {
   bool rounds(DType dtype) const { return compute_dtype != DType::kF32 && dtype != compute_dtype; }
   // dtype of every N-vector of floating point numbers and of the loss.
   DType stats_dtype() const { return hidden_dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
-  // Row statistics beyond max, sum_exp and the target logit.
-  bool needs_logit_mean() const { return want_entropy; }                 // sum_j p_ij z_ij
-  bool needs_weighted_logit_sum() const { return label_smoothing > 0; }  // sum_j w_j z_ij
 };
+
+// Which sums a problem needs.
+struct WantedSums {
+#define HEADROOM_MEMBER(name, ...) bool name = false;
+  HEADROOM_ROW_SUMS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
+};
+inline WantedSums wanted_sums([[maybe_unused]] const Problem& p) {
+  WantedSums sums;
+#define HEADROOM_WANTED(name, part, kind, wanted, ...) sums.name = wanted;
+  HEADROOM_ROW_SUMS(HEADROOM_WANTED)
+#undef HEADROOM_WANTED
+  return sums;
+}
 
 // FLOP of one bare GEMM of the problem: the unit F of costs.
 inline double gemm_flop(const Problem& p) {

@@ -23,24 +23,23 @@ struct RowWeights {
 template <class T>
 struct RowLoss {
   T loss = 0;  // of the row, before the reduction
-  T nll = 0;
-  T lse = 0;
-  T entropy = 0;
+#define HEADROOM_MEMBER(name, ...) T name = 0;
+  HEADROOM_ROW_OUTPUTS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
 };
 
-// loss_i of Problem's comment, from merged statistics of the whole vocabulary.
+// loss_i of Problem's comment and what else is told of a row, from merged statistics of the whole vocabulary.
 // The smoothing term is sum_j w_j (lse - z_j) = class_weight_sum * lse - weighted_logit_sum.
 template <class T>
 HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWeights<T>& weights,
                                        const RowStats<T>& stats) {
   RowLoss<T> out;
-  // With a logit of +inf all are NaN, as in PyTorch.
   const T max =
       stats.max == std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::quiet_NaN() : stats.max;
   const T log_sum = std::log(stats.sum_exp);
-  out.lse = max + log_sum;
-  out.nll = (max - stats.target_logit) + log_sum;  // no digit is lost to a common offset
-  out.entropy = (max - stats.sum_exp_logit / stats.sum_exp) + log_sum;
+#define HEADROOM_TELL(name, type, wanted, option, formula) out.name = formula;
+  HEADROOM_ROW_OUTPUTS(HEADROOM_TELL)
+#undef HEADROOM_TELL
   T loss = (1 - params.label_smoothing) * weights.target * out.nll;
   if (params.label_smoothing > 0) {
     loss += params.label_smoothing / params.vocab_total *
@@ -113,9 +112,9 @@ HEADROOM_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
 template <class T>
 struct RowUpstream {
   T loss = 0;  // of the row's own loss: 1 / divisor for a mean
-  T nll = 0;
-  T lse = 0;
-  T entropy = 0;
+#define HEADROOM_MEMBER(name) T name = 0;
+  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
 };
 
 // With u the upstream gradients: d nll/dz = p - [j=y], d lse/dz = p,

@@ -4,20 +4,47 @@
 #include <limits>
 
 #include "core/host_device.h"
+#include "core/row_lists.h"
 
 namespace headroom {
 
-// Statistics of one row of logits over any set of columns. merge() is associative and RowStats{} is its
-// neutral element, so tiles, vocabulary windows and shards are all joined by it.
+// Statistics of one row of logits over any set of columns: the maximum, where it is, and the sums of
+// row_lists.h. merge() is associative and RowStats{} is its neutral element, so tiles, vocabulary windows and
+// shards are all joined by it.
 template <class T>
 struct RowStats {
   T max = -std::numeric_limits<T>::infinity();
-  T sum_exp = 0;             // sum_j exp(z_j - max)
-  T target_logit = 0;        // z_y, 0 when y is not among the columns
-  T sum_exp_logit = 0;       // sum_j exp(z_j - max) z_j
-  T weighted_logit_sum = 0;  // sum_j w_j z_j
-  int64_t argmax = -1;       // global id, the first of equals
+  int64_t argmax = -1;  // global id, the first of equals
+#define HEADROOM_MEMBER(name, ...) T name = 0;
+  HEADROOM_ROW_SUMS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
 };
+
+// How sums merge.
+enum class SumKind {
+  kPlain,      // of terms that know no maximum
+  kExp,        // of terms with the factor exp(z - max)
+  kExpOffset,  // the same of exp(z - max) z, of which tiles sum up exp(z - max) (z - max): no digits are lost
+               // to an offset that all logits have in common
+};
+
+// A sum relative to a maximum, relative to another one; factor: rebase_factor() of the two.
+template <class T>
+HEADROOM_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
+  return kind == SumKind::kPlain ? sum : sum * factor;
+}
+
+// A statistic from what a tile has summed up relative to an anchor, and the reverse. sum_exp: the tile's. Of
+// a tile without any exp both are 0.
+template <class T>
+HEADROOM_HD inline T sum_of_part(SumKind kind, T part, T anchor, T sum_exp) {
+  if (kind != SumKind::kExpOffset) return part;
+  return sum_exp == 0 ? 0 : part + anchor * sum_exp;
+}
+template <class T>
+HEADROOM_HD inline T part_of_sum(SumKind kind, T sum, T anchor, T sum_exp) {
+  return sum_of_part(kind, sum, -anchor, sum_exp);
+}
 
 // exp(z - max) for a factor between two anchors: 1 for equal anchors, infinities included.
 template <class T>
@@ -30,8 +57,9 @@ template <class T>
 HEADROOM_HD inline RowStats<T> rebase(RowStats<T> stats, T new_max) {
   const T factor = rebase_factor(stats.max, new_max);
   stats.max = new_max;
-  stats.sum_exp *= factor;
-  stats.sum_exp_logit *= factor;
+#define HEADROOM_REBASE(name, part, kind, ...) stats.name = rebased_sum(SumKind::kind, stats.name, factor);
+  HEADROOM_ROW_SUMS(HEADROOM_REBASE)
+#undef HEADROOM_REBASE
   return stats;
 }
 
@@ -47,10 +75,9 @@ HEADROOM_HD inline RowStats<T> merge(const RowStats<T>& a, const RowStats<T>& b)
   const bool b_larger = b_nan ? !a_nan : b.max > a.max;
   const bool take_b = a.argmax < 0 || b_larger || (equal && b.argmax >= 0 && b.argmax < a.argmax);
   x.argmax = take_b ? b.argmax : a.argmax;
-  x.sum_exp += y.sum_exp;
-  x.target_logit += y.target_logit;
-  x.sum_exp_logit += y.sum_exp_logit;
-  x.weighted_logit_sum += y.weighted_logit_sum;
+#define HEADROOM_ADD(name, ...) x.name += y.name;
+  HEADROOM_ROW_SUMS(HEADROOM_ADD)
+#undef HEADROOM_ADD
   return x;
 }
 

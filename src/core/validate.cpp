@@ -165,7 +165,6 @@ void check_thinning(const Problem& p) {
 }
 
 void check_pass(const Problem& p) {
-  const bool upstream = p.has_grad_nll || p.has_grad_lse || p.has_grad_entropy;
   if (p.pass == Pass::kForward) {
     require(!p.has_gradients(), "pass", "backward or forward_backward when gradients are wanted", "forward");
   } else {
@@ -175,8 +174,11 @@ void check_pass(const Problem& p) {
     require(!p.is_shard(), "pass", "forward, then backward, for a shard of the vocabulary",
             "forward_backward");
   }
-  require(p.pass == Pass::kBackward || !upstream, "has_grad_nll/lse/entropy",
+#define HEADROOM_CHECK(name)                                                  \
+  require(p.pass == Pass::kBackward || !p.has_grad_##name, "has_grad_" #name, \
           "false outside the backward pass", "true");
+  HEADROOM_ROW_UPSTREAM(HEADROOM_CHECK)
+#undef HEADROOM_CHECK
 }
 
 void need(const void* pointer, bool condition, const char* argument, const char* why) {
@@ -192,18 +194,45 @@ void check_stride(const char* argument, int64_t* stride, int64_t rows, int64_t r
   check_product(argument, rows, *stride);
 }
 
-void check_shard_outputs(const Buffers& b) {
-  const char* expected =
-      "null for a shard of the vocabulary (merge the row statistics, then losses_from_row_stats)";
-  for (const void* output :
-       {static_cast<const void*>(b.loss), static_cast<const void*>(b.nll), static_cast<const void*>(b.lse),
-        static_cast<const void*>(b.lse_low), static_cast<const void*>(b.entropy),
-        static_cast<const void*>(b.correct_count)}) {
-    require(output == nullptr, "loss, nll, lse, lse_low, entropy, correct_count", expected, "a pointer");
-  }
+void check_shard_buffers(const Problem& p, const Buffers& b) {
+#define HEADROOM_REFUSE(name, ...)                                                                     \
+  require(b.name == nullptr, #name,                                                                    \
+          "null for a shard of the vocabulary (merge the row statistics, then losses_from_row_stats)", \
+          "a pointer");
+  HEADROOM_REFUSE(loss)
+  HEADROOM_ROW_OUTPUTS(HEADROOM_REFUSE)
+  HEADROOM_REFUSE(lse_low)
+  HEADROOM_REFUSE(correct_count)
+#undef HEADROOM_REFUSE
+  const bool rows = p.tokens > 0;
+  need(b.max, rows, "max", "a shard of the vocabulary");
+  const WantedSums sums = wanted_sums(p);
+#define HEADROOM_NEED(name, ...) need(b.name, rows&& sums.name, #name, "a shard of the vocabulary");
+  HEADROOM_ROW_SUMS(HEADROOM_NEED)
+#undef HEADROOM_NEED
+}
+
+// Outputs of a forward pass.
+void check_row_buffers(const Problem& p, const Buffers& b) {
+  if (p.is_shard()) check_shard_buffers(p, b);
+  check_row_outputs(p, b);
+#define HEADROOM_CHECK(name, part, kind, wanted, option, term) \
+  require(b.name == nullptr || (wanted), #name, "null " option, "a pointer");
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_CHECK)
+#undef HEADROOM_CHECK
+  require(p.want_argmax || b.argmax == nullptr, "argmax", "null unless want_argmax", "a pointer");
 }
 
 }  // namespace
+
+void check_row_outputs(const Problem& p, const Buffers& b) {
+#define HEADROOM_CHECK(name, type, wanted, option, formula) \
+  require(b.name == nullptr || (wanted), #name, "null " option, "a pointer");
+  HEADROOM_ROW_OUTPUTS(HEADROOM_CHECK)
+#undef HEADROOM_CHECK
+  require(p.want_argmax || b.correct_count == nullptr, "correct_count", "null unless want_argmax",
+          "a pointer");
+}
 
 Problem validated(Problem p) {
   if (p.vocab_total == 0) p.vocab_total = p.vocab;
@@ -230,22 +259,7 @@ Buffers validated(const Problem& p, Buffers b) {
   check_stride("d_hidden_stride", &b.d_hidden_stride, p.tokens, p.hidden, b.d_hidden);
   check_stride("d_classifier_stride", &b.d_classifier_stride, p.vocab, p.hidden, b.d_classifier);
   if (p.needs_forward()) {
-    if (p.is_shard()) {
-      check_shard_outputs(b);
-      need(b.max, rows, "max", "a shard of the vocabulary");
-      need(b.sum_exp, rows, "sum_exp", "a shard of the vocabulary");
-      need(b.target_logit, rows, "target_logit", "a shard of the vocabulary");
-      need(b.sum_exp_logit, rows && p.want_entropy, "sum_exp_logit", "entropy of a shard");
-      need(b.weighted_logit_sum, rows && p.label_smoothing > 0, "weighted_logit_sum",
-           "label smoothing of a shard");
-    }
-    require(b.entropy == nullptr || p.want_entropy, "entropy", "null unless want_entropy", "a pointer");
-    require(b.sum_exp_logit == nullptr || p.want_entropy, "sum_exp_logit", "null unless want_entropy",
-            "a pointer");
-    require(b.weighted_logit_sum == nullptr || p.label_smoothing > 0, "weighted_logit_sum",
-            "null without label_smoothing", "a pointer");
-    require(p.want_argmax || (b.argmax == nullptr && b.correct_count == nullptr), "argmax, correct_count",
-            "null unless want_argmax", "a pointer");
+    check_row_buffers(p, b);
   } else {
     need(b.lse, rows, "lse", "an input of the backward pass");
     need(b.entropy, rows && p.has_grad_entropy, "entropy", "an input of the backward pass with grad_entropy");
@@ -254,9 +268,9 @@ Buffers validated(const Problem& p, Buffers b) {
           "null unless the reduction is mean", "a pointer");
   need(b.grad_loss, rows && p.pass == Pass::kBackward && p.reduction == Reduction::kNone, "grad_loss",
        "reduction none");
-  need(b.grad_nll, rows && p.has_grad_nll, "grad_nll", "has_grad_nll");
-  need(b.grad_lse, rows && p.has_grad_lse, "grad_lse", "has_grad_lse");
-  need(b.grad_entropy, rows && p.has_grad_entropy, "grad_entropy", "has_grad_entropy");
+#define HEADROOM_NEED(name) need(b.grad_##name, rows&& p.has_grad_##name, "grad_" #name, "has_grad_" #name);
+  HEADROOM_ROW_UPSTREAM(HEADROOM_NEED)
+#undef HEADROOM_NEED
   need(b.draws, rows && p.keeps_draws, "draws", "keeps_draws");
   require(p.is_thinned() || (b.seed == nullptr && b.draws == nullptr), "draws, seed",
           "null without thinned gradients", "a pointer");

@@ -67,11 +67,12 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     a.stats = workspace.take<RowStats<double>>(tokens);
     a.block_max = workspace.take<float>(window);
     a.block_sum = workspace.take<float>(window);
-    if (p.needs_logit_mean()) a.block_offset = workspace.take<float>(window);
-    if (p.needs_weighted_logit_sum()) {
-      a.block_weighted = workspace.take<float>(window);
-      a.block_weight = workspace.take<double>(s.blocks);
-    }
+    const WantedSums sums = wanted_sums(p);
+#define HEADROOM_TAKE(name, part, ...) \
+  if (sums.name) a.block_##part = workspace.take<float>(window);
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_TAKE)
+#undef HEADROOM_TAKE
+    if (sums.weighted_logit_sum) a.block_weight = workspace.take<double>(s.blocks);
     if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
   if (p.needs_backward() && !p.is_thinned()) {

@@ -43,9 +43,12 @@ struct Arena {
   std::span<float> d_classifier;
   std::span<float> d_bias;  // [blocks * B]
   // Statistics of the blocks of forward windows, [W, T] each.
-  std::span<float> block_max, block_sum, block_offset, block_weighted;
+  std::span<float> block_max, block_sum;
+#define HEADROOM_MEMBER(name, part, ...) std::span<float> block_##part;
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   std::span<int32_t> block_argmax;
-  std::span<double> block_weight;  // [blocks] sums of class weights
+  std::span<double> block_weight;  // [blocks] sums of class weights, with block_weighted
   // Kept exps of the first kept_blocks blocks, unless they are in d_classifier, and what the windows'
   // other exps and gradients take.
   std::span<std::byte> kept_exps;      // [blocks, T, B] elements

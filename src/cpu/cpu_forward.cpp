@@ -12,8 +12,15 @@ BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
   const Arena& a = run.arena;
   const int64_t at = slot * run.schedule.token_chunk + row;
   const auto pick = [at](auto span) { return span.empty() ? nullptr : span.data() + at; };
-  return {pick(a.block_max),    pick(a.block_sum),      a.target_logit.data() + row,
-          pick(a.block_offset), pick(a.block_weighted), pick(a.block_argmax)};
+  BlockStats stats;
+  stats.max = pick(a.block_max);
+  stats.sum_exp = pick(a.block_sum);
+  stats.target_logit = a.target_logit.data() + row;
+#define HEADROOM_PICK(name, part, ...) stats.part = pick(a.block_##part);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_PICK)
+#undef HEADROOM_PICK
+  stats.argmax = pick(a.block_argmax);
+  return stats;
 }
 
 void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t block, int64_t slot,
@@ -59,13 +66,13 @@ void merge_rows(const Runner& run, const Window& window, int64_t slot, int64_t r
       RowStats<double> s;
       s.max = *in.max;
       s.sum_exp = *in.sum_exp;
-      // exp(z - max) z = exp(z - max) (z - max) + exp(z - max) max; a masked block adds nothing
-      if (in.sum_exp_offset != nullptr && s.sum_exp != 0)
-        s.sum_exp_logit = *in.sum_exp_offset + s.max * s.sum_exp;
-      if (in.weighted_offset_sum != nullptr) {
+#define HEADROOM_SUM(name, part, kind, ...) \
+  if (in.part != nullptr) s.name = sum_of_part<double>(SumKind::kind, *in.part, s.max, s.sum_exp);
+      HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
+      if (in.weighted != nullptr) {
         const double anchor = s.max == -INFINITY ? 0 : s.max;
-        s.weighted_logit_sum =
-            *in.weighted_offset_sum + anchor * run.arena.block_weight[static_cast<size_t>(block)];
+        s.weighted_logit_sum += anchor * run.arena.block_weight[static_cast<size_t>(block)];
       }
       if (in.argmax != nullptr) {
         s.argmax = run.problem.vocab_start + block * run.shape.vocab_block + *in.argmax;

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/row_lists.h"
 
 namespace headroom::cpu {
 
@@ -56,11 +57,13 @@ struct LogitStrip {
 // Statistics of one block, each [rows]; null where not wanted.
 struct BlockStats {
   float* max = nullptr;
-  float* sum_exp = nullptr;              // sum exp(z - max)
-  float* target_logit = nullptr;         // written for rows with a target in this block only
-  float* sum_exp_offset = nullptr;       // sum exp(z - max) (z - max)
-  float* weighted_offset_sum = nullptr;  // sum w (z - max), of a masked block sum w z
-  int32_t* argmax = nullptr;             // first column of the maximum
+  float* sum_exp = nullptr;       // sum exp(z - max)
+  float* target_logit = nullptr;  // written for rows with a target in this block only
+  // Relative to max; so is `weighted`: sum w (z - max), of a masked block sum w z.
+#define HEADROOM_MEMBER(name, part, ...) float* part = nullptr;
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
+  int32_t* argmax = nullptr;  // first column of the maximum
 };
 
 // dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_low, every vector [rows].

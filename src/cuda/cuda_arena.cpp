@@ -74,8 +74,11 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
     a.slots.stride = rows;
     a.slots.max = take<float>(w, d.slots * rows);
     a.slots.sum = take<float>(w, d.slots * rows);
-    if (p.needs_logit_mean()) a.slots.sum_offset = take<float>(w, d.slots * rows);
-    if (p.needs_weighted_logit_sum()) a.slots.weighted = take<float>(w, d.slots * rows);
+    const WantedSums sums = wanted_sums(p);
+#define HEADROOM_TAKE(name, part, ...) \
+  if (sums.name) a.slots.part = take<float>(w, d.slots * rows);
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_TAKE)
+#undef HEADROOM_TAKE
     if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
   }

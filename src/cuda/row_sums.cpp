@@ -1,3 +1,4 @@
+#include "core/row_stats.h"
 #include "cuda/cuda_runner.h"
 #include "cuda/cuda_sizes.h"
 
@@ -19,7 +20,12 @@ void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, cons
 
 bool tracks_max(const Runner& run) {
   const Buffers& b = run.buffers;
-  return run.problem.want_argmax || b.max != nullptr || b.sum_exp != nullptr || b.sum_exp_logit != nullptr;
+  bool tracks = run.problem.want_argmax || b.max != nullptr;
+#define HEADROOM_TRACKS(name, part, kind, ...) \
+  tracks = tracks || (SumKind::kind != SumKind::kPlain && b.name != nullptr);
+  HEADROOM_ROW_SUMS(HEADROOM_TRACKS)
+#undef HEADROOM_TRACKS
+  return tracks;
 }
 
 namespace {
@@ -35,9 +41,10 @@ Coefficients coefficients_of(const Runner& run) {
     c.known_lse = static_cast<const float*>(b.lse);
     c.known_lse_low = static_cast<const float*>(b.lse_low);
     if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
-    if (p.has_grad_nll) c.grad_nll = static_cast<const float*>(b.grad_nll);
-    if (p.has_grad_lse) c.grad_lse = static_cast<const float*>(b.grad_lse);
-    if (p.has_grad_entropy) c.grad_entropy = static_cast<const float*>(b.grad_entropy);
+#define HEADROOM_POINTER(name) \
+  if (p.has_grad_##name) c.grad_##name = static_cast<const float*>(b.grad_##name);
+    HEADROOM_ROW_UPSTREAM(HEADROOM_POINTER)
+#undef HEADROOM_POINTER
   }
   c.grad_loss = static_cast<const float*>(b.grad_loss);
   c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;

@@ -57,25 +57,27 @@ double class_weight(const Problem& p, const Buffers& b, int64_t column) {
   return p.has_class_weight ? load(b.class_weight, p.stats_dtype(), p.vocab_start + column) : 1;
 }
 
-// Statistics of one logit; p z is 0 at z = -inf.
-RowStats<double> single(double z, int64_t id) {
+// Statistics of one logit, of class weight w; p z is 0 at z = -inf.
+RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, bool is_target) {
   RowStats<double> stats;
   stats.max = z;
-  stats.sum_exp = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
-  stats.sum_exp_logit = z == -INFINITY ? 0 : z;
   stats.argmax = id;
+  constexpr double d = 0;
+  const double e = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
+#define HEADROOM_SUM(name, part, kind, wanted, option, term) \
+  if (sums.name) stats.name = sum_of_part<double>(SumKind::kind, term, z, e);
+  HEADROOM_ROW_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
   return stats;
 }
 
 RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row) {
   const int64_t target = target_of_row(p, b.targets, row) - p.vocab_start;
+  const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z = logit(p, b, row, j).z;
-    RowStats<double> one = single(z, p.vocab_start + j);
-    if (j == target) one.target_logit = z;
-    if (p.needs_weighted_logit_sum()) one.weighted_logit_sum = class_weight(p, b, j) * z;
-    total = merge(total, one);
+    total = merge(total, single(sums, z, class_weight(p, b, j), p.vocab_start + j, j == target));
   }
   return total;
 }

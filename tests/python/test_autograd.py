@@ -300,7 +300,7 @@ def test_opcheck(gradient):
     thinned = gradient == "thinned"
     options = dict(reduction="mean", ignore_index=-100, numbers=[0.1, 1.0, 0.0, 0.0, float("nan"), 1.0, 0.1])
     options |= dict(shift=0, sequence_length=9, max_workspace_bytes=0, gradient=gradient, compute_dtype=0)
-    stats = Flags(per_token=True, want_entropy=True, want_argmax=True)
+    stats = Flags(stats=("nll", "lse", "entropy", "argmax"))
     wants = Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, want_d_scale=True, want_d_temperature=True)
     numbers = torch.tensor([0.1, 2.0, 0.0, 0.0, float("nan"), 0.5, 0.1], dtype=torch.float64)
     scale, temperature = torch.tensor(2.0, requires_grad=True), torch.tensor(0.5, requires_grad=True)

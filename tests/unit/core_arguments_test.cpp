@@ -126,7 +126,7 @@ std::vector<BadProblem> bad_problems() {
       {"sequence_length", [](P& p) { p.sequence_length = 12; }},
       {"want_d_bias", [](P& p) { p.has_bias = 0; }},
       {"has_grad_nll", [](P& p) { p.has_grad_nll = 1; }},
-      {"has_grad_nll/lse/entropy", [](P& p) { p.has_grad_entropy = 1; }},
+      {"has_grad_entropy", [](P& p) { p.has_grad_entropy = 1; }},
       {"accumulate_d_hidden", [](P& p) { p.accumulate_d_hidden = 1, p.d_hidden_dtype = HEADROOM_BF16; }},
       {"accumulate_d_hidden", [](P& p) { p.accumulate_d_hidden = 1, p.want_d_hidden = 0; }},
       {"accumulate_d_classifier",

@@ -142,7 +142,7 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
     const float anchor = max == kNegativeInfinity ? 0.0f : max;
     float sum_exp = 0;
     float offset = 0;
-    const bool want_offset = out.sum_exp_offset != nullptr;
+    const bool want_offset = out.sum_offset != nullptr;
     const auto sums = want_offset ? (t.softcap != 0 ? exp_sums<true, true> : exp_sums<true, false>)
                                   : (t.softcap != 0 ? exp_sums<false, true> : exp_sums<false, false>);
     sums(z, strip.padded_columns, anchor, row_softcap(t, i), &sum_exp, &offset, row_exps);
@@ -153,10 +153,10 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
     const bool has_nan = std::isnan(sum_exp) && first_of(z, strip.padded_columns, sum_exp) >= 0;
     out.max[i] = has_nan ? sum_exp : max;
     out.sum_exp[i] = sum_exp;
-    if (want_offset) out.sum_exp_offset[i] = offset;
+    if (want_offset) out.sum_offset[i] = offset;
     if (strip.target[i] >= 0) out.target_logit[i] = z[strip.target[i]];
-    if (out.weighted_offset_sum != nullptr) {
-      out.weighted_offset_sum[i] = weighted_sum(z, strip.columns, anchor, strip.class_weight);
+    if (out.weighted != nullptr) {
+      out.weighted[i] = weighted_sum(z, strip.columns, anchor, strip.class_weight);
     }
     if (out.argmax != nullptr) out.argmax[i] = first_of(z, strip.padded_columns, out.max[i]);
   }

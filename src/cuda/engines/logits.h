@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/row_lists.h"
 
 namespace headroom::cuda {
 
@@ -26,11 +27,28 @@ struct StatSlots {
   int64_t stride = 0;
   float* max = nullptr;
   float* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
-  // sum_j exp(z_ij - max) (z_ij - max), of kExps and kThin with the anchor in the place of max; or null
-  float* sum_offset = nullptr;
-  float* weighted = nullptr;  // sum_j w_j z_ij, or null
+  // Relative to max, of kExps and kThin to the anchor; or null.
+#define HEADROOM_MEMBER(name, part, ...) float* part = nullptr;
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
   float* expected = nullptr;  // of kThin: the expected number of kept elements, times threshold
+
+  constexpr bool has_options() const {
+    bool any = argmax != nullptr;
+#define HEADROOM_ANY(name, part, ...) any = any || part != nullptr;
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_ANY)
+#undef HEADROOM_ANY
+    return any;
+  }
+  StatSlots without_options() const {
+    StatSlots slots = *this;
+    slots.argmax = nullptr;
+#define HEADROOM_CLEAR(name, part, ...) slots.part = nullptr;
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_CLEAR)
+#undef HEADROOM_CLEAR
+    return slots;
+  }
 };
 
 // An element that the first draw kept.
@@ -72,7 +90,8 @@ struct LogitsArgs {
   const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
   int64_t column_offset = 0;        // of the window in the shard
   // kStats, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative to the
-  // anchor, `weighted` is not made, and max (null: not wanted), argmax and sum_offset are further wishes.
+  // anchor, `weighted` is not made, and max (null: not wanted), argmax and the optional sums are further
+  // wishes.
   StatSlots stats;
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window

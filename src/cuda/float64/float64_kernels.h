@@ -18,6 +18,7 @@ struct Inputs {
   const double* bias;          // [vocab] or null
   const double* temperature;   // [tokens] or null
   double scale, softcap, bias_scale;
+  WantedSums sums;
 };
 Inputs inputs_of(const Problem& problem, const Buffers& buffers);
 
@@ -41,7 +42,10 @@ struct Upstream {
   const double* lse;      // known from an earlier forward pass; null: from the statistics
   const double* lse_low;  // the same, to be added; null: 0
   const double* entropy;  // the same; only with grad_entropy
-  const double *grad_loss, *grad_nll, *grad_lse, *grad_entropy;
+  const double* grad_loss;
+#define HEADROOM_MEMBER(name) const double* grad_##name;
+  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
 };
 void launch_row_gradients(const Inputs& in, const Arena& arena, const Upstream& upstream,
                           cudaStream_t stream);

@@ -38,6 +38,18 @@ __device__ double sum_of_lanes(double value) {
   return value;
 }
 
+// Adds the terms of a logit to a strip whose maximum is known. Offsets are of 0: in float64 no digits matter.
+__device__ void add_logit(const Inputs& in, RowStats<double>& strip, double z, int64_t column,
+                          int64_t target) {
+  const bool is_target = column == target;
+  const double d = z, e = z == -CUDART_INF ? 0 : exp(z - strip.max);  // NaN of +inf
+  [[maybe_unused]] const double w = class_weight(in, column);
+#define HEADROOM_SUM(name, part, kind, wanted, option, term) \
+  if (in.sums.name) strip.name += term;
+  HEADROOM_ROW_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
+}
+
 // Of kStrip columns from `first` of the block's row r, known to all lanes of the warp.
 __device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, int64_t r, int64_t first,
                                         int32_t target) {
@@ -50,8 +62,6 @@ __device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, in
     z[i] = -CUDART_INF;
     if (j >= block.columns) continue;
     z[i] = logit(in, block.data[r * block.stride + j], block.row + r, column).z;
-    if (column == target) strip.target_logit = z[i];
-    if (in.rows.label_smoothing > 0) strip.weighted_logit_sum += class_weight(in, column) * z[i];
     if (is_better(z[i], in.rows.vocab_start + column, strip.max, strip.argmax)) {
       strip.max = z[i];
       strip.argmax = in.rows.vocab_start + column;
@@ -64,14 +74,12 @@ __device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, in
   }
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
-    const double e = z[i] == -CUDART_INF ? 0 : exp(z[i] - strip.max);  // NaN of +inf
-    strip.sum_exp += e;
-    if (e != 0) strip.sum_exp_logit += e * z[i];
+    const int64_t j = first + threadIdx.x % 32 + 32 * i;
+    if (j < block.columns) add_logit(in, strip, z[i], block.column + j, target);
   }
-  strip.sum_exp = sum_of_lanes(strip.sum_exp);
-  strip.sum_exp_logit = sum_of_lanes(strip.sum_exp_logit);
-  strip.target_logit = sum_of_lanes(strip.target_logit);
-  strip.weighted_logit_sum = sum_of_lanes(strip.weighted_logit_sum);
+#define HEADROOM_SUM(name, ...) strip.name = sum_of_lanes(strip.name);
+  HEADROOM_ROW_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
   return strip;
 }
 

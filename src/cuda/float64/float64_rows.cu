@@ -75,20 +75,15 @@ __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_
     return;
   }
   const RowStats<double> stats = arena.stats[row];
-  put<double>(out.max, row, stats.max);
-  put<double>(out.sum_exp, row, stats.sum_exp);
-  put<double>(out.target_logit, row, stats.target_logit);
-  put<double>(out.sum_exp_logit, row, stats.sum_exp_logit);
-  put<double>(out.weighted_logit_sum, row, stats.weighted_logit_sum);
-  if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
+  put_stats<double>(out, row, stats);
   if (is_shard) return;
   const int64_t target = target_of(in.rows, row);
   const RowLoss<double> loss = row_loss(params_of(in, *arena.scalars), weights_at(in, row, target), stats);
   arena.row_loss[row] = loss.loss;
-  put<double>(out.nll, row, loss.nll);
-  put<double>(out.lse, row, loss.lse);
+#define HEADROOM_PUT(name, ...) put<double>(out.name, row, loss.name);
+  HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
+#undef HEADROOM_PUT
   put<double>(out.lse_low, row, rest_of(log_sum_exp_parts(stats), loss.lse));
-  put<double>(out.entropy, row, loss.entropy);
   if (in.rows.is_none) put<double>(out.loss, row, loss.loss);
   if (stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
@@ -111,9 +106,9 @@ __global__ void row_gradients_kernel(Inputs in, Arena arena, Upstream upstream) 
                                     : log_sum_exp_parts(arena.stats[row]);
   RowUpstream<double> given;
   given.loss = at_or(upstream.grad_loss, in.rows.is_none ? row : 0, 1) / arena.scalars->divisor;
-  given.nll = at_or(upstream.grad_nll, row, 0);
-  given.lse = at_or(upstream.grad_lse, row, 0);
-  given.entropy = at_or(upstream.grad_entropy, row, 0);
+#define HEADROOM_LOAD(name) given.name = at_or(upstream.grad_##name, row, 0);
+  HEADROOM_ROW_UPSTREAM(HEADROOM_LOAD)
+#undef HEADROOM_LOAD
   const RowWeights<double> weights = weights_at(in, row, target_of(in.rows, row));
   const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
   arena.gradients[row] = {lse, scaled(row_coefficients(params_of(in, *arena.scalars), weights, given,
@@ -135,6 +130,7 @@ Inputs inputs_of(const Problem& p, const Buffers& b) {
   in.scale = p.scale;
   in.bias_scale = p.bias_scale;
   in.softcap = p.softcap;
+  in.sums = wanted_sums(p);
   return in;
 }
 

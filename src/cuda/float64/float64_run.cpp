@@ -75,12 +75,11 @@ void load_upstream(const Runner& run) {
   if (!p.needs_forward()) {
     u.lse = static_cast<const double*>(b.lse);
     u.lse_low = static_cast<const double*>(b.lse_low);
-    if (p.has_grad_nll) u.grad_nll = static_cast<const double*>(b.grad_nll);
-    if (p.has_grad_lse) u.grad_lse = static_cast<const double*>(b.grad_lse);
-    if (p.has_grad_entropy) {
-      u.entropy = static_cast<const double*>(b.entropy);
-      u.grad_entropy = static_cast<const double*>(b.grad_entropy);
-    }
+    if (p.has_grad_entropy) u.entropy = static_cast<const double*>(b.entropy);
+#define HEADROOM_POINTER(name) \
+  if (p.has_grad_##name) u.grad_##name = static_cast<const double*>(b.grad_##name);
+    HEADROOM_ROW_UPSTREAM(HEADROOM_POINTER)
+#undef HEADROOM_POINTER
   }
   launch_row_gradients(run.inputs, run.arena, u, run.stream);
 }

@@ -67,6 +67,16 @@ __device__ inline void put(void* data, int64_t row, double value) {
   if (data != nullptr) static_cast<T*>(data)[row] = static_cast<T>(value);
 }
 
+// A row's statistics, as far as the buffers have them.
+template <class T = float>
+__device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
+  put<T>(out.max, row, stats.max);
+#define HEADROOM_PUT(name, ...) put<T>(out.name, row, stats.name);
+  HEADROOM_ROW_SUMS(HEADROOM_PUT)
+#undef HEADROOM_PUT
+  if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
+}
+
 // The global target of a caller's row after the shift, or ignore_index.
 __device__ inline int64_t target_of(const RowInputs& in, int64_t row) {
   int64_t at = row;
@@ -87,17 +97,14 @@ __device__ inline bool in_range(const RowInputs& in, int64_t target) {
 template <class T>
 __device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int64_t row, bool is_invalid) {
   const double value = is_invalid ? CUDART_NAN : 0;
-  put<T>(out.max, row, -CUDART_INF);
-  put<T>(out.sum_exp, row, 0);
-  put<T>(out.target_logit, row, value);
-  put<T>(out.sum_exp_logit, row, 0);
-  put<T>(out.weighted_logit_sum, row, 0);
-  put<T>(out.nll, row, value);
-  put<T>(out.lse, row, value);
+  RowStats<double> none;
+  none.target_logit = value;
+  put_stats<T>(out, row, none);
+#define HEADROOM_PUT(name, ...) put<T>(out.name, row, value);
+  HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
+#undef HEADROOM_PUT
   put<T>(out.lse_low, row, 0);
-  put<T>(out.entropy, row, value);
   if (in.is_none) put<T>(out.loss, row, value);
-  if (out.argmax != nullptr) out.argmax[row] = -1;
 }
 
 __device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row, int64_t target) {
@@ -115,19 +122,16 @@ __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
   return row_count == nullptr ? rows : min(static_cast<int64_t>(*row_count), rows);
 }
 
-// sum exp z from sum exp (z - anchor). Slots have the latter, which loses no digits to an offset that all
-// logits have in common.
-__device__ inline double logit_sum(double offset_sum, double anchor, double sum) {
-  return sum == 0 ? 0 : offset_sum + anchor * sum;
-}
-
 __device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t s, int64_t r) {
   const int64_t at = s * slots.stride + r;
   RowStats<double> one;
   one.max = slots.max[at];
   one.sum_exp = slots.sum[at];
-  if (slots.sum_offset != nullptr) one.sum_exp_logit = logit_sum(slots.sum_offset[at], one.max, one.sum_exp);
-  if (slots.weighted != nullptr) one.weighted_logit_sum = slots.weighted[at];
+#define HEADROOM_SUM(name, part, kind, ...) \
+  if (slots.part != nullptr)                \
+    one.name = sum_of_part<double>(SumKind::kind, slots.part[at], one.max, one.sum_exp);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
   if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
   return one;
 }
@@ -151,8 +155,10 @@ __device__ inline double sum_of_slots(const StatSlots& slots, const float* value
 __device__ inline void clear_slot(const StatSlots& slots, int64_t i) {
   slots.max[i] = -CUDART_INF_F;
   slots.sum[i] = 0;
-  if (slots.sum_offset != nullptr) slots.sum_offset[i] = 0;
-  if (slots.weighted != nullptr) slots.weighted[i] = 0;
+#define HEADROOM_CLEAR(name, part, ...) \
+  if (slots.part != nullptr) slots.part[i] = 0;
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_CLEAR)
+#undef HEADROOM_CLEAR
   if (slots.argmax != nullptr) slots.argmax[i] = -1;
   if (slots.expected != nullptr) slots.expected[i] = 0;
 }

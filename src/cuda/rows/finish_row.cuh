@@ -14,9 +14,9 @@ __device__ RowStats<double> warp_merged(int64_t slots, int lane, const Load& loa
   for (int step = 16; step > 0; step /= 2) {
     RowStats<double> other;
     other.max = __shfl_down_sync(~0u, all.max, step);
-    other.sum_exp = __shfl_down_sync(~0u, all.sum_exp, step);
-    other.sum_exp_logit = __shfl_down_sync(~0u, all.sum_exp_logit, step);
-    other.weighted_logit_sum = __shfl_down_sync(~0u, all.weighted_logit_sum, step);
+#define HEADROOM_FETCH(name, ...) other.name = __shfl_down_sync(~0u, all.name, step);
+    HEADROOM_ROW_SUMS(HEADROOM_FETCH)
+#undef HEADROOM_FETCH
     other.argmax = __shfl_down_sync(~0u, all.argmax, step);
     all = merge(all, other);
   }
@@ -49,10 +49,13 @@ __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int6
   all.max = anchor;
   all.argmax = best.argmax;
   all.sum_exp = warp_sum_of_slots(slots, slots.sum, r, lane);
-  if (slots.sum_offset != nullptr) {
-    all.sum_exp_logit = logit_sum(warp_sum_of_slots(slots, slots.sum_offset, r, lane), anchor, all.sum_exp);
+#define HEADROOM_SUM(name, part, kind, ...)                                                             \
+  if (slots.part != nullptr) {                                                                          \
+    all.name =                                                                                          \
+        sum_of_part(SumKind::kind, warp_sum_of_slots(slots, slots.part, r, lane), anchor, all.sum_exp); \
   }
-  if (slots.weighted != nullptr) all.weighted_logit_sum = warp_sum_of_slots(slots, slots.weighted, r, lane);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
   return all;
 }
 
@@ -81,12 +84,7 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   if (stats.argmax >= 0) stats.argmax += in.vocab_start;
   RowStats<double> shown = stats;
   if (f.anchored && f.has_max) shown = rebase(stats, largest);
-  put(out.max, row, shown.max);
-  put(out.sum_exp, row, shown.sum_exp);
-  put(out.target_logit, row, stats.target_logit);
-  put(out.sum_exp_logit, row, shown.sum_exp_logit);
-  put(out.weighted_logit_sum, row, stats.weighted_logit_sum);
-  if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
+  put_stats(out, row, shown);
   if (f.is_shard) return;
   const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
   const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
@@ -94,10 +92,11 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   arena.lse_low[r] = lse.low;
   if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
   arena.row_loss[computed] = static_cast<float>(loss.loss);
-  put(out.nll, row, loss.nll);
-  put(out.lse, row, lse.high);
+#define HEADROOM_PUT(name, ...) put(out.name, row, loss.name);
+  HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
+#undef HEADROOM_PUT
+  put(out.lse, row, lse.high);  // which lse_low completes
   put(out.lse_low, row, lse.low);
-  put(out.entropy, row, loss.entropy);
   if (in.is_none) put(out.loss, row, loss.loss);
   if (out.correct_count != nullptr && stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
@@ -119,9 +118,9 @@ __device__ inline void load_coefficients(const RowInputs& in, const Arena& arena
   const int64_t target = target_of(in, row);
   RowUpstream<double> upstream;
   upstream.loss = double{at_or(k.grad_loss, in.is_none ? row : 0, 1)} / arena.scalars->divisor;
-  upstream.nll = at_or(k.grad_nll, row, 0);
-  upstream.lse = at_or(k.grad_lse, row, 0);
-  upstream.entropy = at_or(k.grad_entropy, row, 0);
+#define HEADROOM_LOAD(name) upstream.name = at_or(k.grad_##name, row, 0);
+  HEADROOM_ROW_UPSTREAM(HEADROOM_LOAD)
+#undef HEADROOM_LOAD
   if (k.known_lse != nullptr) {
     arena.lse[r] = k.known_lse[row];
     arena.lse_low[r] = at_or(k.known_lse_low, row, 0);

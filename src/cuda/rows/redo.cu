@@ -15,6 +15,10 @@ namespace {
 constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithOffsets = 0x1p100;
 static_assert(-28 - 40 + kKeptExponent == -126);
 
+__host__ __device__ double most_sum(const StatSlots& slots) {
+  return slots.sum_offset == nullptr ? kMostSum : kMostSumWithOffsets;
+}
+
 // Threads of a row: there may be few rows, with many slots each.
 constexpr int kParts = 8;
 
@@ -38,8 +42,7 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
   bool redo = false;
   if (exists && part == 0) {
     for (int p = 1; p < kParts; ++p) sum += sums[p][i];
-    const double most = slots.sum_offset == nullptr ? kMostSum : kMostSumWithOffsets;
-    redo = !(sum < most && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
+    redo = !(sum < most_sum(slots) && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);
   if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
@@ -64,9 +67,9 @@ __global__ void __launch_bounds__(kRowBlock)
 
 }  // namespace
 
-bool may_leave_range(double most_above_anchor, int64_t vocab, bool sums_offsets) {
+bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& slots) {
   const double most = std::log(static_cast<double>(vocab)) + most_above_anchor;
-  return !(most < std::log(sums_offsets ? kMostSumWithOffsets : kMostSum) - 1);
+  return !(most < std::log(most_sum(slots)) - 1);
 }
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const Queue& queue) {

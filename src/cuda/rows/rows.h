@@ -72,7 +72,7 @@ void launch_load_rows(const LoadRows& l, After after, const Queue& queue);
 // ---- redo.cu: blocks of kept exps that are done again
 // Whether sums of exps relative to one of the row's own logits may leave their range (they are not below 1),
 // if none is more than most_above_anchor above it.
-bool may_leave_range(double most_above_anchor, int64_t vocab, bool sums_offsets);
+bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& slots);
 // Finds rows whose anchored sums left the range of exps: sets `active` of their blocks and clears the blocks'
 // slots.
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const Queue& queue);
@@ -97,7 +97,9 @@ struct Coefficients {
   const float* known_lse_low;  // [N] or null: 0
   const float* entropy;        // [N] or null
   const float* grad_loss;      // scalar or [N]; null: 1
-  const float *grad_nll, *grad_lse, *grad_entropy;  // [N] or null
+#define HEADROOM_MEMBER(name) const float* grad_##name;  // [N] or null
+  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
 // Kept exps: row_factor, which held the sum, becomes a / sum (both in the units of what is stored), and the

@@ -50,10 +50,14 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
     const double factor = exp(slots.max[at] - effective);
     const double sum = slots.sum[at] * factor;
     slots.sum[at] = static_cast<float>(sum);
-    if (slots.sum_offset != nullptr) {
-      const double offset = slots.sum_offset[at] * factor;
-      slots.sum_offset[at] = static_cast<float>(logit_sum(offset, slots.max[at] - effective, sum));
-    }
+    const double shift = slots.max[at] - effective;
+#define HEADROOM_REBASE(name, part, kind, ...)                                            \
+  if (slots.part != nullptr) {                                                            \
+    const double rebased = rebased_sum<double>(SumKind::kind, slots.part[at], factor);    \
+    slots.part[at] = static_cast<float>(sum_of_part(SumKind::kind, rebased, shift, sum)); \
+  }
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_REBASE)
+#undef HEADROOM_REBASE
   }
 }
 

@@ -45,8 +45,7 @@ void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   args.target = nullptr;
   args.target_logit = nullptr;
   args.class_weight = nullptr;
-  args.stats.sum_offset = args.stats.weighted = nullptr;
-  args.stats.argmax = nullptr;
+  args.stats = args.stats.without_options();
   launch_logits(run, args, run.after);
 }
 

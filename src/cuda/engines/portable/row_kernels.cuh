@@ -61,6 +61,28 @@ __device__ inline bool row_exists(const LogitsArgs& args, int64_t row) {
   return args.row_block_active == nullptr || args.row_block_active[row / kRowBlock] != 0;
 }
 
+// The optional sums of a row of the tile, each thread's and then (join()) those of all in thread 0.
+struct Parts {
+#define HEADROOM_MEMBER(name, part, ...) double part = 0;
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
+#undef HEADROOM_MEMBER
+
+  // The logit of a column of the arguments' matrices, and its exp relative to the anchor.
+  __device__ void add(const LogitsArgs& args, int64_t column, double z, double anchor, double e) {
+    [[maybe_unused]] const double d = z - anchor;
+    [[maybe_unused]] const double w = args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
+#define HEADROOM_SUM(name, part, kind, wanted, option, term) \
+  if (args.stats.part != nullptr) part += term;
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
+  }
+  __device__ void join() {
+#define HEADROOM_SUM(name, part, ...) part = block_sum<kRowThreads>(part);
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
+  }
+};
+
 __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Tile tile) {
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(args, row)) return;
@@ -76,38 +98,32 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
     if (j == target) args.target_logit[row] = z[j];
   }
   block_max(largest, at);
-  double sum = 0, sum_offset = 0, weighted = 0;
+  double sum = 0;
+  Parts parts;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
     sum += e;
-    if (slots.sum_offset != nullptr && e != 0) sum_offset += double{e} * (z[j] - largest);
-    if (slots.weighted != nullptr) {
-      weighted +=
-          args.class_weight != nullptr ? double{args.class_weight[tile.column + j]} * z[j] : double{z[j]};
-    }
+    parts.add(args, tile.column + j, z[j], largest, e);
   }
   sum = block_sum<kRowThreads>(sum);
-  sum_offset = block_sum<kRowThreads>(sum_offset);
-  weighted = block_sum<kRowThreads>(weighted);
+  parts.join();
   if (threadIdx.x != 0) return;
-  RowStats<double> mine, old;
+  RowStats<double> mine;
   mine.max = largest;
   mine.sum_exp = sum;
-  mine.sum_exp_logit = logit_sum(sum_offset, largest, mine.sum_exp);
-  mine.weighted_logit_sum = weighted;
+#define HEADROOM_SUM(name, part, kind, ...) \
+  mine.name = sum_of_part<double>(SumKind::kind, parts.part, largest, sum);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
   mine.argmax = args.column_offset + tile.column + at;
-  old.max = slots.max[row];
-  old.sum_exp = slots.sum[row];
-  if (slots.sum_offset != nullptr) old.sum_exp_logit = logit_sum(slots.sum_offset[row], old.max, old.sum_exp);
-  if (slots.weighted != nullptr) old.weighted_logit_sum = slots.weighted[row];
-  if (slots.argmax != nullptr) old.argmax = slots.argmax[row];
-  const RowStats<double> all = merge(old, mine);
+  const RowStats<double> all = merge(stats_of_slot(slots, 0, row), mine);
   slots.max[row] = static_cast<float>(all.max);
   slots.sum[row] = static_cast<float>(all.sum_exp);
-  if (slots.sum_offset != nullptr) {
-    slots.sum_offset[row] = static_cast<float>(logit_sum(all.sum_exp_logit, -all.max, all.sum_exp));
-  }
-  if (slots.weighted != nullptr) slots.weighted[row] = static_cast<float>(all.weighted_logit_sum);
+#define HEADROOM_STORE(name, part, kind, ...) \
+  if (slots.part != nullptr)                  \
+    slots.part[row] = static_cast<float>(part_of_sum(SumKind::kind, all.name, all.max, all.sum_exp));
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_STORE)
+#undef HEADROOM_STORE
   if (slots.argmax != nullptr) slots.argmax[row] = static_cast<int32_t>(all.argmax);
 }
 
@@ -128,20 +144,24 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile
     if (j == target) args.target_logit[row] = z[j];
   }
   block_max(largest, at);
-  double sum = 0, sum_offset = 0;
+  double sum = 0;
+  Parts parts;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
     sum += e;
-    if (e != 0) sum_offset += double{e} * (z[j] - largest);
+    parts.add(args, j, z[j], largest, e);
     out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j], inverse_temperature));
   }
   sum = block_sum<kRowThreads>(sum);
-  sum_offset = block_sum<kRowThreads>(sum_offset);
+  parts.join();
   if (threadIdx.x != 0) return;
   args.anchor[row] = largest;
   const StatSlots& slots = args.stats;
   slots.sum[row] = static_cast<float>(sum);
-  if (slots.sum_offset != nullptr) slots.sum_offset[row] = static_cast<float>(sum_offset);
+#define HEADROOM_STORE(name, part, ...) \
+  if (slots.part != nullptr) slots.part[row] = static_cast<float>(parts.part);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_STORE)
+#undef HEADROOM_STORE
   if (slots.max != nullptr) slots.max[row] = largest;
   if (slots.argmax != nullptr) slots.argmax[row] = at;
 }

@@ -25,14 +25,15 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
       threshold * (1 - draw_uniform(draw_bits(*draws.seed, static_cast<uint32_t>(index), stream)));
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
-  double sum = 0, sum_offset = 0, expected = 0;
+  double sum = 0, expected = 0;
+  Parts parts;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float z = transformed(args, dots[j], tile.column + j, inverse_temperature);
     if (j == target) args.target_logit[row] = z;
     const float q = expf((z - anchor) - low);
     if (is_better(z, static_cast<int32_t>(j), largest, at)) largest = z, at = static_cast<int32_t>(j);
     sum += q;
-    if (q != 0) sum_offset += double{q} * (z - anchor);
+    parts.add(args, tile.column + j, z, anchor, q);
     const bool large = q >= draws.certain_share * threshold;
     expected += large ? threshold : q;
     if (!large) running += q;
@@ -47,12 +48,15 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   if (slots.sum == nullptr) return;
   if (slots.max != nullptr) block_max(largest, at);
   sum = block_sum<kRowThreads>(sum);
-  sum_offset = block_sum<kRowThreads>(sum_offset);
+  parts.join();
   expected = block_sum<kRowThreads>(expected);
   if (threadIdx.x != 0) return;
   slots.sum[row] += static_cast<float>(sum);
   slots.expected[row] += static_cast<float>(expected);
-  if (slots.sum_offset != nullptr) slots.sum_offset[row] += static_cast<float>(sum_offset);
+#define HEADROOM_ADD(name, part, ...) \
+  if (slots.part != nullptr) slots.part[row] += static_cast<float>(parts.part);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_ADD)
+#undef HEADROOM_ADD
   if (slots.max == nullptr) return;
   at += static_cast<int32_t>(first_column);
   if (slots.argmax != nullptr &&

@@ -97,14 +97,12 @@ constexpr bool is_plain(const LogitsArgs& args) {
     return false;
   switch (args.epilogue) {
     case Epilogue::kStats:
-      return args.stats.sum_offset == nullptr && args.stats.weighted == nullptr &&
-             args.stats.argmax == nullptr;
+      return !args.stats.has_options();
     case Epilogue::kExps:
-      return args.stats.sum_offset == nullptr && args.stats.max == nullptr && args.stats.argmax == nullptr;
+    case Epilogue::kThin:
+      return !args.stats.has_options() && args.stats.max == nullptr;
     case Epilogue::kGradient:
       return args.b == nullptr && args.c == nullptr;
-    case Epilogue::kThin:
-      return args.stats.sum_offset == nullptr && args.stats.max == nullptr && args.stats.argmax == nullptr;
   }
   return false;
 }

@@ -1,0 +1,46 @@
+#pragma once
+
+// What there is of a row, as lists: X is applied to each entry. Structs, merges, workspaces, checks and the
+// kernels whose code is the same for all iterate over them (docs/architecture.md, "How to add a row
+// statistic"). In expressions p is the Problem.
+
+// Sums over the columns that are made where they are wanted: X(name, part, kind, wanted, option, term).
+//   name    of RowStats, and of the field of headroom_buffers that shards are merged by
+//   part    what tiles sum up for it, as fields of the backends' statistics of tiles
+//   kind    how it merges: of SumKind (row_stats.h)
+//   wanted  whether a problem needs it; option: the same in messages, after "null"
+//   term    what a logit z of class weight w adds to the part, with d = z - anchor and e = exp(d)
+#define HEADROOM_OPTIONAL_SUMS(X)                                                                     \
+  X(sum_exp_logit, sum_offset, kExpOffset, p.want_entropy, "unless want_entropy", e == 0 ? 0 : e * d) \
+  X(weighted_logit_sum, weighted, kPlain, p.label_smoothing > 0, "without label_smoothing", w * z)
+
+// All of them.
+#define HEADROOM_ROW_SUMS(X)                                         \
+  X(sum_exp, sum, kExp, true, "", e)                                 \
+  X(target_logit, target_logit, kPlain, true, "", is_target ? z : 0) \
+  HEADROOM_OPTIONAL_SUMS(X)
+
+// What is told of a row of a whole vocabulary: X(name, type, wanted, option, formula).
+//   name     of RowLoss, and of the field of headroom_buffers
+//   type     of the field's elements; void: stats
+//   wanted   whether a problem may ask for it; option: the same in messages, after "null"
+//   formula  from the statistics `stats`, log_sum = log sum_exp, and max, which is NaN for +inf, so that with
+//            such a logit all losses are NaN, as in PyTorch
+// (argmax is one of RowStats; lse_low is what storing lse takes off it.)
+#define HEADROOM_ROW_OUTPUTS(X)                                                                    \
+  X(nll, void, true, "", (max - stats.target_logit) + log_sum) /* no digit is lost to an offset */ \
+  X(lse, void, true, "", max + log_sum)                                                            \
+  X(entropy, void, p.want_entropy, "unless want_entropy",                                          \
+    (max - stats.sum_exp_logit / stats.sum_exp) + log_sum)
+
+// Flags of a problem that ask for some of them: X(name).
+#define HEADROOM_ROW_WANTS(X) \
+  X(want_entropy)             \
+  X(want_argmax)
+
+// Those whose upstream gradients a backward pass takes: X(name), of Problem::has_grad_name and
+// Buffers::grad_name. What they do to the coefficients of a row is row_coefficients().
+#define HEADROOM_ROW_UPSTREAM(X) \
+  X(nll)                         \
+  X(lse)                         \
+  X(entropy)
