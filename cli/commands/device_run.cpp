@@ -43,7 +43,13 @@ class Copies {
     add(device.temperature, p.tokens, stats);
     add(device.loss, losses, stats);
     add(device.nll, p.tokens, stats);
-    for (const LossStat& stat : kLossStats) add(device.*stat.field, p.tokens, stats);
+    for (const LossStat& stat : kLossStats) {
+      if (stat.field != nullptr) {
+        add(device.*stat.field, p.tokens, stats);
+      } else {
+        add(device.*stat.flag, p.tokens, ElementType::kBool);
+      }
+    }
     add(device.argmax, p.tokens, HEADROOM_I64);
     add(device.correct_count, 1, HEADROOM_I64);
     add(device.d_hidden, p.tokens * p.hidden, p.d_hidden_dtype);
@@ -60,8 +66,12 @@ class Copies {
  private:
   template <class P>
   void add(P*& field, int64_t count, int32_t dtype) {
+    add(field, count, element_from_dtype(static_cast<headroom_dtype>(dtype)));
+  }
+  template <class P>
+  void add(P*& field, int64_t count, ElementType element) {
     if (field == nullptr) return;
-    const auto bytes = static_cast<size_t>(count * dtype_bytes(static_cast<headroom_dtype>(dtype)));
+    const auto bytes = static_cast<size_t>(count * bits_of(element) / 8);
     Copy copy{nullptr, nullptr, bytes, bytes_};
     if constexpr (std::is_const_v<P>) {
       copy.input = static_cast<const std::byte*>(static_cast<const void*>(field));

@@ -169,7 +169,7 @@ void write_per_token(const Options& options, const LossInputs& in, const LossRes
       {"targets", ElementType::kI64, in.batch_shape, std::as_bytes(std::span(in.targets))}};
   if (!result.token_loss.empty()) tensors.push_back({"loss", stats, in.batch_shape, result.token_loss});
   for_each_stat(options.request.stats, [&](const LossStat& stat, size_t i) {
-    tensors.push_back({stat.name, stats, in.batch_shape, result.stats[i].values});
+    tensors.push_back({stat.name, element_of(stat, in.stats_dtype), in.batch_shape, result.stats[i].values});
   });
   write_safetensors(options.per_token, tensors,
                     {{"ignore_index", std::to_string(options.files.ignore_index)}});

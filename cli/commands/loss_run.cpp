@@ -64,7 +64,13 @@ Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t first, int64
   buffers.loss = at(out.token_loss, first * stats);
   buffers.nll = at(out.nll, first * stats);
   for (size_t i = 0; i < kLossStats.size(); ++i) {
-    buffers.*kLossStats[i].field = at(out.stats[i].values, first * stats);
+    const LossStat& stat = kLossStats[i];
+    std::byte* values = at(out.stats[i].values, first * bits_of(element_of(stat, in.stats_dtype)) / 8);
+    if (stat.field != nullptr) {
+      buffers.*stat.field = values;
+    } else {
+      buffers.*stat.flag = reinterpret_cast<uint8_t*>(values);
+    }
   }
   buffers.argmax = at(out.argmax, first);
   buffers.correct_count = correct;
@@ -155,7 +161,10 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
   const auto bytes = static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype));
   LossResult out;
   out.nll.resize(bytes);
-  for_each_stat(request.stats, [&](const LossStat&, size_t i) { out.stats[i].values.resize(bytes); });
+  for_each_stat(request.stats, [&](const LossStat& stat, size_t i) {
+    out.stats[i].values.resize(
+        static_cast<size_t>(in.tokens * bits_of(element_of(stat, in.stats_dtype)) / 8));
+  });
   out.argmax.resize(static_cast<size_t>(in.tokens));
 
   const auto start = std::chrono::steady_clock::now();
@@ -168,8 +177,12 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
 
   const auto valid = static_cast<double>(in.valid_tokens);
   out.mean_nll = sum_of(in, out.nll, 0, in.tokens) / valid;
-  for_each_stat(request.stats, [&](const LossStat&, size_t i) {
-    out.stats[i].mean = sum_of(in, out.stats[i].values, 0, in.tokens) / valid;
+  for_each_stat(request.stats, [&](const LossStat& stat, size_t i) {
+    const std::vector<std::byte>& values = out.stats[i].values;
+    const double sum = stat.flag != nullptr
+                           ? static_cast<double>(std::count(values.begin(), values.end(), std::byte{1}))
+                           : sum_of(in, values, 0, in.tokens);
+    out.stats[i].mean = sum / valid;
   });
   return out;
 }

@@ -2,6 +2,7 @@
  *
  *   z_ij   = t(scale * (E_i . C_j) + bias_j) / T_i   t = identity, or softcap * tanh(. / softcap)
  *   lse_i  = log sum_j exp z_ij,  nll_i = lse_i - z_iy,  entropy_i = lse_i - sum_j p_ij z_ij
+ *   mean_logit_i = sum_j z_ij / V_total,  log_sum_sq_probs_i = log sum_j p_ij^2,  max_logit_i = max_j z_ij
  *   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
  *            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
  *
@@ -177,6 +178,9 @@ typedef struct headroom_problem {
   int32_t has_temperature; /* 1: buffers' temperature, one a row, in the place of the one below (then 1) */
   double temperature;      /* T > 0, default 1; T and softcap / T in [2^-126, 2^126] (with float64 operands
                               [2^-1022, 2^1022]), |scale| / T no more than that */
+  int32_t want_mean_logit;
+  int32_t want_log_sum_sq_probs;
+  int32_t has_grad_target_logit; /* backward only, as has_grad_nll */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
@@ -196,7 +200,8 @@ typedef struct headroom_buffers {
   const void* grad_lse;     /* [N] stats */
   const void* grad_entropy; /* [N] stats */
   /* Row statistics, outputs of a forward pass. Required of a shard, where several are joined by
-   * headroom_row_stats_merge (or _rebase and a sum) before headroom_loss_from_row_stats. */
+   * headroom_row_stats_merge (or _rebase and a sum) before headroom_loss_from_row_stats; so are logit_sum and
+   * sum_sq_exp below. */
   void* max;                /* [N] stats: max_j z_ij */
   void* sum_exp;            /* [N] stats: sum_j exp(z_ij - max_i) */
   void* target_logit;       /* [N] stats: z_iy, 0 where y is in another shard */
@@ -235,6 +240,13 @@ typedef struct headroom_buffers {
   const void* temperature; /* [N] stats, with has_temperature, of every pass. A row that is not ignored and
                               whose value is not in [2^-126, 2^126] (with float64 operands [2^-1022, 2^1022])
                               has NaN logits: its loss, its statistics and its gradient are NaN */
+  const void* grad_target_logit; /* [N] stats, with has_grad_target_logit */
+  void* logit_sum;  /* [N] stats: sum_j z_ij; only with want_mean_logit. A row statistic, as sum_exp */
+  void* sum_sq_exp; /* [N] stats: sum_j exp(z_ij - max_i)^2; only with want_log_sum_sq_probs; the same */
+  void* mean_logit; /* [N] stats, with want_mean_logit. Outputs of a whole vocabulary, as nll */
+  void* log_sum_sq_probs; /* [N] stats, with want_log_sum_sq_probs */
+  void* max_logit;        /* [N] stats; as max, but 0 in ignored rows */
+  uint8_t* is_top1;       /* [N] 1 where the target is the argmax, else 0; only with want_argmax */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {
@@ -347,9 +359,10 @@ HEADROOM_API headroom_status headroom_scale_gradients(const headroom_context* co
  * sizes, dtypes and options.
  * merge: joins the statistics of `from` (another shard, same rows) into `into`; associative.
  * rebase: changes the anchor of the sums to new_max [N] stats >= max (a maximum over all shards), after which
- * sum_exp, target_logit, sum_exp_logit and weighted_logit_sum of all shards simply add up (an all-reduce).
- * loss: from the joined statistics to loss, nll, lse, entropy, argmax and correct_count. Needs targets and
- * weights in the buffers. */
+ * sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum and sum_sq_exp of all shards simply add
+ * up (an all-reduce).
+ * loss: from the joined statistics to the losses and what else is told of a whole vocabulary. Needs targets
+ * and weights in the buffers. */
 HEADROOM_API headroom_status headroom_row_stats_merge(const headroom_problem* problem,
                                                       const headroom_buffers* from,
                                                       const headroom_buffers* into);

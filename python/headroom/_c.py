@@ -91,6 +91,9 @@ class Problem(ctypes.Structure):
         ("allow_tf32", c_int32),
         ("has_temperature", c_int32),
         ("temperature", c_double),
+        ("want_mean_logit", c_int32),
+        ("want_log_sum_sq_probs", c_int32),
+        ("has_grad_target_logit", c_int32),
     ]
 
 
@@ -136,6 +139,13 @@ class Buffers(ctypes.Structure):
         ("draw_variance", c_void_p),
         ("lse_low", c_void_p),
         ("temperature", c_void_p),
+        ("grad_target_logit", c_void_p),
+        ("logit_sum", c_void_p),
+        ("sum_sq_exp", c_void_p),
+        ("mean_logit", c_void_p),
+        ("log_sum_sq_probs", c_void_p),
+        ("max_logit", c_void_p),
+        ("is_top1", c_void_p),
     ]
 
 

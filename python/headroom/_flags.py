@@ -8,7 +8,7 @@ from . import _stats
 
 # Of the operators' schemas and of the flags, to be raised when one of them changes. Packed flags hold it, so that code
 # which PyTorch compiled for another version of this package is not found in its caches on disk: these know neither.
-SCHEMAS = 5
+SCHEMAS = 6
 _SCHEMAS_BIT = 40
 _STATS_BIT = 16
 
@@ -37,7 +37,7 @@ class Flags(NamedTuple):
     stats: tuple[str, ...] = ()  # of rows, in the order of _stats.ALL
 
     def wants(self) -> Wants:
-        return Wants(*self[: len(Wants._fields)])
+        return Wants(*map(bool, self[: len(Wants._fields)]))
 
     def learns_numbers(self) -> bool:
         return self.want_d_scale or self.want_d_temperature
@@ -50,4 +50,5 @@ class Flags(NamedTuple):
 
 def unpacked(bits: int) -> Flags:
     stats = [name for bit, name in enumerate(_stats.OF_ROWS, _STATS_BIT) if bits >> bit & 1]
-    return Flags(*[bool(bits >> bit & 1) for bit in range(len(Flags._fields) - 1)], stats=tuple(stats))
+    flags = {name: bool(bits >> bit & 1) for bit, name in enumerate(Flags._fields[:-1])}
+    return Flags()._replace(**flags, stats=tuple(stats))

@@ -105,12 +105,13 @@ def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[s
     draws = found["draws"] if flags.keeps_draws else None
     saved = (found["lse"], found["lse_low"], entropy, draws)
     save_forward(ctx, _inputs(inputs), inputs[_INPUT_COUNT], options, saved)
+    ctx.returned = ("loss", *flags.stats)  # the other outputs are empty, as are gradients that they may be given
     ctx.mark_non_differentiable(*(found[name] for name in (*_stats.CONSTANT, "counts", "lse_low", "draws")))
 
 
 def _backward_of_forward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     found = dict(zip(RESULTS[_c.FORWARD], gradients))
-    upstream = {name: found[name] for name in ("loss", *_stats.DIFFERENTIABLE)}
+    upstream = {name: found[name] for name in ("loss", *_stats.DIFFERENTIABLE) if name in ctx.returned}
     needs = _inputs(ctx.needs_input_grad)
     wants = Wants(*(getattr(needs, name) for name in Wants._fields))
     return *_of_inputs(backward_of_forward(ctx, wants, upstream)), None

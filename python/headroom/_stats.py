@@ -21,6 +21,11 @@ ALL = (
     Statistic("lse", differentiable=True, is_default=True),
     Statistic("entropy", want="want_entropy", differentiable=True, is_default=True),
     Statistic("argmax", dtype="int64", want="want_argmax", is_default=True),
+    Statistic("target_logit", differentiable=True),
+    Statistic("mean_logit", want="want_mean_logit"),
+    Statistic("log_sum_sq_probs", want="want_log_sum_sq_probs"),
+    Statistic("is_top1", dtype="bool", want="want_argmax"),
+    Statistic("max_logit"),
 )
 COUNTS = {"correct_count": "want_argmax", "valid_count": ""}  # scalars, and the flags that they need
 DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients

@@ -63,7 +63,7 @@ RESULTS = {
 
 
 def _dtype(statistic: _stats.Statistic, stats: torch.dtype) -> torch.dtype:
-    return getattr(torch, statistic.dtype) if statistic.dtype else stats  # type: ignore[no-any-return]
+    return getattr(torch, statistic.dtype) if statistic.dtype else stats
 
 
 def results(pass_: int, inputs: Inputs, reduction: str, flags: Flags, draws_bytes: int) -> dict[str, Result]:

@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 class LinearCrossEntropyOutput(NamedTuple):
     """What ``return_stats`` asked for; the others are None. Per-token tensors have the target's shape.
 
-    Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``
-    and ``entropy`` are differentiable (see ``differentiable_stats``). The target's log-probability is ``-nll``.
+    Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``,
+    ``entropy`` and ``target_logit`` are differentiable (see ``differentiable_stats``). The target's log-probability is
+    ``-nll``.
+
+    Of the logits z, after scale, softcap and temperature: ``target_logit`` is z_y, ``mean_logit`` sum_j z_j / V,
+    ``max_logit`` the largest, ``log_sum_sq_probs`` log sum_j p_j^2 (minus the Renyi entropy of order 2), and
+    ``is_top1`` (bool) says whether the target is the argmax, the first of equals.
 
     Of thinned gradients: ``kept_count`` (int32) says how many elements a row's gradient was made of, its target
     included; ``draw_variance`` estimates the variance of the drawn row of dz over its squared norm, so its root is
@@ -38,6 +43,11 @@ class LinearCrossEntropyOutput(NamedTuple):
     valid_count: Tensor | None = None
     kept_count: Tensor | None = None
     draw_variance: Tensor | None = None
+    target_logit: Tensor | None = None
+    mean_logit: Tensor | None = None
+    log_sum_sq_probs: Tensor | None = None
+    is_top1: Tensor | None = None
+    max_logit: Tensor | None = None
 
 
 class _Options(TypedDict, total=False):
@@ -165,8 +175,9 @@ def linear_cross_entropy(
         main_grad: a float32 ``[V, D]`` buffer to which the gradient of ``linear_weight`` is added in a backward pass
             that leads to ``linear_weight`` (``torch.autograd.grad(loss, input)`` does not, but of compiled code, which
             always adds it); autograd then sees no gradient of it. Used only when ``linear_weight`` requires grad.
-        return_stats: True, or names out of ``nll, lse, entropy, argmax, correct_count, valid_count``; of thinned
-            gradients also ``kept_count`` and ``draw_variance``, by name only.
+        return_stats: True for ``nll, lse, entropy, argmax, correct_count, valid_count``, or names out of these and
+            ``target_logit, mean_logit, log_sum_sq_probs, is_top1, max_logit``; of thinned gradients also
+            ``kept_count`` and ``draw_variance``.
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
         gradient: ``"exact"``, or ``"thinned"``: unbiased, from about 1 / threshold elements of a row's softmax at
             most (docs/thinning.md); on CUDA it is exact where a flat softmax of these sizes would be slower to thin, as
@@ -192,7 +203,7 @@ def linear_cross_entropy(
     Work, in units of one product of input and weight: loss only 1; with gradients 3, computed already in the forward
     pass (reduction "mean" and "sum"); 4 where the upstream gradients must be known first: reduction "none",
     ``main_grad``, float16 gradients (which would underflow before a loss scale is applied), and differentiable
-    ``nll``, ``lse`` or ``entropy``. Under autocast the products round float32 input and weight a part at a time,
+    statistics. Under autocast the products round float32 input and weight a part at a time,
     without copies of them, and write float32 gradients at once; others are cast as for ``F.linear``. On CUDA float32
     products use TF32 where PyTorch permits it (``torch.backends.cuda.matmul``). Thinned gradients cost little more than
     the loss alone; where upstream gradients come later, the drawn elements are kept for them. ``kept_count`` and

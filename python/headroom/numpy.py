@@ -45,6 +45,11 @@ class LinearCrossEntropyResult:
     valid_count: int | None = None
     kept_count: Any = None
     draw_variance: Any = None
+    target_logit: Any = None
+    mean_logit: Any = None
+    log_sum_sq_probs: Any = None
+    is_top1: Any = None
+    max_logit: Any = None
     d_input: Any = None
     d_linear_weight: Any = None
     d_linear_bias: Any = None
@@ -198,11 +203,12 @@ def linear_cross_entropy(
     found = run(wanted, upstream)
 
     loss = out["loss"].reshape(y.shape) if reduction == "none" else out["loss"][()]
+    asked: dict[str, Any] = {name: out[name].reshape(y.shape) for name in _stats.of_rows(names)}
+    asked |= {name: int(out[name]) for name in _stats.COUNTS if name in names}
+    asked |= {name: found[name].reshape(y.shape) for name in _stats.DRAW_STATS if name in names}
     return LinearCrossEntropyResult(
         loss=loss,
-        **{name: out[name].reshape(y.shape) for name in _stats.of_rows(names)},
-        **{name: int(out[name]) for name in _stats.COUNTS if name in names},
-        **{name: found[name].reshape(y.shape) for name in _stats.DRAW_STATS if name in names},
+        **asked,
         d_input=found["d_hidden"].reshape(x.shape) if "input" in wanted else None,
         d_linear_weight=found["d_classifier"] if "linear_weight" in wanted else None,
         d_linear_bias=found["d_bias"] if "linear_bias" in wanted else None,

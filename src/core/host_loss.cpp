@@ -17,6 +17,10 @@ void store_if(void* data, DType dtype, int64_t index, double value) {
   if (data != nullptr) store_from_double(data, dtype, index, value);
 }
 
+void store_if(uint8_t* data, DType /*stats*/, int64_t index, double value) {
+  if (data != nullptr) data[index] = value > 0;
+}
+
 void write_ignored_losses(const Problem& problem, const Buffers& buffers, int64_t row) {
   const DType dtype = problem.stats_dtype();
 #define HEADROOM_STORE(name, ...) store_if(buffers.name, dtype, row, 0);
@@ -109,7 +113,8 @@ void HostLossWriter::add_losses(int64_t row, const RowStats<double>& stats) {
   const DType dtype = p.stats_dtype();
   ++valid_;
   if (p.is_shard()) return;
-  const RowLoss<double> out = row_loss(context_.params, row_weights(context_, row), stats);
+  const RowLoss<double> out =
+      row_loss(context_.params, row_weights(context_, row), stats, target_of_row(p, b.targets, row));
 #define HEADROOM_STORE(name, ...) store_if(b.name, dtype, row, out.name);
   HEADROOM_ROW_OUTPUTS(HEADROOM_STORE)
 #undef HEADROOM_STORE
@@ -117,7 +122,7 @@ void HostLossWriter::add_losses(int64_t row, const RowStats<double>& stats) {
   store_if(b.lse_low, dtype, row, rest_of(log_sum_exp_parts(stats), stored));
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
   sum_ += out.loss;
-  if (stats.argmax == target_of_row(p, b.targets, row)) ++correct_;
+  if (out.is_top1 > 0) ++correct_;
 }
 
 void HostLossWriter::finish() {

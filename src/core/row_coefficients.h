@@ -28,11 +28,12 @@ struct RowLoss {
 #undef HEADROOM_MEMBER
 };
 
-// loss_i of Problem's comment and what else is told of a row, from merged statistics of the whole vocabulary.
+// loss_i of Problem's comment and what else is told of a row, from merged statistics of the whole vocabulary;
+// target: a global id.
 // The smoothing term is sum_j w_j (lse - z_j) = class_weight_sum * lse - weighted_logit_sum.
 template <class T>
 HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWeights<T>& weights,
-                                       const RowStats<T>& stats) {
+                                       const RowStats<T>& stats, int64_t target) {
   RowLoss<T> out;
   const T max =
       stats.max == std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::quiet_NaN() : stats.max;
@@ -117,7 +118,7 @@ struct RowUpstream {
 #undef HEADROOM_MEMBER
 };
 
-// With u the upstream gradients: d nll/dz = p - [j=y], d lse/dz = p,
+// With u the upstream gradients: d nll/dz = p - [j=y], d lse/dz = p, d target_logit/dz = [j=y],
 // d entropy/dz = -p (z - m) with m = sum_j p_j z_j = lse - entropy, so -p (log p + entropy): whatever offset
 // all logits have in common, no digits are lost to it.
 template <class T>
@@ -138,7 +139,7 @@ HEADROOM_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& para
     out.a -= upstream.entropy * entropy;
     out.b = -upstream.entropy;
   }
-  out.g = k * target + upstream.nll;
+  out.g = k * target + upstream.nll - upstream.target_logit;
   return out;
 }
 

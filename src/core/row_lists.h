@@ -12,7 +12,9 @@
 //   term    what a logit z of class weight w adds to the part, with d = z - anchor and e = exp(d)
 #define HEADROOM_OPTIONAL_SUMS(X)                                                                     \
   X(sum_exp_logit, sum_offset, kExpOffset, p.want_entropy, "unless want_entropy", e == 0 ? 0 : e * d) \
-  X(weighted_logit_sum, weighted, kPlain, p.label_smoothing > 0, "without label_smoothing", w * z)
+  X(weighted_logit_sum, weighted, kPlain, p.label_smoothing > 0, "without label_smoothing", w * z)    \
+  X(logit_sum, logit_sum, kPlain, p.want_mean_logit, "unless want_mean_logit", z)                     \
+  X(sum_sq_exp, sum_sq, kSquaredExp, p.want_log_sum_sq_probs, "unless want_log_sum_sq_probs", e* e)
 
 // All of them.
 #define HEADROOM_ROW_SUMS(X)                                         \
@@ -24,23 +26,31 @@
 //   name     of RowLoss, and of the field of headroom_buffers
 //   type     of the field's elements; void: stats
 //   wanted   whether a problem may ask for it; option: the same in messages, after "null"
-//   formula  from the statistics `stats`, log_sum = log sum_exp, and max, which is NaN for +inf, so that with
-//            such a logit all losses are NaN, as in PyTorch
+//   formula  from the statistics `stats`, log_sum = log sum_exp, the global id `target`, and max, which is
+//            NaN for +inf, so that with such a logit all losses are NaN, as in PyTorch
 // (argmax is one of RowStats; lse_low is what storing lse takes off it.)
-#define HEADROOM_ROW_OUTPUTS(X)                                                                    \
-  X(nll, void, true, "", (max - stats.target_logit) + log_sum) /* no digit is lost to an offset */ \
-  X(lse, void, true, "", max + log_sum)                                                            \
-  X(entropy, void, p.want_entropy, "unless want_entropy",                                          \
-    (max - stats.sum_exp_logit / stats.sum_exp) + log_sum)
+#define HEADROOM_ROW_OUTPUTS(X)                                                                          \
+  X(nll, void, true, "", (max - stats.target_logit) + log_sum) /* no digit is lost to an offset */       \
+  X(lse, void, true, "", max + log_sum)                                                                  \
+  X(entropy, void, p.want_entropy, "unless want_entropy",                                                \
+    (max - stats.sum_exp_logit / stats.sum_exp) + log_sum)                                               \
+  X(mean_logit, void, p.want_mean_logit, "unless want_mean_logit", stats.logit_sum / params.vocab_total) \
+  X(log_sum_sq_probs, void, p.want_log_sum_sq_probs, "unless want_log_sum_sq_probs",                     \
+    std::log(stats.sum_sq_exp) - 2 * log_sum)                                                            \
+  X(max_logit, void, true, "", stats.max)                                                                \
+  X(is_top1, uint8_t, p.want_argmax, "unless want_argmax", stats.argmax == target)
 
 // Flags of a problem that ask for some of them: X(name).
 #define HEADROOM_ROW_WANTS(X) \
   X(want_entropy)             \
-  X(want_argmax)
+  X(want_argmax)              \
+  X(want_mean_logit)          \
+  X(want_log_sum_sq_probs)
 
 // Those whose upstream gradients a backward pass takes: X(name), of Problem::has_grad_name and
 // Buffers::grad_name. What they do to the coefficients of a row is row_coefficients().
 #define HEADROOM_ROW_UPSTREAM(X) \
   X(nll)                         \
   X(lse)                         \
-  X(entropy)
+  X(entropy)                     \
+  X(target_logit)

@@ -26,12 +26,14 @@ enum class SumKind {
   kExp,        // of terms with the factor exp(z - max)
   kExpOffset,  // the same of exp(z - max) z, of which tiles sum up exp(z - max) (z - max): no digits are lost
                // to an offset that all logits have in common
+  kSquaredExp,  // of terms with the factor exp(z - max)^2
 };
 
 // A sum relative to a maximum, relative to another one; factor: rebase_factor() of the two.
 template <class T>
 HEADROOM_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
-  return kind == SumKind::kPlain ? sum : sum * factor;
+  if (kind == SumKind::kPlain) return sum;
+  return kind == SumKind::kSquaredExp ? sum * factor * factor : sum * factor;
 }
 
 // A statistic from what a tile has summed up relative to an anchor, and the reverse. sum_exp: the tile's. Of

@@ -20,7 +20,7 @@ void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, cons
 
 bool tracks_max(const Runner& run) {
   const Buffers& b = run.buffers;
-  bool tracks = run.problem.want_argmax || b.max != nullptr;
+  bool tracks = run.problem.want_argmax || b.max != nullptr || b.max_logit != nullptr;
 #define HEADROOM_TRACKS(name, part, kind, ...) \
   tracks = tracks || (SumKind::kind != SumKind::kPlain && b.name != nullptr);
   HEADROOM_ROW_SUMS(HEADROOM_TRACKS)

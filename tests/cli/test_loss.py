@@ -36,6 +36,8 @@ def check_report(report, exact, naive):
     assert report["valid_tokens"] == exact["valid"]
 
 
+STATISTICS = ("lse", "entropy", "target_logit", "mean_logit", "log_sum_sq_probs", "max_logit")
+
 OPTIONS = {
     "plain": ({}, []),
     "softcap": ({"softcap": 3.0}, ["--softcap", 3]),
@@ -67,12 +69,18 @@ def test_against_float64(ok, tmp_path, problem, random, name, operands):
     rows = {"temperature": extra.pop("token_temperature")} if "token_temperature" in extra else {}
     exact, naive = both(*arrays.values(), **extra, **options, **rows)
 
-    outputs = ["--lse", "--entropy", "--per-token", "t.safetensors"]
-    report = ok("--json", "loss", *files, *arguments, *outputs).json
+    outputs = ["--" + name.replace("_", "-") for name in (*STATISTICS, "is_top1")]
+    report = ok("--json", "loss", *files, *arguments, *outputs, "--per-token", "t.safetensors").json
     check_report(report, exact, naive)
+    assert report["is_top1"] == pytest.approx(exact["is_top1"].sum() / exact["valid"])
     rows = np.abs(exact["lse"]) + np.abs(exact["nll"]) + np.abs(exact["entropy"])
+    rows = rows + np.abs(exact["max_logit"]) + np.abs(exact["log_sum_sq_probs"])
+    for key in STATISTICS:
+        mean = exact[key].sum() / exact["valid"]
+        assert report[key] == pytest.approx(mean, abs=2.0**-23 * rows.max() * 4), key
     tokens = load_file(tmp_path / "t.safetensors")
-    for key, mine in [("nll", "nll"), ("lse", "lse"), ("entropy", "entropy"), ("row_loss", "loss")]:
+    assert tokens["is_top1"].dtype == bool and (tokens["is_top1"] == exact["is_top1"]).all()
+    for key, mine in [("nll", "nll"), *((name, name) for name in STATISTICS), ("row_loss", "loss")]:
         assert tokens[mine].dtype == np.float32 and tokens[mine].shape == (N,)
         assert_close(tokens[mine], exact[key], naive[key], scale=np.maximum(rows, np.abs(exact[key])))
     assert (tokens["argmax"] == exact["argmax"]).all()

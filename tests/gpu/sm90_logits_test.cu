@@ -20,11 +20,15 @@ struct Slots {
         sum(count * stride),
         sum_offset(count * stride),
         weighted(count * stride),
+        logit_sum(count * stride),
+        sum_sq(count * stride),
         argmax(count * stride) {
     view = {count, stride, max.get(), sum.get(), nullptr, nullptr, nullptr};
     if (everything) {
       view.sum_offset = sum_offset.get();
       view.weighted = weighted.get();
+      view.logit_sum = logit_sum.get();
+      view.sum_sq = sum_sq.get();
       view.argmax = argmax.get();
     }
     clear_slots(view);
@@ -33,6 +37,7 @@ struct Slots {
   std::vector<RowStats<double>> join() const {
     const auto maxima = max.read(), sums = sum.read(), offsets = sum_offset.read(), weights = weighted.read();
     const auto ids = argmax.read();
+    const auto logits = logit_sum.read(), squares = sum_sq.read();
     std::vector<RowStats<double>> rows(stride - 3);
     for (size_t i = 0; i < rows.size(); ++i) {
       for (int64_t s = 0; s < count; ++s) {
@@ -44,6 +49,8 @@ struct Slots {
           part.sum_exp_logit = offsets[at] + double{maxima[at]} * sums[at];
         }
         if (view.weighted != nullptr) part.weighted_logit_sum = weights[at];
+        if (view.logit_sum != nullptr) part.logit_sum = logits[at];
+        if (view.sum_sq != nullptr) part.sum_sq_exp = squares[at];
         if (view.argmax != nullptr) part.argmax = ids[at];
         const double weighted_so_far = rows[i].weighted_logit_sum;
         rows[i] = merge(rows[i], part);
@@ -54,7 +61,7 @@ struct Slots {
   }
 
   int64_t count, stride;
-  Guarded<float> max, sum, sum_offset, weighted;
+  Guarded<float> max, sum, sum_offset, weighted, logit_sum, sum_sq;
   Guarded<int32_t> argmax;
   StatSlots view;
 };
@@ -77,7 +84,7 @@ void check_stats(const Problem& problem, const Options& options, const std::vect
       ASSERT_EQ(target_logit[i], untouched) << i;
       continue;
     }
-    double largest = -INFINITY, error = 0, weighted = 0, weighted_size = 0;
+    double largest = -INFINITY, error = 0, weighted = 0, weighted_size = 0, logits = 0, logits_size = 0;
     for (int64_t j = 0; j < shape.columns; ++j) {
       const double z = options.transform.logit(problem, i, j);
       const double weight = options.class_weight.empty() ? 1 : options.class_weight[j];
@@ -85,11 +92,14 @@ void check_stats(const Problem& problem, const Options& options, const std::vect
       error = std::max(error, options.transform.error(problem, i, j));
       weighted += weight * z;
       weighted_size += std::abs(weight * z);
+      logits += z;
+      logits_size += std::abs(z);
     }
-    double sum = 0, mean = 0, mean_size = 0;
+    double sum = 0, mean = 0, mean_size = 0, squares = 0;
     for (int64_t j = 0; j < shape.columns; ++j) {
       const double z = options.transform.logit(problem, i, j);
       sum += std::exp(z - largest);
+      squares += std::exp(2 * (z - largest));
       mean += std::exp(z - largest) * z;
       mean_size += std::exp(z - largest) * std::abs(z);
     }
@@ -107,6 +117,9 @@ void check_stats(const Problem& problem, const Options& options, const std::vect
     ASSERT_NEAR(stats[i].sum_exp_logit / stats[i].sum_exp, mean / sum,
                 error * (1 + 2 * mean_size / sum) + 0x1p-16 * mean_size / sum);
     ASSERT_NEAR(stats[i].weighted_logit_sum, weighted, shape.columns * 4 * error + 0x1p-18 * weighted_size);
+    ASSERT_NEAR(stats[i].logit_sum, logits, shape.columns * error + 0x1p-18 * logits_size);
+    ASSERT_NEAR(std::log(stats[i].sum_sq_exp) - 2 * std::log(stats[i].sum_exp),
+                std::log(squares) - 2 * std::log(sum), 4 * error + 0x1p-15);
     ASSERT_GE(stats[i].argmax, kColumnOffset);
     ASSERT_LT(stats[i].argmax, kColumnOffset + shape.columns);
     ASSERT_GE(options.transform.logit(problem, i, stats[i].argmax - kColumnOffset), largest - 2 * error);
@@ -141,7 +154,8 @@ void run_stats(Shape shape, DType dtype, bool general, int64_t rows, int64_t win
     }
     check_stats(problem, options, targets, slots.join(), target_logit.read(), rows);
     if (testing::Test::HasFatalFailure()) return;
-    for (const auto* array : {&slots.max, &slots.sum, &slots.sum_offset, &slots.weighted})
+    for (const auto* array :
+         {&slots.max, &slots.sum, &slots.sum_offset, &slots.weighted, &slots.logit_sum, &slots.sum_sq})
       array->expect_guards();
     slots.argmax.expect_guards();
     target_logit.expect_guards();
@@ -198,6 +212,8 @@ TEST_F(Logits, SpecialLogits) {
         EXPECT_EQ(stats[i].max, -INFINITY) << i;
         EXPECT_EQ(stats[i].sum_exp, 0) << i;
         EXPECT_EQ(stats[i].sum_exp_logit, 0) << i;
+        EXPECT_EQ(stats[i].sum_sq_exp, 0) << i;
+        EXPECT_EQ(stats[i].logit_sum, -INFINITY) << i;
         EXPECT_EQ(stats[i].argmax, kColumnOffset) << i;
       } else {
         EXPECT_TRUE(std::isfinite(stats[i].sum_exp)) << i;
@@ -232,15 +248,18 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   args.out = out.data.get();
   args.out_columns = args.columns;
   args.out_stride = out.stride;
-  Slots slots(args, true, false);
+  Slots slots(args, true, general);
   args.stats = slots.view;
   args.stats.max = nullptr;
+  args.stats.argmax = nullptr;
+  args.stats.weighted = nullptr;
   launch_logits(args, nullptr);
   check_cuda(cudaDeviceSynchronize());
   const auto values = out.data.read();
   const auto sums = slots.sum.read(), target_logits = target_logit.read();
+  const auto square_sums = slots.sum_sq.read(), logit_sums = slots.logit_sum.read();
   for (int64_t i = 0; i < shape.rows; ++i) {
-    double sum = 0, relative = 0;
+    double sum = 0, relative = 0, squares = 0, logits = 0, logits_size = 0;
     for (int64_t j = 0; j < out.stride; ++j) {
       if (is_outside(out, values, shape, rows, i, j)) continue;
       const double value = std::ldexp(bf16_to_float(values[i * out.stride + j]), -kKeptExponent);
@@ -252,6 +271,9 @@ void run_exps(Shape shape, bool general, int64_t rows) {
       const double error = options.transform.error(problem, i, j) + 0x1p-20;
       const double p = std::exp(z - anchors[i]);
       sum += p;
+      squares += p * p;
+      logits += z;
+      logits_size += std::abs(z);
       relative = std::max(relative, error);
       const double slope_error =
           options.transform.softcap == 0 ? 0 : 2 * error / options.transform.softcap + 1e-5;
@@ -268,8 +290,16 @@ void run_exps(Shape shape, bool general, int64_t rows) {
     }
     double got = 0;
     for (int64_t s = 0; s < slots.count; ++s) got += sums[s * slots.stride + i];
-    if (i >= rows || targets[i] == kIgnoredRow) sum = 0;
+    if (i >= rows || targets[i] == kIgnoredRow) sum = squares = logits = logits_size = 0;
     ASSERT_NEAR(got, sum, sum * (2 * relative + 0x1p-17)) << "row " << i;
+    if (!general) continue;
+    double got_squares = 0, got_logits = 0;
+    for (int64_t s = 0; s < slots.count; ++s) {
+      got_squares += square_sums[s * slots.stride + i];
+      got_logits += logit_sums[s * slots.stride + i];
+    }
+    ASSERT_NEAR(got_squares, squares, squares * (4 * relative + 0x1p-16)) << "row " << i;
+    ASSERT_NEAR(got_logits, logits, shape.columns * relative + 0x1p-18 * logits_size) << "row " << i;
   }
   out.data.expect_guards();
   slots.sum.expect_guards();

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "compare.h"
+#include "row_fields.h"
 
 namespace headroom_test {
 namespace {
@@ -30,7 +31,8 @@ Case poisoned(Case c) {
     }
   };
   poison(&c.hidden, static_cast<size_t>(c.problem.hidden));
-  for (auto* rows : {&c.token_weight, &c.temperature, &c.grad_nll, &c.grad_lse, &c.grad_entropy})
+  for (auto* rows :
+       {&c.token_weight, &c.temperature, &c.grad_nll, &c.grad_lse, &c.grad_entropy, &c.grad_target_logit})
     poison(rows, 1);
   if (c.problem.reduction == HEADROOM_REDUCTION_NONE) poison(&c.grad_loss, 1);
   return c;
@@ -49,15 +51,18 @@ TEST_P(IgnoredRows, MayHoldNaN) {
     const auto width = static_cast<size_t>(c.problem.hidden);
     for (size_t i = 0; i < ignored.size(); ++i) {
       if (!ignored[i]) continue;
-      EXPECT_EQ(got.nll[i], 0);
-      EXPECT_EQ(got.lse[i], 0);
+      const auto is_zero = [&](const RowField& each) {
+        return !each.is_wanted(c.problem) || (got.*each.values)[i] == 0;
+      };
+      for (const RowField& each : kRowOutputs) EXPECT_TRUE(is_zero(each)) << each.name;
+      for (const RowField& each : kRowSums) EXPECT_TRUE(is_zero(each)) << each.name;
       EXPECT_EQ(got.max[i], -INFINITY);
-      EXPECT_EQ(got.sum_exp[i], 0);
       if (c.problem.reduction == HEADROOM_REDUCTION_NONE) {
         EXPECT_EQ(got.loss[i], 0);
       }
       if (c.problem.want_argmax) {
         EXPECT_EQ(got.argmax[i], -1);
+        EXPECT_EQ(got.is_top1[i], 0);
       }
       for (size_t k = i * width; k < (i + 1) * width && !got.d_hidden.empty(); ++k) {
         EXPECT_EQ(got.d_hidden[k], c.problem.accumulate_d_hidden ? c.d_hidden_start[k] : 0);

@@ -80,12 +80,17 @@ TEST_P(Infinities, PlusInfinity) {
   for (int64_t column : {0, 7, 449}) {
     Case c = plain(3, {3, 450, 4});
     c.problem.want_argmax = c.problem.want_entropy = 1;
+    c.problem.want_mean_logit = c.problem.want_log_sum_sq_probs = 1;
     c.targets = {7, 8, 9};
     c.bias[static_cast<size_t>(column)] = kInfinity;
     for (const Case& way : ways(c)) {
       SCOPED_TRACE(describe(way));
       const Outputs got = solve(context_, way);
-      for (const auto* nan : {&got.loss, &got.nll, &got.lse, &got.entropy, &got.d_hidden}) {
+      EXPECT_EQ(got.mean_logit, std::vector<double>(3, kInfinity));
+      EXPECT_EQ(got.max_logit, std::vector<double>(3, kInfinity));
+      EXPECT_EQ(got.is_top1, (std::vector<double>{column == 7 ? 1.0 : 0.0, 0, 0}));
+      for (const auto* nan :
+           {&got.loss, &got.nll, &got.lse, &got.entropy, &got.log_sum_sq_probs, &got.d_hidden}) {
         EXPECT_TRUE(std::all_of(nan->begin(), nan->end(), [](double v) { return std::isnan(v); }));
       }
       EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(column)));
@@ -93,18 +98,51 @@ TEST_P(Infinities, PlusInfinity) {
   }
 }
 
+// Masked columns have no part in what is summed over probabilities; all others' mean is -inf.
+TEST_P(Infinities, StatisticsOfMaskedColumns) {
+  Case c = plain(8, {5, 300, 4});
+  c.problem.want_mean_logit = c.problem.want_log_sum_sq_probs = 1;
+  Case finite = c;
+  for (size_t j = 100; j < 300; ++j) {
+    c.bias[j] = -kInfinity;
+    finite.bias[j] = -1000;
+  }
+  for (int64_t i = 0; i < 5; ++i)
+    c.targets[static_cast<size_t>(i)] = finite.targets[static_cast<size_t>(i)] = i;
+  const std::vector<Case> finite_ways = ways(finite);
+  size_t at = 0;
+  for (const Case& way : ways(c)) {
+    SCOPED_TRACE(describe(way));
+    const Case& same = finite_ways[at++];
+    const Expected expected(same);
+    Case bounded = same;  // a bound without the rounding of a logit of -1000
+    for (size_t j = 100; j < 300; ++j) bounded.bias[j] = 0;
+    bounded.problem.gradient = HEADROOM_EXACT;
+    const Bounds bounds = Expected(bounded).bounds_of(GetParam());
+    const Outputs got = solve(context_, way);
+    const headroom_dtype dtype = stats_dtype(c.problem);
+    EXPECT_EQ(got.mean_logit, std::vector<double>(5, -kInfinity));
+    EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, expected.truth().log_sum_sq_probs,
+                      bounds.log_sum_sq_probs, dtype));
+    EXPECT_TRUE(close("max_logit", got.max_logit, expected.truth().max_logit, bounds.logit, dtype));
+    EXPECT_TRUE(close("target_logit", got.target_logit, expected.truth().target_logit, bounds.logit, dtype));
+  }
+}
+
 // The argmax of a row with NaN is the first of these.
 TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
   for (int64_t first : {0, 5, 31, 300, 447, 448, 899}) {
     Case c = plain(4, {3, 900, 4});
-    c.problem.want_argmax = 1;
+    c.problem.want_argmax = c.problem.want_mean_logit = c.problem.want_log_sum_sq_probs = 1;
     c.bias[20] = 100;  // before and after, where NaN are lost in a maximum of numbers
     c.bias[600] = 200;
     for (int64_t j : {first, int64_t{899}}) c.bias[static_cast<size_t>(j)] = NAN;
     const Outputs got = solve(context_, c);
     EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(first)));
     EXPECT_TRUE(std::isnan(got.loss[0]));
-    EXPECT_TRUE(std::isnan(got.max[0]));
+    for (const auto* nan : {&got.max, &got.max_logit, &got.mean_logit, &got.log_sum_sq_probs}) {
+      EXPECT_TRUE(std::isnan((*nan)[0]));
+    }
   }
 }
 

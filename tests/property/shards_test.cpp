@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 
 #include "compare.h"
+#include "row_fields.h"
 
 namespace headroom_test {
 namespace {
@@ -17,34 +19,24 @@ class RowStats {
   RowStats(const headroom::Problem& p, const Case& c, const Outputs& from)
       : stats_(stats_dtype(p)),
         max_(stats_, p.tokens, 1),
-        sum_exp_(stats_, p.tokens, 1),
-        target_logit_(stats_, p.tokens, 1),
-        sum_exp_logit_(stats_, p.tokens, 1),
-        weighted_logit_sum_(stats_, p.tokens, 1),
         argmax_(HEADROOM_I64, p.tokens, 1),
         targets_(static_cast<headroom_dtype>(p.target_dtype), p.tokens, 1),
         class_weight_(stats_, static_cast<int64_t>(c.class_weight.size()), 1),
         token_weight_(stats_, static_cast<int64_t>(c.token_weight.size()), 1) {
     max_.fill(from.max);
-    sum_exp_.fill(from.sum_exp);
-    target_logit_.fill(from.target_logit);
+    for (const RowField& each : kRowSums) {
+      if (!each.is_wanted(p)) continue;
+      Tensor& sum = sums_.emplace_back(stats_, p.tokens, 1);
+      sum.fill(from.*each.values);
+      b_.*each.field = sum.data();
+    }
     targets_.fill({c.targets.begin(), c.targets.end()});
     class_weight_.fill(c.class_weight);
     token_weight_.fill(c.token_weight);
     b_.max = max_.data();
-    b_.sum_exp = sum_exp_.data();
-    b_.target_logit = target_logit_.data();
     b_.targets = targets_.data();
     if (p.has_class_weight) b_.class_weight = class_weight_.data();
     if (p.has_token_weight) b_.token_weight = token_weight_.data();
-    if (p.want_entropy) {
-      sum_exp_logit_.fill(from.sum_exp_logit);
-      b_.sum_exp_logit = sum_exp_logit_.data();
-    }
-    if (p.label_smoothing > 0) {
-      weighted_logit_sum_.fill(from.weighted_logit_sum);
-      b_.weighted_logit_sum = weighted_logit_sum_.data();
-    }
     if (p.want_argmax) {
       argmax_.fill(from.argmax);
       b_.argmax = static_cast<int64_t*>(argmax_.data());
@@ -54,12 +46,19 @@ class RowStats {
   const Tensor& max() const { return max_; }
 
   void add_sums_of(const RowStats& other) {
-    for (Tensor RowStats::*each : {&RowStats::sum_exp_, &RowStats::target_logit_, &RowStats::sum_exp_logit_,
-                                   &RowStats::weighted_logit_sum_}) {
-      std::vector<double> sum = (this->*each).values();
-      const std::vector<double> more = (other.*each).values();
+    for (size_t each = 0; each < sums_.size(); ++each) {
+      std::vector<double> sum = sums_[each].values();
+      const std::vector<double> more = other.sums_[each].values();
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
-      (this->*each).fill(sum);
+      sums_[each].fill(sum);
+    }
+  }
+
+  // Of what the functions wrote to buffers(): the sums, and in the order of kRowSums.
+  void read_sums(const headroom::Problem& p, Outputs* out) const {
+    size_t at = 0;
+    for (const RowField& each : kRowSums) {
+      if (each.is_wanted(p)) out->*each.values = sums_[at++].values();
     }
   }
 
@@ -68,8 +67,8 @@ class RowStats {
 
  private:
   headroom_dtype stats_;
-  Tensor max_, sum_exp_, target_logit_, sum_exp_logit_, weighted_logit_sum_, argmax_, targets_, class_weight_,
-      token_weight_;
+  std::deque<Tensor> sums_;  // those of kRowSums that are wanted
+  Tensor max_, argmax_, targets_, class_weight_, token_weight_;
   headroom::Buffers b_;
 };
 
@@ -141,23 +140,31 @@ Outputs solve_in_shards(const headroom::Context& context, const Case& c, const s
   join(whole, &stats, how);
   const headroom_dtype dtype = stats_dtype(whole);
   const bool per_row = whole.reduction == HEADROOM_REDUCTION_NONE;
-  Tensor loss(dtype, per_row ? whole.tokens : 1, 1), nll(dtype, whole.tokens, 1), lse(dtype, whole.tokens, 1),
-      entropy(dtype, whole.tokens, 1), correct(HEADROOM_I64, 1, 1);
+  Tensor loss(dtype, per_row ? whole.tokens : 1, 1), correct(HEADROOM_I64, 1, 1),
+      is_top1(HEADROOM_I32, words_of_bytes(whole.tokens), 1);
   headroom::Buffers& b = stats[0]->buffers();
   b.loss = loss.data();
-  b.nll = nll.data();
-  b.lse = lse.data();
-  if (whole.want_entropy) b.entropy = entropy.data();
-  if (whole.want_argmax) b.correct_count = static_cast<int64_t*>(correct.data());
+  std::deque<Tensor> rows;
+  for (const RowField& each : kRowOutputs) {
+    Tensor& row = rows.emplace_back(dtype, whole.tokens, 1);
+    if (each.is_wanted(whole)) b.*each.field = row.data();
+  }
+  if (whole.want_argmax) {
+    b.correct_count = static_cast<int64_t*>(correct.data());
+    b.is_top1 = static_cast<uint8_t*>(is_top1.data());
+  }
   headroom::loss_from_row_stats(whole, b);
-  for (Tensor* each : {&loss, &nll, &lse, &entropy, &correct}) EXPECT_EQ(each->violation(), "");
+  for (Tensor* each : {&loss, &correct, &is_top1}) EXPECT_EQ(each->violation(), "");
+  stats[0]->read_sums(whole, &out);
   out.loss = loss.values();
-  out.nll = nll.values();
-  out.lse = lse.values();
-  if (whole.want_entropy) out.entropy = entropy.values();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].violation(), "");
+    if (kRowOutputs[i].is_wanted(whole)) out.*kRowOutputs[i].values = rows[i].values();
+  }
   if (whole.want_argmax) {
     out.argmax = stats[0]->argmax();
     out.correct_count = correct.values();
+    out.is_top1 = bytes_of_words(is_top1.values(), whole.tokens);
   }
   if (c.mode == Mode::kForward) return out;
   for (const headroom::Problem& shard : cut(pass_problem(c, headroom::Pass::backward), sizes)) {
@@ -212,6 +219,7 @@ class Shards : public testing::TestWithParam<Engine> {
     const double unit = stats_dtype(c.problem) == HEADROOM_F64 ? 0x1p-53 : 0x1p-24;
     bounds.lse += times * unit;  // of log(sum_exp): one rounding of its argument
     bounds.nll += times * unit;
+    bounds.log_sum_sq_probs += 3 * times * unit;  // of both sums, one of them twice
     expected.check(solve_in_shards(context_, c, sizes, how), bounds);
   }
 

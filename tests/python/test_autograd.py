@@ -315,7 +315,7 @@ def test_opcheck(gradient):
     torch.library.opcheck(_ops.forward, (*tensors, None), forward, test_utils=utils)
     plain = tuple(None if t is None else t.detach() for t in tensors)
     _, _, lse, *_, lse_low, draws = _ops.forward(*plain, None, **forward)
-    upstream = (lse, lse_low, None, draws if thinned else None, torch.tensor(1.0), None, None, None)
+    upstream = (lse, lse_low, None, draws if thinned else None, torch.tensor(1.0), None, None, None, None)
     options |= dict(flags=wants.packed())
     torch.library.opcheck(_ops.backward, (*plain, *upstream), options)
     torch.library.opcheck(_ops.backward_into, (*plain, *upstream, torch.zeros(13, 6)), options)

@@ -30,6 +30,16 @@ void choose_temperature(Random& random, Case* c) {
   }
 }
 
+// Further statistics, drawn last: cases are otherwise as they were without.
+void choose_statistics(Random& random, Case* c) {
+  headroom::Problem& p = c->problem;
+  p.want_mean_logit = random.chance(0.4);
+  p.want_log_sum_sq_probs = random.chance(0.4);
+  if (c->mode != Mode::kForwardThenBackward || random.chance(0.6)) return;
+  p.has_grad_target_logit = 1;
+  c->grad_target_logit = uniform_values(random, p.tokens, -1, 1, stats_dtype(p));
+}
+
 // Weights in [0, 2], some of them exactly 0.
 std::vector<double> weights(Random& random, int64_t count, headroom_dtype dtype) {
   std::vector<double> out = uniform_values(random, count, 0, 2, dtype);
@@ -202,6 +212,7 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
     c.problem.compute_dtype = random.pick<int32_t>({HEADROOM_BF16, HEADROOM_F16});
   }
   choose_temperature(random, &c);
+  choose_statistics(random, &c);
   return c;
 }
 
@@ -234,13 +245,14 @@ std::string describe(const Case& c) {
       << " dC " << name(p.d_classifier_dtype) << ", wants " << p.want_d_hidden << p.want_d_classifier
       << p.want_d_bias << ", adds " << p.accumulate_d_hidden << p.accumulate_d_classifier
       << p.accumulate_d_bias << ", upstream " << p.has_grad_nll << p.has_grad_lse << p.has_grad_entropy
-      << ", bias " << p.has_bias << " (" << name(p.bias_dtype) << ", gradient " << name(p.d_bias_dtype)
-      << "), class weight " << p.has_class_weight << ", token weight " << p.has_token_weight << ", scale "
-      << p.scale << ", softcap " << p.softcap << ", temperature "
+      << p.has_grad_target_logit << ", bias " << p.has_bias << " (" << name(p.bias_dtype) << ", gradient "
+      << name(p.d_bias_dtype) << "), class weight " << p.has_class_weight << ", token weight "
+      << p.has_token_weight << ", scale " << p.scale << ", softcap " << p.softcap << ", temperature "
       << (p.has_temperature != 0 ? "of rows" : std::to_string(p.temperature)) << ", smoothing "
       << p.label_smoothing << ", z_loss " << p.z_loss << ", num_items " << p.num_items << ", ignore "
       << p.ignore_index << ", shift " << p.shift << " of " << p.sequence_length << ", entropy "
-      << p.want_entropy << ", argmax " << p.want_argmax << ", strides +" << c.hidden_layout.padding << " +"
+      << p.want_entropy << ", argmax " << p.want_argmax << ", mean logit " << p.want_mean_logit
+      << ", log sum p^2 " << p.want_log_sum_sq_probs << ", strides +" << c.hidden_layout.padding << " +"
       << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding << " +"
       << c.d_classifier_layout.padding;
   return out.str();

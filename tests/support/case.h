@@ -31,6 +31,7 @@ struct Case {
   std::vector<double> grad_nll;      // [N], as the next two
   std::vector<double> grad_lse;
   std::vector<double> grad_entropy;
+  std::vector<double> grad_target_logit;
   std::vector<int64_t> seed_in_memory;  // [1] in place of the problem's seed; empty: that
   std::vector<double> d_hidden_start;   // what the gradients' buffers hold before an accumulation
   std::vector<double> d_classifier_start;

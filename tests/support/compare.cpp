@@ -46,24 +46,21 @@ testing::AssertionResult close(const char* what, const std::vector<double>& got,
 }
 
 Bounds operator*(double factor, const Bounds& b) {
-  return {factor * b.lse,  factor * b.nll,      factor * b.entropy,      factor * b.logit,
-          factor * b.loss, factor * b.d_hidden, factor * b.d_classifier, factor * b.d_bias};
+  Bounds out;
+  for (const auto each : kBounds) out.*each = factor * b.*each;
+  return out;
 }
 
 Bounds operator+(const Bounds& a, const Bounds& b) {
-  return {a.lse + b.lse,   a.nll + b.nll,           a.entropy + b.entropy,           a.logit + b.logit,
-          a.loss + b.loss, a.d_hidden + b.d_hidden, a.d_classifier + b.d_classifier, a.d_bias + b.d_bias};
+  Bounds out;
+  for (const auto each : kBounds) out.*each = a.*each + b.*each;
+  return out;
 }
 
 Bounds either(const Bounds& a, const Bounds& b) {
-  return {std::max(a.lse, b.lse),
-          std::max(a.nll, b.nll),
-          std::max(a.entropy, b.entropy),
-          std::max(a.logit, b.logit),
-          std::max(a.loss, b.loss),
-          std::max(a.d_hidden, b.d_hidden),
-          std::max(a.d_classifier, b.d_classifier),
-          std::max(a.d_bias, b.d_bias)};
+  Bounds out;
+  for (const auto each : kBounds) out.*each = std::max(a.*each, b.*each);
+  return out;
 }
 
 Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {
@@ -121,6 +118,11 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
   const double nll_terms = 2 * t.terms.logit + std::log(static_cast<double>(c_.problem.vocab));
   out.nll = bound(naive.nll, t.nll, nll_terms) + arithmetic.exp;
   out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy) + arithmetic.exp * t.terms.entropy;
+  out.mean_logit = bound(naive.mean_logit, t.mean_logit, t.terms.logit);
+  // Logits are in it with the weights 2 q and 2 p, q = p^2 / sum p^2, and so are the exps' own errors; each
+  // of its two logs is at most 2 log V.
+  const double log_terms = 4 * t.terms.logit + 4 * std::log(static_cast<double>(c_.problem.vocab));
+  out.log_sum_sq_probs = bound(naive.log_sum_sq_probs, t.log_sum_sq_probs, log_terms) + 4 * arithmetic.exp;
   out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
   out.d_classifier = gradient(naive.d_classifier, t.d_classifier, t.terms.d_classifier);
   out.d_bias = gradient(naive.d_bias, t.d_bias, t.terms.d_bias);
@@ -146,14 +148,16 @@ Bounds Expected::bounds_of_double() const {
     loss = 0;
     for (double term : terms.loss) loss += truth_.divisor == 0 ? 0 : term / std::fabs(truth_.divisor);
   }
-  return kDoubleArithmetic * Bounds{terms.logit,
-                                    2 * terms.logit,
-                                    terms.entropy,
-                                    terms.logit,
-                                    loss,
-                                    gradient(terms.d_hidden),
-                                    gradient(terms.d_classifier),
-                                    gradient(terms.d_bias)};
+  return kDoubleArithmetic * Bounds{.lse = terms.logit,
+                                    .nll = 2 * terms.logit,
+                                    .entropy = terms.entropy,
+                                    .logit = terms.logit,
+                                    .mean_logit = terms.logit,
+                                    .log_sum_sq_probs = 4 * terms.logit + 4,
+                                    .loss = loss,
+                                    .d_hidden = gradient(terms.d_hidden),
+                                    .d_classifier = gradient(terms.d_classifier),
+                                    .d_bias = gradient(terms.d_bias)};
 }
 
 Bounds Expected::bounds_of(const Engine& engine) const {
@@ -189,6 +193,15 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   if (p.want_entropy) {
     EXPECT_TRUE(close("entropy", got.entropy, truth_.entropy, bounds.entropy, stats));
   }
+  EXPECT_TRUE(close("target_logit", got.target_logit, truth_.target_logit, bounds.logit, stats));
+  EXPECT_TRUE(close("max_logit", got.max_logit, truth_.max_logit, bounds.logit, stats));
+  if (p.want_mean_logit) {
+    EXPECT_TRUE(close("mean_logit", got.mean_logit, truth_.mean_logit, bounds.mean_logit, stats));
+  }
+  if (p.want_log_sum_sq_probs) {
+    EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, truth_.log_sum_sq_probs,
+                      bounds.log_sum_sq_probs, stats));
+  }
   EXPECT_TRUE(close("loss", got.loss, truth_.loss, bounds.loss, stats));
   EXPECT_EQ(got.valid_count, std::vector<double>{static_cast<double>(truth_.valid_count)});
   if (!got.invalid_targets.empty()) {
@@ -205,8 +218,11 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
 void Expected::check_argmax(const Outputs& got, double logit_error) const {
   double correct = 0;
   ASSERT_EQ(got.argmax.size(), truth_.argmax.size());
+  ASSERT_EQ(got.is_top1.size(), truth_.argmax.size());
   for (size_t i = 0; i < truth_.argmax.size(); ++i) {
     const auto best = static_cast<int64_t>(got.argmax[i]);
+    const bool is_top1 = truth_.argmax[i] >= 0 && best == c_.target_of(static_cast<int64_t>(i));
+    EXPECT_EQ(got.is_top1[i], is_top1 ? 1 : 0) << "is_top1[" << i << "]";
     if (truth_.argmax[i] < 0 || best < 0 || best >= c_.problem.vocab) {
       EXPECT_EQ(best, truth_.argmax[i]) << "argmax[" << i << "]";
       continue;
@@ -233,6 +249,10 @@ void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, cons
   same("loss", a.loss, b.loss, bounds.loss, stats);
   same("nll", a.nll, b.nll, bounds.nll, stats);
   same("entropy", a.entropy, b.entropy, bounds.entropy, stats);
+  same("target_logit", a.target_logit, b.target_logit, bounds.logit, stats);
+  same("max_logit", a.max_logit, b.max_logit, bounds.logit, stats);
+  same("mean_logit", a.mean_logit, b.mean_logit, bounds.mean_logit, stats);
+  same("log_sum_sq_probs", a.log_sum_sq_probs, b.log_sum_sq_probs, bounds.log_sum_sq_probs, stats);
   same("d_hidden", a.d_hidden, b.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype));
   same("d_classifier", a.d_classifier, b.d_classifier, bounds.d_classifier, as_dtype(p.d_classifier_dtype));
   same("d_bias", a.d_bias, b.d_bias, bounds.d_bias, as_dtype(p.d_bias_dtype));

@@ -12,9 +12,15 @@ namespace headroom_test {
 
 // How far a result may be off before it is rounded to the dtype of its output.
 struct Bounds {
-  double lse = 0, nll = 0, entropy = 0, logit = 0, loss = 0;
+  double lse = 0, nll = 0, entropy = 0, logit = 0, mean_logit = 0, log_sum_sq_probs = 0, loss = 0;
   double d_hidden = 0, d_classifier = 0, d_bias = 0;
 };
+
+// Each of them.
+inline constexpr double Bounds::*kBounds[] = {&Bounds::lse,   &Bounds::nll,        &Bounds::entropy,
+                                              &Bounds::logit, &Bounds::mean_logit, &Bounds::log_sum_sq_probs,
+                                              &Bounds::loss,  &Bounds::d_hidden,   &Bounds::d_classifier,
+                                              &Bounds::d_bias};
 
 Bounds operator*(double factor, const Bounds& bounds);
 Bounds operator+(const Bounds& a, const Bounds& b);

@@ -85,8 +85,11 @@ class Materialised {
     answer_.argmax.assign(tokens_, -1);
     lse_.assign(tokens_, 0);
     row_loss_.assign(tokens_, 0);
-    for (std::vector<double>* out : {&answer_.nll, &answer_.entropy, &answer_.terms.loss})
+    for (std::vector<double>* out :
+         {&answer_.nll, &answer_.entropy, &answer_.target_logit, &answer_.mean_logit,
+          &answer_.log_sum_sq_probs, &answer_.max_logit, &answer_.terms.loss}) {
       out->assign(tokens_, 0);
+    }
     T sum = 0;
     T weights = 0;
     for (size_t i = 0; i < tokens_; ++i) {
@@ -118,11 +121,15 @@ class Materialised {
     T entropy = 0;  // -sum p log p
     T smooth = 0;   // -sum w log p
     T smooth_terms = 0;
+    T logits = 0;
+    T squares = 0;
     const auto largest_logit = static_cast<T>(answer_.terms.logit);
     for (size_t j = 0; j < vocab_; ++j) {
       const T log_p = z[j] - lse;
       if (std::exp(log_p) > 0) entropy -= std::exp(log_p) * log_p;
       smooth -= class_weight(j) * log_p;
+      logits += z[j];
+      squares += std::exp(2 * (z[j] - z[best]));
       smooth_terms += class_weight(j) * (std::fabs(z[j]) + std::fabs(lse) + largest_logit);
     }
     const T nll = lse - z[y];
@@ -138,6 +145,10 @@ class Materialised {
     raise(&answer_.terms.entropy, std::fabs(lse) + largest_logit * (1 + std::fabs(entropy)));
     answer_.nll[i] = static_cast<double>(nll);
     answer_.entropy[i] = static_cast<double>(entropy);
+    answer_.target_logit[i] = static_cast<double>(z[y]);
+    answer_.mean_logit[i] = static_cast<double>(logits / total);
+    answer_.log_sum_sq_probs[i] = static_cast<double>(std::log(squares) - 2 * std::log(sum));
+    answer_.max_logit[i] = static_cast<double>(z[best]);
     answer_.argmax[i] = static_cast<int64_t>(best);
     if (best == y) ++answer_.correct_count;
   }
@@ -164,6 +175,7 @@ class Materialised {
     const size_t loss_index = p_.reduction == HEADROOM_REDUCTION_NONE ? i : 0;
     const T upstream = at(c_.grad_loss, loss_index, 1) / divisor_ * token_weight(i);
     const T d_entropy = at(c_.grad_entropy, i, 0);
+    const T d_target_logit = at(c_.grad_target_logit, i, 0);
     const T d_lse = upstream * 2 * static_cast<T>(p_.z_loss) * lse_[i] + at(c_.grad_lse, i, 0);
     T sum = 0;
     T terms = std::fabs(d_lse);
@@ -186,9 +198,10 @@ class Materialised {
     for (size_t j = 0; j < vocab_; ++j) {
       const T probability = std::exp(z[j] - lse_[i]);
       const T slope = slope_[i * vocab_ + j];
-      T value = ((*d)[j].value + probability * (d_lse - sum)) * slope;
+      const T direct = j == y ? d_target_logit : 0;
+      T value = ((*d)[j].value + direct + probability * (d_lse - sum)) * slope;
       value = shortened(value);
-      const T part = ((*d)[j].part + probability * terms) / t;
+      const T part = ((*d)[j].part + std::fabs(direct) + probability * terms) / t;
       // Of the softcap's slope 1 - tanh^2: at most 2 tanh / cap times the rounding.
       const T by_slope = p_.softcap > 0 ? part * 2 * t / static_cast<T>(p_.softcap) * logit_terms : 0;
       (*d)[j] = {value, part, probability * terms / t * logit_terms + by_slope};

@@ -8,6 +8,7 @@
 
 #include "device_memory.h"
 #include "formats.h"
+#include "row_fields.h"
 
 namespace headroom_test {
 namespace {
@@ -68,10 +69,11 @@ class Run {
     };
     headroom::Buffers b = b_;
     move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.temperature,
-         b.grad_loss, b.grad_nll, b.grad_lse, b.grad_entropy, b.max, b.sum_exp, b.target_logit,
-         b.sum_exp_logit, b.weighted_logit_sum, b.loss, b.nll, b.lse, b.lse_low, b.entropy, b.argmax,
-         b.correct_count, b.valid_count, b.d_hidden, b.d_classifier, b.d_bias, b.invalid_targets, b.draws,
-         b.kept_count, b.draw_variance, b.seed);
+         b.grad_loss, b.grad_nll, b.grad_lse, b.grad_entropy, b.grad_target_logit, b.max, b.loss, b.lse_low,
+         b.argmax, b.is_top1, b.correct_count, b.valid_count, b.d_hidden, b.d_classifier, b.d_bias,
+         b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed);
+    for (const RowField& each : kRowSums) move(b.*each.field);
+    for (const RowField& each : kRowOutputs) move(b.*each.field);
     plan.run(b, mirror.workspace(), mirror.stream());
     mirror.download();
     EXPECT_EQ(mirror.workspace_violation(), "") << "workspace";
@@ -136,6 +138,9 @@ class Run {
     if (p_.has_grad_nll) b_.grad_nll = vector_input("grad_nll", stats_, c_.grad_nll);
     if (p_.has_grad_lse) b_.grad_lse = vector_input("grad_lse", stats_, c_.grad_lse);
     if (p_.has_grad_entropy) b_.grad_entropy = vector_input("grad_entropy", stats_, c_.grad_entropy);
+    if (p_.has_grad_target_logit) {
+      b_.grad_target_logit = vector_input("grad_target_logit", stats_, c_.grad_target_logit);
+    }
   }
 
   void add_known(const Outputs& known) {
@@ -163,20 +168,25 @@ class Run {
   void add_forward_outputs() {
     const int64_t n = p_.tokens;
     b_.max = vector_output("max", n, &out_.max);
-    b_.sum_exp = vector_output("sum_exp", n, &out_.sum_exp);
-    b_.target_logit = vector_output("target_logit", n, &out_.target_logit);
-    if (p_.want_entropy) b_.sum_exp_logit = vector_output("sum_exp_logit", n, &out_.sum_exp_logit);
-    if (p_.label_smoothing > 0)
-      b_.weighted_logit_sum = vector_output("weighted_logit_sum", n, &out_.weighted_logit_sum);
+    add_row_fields(kRowSums);
     if (p_.want_argmax) b_.argmax = count_output("argmax", n, &out_.argmax);
     b_.valid_count = count_output("valid_count", 1, &out_.valid_count);
     if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total) return;
     b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
-    b_.nll = vector_output("nll", n, &out_.nll);
-    b_.lse = vector_output("lse", n, &out_.lse);
+    add_row_fields(kRowOutputs);
     b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
-    if (p_.want_entropy) b_.entropy = vector_output("entropy", n, &out_.entropy);
-    if (p_.want_argmax) b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
+    if (!p_.want_argmax) return;
+    b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
+    Tensor& is_top1 = output("is_top1", HEADROOM_I32, words_of_bytes(n), 1, &out_.is_top1, {0, c_.skew});
+    b_.is_top1 = static_cast<uint8_t*>(is_top1.data());
+  }
+
+  template <size_t kCount>
+  void add_row_fields(const RowField (&fields)[kCount]) {
+    for (const RowField& each : fields) {
+      if (!each.is_wanted(p_)) continue;
+      b_.*each.field = vector_output(each.name, p_.tokens, &(out_.*each.values));
+    }
   }
 
   void add_gradients() {
@@ -216,6 +226,7 @@ class Run {
       EXPECT_EQ(each.tensor.violation(), "") << each.name;
       *each.values = each.tensor.values();
     }
+    if (b_.is_top1 != nullptr) out_.is_top1 = bytes_of_words(out_.is_top1, p_.tokens);
   }
 
   const headroom::Problem& p_;
@@ -243,7 +254,9 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
                      (pass != headroom::Pass::forward && p.want_d_hidden != 0 &&
                       is_unaligned(p.d_hidden_dtype, p.hidden, c.d_hidden_layout));
   if (pass == headroom::Pass::forward_backward) p.keeps_draws = 0;
-  if (pass != headroom::Pass::backward) p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 0;
+  if (pass != headroom::Pass::backward) {
+    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = p.has_grad_target_logit = 0;
+  }
   if (pass == headroom::Pass::forward) {
     p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
     p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
@@ -285,15 +298,9 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
     const std::vector<double> Outputs::*member;
   };
   static constexpr Pair kAll[] = {{"max", &Outputs::max},
-                                  {"sum_exp", &Outputs::sum_exp},
-                                  {"target_logit", &Outputs::target_logit},
-                                  {"sum_exp_logit", &Outputs::sum_exp_logit},
-                                  {"weighted_logit_sum", &Outputs::weighted_logit_sum},
                                   {"loss", &Outputs::loss},
-                                  {"nll", &Outputs::nll},
-                                  {"lse", &Outputs::lse},
-                                  {"entropy", &Outputs::entropy},
                                   {"argmax", &Outputs::argmax},
+                                  {"is_top1", &Outputs::is_top1},
                                   {"correct_count", &Outputs::correct_count},
                                   {"valid_count", &Outputs::valid_count},
                                   {"d_hidden", &Outputs::d_hidden},
@@ -303,6 +310,12 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
                                   {"draw_variance", &Outputs::draw_variance}};
   for (const Pair& each : kAll) {
     if (!same_bits(a.*each.member, b.*each.member)) return each.name;
+  }
+  for (const RowField& each : kRowSums) {
+    if (!same_bits(a.*each.values, b.*each.values)) return each.name;
+  }
+  for (const RowField& each : kRowOutputs) {
+    if (!same_bits(a.*each.values, b.*each.values)) return each.name;
   }
   return "";
 }

@@ -9,8 +9,9 @@ namespace headroom_test {
 
 // What runs wrote; empty where nothing was asked for. Scalars are vectors of one.
 struct Outputs {
-  std::vector<double> max, sum_exp, target_logit, sum_exp_logit, weighted_logit_sum;
+  std::vector<double> max, sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum, sum_sq_exp;
   std::vector<double> loss, nll, lse, lse_low, entropy;
+  std::vector<double> mean_logit, log_sum_sq_probs, max_logit, is_top1;
   std::vector<double> argmax, correct_count, valid_count;
   std::vector<double> invalid_targets;  // of runs on a device alone
   std::vector<double> d_hidden, d_classifier, d_bias;

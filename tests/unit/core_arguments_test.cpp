@@ -146,6 +146,9 @@ std::vector<BadProblem> bad_problems() {
       {"has_grad_nll", &P::has_grad_nll},
       {"has_grad_lse", &P::has_grad_lse},
       {"has_grad_entropy", &P::has_grad_entropy},
+      {"has_grad_target_logit", &P::has_grad_target_logit},
+      {"want_mean_logit", &P::want_mean_logit},
+      {"want_log_sum_sq_probs", &P::want_log_sum_sq_probs},
       {"accumulate_d_hidden", &P::accumulate_d_hidden},
       {"accumulate_d_classifier", &P::accumulate_d_classifier},
       {"accumulate_d_bias", &P::accumulate_d_bias}};

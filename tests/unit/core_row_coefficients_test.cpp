@@ -26,15 +26,19 @@ RowLoss<double> loss_of(const Row& row) {
     one.sum_exp = 1;
     one.sum_exp_logit = row.z[j];
     one.weighted_logit_sum = row.w[j] * row.z[j];
+    one.logit_sum = row.z[j];
+    one.sum_sq_exp = 1;
+    one.argmax = static_cast<int64_t>(j);
     if (j == row.target) one.target_logit = row.z[j];
     stats = merge(stats, one);
   }
-  return row_loss(row.params, row.weights, stats);
+  return row_loss(row.params, row.weights, stats, static_cast<int64_t>(row.target));
 }
 
 double objective(const Row& row, const RowUpstream<double>& u) {
   const RowLoss<double> loss = loss_of(row);
-  return u.loss * loss.loss + u.nll * loss.nll + u.lse * loss.lse + u.entropy * loss.entropy;
+  return u.loss * loss.loss + u.nll * loss.nll + u.lse * loss.lse + u.entropy * loss.entropy +
+         u.target_logit * row.z[row.target];
 }
 
 TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
@@ -52,7 +56,8 @@ TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
     row.params.z_loss = random.pick<double>({0, 0.3});
     row.weights = {random.uniform(0, 2), row.w[row.target]};
     const RowUpstream<double> upstream = {random.normal(), random.pick<double>({0, 0.7}),
-                                          random.pick<double>({0, -0.4}), random.pick<double>({0, 1.3})};
+                                          random.pick<double>({0, -0.4}), random.pick<double>({0, 1.3}),
+                                          random.pick<double>({0, 0.9})};
     const RowLoss<double> loss = loss_of(row);
     const RowCoefficients<double> k =
         row_coefficients(row.params, row.weights, upstream, loss.lse, loss.entropy);
@@ -65,6 +70,30 @@ TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
       const double analytic = dz_element(k, row.z[j] - loss.lse, row.w[j], j == row.target);
       EXPECT_NEAR(analytic, numeric, 1e-8) << "seed " << seed;
     }
+  }
+}
+
+// What is told of a row beside its losses.
+TEST(RowCoefficients, StatisticsFromMergedSums) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    headroom_test::Random random(seed);
+    Row row;
+    double mean = 0, largest = -INFINITY;
+    for (int j = 0; j < 9; ++j) {
+      row.z.push_back(2 * random.normal());
+      row.w.push_back(1);
+      mean += row.z.back() / 9;
+      largest = std::max(largest, row.z.back());
+    }
+    row.target = static_cast<size_t>(random.integer(0, 8));
+    row.params.vocab_total = row.params.class_weight_sum = 9;
+    const RowLoss<double> loss = loss_of(row);
+    double squares = 0;
+    for (const double z : row.z) squares += std::exp(2 * (z - loss.lse));
+    EXPECT_NEAR(loss.mean_logit, mean, 1e-14);
+    EXPECT_NEAR(loss.log_sum_sq_probs, std::log(squares), 1e-13);
+    EXPECT_EQ(loss.max_logit, largest);
+    EXPECT_EQ(loss.is_top1, row.z[row.target] == largest ? 1 : 0);
   }
 }
 
@@ -107,7 +136,7 @@ TEST(RowCoefficients, ALogitOfInfinityMakesTheLossNaN) {
   RowStats<double> stats;
   stats.max = INFINITY;
   stats.sum_exp = 1;
-  const RowLoss<double> loss = row_loss<double>({}, {}, stats);
+  const RowLoss<double> loss = row_loss<double>({}, {}, stats, /*target=*/-1);
   for (double value : {loss.loss, loss.nll, loss.lse, loss.entropy}) EXPECT_TRUE(std::isnan(value));
 }
 

@@ -27,6 +27,8 @@ Stats of(const std::vector<double>& z, int64_t first, int64_t last) {
     s.sum_exp += std::exp(value - s.max);
     s.sum_exp_logit += std::exp(value - s.max) * value;
     s.weighted_logit_sum += static_cast<double>(j) * value;
+    s.logit_sum += value;
+    s.sum_sq_exp += std::exp(2 * (value - s.max));
     if (j == 4) s.target_logit = value;
   }
   return s;
@@ -39,6 +41,8 @@ void expect_near(const Stats& a, const Stats& b) {
   EXPECT_NEAR(a.sum_exp, b.sum_exp, 1e-13 * b.sum_exp);
   EXPECT_NEAR(a.sum_exp_logit, b.sum_exp_logit, 1e-12 * (1 + std::fabs(b.max)) * b.sum_exp);
   EXPECT_NEAR(a.weighted_logit_sum, b.weighted_logit_sum, 1e-11);
+  EXPECT_NEAR(a.logit_sum, b.logit_sum, 1e-12);
+  EXPECT_NEAR(a.sum_sq_exp, b.sum_sq_exp, 1e-12 * b.sum_sq_exp);
 }
 
 std::vector<double> logits(uint64_t seed) {
@@ -125,6 +129,9 @@ TEST(RowStats, RebaseKeepsWhatTheSumsMean) {
   EXPECT_NEAR(r.sum_exp_logit / r.sum_exp, s.sum_exp_logit / s.sum_exp, 1e-13);
   EXPECT_EQ(r.target_logit, s.target_logit);
   EXPECT_EQ(r.weighted_logit_sum, s.weighted_logit_sum);
+  EXPECT_EQ(r.logit_sum, s.logit_sum);
+  EXPECT_NEAR(std::log(r.sum_sq_exp) - 2 * std::log(r.sum_exp),
+              std::log(s.sum_sq_exp) - 2 * std::log(s.sum_exp), 1e-13);
 }
 
 }  // namespace

@@ -178,7 +178,20 @@ TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
   f.buffers.correct_count = nullptr;
   expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "argmax: expected null unless want_argmax");
   f.buffers.argmax = nullptr;
-  f.buffers.correct_count = nullptr;
+  const std::pair<const char*, void * headroom_buffers::*> unwanted[] = {
+      {"mean_logit: expected null unless want_mean_logit", &headroom_buffers::mean_logit},
+      {"logit_sum: expected null unless want_mean_logit", &headroom_buffers::logit_sum},
+      {"log_sum_sq_probs: expected null unless want_log_sum_sq_probs", &headroom_buffers::log_sum_sq_probs},
+      {"sum_sq_exp: expected null unless want_log_sum_sq_probs", &headroom_buffers::sum_sq_exp}};
+  for (const auto& [message, member] : unwanted) {
+    f.buffers.*member = f.rows.data();
+    expect_refusal(f, HEADROOM_INVALID_ARGUMENT, message);
+    f.buffers.*member = nullptr;
+  }
+  uint8_t is_top1[kTokens];
+  f.buffers.is_top1 = is_top1;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "is_top1: expected null unless want_argmax");
+  f.buffers.is_top1 = nullptr;
   EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
 }
 

@@ -85,12 +85,19 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
     LogitStrip strip{
         strip_z.data(), padded, rows, c.columns, padded, target.data(), c.weight ? weight.data() : nullptr};
     const LogitTransform t{c.scale, c.softcap, c.bias ? bias.data() : nullptr};
-    std::vector<float> max(16), sum(16), zy(16, -5), offset(16), weighted(16);
+    std::vector<float> max(16), sum(16), zy(16, -5), offset(16), weighted(16), logit_sum(16), sum_sq(16);
     std::vector<int32_t> argmax(16);
     Aligned<uint32_t> exps(rows * padded), dz(rows * padded);
     reset();
     k().softmax_strip(strip, t,
-                      {max.data(), sum.data(), zy.data(), offset.data(), weighted.data(), argmax.data()},
+                      {.max = max.data(),
+                       .sum_exp = sum.data(),
+                       .target_logit = zy.data(),
+                       .sum_offset = offset.data(),
+                       .weighted = weighted.data(),
+                       .logit_sum = logit_sum.data(),
+                       .sum_sq = sum_sq.data(),
+                       .argmax = argmax.data()},
                       exps.data(), padded);
     std::vector<float> lse(16), lse_low(16), a(16), b(16), cc(16), g(16), factor(16), exact_target(16);
     const double logit_error = 0x1p-21 * 20;  // a few roundings of logits up to 20
@@ -98,11 +105,13 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
       const auto r = static_cast<size_t>(i);
       const double* row = z.data() + i * c.columns;
       const int64_t best = std::max_element(row, row + c.columns) - row;
-      double s = 0, so = 0, sw = 0;
+      double s = 0, so = 0, sw = 0, sl = 0, ss = 0;
       for (int64_t j = 0; j < c.columns; ++j) {
         const double e = std::exp(row[j] - row[best]);
         s += e;
         so += e * (row[j] - row[best]);
+        sl += row[j];
+        ss += e * e;
         sw += (c.weight ? weight[static_cast<size_t>(j)] : 1.0) * (row[j] - row[best]);
         const double slope = c.softcap != 0 ? 1 - (row[j] / c.softcap) * (row[j] / c.softcap) : 1;
         ASSERT_NEAR(get_element(exps.data(), i * padded + j), e * slope, element_epsilon() + 2 * logit_error);
@@ -112,6 +121,8 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
       ASSERT_NEAR(sum[r], s, 2 * logit_error * s);
       ASSERT_NEAR(offset[r], so, 2 * logit_error * (s + std::abs(so)));
       ASSERT_NEAR(weighted[r], sw, 100 * logit_error);
+      ASSERT_NEAR(logit_sum[r], sl, 100 * logit_error);
+      ASSERT_NEAR(sum_sq[r], ss, 4 * logit_error * ss);
       ASSERT_EQ(argmax[r], best);
       if (target[r] >= 0) {
         ASSERT_NEAR(zy[r], row[target[r]], logit_error);

@@ -68,11 +68,15 @@ HWY_INLINE float sum_of_lanes(VF v) {
   return hn::GetLane(hn::SumOfLanes(DF(), v));
 }
 
-// exp(z - anchor) of a row: their sum, their sum times z - anchor when wanted, and the exps times t'(z) to
-// `exps` when not null.
-template <bool kWantOffset, bool kSoftcap>
-HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anchor, float softcap,
-                         float* sum_exp, float* sum_exp_offset, Element* HWY_RESTRICT exps) {
+// Sums of exp(z - anchor): themselves, times z - anchor, and squared.
+struct ExpSums {
+  float exp = 0, offset = 0, square = 0;
+};
+
+// Of a row, as far as they are wanted; and the exps times t'(z) to `exps` when not null.
+template <bool kWantOffset, bool kWantSquare, bool kSoftcap>
+HWY_INLINE ExpSums exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anchor, float softcap,
+                            Element* HWY_RESTRICT exps) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const VF a = hn::Set(df, anchor);
@@ -80,6 +84,7 @@ HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anch
   VF sum0 = hn::Zero(df);
   VF sum1 = hn::Zero(df);
   VF offset = hn::Zero(df);
+  VF square = hn::Zero(df);
   for (int64_t j = 0; j < padded; j += 2 * lanes) {
     const VF z0 = hn::LoadU(df, z + j);
     const VF z1 = hn::LoadU(df, z + j + lanes);
@@ -90,6 +95,7 @@ HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anch
     sum0 = hn::Add(sum0, e0);
     sum1 = hn::Add(sum1, e1);
     if constexpr (kWantOffset) offset = hn::MulAdd(e0, d0, hn::MulAdd(e1, d1, offset));
+    if constexpr (kWantSquare) square = hn::MulAdd(e0, e0, hn::MulAdd(e1, e1, square));
     if (exps == nullptr) continue;
     if constexpr (kSoftcap) {
       e0 = hn::Mul(e0, softcap_slope(z0, cap));
@@ -97,8 +103,23 @@ HWY_INLINE void exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anch
     }
     store_elements2(e0, e1, exps + j);
   }
-  *sum_exp = sum_of_lanes(hn::Add(sum0, sum1));
-  if constexpr (kWantOffset) *sum_exp_offset = sum_of_lanes(offset);
+  ExpSums sums;
+  sums.exp = sum_of_lanes(hn::Add(sum0, sum1));
+  if constexpr (kWantOffset) sums.offset = sum_of_lanes(offset);
+  if constexpr (kWantSquare) sums.square = sum_of_lanes(square);
+  return sums;
+}
+
+template <bool kSoftcap>
+HWY_INLINE ExpSums wanted_exp_sums(const BlockStats& wanted, const float* HWY_RESTRICT z, int64_t padded,
+                                   float anchor, float softcap, Element* HWY_RESTRICT exps) {
+  const bool offset = wanted.sum_offset != nullptr;
+  if (wanted.sum_sq != nullptr) {
+    return offset ? exp_sums<true, true, kSoftcap>(z, padded, anchor, softcap, exps)
+                  : exp_sums<false, true, kSoftcap>(z, padded, anchor, softcap, exps);
+  }
+  return offset ? exp_sums<true, false, kSoftcap>(z, padded, anchor, softcap, exps)
+                : exp_sums<false, false, kSoftcap>(z, padded, anchor, softcap, exps);
 }
 
 // sum w (z - anchor)
@@ -140,20 +161,18 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
     const float max = transform_row(z, strip, t, i);
     // All -inf (a masked block): any finite anchor makes its exps 0, where -inf would make them NaN.
     const float anchor = max == kNegativeInfinity ? 0.0f : max;
-    float sum_exp = 0;
-    float offset = 0;
-    const bool want_offset = out.sum_offset != nullptr;
-    const auto sums = want_offset ? (t.softcap != 0 ? exp_sums<true, true> : exp_sums<true, false>)
-                                  : (t.softcap != 0 ? exp_sums<false, true> : exp_sums<false, false>);
-    sums(z, strip.padded_columns, anchor, row_softcap(t, i), &sum_exp, &offset, row_exps);
+    const auto exps_of_row = t.softcap != 0 ? wanted_exp_sums<true> : wanted_exp_sums<false>;
+    const ExpSums sums = exps_of_row(out, z, strip.padded_columns, anchor, row_softcap(t, i), row_exps);
     if (row_exps != nullptr) {
       for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row_exps[j] = 0;
     }
     // The vector maximum loses a NaN among other logits.
-    const bool has_nan = std::isnan(sum_exp) && first_of(z, strip.padded_columns, sum_exp) >= 0;
-    out.max[i] = has_nan ? sum_exp : max;
-    out.sum_exp[i] = sum_exp;
-    if (want_offset) out.sum_offset[i] = offset;
+    const bool has_nan = std::isnan(sums.exp) && first_of(z, strip.padded_columns, sums.exp) >= 0;
+    out.max[i] = has_nan ? sums.exp : max;
+    out.sum_exp[i] = sums.exp;
+    if (out.sum_offset != nullptr) out.sum_offset[i] = sums.offset;
+    if (out.sum_sq != nullptr) out.sum_sq[i] = sums.square;
+    if (out.logit_sum != nullptr) out.logit_sum[i] = weighted_sum(z, strip.columns, 0, nullptr);
     if (strip.target[i] >= 0) out.target_logit[i] = z[strip.target[i]];
     if (out.weighted != nullptr) {
       out.weighted[i] = weighted_sum(z, strip.columns, anchor, strip.class_weight);

@@ -42,12 +42,12 @@ struct StatSlots {
     return any;
   }
   StatSlots without_options() const {
-    StatSlots slots = *this;
-    slots.argmax = nullptr;
-#define HEADROOM_CLEAR(name, part, ...) slots.part = nullptr;
+    StatSlots without = *this;
+    without.argmax = nullptr;
+#define HEADROOM_CLEAR(name, part, ...) without.part = nullptr;
     HEADROOM_OPTIONAL_SUMS(HEADROOM_CLEAR)
 #undef HEADROOM_CLEAR
-    return slots;
+    return without;
   }
 };
 

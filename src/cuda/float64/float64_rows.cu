@@ -78,14 +78,15 @@ __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_
   put_stats<double>(out, row, stats);
   if (is_shard) return;
   const int64_t target = target_of(in.rows, row);
-  const RowLoss<double> loss = row_loss(params_of(in, *arena.scalars), weights_at(in, row, target), stats);
+  const RowLoss<double> loss =
+      row_loss(params_of(in, *arena.scalars), weights_at(in, row, target), stats, target);
   arena.row_loss[row] = loss.loss;
 #define HEADROOM_PUT(name, ...) put<double>(out.name, row, loss.name);
   HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
 #undef HEADROOM_PUT
   put<double>(out.lse_low, row, rest_of(log_sum_exp_parts(stats), loss.lse));
   if (in.rows.is_none) put<double>(out.loss, row, loss.loss);
-  if (stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
+  if (loss.is_top1 > 0) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
 
 __global__ void __launch_bounds__(kOneBlock) finish_loss_kernel(Inputs in, Arena arena, Buffers out) {

@@ -67,6 +67,12 @@ __device__ inline void put(void* data, int64_t row, double value) {
   if (data != nullptr) static_cast<T*>(data)[row] = static_cast<T>(value);
 }
 
+// 0 or 1; not a NaN either.
+template <class T = float>
+__device__ inline void put(uint8_t* data, int64_t row, double value) {
+  if (data != nullptr) data[row] = value > 0;
+}
+
 // A row's statistics, as far as the buffers have them.
 template <class T = float>
 __device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
@@ -149,6 +155,25 @@ __device__ inline double sum_of_slots(const StatSlots& slots, const float* value
 #pragma unroll 8
   for (int64_t s = 0; s < slots.slots; ++s) sum += values[s * slots.stride + r];
   return sum;
+}
+
+// Sums of exps relative to an anchor in a range within which fp32 holds the optional sums as well.
+struct SumRange {
+  double least, most;
+};
+
+HEADROOM_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange range) {
+#define HEADROOM_RANGE(name, part, kind, ...)                                                     \
+  if (slots.part != nullptr && SumKind::kind == SumKind::kExpOffset && range.most > 0x1p100) {    \
+    range.most = 0x1p100; /* differences up to 2^27 */                                            \
+  }                                                                                               \
+  if (slots.part != nullptr && SumKind::kind == SumKind::kSquaredExp) {                           \
+    range.most = range.most < 0x1p60 ? range.most : 0x1p60;                                       \
+    range.least = range.least > 0x1p-28 ? range.least : 0x1p-28; /* squares of 2^20 equal exps */ \
+  }
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_RANGE)
+#undef HEADROOM_RANGE
+  return range;
 }
 
 // Makes an element of the slots that of no column.

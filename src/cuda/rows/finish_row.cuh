@@ -86,7 +86,9 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   if (f.anchored && f.has_max) shown = rebase(stats, largest);
   put_stats(out, row, shown);
   if (f.is_shard) return;
-  const RowLoss<double> loss = row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats);
+  RowLoss<double> loss =
+      row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats, target);
+  loss.max_logit = shown.max;
   const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
   arena.lse[r] = lse.high;
   arena.lse_low[r] = lse.low;
@@ -98,7 +100,7 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   put(out.lse, row, lse.high);  // which lse_low completes
   put(out.lse_low, row, lse.low);
   if (in.is_none) put(out.loss, row, loss.loss);
-  if (out.correct_count != nullptr && stats.argmax == target) atomicAdd(&arena.scalars->correct_count, 1ull);
+  if (out.correct_count != nullptr && loss.is_top1 > 0) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
 
 __device__ inline float at_or(const float* data, int64_t index, float otherwise) {

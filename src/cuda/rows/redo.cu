@@ -9,15 +9,11 @@
 namespace headroom::cuda {
 namespace {
 
-// Range of a row's sum of exps relative to its anchor. Up: fp32 holds the exps, and sums of exp (z - anchor)
-// for differences up to 2^27; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their
-// other operand. Down: an exp of 2^-40 of the sum is stored as a normal number.
-constexpr double kLeastSum = 0x1p-28, kMostSum = 0x1p125, kMostSumWithOffsets = 0x1p100;
+// Range of a row's sum of exps relative to its anchor, without optional sums. Up: fp32 holds the exps; bf16
+// products of what is stored (times 2^kKeptExponent) keep 2^60 for their other operand. Down: an exp of 2^-40
+// of the sum is stored as a normal number.
+constexpr SumRange kRange{0x1p-28, 0x1p125};
 static_assert(-28 - 40 + kKeptExponent == -126);
-
-__host__ __device__ double most_sum(const StatSlots& slots) {
-  return slots.sum_offset == nullptr ? kMostSum : kMostSumWithOffsets;
-}
 
 // Threads of a row: there may be few rows, with many slots each.
 constexpr int kParts = 8;
@@ -42,7 +38,8 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
   bool redo = false;
   if (exists && part == 0) {
     for (int p = 1; p < kParts; ++p) sum += sums[p][i];
-    redo = !(sum < most_sum(slots) && sum > kLeastSum);  // also NaN: the anchor itself may be -inf
+    const SumRange range = range_of_sums(slots, kRange);
+    redo = !(sum < range.most && sum > range.least);  // also NaN: the anchor itself may be -inf
   }
   redo = __syncthreads_or(redo);
   if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
@@ -69,7 +66,7 @@ __global__ void __launch_bounds__(kRowBlock)
 
 bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& slots) {
   const double most = std::log(static_cast<double>(vocab)) + most_above_anchor;
-  return !(most < std::log(most_sum(slots)) - 1);
+  return !(most < std::log(range_of_sums(slots, kRange).most) - 1);
 }
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const Queue& queue) {

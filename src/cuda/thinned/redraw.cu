@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
   if (row < f.rows && f.target[row] != kIgnoredRow) {
     const double sum = sum_of_slots(slots, slots.sum, row);
     const double expected = sum_of_slots(slots, slots.expected, row);
-    out = !(sum < 1.1e26 && sum > 8.7e-27);
+    const SumRange range = range_of_sums(slots, {8.7e-27, 1.1e26});
+    out = !(sum < range.most && sum > range.least);
     if (out || sum < 1.001 * f.certain_share || expected > f.most_expected) {
       const float anchor = f.anchor[row];
       if (!out) {

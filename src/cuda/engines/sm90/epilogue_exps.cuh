@@ -1,5 +1,6 @@
 #pragma once
-#include "cuda/engines/sm90/epilogue_common.cuh"
+#include <type_traits>
+
 #include "cuda/engines/sm90/epilogue_stats.cuh"
 
 // Exps relative to the row's anchor, in place of the logits, and their row sums. With softcap what is stored
@@ -46,6 +47,7 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
                       args.target_logit);
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
+    add_logits(acc, tile, args, live, slot);
   } else {
     own_anchor = subtract_far_anchors(acc, own_anchor, args.scale);
   }
@@ -53,28 +55,37 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
   const SplitAnchor own = split_anchor(own_anchor);
   float sums[kQuadRows];
   [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
+  [[maybe_unused]] float sum_squares[kQuadRows] = {};
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const float shift = from_owner(own.shift, r);
     [[maybe_unused]] const float inverse_cap = kGeneral ? inverse_cap_of(params, tile, tile.row(r)) : 0.f;
     [[maybe_unused]] const float far = kGeneral ? from_owner(own.far, r) : 0.f;
     float sum[2] = {}, sum_offset[2] = {};
+    const auto make_exps = [&](auto squares) {
 #pragma unroll
-    for (int j = 0; j < kColumnPairs; ++j) {
+      for (int j = 0; j < kColumnPairs; ++j) {
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-        const float exponent =
-            kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, params.exponent_scale, shift);
-        const float p = ptx::exp2_approx(exponent);
-        sum[b] += p;
-        if constexpr (kGeneral) {
-          sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
-          element = p * softcap_slope(as_factor(element), inverse_cap);
-        } else {
-          element = p;
+        for (int b = 0; b < 2; ++b) {
+          float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
+          const float exponent =
+              kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, params.exponent_scale, shift);
+          const float p = ptx::exp2_approx(exponent);
+          sum[b] += p;
+          if constexpr (kGeneral) {
+            sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
+            if constexpr (decltype(squares)::value) sum_squares[r] = fmaf(p, p, sum_squares[r]);
+            element = p * softcap_slope(as_factor(element), inverse_cap);
+          } else {
+            element = p;
+          }
         }
       }
+    };
+    if (kGeneral && stats.sum_sq != nullptr) {
+      make_exps(std::true_type{});
+    } else {
+      make_exps(std::false_type{});
     }
     sums[r] = sum[0] + sum[1];
     sum_offsets[r] = sum_offset[0] + sum_offset[1];
@@ -85,6 +96,10 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
     if (stats.sum_offset != nullptr) {
       const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
       if (live) stats.sum_offset[slot] += tile_offset;
+    }
+    if (stats.sum_sq != nullptr) {
+      const float tile_squares = sum_to_owner(sum_squares);
+      if (live) stats.sum_sq[slot] += tile_squares;
     }
   }
   clear_dead_rows(acc, live);

@@ -1,5 +1,5 @@
 #pragma once
-#include "cuda/engines/sm90/epilogue_common.cuh"
+#include "cuda/engines/sm90/epilogue_sums.cuh"
 
 // Row statistics of a tile, merged into the own row's slot. The slot is read before the work on the tile
 // begins, so that the load is long done when it is needed.
@@ -65,11 +65,7 @@ __device__ __forceinline__ float weighted_sum(Accumulators& acc, const TileView&
   fill_tail(acc, tile, columns, 0.f);
   float sums[kQuadRows] = {};
   if (args.class_weight == nullptr) {
-#pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
-#pragma unroll
-      for (int r = 0; r < kQuadRows; ++r) sums[r] += acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
-    }
+    sum_rows(acc, sums);
   } else {
     stage_columns(args.class_weight, tile, columns);
     const uint32_t base = vector_base(tile);
@@ -189,6 +185,15 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
       const int column = own_of(first);
       if (live) merge_argmax(stats, slot, old_max, tile_max, args.column_offset + column);
     }
+    if (stats.sum_sq != nullptr) {
+      // Of a row of -inf, too, exponents are -inf.
+      const float tile_squares = sum_squares(acc, {own_max == -INFINITY ? 0.f : own_max, 0.f});
+      if (live) {
+        stats.sum_sq[slot] =
+            fmaf(stats.sum_sq[slot] * old_factor, old_factor, tile_squares * tile_factor * tile_factor);
+      }
+    }
+    add_logits(acc, tile, args, live, slot);
     if (stats.weighted != nullptr) {
       const float tile_weighted = weighted_sum(acc, tile, args);
       if (live) stats.weighted[slot] += tile_weighted;

@@ -1,6 +1,5 @@
 #pragma once
 #include "core/thinning.h"
-#include "cuda/engines/sm90/epilogue_common.cuh"
 #include "cuda/engines/sm90/epilogue_stats.cuh"
 
 // The first draw of thinned gradients (core/thinning.h), and row sums relative to the guess, which is the
@@ -173,6 +172,16 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
     if (stats.sum_offset != nullptr) {
       const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
       if (live) stats.sum_offset[slot] += tile_offset;
+    }
+    add_logits(acc, tile, args, live, slot);
+    if (stats.sum_sq != nullptr) {
+      // The anchor is read again in place of being kept: registers.
+      const int again = tile.own_row();
+      const float guess = live ? args.anchor[again] : 0.f;
+      const int index = live && args.draws.row != nullptr ? args.draws.row[again] : again;
+      const float rest = live && args.draws.guess_low != nullptr ? args.draws.guess_low[index] : 0.f;
+      const float tile_squares = sum_squares(acc, split_anchor(guess, rest));
+      if (live) stats.sum_sq[slot] += tile_squares;
     }
   }
 }

@@ -1,0 +1,55 @@
+#pragma once
+#include "cuda/engines/sm90/epilogue_common.cuh"
+
+// The optional sums of general kernels that have a pass over the tile of their own, where they are wanted: a
+// loop that sums all at once has not enough registers.
+namespace headroom::cuda::sm90 {
+
+// Adds up each of the thread's rows.
+__device__ __forceinline__ void sum_rows(const Accumulators& acc, float (&sums)[kQuadRows]) {
+#pragma unroll
+  for (int i = 0; i < 2 * kColumnPairs; ++i) {
+#pragma unroll
+    for (int r = 0; r < kQuadRows; ++r) sums[r] += acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+  }
+}
+
+// The own row's sum of logits. Columns past the window are -inf before and after.
+__device__ __forceinline__ float sum_logits(Accumulators& acc, const TileView& tile, const LogitsArgs& args) {
+  const int columns = static_cast<int>(args.columns);
+  fill_tail(acc, tile, columns, 0.f);
+  float sums[kQuadRows] = {};
+  sum_rows(acc, sums);
+  const float own_sum =
+      sum_to_owner(sums);  // before the tail changes, or two sets of elements would be alive
+  fill_tail(acc, tile, columns, -INFINITY);
+  return own_sum;
+}
+
+// The own row's sum of the squares of its exps relative to the anchor.
+__device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitAnchor own) {
+  // Not the anchor of other loops to the compiler, which would else keep what both compute of 192 elements.
+  asm volatile("" : "+f"(own.far), "+f"(own.shift));
+  float sums[kQuadRows] = {};
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float far = from_owner(own.far, r), shift = from_owner(own.shift, r);
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+      const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+      const float p = ptx::exp2_approx(fmaf(z - far, kLog2E, shift));
+      sums[r] = fmaf(p, p, sums[r]);
+    }
+  }
+  return sum_to_owner(sums);
+}
+
+// Adds it to the own row's slot, where that is wanted.
+__device__ __forceinline__ void add_logits(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
+                                           bool live, int64_t slot) {
+  if (args.stats.logit_sum == nullptr) return;
+  const float logits = sum_logits(acc, tile, args);
+  if (live) args.stats.logit_sum[slot] += logits;
+}
+
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,184 @@
+"""Every statistic of a row, alone and all at once, against PyTorch on whole logits, and the gradients of some."""
+
+import headroom
+import headroom.numpy
+import numpy as np
+import pytest
+import torch
+from headroom import _stats
+from oracle import shifted
+
+OPTIONS = {
+    "plain": {},
+    "shift": {"shift": 1},
+    "scale, softcap and temperature": {"scale": 1.5, "softcap": 4.0, "temperature": 0.7},
+    "rows' temperatures": {"temperature": torch.linspace(0.5, 2, 12).reshape(3, 4)},
+    "thinned": {"gradient": "thinned", "threshold": 1e-30, "seed": 1},
+    "none": {"reduction": "none"},
+}
+
+
+def head(dtype=torch.float32, vocab=37, size=8):
+    g = torch.Generator().manual_seed(0)
+    input = torch.randn(3, 4, size, generator=g).to(dtype)
+    weight = torch.randn(vocab, size, generator=g).to(dtype)
+    bias = torch.randn(vocab, generator=g).to(dtype)
+    target = torch.randint(vocab, (3, 4), generator=g)
+    target[1, 2] = -100
+    return input, weight, bias, target
+
+
+def naive(input, weight, bias, target, dtype, scale=1.0, softcap=None, temperature=1.0, shift=0, **_):
+    """By name, differentiable; and the largest logit, whose rounding they all have."""
+    z = scale * (input.to(dtype) @ weight.to(dtype).T) + bias.to(dtype)
+    z = softcap * torch.tanh(z / softcap) if softcap else z
+    z = z / (temperature.to(dtype)[..., None] if torch.is_tensor(temperature) else temperature)
+    target = shifted(target, shift, -100)
+    valid = target != -100
+    y = torch.where(valid, target, 0)
+    log_p = torch.log_softmax(z, -1)
+    lse, argmax = torch.logsumexp(z, -1), z.argmax(-1)
+    z_y = z.gather(-1, y[..., None])[..., 0]
+    found = {
+        "nll": lse - z_y,
+        "lse": lse,
+        "entropy": -(log_p.exp() * log_p).sum(-1),
+        "target_logit": z_y,
+        "mean_logit": z.mean(-1),
+        "log_sum_sq_probs": torch.logsumexp(2 * log_p, -1),
+        "max_logit": z.max(-1).values,
+        "is_top1": argmax == y,
+    }
+    found = {name: torch.where(valid, value, torch.zeros_like(value)) for name, value in found.items()}
+    return found | {"argmax": torch.where(valid, argmax, -1)}, z.detach().abs().max()
+
+
+def expect_close(name, got, truth, plain, size, dtype):
+    """Twice the error of the plain computation, and a rounding of the largest logit for each of its four uses."""
+    if not truth.is_floating_point():
+        assert torch.equal(got, truth), name
+        return
+    unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    bound = 2 * (plain.double() - truth).abs().max() + unit * (4 + 4 * size)
+    assert got.shape == truth.shape and (got.double() - truth).abs().max() <= bound, name
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_all(options, dtype):
+    tensors = head(dtype)
+    truth, size = naive(*tensors, torch.float64, **options)
+    plain, _ = naive(*tensors, torch.float64 if dtype == torch.float64 else torch.float32, **options)
+    input, weight, bias, target = tensors
+    for names in (_stats.OF_ROWS, *((name,) for name in _stats.OF_ROWS)):
+        got = headroom.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=names, **options)
+        for name in _stats.OF_ROWS:
+            value = getattr(got, name)
+            assert (value is not None) == (name in names), name
+            if value is not None:
+                expect_close(name, value, truth[name], plain[name], size, dtype)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_with_gradients(options, together):
+    """In the pass that makes gradients, and in one before it."""
+    input, weight, bias, target = head()
+    truth, size = naive(input, weight, bias, target, torch.float64, **options)
+    plain, _ = naive(input, weight, bias, target, torch.float32, **options)
+    leaves = [tensor.clone().requires_grad_() for tensor in (input, weight)]
+    got = headroom.linear_cross_entropy(
+        *leaves, target, linear_bias=bias, return_stats=_stats.OF_ROWS, differentiable_stats=not together, **options
+    )
+    for name in _stats.OF_ROWS:
+        expect_close(name, getattr(got, name).detach(), truth[name], plain[name], size, torch.float32)
+        assert getattr(got, name).requires_grad == (not together and name in _stats.DIFFERENTIABLE), name
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"), [*((name, False) for name in _stats.DIFFERENTIABLE), ("target_logit", True)]
+)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradient(name, compiled, options):
+    upstream = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
+
+    def gradients(dtype, call):
+        tensors = head()
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors[:3]]
+        value = call(*leaves, tensors[3])
+        return torch.autograd.grad((value * upstream.to(value.dtype)).sum(), leaves)
+
+    def fused(input, weight, bias, target):
+        out = headroom.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=(name,), **options)
+        return getattr(out, name)
+
+    def plainly(dtype):
+        return lambda *tensors: naive(*tensors, dtype, **options)[0][name]
+
+    call = torch.compile(fused, fullgraph=True, backend="aot_eager") if compiled else fused
+    got = gradients(torch.float32, call)
+    truth, plain = gradients(torch.float64, plainly(torch.float64)), gradients(torch.float32, plainly(torch.float32))
+    for g, t, p in zip(got, truth, plain):
+        # Sums of at most 37 x 12 terms of about t's size, each with the rounding of logits of about 10.
+        bound = 2 * (p.double() - t).abs().max() + 16 * torch.finfo(torch.float32).eps * (1 + t.abs().max())
+        assert (g.double() - t).abs().max() <= bound
+
+
+def test_gradcheck():
+    input, weight, bias, target = (t.double() if t.is_floating_point() else t for t in head(vocab=5, size=3))
+    leaves = [t.requires_grad_() for t in (input, weight, bias)]
+
+    def call(input, weight, bias):
+        out = headroom.linear_cross_entropy(
+            input, weight, target % 5, linear_bias=bias, softcap=3.0, temperature=0.7, return_stats=("target_logit",)
+        )
+        return out.target_logit
+
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+def test_learned_numbers():
+    """The gradients of scale and temperature of a sum of targets' logits, which are products of both."""
+    input, weight, _, target = head()
+    scale, temperature = torch.tensor(1.5, requires_grad=True), torch.tensor(0.5, requires_grad=True)
+    out = headroom.linear_cross_entropy(
+        input, weight, target, scale=scale, temperature=temperature, return_stats=("target_logit",)
+    )
+    total = out.target_logit.sum()
+    total.backward()
+    assert scale.grad.item() == pytest.approx(total.item() / 1.5, rel=1e-5, abs=1e-5)
+    assert temperature.grad.item() == pytest.approx(-total.item() / 0.5, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numpy(dtype):
+    tensors = head(dtype)
+    truth, size = naive(*tensors, torch.float64)
+    plain, _ = naive(*tensors, dtype)
+    input, weight, bias, target = (tensor.numpy() for tensor in tensors)
+    for gradients in (False, True):
+        got = headroom.numpy.linear_cross_entropy(
+            input, weight, target, linear_bias=bias, return_stats=_stats.OF_ROWS, gradients=gradients
+        )
+        for name in _stats.OF_ROWS:
+            value = np.asarray(getattr(got, name))
+            expect_close(name, torch.from_numpy(value), truth[name], plain[name], size, dtype)
+
+
+def test_top1_is_the_first_of_equals():
+    input, weight = torch.ones(3, 2), torch.ones(5, 2)
+    out = headroom.linear_cross_entropy(input, weight, torch.tensor([0, 1, 4]), return_stats=("is_top1", "argmax"))
+    assert out.is_top1.tolist() == [True, False, False] and out.argmax.tolist() == [0, 0, 0]
+
+
+def test_the_interfaces_have_the_list():
+    names = {"loss", *_stats.NAMES}
+    assert set(headroom.LinearCrossEntropyOutput._fields) == names
+    fields = set(headroom.numpy.LinearCrossEntropyResult.__dataclass_fields__)
+    assert fields - {"d_input", "d_linear_weight", "d_linear_bias"} == names
+
+
+def test_true_is_the_default_ones():
+    input, weight, _, target = head()
+    out = headroom.linear_cross_entropy(input, weight, target, return_stats=True)
+    assert {name for name, value in out._asdict().items() if value is not None} == {"loss", *_stats.DEFAULT}
