@@ -181,10 +181,10 @@ def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | No
                 f"{call_and_queue_us(clock, pass_call(eager, inputs, pass_))[0]:.0f}"
             )
     if clock.cuda:
+        device = torch.cuda.current_device()
         for name, budget in (("unlimited", 0), ("256 MiB", 256 * MIB)):
-            record.meta[f"us of planning a new N, {shape.name}, {name}"] = (
-                f"{planning_us(*inputs.hidden.shape[:1], *inputs.weight.shape, budget, torch.cuda.current_device()):.0f}"
-            )
+            planning = planning_us(len(inputs.hidden), *inputs.weight.shape, budget, device)
+            record.meta[f"us of planning a new N, {shape.name}, {name}"] = f"{planning:.0f}"
 
 
 def measure_shape(record: Record, clock: Clock, shape: Shape, methods: list[Method], end: Deadline, parts: int) -> None:

@@ -1,8 +1,8 @@
 """Headroom: the loss of a language model's head and its gradients, without the logits.
 
 ``headroom.linear_cross_entropy`` and ``headroom.LinearCrossEntropyLoss`` need PyTorch (2.6 or newer);
-``headroom.nn.FusedHead``, ``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of ``headroom.compat``
-need it, too;
+``headroom.nn.FusedHead``, ``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of
+``headroom.compat`` need it, too;
 ``headroom.numpy.linear_cross_entropy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need neither.
 """
 

@@ -10,9 +10,9 @@ its import and nothing else.
     from headroom.compat.prime_rl import FusedOutputLinear
     from headroom.compat.openrlhf import log_probs_from_hidden
 
-None of these libraries is imported here. docs/compat.md and docs/trl.md say what each argument does. In all of them losses and
-statistics are float32 (float64 of float64 inputs), gradients are summed in float32, and what only steers the other
-library's kernels (chunk sizes, filters of small gradients, implementations) is accepted and not used.
+None of these libraries is imported here. docs/compat.md and docs/trl.md say what each argument does. In all of them
+losses and statistics are float32 (float64 of float64 inputs), gradients are summed in float32, and what only steers the
+other library's kernels (chunk sizes, filters of small gradients, implementations) is accepted and not used.
 """
 
 from __future__ import annotations

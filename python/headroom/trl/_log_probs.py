@@ -11,6 +11,7 @@ from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+STATS = {"mean_logits": "mean_logit"}  # those with another name here
 
 Returned = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -45,8 +46,7 @@ class LogProbs:
         the fused head adds the bias after the factor. ``chunk_size`` has no meaning here.
         """
         _check_present(hidden, weight, bias)
-        wanted = [name for name in OUTPUTS if name in outputs]
-        stats = [ours for name, ours in (("entropy", "entropy"), ("is_top1", "argmax")) if name in wanted]
+        stats = {name: STATS.get(name, name) for name in OUTPUTS if name in outputs}
         found = linear_cross_entropy(
             hidden,
             weight,
@@ -56,26 +56,11 @@ class LogProbs:
             scale=logit_scale,
             softcap=final_logit_softcapping,
             temperature=temperature,
-            return_stats=stats,
+            return_stats=tuple(stats.values()),
             **self.options,
         )
-        arguments = (hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale)
-        further = self._further(arguments, [name for name in ("log_sum_sq_probs", "mean_logits") if name in wanted])
-        return (
-            -found.loss,
-            found.entropy,
-            further.get("log_sum_sq_probs"),
-            further.get("mean_logits"),
-            None if found.argmax is None else found.argmax == targets,
-        )
-
-    @torch.no_grad()
-    def _further(self, arguments: tuple[Any, ...], names: list[str]) -> dict[str, Tensor]:
-        """Statistics that the fused head does not have, by TRL's function: another pass, over tiles of logits."""
-        if not names:
-            return {}
-        _, *values = self.original.apply(*arguments, tuple(names))
-        return {name: value for name, value in zip(OUTPUTS, values, strict=True) if name in names}
+        entropy, *further = (getattr(found, stats[name]) if name in stats else None for name in OUTPUTS)
+        return -found.loss, entropy, *(value if value is None else value.detach() for value in further)
 
 
 def _check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
