@@ -155,6 +155,7 @@ Problem to_problem(const headroom_problem& c) {
   p.allow_tf32 = to_flag(c.allow_tf32, "allow_tf32");
   p.has_temperature = to_flag(c.has_temperature, "has_temperature");
   p.temperature = c.temperature;
+  p.top_k = c.top_k;
   return p;
 }
 
@@ -189,6 +190,8 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.draw_variance = c.draw_variance;
   b.lse_low = c.lse_low;
   b.temperature = c.temperature;
+  b.top_ids = c.top_ids;
+  b.top_log_probs = c.top_log_probs;
   b.d_hidden = c.d_hidden;
   b.d_hidden_stride = c.d_hidden_stride;
   b.d_classifier = c.d_classifier;

@@ -10,7 +10,7 @@
  * temperature: one of all rows, or [N]. All statistics, losses and probabilities are of the logits z.
  * Reductions: none [N]; sum; mean = sum / divisor, the divisor being num_items when it is given, else the sum
  * over valid rows of token_weight_i * w_y (0 / 0 = NaN without any valid row, as in PyTorch). A row whose
- * target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax -1).
+ * target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax and top_ids -1).
  *
  * Gradients are exact, or thinned: unbiased, from a few elements of the softmax (docs/thinning.md). Thinned
  * keeps every p_ij >= threshold and the target's as they are, and each other element with probability
@@ -181,6 +181,8 @@ typedef struct headroom_problem {
   int32_t want_mean_logit;
   int32_t want_log_sum_sq_probs;
   int32_t has_grad_target_logit; /* backward only, as has_grad_nll */
+  int64_t top_k;           /* forward passes: the largest logits of each row, so many, at most 64 and vocab; 0
+                              (default): none. Not of a shard, and not with keeps_draws */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
@@ -247,6 +249,10 @@ typedef struct headroom_buffers {
   void* log_sum_sq_probs; /* [N] stats, with want_log_sum_sq_probs */
   void* max_logit;        /* [N] stats; as max, but 0 in ignored rows */
   uint8_t* is_top1;       /* [N] 1 where the target is the argmax, else 0; only with want_argmax */
+  /* The largest logits of each row in descending order, of equals the smaller id first, a NaN before all
+   * numbers. Rows of an ignored target hold -1 and 0. Only with top_k. */
+  int64_t* top_ids;    /* [N, top_k] global ids */
+  void* top_log_probs; /* [N, top_k] stats: z_ij - lse_i */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {

@@ -94,6 +94,7 @@ class Problem(ctypes.Structure):
         ("want_mean_logit", c_int32),
         ("want_log_sum_sq_probs", c_int32),
         ("has_grad_target_logit", c_int32),
+        ("top_k", c_int64),
     ]
 
 
@@ -146,6 +147,8 @@ class Buffers(ctypes.Structure):
         ("log_sum_sq_probs", c_void_p),
         ("max_logit", c_void_p),
         ("is_top1", c_void_p),
+        ("top_ids", c_void_p),
+        ("top_log_probs", c_void_p),
     ]
 
 

@@ -60,6 +60,7 @@ class Spec:
     threshold: float = _options.DEFAULT_THRESHOLD
     compute_dtype: int = _c.F32
     allow_tf32: bool = False
+    top_k: int = 0
     flags: tuple[str, ...] = ()  # names of others that are 1
 
     def to_c(self) -> ctypes.Structure:

@@ -48,6 +48,10 @@ struct Buffers {
   int64_t* argmax = nullptr;         // [N] global id of the largest logit, the first of equals
   int64_t* correct_count = nullptr;  // scalar: rows whose argmax is the target
   int64_t* valid_count = nullptr;    // scalar: rows that are not ignored
+  // The largest logits of a row in order, a NaN first and of equals the smaller id; ignored rows hold -1 and
+  // 0.
+  int64_t* top_ids = nullptr;     // [N, top_k] global ids
+  void* top_log_probs = nullptr;  // [N, top_k] stats: z_ij - lse_i
   int64_t* invalid_targets =
       nullptr;  // [2], devices only: how many targets are out of range, the first such row
   // thinned gradients

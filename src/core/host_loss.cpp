@@ -92,6 +92,10 @@ void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
   for (int64_t row = 0; row < problem.tokens; ++row) {
     write_row_stats(problem, buffers, row, {});
     write_ignored_losses(problem, buffers, row);
+    for (int64_t at = row * problem.top_k; at < (row + 1) * problem.top_k; ++at) {
+      if (buffers.top_ids != nullptr) buffers.top_ids[at] = -1;
+      store_if(buffers.top_log_probs, problem.stats_dtype(), at, 0);
+    }
   }
 }
 

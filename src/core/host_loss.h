@@ -5,6 +5,7 @@
 #include "core/problem.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
+#include "core/top_k.h"
 
 namespace headroom {
 
@@ -37,6 +38,19 @@ int64_t seed_of(const Problem& problem, const Buffers& buffers);
 
 // Fills every per-token output of the forward pass with the values of an ignored row.
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers);
+
+// The largest logits of a row that is not ignored, in order.
+template <class T>
+void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std::span<const TopLogit<T>> top,
+               const LogSumExp<double>& lse) {
+  for (size_t i = 0; i < top.size(); ++i) {
+    const int64_t at = row * problem.top_k + static_cast<int64_t>(i);
+    if (buffers.top_ids != nullptr) buffers.top_ids[at] = top[i].id;
+    if (buffers.top_log_probs != nullptr) {
+      store_from_double(buffers.top_log_probs, problem.stats_dtype(), at, lse.log_p(double{top[i].z}));
+    }
+  }
+}
 
 // The diagnostics of a thinned gradient in rows that are ignored: all begin as those.
 void write_undrawn_defaults(const Problem& problem, const Buffers& buffers);

@@ -79,6 +79,7 @@ struct Problem {
 #define HEADROOM_MEMBER(name) bool name = false;
   HEADROOM_ROW_WANTS(HEADROOM_MEMBER)
 #undef HEADROOM_MEMBER
+  int64_t top_k = 0;  // forward passes: the largest logits of each row, so many; 0: none
   bool want_d_hidden = false;
   bool want_d_classifier = false;
   bool want_d_bias = false;

@@ -1,11 +1,13 @@
 #include "core/validate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <string>
 
 #include "core/status.h"
+#include "core/top_k.h"
 
 namespace headroom {
 namespace {
@@ -181,6 +183,19 @@ void check_pass(const Problem& p) {
 #undef HEADROOM_CHECK
 }
 
+void check_top_k(const Problem& p) {
+  const int64_t most = std::min(kMostTopK, p.vocab);
+  require(
+      p.top_k >= 0 && p.top_k <= most, "top_k",
+      "0 (none) or a number in [1, " + text(most) + "], the smaller one of " + text(kMostTopK) + " and vocab",
+      text(p.top_k));
+  if (p.top_k == 0) return;
+  require(p.pass == Pass::kForward, "top_k",
+          "0 in a pass with gradients, as it is an option of forward passes", text(p.top_k));
+  require(!p.is_shard(), "top_k", "0 for a shard of the vocabulary", text(p.top_k));
+  require(!p.keeps_draws, "top_k", "0 in a forward pass that keeps draws", text(p.top_k));
+}
+
 void need(const void* pointer, bool condition, const char* argument, const char* why) {
   if (condition && pointer == nullptr)
     throw_invalid(argument, std::string("a pointer (") + why + ")", "null");
@@ -242,6 +257,7 @@ Problem validated(Problem p) {
   check_options(p);
   check_thinning(p);
   check_pass(p);
+  check_top_k(p);
   return p.temperature == 1 ? p : without_temperature(p);
 }
 
@@ -264,6 +280,8 @@ Buffers validated(const Problem& p, Buffers b) {
     need(b.lse, rows, "lse", "an input of the backward pass");
     need(b.entropy, rows && p.has_grad_entropy, "entropy", "an input of the backward pass with grad_entropy");
   }
+  require(p.top_k > 0 || (b.top_ids == nullptr && b.top_log_probs == nullptr), "top_ids, top_log_probs",
+          "null without top_k", "a pointer");
   require(b.num_items == nullptr || p.reduction == Reduction::kMean, "num_items",
           "null unless the reduction is mean", "a pointer");
   need(b.grad_loss, rows && p.pass == Pass::kBackward && p.reduction == Reduction::kNone, "grad_loss",

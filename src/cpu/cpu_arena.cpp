@@ -44,6 +44,7 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
     w.d_classifier = workspace.take<float>(s.vocab_block * s.range);
   }
   w.packed_block = workspace.take<int64_t>(1);
+  w.top = lay_out_top_worker(p, s, workspace);
   return w;
 }
 
@@ -75,6 +76,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     if (sums.weighted_logit_sum) a.block_weight = workspace.take<double>(s.blocks);
     if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
+  a.top = lay_out_top(p, tokens, workspace);
   if (p.needs_backward() && !p.is_thinned()) {
     for (auto* vector : coefficients_of(a)) {
       *vector = workspace.take<float>(schedule.sweeps_vocabulary ? p.tokens : tokens);

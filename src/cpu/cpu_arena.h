@@ -6,6 +6,7 @@
 #include "core/row_stats.h"
 #include "core/workspace.h"
 #include "cpu/cpu_kernels.h"
+#include "cpu/cpu_top_k.h"
 #include "cpu/schedule.h"
 #include "cpu/shape.h"
 #include "cpu/task_groups.h"
@@ -23,6 +24,7 @@ struct WorkerArena {
   std::span<float> d_classifier;    // [vocab_block, range]
   std::span<int64_t> packed_block;  // [1]
   ThinnedWorker thinned;
+  TopWorker top;
 };
 
 // Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W the blocks of the
@@ -60,6 +62,7 @@ struct Arena {
   std::span<std::byte> worker_memory;  // `threads` times worker_bytes
   size_t worker_bytes = 0;
   ThinnedArena thinned;
+  TopArena top;
 };
 
 // The arena with the coefficients of a chunk's rows in the place of all rows', if the vocabulary is swept.

@@ -39,6 +39,7 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
     std::byte* row_exps = keep ? exps + row * stride * element_bytes(run.kernels) : nullptr;
     run.kernels.softmax_strip(strip, run.transform(w, row), stats, row_exps, stride);
     if (keep) std::copy_n(stats.max, rows, run.block_anchor(block) + row);
+    if (run.problem.top_k > 0) add_to_top(run, w, strip, stats.max, block, row);
     if (run.problem.is_thinned()) draw_strip(run, chunk, w, strip, stats, block, row);
   }
 }
@@ -93,6 +94,7 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
       alive_(forward_windows_alive(run.problem, run.schedule)) {
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
   std::fill_n(run.arena.target_logit.begin(), chunk.count, 0.0f);
+  begin_top(run, chunk);
   if (chunk.is_first) sum_weights(run);
   const int64_t tasks = row_tasks(chunk.count);
   using Id = TaskGroups::Id;
@@ -152,6 +154,7 @@ void ForwardStage::finish(int64_t, int64_t task, int) const {
     const auto at = static_cast<size_t>(i);
     run_.arena.stats[at].target_logit = run_.arena.target_logit[at];
   }
+  write_top_rows(run_, chunk_, row, row_end);
   if (draws_) settle_draws(run_, chunk_, row, row_end);
 }
 

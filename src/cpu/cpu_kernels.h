@@ -111,6 +111,15 @@ struct DrawRow {
   float* logits = nullptr;     // out: their z, as much room
 };
 
+// One row of logits of one vocabulary block, of which the large ones are wanted.
+struct SelectRow {
+  const float* z = nullptr;
+  int64_t padded_columns = 0;  // whole vectors
+  float least = 0;
+  int32_t* columns = nullptr;  // out: of the block, ascending; room for a vector more than padded_columns
+  float* logits = nullptr;     // out: their z, as much room
+};
+
 // sums[0 .. columns) += sum_k rows[k].value * matrix[rows[k].index], in the order of the rows.
 struct AddRows {
   MatrixView matrix;
@@ -156,6 +165,8 @@ struct Kernels {
   void (*exp_row)(const float* x, int64_t count, float* out) = nullptr;
   // How many elements were kept.
   int64_t (*draw_row)(const DrawRow&) = nullptr;
+  // Elements of a row of logits that are not below `least`, NaNs among them: how many.
+  int64_t (*select_row)(const SelectRow&) = nullptr;
   void (*add_rows)(const AddRows&) = nullptr;
   // Of the first rows.
   float (*dot_rows)(const MatrixView& a, const MatrixView& b, int64_t count) = nullptr;

@@ -71,12 +71,15 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
   return stats;
 }
 
-RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row) {
+// top: becomes the row's largest logits in order, as many as it has room for.
+RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top) {
   const int64_t target = target_of_row(p, b.targets, row) - p.vocab_start;
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
+  int64_t found = 0;
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z = logit(p, b, row, j).z;
+    if (!top.empty()) found = insert_top(top, found, {z, p.vocab_start + j});
     total = merge(total, single(sums, z, class_weight(p, b, j), p.vocab_start + j, j == target));
   }
   return total;
@@ -130,8 +133,13 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
              const ParallelFor& parallel_for) {
   const Buffers& b = context.buffers;
   write_ignored_defaults(p, b);
-  parallel_for(count, [&](int64_t i, int) {
-    s.stats[static_cast<size_t>(i)] = row_stats(p, b, s.rows[static_cast<size_t>(i)]);
+  parallel_for(count, [&](int64_t i, int worker) {
+    const auto k = static_cast<size_t>(p.top_k);
+    const auto top = s.top.subspan(static_cast<size_t>(worker) * k, k);
+    const int64_t row = s.rows[static_cast<size_t>(i)];
+    RowStats<double>& stats = s.stats[static_cast<size_t>(i)];
+    stats = row_stats(p, b, row, top);
+    write_top<double>(p, b, row, top, log_sum_exp_parts(stats));
   });
   HostLossWriter writer(context);
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) writer.add(s.rows[i], s.stats[i]);
@@ -254,6 +262,7 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   Scratch s;
   s.rows = workspace.take<int64_t>(problem.tokens);
   if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
+  s.top = workspace.take<TopLogit<double>>(threads * problem.top_k);
   if (problem.needs_backward()) {
     s.coefficients = workspace.take<RowCoefficients<double>>(problem.tokens);
     s.lse = workspace.take<LogSumExp<double>>(problem.tokens);

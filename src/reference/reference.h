@@ -6,6 +6,7 @@
 #include "core/problem.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
+#include "core/top_k.h"
 #include "core/workspace.h"
 
 namespace headroom::reference {
@@ -16,6 +17,7 @@ struct Scratch {
   std::span<RowCoefficients<double>> coefficients;  // [N] backward
   std::span<LogSumExp<double>> lse;                 // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
+  std::span<TopLogit<double>> top;                  // [threads, top_k]
   int64_t seed = 0;                                 // thinned
 };
 

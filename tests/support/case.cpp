@@ -213,6 +213,7 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
   }
   choose_temperature(random, &c);
   choose_statistics(random, &c);
+  if (random.chance(0.3)) c.problem.top_k = random.integer(1, std::min<int64_t>(64, c.problem.vocab));
   return c;
 }
 
@@ -251,10 +252,10 @@ std::string describe(const Case& c) {
       << (p.has_temperature != 0 ? "of rows" : std::to_string(p.temperature)) << ", smoothing "
       << p.label_smoothing << ", z_loss " << p.z_loss << ", num_items " << p.num_items << ", ignore "
       << p.ignore_index << ", shift " << p.shift << " of " << p.sequence_length << ", entropy "
-      << p.want_entropy << ", argmax " << p.want_argmax << ", mean logit " << p.want_mean_logit
-      << ", log sum p^2 " << p.want_log_sum_sq_probs << ", strides +" << c.hidden_layout.padding << " +"
-      << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding << " +"
-      << c.d_classifier_layout.padding;
+      << p.want_entropy << ", argmax " << p.want_argmax << ", top_k " << p.top_k << ", mean logit "
+      << p.want_mean_logit << ", log sum p^2 " << p.want_log_sum_sq_probs << ", strides +"
+      << c.hidden_layout.padding << " +" << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding
+      << " +" << c.d_classifier_layout.padding;
   return out.str();
 }
 

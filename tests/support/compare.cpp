@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <set>
 
 #include "formats.h"
 
@@ -208,6 +210,7 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
     EXPECT_EQ(got.invalid_targets, (std::vector<double>{0, -1}));
   }
   if (p.want_argmax) check_argmax(got, bounds.logit);
+  if (!got.top_ids.empty()) check_top(got, bounds);
   EXPECT_TRUE(close("d_hidden", got.d_hidden, truth_.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype)));
   EXPECT_TRUE(close("d_classifier", got.d_classifier, truth_.d_classifier, bounds.d_classifier,
                     as_dtype(p.d_classifier_dtype)));
@@ -232,6 +235,40 @@ void Expected::check_argmax(const Outputs& got, double logit_error) const {
     if (best == c_.target_of(static_cast<int64_t>(i))) ++correct;
   }
   EXPECT_EQ(got.correct_count, std::vector<double>{correct});
+}
+
+// Where every logit is off by less than an error, so is the r-th largest of them, and that of the id found
+// there is off by twice as much.
+void Expected::check_top(const Outputs& got, const Bounds& bounds) const {
+  const headroom::Problem& p = c_.problem;
+  const auto k = static_cast<size_t>(p.top_k), vocab = static_cast<size_t>(p.vocab);
+  ASSERT_EQ(got.top_ids.size(), static_cast<size_t>(p.tokens) * k);
+  std::vector<double> log_probs;
+  for (size_t i = 0; i < static_cast<size_t>(p.tokens); ++i) {
+    const double* logits = truth_.logits.data() + i * vocab;
+    std::vector<double> sorted(logits, logits + vocab);
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    std::set<double> seen;
+    for (size_t r = 0; r < k; ++r) {
+      const double id = got.top_ids[i * k + r];
+      const std::string place = "top_ids[" + std::to_string(i) + ", " + std::to_string(r) + "]";
+      if (truth_.argmax[i] < 0) {
+        EXPECT_EQ(id, -1) << place;
+        log_probs.push_back(0);
+        continue;
+      }
+      ASSERT_TRUE(id >= 0 && id < static_cast<double>(vocab) && seen.insert(id).second)
+          << place << " = " << id;
+      const double z = logits[static_cast<size_t>(id)];
+      EXPECT_NEAR(z, sorted[r], 2 * bounds.logit) << place << " = " << id;
+      log_probs.push_back(z - truth_.lse[i]);
+      if (r > 0) {
+        EXPECT_LE(got.top_log_probs[i * k + r], got.top_log_probs[i * k + r - 1]) << place;
+      }
+    }
+  }
+  EXPECT_TRUE(
+      close("top_log_probs", got.top_log_probs, log_probs, bounds.logit + bounds.lse, stats_dtype(p)));
 }
 
 void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds) {

@@ -71,7 +71,7 @@ class Run {
     move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.temperature,
          b.grad_loss, b.grad_nll, b.grad_lse, b.grad_entropy, b.grad_target_logit, b.max, b.loss, b.lse_low,
          b.argmax, b.is_top1, b.correct_count, b.valid_count, b.d_hidden, b.d_classifier, b.d_bias,
-         b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed);
+         b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed, b.top_ids, b.top_log_probs);
     for (const RowField& each : kRowSums) move(b.*each.field);
     for (const RowField& each : kRowOutputs) move(b.*each.field);
     plan.run(b, mirror.workspace(), mirror.stream());
@@ -171,6 +171,10 @@ class Run {
     add_row_fields(kRowSums);
     if (p_.want_argmax) b_.argmax = count_output("argmax", n, &out_.argmax);
     b_.valid_count = count_output("valid_count", 1, &out_.valid_count);
+    if (p_.top_k > 0) {
+      b_.top_ids = count_output("top_ids", n * p_.top_k, &out_.top_ids);
+      b_.top_log_probs = vector_output("top_log_probs", n * p_.top_k, &out_.top_log_probs);
+    }
     if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total) return;
     b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
     add_row_fields(kRowOutputs);
@@ -254,6 +258,7 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
                      (pass != headroom::Pass::forward && p.want_d_hidden != 0 &&
                       is_unaligned(p.d_hidden_dtype, p.hidden, c.d_hidden_layout));
   if (pass == headroom::Pass::forward_backward) p.keeps_draws = 0;
+  if (pass != headroom::Pass::forward || p.keeps_draws) p.top_k = 0;
   if (pass != headroom::Pass::backward) {
     p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = p.has_grad_target_logit = 0;
   }
@@ -301,6 +306,8 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
                                   {"loss", &Outputs::loss},
                                   {"argmax", &Outputs::argmax},
                                   {"is_top1", &Outputs::is_top1},
+                                  {"top_ids", &Outputs::top_ids},
+                                  {"top_log_probs", &Outputs::top_log_probs},
                                   {"correct_count", &Outputs::correct_count},
                                   {"valid_count", &Outputs::valid_count},
                                   {"d_hidden", &Outputs::d_hidden},

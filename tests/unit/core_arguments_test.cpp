@@ -111,6 +111,25 @@ std::vector<BadProblem> bad_problems() {
       {"temperature", [](P& p) { p.temperature = 1e-20, p.scale = 1e20; }},
       {"temperature", [](P& p) { p.temperature = 1e-20, p.softcap = 1e20; }},
       {"temperature", [](P& p) { p.temperature = 2, p.has_temperature = 1; }},
+      {"top_k", [](P& p) { p.top_k = -1; }},
+      {"top_k", [](P& p) { p.top_k = 6; }},  // of 5
+      {"top_k", [](P& p) { p.vocab = 100, p.top_k = 65; }},
+      {"top_k", [](P& p) { p.top_k = 2; }},  // in a pass with gradients
+      {"top_k",
+       [](P& p) {
+         p.pass = HEADROOM_FORWARD;
+         p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+         p.vocab_total = 6;
+         p.top_k = 2;
+       }},
+      {"top_k",
+       [](P& p) {
+         p.pass = HEADROOM_FORWARD;
+         p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+         p.gradient = HEADROOM_THINNED;
+         p.keeps_draws = 1;
+         p.top_k = 2;
+       }},
       {"label_smoothing", [](P& p) { p.label_smoothing = -0.01; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = 1.01; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = kNaN; }},

@@ -175,6 +175,11 @@ TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
   f.buffers.weighted_logit_sum = nullptr;
   f.problem.want_argmax = 0;
   expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "correct_count: expected null unless want_argmax");
+  f.problem.want_argmax = 1;
+  f.buffers.top_log_probs = f.rows.data();
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "top_ids, top_log_probs: expected null without top_k");
+  f.buffers.top_log_probs = nullptr;
+  f.problem.want_argmax = 0;
   f.buffers.correct_count = nullptr;
   expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "argmax: expected null unless want_argmax");
   f.buffers.argmax = nullptr;

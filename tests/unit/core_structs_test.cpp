@@ -47,6 +47,7 @@ TEST(Structs, DefaultsOfInit) {
   EXPECT_EQ(p.target_dtype, HEADROOM_I64);
   EXPECT_EQ(p.scale, 1);
   EXPECT_EQ(p.temperature, 1);
+  EXPECT_EQ(p.top_k, 0);
   EXPECT_EQ(p.ignore_index, -100);
   EXPECT_EQ(p.max_workspace_bytes, 0u);
 }

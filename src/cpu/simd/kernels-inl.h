@@ -27,6 +27,7 @@ using VF = hn::Vec<DF>;
 #include "cpu/simd/softmax-inl.h"
 #include "cpu/simd/gradient-inl.h"
 #include "cpu/simd/thinning-inl.h"
+#include "cpu/simd/top-inl.h"
 // clang-format on
 
 }  // namespace
@@ -51,6 +52,7 @@ consteval Kernels make_kernels(const char* name, double gflops_thread) {
   k.store_row = store_row;
   k.exp_row = exp_row;
   k.draw_row = draw_row;
+  k.select_row = select_row;
   k.add_rows = add_rows;
   k.dot_rows = dot_rows;
   return k;

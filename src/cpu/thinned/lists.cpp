@@ -1,12 +1,11 @@
 #include "cpu/thinned/lists.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <numbers>
-#include <thread>
 
 #include "core/thinning.h"
+#include "cpu/row_lock.h"
 #include "cpu/thinned/windows.h"
 
 namespace headroom::cpu {
@@ -14,20 +13,6 @@ namespace {
 
 // Bounds of lse are lowered by this, so that their own rounding never leaves out what lse would keep.
 constexpr double kBoundMargin = 0x1p-10;
-
-// Blocks that share a row meet rarely, and hold it for a copy of a few hundred elements.
-class RowLock {
- public:
-  explicit RowLock(RowDraw& row) : flag_(row.lock) {
-    while (flag_.exchange(1, std::memory_order_acquire) != 0) std::this_thread::yield();
-  }
-  ~RowLock() { flag_.store(0, std::memory_order_release); }
-  RowLock(const RowLock&) = delete;
-  RowLock& operator=(const RowLock&) = delete;
-
- private:
-  std::atomic_ref<int32_t> flag_;
-};
 
 // log(exp(a) + exp(b)) of maxima and logs of sums.
 LogSumExp<double> sum_of(LogSumExp<double> a, LogSumExp<double> b) {
@@ -61,7 +46,7 @@ void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const
   RowDraw& row = t.row_draws[static_cast<size_t>(chunk_row)];
   SparseElement* list = t.row(t.draws.elements, i).data();
   int32_t& count = t.draws.count[static_cast<size_t>(i)];
-  const RowLock lock(row);
+  const RowLock lock(row.lock);
   row.known = sum_of(row.known, drawn.lse);
   const int64_t room = t.capacity - 1;  // one is for the target
   if (count + drawn.count > room) {

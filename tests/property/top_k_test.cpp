@@ -1,0 +1,243 @@
+// The largest logits of each row: a sort of all of them tells which they are.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "compare.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class TopK : public testing::TestWithParam<Engine> {
+ protected:
+  // Without a bias, for products alone make ties.
+  Case plain(uint64_t seed, PlainSize size, int64_t k) const {
+    Case c = plain_case(seed, size, GetParam().plain_dtype());
+    c.mode = Mode::kForward;
+    c.problem.has_bias = c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+    c.bias.clear();
+    c.problem.want_argmax = 1;
+    c.problem.top_k = k;
+    return c;
+  }
+
+  // Logits that are the bias alone, the same in every row.
+  Case of_bias(const std::vector<double>& logits, int64_t tokens, int64_t k) const {
+    Case c = plain(1, {tokens, static_cast<int64_t>(logits.size()), 8}, k);
+    c.problem.has_bias = 1;
+    c.problem.bias_dtype = HEADROOM_F32;
+    c.bias = logits;
+    std::fill(c.hidden.begin(), c.hidden.end(), 0.0);
+    return c;
+  }
+
+  // What a row of these logits has: NaN first, of equals the smaller id.
+  static std::vector<double> sorted_ids(const std::vector<double>& logits, int64_t k) {
+    std::vector<int64_t> ids(logits.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::stable_sort(ids.begin(), ids.end(), [&](int64_t a, int64_t b) {
+      const double x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+      return std::isnan(x) ? !std::isnan(y) : x > y;
+    });
+    return {ids.begin(), ids.begin() + k};
+  }
+
+  static std::vector<double> row_of(const std::vector<double>& values, int64_t row, int64_t k) {
+    const auto first = values.begin() + row * k;
+    return {first, first + k};
+  }
+
+  void expect_ids(const std::vector<double>& logits, int64_t tokens, int64_t k) const {
+    const Case c = of_bias(logits, tokens, k);
+    const Outputs got = solve(context_, c);
+    const std::vector<double> expected = sorted_ids(logits, k);
+    for (int64_t row = 0; row < tokens; ++row) {
+      EXPECT_EQ(row_of(got.top_ids, row, k), expected) << "row " << row;
+      EXPECT_EQ(got.argmax[static_cast<size_t>(row)], expected[0]) << "row " << row;
+    }
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+TEST_P(TopK, AgreesWithASortOfAllLogits) {
+  const PlainSize sizes[] = {{1, 1, 1},       {3, 7, 5},      {17, 449, 24},
+                             {130, 1031, 40}, {65, 4999, 16}, {257, 700, 64}};
+  for (const PlainSize& size : sizes) {
+    for (const int64_t k : {1, 2, 8, 63, 64}) {
+      if (k > size.vocab) continue;
+      const Case c = plain(static_cast<uint64_t>(size.vocab + k), size, k);
+      Expected(c).check(GetParam(), solve(context_, c));
+    }
+  }
+}
+
+TEST_P(TopK, OfALargeVocabulary) {
+  for (const int64_t k : {1, 8, 64}) {
+    const Case c = plain(static_cast<uint64_t>(k), {40, 30'011, 32}, k);
+    Expected(c).check(GetParam(), solve(context_, c));
+  }
+}
+
+TEST_P(TopK, OfTransformedLogits) {
+  for (int options = 0; options < 16; ++options) {
+    Case c = plain(static_cast<uint64_t>(options), {37, 901, 24}, 9);
+    headroom::Problem& p = c.problem;
+    p.scale = 0.75;
+    if ((options & 1) != 0) {
+      p.has_bias = 1;
+      c.bias = normal_values(*std::make_unique<Random>(7), p.vocab, 2, as_dtype(p.bias_dtype));
+    }
+    if ((options & 2) != 0) p.softcap = 2;
+    if ((options & 4) != 0) p.temperature = 0.5;
+    if ((options & 8) != 0) {
+      p.temperature = 1;
+      p.has_temperature = 1;
+      for (int64_t row = 0; row < p.tokens; ++row)
+        c.temperature.push_back(0.25 * static_cast<double>(row + 1));
+    }
+    Expected(c).check(GetParam(), solve(context_, c));
+  }
+}
+
+TEST_P(TopK, AllOfASmallVocabulary) {
+  const Case c = plain(5, {9, 61, 12}, 61);
+  const Outputs got = solve(context_, c);
+  Expected(c).check(GetParam(), got);
+  for (int64_t row = 0; row < 9; ++row) {
+    const std::vector<double> log_probs = row_of(got.top_log_probs, row, 61);
+    double sum = 0;
+    for (const double log_p : log_probs) sum += std::exp(log_p);
+    EXPECT_NEAR(sum, 1, 1e-5) << "row " << row;
+  }
+}
+
+TEST_P(TopK, TheFirstIsTheArgmax) {
+  Case c = plain(6, {300, 2003, 8}, 1);
+  const Outputs one = solve(context_, c);
+  EXPECT_EQ(one.top_ids, one.argmax);
+  c.problem.top_k = 64;
+  const Outputs more = solve(context_, c);
+  for (int64_t row = 0; row < 300; ++row)
+    EXPECT_EQ(row_of(more.top_ids, row, 64)[0], one.argmax[static_cast<size_t>(row)]);
+}
+
+TEST_P(TopK, OfEqualLogitsTheSmallerIds) {
+  for (const int64_t vocab : {64, 1000, 30'000}) {
+    for (const int64_t k : {1, 8, 64}) {
+      expect_ids(std::vector<double>(static_cast<size_t>(vocab), 0.5), 5, k);
+    }
+  }
+  std::vector<double> levels(30'000);
+  for (size_t j = 0; j < levels.size(); ++j) levels[j] = static_cast<double>((j * 7919) % 37);
+  expect_ids(levels, 3, 64);
+}
+
+TEST_P(TopK, OfSortedLogits) {
+  std::vector<double> rising(30'000);
+  for (size_t j = 0; j < rising.size(); ++j) rising[j] = static_cast<double>(j) / 1024;
+  expect_ids(rising, 3, 64);
+  std::reverse(rising.begin(), rising.end());
+  expect_ids(rising, 3, 64);
+}
+
+TEST_P(TopK, OfRowsOfTheClassifierThatComeAgain) {
+  Case c = plain(8, {33, 3000, 16}, 64);
+  for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
+  const Outputs got = solve(context_, c);
+  for (int64_t row = 0; row < 33; ++row) {
+    const std::vector<double> ids = row_of(got.top_ids, row, 64);
+    for (size_t r = 0; r < 64; ++r) EXPECT_EQ(ids[r], std::fmod(ids[0], 10) + 10 * static_cast<double>(r));
+    EXPECT_EQ(ids[0], got.argmax[static_cast<size_t>(row)]);
+  }
+}
+
+TEST_P(TopK, NaNBeforeInfinityBeforeNumbers) {
+  std::vector<double> logits(5000);
+  for (size_t j = 0; j < logits.size(); ++j) logits[j] = static_cast<double>((j * 7919) % 5000) / 64;
+  logits[4999] = logits[17] = kNaN;
+  logits[300] = logits[4000] = kInfinity;
+  logits[3] = -kInfinity;
+  expect_ids(logits, 4, 8);
+  const Outputs got = solve(context_, of_bias(logits, 4, 8));
+  for (const double log_p : got.top_log_probs) EXPECT_TRUE(std::isnan(log_p));
+  expect_ids(std::vector<double>(5000, kNaN), 2, 64);
+  expect_ids(std::vector<double>(5000, kInfinity), 2, 64);
+  expect_ids(std::vector<double>(5000, -kInfinity), 2, 64);
+}
+
+// Fewer unmasked columns than k: masked ones have probability 0.
+TEST_P(TopK, OfMaskedColumns) {
+  for (const int64_t vocab : {100, 5000}) {
+    std::vector<double> logits(static_cast<size_t>(vocab), -kInfinity);
+    logits[7] = 1;
+    logits[static_cast<size_t>(vocab - 2)] = 2;
+    logits[static_cast<size_t>(vocab / 2)] = 1;
+    expect_ids(logits, 3, 8);
+    const Outputs got = solve(context_, of_bias(logits, 3, 8));
+    for (int64_t row = 0; row < 3; ++row) {
+      const std::vector<double> log_probs = row_of(got.top_log_probs, row, 8);
+      for (size_t r = 0; r < 8; ++r) EXPECT_EQ(log_probs[r] == -kInfinity, r >= 3);
+      EXPECT_NEAR(log_probs[1], 1 - std::log(std::exp(2.0) + 2 * std::exp(1.0)), 1e-5);
+    }
+  }
+}
+
+TEST_P(TopK, OfIgnoredRows) {
+  Case c = plain(9, {300, 500, 16}, 5);
+  for (size_t row = 0; row < 300; ++row) {
+    if (row < 140 || row % 3 == 0) c.targets[row] = c.problem.ignore_index;
+  }
+  const Expected expected(c);
+  expected.check(GetParam(), solve(context_, c));
+  std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
+  const Outputs got = solve(context_, c);
+  EXPECT_EQ(got.top_ids, std::vector<double>(1500, -1));
+  EXPECT_EQ(got.top_log_probs, std::vector<double>(1500, 0));
+}
+
+TEST_P(TopK, SameIdsForEveryBudget) {
+  Case c = plain(10, {600, 3001, 24}, 16);
+  const Outputs most = solve(context_, c);
+  headroom::Problem problem = pass_problem(c, headroom::Pass::forward);
+  size_t least = most.workspace_bytes;
+  for (const headroom::PlanInfo& info : context_.plans(problem))
+    least = std::min(least, info.workspace_bytes);
+  for (const size_t budget : {least, least * 2, (least + most.workspace_bytes) / 2}) {
+    if (budget > most.workspace_bytes) continue;
+    const Outputs got = solve(context_, c, budget);
+    EXPECT_EQ(got.top_ids, most.top_ids);
+    EXPECT_LE(got.workspace_bytes, budget);
+  }
+}
+
+// The pass has the losses of one without.
+TEST_P(TopK, ChangesNoLoss) {
+  Case c = plain(11, {100, 700, 24}, 8);
+  const Outputs with = solve(context_, c);
+  c.problem.top_k = 0;
+  const Outputs without = solve(context_, c);
+  const Bounds bounds = Expected(c).bounds_of(GetParam());
+  expect_same_results(c, with, without, bounds);
+}
+
+TEST_P(TopK, TheSameBitsForAnyThreads) {
+  if (GetParam().is_device()) GTEST_SKIP() << "of engines on the host";
+  const Case c = plain(12, {200, 2000, 16}, 32);
+  const Outputs one = solve(make_context(GetParam(), 1), c);
+  for (const int threads : {2, 3, 7}) {
+    EXPECT_STREQ(first_difference(one, solve(make_context(GetParam(), threads), c)), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, TopK, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
