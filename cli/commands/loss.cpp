@@ -75,6 +75,9 @@ void prepare(Options& options) {
     throw UsageError("--num-items: expected --reduction mean with it");
   }
   choose_gradients(options);
+  if (options.request.top_k > 0 && options.request.has_gradients()) {
+    throw UsageError("--top-k: expected no --gradients with it, got both: it is an option of losses alone");
+  }
   const bool npy = options.per_token.ends_with(".npy");
   if (!options.per_token.empty() && !npy && !options.per_token.ends_with(".safetensors")) {
     throw UsageError("--per-token: expected a name that ends in .npy or .safetensors, got '" +
@@ -82,9 +85,11 @@ void prepare(Options& options) {
   }
   const LossStatFlags& asked = options.request.stats;
   const auto first = std::find(asked.begin(), asked.end(), true);
-  if (npy && first != asked.end()) {
+  const bool any = first != asked.end();
+  if (npy && (any || options.request.top_k > 0)) {
     throw UsageError(std::string("--per-token: an .npy file holds one array, the nll; with ") +
-                     kLossStats[static_cast<size_t>(first - asked.begin())].option + " use .safetensors");
+                     (any ? kLossStats[static_cast<size_t>(first - asked.begin())].option : "--top-k") +
+                     " use .safetensors");
   }
 }
 
@@ -109,6 +114,10 @@ ordered_json make_report(const Options& options, const LossInputs& in, const Los
                       {"correct_tokens", result.correct_tokens}};
   for_each_stat(options.request.stats,
                 [&](const LossStat& stat, size_t i) { report[stat.name] = result.stats[i].mean; });
+  if (options.request.top_k > 0) {
+    report["top_k"] = options.request.top_k;
+    report["top_k_accuracy"] = static_cast<double>(result.top_correct_tokens) / valid;
+  }
   report["vocab"] = in.vocab;
   report["hidden"] = in.dim;
   report["inputs"] = {
@@ -139,6 +148,10 @@ void print_text(const Options& options, const ordered_json& report) {
   table.add({"negative log likelihood", number("nll", 9)});
   table.add({"perplexity", number("perplexity", 7)});
   table.add({"token accuracy", format_number(report["token_accuracy"].get<double>() * 100, 4) + " %"});
+  if (options.request.top_k > 0) {
+    table.add({"top " + std::to_string(options.request.top_k) + " accuracy",
+               format_number(report["top_k_accuracy"].get<double>() * 100, 4) + " %"});
+  }
   for_each_stat(options.request.stats, [&](const LossStat& stat, size_t) {
     table.add({stat.label, number(stat.name, 9)});
   });
@@ -171,6 +184,12 @@ void write_per_token(const Options& options, const LossInputs& in, const LossRes
   for_each_stat(options.request.stats, [&](const LossStat& stat, size_t i) {
     tensors.push_back({stat.name, element_of(stat, in.stats_dtype), in.batch_shape, result.stats[i].values});
   });
+  std::vector<int64_t> top_shape = in.batch_shape;
+  top_shape.push_back(options.request.top_k);
+  if (options.request.top_k > 0) {
+    tensors.push_back({"top_ids", ElementType::kI64, top_shape, std::as_bytes(std::span(result.top_ids))});
+    tensors.push_back({"top_log_probs", stats, top_shape, result.top_log_probs});
+  }
   write_safetensors(options.per_token, tensors,
                     {{"ignore_index", std::to_string(options.files.ignore_index)}});
 }
@@ -271,9 +290,17 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   }
   command
       ->add_option(
+          "--top-k", options->request.top_k,
+          "The largest logits of each token too, so many: how often its target is one of them, and in "
+          "--per-token their ids and log-probabilities. 0: none")
+      ->check(CLI::Range(0, 64))
+      ->group(outputs)
+      ->capture_default_str();
+  command
+      ->add_option(
           "--per-token", options->per_token,
-          "Write each token's nll to FILE.npy, or nll, loss, argmax, targets and the statistics that are "
-          "asked for to FILE.safetensors")
+          "Write each token's nll to FILE.npy, or nll, loss, argmax, targets and what else is asked for (the "
+          "statistics, top_ids and top_log_probs) to FILE.safetensors")
       ->group(outputs);
   command
       ->add_option("--gradients", options->gradients,

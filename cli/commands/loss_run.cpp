@@ -36,6 +36,7 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
   for_each_stat(request.stats, [&](const LossStat& stat, size_t) {
     if (stat.want != nullptr) problem.*stat.want = 1;
   });
+  problem.top_k = request.top_k;
   apply(request.loss, problem);
   apply(request.thinning, problem);
   return problem;
@@ -51,7 +52,7 @@ const T* at(const std::vector<T>& values, int64_t offset) {
 }
 
 // Inputs and outputs of the tokens from `first` on.
-Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t first, int64_t* correct) {
+Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t top_k, int64_t first, int64_t* correct) {
   const int64_t stats = dtype_bytes(in.stats_dtype);
   Buffers buffers;
   buffers.hidden = in.hidden.data.data() + first * in.dim * (bits_of(in.hidden.dtype) / 8);
@@ -73,6 +74,8 @@ Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t first, int64
     }
   }
   buffers.argmax = at(out.argmax, first);
+  buffers.top_ids = at(out.top_ids, first * top_k);
+  buffers.top_log_probs = at(out.top_log_probs, first * top_k * stats);
   buffers.correct_count = correct;
   return buffers;
 }
@@ -100,8 +103,8 @@ void run_chunks(const Context& context, Runner& runner, const GlobalOptions& glo
   for (int64_t first = 0; first < in.tokens || first == 0; first += std::max<int64_t>(out.chunk_tokens, 1)) {
     const int64_t last = std::min(in.tokens, first + out.chunk_tokens);
     int64_t correct = 0;
-    const PlanInfo info =
-        runner.run(make_problem(in, request, last - first), make_buffers(in, out, first, &correct));
+    const PlanInfo info = runner.run(make_problem(in, request, last - first),
+                                     make_buffers(in, out, request.top_k, first, &correct));
     if (first == 0) out.plan = info;
     out.workspace_bytes = std::max(out.workspace_bytes, info.workspace_bytes);
     out.correct_tokens += correct;
@@ -144,7 +147,7 @@ void run_with_gradients(const Context& context, Runner& runner, const GlobalOpti
   }
   double loss64 = 0;
   float loss32 = 0;
-  Buffers buffers = make_buffers(in, out, 0, &out.correct_tokens);
+  Buffers buffers = make_buffers(in, out, 0, 0, &out.correct_tokens);
   buffers.loss = in.stats_dtype == HEADROOM_F64 ? static_cast<void*>(&loss64) : &loss32;
   if (out.d_hidden.data) buffers.d_hidden = out.d_hidden.data->bytes().data();
   if (out.d_classifier.data) buffers.d_classifier = out.d_classifier.data->bytes().data();
@@ -166,6 +169,8 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
         static_cast<size_t>(in.tokens * bits_of(element_of(stat, in.stats_dtype)) / 8));
   });
   out.argmax.resize(static_cast<size_t>(in.tokens));
+  out.top_ids.resize(static_cast<size_t>(in.tokens * request.top_k));
+  out.top_log_probs.resize(bytes * static_cast<size_t>(request.top_k));
 
   const auto start = std::chrono::steady_clock::now();
   if (request.has_gradients()) {
@@ -184,6 +189,14 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
                            : sum_of(in, values, 0, in.tokens);
     out.stats[i].mean = sum / valid;
   });
+  for (int64_t token = 0; token < in.tokens && request.top_k > 0; ++token) {
+    const auto first = out.top_ids.begin() + token * request.top_k;
+    const int64_t target = in.targets[static_cast<size_t>(token)];
+    const bool valid_target = target != request.ignore_index;
+    if (valid_target && std::find(first, first + request.top_k, target) != first + request.top_k) {
+      ++out.top_correct_tokens;
+    }
+  }
   return out;
 }
 

@@ -23,6 +23,7 @@ struct LossRequest {
   bool sum = false;      // reduction: sum, else mean
   double num_items = 0;  // divisor of the mean; 0: the weights of the valid tokens
   LossStatFlags stats{};
+  int64_t top_k = 0;
   bool grad_hidden = false;
   bool grad_classifier = false;
   bool grad_bias = false;
@@ -46,6 +47,7 @@ struct LossResult {
   double loss = 0;
   double mean_nll = 0;  // over valid tokens; NaN without any, as the other means
   int64_t correct_tokens = 0;
+  int64_t top_correct_tokens = 0;  // whose target is one of the top_k
   double seconds = 0;
   PlanInfo plan;             // of the first chunk
   int64_t chunk_tokens = 0;  // tokens that one run took
@@ -55,6 +57,8 @@ struct LossResult {
   std::vector<std::byte> nll;
   std::array<LossStatValues, kLossStats.size()> stats;
   std::vector<int64_t> argmax;
+  std::vector<int64_t> top_ids;          // [tokens, top_k]; ignored tokens hold -1
+  std::vector<std::byte> top_log_probs;  // [tokens, top_k]
   Gradient d_hidden;
   Gradient d_classifier;
   Gradient d_bias;

@@ -181,8 +181,8 @@ typedef struct headroom_problem {
   int32_t want_mean_logit;
   int32_t want_log_sum_sq_probs;
   int32_t has_grad_target_logit; /* backward only, as has_grad_nll */
-  int64_t top_k;           /* forward passes: the largest logits of each row, so many, at most 64 and vocab; 0
-                              (default): none. Not of a shard, and not with keeps_draws */
+  int64_t top_k; /* forward passes: the largest logits of each row, so many, at most 64 and vocab; 0
+                    (default): none. Not of a shard, and not with keeps_draws */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are

@@ -1,9 +1,9 @@
 """Headroom: the loss of a language model's head and its gradients, without the logits.
 
-``headroom.linear_cross_entropy`` and ``headroom.LinearCrossEntropyLoss`` need PyTorch (2.6 or newer);
-``headroom.nn.FusedHead``, ``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of
-``headroom.compat`` need it, too;
-``headroom.numpy.linear_cross_entropy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need neither.
+``headroom.linear_cross_entropy``, ``headroom.LinearCrossEntropyLoss`` and ``headroom.linear_top_k`` need PyTorch (2.6
+or newer); ``headroom.nn.FusedHead``, ``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of
+``headroom.compat`` need it, too; ``headroom.numpy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need
+neither.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
     from . import compat, nn, numpy, transformers, trl
+    from ._top_k import LinearTopK, linear_top_k
     from ._warm_up import warm_up
     from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
     from .module import LinearCrossEntropyLoss
@@ -46,6 +47,7 @@ __all__ = [
     "LibraryNotFoundError",
     "LinearCrossEntropyLoss",
     "LinearCrossEntropyOutput",
+    "LinearTopK",
     "OutOfMemoryError",
     "PlanInfo",
     "UnsupportedError",
@@ -53,6 +55,7 @@ __all__ = [
     "check_targets",
     "compat",
     "linear_cross_entropy",
+    "linear_top_k",
     "nn",
     "numpy",
     "plan",
@@ -68,6 +71,8 @@ _TORCH = {
     "linear_cross_entropy": "functional",
     "LinearCrossEntropyOutput": "functional",
     "LinearCrossEntropyLoss": "module",
+    "LinearTopK": "_top_k",
+    "linear_top_k": "_top_k",
     "warm_up": "_warm_up",
 }
 

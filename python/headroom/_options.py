@@ -18,6 +18,7 @@ REDUCTIONS = ("none", "sum", "mean")
 GRADIENTS = ("exact", "thinned", "always-thinned")
 DEFAULT_THRESHOLD = 2.0**-10
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
+MOST_TOP_K = 64
 SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
 
 
@@ -137,6 +138,15 @@ def check_gradient(gradient: Any) -> None:
 def check_seed_is_used(seed: Any, gradient: str) -> None:
     if seed is not None and gradient == "exact":
         raise ValueError('seed: expected None unless gradient is "thinned", got one with "exact"')
+
+
+def checked_k(k: Any, vocab: int) -> int:
+    found, most = integer("k", k), min(MOST_TOP_K, vocab)
+    if not 1 <= found <= most:
+        raise InvalidArgumentError(
+            f"k: expected a number in [1, {most}], the smaller one of {MOST_TOP_K} and V, got {found}"
+        )
+    return found
 
 
 def checked_seed(seed: Any) -> int:

@@ -73,7 +73,7 @@ def _d_bias_dtype(hidden: Tensor, bias: Tensor, flags: Flags) -> torch.dtype:
     return stats_dtype(hidden) if flags.want_d_temperature else bias.dtype
 
 
-def _spec(
+def spec_of(
     pass_: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any], flags: Flags, unaligned: bool
 ) -> _plan.Spec:
     """The problem of tensors that are there; they may be fake ones, whose sizes become constants."""
@@ -122,7 +122,7 @@ def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
     names["temperature"] = 6
     tensors = {name: inputs[index] for name, index in names.items() if inputs[index] is not None}
     options = _numbers.joined(options, None) | {"num_items": None}
-    spec = _spec(_c.FORWARD, tensors, options, flags, False)  # type: ignore[arg-type]
+    spec = spec_of(_c.FORWARD, tensors, options, flags, False)  # type: ignore[arg-type]
     return plan_on(spec, inputs.hidden.device).info.draws_bytes
 
 
@@ -187,7 +187,7 @@ class Run:
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
         adds = "d_classifier" in tensors
         unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
-        self.plan = plan_on(_spec(pass_, tensors, options, flags, unaligned), self.device)
+        self.plan = plan_on(spec_of(pass_, tensors, options, flags, unaligned), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
         if pass_ == _c.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")

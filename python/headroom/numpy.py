@@ -1,4 +1,4 @@
-"""``headroom.numpy.linear_cross_entropy``: loss and gradients of numpy arrays. Needs numpy, not PyTorch.
+"""``headroom.numpy.linear_cross_entropy`` and ``linear_top_k``: of numpy arrays. Needs numpy, not PyTorch.
 
 Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _c, _dtypes, _options, _plan, _stats
 from ._options import shape_text
@@ -23,7 +23,7 @@ else:
     except ImportError as error:
         raise ImportError("headroom.numpy needs numpy, which is not installed") from error
 
-__all__ = ["LinearCrossEntropyResult", "linear_cross_entropy"]
+__all__ = ["LinearCrossEntropyResult", "LinearTopK", "linear_cross_entropy", "linear_top_k"]
 
 _GRADIENTS = ("input", "linear_weight", "linear_bias")
 
@@ -213,6 +213,69 @@ def linear_cross_entropy(
         d_linear_weight=found["d_classifier"] if "linear_weight" in wanted else None,
         d_linear_bias=found["d_bias"] if "linear_bias" in wanted else None,
     )
+
+
+class LinearTopK(NamedTuple):
+    """The largest logits of each row, in descending order."""
+
+    ids: Any  # int64
+    log_probs: Any  # float32, or float64 for float64 inputs
+
+
+def linear_top_k(
+    input: ArrayLike,
+    linear_weight: ArrayLike,
+    k: int,
+    *,
+    linear_bias: ArrayLike | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    temperature: ArrayLike = 1.0,
+    max_workspace_bytes: int | None = None,
+    threads: int = 0,
+    backend: str | None = None,
+) -> LinearTopK:
+    """The k largest logits of each row of ``input @ linear_weight.T``, without ever holding all of them; arguments and
+    results as of :func:`headroom.linear_top_k`.
+
+    Args:
+        temperature: a number, or an array of ``input.shape[:-1]``.
+        threads: 0: as many as the machine gives.
+        backend: by name; None: the first that can run the problem.
+    """
+    x, c = np.asarray(input), np.asarray(linear_weight)
+    y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
+    _check_shapes(x, c, y)
+    k = _options.checked_k(k, c.shape[0])
+    of_rows = np.ndim(temperature) > 0
+    hidden, classifier = _rows(x.reshape(-1, x.shape[-1])), _rows(c)
+    stats = np.float64 if hidden.dtype == np.float64 else np.float32
+    arrays: dict[str, NDArray[Any]] = {"hidden": hidden, "classifier": classifier, "targets": y}
+    spec: dict[str, Any] = {
+        "tokens": hidden.shape[0],
+        "vocab": classifier.shape[0],
+        "hidden": hidden.shape[1],
+        "hidden_dtype": _dtypes.float_code("input", hidden.dtype),
+        "classifier_dtype": _dtypes.float_code("linear_weight", classifier.dtype),
+        "has_bias": linear_bias is not None,
+        "has_temperature": of_rows,
+        "scale": _options.number("scale", scale),
+        "softcap": 0.0 if softcap is None else _options.number("softcap", softcap),
+        "temperature": 1.0 if of_rows else _options.number("temperature", temperature),
+        "max_workspace_bytes": _options.budget(max_workspace_bytes),
+        "top_k": k,
+    }
+    if linear_bias is not None:
+        bias = np.asarray(linear_bias)
+        spec["bias_dtype"] = _dtypes.float_code("linear_bias", bias.dtype)
+        arrays["bias"] = _vector("linear_bias", bias, c.shape[:1], bias.dtype.newbyteorder("="), "V")
+    if of_rows:
+        meaning = "that of input without its last dimension, or a number"
+        arrays["temperature"] = _vector("temperature", temperature, y.shape, stats, meaning)
+    found = LinearTopK(np.empty((*y.shape, k), np.int64), np.empty((*y.shape, k), stats))
+    out = {"top_ids": found.ids, "top_log_probs": found.log_probs}
+    _Run(spec, arrays, out, {}, threads or default_threads(), backend)(wanted=(), upstream=None)
+    return found
 
 
 def _draw(

@@ -293,3 +293,23 @@ def test_bad_temperatures(refused, tmp_path, problem, value, shown):
 def test_one_temperature_at_a_time(refused, tmp_path, problem):
     files = write_npy(tmp_path, {**problem, "token_temperature": np.ones(N, np.float32)})
     refused(2, "--token-temperature", "loss", *files, "--temperature", 2)
+
+
+def test_top_k(ok, refused, tmp_path, problem, random):
+    problem["targets"] = np.where(random.random(N) < 0.2, -100, problem["targets"])
+    files = write_npy(tmp_path, problem)
+    report = ok("--json", "loss", *files, "--top-k", 7, "--per-token", "t.safetensors").json
+    z = problem["hidden"].astype(np.float64) @ problem["classifier"].astype(np.float64).T
+    expected = np.argsort(-z, axis=1, kind="stable")[:, :7]
+    tokens, valid = load_file(tmp_path / "t.safetensors"), problem["targets"] != -100
+    np.testing.assert_array_equal(tokens["top_ids"], np.where(valid[:, None], expected, -1))
+    lse = np.log(np.exp(z).sum(axis=1, keepdims=True))
+    log_probs = np.where(valid[:, None], np.take_along_axis(z, expected, 1) - lse, 0)
+    np.testing.assert_allclose(tokens["top_log_probs"], log_probs, atol=2.0**-18)
+    assert tokens["top_log_probs"].dtype == np.float32
+    found = (expected == problem["targets"][:, None]).any(axis=1)[valid]
+    assert report["top_k"] == 7 and report["top_k_accuracy"] == pytest.approx(found.mean())
+    assert "top 7 accuracy" in ok("loss", *files, "--top-k", 7).out
+    refused(2, "--top-k", "loss", *files, "--top-k", 65)
+    refused(2, "--top-k: expected no --gradients", "loss", *files, "--top-k", 2, "--gradients", "g.safetensors")
+    refused(2, "--per-token", "loss", *files, "--top-k", 2, "--per-token", "t.npy")

@@ -1,0 +1,116 @@
+"""``headroom.linear_top_k`` for PyTorch tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _arguments, _c, _checks, _options, _plan
+from ._arguments import Arguments, Learned, Number
+from ._flags import Flags
+from ._run import plan_on, spec_of, stream_of
+from ._torch import readable, row_stride, rows_are_aligned, stats_dtype
+
+
+class LinearTopK(NamedTuple):
+    """The largest logits of each row, in descending order."""
+
+    ids: Tensor  # int64
+    log_probs: Tensor  # float32, or float64 for float64 inputs
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def linear_top_k(
+    input: Tensor,
+    linear_weight: Tensor,
+    k: int,
+    *,
+    linear_bias: Tensor | None = None,
+    scale: Number = 1.0,
+    softcap: Number | None = None,
+    temperature: Number = 1.0,
+    max_workspace_bytes: int | None = None,
+) -> LinearTopK:
+    """The k largest logits of each row of ``input @ linear_weight.T``, without ever holding all of them.
+
+    Logits are those of :func:`linear_cross_entropy`, and so is what its options mean. The log-probability of a column
+    is its logit less the log of the sum of the exponentials of all logits of the row.
+
+    Args:
+        input: hidden states, ``[..., D]``.
+        linear_weight: the head's weight, ``[V, D]``.
+        k: how many, from 1 to the smaller one of 64 and V.
+        linear_bias: ``[V]``.
+        scale: factor of the logits before bias and softcap.
+        softcap: bound of the logits; None or 0 for none.
+        temperature: what the logits are divided by, after the softcap: a number, or a tensor of one element or of
+            ``input.shape[:-1]``.
+        max_workspace_bytes: hard bound of memory beyond inputs and outputs; None: as much as the fastest plan wants.
+
+    Returns:
+        ``ids`` and ``log_probs`` of shape ``[..., k]``, in descending order of the logits: of equals the smaller id is
+        first, and a NaN comes before all numbers, so that the first one is the argmax. They have no gradient.
+
+    Raises:
+        TypeError, ValueError, BudgetTooSmallError: as :func:`linear_cross_entropy` does.
+    """
+    _checks.check_tensor("input", input)
+    row_temperature, temperature = _arguments.temperatures(temperature)
+    a = Arguments(
+        input.detach(),
+        linear_weight,
+        torch.zeros(input.shape[:-1], dtype=torch.int64, device=input.device),  # that no row is ignored
+        linear_bias,
+        weight=None,
+        token_weight=None,
+        row_temperature=row_temperature,
+        main_grad=None,
+        num_items=None,
+        seed=None,
+        reduction="none",
+        ignore_index=-100,
+        label_smoothing=0.0,
+        scale=scale,
+        softcap=softcap,
+        temperature=temperature,
+        z_loss=0.0,
+        shift=0,
+        max_workspace_bytes=max_workspace_bytes,
+        return_stats=False,
+        differentiable_stats=False,
+        gradient="exact",
+        threshold=_options.DEFAULT_THRESHOLD,
+    )
+    a = _arguments.without_number_tensors(a)
+    _arguments.check_head(a)
+    k = _options.checked_k(k, linear_weight.shape[0])
+    a = _arguments.autocast(a)
+    _arguments.check_rest(a)
+    return LinearTopK(*_run(a, k))
+
+
+def _run(a: Arguments, k: int) -> tuple[Tensor, Tensor]:
+    options = _arguments.options_of(a)
+    tensors = readable(_arguments.inputs_of(a, Learned(None, None)), None)
+    hidden, weight = tensors["hidden"], tensors["classifier"]
+    device, on_device = hidden.device, hidden.device.type == "cuda"
+    unaligned = on_device and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
+    spec = dataclasses.replace(spec_of(_c.FORWARD, tensors, options, Flags(), unaligned), top_k=k)
+    plan = plan_on(spec, device)
+    shape = (*a.input.shape[:-1], k)
+    ids = torch.empty(shape, dtype=torch.int64, device=device)
+    log_probs = torch.empty(shape, dtype=stats_dtype(hidden), device=device)
+    buffers: Any = _c.make("headroom_buffers")
+    buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
+    for name, tensor in tensors.items():
+        setattr(buffers, name, tensor.data_ptr())
+    buffers.top_ids, buffers.top_log_probs = ids.data_ptr(), log_probs.data_ptr()
+    if not on_device:
+        _plan.run_on_host(plan, buffers)
+    else:  # from PyTorch's allocator, to be used again in stream order
+        workspace = torch.empty(plan.info.workspace_bytes, dtype=torch.uint8, device=device)
+        _plan.run(plan, buffers, workspace.data_ptr(), stream_of(device.index))
+    return ids, log_probs

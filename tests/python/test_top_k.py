@@ -1,0 +1,147 @@
+"""headroom.linear_top_k beside torch.topk of whole logits, and headroom.numpy's."""
+
+import headroom
+import headroom.numpy
+import pytest
+import torch
+
+np = pytest.importorskip("numpy")
+
+
+def tensors(shape=(3, 5), vocab=900, hidden=16, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(*shape, hidden, generator=generator).to(dtype)
+    weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
+    return input, weight, torch.randn(vocab, generator=generator).to(dtype)
+
+
+def logits_of(input, weight, bias=None, scale=1.0, softcap=None, temperature=1.0):
+    """In float64."""
+    z = scale * (input.double() @ weight.double().T)
+    if bias is not None:
+        z = z + bias.double()
+    if softcap:
+        z = softcap * torch.tanh(z / softcap)
+    return z / torch.as_tensor(temperature, dtype=torch.float64).reshape(-1, 1).expand(z[..., 0].numel(), 1).reshape(
+        *z.shape[:-1], 1
+    )
+
+
+def check(found, z, k, unit):
+    """The r-th largest is one whose logit is no smaller than that of the r-th largest in float64, up to rounding."""
+    expected = z.sort(dim=-1, descending=True).values[..., :k]
+    assert found.ids.dtype == torch.int64 and found.ids.shape == expected.shape
+    error = 64 * unit * z.abs().max()
+    assert ((z.gather(-1, found.ids) - expected).abs() <= error).all()
+    log_probs = z.log_softmax(-1).gather(-1, found.ids)
+    torch.testing.assert_close(found.log_probs.double(), log_probs, rtol=0, atol=float(error))
+    assert (found.ids.sort(-1).values.diff(dim=-1) > 0).all() and (found.log_probs.diff(dim=-1) <= 0).all()
+
+
+OPTIONS = [{}, {"scale": 0.5, "softcap": 3.0}, {"temperature": 0.7}, {"temperature": torch.rand(3, 5) + 0.1}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "softcap", "temperature", "temperatures"])
+@pytest.mark.parametrize("k", [1, 7, 64])
+def test_against_float64(dtype, options, k):
+    input, weight, bias = tensors(dtype=dtype)
+    found = headroom.linear_top_k(input, weight, k, linear_bias=bias, **options)
+    assert found.log_probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    check(found, logits_of(input, weight, bias, **options), k, 2.0**-50 if dtype == torch.float64 else 2.0**-24)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (0,), (2, 0, 3), (2, 3, 4)])
+def test_any_leading_shape(shape):
+    input, weight, _ = tensors(shape)
+    found = headroom.linear_top_k(input, weight, 3)
+    assert found.ids.shape == found.log_probs.shape == (*shape, 3)
+    check(found, logits_of(input, weight), 3, 2.0**-24) if input.numel() else None
+
+
+def test_numbers_may_be_tensors_and_nothing_has_a_gradient():
+    input, weight, bias = (t.requires_grad_() for t in tensors())
+    scale = torch.tensor(0.5, requires_grad=True)
+    found = headroom.linear_top_k(input, weight, 4, linear_bias=bias, scale=scale, temperature=torch.tensor([2.0]))
+    assert not found.ids.requires_grad and not found.log_probs.requires_grad
+    expected = headroom.linear_top_k(input, weight, 4, linear_bias=bias, scale=0.5, temperature=2.0)
+    assert torch.equal(found.ids, expected.ids) and torch.equal(found.log_probs, expected.log_probs)
+
+
+def test_of_equals_the_smaller_ids():
+    input, weight = torch.zeros(2, 4), torch.randn(700, 4)
+    found = headroom.linear_top_k(input, weight, 5)
+    assert found.ids.tolist() == [[0, 1, 2, 3, 4]] * 2
+    torch.testing.assert_close(found.log_probs, torch.full((2, 5), -torch.tensor(700.0).log().item()))
+
+
+def test_rows_with_a_stride_and_a_budget():
+    input, weight, _ = tensors((40,))
+    wide = torch.zeros(40, 2 * input.shape[1])
+    wide[:, : input.shape[1]] = input
+    expected = headroom.linear_top_k(input, weight, 8)
+    with pytest.raises(headroom.BudgetTooSmallError) as error:
+        headroom.linear_top_k(input, weight, 8, max_workspace_bytes=1)
+    for x in (wide[:, : input.shape[1]], input.T.contiguous().T):
+        found = headroom.linear_top_k(x, weight, 8, max_workspace_bytes=error.value.required_bytes)
+        assert torch.equal(found.ids, expected.ids) and torch.equal(found.log_probs, expected.log_probs)
+
+
+def test_autocast():
+    input, weight, _ = tensors()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = headroom.linear_top_k(input, weight, 4)
+    check(found, logits_of(input.bfloat16(), weight.bfloat16()), 4, 2.0**-24)
+
+
+def test_equals_linear_cross_entropy():
+    input, weight, bias = tensors()
+    found = headroom.linear_top_k(input, weight, 2, linear_bias=bias)
+    stats = headroom.linear_cross_entropy(
+        input, weight, found.ids[..., 0], linear_bias=bias, return_stats=["argmax", "nll"]
+    )
+    assert torch.equal(stats.argmax, found.ids[..., 0]) and torch.equal(-stats.nll, found.log_probs[..., 0])
+
+
+def test_compiled():
+    input, weight, _ = tensors()
+    compiled = torch.compile(lambda x, w: headroom.linear_top_k(x, w, 3).ids + 1, backend="eager")
+    assert torch.equal(compiled(input, weight) - 1, headroom.linear_top_k(input, weight, 3).ids)
+
+
+BAD = [
+    ({"k": 0}, ValueError, r"k: expected a number in \[1, 64\]"),
+    ({"k": 65}, ValueError, r"k: expected a number in \[1, 64\]"),
+    ({"k": 2.0}, TypeError, "k: expected an integer"),
+    ({"k": 4, "linear_weight": torch.zeros(3, 16)}, ValueError, r"k: expected a number in \[1, 3\]"),
+    ({"input": torch.zeros(4, 9)}, ValueError, r"input: expected shape \[..., D\] with D = 16"),
+    ({"linear_weight": torch.zeros(9, 16, dtype=torch.float64)}, TypeError, "linear_weight: expected float64"),
+    ({"linear_bias": torch.zeros(3)}, ValueError, r"linear_bias: expected shape \[900\]"),
+    ({"temperature": torch.ones(4)}, ValueError, r"temperature: expected shape \[3, 5\]"),
+    ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
+    ({"max_workspace_bytes": -1}, ValueError, "max_workspace_bytes"),
+]
+
+
+@pytest.mark.parametrize("changed, error, message", BAD)
+def test_refused(changed, error, message):
+    input, weight, _ = tensors()
+    arguments = {"input": input, "linear_weight": weight, "k": 4} | changed
+    with pytest.raises(error, match=message):
+        headroom.linear_top_k(**arguments)
+    if all(name != "linear_weight" or "float64" not in message for name in changed):
+        arguments = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+        with pytest.raises(error, match=message):
+            headroom.numpy.linear_top_k(**arguments)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "softcap", "temperature", "temperatures"])
+def test_numpy_equals_torch(options):
+    input, weight, bias = tensors()
+    expected = headroom.linear_top_k(input, weight, 6, linear_bias=bias, **options)
+    given = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
+    got = headroom.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, linear_bias=bias.numpy(), **given)
+    np.testing.assert_array_equal(got.ids, expected.ids.numpy())
+    np.testing.assert_array_equal(got.log_probs, expected.log_probs.numpy())
+    reference = headroom.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, backend="reference")
+    assert reference.ids.shape == (3, 5, 6) and reference.log_probs.dtype == np.float32
