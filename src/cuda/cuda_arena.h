@@ -6,6 +6,7 @@
 #include "core/workspace.h"
 #include "cuda/engines/logits.h"
 #include "cuda/plan_detail.h"
+#include "cuda/top/top_sizes.h"
 
 namespace headroom::cuda {
 
@@ -73,7 +74,8 @@ struct Arena {
   float* d_classifier = nullptr;  // [V, padded] the sum over chunks
   void* staging = nullptr;        // [W, padded] of d_classifier, where no product writes its rows
   float* d_bias = nullptr;        // [V]
-  float* logits = nullptr;        // [scratch_rows, scratch_columns]
+  TopArena top;
+  float* logits = nullptr;  // [scratch_rows, scratch_columns]
   void* gemm = nullptr;
 };
 

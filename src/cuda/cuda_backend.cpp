@@ -100,7 +100,6 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
     const std::string why = why_not_thinned(problem, device_of(options));
     if (!why.empty()) return why;
   }
-  if (problem.top_k > 0) return "top_k is computed by backends of host memory";
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
   const cuda::Engine* asked = cuda::engine_named(options.isa);

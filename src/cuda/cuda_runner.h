@@ -84,6 +84,8 @@ void load_whole_classifier(const Runner& run);
 Operand load_classifier(const Runner& run, const Window& window, const Condition& condition = {});
 // The same of the window that was loaded last.
 Operand loaded_classifier(const Runner& run, const Window& window);
+// The same of a sample, every step-th row of the classifier: of these, those of the window.
+Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
 // Columns whose operands can be had at once.
 int64_t widest_window(const Runner& run);
 void launch_logits(const Runner& run, const LogitsArgs& args, After after);

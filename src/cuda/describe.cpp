@@ -18,6 +18,8 @@ double cost_of_thinned(const Problem& p) {
 double cost_of(const Problem& p, const PlanDetail& d) {
   if (d.is_thinned()) return cost_of_thinned(p);
   double cost = p.needs_forward() ? 1 : 0;
+  const bool lists = p.top_k > 0 && d.engine->traits().top_groups > 0;
+  if (lists) cost += static_cast<double>(top_sizes(p, d).sampled) / static_cast<double>(p.vocab);
   if (!p.needs_backward()) return cost;
   cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
   return cost + (p.want_d_hidden ? 1 : 0) + (p.want_d_classifier ? 1 : 0);
@@ -27,6 +29,9 @@ std::string description_of(const Problem& p, const PlanDetail& d) {
   static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
   std::string text = ", rows " + std::string(kSources[static_cast<int>(d.source)]);
   if (d.copies_classifier) text += ", classifier copied";
+  if (p.top_k > 0 && d.engine->traits().top_groups > 0) {
+    text += ", lists of " + std::to_string(top_sizes(p, d).capacity);
+  }
   if (d.vocab_window < p.vocab) text += ", window " + std::to_string(d.vocab_window);
   if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
     text += ", exps of " + std::to_string(d.kept_columns) + " columns kept";

@@ -89,13 +89,14 @@ bool holds_whole_classifier(const Runner& run) {
   return run.detail.copies_classifier && run.detail.vocab_window >= run.problem.vocab;
 }
 
-void copy_classifier(const Runner& run, const Window& window, const Condition& condition) {
+// step: of the window's columns, every step-th of the caller's.
+void copy_classifier(const Runner& run, const Window& window, const Condition& condition, int64_t step = 1) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   RowsCopy c{};
-  c.from = at(b.classifier, p.classifier_dtype, window.first * b.classifier_stride);
+  c.from = at(b.classifier, p.classifier_dtype, window.first * step * b.classifier_stride);
   c.from_dtype = p.classifier_dtype;
-  c.from_stride = b.classifier_stride;
+  c.from_stride = step * b.classifier_stride;
   c.to = run.arena.window;
   c.to_dtype = run.dtype();
   c.to_stride = run.depth();
@@ -125,6 +126,15 @@ Operand loaded_classifier(const Runner& run, const Window& window) {
 Operand load_classifier(const Runner& run, const Window& window, const Condition& condition) {
   if (run.detail.copies_classifier && !holds_whole_classifier(run)) copy_classifier(run, window, condition);
   return loaded_classifier(run, window);
+}
+
+Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition) {
+  if (run.detail.copies_classifier && !holds_whole_classifier(run)) {
+    copy_classifier(run, window, condition, step);
+    return loaded_classifier(run, window);
+  }
+  const Operand all = loaded_classifier(run, {window.first * step, window.columns});
+  return {all.data, step * all.stride};
 }
 
 LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hidden, const Window& window,

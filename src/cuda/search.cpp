@@ -139,10 +139,15 @@ class Search {
   int64_t chunks_of(int64_t chunk) const { return ceil_div(std::max<int64_t>(p_.tokens, 1), chunk); }
 
   void forward_plans() {
-    base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
-    for (const int64_t chunk : base_.source == HiddenSource::kCaller
-                                   ? std::vector{std::max<int64_t>(p_.tokens, 1)}
-                                   : token_chunks()) {
+    if (hidden_is_operand()) forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
+    // Lists are as long as a chunk has rows, and rows in place are one chunk.
+    const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
+    if (!hidden_is_operand() || lists) forward_plans_of(HiddenSource::kWorkspace, token_chunks());
+  }
+
+  void forward_plans_of(HiddenSource source, const std::vector<int64_t>& chunks) {
+    base_.source = source;
+    for (const int64_t chunk : chunks) {
       for (const int64_t window : copied_windows(chunk)) {
         base_.vocab_window = window;
         consider(PlanKind::kForward, chunk, base_);
@@ -303,7 +308,9 @@ class Search {
   // Of the statistics.
   int64_t slots_of(int64_t chunk) const {
     const auto [at, is_new] = slots_.try_emplace(chunk, 1);
-    if (is_new && p_.needs_forward()) at->second = slots_of_launch(Epilogue::kStats, chunk);
+    if (is_new && p_.needs_forward()) {
+      at->second = slots_of_launch(p_.top_k > 0 ? Epilogue::kTop : Epilogue::kStats, chunk);
+    }
     if (is_new && p_.is_thinned()) {
       at->second = std::max(at->second, slots_of_launch(Epilogue::kThin, chunk));
     }
@@ -329,6 +336,7 @@ class Search {
 
   Epilogue main_epilogue() const {
     if (p_.is_thinned()) return Epilogue::kThin;
+    if (p_.top_k > 0) return Epilogue::kTop;
     return p_.needs_forward() ? Epilogue::kStats : Epilogue::kGradient;
   }
 

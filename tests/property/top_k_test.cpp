@@ -119,7 +119,7 @@ TEST_P(TopK, AllOfASmallVocabulary) {
 }
 
 TEST_P(TopK, TheFirstIsTheArgmax) {
-  Case c = plain(6, {300, 2003, 8}, 1);
+  Case c = plain(6, {300, 2103, 8}, 1);
   const Outputs one = solve(context_, c);
   EXPECT_EQ(one.top_ids, one.argmax);
   c.problem.top_k = 64;
@@ -147,14 +147,19 @@ TEST_P(TopK, OfSortedLogits) {
   expect_ids(rising, 3, 64);
 }
 
+// Also more of them than a list of candidates has room for.
 TEST_P(TopK, OfRowsOfTheClassifierThatComeAgain) {
-  Case c = plain(8, {33, 3000, 16}, 64);
-  for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
-  const Outputs got = solve(context_, c);
-  for (int64_t row = 0; row < 33; ++row) {
-    const std::vector<double> ids = row_of(got.top_ids, row, 64);
-    for (size_t r = 0; r < 64; ++r) EXPECT_EQ(ids[r], std::fmod(ids[0], 10) + 10 * static_cast<double>(r));
-    EXPECT_EQ(ids[0], got.argmax[static_cast<size_t>(row)]);
+  for (const PlainSize& size : {PlainSize{33, 3000, 16}, PlainSize{5, 30'000, 16}}) {
+    Case c = plain(8, size, 64);
+    for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
+    const Outputs got = solve(context_, c);
+    for (int64_t row = 0; row < size.tokens; ++row) {
+      const std::vector<double> ids = row_of(got.top_ids, row, 64);
+      for (size_t r = 0; r < 64; ++r) {
+        EXPECT_EQ(ids[r], std::fmod(ids[0], 10) + 10 * static_cast<double>(r));
+      }
+      EXPECT_EQ(ids[0], got.argmax[static_cast<size_t>(row)]);
+    }
   }
 }
 
@@ -190,30 +195,47 @@ TEST_P(TopK, OfMaskedColumns) {
 }
 
 TEST_P(TopK, OfIgnoredRows) {
-  Case c = plain(9, {300, 500, 16}, 5);
-  for (size_t row = 0; row < 300; ++row) {
-    if (row < 140 || row % 3 == 0) c.targets[row] = c.problem.ignore_index;
+  for (const int64_t vocab : {500, 2500}) {
+    Case c = plain(9, {300, vocab, 16}, 5);
+    for (size_t row = 0; row < 300; ++row) {
+      if (row < 140 || row % 3 == 0) c.targets[row] = c.problem.ignore_index;
+    }
+    const Expected expected(c);
+    expected.check(GetParam(), solve(context_, c));
+    std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
+    const Outputs got = solve(context_, c);
+    EXPECT_EQ(got.top_ids, std::vector<double>(1500, -1));
+    EXPECT_EQ(got.top_log_probs, std::vector<double>(1500, 0));
   }
-  const Expected expected(c);
-  expected.check(GetParam(), solve(context_, c));
-  std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
-  const Outputs got = solve(context_, c);
-  EXPECT_EQ(got.top_ids, std::vector<double>(1500, -1));
-  EXPECT_EQ(got.top_log_probs, std::vector<double>(1500, 0));
 }
 
-TEST_P(TopK, SameIdsForEveryBudget) {
-  Case c = plain(10, {600, 3001, 24}, 16);
-  const Outputs most = solve(context_, c);
-  headroom::Problem problem = pass_problem(c, headroom::Pass::forward);
-  size_t least = most.workspace_bytes;
-  for (const headroom::PlanInfo& info : context_.plans(problem))
-    least = std::min(least, info.workspace_bytes);
-  for (const size_t budget : {least, least * 2, (least + most.workspace_bytes) / 2}) {
-    if (budget > most.workspace_bytes) continue;
-    const Outputs got = solve(context_, c, budget);
-    EXPECT_EQ(got.top_ids, most.top_ids);
-    EXPECT_LE(got.workspace_bytes, budget);
+// Whatever the plan; of operands as they are, and of converted ones.
+TEST_P(TopK, ForEveryBudget) {
+  for (const bool converts : {false, true}) {
+    Case c = plain(10, {600, 6'201, 20}, 16);
+    headroom::Problem& p = c.problem;
+    if (converts) {
+      p.hidden_dtype = p.classifier_dtype = HEADROOM_F32;
+      p.compute_dtype = HEADROOM_BF16;
+    }
+    for (size_t row = 0; row < 600; row += 5) c.targets[row] = p.ignore_index;
+    const Expected expected(c);
+    const Outputs most = solve(context_, c);
+    expected.check(GetParam(), most);
+    size_t least = most.workspace_bytes;
+    for (const headroom::PlanInfo& info : context_.plans(pass_problem(c, headroom::Pass::forward))) {
+      least = std::min(least, info.workspace_bytes);
+    }
+    for (const size_t budget : {least, least * 2, (least + most.workspace_bytes) / 2}) {
+      if (budget > most.workspace_bytes) continue;
+      const Outputs got = solve(context_, c, budget);
+      expected.check(GetParam(), got);
+      if (!GetParam().is_device()) {
+        EXPECT_EQ(got.top_ids, most.top_ids);
+        EXPECT_EQ(got.top_log_probs, most.top_log_probs);
+      }
+      EXPECT_LE(got.workspace_bytes, budget);
+    }
   }
 }
 

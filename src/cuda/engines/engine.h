@@ -21,6 +21,9 @@ struct EngineTraits {
   bool sums_while_drawing = false;  // kThin sums exps as well; else the sums are made before
   bool needs_scratch = false;       // LogitsScratch
   double draw_cost = 1;             // time of kThin over that of kStats
+  // kTop: a tile of so many columns has so many groups, whose maxima tell thresholds; 0: the best are kept
+  // instead
+  int64_t top_tile = 0, top_groups = 0;
 };
 
 // The tiles that a launch is made of; 0: it has none of its own.

@@ -4,6 +4,7 @@
 #include "cuda/engines/engine.h"
 #include "cuda/engines/portable/portable_engine.h"
 #include "cuda/engines/sm90/sm90_engine.h"
+#include "cuda/top/top_sizes.h"
 
 namespace headroom::cuda {
 
@@ -20,7 +21,10 @@ const Engine* engine_named(const std::string& name) {
 
 Choice choose_engine(const Problem& problem, const Device& device, const std::string& asked) {
   const DType operands = operand_dtype(problem);
-  const auto refusal = [&](const Engine& engine) { return engine.why_not(device, operands); };
+  const auto refusal = [&](const Engine& engine) {
+    const std::string against = engine.why_not(device, operands);
+    return against.empty() ? why_not_listed(problem, engine.traits()) : against;
+  };
   if (const Engine* engine = engine_named(asked); engine != nullptr && refusal(*engine).empty()) {
     return {engine, "asked for"};
   }

@@ -13,6 +13,7 @@ enum class Epilogue : int {
   kExps,      // A_ij = exp(z_ij - anchor_i) is stored, its row sums are kept
   kGradient,  // dz_ij is stored, from known lse and coefficients
   kThin,      // exp(z_ij - anchor_i) is summed, and elements for thinned gradients are drawn
+  kTop,       // row statistics, and the largest logits of each row are found
 };
 
 // target of a row that is ignored: its exps and gradients are 0, whatever its hidden row holds. Columns are
@@ -72,6 +73,28 @@ struct Draws {
   int32_t capacity = 0;
 };
 
+// A logit and its column of the shard.
+template <class T>
+struct alignas(2 * sizeof(T)) TopEntry {  // one load or store
+  T z;
+  int32_t column;
+};
+
+// What kTop finds. An engine whose traits have no groups keeps the best of each row, over windows in
+// ascending order, of which the first begins. One with groups lists what is not below a threshold that k
+// logits of the row are not below (-inf is never listed); it finds thresholds as well: with group_max it
+// makes nothing but the maxima of groups of columns.
+struct TopLogits {
+  int64_t k = 0;
+  TopEntry<float>* best = nullptr;    // [rows, k] in order
+  const float* threshold = nullptr;   // [rows] finite, or +inf
+  int32_t* count = nullptr;           // [rows] listed so far; more than capacity where a list has no room
+  TopEntry<float>* listed = nullptr;  // [rows, capacity], in any order
+  int32_t capacity = 0;
+  float* group_max = nullptr;  // [rows, groups] of the window's groups; -inf of a group without columns
+  int64_t groups = 0;          // floats between rows
+};
+
 // Matrices are row-major; strides in elements. Pointers are of the device.
 struct LogitsArgs {
   Epilogue epilogue = Epilogue::kStats;
@@ -89,8 +112,8 @@ struct LogitsArgs {
   const float* inverse_temperature = nullptr;  // [rows] 1 / T, or null: ones
   const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
   int64_t column_offset = 0;        // of the window in the shard
-  // kStats, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative to the
-  // anchor, `weighted` is not made, and max (null: not wanted), argmax and the optional sums are further
+  // kStats, kTop, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative
+  // to the anchor, `weighted` is not made, and max (null: not wanted), argmax and the optional sums are further
   // wishes.
   StatSlots stats;
   const float* class_weight = nullptr;  // [columns], or null: ones
@@ -112,6 +135,7 @@ struct LogitsArgs {
   const float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
   const float* out_scale = nullptr;                                    // scalar factor of dz; null: 1
   Draws draws;                                                         // kThin
+  TopLogits top;                                                       // kTop
 };
 
 }  // namespace headroom::cuda

@@ -36,6 +36,7 @@ Arena lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
     }
     if (p.want_d_bias) a.d_bias = take<float>(w, p.vocab);
   }
+  a.top = lay_out_top(p, d, rows, w);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
   if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
   const bool stages = p.needs_backward() && p.want_d_classifier && !writes_d_classifier(p);

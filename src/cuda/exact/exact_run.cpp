@@ -2,20 +2,25 @@
 
 #include <algorithm>
 
+#include "cuda/top/top_run.h"
+
 namespace headroom::cuda {
 namespace {
 
 void run_chunk(const Runner& run, const Chunk& chunk) {
   const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
+  const bool finds_top = run.problem.top_k > 0;
   const Operand hidden = load_rows(run, chunk, /*wants_target_logits=*/kept && run.traits().anchors_first);
   if (run.problem.needs_forward()) {
     if (kept) {
       keep_exps(run, chunk, hidden);
     } else {
-      sum_rows(run, chunk, hidden, run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr);
+      const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
+      (finds_top ? sum_rows_and_find_top : sum_rows)(run, chunk, hidden, active);
     }
   }
   finish_chunk(run, chunk, hidden, kept);
+  if (finds_top) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
   if (kept) gradients_of_exps(run, chunk, hidden);
   if (kept && !all_kept) rescale_for_lse(run, chunk);

@@ -11,6 +11,7 @@ Arena lay_out(const Problem& p, const BlockSize& size, Workspace& w) {
   if (p.needs_forward()) {
     a.stats = w.take<RowStats<double>>(p.tokens).data();
     a.row_loss = w.take<double>(p.tokens).data();
+    if (p.top_k > 0) a.top = w.take<TopEntry<double>>(p.tokens * p.top_k).data();
   }
   if (p.needs_backward()) {
     a.gradients = w.take<RowGradient>(p.tokens).data();

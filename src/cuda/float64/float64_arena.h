@@ -5,6 +5,7 @@
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
 #include "core/workspace.h"
+#include "cuda/engines/logits.h"
 
 namespace headroom::cuda::float64 {
 
@@ -37,6 +38,7 @@ struct Arena {
   int32_t* target = nullptr;          // [N] column of the shard, -1 elsewhere, or kIgnoredRow
   RowStats<double>* stats = nullptr;  // [N]
   double* row_loss = nullptr;         // [N]
+  TopEntry<double>* top = nullptr;    // [N, top_k] the largest logits, in order
   RowGradient* gradients = nullptr;   // [N]
   double* block = nullptr;            // [R, W] dot products, then dz
   double* sums = nullptr;             // [R, D] of d_hidden, then [W, D] of d_classifier

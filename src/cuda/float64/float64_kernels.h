@@ -35,6 +35,9 @@ void launch_prepare_rows(const Inputs& in, const Arena& arena, const Buffers& ou
 // Outputs of every row, from its statistics; ignored rows get theirs.
 void launch_finish_rows(const Inputs& in, const Arena& arena, const Buffers& out, bool is_shard,
                         cudaStream_t stream);
+// Ids and log-probabilities of the largest logits.
+void launch_write_top(const Inputs& in, const Arena& arena, const Buffers& out, int64_t k,
+                      cudaStream_t stream);
 // The reduced loss and correct_count.
 void launch_finish_loss(const Inputs& in, const Arena& arena, const Buffers& out, cudaStream_t stream);
 // Where the gradients begin. Vectors of [N] or null, but for loss: a scalar with any reduction of it.
@@ -53,6 +56,8 @@ void launch_row_gradients(const Inputs& in, const Arena& arena, const Upstream& 
 // ---- float64_logits.cu
 // From dot products: joins the block's columns to the rows' statistics, which its first column begins.
 void launch_stats(const Inputs& in, const Arena& arena, const Block& block, cudaStream_t stream);
+// From dot products: joins the block's columns to the rows' largest logits, as above.
+void launch_top(const Inputs& in, const Arena& arena, const Block& block, int64_t k, cudaStream_t stream);
 // From dot products to dz, in place; 0 in rows that are ignored.
 void launch_dz(const Inputs& in, const Arena& arena, const Block& block, cudaStream_t stream);
 

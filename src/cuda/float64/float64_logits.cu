@@ -1,6 +1,8 @@
+#include "core/top_k.h"
 #include "cuda/check.h"
 #include "cuda/cuda_sizes.h"
 #include "cuda/float64/float64_kernels.h"
+#include "cuda/float64/float64_logit.cuh"
 #include "cuda/rows/device_rows.cuh"
 
 namespace headroom::cuda::float64 {
@@ -9,28 +11,8 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kOfLane = kStrip / 32;  // columns of a strip
 
-struct Logit {
-  double z;
-  double slope;  // T dz / d(scale * dot + bias), the derivative of the softcap
-};
-
-__device__ Logit logit(const Inputs& in, double dot, int64_t row, int64_t column) {
-  const double x = in.scale * dot + (in.bias != nullptr ? in.bias_scale * in.bias[column] : 0);
-  const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
-  if (in.softcap == 0) return {x * inverse, 1};
-  const double t = tanh(x / in.softcap);
-  return {in.softcap * t * inverse, 1 - t * t};
-}
-
 __device__ double class_weight(const Inputs& in, int64_t column) {
   return in.class_weight != nullptr ? in.class_weight[in.rows.vocab_start + column] : 1;
-}
-
-// As merge() chooses: a NaN is the largest of all, and of equals the first.
-__device__ bool is_better(double z, int64_t id, double than, int64_t than_id) {
-  if (isnan(z)) return !isnan(than) || id < than_id;
-  if (isnan(than)) return false;
-  return z > than || (z == than && id < than_id);
 }
 
 __device__ double sum_of_lanes(double value) {

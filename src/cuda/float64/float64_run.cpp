@@ -59,10 +59,13 @@ void forward(const Runner& run) {
   if (p.tokens > 0) {
     for_parts(p.tokens, run.size.rows, [&](int64_t row, int64_t rows) {
       for_parts(p.vocab, run.size.columns, [&](int64_t column, int64_t columns) {
-        launch_stats(run.inputs, run.arena, multiply(run, row, rows, column, columns), run.stream);
+        const Block block = multiply(run, row, rows, column, columns);
+        launch_stats(run.inputs, run.arena, block, run.stream);
+        if (p.top_k > 0) launch_top(run.inputs, run.arena, block, p.top_k, run.stream);
       });
     });
     launch_finish_rows(run.inputs, run.arena, run.buffers, p.is_shard(), run.stream);
+    if (p.top_k > 0) launch_write_top(run.inputs, run.arena, run.buffers, p.top_k, run.stream);
   }
   if (!p.is_shard()) launch_finish_loss(run.inputs, run.arena, run.buffers, run.stream);
 }

@@ -111,6 +111,10 @@ __device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int6
 #undef HEADROOM_PUT
   put<T>(out.lse_low, row, 0);
   if (in.is_none) put<T>(out.loss, row, value);
+  for (int64_t at = row * in.top_k; at < (row + 1) * in.top_k; ++at) {
+    if (out.top_ids != nullptr) out.top_ids[at] = -1;
+    put<T>(out.top_log_probs, at, value);
+  }
 }
 
 __device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row, int64_t target) {

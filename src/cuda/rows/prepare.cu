@@ -130,6 +130,7 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
   in.vocab_start = p.vocab_start;
   in.vocab = p.vocab;
   in.vocab_total = p.vocab_total;
+  in.top_k = p.top_k;
   in.class_weight = p.has_class_weight ? static_cast<const float*>(b.class_weight) : nullptr;
   in.token_weight = p.has_token_weight ? static_cast<const float*>(b.token_weight) : nullptr;
   in.temperature = p.has_temperature ? static_cast<const float*>(b.temperature) : nullptr;

@@ -17,6 +17,7 @@ struct RowInputs {
   bool wide_targets;  // int64
   int64_t tokens, shift, sequence_length, ignore_index;
   int64_t vocab_start, vocab, vocab_total;
+  int64_t top_k;
   const float* class_weight;  // [vocab_total] or null
   const float* token_weight;  // [tokens] or null
   const float* temperature;   // [tokens] or null

@@ -5,6 +5,7 @@
 #include "cuda/check.h"
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/engines/portable/thin_kernel.cuh"
+#include "cuda/engines/portable/top_kernel.cuh"
 #include "cuda/gemm.h"
 
 namespace headroom::cuda::portable {
@@ -28,8 +29,9 @@ Tile tile_of(const LogitsArgs& args, const LogitsScratch& scratch, int64_t row, 
 
 void launch_epilogue(const LogitsArgs& args, const Tile& tile, const Queue& queue) {
   const auto blocks = static_cast<unsigned>(tile.rows);
-  if (args.epilogue == Epilogue::kStats) {
+  if (args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kTop) {
     queue.launch(stats_kernel, blocks, kRowThreads, 0, args, tile);
+    if (args.epilogue == Epilogue::kTop) queue.launch(top_kernel, blocks, kRowThreads, 0, args, tile);
   } else if (args.epilogue == Epilogue::kThin) {
     queue.launch(thin_kernel, blocks, kRowThreads, 0, args, tile);
   } else {

@@ -1,5 +1,6 @@
 #pragma once
 // From a block of dot products to statistics, exps or gradients; one block of threads a row.
+#include "core/top_k.h"
 #include "cuda/cuda_sizes.h"
 #include "cuda/rows/device_rows.cuh"
 
@@ -30,12 +31,6 @@ __device__ inline float slope(const LogitsArgs& args, float z, float inverse_tem
   if (args.softcap == 0) return 1;
   const float t = z / (args.softcap * inverse_temperature);
   return 1 - t * t;
-}
-
-__device__ inline bool is_better(float z, int32_t index, float than, int32_t than_index) {
-  if (isnan(z)) return !isnan(than) || index < than_index;
-  if (isnan(than)) return false;
-  return z > than || (z == than && index < than_index);
 }
 
 // Largest value of the block and its first index, a NaN being the largest of all; known to all threads.

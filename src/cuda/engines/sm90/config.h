@@ -15,6 +15,8 @@ inline constexpr int kVectorBytes =
     kTileColumns * 4;                     // bias or class weights of a tile, per computing warpgroup
 inline constexpr int kThreads = 384;      // one loading and two computing warpgroups
 inline constexpr int kStoreColumns = 64;  // of an output tile in one store
+inline constexpr int kTopGroups =
+    4;  // of a tile, whose maxima kTop tells: the columns of each lane of a quad
 inline constexpr int kSharedLimit = 232448;
 
 // How a thread block works. Ping-pong: each computing warpgroup has a 128 x 192 tile of its own, and one's
@@ -50,10 +52,10 @@ constexpr bool stores(Epilogue epilogue) {
   return epilogue == Epilogue::kExps || epilogue == Epilogue::kGradient;
 }
 
-// Whether there are cooperative tiles. Never where elements are drawn: what many hits take is exposed
-// then, 2.4 of 12 ms with a uniform softmax at (8192, 128256, 4096).
+// Whether there are cooperative tiles. Never where elements are drawn or listed: what many hits take is
+// exposed then, 2.4 of 12 ms with a uniform softmax at (8192, 128256, 4096).
 constexpr bool may_cooperate(Epilogue epilogue) {
-  return epilogue != Epilogue::kThin;
+  return epilogue != Epilogue::kThin && epilogue != Epilogue::kTop;
 }
 
 // 5 stages, 4 beside the buffers of stores: what shared memory holds. Registers 40 (loader) and 232
@@ -103,6 +105,8 @@ constexpr bool is_plain(const LogitsArgs& args) {
       return !args.stats.has_options() && args.stats.max == nullptr;
     case Epilogue::kGradient:
       return args.b == nullptr && args.c == nullptr;
+    case Epilogue::kTop:
+      return false;
   }
   return false;
 }

@@ -101,13 +101,14 @@ __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const floa
   }
 }
 
-template <bool kGeneral>
+// kTransforms: the tile has dot products; else final logits, which are left as they are.
+template <bool kGeneral, bool kTransforms = kGeneral>
 __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView& tile,
                                                const LogitsArgs& args, float exponent_scale) {
   const int columns = static_cast<int>(args.columns);
-  if constexpr (kGeneral) {
+  if constexpr (kTransforms) {
     transform(acc, tile, args);
-  } else {
+  } else if constexpr (!kGeneral) {
     fill_tail(acc, tile, columns, -INFINITY);
   }
   const StatSlots& stats = args.stats;

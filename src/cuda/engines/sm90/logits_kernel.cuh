@@ -9,6 +9,7 @@
 #include "cuda/engines/sm90/epilogue_stats.cuh"
 #include "cuda/engines/sm90/epilogue_store.cuh"
 #include "cuda/engines/sm90/epilogue_thin.cuh"
+#include "cuda/engines/sm90/epilogue_top.cuh"
 #include "cuda/engines/sm90/kernel_params.cuh"
 #include "cuda/engines/sm90/ptx/cluster.cuh"
 #include "cuda/engines/sm90/ptx/mbarrier.cuh"
@@ -233,6 +234,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
       exps_epilogue<kInstance.general>(acc, view, params);
     } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
       thin_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+    } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
+      top_epilogue(acc, view, args, params.exponent_scale);
     } else {
       gradient_epilogue<kInstance.general>(acc, view, params);
     }

@@ -16,7 +16,9 @@ class Sm90 final : public Engine {
             .keeps_windows = true,
             .sums_while_drawing = true,
             .needs_scratch = false,
-            .draw_cost = 1};
+            .draw_cost = 1,
+            .top_tile = kTileColumns,
+            .top_groups = kTopGroups};
   }
 
   std::string why_not_on(const Device& device) const override {

@@ -29,6 +29,8 @@ const void* find_kernel(const Instance& instance) {
         return general ? gradient_general_bf16(cooperative) : gradient_plain_bf16(cooperative);
       case Epilogue::kThin:
         return general ? thin_general_bf16(cooperative) : thin_plain_bf16(cooperative);
+      case Epilogue::kTop:
+        return top_general_bf16(cooperative);
     }
   }
   if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kStats)
@@ -37,6 +39,8 @@ const void* find_kernel(const Instance& instance) {
     return gradient_general_f16(cooperative);
   if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kThin)
     return thin_general_f16(cooperative);
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kTop)
+    return top_general_f16(cooperative);
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
 }
 
@@ -52,7 +56,8 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
   if (args.epilogue == Epilogue::kGradient) {
     require(args.lse != nullptr && args.a != nullptr && args.g != nullptr, "lse, a and g must be given");
   } else {
-    require(args.epilogue == Epilogue::kThin || args.stats.sum != nullptr, "slots must be given");
+    require(args.epilogue == Epilogue::kThin || args.stats.sum != nullptr || args.top.group_max != nullptr,
+            "slots must be given");
     require(args.stats.sum == nullptr || (args.stats.stride >= args.rows && args.stats.slots >= 1),
             "at least one slot for all rows");
   }
@@ -60,9 +65,14 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
               ? args.out_columns == args.columns
               : args.out_columns <= (stores(args.epilogue) ? args.columns : 0),
           "columns that are stored: all of kGradient, some of kExps, none of others");
-  require(args.epilogue != Epilogue::kStats || args.stats.max != nullptr, "slots of maxima must be given");
-  require(args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kGradient || args.anchor != nullptr,
+  const bool makes_stats = args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kTop;
+  require(!makes_stats || args.stats.max != nullptr || args.top.group_max != nullptr,
+          "slots of maxima must be given");
+  require(makes_stats || args.epilogue == Epilogue::kGradient || args.anchor != nullptr,
           "anchors must be given");
+  require(args.epilogue != Epilogue::kTop || args.top.group_max != nullptr ||
+              (args.top.threshold != nullptr && args.top.count != nullptr && args.top.listed != nullptr),
+          "thresholds and lists, or room for maxima, must be given");
   require(args.epilogue != Epilogue::kThin || (args.draws.elements != nullptr &&
                                                (args.stats.sum == nullptr || args.stats.expected != nullptr)),
           "lists, and slots of expected counts beside the sums', must be given");

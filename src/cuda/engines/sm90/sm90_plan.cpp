@@ -18,6 +18,8 @@ const char* epilogue_name(Epilogue epilogue) {
       return "gradient";
     case Epilogue::kThin:
       return "thin";
+    case Epilogue::kTop:
+      return "top";
   }
   return "";
 }

@@ -15,5 +15,7 @@ const void* gradient_general_f16(bool cooperative);
 const void* thin_plain_bf16(bool cooperative);
 const void* thin_general_bf16(bool cooperative);
 const void* thin_general_f16(bool cooperative);
+const void* top_general_bf16(bool cooperative);
+const void* top_general_f16(bool cooperative);
 
 }  // namespace headroom::cuda::sm90

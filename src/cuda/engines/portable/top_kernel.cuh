@@ -1,0 +1,23 @@
+#pragma once
+// The largest logits of rows, from a block of logits; one block of threads a row.
+#include "cuda/engines/portable/row_kernels.cuh"
+#include "cuda/top/selection.cuh"
+
+namespace headroom::cuda::portable {
+
+// After stats_kernel, which has left logits in the place of dot products.
+__global__ void __launch_bounds__(kRowThreads) top_kernel(LogitsArgs args, Tile tile) {
+  using Selection = TopSelection<kRowThreads, float>;
+  __shared__ Selection::Shared shared;
+  const int64_t row = tile.row + blockIdx.x;
+  if (!row_exists(args, row)) return;
+  const float* z = tile.z + blockIdx.x * tile.stride;
+  const auto first_column = static_cast<int32_t>(args.column_offset + tile.column);
+  const int k = static_cast<int>(args.top.k);
+  Selection selection(shared, k);
+  join_to_best(selection, args.top.best + row * k, k, first_column == 0, tile.columns, [&](int64_t j) {
+    return TopEntry<float>{z[j], first_column + static_cast<int32_t>(j)};
+  });
+}
+
+}  // namespace headroom::cuda::portable

@@ -1,0 +1,88 @@
+#pragma once
+#include "cuda/engines/sm90/epilogue_common.cuh"
+#include "cuda/engines/sm90/epilogue_stats.cuh"
+#include "cuda/engines/sm90/epilogue_thin.cuh"
+
+// Row statistics, and lists of the large logits of rows: those that are not below the row's threshold. With
+// group_max the maxima alone of the columns that a thread holds, from which thresholds are made: the same
+// products in the same order, so no maximum is above what the lists are made from.
+namespace headroom::cuda::sm90 {
+
+__device__ __forceinline__ void store_group_maxima(const Accumulators& acc, const TileView& tile,
+                                                   const TopLogits& top) {
+  const int64_t group = tile.first_column() / kTileColumns * kTopGroups + (ptx::thread_index() & 3);
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const float* z = acc[r >> 1] + 2 * (r & 1);
+    float even = z[0], odd = z[1];
+#pragma unroll
+    for (int j = 1; j < kColumnPairs; ++j) {
+      even = ptx::max_nan(even, z[4 * j]);
+      odd = ptx::max_nan(odd, z[4 * j + 1]);
+    }
+    const int row = tile.row(r);
+    if (row < tile.rows()) top.group_max[row * top.groups + group] = ptx::max_nan(even, odd);
+  }
+}
+
+// Which of the thread's 48 elements of a row are not below its threshold, or are NaN: bit 2 j + b. Masks, as
+// 48 predicates would spill.
+__device__ __forceinline__ uint64_t not_below(const RowElements& row, float threshold) {
+  uint32_t low = 0, high = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kColumnPairs; ++i) {
+    uint32_t found;
+    asm("set.geu.u32.f32 %0, %1, %2;" : "=r"(found) : "f"(row.at(i)), "f"(threshold));
+    (i < 32 ? low : high) |= found & (1u << (i & 31));
+  }
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+// In any order: the list is sorted later.
+__device__ __forceinline__ void list_elements(const RowElements& row, uint64_t found, const TopLogits& top,
+                                              int index, int first_column) {
+  int at = found != 0 ? atomicAdd(top.count + index, __popcll(found)) : 0;
+  if (at >= top.capacity) found = 0;
+  while (__any_sync(kWarp, found != 0)) {
+    const int bit = __ffsll(static_cast<long long>(found)) - 1;
+    found &= found - 1;
+    float z = 0.f;
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnPairs; ++i) z = i == bit ? row.at(i) : z;
+    if (bit >= 0 && at < top.capacity) {
+      top.listed[static_cast<int64_t>(index) * top.capacity + at] = {z, first_column + column_of(bit)};
+    }
+    ++at;
+  }
+}
+
+__device__ __forceinline__ void list_large(const Accumulators& acc, const TileView& tile,
+                                           const LogitsArgs& args) {
+  const int own_row = tile.own_row();
+  const float own_threshold = own_row < tile.rows() ? args.top.threshold[own_row] : 0.f;
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    if (!ptx::always()) continue;  // a row at a time: registers are scarce
+    const RowElements elements{acc[r >> 1] + 2 * (r & 1)};
+    const float threshold = from_owner(own_threshold, r);
+    const int row = tile.row(r);
+    const uint64_t found = row < tile.rows() ? not_below(elements, threshold) : 0;
+    if (!__any_sync(kWarp, found != 0)) continue;
+    list_elements(elements, found, args.top, row,
+                  static_cast<int>(args.column_offset) + tile.thread_column());
+  }
+}
+
+// Lists are made before the statistics, beside which there are no registers for whole tiles.
+__device__ __forceinline__ void top_epilogue(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
+                                             float exponent_scale) {
+  transform(acc, tile, args);
+  if (args.top.group_max != nullptr) {
+    store_group_maxima(acc, tile, args.top);
+    return;
+  }
+  list_large(acc, tile, args);
+  stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, args, exponent_scale);
+}
+
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,20 @@
+#pragma once
+#include "cuda/float64/float64_kernels.h"
+#include "cuda/rows/device_rows.cuh"
+
+namespace headroom::cuda::float64 {
+
+struct Logit {
+  double z;
+  double slope;  // T dz / d(scale * dot + bias), the derivative of the softcap
+};
+
+__device__ inline Logit logit(const Inputs& in, double dot, int64_t row, int64_t column) {
+  const double x = in.scale * dot + (in.bias != nullptr ? in.bias_scale * in.bias[column] : 0);
+  const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
+  if (in.softcap == 0) return {x * inverse, 1};
+  const double t = tanh(x / in.softcap);
+  return {in.softcap * t * inverse, 1 - t * t};
+}
+
+}  // namespace headroom::cuda::float64

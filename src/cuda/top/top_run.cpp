@@ -1,0 +1,91 @@
+#include "cuda/top/top_run.h"
+
+#include "cuda/cuda_sizes.h"
+#include "cuda/top/top_kernels.h"
+#include "cuda/top/top_sizes.h"
+
+namespace headroom::cuda {
+namespace {
+
+// Thresholds of a chunk's rows, from a sample of the columns.
+void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active,
+                     const TopSizes& sizes) {
+  const TopArena& top = run.arena.top;
+  const EngineTraits traits = run.traits();
+  if (top.bias != nullptr) launch_sample_bias(bias_of(run), sizes.step, sizes.sampled, top.bias, run.queue);
+  int64_t group = 0;
+  for_windows(0, sizes.sampled, sizes.window, [&](const Window& window) {
+    const Operand classifier = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kTop);
+    args.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
+    args.target = nullptr;
+    args.stats = {};
+    args.row_block_active = active;
+    args.top.k = run.problem.top_k;
+    args.top.group_max = top.group_max + group;
+    args.top.groups = sizes.groups;
+    launch_logits(run, args, After::kAnything);
+    group += ceil_div(window.columns, traits.top_tile) * traits.top_groups;
+  });
+  launch_thresholds(top, sizes, run.problem.top_k, chunk.rows, chunk.row_count, run.queue);
+}
+
+TopRows rows_of(const Runner& run, const Chunk& chunk) {
+  TopRows rows{};
+  rows.rows = chunk.rows;
+  rows.row_count = chunk.row_count;
+  rows.target = run.arena.target + chunk.first;
+  rows.k = static_cast<int>(run.problem.top_k);
+  return rows;
+}
+
+// The best of each list; rows whose lists had no room are computed again, by themselves.
+void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hidden, const TopSizes& sizes) {
+  const Problem& p = run.problem;
+  const TopRows rows = rows_of(run, chunk);
+  launch_choose_listed(run.arena.top, static_cast<int>(sizes.capacity), rows, run.queue);
+  RedoTop redo{};
+  redo.hidden = hidden.data;
+  redo.hidden_stride = hidden.stride;
+  redo.dtype = run.dtype();
+  redo.classifier = run.buffers.classifier;
+  redo.classifier_dtype = p.classifier_dtype;
+  redo.classifier_stride = run.buffers.classifier_stride;
+  redo.depth = p.hidden;
+  redo.columns = p.vocab;
+  redo.scale = static_cast<float>(p.scale);
+  redo.softcap = static_cast<float>(p.softcap);
+  redo.bias = bias_of(run);
+  if (p.has_temperature) redo.inverse_temperature = run.arena.inverse_temperature + chunk.first;
+  redo.stats = run.arena.slots;
+  launch_redo_top(run.arena.top, rows, redo, run.queue);
+}
+
+}  // namespace
+
+void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand& hidden,
+                           const uint8_t* active) {
+  const TopArena& top = run.arena.top;
+  const bool lists = run.traits().top_groups > 0;
+  const TopSizes sizes = lists ? top_sizes(run.problem, run.detail) : TopSizes{};
+  if (lists) find_thresholds(run, chunk, hidden, active, sizes);
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kTop);
+    args.row_block_active = active;
+    args.top.k = run.problem.top_k;
+    args.top.best = top.best;
+    args.top.threshold = top.threshold;
+    args.top.count = top.count;
+    args.top.listed = top.listed;
+    args.top.capacity = static_cast<int32_t>(sizes.capacity);
+    launch_logits(run, args, run.after);
+  });
+  if (lists) choose_from_lists(run, chunk, hidden, sizes);
+}
+
+void write_top(const Runner& run, const Chunk& chunk) {
+  launch_write_top(run.arena, chunk.first, rows_of(run, chunk), run.buffers, run.queue);
+}
+
+}  // namespace headroom::cuda

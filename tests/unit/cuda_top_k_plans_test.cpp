@@ -1,0 +1,115 @@
+// Plans of the CUDA backend that find the largest logits: no driver is called.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/validate.h"
+#include "cuda/cuda_plan.h"
+#include "cuda/cuda_plans.h"
+#include "cuda/engines/engine.h"
+#include "cuda/float64/float64_plans.h"
+#include "cuda/top/top_sizes.h"
+
+namespace headroom::cuda {
+namespace {
+
+Device h200() {
+  Device device;
+  device.name = "H200";
+  device.capability = 90;
+  device.processors = 132;
+  device.memory_bytes = size_t{139} << 30;
+  return device;
+}
+
+Problem problem_of(int64_t k, DType dtype = DType::kBF16, int64_t vocab = 128256) {
+  Problem p;
+  p.tokens = 8192;
+  p.vocab = vocab;
+  p.hidden = 4096;
+  p.hidden_dtype = p.classifier_dtype = p.bias_dtype = dtype;
+  p.top_k = k;
+  return validated(p);
+}
+
+Plan plan_of(const Problem& p, size_t budget = 0) {
+  return choose_plan(make_plans(p, h200(), "", budget), budget);
+}
+
+const PlanDetail& detail_of(const Plan& plan) {
+  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
+}
+
+TEST(CudaTopKPlans, CostLittleMoreThanTheLoss) {
+  const double loss = plan_of(problem_of(0)).predicted_seconds;
+  const Plan few = plan_of(problem_of(8)), many = plan_of(problem_of(64));
+  for (const Plan* plan : {&few, &many}) {
+    EXPECT_EQ(plan->implementation, "sm90");
+    EXPECT_EQ(plan->kind, PlanKind::kForward);
+    EXPECT_NE(plan->config.find("lists of"), std::string::npos) << plan->config;
+  }
+  EXPECT_LE(few.cost_f, 1.04);
+  EXPECT_LE(few.predicted_seconds, 1.15 * loss);
+  EXPECT_LE(many.cost_f, 1.06);
+  EXPECT_LE(many.predicted_seconds, 1.35 * loss);
+  // Never N x V.
+  EXPECT_LE(few.workspace_bytes, size_t{8192} * 128256 / 8);
+  EXPECT_LE(many.workspace_bytes, size_t{8192} * 128256 / 4);
+}
+
+TEST(CudaTopKPlans, KeepTheBudget) {
+  const Problem p = problem_of(64);
+  const size_t most = plan_of(p).workspace_bytes;
+  int64_t rows = p.tokens + 1;
+  for (const size_t budget : {most, most - 1, most / 2, most / 8, most / 16}) {
+    const Plan plan = plan_of(p, budget);
+    EXPECT_LE(plan.workspace_bytes, budget);
+    EXPECT_EQ(plan.workspace_bytes, workspace_bytes(p, detail_of(plan)));
+    EXPECT_LE(plan.token_chunk, rows);
+    rows = plan.token_chunk;
+  }
+  EXPECT_LT(rows, p.tokens / 4);
+}
+
+TEST(CudaTopKPlans, AreOfThePortableEngineWhereListsDoNotPay) {
+  for (const Plan& plan :
+       {plan_of(problem_of(64, DType::kBF16, 20'000)), plan_of(problem_of(8, DType::kF32))}) {
+    EXPECT_EQ(plan.implementation, "portable");
+    EXPECT_EQ(plan.config.find("lists"), std::string::npos) << plan.config;
+  }
+  EXPECT_NE(plan_of(problem_of(64, DType::kBF16, 20'000)).reason.find("needs a vocab of"), std::string::npos);
+  EXPECT_EQ(plan_of(problem_of(8, DType::kBF16, 20'000)).implementation, "sm90");
+}
+
+TEST(CudaTopKPlans, SamplesHaveGroupsEnough) {
+  for (const int64_t vocab : {384, 3072, 24'576, 30'011, 128'256, 262'144, 1'000'000}) {
+    for (const int64_t k : {1, 2, 7, 8, 33, 64}) {
+      const Problem p = problem_of(k, DType::kBF16, vocab);
+      PlanDetail d;
+      d.engine = engine_named("sm90");
+      d.vocab_window = vocab;
+      const EngineTraits traits = d.engine->traits();
+      if (!why_not_listed(p, traits).empty()) continue;
+      for (const int64_t window : {vocab, int64_t{64}, int64_t{1000}}) {
+        d.copies_classifier = window < vocab;
+        d.vocab_window = window;
+        const TopSizes s = top_sizes(p, d);
+        EXPECT_LT((s.sampled - 1) * s.step, vocab);
+        EXPECT_LE(s.window, s.sampled);
+        EXPECT_GE(s.groups * traits.top_tile / traits.top_groups, s.sampled);
+        EXPECT_GE(s.groups, 2 * k);
+        EXPECT_LE(s.capacity, vocab / 4);
+      }
+    }
+  }
+}
+
+TEST(CudaTopKPlans, OfFloat64CountTheirEntries) {
+  const auto bytes = [](int64_t k) {
+    return float64::make_plans(problem_of(k, DType::kF64), h200(), "", 0).front().workspace_bytes;
+  };
+  EXPECT_EQ(bytes(8) - bytes(0), size_t{8192} * 8 * sizeof(TopEntry<double>));
+}
+
+}  // namespace
+}  // namespace headroom::cuda
