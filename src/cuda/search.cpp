@@ -140,8 +140,7 @@ class Search {
 
   void forward_plans() {
     if (hidden_is_operand()) forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
-    // Lists are as long as a chunk has rows, and rows in place are one chunk.
-    const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
+    const bool lists = p_.top_k > 0 && traits_.top_groups > 0;  // of all rows in a chunk: in place, all rows
     if (!hidden_is_operand() || lists) forward_plans_of(HiddenSource::kWorkspace, token_chunks());
   }
 

@@ -145,3 +145,21 @@ def test_numpy_equals_torch(options):
     np.testing.assert_array_equal(got.log_probs, expected.log_probs.numpy())
     reference = headroom.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, backend="reference")
     assert reference.ids.shape == (3, 5, 6) and reference.log_probs.dtype == np.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("implementation", ["", "portable"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_on_cuda(dtype, implementation, monkeypatch):
+    monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
+    input, weight, bias = tensors((300,), vocab=30_000, hidden=64, dtype=dtype)
+    z = logits_of(input, weight, bias, softcap=20.0)
+    given = [t.cuda() for t in (input, weight, bias)]
+    for k in (1, 8, 64):
+        found = headroom.linear_top_k(given[0], given[1], k, linear_bias=given[2], softcap=20.0)
+        assert found.ids.is_cuda
+        on_host = headroom.LinearTopK(found.ids.cpu(), found.log_probs.cpu())
+        check(on_host, z, k, 2.0**-46 if dtype == torch.float64 else 2.0**-20)
+        again = headroom.linear_top_k(given[0], given[1], k, linear_bias=given[2], softcap=20.0)
+        assert torch.equal(found.ids, again.ids) and torch.equal(found.log_probs, again.log_probs)

@@ -10,7 +10,7 @@
 #include "cuda/float64/float64_plans.h"
 #include "cuda/top/top_sizes.h"
 
-namespace headroom::cuda {
+namespace headroom::cuda::top_k_plans {
 namespace {
 
 Device h200() {
@@ -112,4 +112,4 @@ TEST(CudaTopKPlans, OfFloat64CountTheirEntries) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda
+}  // namespace headroom::cuda::top_k_plans
