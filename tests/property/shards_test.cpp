@@ -198,6 +198,7 @@ class Shards : public testing::TestWithParam<Engine> {
   Case shardable(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
     while (!GetParam().can_run(c.problem)) c = random_case(seed += 10'000, limits);
+    c.problem.top_k = 0;  // shards have none
     if (c.mode == Mode::kForwardBackward) c.mode = Mode::kForwardThenBackward;
     headroom::Problem& p = c.problem;
     p.accumulate_d_hidden = 0;
