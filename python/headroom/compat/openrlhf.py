@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..functional import linear_cross_entropy
 
+__all__ = ["log_probs_and_entropy_from_hidden", "log_probs_from_hidden"]
+
 
 def log_probs_from_hidden(
     hidden: Tensor,

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy
 
+__all__ = ["FusedOutputLinear", "PrimeLmOutput"]
+
 
 class PrimeLmOutput(TypedDict, total=False):
     """What a head of prime-rl returns; the fused one has no logits."""

@@ -13,6 +13,8 @@ from torch import Tensor
 from .. import functional
 from ..errors import UnsupportedError
 
+__all__ = ["linear_cross_entropy"]
+
 _REDUCTIONS = ("none", "sum", "mean")
 
 
