@@ -1,32 +1,126 @@
-"""Loss and gradients of a model as it is, and patched."""
+"""Loss and gradients of a model as it is, and patched, beside those of float64."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
 import torch
-from torch import nn
+from tiny import VOCAB
+from torch import Tensor, nn
+
+TERMS = VOCAB  # of the head's longest sum, which is no shorter in any model here
 
 
-def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor], object]:
+class Step(NamedTuple):
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    outputs: object = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is compared."""
+        return {"loss": self.loss, **{name: g for name, g in self.gradients.items() if g.numel() > 0}}
+
+
+def step(model: nn.Module, batch: dict[str, object]) -> Step:
     """Loss, gradients by name and outputs of one training step without the update; the same draws each time."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(2)
+    numpy.random.seed(2)
     outputs = model(**batch)
-    outputs.loss.backward()
+    torch.autograd.backward(outputs.loss)  # Tensor.backward would leave the modes that are on, and checkpoints run here
     gradients = {
         name.removeprefix("_orig_mod."): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
     }
-    return outputs.loss.detach(), gradients, outputs
+    return Step(outputs.loss.detach(), gradients, outputs)
 
 
-def difference(first: tuple, second: tuple) -> float:
-    """The largest difference of loss and gradients, each in units of its largest element where that is above 1."""
-    if first[1].keys() != second[1].keys():
+def distance(first: Tensor, second: Tensor) -> float:
+    """The largest difference of two elements; infinite where one is NaN."""
+    found = float((first.double() - second.double()).abs().max())
+    return found if found == found else float("inf")
+
+
+def difference(first: Step, second: Step) -> float:
+    """The largest difference of loss and gradients, each in units of its largest element.
+
+    A gradient that is next to nothing beside the largest one, such as that of a bias which the softmax takes away, is
+    measured in units of a thousandth of that. This describes; it is :class:`Reference` that decides.
+    """
+    ours, theirs = first.tensors(), second.tensors()
+    if ours.keys() != theirs.keys():
         return float("inf")
-    pairs = [(first[0], second[0]), *((first[1][name], second[1][name]) for name in first[1])]
-    found = 0.0
-    for a, b in pairs:
-        if a.numel() == 0:
-            continue
-        error = float((a - b).abs().max()) / max(1.0, float(a.abs().max()))
-        found = max(found, error if error == error else float("inf"))
-    return found
+    least = 1e-3 * max([float(a.abs().max()) for name, a in ours.items() if name != "loss"], default=0.0)
+    errors = {name: distance(a, theirs[name]) for name, a in ours.items()}
+    return max([e / max(float(ours[name].abs().max()), least) for name, e in errors.items() if e != 0], default=0.0)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the loss and the gradients of a model are, and how far rounding alone takes them from that.
+
+    An error of a tensor is its largest distance from float64. In float32 a tensor of the patched model may have twice
+    the error of the model's own plus a unit of rounding. One rounding is the largest error of some steps in float64
+    whose operations round their results to float32 once, and no less than that of the tensor's largest element. The
+    unit is sqrt(n) of them: sums of n terms, which the head and its gradients are made of, round n times, and n
+    independent roundings come to sqrt(n) of one (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
+
+    The patched model is run in float64, too, where all of this is smaller by 2^-29, the ratio of the two precisions.
+    There the reference has an error itself, so that three times that of the model's own are allowed.
+    """
+
+    stock: Step
+    exact: Step
+    rounded: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, batch: dict[str, object]) -> Reference:
+        """Of a model in float32 that is not patched."""
+        from precision import exact_step, rounded_step
+
+        rounded = tuple(rounded_step(model, batch, seed) for seed in range(3))
+        return cls(step(model, batch), exact_step(model, batch), rounded)
+
+    def allowed(self, dtype: torch.dtype) -> dict[str, float]:
+        """The error that a tensor may have in this dtype."""
+        errors, sizes = self._errors(self.stock), self._sizes()
+        samples = [self._errors(step) for step in self.rounded]
+        found = {}
+        for name, error in errors.items():
+            rounding = max(sizes[name] * 2**-24, *(sample[name] for sample in samples))
+            unit = TERMS**0.5 * rounding
+            found[name] = (3 * error + unit) * 2**-29 if dtype == torch.float64 else 2 * error + unit
+        return found
+
+    def share(self, found: Step) -> float:
+        """The largest error of a tensor of this step, in units of that which is allowed: above 1 it is wrong."""
+        if found.gradients.keys() != self.exact.gradients.keys():
+            return float("inf")
+        dtypes = {gradient.dtype for gradient in found.gradients.values()}
+        assert len(dtypes) == 1, dtypes
+        allowed, errors = self.allowed(dtypes.pop()), self._errors(found)
+        return max(
+            (e / allowed[name] if allowed[name] else float("inf") for name, e in errors.items() if e), default=0.0
+        )
+
+    def share_of(self, model: nn.Module, batch: dict[str, object]) -> float:
+        """The larger share of the patched model's steps in float64 and in float32, each with its handshake."""
+        from precision import exact_step
+
+        return max(self.share(exact_step(model, batch)), self.share(step(model, batch)))
+
+    def unseen(self, dtype: torch.dtype, part: float = 1e-3) -> list[str]:
+        """The tensors in which an error of this part of the largest element would be allowed.
+
+        Without those that are 0 but for rounding: their largest element is less than the error that is allowed.
+        """
+        sizes = self._sizes()
+        return [name for name, error in self.allowed(dtype).items() if part * sizes[name] <= error < sizes[name]]
+
+    def _sizes(self) -> dict[str, float]:
+        return {name: float(tensor.abs().max()) for name, tensor in self.exact.tensors().items()}
+
+    def _errors(self, found: Step) -> dict[str, float]:
+        tensors = found.tensors()
+        return {name: distance(tensors[name], exact) for name, exact in self.exact.tensors().items()}

@@ -8,7 +8,7 @@ import headroom.transformers
 import pytest
 import torch
 import transformers
-from compare import difference, step
+from compare import Reference, Step, step
 from headroom.errors import UnsupportedError
 from tiny import TEXT, VOCAB, inputs
 
@@ -74,22 +74,23 @@ def test_a_factor_that_is_left_out_is_seen_in_16_bits_too(llama, monkeypatch):
 @pytest.mark.parametrize("items", [7, torch.tensor(7), torch.tensor(7.0)])
 def test_num_items_in_batch(llama, items):
     batch = inputs(llama) | {"num_items_in_batch": items}
-    stock = step(llama, batch)
-    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    reference = Reference.of(llama, batch)
+    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
 
 
 def test_shift_labels(llama):
     batch = inputs(llama)
     batch["shift_labels"] = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
-    stock = step(llama, batch)
-    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    reference = Reference.of(llama, batch)
+    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
 
 
 def test_gradient_checkpointing_and_autocast(llama):
     batch = inputs(llama)
     llama.gradient_checkpointing_enable()
-    stock = step(llama, batch)
-    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    reference = Reference.of(llama, batch)
+    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
+    stock = reference.stock
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert abs(float(step(llama, batch)[0] - stock[0])) < 0.1
         headroom.transformers.patch(llama)  # with a handshake under autocast
@@ -98,16 +99,16 @@ def test_gradient_checkpointing_and_autocast(llama):
 
 def test_compiled_models_have_the_same_loss_and_gradients(llama):
     batch = inputs(llama)
-    stock = step(llama, batch)
+    reference = Reference.of(llama, batch)
     headroom.transformers.patch(llama)
     compiled = torch.compile(llama, backend="eager")
     compiled(**batch).loss.backward()
-    assert difference(stock, step(llama, batch)) <= 1e-5
+    assert reference.share(step(llama, batch)) <= 1
     llama.zero_grad()
     loss = compiled(**batch).loss
     loss.backward()
     found = {name: p.grad for name, p in llama.named_parameters()}
-    assert difference(stock, (loss.detach(), found)) <= 1e-5
+    assert reference.share(Step(loss.detach(), found)) <= 1
     assert compiled(input_ids=batch["input_ids"]).logits.shape == (*TEXT, VOCAB)
 
 
@@ -118,11 +119,11 @@ def test_a_compiled_backbone_stays_compiled(llama):
         graphs.append(graph)
         return graph.forward
 
-    stock = step(llama, batch)
+    reference = Reference.of(llama, batch)
     headroom.transformers.patch(llama)
     llama.model.compile(backend=backend)
-    assert difference(stock, step(llama, batch)) <= 1e-5
-    assert difference(stock, step(torch.compile(llama, backend="eager"), batch)) <= 1e-5
+    assert reference.share(step(llama, batch)) <= 1
+    assert reference.share(step(torch.compile(llama, backend="eager"), batch)) <= 1
     assert len(graphs) == 1
 
 
@@ -142,9 +143,9 @@ def test_hooks_of_the_head_and_the_model_stay(llama):
     llama.lm_head.register_forward_hook(lambda module, args, output: output * 0.5)
     llama.register_forward_hook(lambda module, args, output: seen.append("model"))
     batch = inputs(llama)
-    stock = step(llama, batch)
+    reference = Reference.of(llama, batch)
     del seen[:]
-    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    assert reference.share(step(headroom.transformers.patch(llama), batch)) <= 1
     assert seen == ["pre", "model"]
 
 
@@ -156,8 +157,8 @@ def test_label_smoothing_class_weights_and_a_loss_of_ones_own(llama):
 
     llama.loss_function = loss_function
     batch = inputs(llama)
-    stock = step(llama, batch)
-    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    reference = Reference.of(llama, batch)
+    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
 
 
 @pytest.mark.parametrize(
@@ -205,8 +206,8 @@ def test_a_transform_that_is_not_known_is_refused_by_name(llama, change, name):
 def test_transforms_that_are_known_are_exact(llama, change):
     llama.lm_head.register_forward_hook(lambda module, args, output: change(output))
     batch = inputs(llama)
-    stock = step(llama, batch)
-    assert difference(stock, step(headroom.transformers.patch(llama), batch)) <= 1e-5
+    reference = Reference.of(llama, batch)
+    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
 
 
 def test_the_handshake_refuses_what_differs(llama, monkeypatch):

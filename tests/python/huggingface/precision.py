@@ -1,0 +1,91 @@
+"""Steps of a model in float64, and with every operation's results rounded to float32 by chance."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+
+import torch
+from compare import Step, step
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+
+def exact_step(model: nn.Module, batch: dict[str, object]) -> Step:
+    """The step of a float64 copy of the model, where also what the model's own code casts to float32 is float64."""
+    with _float64():
+        return step(_copied(model).double(), tree_map(_widened, batch))
+
+
+def rounded_step(model: nn.Module, batch: dict[str, object], seed: int) -> Step:
+    """The exact step with each result of an operation, forward and backward, rounded to float32: up or down by chance.
+
+    That is the least rounding that float32 can do: its sums of many terms round more than once.
+    """
+    with _float64(), _Rounded(seed):
+        return step(_copied(model).double(), tree_map(_widened, batch))
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy; of states that a model keeps of its last step, which belong to a graph, without that."""
+    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
+
+
+def _widened(value: object) -> object:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@contextlib.contextmanager
+def _float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Float64(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is Tensor.float:
+            func = Tensor.double
+        elif func is torch._grouped_mm:
+            func = _grouped_mm
+        args, kwargs = ([_wider(a) for a in args], {key: _wider(a) for key, a in (kwargs or {}).items()})
+        return func(*args, **kwargs)
+
+
+def _wider(value: object) -> object:
+    return torch.float64 if value is torch.float32 else value
+
+
+def _grouped_mm(input: Tensor, weight: Tensor, *, offs: Tensor, **rest: None) -> Tensor:
+    """The products of the groups of rows that end at ``offs`` with a matrix each, which PyTorch has in float32 only."""
+    assert not any(rest.values()) and int(offs[-1]) == len(input)
+    sizes = offs.diff(prepend=offs.new_zeros(1)).tolist()
+    return torch.cat([rows @ matrix for rows, matrix in zip(input.split(sizes), weight, strict=True)])
+
+
+class _Rounded(TorchDispatchMode):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        if any(result.alias_info is not None for result in func._schema.returns):
+            return made  # a view, or written in place
+        return tree_map(self.rounded, made)
+
+    def rounded(self, value: object) -> object:
+        if not isinstance(value, Tensor) or value.dtype != torch.float64:
+            return value
+        nudge = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        moved = (value * (1 + nudge * 2**-24)).to(torch.float32).to(torch.float64)
+        stays = (value.to(torch.float32) == value) | ~(value.abs() < torch.finfo(torch.float32).max)  # as masks do
+        return torch.where(stays, value, moved)

@@ -1,0 +1,69 @@
+"""The measure finds what is wrong by a thousandth, in any tensor and in either precision."""
+
+import headroom.transformers
+import pytest
+import transformers
+from compare import Reference, step
+from precision import exact_step
+from tiny import build, inputs
+
+FAMILIES = ["LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration", "MixtralForCausalLM"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_thousandth_in_one_tensor_is_found(name):
+    model = build(getattr(transformers, name))
+    batch = inputs(model)
+    reference = Reference.of(model, batch)
+    headroom.transformers.patch(model)
+    for fused in (step(model, batch), exact_step(model, batch)):
+        assert reference.share(fused) <= 1
+        dtype = fused.gradients["shared.weight" if name.startswith("T5") else next(iter(fused.gradients))].dtype
+        assert not reference.unseen(dtype)
+        allowed, found = reference.allowed(dtype), 0
+        for key, gradient in fused.gradients.items():
+            wrong = fused._replace(gradients=fused.gradients | {key: 1.001 * gradient})
+            zero = (
+                float(gradient.abs().max()) <= 2 * allowed[key]
+            )  # but for rounding: a bias that the softmax takes away
+            assert zero or reference.share(wrong) > 1, key
+            found += not zero
+        assert found >= len(fused.gradients) - 2 * model.config.num_hidden_layers
+        assert reference.share(fused._replace(loss=1.001 * fused.loss)) > 1
+
+
+def test_what_is_missing_or_no_number_is_found(llama):
+    batch = inputs(llama)
+    reference = Reference.of(llama, batch)
+    fused = step(headroom.transformers.patch(llama), batch)
+    key = "lm_head.weight"
+    rest = {name: gradient for name, gradient in fused.gradients.items() if name != key}
+    assert reference.share(fused._replace(gradients=rest)) == float("inf")
+    wrong = fused.gradients[key].clone()
+    wrong[3, 5] = float("nan")
+    assert reference.share(fused._replace(gradients=rest | {key: wrong})) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("CohereForCausalLM", {"logit_scale": 0.25}),
+        ("GraniteForCausalLM", {"logits_scaling": 8.0}),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": 2.0}),
+    ],
+)
+def test_a_thousandth_in_a_factor_of_the_logits_is_found(name, option, monkeypatch):
+    from headroom.transformers._logits import Logits
+
+    model = build(getattr(transformers, name))
+    for key, value in option.items():
+        setattr(model.config, key, value)
+        if hasattr(model, key):
+            setattr(model, key, value)
+    batch = inputs(model)
+    reference = Reference.of(model, batch)
+    assert reference.share_of(headroom.transformers.patch(model, check=False), batch) <= 1
+    right = Logits.scaled
+    monkeypatch.setattr(Logits, "scaled", lambda self, factor: right(self, 1.001 * factor))
+    for run in (step, exact_step):
+        assert reference.share(run(model, batch)) > 1
