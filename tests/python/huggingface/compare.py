@@ -29,7 +29,7 @@ def step(model: nn.Module, batch: dict[str, object]) -> Step:
     torch.manual_seed(2)
     numpy.random.seed(2)
     outputs = model(**batch)
-    torch.autograd.backward(outputs.loss)  # Tensor.backward would leave the modes that are on, and checkpoints run here
+    outputs.loss.backward()
     gradients = {
         name.removeprefix("_orig_mod."): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
     }

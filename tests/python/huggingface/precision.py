@@ -57,7 +57,16 @@ class _Float64(TorchFunctionMode):
         elif func is torch._grouped_mm:
             func = _grouped_mm
         args, kwargs = ([_wider(a) for a in args], {key: _wider(a) for key, a in (kwargs or {}).items()})
+        if func is Tensor.backward:
+            return self._backward(*args)
         return func(*args, **kwargs)
+
+    def _backward(self, loss: Tensor) -> None:
+        """With the mode on, for code of the model that runs here; any other way to do this comes back to the mode."""
+        engine = torch.autograd.Variable._execution_engine
+        with self:
+            ones = torch.ones_like(loss)
+            engine.run_backward((loss,), (ones,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _wider(value: object) -> object:
@@ -80,12 +89,13 @@ class _Rounded(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if any(result.alias_info is not None for result in func._schema.returns):
             return made  # a view, or written in place
-        return tree_map(self.rounded, made)
+        with torch._C.DisableTorchFunction():  # which would make float64 of float32
+            return tree_map(self.rounded, made)
 
     def rounded(self, value: object) -> object:
         if not isinstance(value, Tensor) or value.dtype != torch.float64:
             return value
-        nudge = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-        moved = (value * (1 + nudge * 2**-24)).to(torch.float32).to(torch.float64)
-        stays = (value.to(torch.float32) == value) | ~(value.abs() < torch.finfo(torch.float32).max)  # as masks do
-        return torch.where(stays, value, moved)
+        nearest = value.float()
+        nudge = torch.empty_like(value).uniform_(1 - 2**-24, 1 + 2**-24, generator=self.generator)
+        stays = (nearest == value) | nearest.isinf()  # as in masks
+        return torch.where(stays, value, (value * nudge).float().double())
