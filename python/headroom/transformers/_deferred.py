@@ -162,7 +162,8 @@ def _cast(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
             raise logits.refuse(f"a move to {wanted}")
     if not dtype.is_floating_point:
         raise logits.refuse(f"a cast to {dtype}")
-    return DeferredLogits(replace(logits, dtype=dtype, probe=_on_probe(logits, lambda z: z.to(dtype))))
+    probe = _on_probe(logits, lambda z: z.to(torch.promote_types(z.dtype, dtype)))  # never to fewer bits
+    return DeferredLogits(replace(logits, dtype=dtype, probe=probe))
 
 
 def _meta(logits: Logits) -> Tensor:

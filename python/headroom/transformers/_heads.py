@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedError
 from ._deferred import DeferredLogits
 from ._logits import Logits, Session, Term
-from ._probe import some_rows
+from ._probe import logits_of, some_rows
 
 
 def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
@@ -74,8 +74,7 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
     probed = probe = None
     if session.probing:
         probed = some_rows(hidden)
-        with torch.no_grad():
-            probe = original(probed)
+        probe = logits_of(original, layer, probed, session.owner)
     weight = layer.weight
     versions = tuple((tensor, tensor._version) for tensor in (hidden, weight) if not tensor.is_inference())
     term = Term(hidden, weight, probed=probed, versions=versions)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
 from ._logits import Logits
 
 ROWS = 8
+_BLOCK = 1 << 22  # elements of the weight that are widened at a time
 
 
 def some_rows(hidden: Tensor) -> Tensor:
@@ -20,6 +22,42 @@ def some_rows(hidden: Tensor) -> Tensor:
     if rows.shape[0] <= ROWS:
         return rows
     return rows[torch.linspace(0, rows.shape[0] - 1, ROWS).long().to(rows.device)]
+
+
+@torch.no_grad()
+def logits_of(original: Callable[..., Any], layer: nn.Linear, rows: Tensor, owner: str) -> Tensor:
+    """What the layer makes of these rows, in float32 where it makes 16 bits: those would hide a wrong factor of 1.01.
+
+    The layer's own result must then be the float32 product, rounded.
+    """
+    made: Tensor = original(rows)
+    if made.dtype not in (torch.bfloat16, torch.float16) or type(layer.weight) not in (Tensor, nn.Parameter):
+        return made
+    wide, size = _product(layer, rows, made.dtype)
+    unit = torch.finfo(made.dtype)
+    sums = 8 * torch.finfo(torch.float32).eps * rows.shape[-1] ** 0.5 * float(rows.float().norm(dim=-1).max()) * size
+    error = torch.linalg.vector_norm(made.float() - wide, dim=-1)
+    allowed = unit.eps * torch.linalg.vector_norm(wide, dim=-1) + sums + unit.tiny * unit.eps * wide.shape[-1] ** 0.5
+    if not bool((error <= allowed).all()):
+        raise UnsupportedError(
+            f"headroom.transformers: on {rows.shape[0]} tokens of the first batch the head of {owner} makes something "
+            "else than the product with its weight; headroom.transformers.unpatch(model) goes back to the original path"
+        )
+    return wide
+
+
+def _product(layer: nn.Linear, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The float32 product of operands in ``dtype``, and the norm of the weight."""
+    with torch.autocast(rows.device.type, enabled=False):
+        left, parts, norms = rows.to(dtype).float(), [], []
+        for part in torch.split(layer.weight, max(1, _BLOCK // layer.weight.shape[1])):
+            right = part.to(dtype).float()
+            parts.append(left @ right.T)
+            norms.append(torch.linalg.vector_norm(right))
+        product = torch.cat(parts, dim=-1)
+        if layer.bias is not None:
+            product += layer.bias.to(dtype).float()
+        return product, float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 @torch.no_grad()
@@ -55,28 +93,38 @@ def compare(logits: Logits, operands: dict[str, Any]) -> None:
 
 
 def _rounding(logits: Logits, cap: float) -> float:
-    """Bound of the probe's rounding: of dot products of D terms, of their results, and of four operations on these."""
-    sums = largest = 0.0
+    """Bound of the rounding: of dot products of D terms, of their results, and of four operations on these and a tanh.
+
+    The probe has no coarser precision than float32. In 16 bits may be a bias, which factors are applied to, and hidden
+    states that :func:`joined` multiplies by the factor between two products: these are rounded once more.
+    """
+    sums = rounded = largest = 0.0
+    dtype = logits.terms[0].weight.dtype
     for term in logits.terms:
         assert term.probed is not None
         rows, factor = term.probed, abs(term.factor * cap)
         norms = [torch.linalg.vector_norm(matrix, dim=-1).max() for matrix in (rows, term.weight)]
-        sums += factor * float(norms[0]) * float(norms[1]) * rows.shape[-1] ** 0.5
-        dtype = torch.promote_types(rows.dtype, term.weight.dtype)
-        largest += factor * float((rows.to(dtype) @ term.weight.to(dtype).T).abs().max())
-    bias = 0.0 if logits.bias is None else abs(cap) * float(logits.bias.abs().max())
-    products, results = _units(logits)
-    return 8 * products * sums + 5 * results * (largest + bias + 1.0)
+        norm = factor * float(norms[0]) * float(norms[1])
+        sums += norm * rows.shape[-1] ** 0.5
+        rounded += norm if term.factor != logits.terms[0].factor else 0.0
+        wide = torch.promote_types(rows.dtype, term.weight.dtype)
+        dtype = torch.promote_types(dtype, wide)
+        largest += factor * float((rows.to(wide) @ term.weight.to(wide).T).abs().max())
+    products, results, cast = _units(logits)
+    found = 8 * products * sums + 5 * results * (largest + 1.0 + abs(cap))
+    found += max(cast, torch.finfo(dtype).eps) * rounded
+    if logits.bias is not None:
+        unit = max(cast, results, torch.finfo(logits.bias.dtype).eps)
+        found += 5 * unit * abs(cap) * float(logits.bias.abs().max())
+    return found
 
 
-def _units(logits: Logits) -> tuple[float, float]:
-    """Units of rounding: that in which products are made, and the coarsest that a result may have been rounded to."""
-    dtypes = [logits.dtype, *(t.weight.dtype for t in logits.terms), *(t.hidden.dtype for t in logits.terms)]
+def _units(logits: Logits) -> tuple[float, float, float]:
+    """Units of rounding: that in which products are made, that of their results, and that of autocast (0 without)."""
+    dtypes = {d for term in logits.terms for d in (term.weight.dtype, term.hidden.dtype)}
     device = logits.terms[0].hidden.device.type
-    products = torch.finfo(torch.float64 if set(dtypes) == {torch.float64} else torch.float32).eps
+    results = products = torch.finfo(torch.float64 if dtypes == {torch.float64} else torch.float32).eps
     if device == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         products = max(products, 2.0**-10 / 8)
-    if torch.is_autocast_enabled(device):
-        dtypes.append(torch.get_autocast_dtype(device))
-        products = max(products, torch.finfo(dtypes[-1]).eps / 8)  # rounded before they are multiplied
-    return products, max(torch.finfo(dtype).eps for dtype in dtypes)
+    cast = torch.is_autocast_enabled(device) and dtypes != {torch.float64}
+    return products, results, torch.finfo(torch.get_autocast_dtype(device)).eps if cast else 0.0

@@ -59,18 +59,6 @@ def test_labels_may_be_positional_and_outputs_a_tuple(llama):
     assert llama(*positional).logits is None
 
 
-def test_a_factor_that_is_left_out_is_seen_in_16_bits_too(llama, monkeypatch):
-    from headroom.transformers._logits import Logits
-
-    llama.lm_head.register_forward_hook(lambda module, args, output: output * 1.5)
-    monkeypatch.setattr(Logits, "scaled", lambda self, factor: self)
-    headroom.transformers.patch(llama.bfloat16())
-    with pytest.raises(UnsupportedError, match="differs from the fused head's by"):
-        llama(**inputs(llama))
-    headroom.transformers.patch(llama, check=False)
-    llama(**inputs(llama))
-
-
 @pytest.mark.parametrize("items", [7, torch.tensor(7), torch.tensor(7.0)])
 def test_num_items_in_batch(llama, items):
     batch = inputs(llama) | {"num_items_in_batch": items}

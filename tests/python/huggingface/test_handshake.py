@@ -1,0 +1,86 @@
+"""The handshake of the first batch: what is wrong by a hundredth is refused in each precision, what is right passes."""
+
+import headroom.transformers
+import pytest
+import torch
+import transformers
+from headroom.errors import UnsupportedError
+from headroom.transformers._logits import Logits
+from tiny import VOCAB, build, inputs
+
+MODELS = {
+    "LlamaForCausalLM": {},
+    "CohereForCausalLM": {"logit_scale": 0.0625},
+    "GraniteForCausalLM": {"logits_scaling": 8.0},
+    "Gemma2ForCausalLM": {"final_logit_softcapping": 2.0},
+    "PhiForCausalLM": {},  # a bias
+    "BartForConditionalGeneration": {},  # a bias that is added
+}
+PRECISIONS = ["bfloat16", "float16", "float32", "autocast"]
+
+
+def tiny(name):
+    model = build(getattr(transformers, name))
+    for key, value in MODELS[name].items():
+        setattr(model.config, key, value)
+        if hasattr(model, key):
+            setattr(model, key, value)
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, args, output: output * 1.5)
+    return model
+
+
+def run(model, precision):
+    batch = inputs(model)
+    if precision != "autocast":
+        model.to(getattr(torch, precision))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
+        return headroom.transformers.patch(model)(**batch)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_right_passes(name, precision):
+    assert torch.isfinite(run(tiny(name), precision).loss)
+
+
+@pytest.mark.parametrize("wrong", [0.99, 1.01])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_factor_that_is_wrong_by_a_hundredth_is_refused(name, precision, wrong, monkeypatch):
+    right = Logits.scaled
+    monkeypatch.setattr(Logits, "scaled", lambda self, factor: right(self, wrong * factor))
+    with pytest.raises(UnsupportedError, match="differs from the fused head's by"):
+        run(tiny(name), precision)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_bias_that_is_wrong_by_a_tenth_is_refused(precision, monkeypatch):
+    right = Logits.with_bias
+    monkeypatch.setattr(Logits, "with_bias", lambda self, bias: right(self, 1.1 * bias))
+    with pytest.raises(UnsupportedError, match="differs from the fused head's by"):
+        run(tiny("BartForConditionalGeneration"), precision)
+
+
+@pytest.mark.parametrize("wrong", [0.99, 1.01])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_layer_that_is_not_its_product_is_refused(llama, precision, wrong):
+    head = llama.lm_head
+    own = head.forward
+    head.forward = lambda input: own(input) * wrong
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM"):
+        run(llama, precision)
+    head.forward = lambda input: own(input) * 1.0
+    assert torch.isfinite(run(llama, precision).loss)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("factor", [1.0, 0.3, 30.0])
+def test_two_heads_of_one_width_pass(llama, precision, factor):
+    """Their products become one, by the factor between them, which 16 bits round."""
+    other = torch.nn.Linear(llama.lm_head.in_features, VOCAB, bias=False)
+    both = torch.nn.Module()
+    both.first, both.second = llama.lm_head, other
+    both.forward = lambda hidden: both.first(hidden) + factor * both.second(hidden)
+    llama.lm_head = both
+    assert torch.isfinite(run(llama, precision).loss)
