@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -80,6 +81,12 @@ def _grouped_mm(input: Tensor, weight: Tensor, *, offs: Tensor, **rest: None) ->
     return torch.cat([rows @ matrix for rows, matrix in zip(input.split(sizes), weight, strict=True)])
 
 
+@functools.cache
+def _makes_nothing(func: torch._ops.OpOverload) -> bool:
+    """Whether it returns a view, or what it writes in place."""
+    return any(result.alias_info is not None for result in func._schema.returns)
+
+
 class _Rounded(TorchDispatchMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -87,8 +94,8 @@ class _Rounded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         made = func(*args, **(kwargs or {}))
-        if any(result.alias_info is not None for result in func._schema.returns):
-            return made  # a view, or written in place
+        if _makes_nothing(func):
+            return made
         with torch._C.DisableTorchFunction():  # which would make float64 of float32
             return tree_map(self.rounded, made)
 

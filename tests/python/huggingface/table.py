@@ -4,7 +4,8 @@
 
 The table replaces what the file has from "## Classes" on.
 
-Each class runs in a process of its own. The exit status is 1 where a loss or a gradient differs.
+Each class runs in a process of its own. The exit status is 1 where a loss or a gradient differs by more
+than rounding explains (see Reference in compare.py), or that could not be decided.
 """
 
 from __future__ import annotations
@@ -105,19 +106,23 @@ def run(name: str, seconds: float) -> tuple[str, tuple[str, str] | None]:
 
 
 def table(found: dict[str, tuple[str, str]]) -> str:
-    counts = {verdict: sum(v == verdict for v, _ in found.values()) for verdict in ("equal", "refused", "unbuildable")}
+    kinds = {"equal": "equal", "refused": "refused", "unbuildable": "not built at this size"}
+    kinds |= {"undecided": "undecided", "different": "DIFFERENT"}
+    sizes = {verdict: sum(v == verdict for v, _ in found.values()) for verdict in kinds}
+    counts = [f"{sizes[v]} {text}" for v, text in kinds.items() if sizes[v] or v in ("equal", "refused", "unbuildable")]
     lines = [
-        f"transformers {transformers.__version__}: {counts['equal']} classes equal, {counts['refused']} refused, "
-        f"{counts['unbuildable']} not built at this size.",
+        f"transformers {transformers.__version__}, classes: {', '.join(counts)}.",
         "",
-        "Equal, with the largest error of loss and gradients in float32:",
+        "Equal, with the largest error of loss and gradients in float32 against float64, each tensor in units of its",
+        "largest element, or of a thousandth of the model's largest gradient where that is more (* where float32 alone",
+        "would hide a thousandth of a tensor, and float64 does not):",
         "",
         ", ".join(f"{name} ({detail})" for name, (verdict, detail) in found.items() if verdict == "equal") + ".",
     ]
-    for verdict, head in (("refused", "Refused"), ("unbuildable", "Not built"), ("different", "DIFFERENT")):
+    for verdict in ("refused", "unbuildable", "undecided", "different"):
         rows = [f"| {n} | {d.replace('|', '/')} |" for n, (v, d) in found.items() if v == verdict]
         if rows:
-            lines += ["", f"| {head} | Why |", "|---|---|", *rows]
+            lines += ["", f"| {kinds[verdict].capitalize()} | Why |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
 
@@ -142,7 +147,7 @@ def main() -> int:
         file = pathlib.Path(options.write)
         kept = file.read_text().split("## Classes\n")[0]
         file.write_text(f"{kept}## Classes\n\n{text}")
-    return int(any(verdict == "different" for verdict, _ in found.values()))
+    return int(any(verdict in ("different", "undecided") for verdict, _ in found.values()))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import headroom.transformers
 import pytest
+import torch
 import transformers
 from compare import Reference, step
 from precision import exact_step
@@ -42,6 +43,13 @@ def test_what_is_missing_or_no_number_is_found(llama):
     wrong = fused.gradients[key].clone()
     wrong[3, 5] = float("nan")
     assert reference.share(fused._replace(gradients=rest | {key: wrong})) == float("inf")
+
+
+def test_a_reference_without_a_bound_is_refused(llama):
+    with torch.no_grad():
+        llama.lm_head.weight[3, 5] = float("nan")
+    with pytest.raises(ArithmeticError, match="lm_head.weight"):
+        Reference.of(llama, inputs(llama))
 
 
 @pytest.mark.parametrize(
