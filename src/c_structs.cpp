@@ -156,6 +156,7 @@ Problem to_problem(const headroom_problem& c) {
   p.has_temperature = to_flag(c.has_temperature, "has_temperature");
   p.temperature = c.temperature;
   p.top_k = c.top_k;
+  p.batch_invariant = to_flag(c.batch_invariant, "batch_invariant");
   return p;
 }
 

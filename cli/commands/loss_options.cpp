@@ -62,6 +62,10 @@ void add_loss_options(CLI::App& command, LossOptions& options) {
   command
       .add_flag("--tf32", options.allow_tf32, "CUDA: products of float32 operands may round these to TF32")
       ->group(group);
+  command
+      .add_flag("--batch-invariant", options.batch_invariant,
+                "A row's loss and statistics have the same bits in any batch, under any budget and in any pass")
+      ->group(group);
   command.add_option(
       "--budget", options.budget,
       "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. Default: as the fastest plan wants");
@@ -77,6 +81,7 @@ void apply(const LossOptions& options, Problem& problem) {
     problem.compute_dtype = parse_dtype("--compute-dtype", options.compute_dtype);
   }
   problem.allow_tf32 = options.allow_tf32;
+  problem.batch_invariant = options.batch_invariant;
   if (!options.budget.empty()) {
     problem.max_workspace_bytes = parse_size("--budget", options.budget);
     if (problem.max_workspace_bytes == 0) throw UsageError("--budget: expected more than 0 bytes");

@@ -18,6 +18,7 @@ struct LossOptions {
   std::string budget;         // text of --budget; empty: none
   std::string compute_dtype;  // text of --compute-dtype; empty: operands as they are
   bool allow_tf32 = false;
+  bool batch_invariant = false;
 };
 void add_loss_options(CLI::App& command, LossOptions& options);
 // Throws UsageError for a budget that is not a size.

@@ -156,6 +156,7 @@ ordered_json problem_json(const Problem& problem) {
           {"classifier_dtype", dtype_text(static_cast<headroom_dtype>(problem.classifier_dtype))},
           {"compute_dtype", dtype_text(static_cast<headroom_dtype>(problem.compute_dtype))},
           {"allow_tf32", problem.allow_tf32 != 0},
+          {"batch_invariant", problem.batch_invariant != 0},
           {"gradients", problem.pass != HEADROOM_FORWARD},
           {"gradient", gradient_text(problem.gradient)},
           {"threshold", problem.threshold},

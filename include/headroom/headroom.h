@@ -181,8 +181,12 @@ typedef struct headroom_problem {
   int32_t want_mean_logit;
   int32_t want_log_sum_sq_probs;
   int32_t has_grad_target_logit; /* backward only, as has_grad_nll */
-  int64_t top_k; /* forward passes: the largest logits of each row, so many, at most 64 and vocab; 0
-                    (default): none. Not of a shard, and not with keeps_draws */
+  int32_t
+      batch_invariant; /* 1: a row's lse, nll, entropy and the other statistics have the same bits whatever
+                          the other rows are, how many and in which place, and whatever the budget, the
+                          plan and the pass. Not with thinned gradients. d_hidden is not promised to */
+  int64_t top_k;       /* forward passes: the largest logits of each row, so many, at most 64 and vocab; 0
+                          (default): none. Not of a shard, and not with keeps_draws */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are

@@ -43,6 +43,7 @@ class Arguments(NamedTuple):
     differentiable_stats: bool
     gradient: str
     threshold: Number
+    batch_invariant: bool
     compute_dtype: int = _c.F32  # to which products round float32 tensors; of headroom_dtype
 
 
@@ -162,7 +163,8 @@ def without_number_tensors(a: Arguments) -> Arguments:
 
 def options_of(a: Arguments) -> dict[str, Any]:
     """The options, checked, with their numbers by name; num_items None where it is a tensor."""
-    shared = ("reduction", "ignore_index", "shift", "max_workspace_bytes", "gradient", "compute_dtype", *_numbers.NAMES)
+    shared = ("reduction", "ignore_index", "shift", "max_workspace_bytes", "gradient", "batch_invariant")
+    shared += ("compute_dtype", *_numbers.NAMES)
     given = {name: getattr(a, name) for name in shared}
     if isinstance(a.num_items, Tensor):
         given["num_items"] = None

@@ -94,6 +94,7 @@ class Problem(ctypes.Structure):
         ("want_mean_logit", c_int32),
         ("want_log_sum_sq_probs", c_int32),
         ("has_grad_target_logit", c_int32),
+        ("batch_invariant", c_int32),
         ("top_k", c_int64),
     ]
 

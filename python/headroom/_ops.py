@@ -40,7 +40,7 @@ _INPUTS = (
 # numbers are those of _numbers.NAMES, flags those of _flags.Flags.
 _OPTIONS = (
     "str reduction, SymInt ignore_index, float[] numbers, SymInt shift, SymInt sequence_length, "
-    "SymInt max_workspace_bytes, str gradient, int compute_dtype, int flags"
+    "SymInt max_workspace_bytes, str gradient, int compute_dtype, int flags, bool batch_invariant=False"
 )
 _DRAW_STATS = ", ".join(f"Tensor {name}" for name in _stats.DRAW_STATS)
 _LOSSES = ", ".join(f"Tensor {name}" for name in LOSSES)

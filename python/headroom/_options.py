@@ -106,12 +106,14 @@ def make_options(
     max_workspace_bytes: int | None,
     gradient: str,
     threshold: float,
+    batch_invariant: bool,
     compute_dtype: int = 0,
 ) -> dict[str, Any]:
     """The options as the operators take them: 0 for None but of num_items, of which 0 is a number."""
     if reduction not in REDUCTIONS:
         raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
     check_gradient(gradient)
+    check_batch_invariant(batch_invariant, gradient)
     return {
         "reduction": reduction,
         "ignore_index": -100 if ignore_index is None else integer("ignore_index", ignore_index),
@@ -126,6 +128,7 @@ def make_options(
         "max_workspace_bytes": budget(max_workspace_bytes),
         "gradient": gradient,
         "threshold": checked_threshold(threshold),
+        "batch_invariant": batch_invariant,
         "compute_dtype": compute_dtype,
     }
 
@@ -133,6 +136,16 @@ def make_options(
 def check_gradient(gradient: Any) -> None:
     if gradient not in GRADIENTS:
         raise ValueError(f'gradient: expected one of "exact", "thinned", "always-thinned", got {gradient!r}')
+
+
+def check_batch_invariant(batch_invariant: Any, gradient: str) -> None:
+    if not isinstance(batch_invariant, bool):
+        raise TypeError(f"batch_invariant: expected a bool, got {type(batch_invariant).__name__}")
+    if batch_invariant and gradient != "exact":
+        raise ValueError(
+            f'batch_invariant: expected False unless gradient is "exact", got True with "{gradient}", whose sums are '
+            "relative to a guess that other rows have a part in"
+        )
 
 
 def check_seed_is_used(seed: Any, gradient: str) -> None:

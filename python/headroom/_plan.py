@@ -62,6 +62,7 @@ class Spec:
     allow_tf32: bool = False
     top_k: int = 0
     flags: tuple[str, ...] = ()  # names of others that are 1
+    batch_invariant: bool = False
 
     def to_c(self) -> ctypes.Structure:
         problem = _c.make("headroom_problem")

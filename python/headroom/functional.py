@@ -69,6 +69,7 @@ class _Options(TypedDict, total=False):
     gradient: str
     threshold: Number
     seed: Seed
+    batch_invariant: bool
 
 
 @overload
@@ -128,6 +129,7 @@ def linear_cross_entropy(
     gradient: str = "exact",
     threshold: Number = _options.DEFAULT_THRESHOLD,
     seed: Seed = None,
+    batch_invariant: bool = False,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Cross entropy of ``softmax(input @ linear_weight.T)`` and its gradients, without ever holding the logits.
 
@@ -187,6 +189,9 @@ def linear_cross_entropy(
         seed: of thinned gradients: the same seed gives the same bits. An integer, a tensor of one int64 element (read
             where it is, so that a CUDA graph may change it), or a generator of the input's device. None draws one
             from the device's default generator, so ``torch.manual_seed`` makes training repeatable.
+        batch_invariant: True: a row's loss, ``nll``, ``lse`` and ``entropy`` have the same bits whatever the other rows
+            are, how many and in which place, and whether gradients are made, under any budget. The CPU's always do. Not
+            with thinned gradients; the gradient of ``input`` is not promised to (docs/numerics.md).
 
     Returns:
         The loss: a scalar, or of the target's shape with reduction "none"; float32 (float64 for float64 inputs),
@@ -235,6 +240,7 @@ def linear_cross_entropy(
         differentiable_stats,
         gradient,
         threshold,
+        batch_invariant,
     )
     found, names = (without_operators if suits(arguments) else by_operators)(arguments)
     loss = found["loss"]

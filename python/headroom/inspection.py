@@ -65,8 +65,10 @@ def _spec(
     max_workspace_bytes: int | None,
     gradient: str,
     threshold: float,
+    batch_invariant: bool,
 ) -> _plan.Spec:
     _options.check_gradient(gradient)
+    _options.check_batch_invariant(batch_invariant, gradient)
     for name in gradients:
         if name not in _GRADIENTS:
             raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")
@@ -90,6 +92,7 @@ def _spec(
         max_workspace_bytes=_options.budget(max_workspace_bytes),
         gradient=_c.GRADIENTS[gradient],
         threshold=_options.checked_threshold(threshold),
+        batch_invariant=batch_invariant,
     )
 
 
@@ -112,6 +115,7 @@ def plan(
     device: int | str | None = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
+    batch_invariant: bool = False,
 ) -> PlanInfo:
     """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
 
@@ -130,13 +134,15 @@ def plan(
             ``"a100"``, ``"h100"``, ``"h200"``; None: they are in host memory.
         gradient: ``"exact"``, ``"thinned"`` or ``"always-thinned"``.
         threshold: of thinned gradients, in [2^-126, 1].
+        batch_invariant: as in :func:`headroom.linear_cross_entropy`.
 
     Raises:
         BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.
         InvalidArgumentError: a size out of range.
     """
     sizes = (tokens, vocab, hidden)
-    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold)
+    method = (gradient, threshold, batch_invariant)
+    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, *method)
     return _plan.plan_of(spec, default_threads() if threads is None else threads, backend, _place(device)).info
 
 
@@ -155,8 +161,10 @@ def plans(
     device: int | str | None = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
+    batch_invariant: bool = False,
 ) -> list[PlanInfo]:
     """All plans considered for the same arguments as :func:`plan`'s, fitting or not."""
     sizes = (tokens, vocab, hidden)
-    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, gradient, threshold)
+    method = (gradient, threshold, batch_invariant)
+    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, *method)
     return _plan.list_plans(spec, default_threads() if threads is None else threads, backend, _place(device))

@@ -30,7 +30,7 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: None means -100.
         label_smoothing: in [0, 1].
         options: PyTorch's choice of chunks; accepted and not used, for Headroom plans from ``max_workspace_bytes``.
-        scale, softcap, temperature, z_loss, shift, max_workspace_bytes, gradient, threshold: as in
+        scale, softcap, temperature, z_loss, shift, max_workspace_bytes, gradient, threshold, batch_invariant: as in
             :func:`headroom.linear_cross_entropy`. A ``torch.nn.Parameter`` as scale or temperature is learned with the
             module.
 
@@ -61,6 +61,7 @@ class LinearCrossEntropyLoss(nn.Module):
         max_workspace_bytes: int | None = None,
         gradient: str = "exact",
         threshold: float = _options.DEFAULT_THRESHOLD,
+        batch_invariant: bool = False,
     ) -> None:
         super().__init__()
         if tuple(out_features) != ():
@@ -73,6 +74,7 @@ class LinearCrossEntropyLoss(nn.Module):
             raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
         _options.check_gradient(gradient)
         _options.checked_threshold(threshold)
+        _options.check_batch_invariant(batch_invariant, gradient)
         self.num_classes = num_classes
         self.out_features = ()
         self.reduction = reduction
@@ -87,6 +89,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.max_workspace_bytes = max_workspace_bytes
         self.gradient = gradient
         self.threshold = threshold
+        self.batch_invariant = batch_invariant
         self.register_buffer("weight", weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
 
@@ -130,6 +133,7 @@ class LinearCrossEntropyLoss(nn.Module):
             gradient=self.gradient,
             threshold=self.threshold,
             seed=seed,
+            batch_invariant=self.batch_invariant,
         )
 
     def extra_repr(self) -> str:
@@ -139,5 +143,6 @@ class LinearCrossEntropyLoss(nn.Module):
             f"label_smoothing={self.label_smoothing}, scale={self.scale}, softcap={self.softcap}, "
             f"temperature={self.temperature}, z_loss={self.z_loss}, shift={self.shift}, "
             f"max_workspace_bytes={self.max_workspace_bytes}, "
-            f"gradient={self.gradient}, threshold={self.threshold}"
+            f"gradient={self.gradient}, threshold={self.threshold}, "
+            f"batch_invariant={self.batch_invariant}"
         )

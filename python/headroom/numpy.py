@@ -111,6 +111,7 @@ def linear_cross_entropy(
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
     seed: int | np.random.Generator | None = None,
+    batch_invariant: bool = False,
 ) -> LinearCrossEntropyResult:
     """Cross entropy of ``softmax(input @ linear_weight.T)`` without the logits; formulas and options as in
     :func:`headroom.linear_cross_entropy`.
@@ -158,6 +159,7 @@ def linear_cross_entropy(
         max_workspace_bytes=max_workspace_bytes,
         gradient=gradient,
         threshold=threshold,
+        batch_invariant=batch_invariant,
     )
     hidden, classifier = _rows(x.reshape(-1, x.shape[-1])), _rows(c)
     stats = np.float64 if hidden.dtype == np.float64 else np.float32

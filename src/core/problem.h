@@ -92,6 +92,10 @@ struct Problem {
   bool accumulate_d_classifier = false;
   bool accumulate_d_bias = false;
 
+  // The statistics of a row have the same bits whatever N, the row's place, the budget, the plan and the pass
+  // are: the order of their sums follows V, D, dtypes and options alone.
+  bool batch_invariant = false;
+
   GradientMethod gradient = GradientMethod::kExact;
   // Thinned: a forward pass writes Buffers::draws, a backward pass reads them instead of drawing on its own.
   bool keeps_draws = false;

@@ -156,6 +156,8 @@ void check_thinning(const Problem& p) {
   require(!p.keeps_draws || (thinned && p.pass != Pass::kForwardBackward), "keeps_draws",
           "false unless the gradient is thinned and the pass forward or backward", "true");
   if (!thinned) return;
+  require(!p.batch_invariant, "batch_invariant",
+          "0 with thinned gradients, whose sums are relative to a guess that other rows have a part in", "1");
   require(p.threshold > 0 && p.threshold <= 1, "threshold", "a number in (0, 1]", text(p.threshold));
   // Weights are float32: a threshold that is 0 or has few digits there would not be the one of the draw.
   constexpr double kLeast = std::numeric_limits<float>::min();

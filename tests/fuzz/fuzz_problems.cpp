@@ -48,6 +48,7 @@ void plan_anything(FuzzedDataProvider& input) {
   }
   problem.max_workspace_bytes = input.ConsumeIntegral<size_t>();
   problem.has_temperature = input.ConsumeIntegralInRange<int32_t>(0, 1);
+  problem.batch_invariant = input.ConsumeIntegralInRange<int32_t>(0, 1);
   if (input.ConsumeBool()) problem.temperature = input.ConsumeFloatingPoint<double>();
   try {
     const PlanInfo info = Plan(context, problem).info();

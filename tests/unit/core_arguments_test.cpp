@@ -92,6 +92,8 @@ std::vector<BadProblem> bad_problems() {
          p.compute_dtype = HEADROOM_BF16;
        }},
       {"allow_tf32", [](P& p) { p.allow_tf32 = 2; }},
+      {"batch_invariant", [](P& p) { p.batch_invariant = 2; }},
+      {"batch_invariant", [](P& p) { p.batch_invariant = 1, p.gradient = HEADROOM_THINNED; }},
       {"d_hidden_dtype", [](P& p) { p.d_hidden_dtype = HEADROOM_F64; }},
       {"d_classifier_dtype", [](P& p) { p.d_classifier_dtype = HEADROOM_I64; }},
       {"d_bias_dtype", [](P& p) { p.d_bias_dtype = 99; }},

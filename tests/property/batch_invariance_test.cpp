@@ -1,0 +1,306 @@
+// With batch_invariant a row's statistics have the same bits alone, in any batch, under any budget and in any
+// pass.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "compare.h"
+#include "formats.h"
+
+namespace headroom_test {
+namespace {
+
+using Rows = std::vector<size_t>;
+
+Rows first_rows(size_t count) {
+  Rows rows(count);
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+Rows shuffled(Rows rows, uint64_t seed) {
+  Random random(seed);
+  for (size_t i = rows.size(); i > 1; --i) {
+    std::swap(rows[i - 1], rows[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
+  }
+  return rows;
+}
+
+template <class T>
+std::vector<T> taken(const std::vector<T>& values, size_t tokens, const Rows& rows) {
+  const size_t width = values.size() / tokens;
+  std::vector<T> out;
+  for (const size_t row : rows) {
+    out.insert(out.end(), values.begin() + static_cast<std::ptrdiff_t>(row * width),
+               values.begin() + static_cast<std::ptrdiff_t>((row + 1) * width));
+  }
+  return out;
+}
+
+// The same problem of some of its rows, in their order.
+Case taken(const Case& c, const Rows& rows) {
+  const auto tokens = static_cast<size_t>(c.problem.tokens);
+  Case out = c;
+  out.problem.tokens = static_cast<int64_t>(rows.size());
+  out.hidden = taken(c.hidden, tokens, rows);
+  out.targets = taken(c.targets, tokens, rows);
+  out.temperature = taken(c.temperature, tokens, rows);
+  out.token_weight = taken(c.token_weight, tokens, rows);
+  return out;
+}
+
+struct Statistic {
+  const char* name;
+  std::vector<double> Outputs::*member;
+};
+constexpr Statistic kStatistics[] = {{"nll", &Outputs::nll},
+                                     {"lse", &Outputs::lse},
+                                     {"lse_low", &Outputs::lse_low},
+                                     {"entropy", &Outputs::entropy},
+                                     {"loss", &Outputs::loss},
+                                     {"max", &Outputs::max},
+                                     {"sum_exp", &Outputs::sum_exp},
+                                     {"target_logit", &Outputs::target_logit},
+                                     {"sum_exp_logit", &Outputs::sum_exp_logit},
+                                     {"weighted_logit_sum", &Outputs::weighted_logit_sum},
+                                     {"argmax", &Outputs::argmax}};
+
+// The first statistic of which `some` are not the bits of these rows of `all`; empty: there is none.
+std::string difference(const Outputs& some, const Outputs& all, size_t tokens, const Rows& rows) {
+  for (const Statistic& each : kStatistics) {
+    if (!same_bits(some.*each.member, taken(all.*each.member, tokens, rows))) return each.name;
+  }
+  return "";
+}
+
+struct Variant {
+  const char* name;
+  std::function<void(Case*)> change;
+};
+
+// Rows whose target is far below their largest logit, so that exps relative to it leave the range of fp32.
+void make_steep(Case* c) {
+  const auto depth = static_cast<size_t>(c->problem.hidden);
+  for (size_t row = 0; row < c->targets.size(); row += 37) {
+    for (size_t k = 0; k < depth; ++k) c->hidden[row * depth + k] *= 64;
+  }
+}
+
+void ignore_some(Case* c) {
+  for (size_t row = 0; row < c->targets.size(); ++row) {
+    if (row % 3 == 0 || (row >= 128 && row < 300)) c->targets[row] = c->problem.ignore_index;
+  }
+}
+
+std::vector<Variant> variants() {
+  return {
+      {"plain", [](Case* c) { c->problem.has_bias = c->problem.want_d_bias = 0; }},
+      {"bias, softcap, entropy",
+       [](Case* c) {
+         c->problem.softcap = 5;
+         c->problem.want_entropy = c->problem.want_argmax = 1;
+       }},
+      {"scale, temperatures, ignored rows",
+       [](Case* c) {
+         c->problem.scale = 0.7;
+         c->problem.has_temperature = 1;
+         Random random(5);
+         for (int64_t row = 0; row < c->problem.tokens; ++row) {
+           c->temperature.push_back(rounded(random.uniform(0.25, 2), stats_dtype(c->problem)));
+         }
+         ignore_some(c);
+       }},
+      {"label smoothing, class weights",
+       [](Case* c) {
+         c->problem.label_smoothing = 0.25;
+         c->problem.has_class_weight = c->problem.want_entropy = 1;
+         c->class_weight.assign(static_cast<size_t>(c->problem.vocab), 0.5);
+       }},
+      {"steep rows, entropy",
+       [](Case* c) {
+         c->problem.want_entropy = 1;
+         make_steep(c);
+       }},
+      {"steep rows, ignored rows",
+       [](Case* c) {
+         c->problem.has_bias = c->problem.want_d_bias = 0;
+         make_steep(c);
+         ignore_some(c);
+       }},
+  };
+}
+
+class BatchInvariance : public testing::TestWithParam<Engine> {
+ protected:
+  const Engine& engine() const { return GetParam(); }
+
+  // Many rows, and more columns than a few tiles; fewer where they are slow.
+  PlainSize size(int64_t hidden) const {
+    const bool slow = engine().is_reference() || engine().isa == "portable" || is_slowed_down();
+    return slow && !engine().is_device() ? PlainSize{300, 700, hidden} : PlainSize{1024, 3011, hidden};
+  }
+
+  std::vector<headroom_dtype> dtypes() const {
+    std::vector<headroom_dtype> out;
+    for (const headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16, HEADROOM_F64}) {
+      if (engine().can_run(plain_case(1, {1, 1, 1}, dtype).problem)) out.push_back(dtype);
+    }
+    return out;
+  }
+
+  static Case case_of(const Variant& variant, PlainSize size, headroom_dtype dtype, bool invariant = true) {
+    Case c = plain_case(11, size, dtype);
+    c.problem.reduction = HEADROOM_REDUCTION_NONE;
+    c.problem.batch_invariant = invariant;
+    variant.change(&c);
+    return c;
+  }
+
+  Outputs forward(const Case& c, size_t budget = 0) const {
+    headroom::Problem problem = pass_problem(c, headroom::Pass::forward);
+    problem.max_workspace_bytes = budget;
+    return run_pass(context_, problem, c);
+  }
+
+  Outputs both(const Case& c, size_t budget = 0) const {
+    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    problem.max_workspace_bytes = budget;
+    return run_pass(context_, problem, c);
+  }
+
+  std::set<size_t> budgets(const Case& c, headroom::Pass pass) const {
+    headroom::Problem problem = pass_problem(c, pass);
+    std::set<size_t> found{0};
+    for (const size_t most : {size_t{0}, size_t{1}, size_t{1} << 20, size_t{3} << 20, size_t{8} << 20}) {
+      problem.max_workspace_bytes = most;
+      for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+        if (plan.workspace_bytes > 0) found.insert(plan.workspace_bytes);
+      }
+    }
+    return found;
+  }
+
+  headroom::Context context_ = make_context(GetParam());
+};
+
+TEST_P(BatchInvariance, RowsAloneAndInBatches) {
+  for (const headroom_dtype dtype : dtypes()) {
+    for (const Variant& variant : variants()) {
+      for (const int64_t hidden : {64, 37}) {
+        const Case c = case_of(variant, size(hidden), dtype);
+        SCOPED_TRACE(std::string(variant.name) + ": " + describe(c));
+        const auto tokens = static_cast<size_t>(c.problem.tokens);
+        const Outputs all = forward(c);
+        const Rows order = shuffled(first_rows(tokens), 3);
+        for (const size_t count : {size_t{1}, size_t{7}, size_t{128}, size_t{200}, tokens}) {
+          const Rows rows(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count));
+          EXPECT_EQ(difference(forward(taken(c, rows)), all, tokens, rows), "")
+              << count << " rows, loss only";
+          EXPECT_EQ(difference(both(taken(c, rows)), all, tokens, rows), "")
+              << count << " rows, with gradients";
+        }
+        for (size_t row = 0; row < tokens; row += tokens / 4 + 1) {
+          EXPECT_EQ(difference(forward(taken(c, {row})), all, tokens, {row}), "") << "row " << row;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BatchInvariance, ManyRows) {
+  const int64_t tokens = engine().is_reference() ? 2048 : 8192;
+  for (const headroom_dtype dtype : dtypes()) {
+    const Case c = case_of(variants()[5], {tokens, 521, 24}, dtype);
+    SCOPED_TRACE(describe(c));
+    const auto count = static_cast<size_t>(tokens);
+    const Outputs all = forward(c);
+    const Rows order = shuffled(first_rows(count), 4);
+    EXPECT_EQ(difference(both(taken(c, order)), all, count, order), "");
+    for (const size_t few : {1, 7, 128}) {
+      const Rows rows(order.end() - static_cast<std::ptrdiff_t>(few), order.end());
+      EXPECT_EQ(difference(both(taken(c, rows)), all, count, rows), "") << few << " rows";
+    }
+  }
+}
+
+// A rollout's log-probabilities are those of the training pass, under every budget and in every plan.
+TEST_P(BatchInvariance, RolloutEqualsTrainer) {
+  for (const headroom_dtype dtype : dtypes()) {
+    for (const Variant& variant : variants()) {
+      for (const int64_t hidden : {64, 37}) {
+        PlainSize some = size(hidden);
+        some.tokens = 300;
+        const Case c = case_of(variant, some, dtype);
+        SCOPED_TRACE(std::string(variant.name) + ": " + describe(c));
+        const Rows rows = first_rows(300);
+        const Outputs rollout = forward(c);
+        for (const size_t budget : budgets(c, headroom::Pass::forward)) {
+          EXPECT_EQ(difference(forward(c, budget), rollout, 300, rows), "") << "loss only within " << budget;
+        }
+        for (const size_t budget : budgets(c, headroom::Pass::forward_backward)) {
+          EXPECT_EQ(difference(both(c, budget), rollout, 300, rows), "")
+              << "with gradients within " << budget;
+        }
+      }
+    }
+  }
+}
+
+// Mixed operands are converted a window at a time, of a width that the budget sets.
+TEST_P(BatchInvariance, MixedOperands) {
+  for (const auto& [hidden, classifier, compute] : {std::tuple{HEADROOM_F32, HEADROOM_BF16, HEADROOM_F32},
+                                                    {HEADROOM_F32, HEADROOM_F32, HEADROOM_BF16},
+                                                    {HEADROOM_BF16, HEADROOM_F32, HEADROOM_BF16}}) {
+    PlainSize some = size(64);
+    some.tokens = 300;
+    Case c = case_of(variants()[4], some, HEADROOM_BF16);  // whose values all of them hold
+    c.problem.hidden_dtype = c.problem.d_hidden_dtype = hidden;
+    c.problem.classifier_dtype = c.problem.d_classifier_dtype = classifier;
+    c.problem.compute_dtype = compute;
+    if (!engine().can_run(c.problem)) continue;
+    SCOPED_TRACE(describe(c));
+    const Outputs rollout = forward(c);
+    for (const headroom::Pass pass : {headroom::Pass::forward, headroom::Pass::forward_backward}) {
+      for (const size_t budget : budgets(c, pass)) {
+        const bool only = pass == headroom::Pass::forward;
+        EXPECT_EQ(difference(only ? forward(c, budget) : both(c, budget), rollout, 300, first_rows(300)), "")
+            << "within " << budget;
+      }
+    }
+    const Rows few{3, 111, 74};
+    EXPECT_EQ(difference(both(taken(c, few)), rollout, 300, few), "");
+  }
+}
+
+// Without the option bits do depend on the batch on CUDA, but for float64; on the host they never do.
+TEST_P(BatchInvariance, WithoutIt) {
+  for (const headroom_dtype dtype : dtypes()) {
+    bool differs = false;
+    for (const Variant& variant : variants()) {
+      const Case c = case_of(variant, size(64), dtype, /*invariant=*/false);
+      const auto tokens = static_cast<size_t>(c.problem.tokens);
+      const Outputs all = forward(c);
+      const Case mode_on = case_of(variant, size(64), dtype);
+      if (!engine().is_device()) {
+        EXPECT_EQ(difference(forward(mode_on), all, tokens, first_rows(tokens)), "") << variant.name;
+      }
+      const Rows order = shuffled(first_rows(tokens), 3);
+      for (const size_t count : {size_t{7}, tokens}) {
+        const Rows rows(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count));
+        differs = differs || !difference(both(taken(c, rows)), all, tokens, rows).empty();
+      }
+    }
+    EXPECT_EQ(differs, engine().is_device() && dtype != HEADROOM_F64) << static_cast<int>(dtype);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, BatchInvariance, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
