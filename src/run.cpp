@@ -10,12 +10,25 @@
 #include "core/validate.h"
 
 namespace headroom {
+namespace {
+
+// What all backends have to say of it.
+std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const BackendOptions& options,
+                           size_t max_workspace_bytes) {
+  std::vector<Plan> plans = backend.plans(valid, options, max_workspace_bytes);
+  for (Plan& plan : plans) {
+    if (valid.batch_invariant) plan.reason += "; a row's sums have the same bits in any batch";
+  }
+  return plans;
+}
+
+}  // namespace
 
 std::vector<Plan> list_plans(const Context& context, const Problem& problem, size_t max_workspace_bytes,
                              const Backend** backend) {
   const Problem valid = validated(problem);
   *backend = &choose_backend(context.backend, valid, context.options);
-  return (*backend)->plans(valid, context.options, max_workspace_bytes);
+  return plans_of(**backend, valid, context.options, max_workspace_bytes);
 }
 
 namespace {
@@ -37,7 +50,7 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
 PlannedProblem make_plan(const Context& context, const Problem& problem, size_t max_workspace_bytes) {
   const Problem valid = validated(problem);
   const Backend& backend = choose_backend(context.backend, valid, context.options);
-  const std::vector<Plan> plans = backend.plans(valid, context.options, max_workspace_bytes);
+  const std::vector<Plan> plans = plans_of(backend, valid, context.options, max_workspace_bytes);
   const Plan& best = choose_plan(plans, max_workspace_bytes);
   report(valid, backend, best);
   return {valid, &backend, context.options, best};

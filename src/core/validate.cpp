@@ -196,6 +196,8 @@ void check_top_k(const Problem& p) {
           "0 in a pass with gradients, as it is an option of forward passes", text(p.top_k));
   require(!p.is_shard(), "top_k", "0 for a shard of the vocabulary", text(p.top_k));
   require(!p.keeps_draws, "top_k", "0 in a forward pass that keeps draws", text(p.top_k));
+  require(!p.batch_invariant, "top_k", "0 with batch_invariant, whose passes all make the same sums",
+          text(p.top_k));
 }
 
 void need(const void* pointer, bool condition, const char* argument, const char* why) {

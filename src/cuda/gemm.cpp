@@ -60,7 +60,7 @@ struct Form {
 };
 
 using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, int, bool, bool,
-                       bool, bool, uint32_t, uint32_t, uint32_t, size_t>;
+                       bool, bool, bool, uint32_t, uint32_t, uint32_t, size_t>;
 
 Key key_of(int device, const Form& form) {
   const Gemm& g = form.g;
@@ -78,6 +78,7 @@ Key key_of(int device, const Form& form) {
           g.transpose_b,
           g.beta != 0,
           g.alpha != nullptr,
+          g.one_algorithm,
           form.align_a,
           form.align_b,
           form.align_c,
@@ -91,6 +92,17 @@ Form largest_of_class(Form form) {
   int64_t& rows = form.g.transpose_a ? form.g.k : form.g.m;
   const auto step = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)) / 16);
   if (step > 0) rows = (rows + step - 1) / step * step;
+  return form;
+}
+
+// The form that Gemm::one_algorithm is looked for: sizes of a block of logits, rows side by side. A few
+// columns that are no whole 16 bytes have their own.
+Form without_sizes(Form form) {
+  constexpr int64_t kRows = 1024, kColumns = 4096;
+  form.g.m = kRows;
+  if (whole_pieces(form.g.n, DType::kBF16) == form.g.n) form.g.n = kColumns;
+  form.g.a_stride = form.g.b_stride = form.g.k;
+  form.g.c_stride = kColumns;
   return form;
 }
 
@@ -130,7 +142,7 @@ class Operation {
       check_lt(f.preference_set(preference, attribute, &value, sizeof value), "PreferenceSetAttribute");
     };
     set(lt::kWorkspaceBytes, form.scratch_bytes);
-    set(lt::kReductionSchemes, uint32_t{lt::kReduceInWorkspace});
+    set(lt::kReductionSchemes, uint32_t{form.g.one_algorithm ? lt::kReduceNone : lt::kReduceInWorkspace});
     set(lt::kAlignA, form.align_b);
     set(lt::kAlignB, form.align_a);
     set(lt::kAlignC, form.align_c);
@@ -180,9 +192,12 @@ class Known {
     const auto at = operations_.find(key);
     if (at != operations_.end()) return at->second;
     auto made = std::make_shared<Operation>(f, form);
-    const Form largest = largest_of_class(form);
+    const Form largest = form.g.one_algorithm ? without_sizes(form) : largest_of_class(form);
     made->algorithm = algorithm(f, handle, device, largest);
     if (key_of(device, largest) != key && !made->takes(handle, form, made->algorithm)) {
+      if (form.g.one_algorithm) {
+        throw Error(Status::kInternal, "cuBLASLt: no algorithm for products of every size");
+      }
       made->algorithm = made->find_algorithm(handle, form);
     }
     if (operations_.size() >= kMost) operations_.clear();
@@ -224,9 +239,9 @@ void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t s
   if (f == nullptr) throw Error(Status::kBackendUnavailable, why_not);
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  const Form form{g, alignment_of(g.a, g.a_stride, g.operand_dtype),
-                  alignment_of(g.b, g.b_stride, g.operand_dtype), alignment_of(g.c, g.c_stride, g.c_dtype),
-                  scratch_bytes};
+  Form form{g, alignment_of(g.a, g.a_stride, g.operand_dtype), alignment_of(g.b, g.b_stride, g.operand_dtype),
+            alignment_of(g.c, g.c_stride, g.c_dtype), scratch_bytes};
+  if (g.one_algorithm) form.align_a = form.align_b = form.align_c = 16;
   Known& known = Known::instance();
   const CublasLt::Handle handle = known.handle(*f, device);
   const std::shared_ptr<const Operation> op = known.operation(*f, handle, device, form);
@@ -260,7 +275,23 @@ Gemm terms_of(const Gemm& g, int64_t first, int64_t terms) {
   return part;
 }
 
+// Columns [first, first + columns) of a product with a transposed B.
+Gemm columns_of(const Gemm& g, int64_t first, int64_t columns) {
+  Gemm part = g;
+  part.n = columns;
+  part.b = element(g.b, g.operand_dtype, first * g.b_stride);
+  part.c = const_cast<void*>(element(g.c, g.c_dtype, first));
+  return part;
+}
+
+void multiply_by_one_algorithm(const Gemm& g, cudaStream_t stream) {
+  const int64_t whole = whole_pieces(g.n, DType::kBF16);
+  if (whole > 0) multiply(columns_of(g, 0, whole), nullptr, 0, stream);
+  if (whole < g.n) multiply(columns_of(g, whole, g.n - whole), nullptr, 0, stream);
+}
+
 void multiply_in_parts(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
+  if (g.one_algorithm) return multiply_by_one_algorithm(g, stream);
   // What of A lies side by side in memory.
   const int64_t extent = g.transpose_a ? g.m : g.k;
   const int64_t whole = whole_pieces(extent, g.operand_dtype);

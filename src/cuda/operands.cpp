@@ -145,6 +145,7 @@ LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hid
   args.epilogue = epilogue;
   args.dtype = run.dtype();
   args.allow_tf32 = p.allow_tf32;
+  args.batch_invariant = p.batch_invariant;
   args.hidden = hidden.data;
   args.hidden_stride = hidden.stride;
   args.classifier = classifier.data;

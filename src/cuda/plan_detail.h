@@ -25,6 +25,7 @@ struct PlanDetail {
   bool rounds_between_chunks = false;  // the sum of d_classifier over chunks is kept in its own dtype
   int64_t vocab_window = 0;            // columns made at once, of those that are not kept
   int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, at least a window, or all
+  bool anchored = false;               // sums are relative to anchors (kExps), whether exps are kept or not
   int64_t slots = 1;                   // of the statistics, a row
   int64_t scratch_rows = 0;            // of fp32 logits at once (EngineTraits::needs_scratch)
   int64_t scratch_columns = 0;

@@ -80,6 +80,7 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   f.stats.anchored = anchored;
   f.stats.has_max = tracks_max(run);
   f.stats.base_2 = run.traits().base_2;
+  f.stats.writes_sum = run.detail.kept_columns > 0 || (run.detail.is_thinned() && anchored);
   f.stats.is_shard = p.is_shard();
   f.stats.writes_loss = p.needs_forward() && !p.is_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);

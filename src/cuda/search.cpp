@@ -8,6 +8,7 @@
 #include "cuda/describe.h"
 #include "cuda/gemm.h"
 #include "cuda/predict.h"
+#include "cuda/search_sizes.h"
 #include "cuda/thinned/thinned_arena.h"
 
 namespace headroom::cuda {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
+// Both are EngineTraits::slot_columns where sums are not to depend on the batch.
 // Numbers of windows that are tried, from the fewest on; after each number of kept columns.
 constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
 constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied classifier or a staged gradient
@@ -26,7 +28,13 @@ constexpr int64_t kNarrowWindow = 2048;
 class Search {
  public:
   Search(const Problem& problem, const Device& device, const Choice& choice, size_t budget)
-      : p_(problem), device_(device), budget_(budget), choice_(choice), traits_(choice.engine->traits()) {}
+      : p_(problem),
+        device_(device),
+        budget_(budget),
+        choice_(choice),
+        traits_(choice.engine->traits()),
+        window_step_(problem.batch_invariant ? traits_.slot_columns : kWindowStep),
+        smallest_window_(problem.batch_invariant ? traits_.slot_columns : kSmallestWindow) {}
 
   std::vector<Plan> all() {
     consider_all();
@@ -66,7 +74,7 @@ class Search {
     d.vocab_window = std::min(p_.vocab, kNarrowWindow);
     d.kept_columns = 0;
     size_t least = 0;
-    for (const int64_t chunk : token_chunks()) {
+    for (const int64_t chunk : token_chunks(p_.tokens)) {
       if (chunks_of(chunk) > kMostRoundings) break;
       d.rounds_between_chunks = may_round(chunks_of(chunk));
       const size_t bytes = bytes_of(window_kind(), chunk, d);
@@ -105,43 +113,36 @@ class Search {
     return {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, 0};
   }
 
-  // fp32 logits at once: larger blocks make faster products.
-  std::vector<std::pair<int64_t, int64_t>> scratches() const {
-    if (!traits_.needs_scratch) return {{0, 0}};
-    const int64_t rows = std::max<int64_t>(p_.tokens, 1);
-    std::vector<std::pair<int64_t, int64_t>> out;
-    for (const int64_t edge : {16384, 4096, 1024, 256, 64}) {
-      out.emplace_back(std::min<int64_t>(rows, edge / 4), std::min<int64_t>((p_.vocab + 3) / 4 * 4, edge));
-    }
-    return out;
+  std::vector<ScratchBlock> scratches() const {
+    return traits_.needs_scratch ? scratch_blocks(p_, window_step_) : std::vector<ScratchBlock>{{0, 0}};
   }
 
   // Exps can become gradients by a factor for each row only: not with a term that is no multiple of p.
-  bool can_keep_exps() const {
-    return p_.pass == Pass::kForwardBackward && operand_dtype(p_) != DType::kF16 && p_.label_smoothing == 0;
+  bool has_exps() const { return operand_dtype(p_) != DType::kF16 && p_.label_smoothing == 0; }
+  bool can_keep_exps() const { return p_.pass == Pass::kForwardBackward && has_exps(); }
+
+  // Whether sums are made beside exps, relative to anchors. Not to depend on the pass, they are so in all, or
+  // in none where the anchors come after.
+  bool is_anchored(const PlanDetail& d) const {
+    if (!p_.needs_forward() || p_.is_thinned()) return false;
+    return p_.batch_invariant ? traits_.anchors_first && has_exps() : d.kept_columns > 0;
   }
 
   bool hidden_is_operand() const {
     return !p_.unaligned_rows && p_.hidden == padded_hidden(p_) && p_.hidden_dtype == operand_dtype(p_);
   }
 
-  std::vector<int64_t> token_chunks() const {
-    const int64_t all = std::max<int64_t>(p_.tokens, 1);
-    std::vector<int64_t> chunks;
-    for (int64_t parts = 1; parts <= 64; parts = parts < 8 ? parts + 1 : parts * 2) {
-      const int64_t rows = ceil_div(ceil_div(all, parts), 256) * 256;
-      const int64_t chunk = parts == 1 ? all : std::min(all, rows);
-      if (chunks.empty() || chunk < chunks.back()) chunks.push_back(chunk);
-    }
-    return chunks;
-  }
-
   int64_t chunks_of(int64_t chunk) const { return ceil_div(std::max<int64_t>(p_.tokens, 1), chunk); }
 
   void forward_plans() {
-    if (hidden_is_operand()) forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
-    const bool lists = p_.top_k > 0 && traits_.top_groups > 0;  // of all rows in a chunk: in place, all rows
-    if (!hidden_is_operand() || lists) forward_plans_of(HiddenSource::kWorkspace, token_chunks());
+    const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
+    if (hidden_is_operand()) {
+      forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
+      // In place all rows are a chunk; of fewer at a time lists and slots, where there are many, take fewer
+      // bytes.
+      if (!lists && !p_.batch_invariant) return;
+    }
+    forward_plans_of(HiddenSource::kWorkspace, token_chunks(p_.tokens));
   }
 
   void forward_plans_of(HiddenSource source, const std::vector<int64_t>& chunks) {
@@ -158,9 +159,10 @@ class Search {
   std::vector<int64_t> copied_windows(int64_t chunk) const {
     if (!base_.copies_classifier) return {p_.vocab};
     std::vector<int64_t> windows;
-    for (int64_t most = std::min(p_.vocab, kCopiedWindow);; most = ceil_div(most, 4)) {
+    for (int64_t most = std::min(p_.vocab, kCopiedWindow);;
+         most = std::max(ceil_div(most, 4), p_.batch_invariant ? smallest_window_ : 1)) {
       windows.push_back(in_whole_waves(most, chunk));
-      if (most <= kSmallestWindow) return windows;
+      if (most <= smallest_window_) return windows;
     }
   }
 
@@ -170,11 +172,11 @@ class Search {
     if (tile.rows == 0 || most >= p_.vocab) return most;
     const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
     const auto waves = [&](int64_t tiles) { return ceil_div(units * tiles, clusters); };
-    int64_t best = most / kWindowStep;
+    int64_t best = most / window_step_;
     for (int64_t tiles = best - 1, half = best / 2; tiles > half; --tiles) {
       if (tiles * waves(best) > best * waves(tiles)) best = tiles;
     }
-    return best > 0 ? best * kWindowStep : most;
+    return best > 0 ? best * window_step_ : most;
   }
 
   // All rows at once, and windows that no budget changes, as sums follow them.
@@ -197,7 +199,7 @@ class Search {
 
   // All exps of a chunk are kept.
   void kept_plans() {
-    for (const int64_t chunk : token_chunks()) {
+    for (const int64_t chunk : token_chunks(p_.tokens)) {
       PlanDetail d = base_;
       d.source = backward_source();
       d.kept_columns = p_.vocab;
@@ -210,7 +212,7 @@ class Search {
       consider_kept(chunk, d);
       if (!traits_.keeps_windows || !base_.copies_classifier) continue;
       for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32}) {  // of about the same width
-        d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), kWindowStep) * kWindowStep;
+        d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), window_step_) * window_step_;
         const bool stages_much = stages_apart(p_) && d.vocab_window > kCopiedWindow;
         if (d.vocab_window < p_.vocab && !stages_much) consider_kept(chunk, d);
       }
@@ -232,7 +234,7 @@ class Search {
     const PlanKind kind = window_kind();
     PlanDetail d = base_;
     d.source = backward_source();
-    for (const int64_t chunk : token_chunks()) {
+    for (const int64_t chunk : token_chunks(p_.tokens)) {
       const int64_t chunks = chunks_of(chunk);
       if (chunks < fewest_chunks_) continue;
       if (may_round(chunks) && chunks > most_roundings_) break;
@@ -251,7 +253,7 @@ class Search {
       equal_windows(kind, chunk, d, kMoreWindows);
       if (traits_.keeps_windows && can_keep_exps()) windows_after_kept(kind, chunk, d);
     }
-    d.vocab_window = kSmallestWindow;
+    d.vocab_window = smallest_window_;
     if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
   }
 
@@ -265,12 +267,12 @@ class Search {
   void equal_windows(PlanKind kind, int64_t chunk, PlanDetail d, int64_t more) {
     const int64_t columns = p_.vocab - d.kept_columns;
     const int64_t widest = d.kept_columns > 0 ? d.kept_columns : widest_window(kind, chunk, d, false);
-    int64_t windows = ceil_div(columns, std::max(widest, kSmallestWindow));
+    int64_t windows = ceil_div(columns, std::max(widest, smallest_window_));
     for (int64_t tried = 0; tried < more; ++tried) {
-      d.vocab_window = ceil_div(ceil_div(columns, windows), kWindowStep) * kWindowStep;
+      d.vocab_window = ceil_div(ceil_div(columns, windows), window_step_) * window_step_;
       if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
-      if (d.vocab_window <= kWindowStep) break;
-      windows = std::max(windows + 1, ceil_div(columns, d.vocab_window - kWindowStep));  // of another width
+      if (d.vocab_window <= window_step_) break;
+      windows = std::max(windows + 1, ceil_div(columns, d.vocab_window - window_step_));  // of another width
     }
   }
 
@@ -279,7 +281,7 @@ class Search {
   void windows_after_kept(PlanKind kind, int64_t chunk, PlanDetail d) {
     const int64_t widest = widest_window(kind, chunk, d, true);
     for (int64_t sixteenths = 16; sixteenths > 12; --sixteenths) {
-      d.kept_columns = widest * sixteenths / 16 / kWindowStep * kWindowStep;
+      d.kept_columns = widest * sixteenths / 16 / window_step_ * window_step_;
       if (d.kept_columns > 0 && d.kept_columns < p_.vocab)
         equal_windows(kind, chunk, d, kMoreWindowsAfterKept);
     }
@@ -287,20 +289,21 @@ class Search {
 
   // The most columns, in steps, that a budget allows; 0: not one step.
   int64_t widest_window(PlanKind kind, int64_t chunk, PlanDetail d, bool keeps) const {
-    int64_t fits = 0, too_many = ceil_div(p_.vocab, kWindowStep);
+    int64_t fits = 0, too_many = ceil_div(p_.vocab, window_step_);
     while (too_many - fits > 1) {
       const int64_t steps = fits + (too_many - fits) / 2;
-      d.vocab_window = steps * kWindowStep;
+      d.vocab_window = steps * window_step_;
       if (keeps) d.kept_columns = d.vocab_window;
       (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
     }
-    return fits * kWindowStep;
+    return fits * window_step_;
   }
 
   PlanDetail completed(PlanKind kind, int64_t chunk, PlanDetail d) const {
     d.kind = kind;
     d.token_chunk = chunk;
     d.slots = slots_of(chunk);
+    d.anchored = is_anchored(d);
     return d;
   }
 
@@ -330,6 +333,7 @@ class Search {
     args.depth = padded_hidden(p_);
     args.scale = static_cast<float>(p_.scale);
     args.softcap = static_cast<float>(p_.softcap);
+    args.batch_invariant = p_.batch_invariant;
     return args;
   }
 
@@ -383,6 +387,7 @@ class Search {
   size_t budget_;
   const Choice& choice_;
   const EngineTraits traits_;
+  const int64_t window_step_, smallest_window_;
   int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
   PlanDetail base_;
   std::map<PlanKind, Candidate> best_;

@@ -94,6 +94,17 @@ def test_against_float64(ok, tmp_path, problem, random, name, operands):
         assert_close(gradient, exact[key], naive[key])
 
 
+def test_batch_invariant(ok, tmp_path, problem):
+    files = write_npy(tmp_path, problem)
+    ok("loss", *files, "--batch-invariant", "--per-token", "all.safetensors")
+    some = [7, 3, 41]
+    few = write_npy(tmp_path, {**problem, "hidden": problem["hidden"][some], "targets": problem["targets"][some]})
+    ok("loss", *few, "--batch-invariant", "--per-token", "few.safetensors", "--gradients", "g.safetensors")
+    rows, alone = (load_file(tmp_path / f"{name}.safetensors") for name in ("all", "few"))
+    for name in ("nll", "lse"):
+        assert (rows[name][some] == alone[name]).all()
+
+
 @pytest.mark.parametrize("reduction", ["sum", "num-items"])
 def test_reductions(ok, tmp_path, problem, reduction):
     files = write_npy(tmp_path, problem)

@@ -142,7 +142,13 @@ class BatchInvariance : public testing::TestWithParam<Engine> {
   // Many rows, and more columns than a few tiles; fewer where they are slow.
   PlainSize size(int64_t hidden) const {
     const bool slow = engine().is_reference() || engine().isa == "portable" || is_slowed_down();
-    return slow && !engine().is_device() ? PlainSize{300, 700, hidden} : PlainSize{1024, 3011, hidden};
+    return slow && !engine().is_device() ? PlainSize{220, 500, hidden} : PlainSize{1024, 3011, hidden};
+  }
+
+  // Rows of the second one are no whole 16 bytes, so that a device copies them.
+  static std::vector<int64_t> depths(const Variant& variant) {
+    return std::string(variant.name).starts_with("steep") ? std::vector<int64_t>{64, 37}
+                                                          : std::vector<int64_t>{64};
   }
 
   std::vector<headroom_dtype> dtypes() const {
@@ -191,13 +197,13 @@ class BatchInvariance : public testing::TestWithParam<Engine> {
 TEST_P(BatchInvariance, RowsAloneAndInBatches) {
   for (const headroom_dtype dtype : dtypes()) {
     for (const Variant& variant : variants()) {
-      for (const int64_t hidden : {64, 37}) {
+      for (const int64_t hidden : depths(variant)) {
         const Case c = case_of(variant, size(hidden), dtype);
         SCOPED_TRACE(std::string(variant.name) + ": " + describe(c));
         const auto tokens = static_cast<size_t>(c.problem.tokens);
         const Outputs all = forward(c);
         const Rows order = shuffled(first_rows(tokens), 3);
-        for (const size_t count : {size_t{1}, size_t{7}, size_t{128}, size_t{200}, tokens}) {
+        for (const size_t count : {size_t{1}, size_t{7}, size_t{128}, tokens}) {
           const Rows rows(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count));
           EXPECT_EQ(difference(forward(taken(c, rows)), all, tokens, rows), "")
               << count << " rows, loss only";
@@ -213,7 +219,7 @@ TEST_P(BatchInvariance, RowsAloneAndInBatches) {
 }
 
 TEST_P(BatchInvariance, ManyRows) {
-  const int64_t tokens = engine().is_reference() ? 2048 : 8192;
+  const int64_t tokens = engine().is_reference() || is_slowed_down() ? 1024 : 8192;
   for (const headroom_dtype dtype : dtypes()) {
     const Case c = case_of(variants()[5], {tokens, 521, 24}, dtype);
     SCOPED_TRACE(describe(c));
@@ -232,18 +238,18 @@ TEST_P(BatchInvariance, ManyRows) {
 TEST_P(BatchInvariance, RolloutEqualsTrainer) {
   for (const headroom_dtype dtype : dtypes()) {
     for (const Variant& variant : variants()) {
-      for (const int64_t hidden : {64, 37}) {
+      for (const int64_t hidden : depths(variant)) {
         PlainSize some = size(hidden);
-        some.tokens = 300;
+        some.tokens = 150;
         const Case c = case_of(variant, some, dtype);
         SCOPED_TRACE(std::string(variant.name) + ": " + describe(c));
-        const Rows rows = first_rows(300);
+        const Rows rows = first_rows(150);
         const Outputs rollout = forward(c);
         for (const size_t budget : budgets(c, headroom::Pass::forward)) {
-          EXPECT_EQ(difference(forward(c, budget), rollout, 300, rows), "") << "loss only within " << budget;
+          EXPECT_EQ(difference(forward(c, budget), rollout, 150, rows), "") << "loss only within " << budget;
         }
         for (const size_t budget : budgets(c, headroom::Pass::forward_backward)) {
-          EXPECT_EQ(difference(both(c, budget), rollout, 300, rows), "")
+          EXPECT_EQ(difference(both(c, budget), rollout, 150, rows), "")
               << "with gradients within " << budget;
         }
       }
@@ -257,7 +263,7 @@ TEST_P(BatchInvariance, MixedOperands) {
                                                     {HEADROOM_F32, HEADROOM_F32, HEADROOM_BF16},
                                                     {HEADROOM_BF16, HEADROOM_F32, HEADROOM_BF16}}) {
     PlainSize some = size(64);
-    some.tokens = 300;
+    some.tokens = 150;
     Case c = case_of(variants()[4], some, HEADROOM_BF16);  // whose values all of them hold
     c.problem.hidden_dtype = c.problem.d_hidden_dtype = hidden;
     c.problem.classifier_dtype = c.problem.d_classifier_dtype = classifier;
@@ -268,12 +274,12 @@ TEST_P(BatchInvariance, MixedOperands) {
     for (const headroom::Pass pass : {headroom::Pass::forward, headroom::Pass::forward_backward}) {
       for (const size_t budget : budgets(c, pass)) {
         const bool only = pass == headroom::Pass::forward;
-        EXPECT_EQ(difference(only ? forward(c, budget) : both(c, budget), rollout, 300, first_rows(300)), "")
+        EXPECT_EQ(difference(only ? forward(c, budget) : both(c, budget), rollout, 150, first_rows(150)), "")
             << "within " << budget;
       }
     }
     const Rows few{3, 111, 74};
-    EXPECT_EQ(difference(both(taken(c, few)), rollout, 300, few), "");
+    EXPECT_EQ(difference(both(taken(c, few)), rollout, 150, few), "");
   }
 }
 

@@ -53,6 +53,12 @@ BAD = [
     ({"main_grad": torch.zeros(7, 5).half()}, TypeError, "main_grad: expected torch.float32"),
     ({"main_grad": torch.zeros(5, 7).T}, ValueError, "main_grad: expected contiguous rows"),
     ({"main_grad": torch.zeros(6, 5)}, ValueError, r"main_grad: expected shape \[7, 5\]"),
+    ({"batch_invariant": 1}, TypeError, "batch_invariant: expected a bool, got int"),
+    (
+        {"batch_invariant": True, "gradient": "thinned"},
+        ValueError,
+        "batch_invariant: expected False unless gradient is",
+    ),
     ({"return_stats": "nll"}, TypeError, "return_stats: expected a bool or a sequence"),
     ({"return_stats": ["nil"]}, ValueError, "return_stats: expected names out of"),
 ]

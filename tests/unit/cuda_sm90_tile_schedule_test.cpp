@@ -81,6 +81,29 @@ TEST(TileSchedule, SlotsSufficeForAnyFewerUnits) {
   }
 }
 
+// Where sums are not to depend on rows and clusters, slots are those of columns; the tiles are the same.
+TEST(TileSchedule, SlotsOfTheirOwnAreThoseOfColumns) {
+  for (const Device device : kDevices) {
+    for (const int preferred : {2, 4, 12, 24}) {
+      const Raster shared = make_raster(device.clusters, device.turns, preferred, kUnlimited);
+      Raster own = shared;
+      own.first_slot = 5;
+      for (const int units : {1, 2, 9, 13, 14, 40, 75}) {
+        for (const int column_tiles : {1, 2, 29, 101}) {
+          check_schedule(own, device, units, column_tiles, own.first_slot + column_tiles);
+          if (HasFatalFailure()) return;
+          const TileSchedule schedule(own, units, column_tiles), same(shared, units, column_tiles);
+          for (int tile = 0; tile < schedule.tiles(); ++tile) {
+            EXPECT_EQ(schedule.at(tile).slot, 5 + schedule.at(tile).column);
+            EXPECT_EQ(schedule.at(tile).column, same.at(tile).column);
+            EXPECT_EQ(schedule.at(tile).unit, same.at(tile).unit);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(TileSchedule, AllClustersWorkOnManyUnits) {
   for (const int preferred : {4, 6, 12, 24}) {
     const int slots = needed_slots(66, 2, preferred, 1000, true);

@@ -24,6 +24,8 @@ struct EngineTraits {
   // kTop: a tile of so many columns has so many groups, whose maxima tell thresholds; 0: the best are kept
   // instead
   int64_t top_tile = 0, top_groups = 0;
+  // With LogitsArgs::batch_invariant: columns of a slot. Windows of the vocabulary are multiples of them.
+  int64_t slot_columns = 1;
 };
 
 // The tiles that a launch is made of; 0: it has none of its own.

@@ -22,7 +22,8 @@ inline constexpr int32_t kMostColumns = 1 << 30;
 inline constexpr int32_t kIgnoredRow = -kMostColumns;
 
 // Running row statistics, several partial ones a row: [slots][stride] each. Every (slot, row) has one writer,
-// so sums do not depend on the order of blocks; windows of the vocabulary (launches) add to the same slots.
+// so sums do not depend on the order of blocks; windows of the vocabulary (launches) add to the same slots,
+// unless the launch is batch_invariant.
 struct StatSlots {
   int64_t slots = 0;
   int64_t stride = 0;
@@ -100,6 +101,9 @@ struct LogitsArgs {
   Epilogue epilogue = Epilogue::kStats;
   DType dtype = DType::kBF16;  // of both operands
   bool allow_tf32 = false;     // fp32 operands may be rounded to it
+  // Each EngineTraits::slot_columns columns of the shard have a slot of their own, and a logit's bits are
+  // those of its row and column alone: sums of a row do not depend on other rows, launches or devices.
+  bool batch_invariant = false;
   const void* hidden = nullptr;
   int64_t hidden_stride = 0;  // [rows, depth]
   const void* classifier = nullptr;

@@ -14,11 +14,9 @@ Arena lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
   const bool kept = d.kept_columns > 0;
   Arena a = lay_out_rows(p, d, w);
   // Blocks to do again, or with rows in place those that are not all ignored.
-  if (kept || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
-  if (kept) {
-    a.anchor = take<float>(w, rows);
-    a.row_factor = take<float>(w, rows);
-  }
+  if (kept || d.anchored || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
+  if (kept || d.anchored) a.anchor = take<float>(w, rows);
+  if (kept) a.row_factor = take<float>(w, rows);
   if (p.needs_backward()) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
     if (p.has_grad_entropy) a.b = take<float>(w, rows);

@@ -12,7 +12,7 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
     LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kExps);
     args.anchor = run.arena.anchor;
     args.row_block_active = active;
-    if (!tracks_max(run)) args.stats.max = nullptr;
+    if (run.detail.anchored && !tracks_max(run)) args.stats.max = nullptr;
     const int64_t kept = run.detail.kept_columns;
     args.out_columns = std::clamp<int64_t>(kept - window.first, 0, window.columns);
     args.out = at(run.arena.exps, run.dtype(), args.out_columns > 0 ? window.first : 0);
@@ -32,15 +32,15 @@ bool may_be_done_again(const Runner& run) {
 }  // namespace
 
 // Where anchors come first, they are the target's logit, which is nearly always within 86 nats of lse. Blocks
-// with a row where it is not are done again with lse as the anchor; nobody has to wait to know whether there
-// are any.
-void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
-  keep_exps_of(run, chunk, hidden, nullptr);
+// with a row where it is not are done again, with lse as that row's anchor; nobody has to wait to know
+// whether there are any.
+void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
+  keep_exps_of(run, chunk, hidden, active);
   if (!may_be_done_again(run)) return;
   const Arena& a = run.arena;
-  launch_find_redo(a, chunk.rows, chunk.row_count, run.queue);
+  launch_find_redo(a, chunk.rows, chunk.row_count, a.target + chunk.first, run.queue);
   sum_rows(run, chunk, hidden, a.active);
-  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/true, run.after, run.queue);
+  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/true, run.after, run.queue);
   keep_exps_of(run, chunk, hidden, a.active);
 }
 

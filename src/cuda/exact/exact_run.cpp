@@ -9,18 +9,19 @@ namespace {
 
 void run_chunk(const Runner& run, const Chunk& chunk) {
   const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
-  const bool finds_top = run.problem.top_k > 0;
-  const Operand hidden = load_rows(run, chunk, /*wants_target_logits=*/kept && run.traits().anchors_first);
+  const bool anchored = run.detail.anchored;
+  const Operand hidden =
+      load_rows(run, chunk, /*wants_target_logits=*/anchored && run.traits().anchors_first);
   if (run.problem.needs_forward()) {
-    if (kept) {
-      keep_exps(run, chunk, hidden);
+    const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
+    if (kept || anchored) {
+      keep_exps(run, chunk, hidden, active);
     } else {
-      const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
-      (finds_top ? sum_rows_and_find_top : sum_rows)(run, chunk, hidden, active);
+      (run.problem.top_k > 0 ? sum_rows_and_find_top : sum_rows)(run, chunk, hidden, active);
     }
   }
-  finish_chunk(run, chunk, hidden, kept);
-  if (finds_top) write_top(run, chunk);
+  finish_chunk(run, chunk, hidden, anchored);
+  if (run.problem.top_k > 0) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
   if (kept) gradients_of_exps(run, chunk, hidden);
   if (kept && !all_kept) rescale_for_lse(run, chunk);

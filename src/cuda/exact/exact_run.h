@@ -7,8 +7,9 @@ namespace headroom::cuda {
 void run_exact(const Runner& run);
 
 // ---- exact_forward.cpp
-// Row statistics of a chunk, with exps kept.
-void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
+// Row statistics of a chunk, with exps kept, or none where the sums alone are wanted relative to anchors;
+// active: only in these blocks of rows.
+void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
 
 // ---- exact_gradients.cpp
 // Of the columns whose exps are kept, from these.

@@ -92,7 +92,7 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
   arena.lse[r] = lse.high;
   arena.lse_low[r] = lse.low;
-  if (f.anchored) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
+  if (f.writes_sum) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
   arena.row_loss[computed] = static_cast<float>(loss.loss);
 #define HEADROOM_PUT(name, ...) put(out.name, row, loss.name);
   HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)

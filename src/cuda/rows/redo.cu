@@ -20,14 +20,14 @@ constexpr int kParts = 8;
 
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock* kParts)
-    find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count) {
+    find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count, const int32_t* target) {
   wait_for_kernels_before();
   let_next_come_up();
   __shared__ double sums[kParts][kRowBlock];
   const int64_t i = threadIdx.x % kRowBlock, part = threadIdx.x / kRowBlock;
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + i;
   const StatSlots& slots = arena.slots;
-  const bool exists = r < existing(row_count, rows);
+  const bool exists = r < existing(row_count, rows) && target[r] != kIgnoredRow;
   double sum = 0;
   if (exists) {
 #pragma unroll 8
@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
     for (int p = 1; p < kParts; ++p) sum += sums[p][i];
     const SumRange range = range_of_sums(slots, kRange);
     redo = !(sum < range.most && sum > range.least);  // also NaN: the anchor itself may be -inf
+    if (redo) arena.anchor[r] = CUDART_NAN_F;
   }
   redo = __syncthreads_or(redo);
   if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
@@ -49,17 +50,17 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
 
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock)
-    anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool clears) {
+    anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool again) {
   wait_for_kernels_before();
   let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   if (r >= rows || arena.active[blockIdx.x] == 0) return;
-  if (r < existing(row_count, rows)) {
+  if (r < existing(row_count, rows) && (!again || isnan(arena.anchor[r]))) {
     const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(arena.slots, r)));
     arena.anchor[r] = lse.high;
     arena.lse_low[r] = lse.low;
   }
-  if (clears) clear_row(arena.slots, r);
+  if (again) clear_row(arena.slots, r);
 }
 
 }  // namespace
@@ -69,15 +70,16 @@ bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& s
   return !(most < std::log(range_of_sums(slots, kRange).most) - 1);
 }
 
-void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const Queue& queue) {
+void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const int32_t* target,
+                      const Queue& queue) {
   launch_after(After::kKernel, "find_redo", find_redo_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock * kParts, queue, arena, rows, row_count);
+               kRowBlock * kParts, queue, arena, rows, row_count, target);
 }
 
-void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool clears,
+void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
                               After after, const Queue& queue) {
   launch_after(after, "anchor_from_slots", anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock, queue, arena, rows, row_count, clears);
+               kRowBlock, queue, arena, rows, row_count, again);
 }
 
 }  // namespace headroom::cuda

@@ -74,11 +74,13 @@ void launch_load_rows(const LoadRows& l, After after, const Queue& queue);
 // Whether sums of exps relative to one of the row's own logits may leave their range (they are not below 1),
 // if none is more than most_above_anchor above it.
 bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& slots);
-// Finds rows whose anchored sums left the range of exps: sets `active` of their blocks and clears the blocks'
-// slots.
-void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const Queue& queue);
-// In active blocks: anchor and lse_low = lse of the joined slots; then clears the slots, if asked to.
-void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool clears,
+// Finds rows whose anchored sums left the range of exps: makes their anchors NaN, sets `active` of their
+// blocks and clears the blocks' slots. target: [rows], as ignored rows have no sums.
+void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const int32_t* target,
+                      const Queue& queue);
+// In active blocks: anchor and lse_low = lse of the joined slots. again: after find_redo and new sums; then
+// of the rows alone that it found, as the others' sums are to stay as they were, and the slots are cleared.
+void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
                               After after, const Queue& queue);
 
 // ---- finish.cu: all that lies between a chunk's statistics and its gradients, in one pass over its rows
@@ -86,8 +88,9 @@ void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* r
 struct FinishRows {
   bool wanted;
   bool anchored,
-      has_max;  // the sums are relative to arena.anchor; whether the slots hold maxima all the same
-  bool base_2;  // exps are powers of 2: their anchor is effective_anchor()
+      has_max;      // the sums are relative to arena.anchor; whether the slots hold maxima all the same
+  bool base_2;      // exps are powers of 2: their anchor is effective_anchor()
+  bool writes_sum;  // of exps to arena.row_factor, as they are kept
   bool is_shard;
   bool writes_loss;  // the last chunk: loss (reduced) and correct_count from row_loss of all
 };

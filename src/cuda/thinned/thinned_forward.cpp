@@ -278,7 +278,7 @@ void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Opera
     draw_with_guess(run, t, chunk, hidden);
   } else {
     sum_rows(run, chunk, hidden, a.active);
-    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*clears=*/false, run.after, run.queue);
+    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/false, run.after, run.queue);
     draw_with_lse(run, t, chunk, hidden, a.anchor);
   }
 }

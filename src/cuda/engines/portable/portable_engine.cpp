@@ -9,13 +9,17 @@ class Portable final : public Engine {
  public:
   const char* name() const override { return "portable"; }
 
-  EngineTraits traits() const override { return {.needs_scratch = true, .draw_cost = 2.5}; }
+  EngineTraits traits() const override {
+    return {.needs_scratch = true, .draw_cost = 2.5, .slot_columns = kStripColumns};
+  }
 
   std::string why_not_on(const Device& /*device*/) const override { return ""; }
   std::string why_not_of(DType /*operands*/) const override { return ""; }
   std::string reason() const override { return "no other engine"; }
 
-  int slots(const LogitsArgs& /*args*/, int /*processors*/) const override { return 1; }
+  int slots(const LogitsArgs& args, int /*processors*/) const override {
+    return args.batch_invariant ? static_cast<int>((args.columns + kStripColumns - 1) / kStripColumns) : 1;
+  }
   EngineTiles tiles(const LogitsArgs& /*args*/, int /*processors*/) const override { return {}; }
   std::string config(const LogitsArgs& /*args*/) const override { return "portable"; }
 

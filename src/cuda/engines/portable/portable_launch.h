@@ -4,9 +4,12 @@
 
 namespace headroom::cuda::portable {
 
+// With batch_invariant a block of threads sums a strip of a row, which has a slot of its own.
+inline constexpr int64_t kStripColumns = 1536;
+
 // LogitsArgs on any device of compute capability 8.0 and more: fp32 logits of a block of rows and columns at
-// a time, never rounded. Operands are bf16, fp16 or fp32. One slot a row. kExps: all columns of
-// the shard at once, and scratch has as many.
+// a time, never rounded. Operands are bf16, fp16 or fp32. One slot a row, but with batch_invariant. kExps:
+// all columns of the shard at once, and scratch has as many.
 void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue);
 
 }  // namespace headroom::cuda::portable

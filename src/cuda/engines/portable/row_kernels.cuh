@@ -13,6 +13,10 @@ struct Tile {
   int64_t stride;
   int64_t row, column;  // of its first element in the arguments' matrices
   int64_t rows, columns;
+  // Columns that a block of threads of stats_kernel takes, and the slot of the first of them; slots are those
+  // of strips in turn.
+  int64_t strip;
+  int64_t first_slot;
 };
 
 __device__ inline float inverse_temperature_of(const LogitsArgs& args, int64_t row) {
@@ -78,10 +82,14 @@ struct Parts {
   }
 };
 
+// One block of threads for each row and strip.
 __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Tile tile) {
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(args, row)) return;
-  float* z = tile.z + blockIdx.x * tile.stride;
+  float* z = tile.z + blockIdx.x * tile.stride + blockIdx.y * tile.strip;
+  const int64_t slot = (tile.first_slot + blockIdx.y) * args.stats.stride + row;
+  tile.column += blockIdx.y * tile.strip;
+  tile.columns = min(tile.strip, tile.columns - blockIdx.y * tile.strip);
   const float inverse_temperature = inverse_temperature_of(args, row);
   const StatSlots& slots = args.stats;
   const int64_t target = args.target == nullptr ? -1 : args.target[row] - args.column_offset - tile.column;
@@ -111,15 +119,37 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
   HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
   mine.argmax = args.column_offset + tile.column + at;
-  const RowStats<double> all = merge(stats_of_slot(slots, 0, row), mine);
-  slots.max[row] = static_cast<float>(all.max);
-  slots.sum[row] = static_cast<float>(all.sum_exp);
+  const RowStats<double> all = merge(stats_of_slot(slots, tile.first_slot + blockIdx.y, row), mine);
+  slots.max[slot] = static_cast<float>(all.max);
+  slots.sum[slot] = static_cast<float>(all.sum_exp);
 #define HEADROOM_STORE(name, part, kind, ...) \
   if (slots.part != nullptr)                  \
-    slots.part[row] = static_cast<float>(part_of_sum(SumKind::kind, all.name, all.max, all.sum_exp));
+    slots.part[slot] = static_cast<float>(part_of_sum(SumKind::kind, all.name, all.max, all.sum_exp));
   HEADROOM_OPTIONAL_SUMS(HEADROOM_STORE)
 #undef HEADROOM_STORE
-  if (slots.argmax != nullptr) slots.argmax[row] = static_cast<int32_t>(all.argmax);
+  if (slots.argmax != nullptr) slots.argmax[slot] = static_cast<int32_t>(all.argmax);
+}
+
+// After stats_kernel, whose logits are in z and whose maxima in the slots: the exps of whole rows, relative
+// to their maximum.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(LogitsArgs args, Tile tile) {
+  const int64_t row = tile.row + blockIdx.x;
+  if (!row_exists(args, row)) return;
+  const float* z = tile.z + blockIdx.x * tile.stride;
+  const float inverse_temperature = inverse_temperature_of(args, row);
+  const StatSlots& slots = args.stats;
+  float largest = -CUDART_INF_F;
+  for (int64_t s = 0; s < slots.slots; ++s) {
+    const float one = slots.max[s * slots.stride + row];
+    if (is_better(one, 0, largest, 0)) largest = one;
+  }
+  T* out = static_cast<T*>(args.out) + row * args.out_stride;
+  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
+    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j], inverse_temperature));
+  }
+  if (threadIdx.x == 0) args.anchor[row] = largest;
 }
 
 // Of whole rows: the maximum is known before anything is stored, and is the anchor.

@@ -18,7 +18,8 @@ class Sm90 final : public Engine {
             .needs_scratch = false,
             .draw_cost = 1,
             .top_tile = kTileColumns,
-            .top_groups = kTopGroups};
+            .top_groups = kTopGroups,
+            .slot_columns = kTileColumns};
   }
 
   std::string why_not_on(const Device& device) const override {

@@ -65,6 +65,9 @@ void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
               ? args.out_columns == args.columns
               : args.out_columns <= (stores(args.epilogue) ? args.columns : 0),
           "columns that are stored: all of kGradient, some of kExps, none of others");
+  require(!args.batch_invariant || args.epilogue == Epilogue::kGradient ||
+              (args.stats.slots >= plan.slots && args.column_offset % kTileColumns == 0),
+          "a slot for each tile of columns, and windows of whole tiles");
   const bool makes_stats = args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kTop;
   require(!makes_stats || args.stats.max != nullptr || args.top.group_max != nullptr,
           "slots of maxima must be given");
@@ -97,12 +100,15 @@ void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
   params.inverse_cap = inverse_softcap(args.softcap);
   params.depth_blocks = static_cast<int32_t>((args.depth + kBlockDepth - 1) / kBlockDepth);
   params.column_tiles = static_cast<int32_t>((args.columns + kTileColumns - 1) / kTileColumns);
-  const int slots = args.stats.sum == nullptr ? std::numeric_limits<int>::max()
-                                              : static_cast<int>(std::min<int64_t>(args.stats.slots, 1024));
+  const bool any_slots = args.stats.sum == nullptr || args.batch_invariant;
+  const int slots = any_slots ? std::numeric_limits<int>::max()
+                              : static_cast<int>(std::min<int64_t>(args.stats.slots, 1024));
   params.raster = make_raster(plan.clusters, config.turns(), plan.preferred_units, slots);
   require(
       plan.units < params.raster.tail_units + params.raster.main.units || params.raster.main.slots <= slots,
       "too few slots");
+  if (args.batch_invariant)
+    params.raster.first_slot = static_cast<int32_t>(args.column_offset / kTileColumns);
 
   const CUtensorMap hidden =
       make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());

@@ -51,7 +51,9 @@ LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   const int64_t unit_bytes = 2 * config.unit_rows() * std::max<int64_t>(args.depth, 1);
   plan.preferred_units = static_cast<int>(std::clamp<int64_t>(kGroupBytes / unit_bytes, 2, kMaxMainUnits));
   plan.units = (args.rows + config.unit_rows() - 1) / config.unit_rows();
-  plan.slots = needed_slots(plan.clusters, config.turns(), plan.preferred_units, plan.units, any_fewer);
+  plan.slots = args.batch_invariant
+                   ? static_cast<int>((args.column_offset + args.columns + kTileColumns - 1) / kTileColumns)
+                   : needed_slots(plan.clusters, config.turns(), plan.preferred_units, plan.units, any_fewer);
   return plan;
 }
 

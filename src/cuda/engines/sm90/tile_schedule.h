@@ -15,6 +15,9 @@
 // The sizes of groups are chosen for L2 and few slots: mostly one size that shares factors with W (at 132
 // workers groups of 16, 12 and 6 units need 33, 11 and 22 slots), the rest a tail of a few groups looked up
 // in a table. The number of units may be known on the device only, so the whole table is made.
+//
+// Where a row's sums are not to depend on how many rows and clusters there are, every column tile has a slot
+// of its own (Raster::first_slot): more slots, the same tiles for each cluster.
 namespace headroom::cuda::sm90 {
 
 inline constexpr int kMaxMainUnits = 24;
@@ -35,6 +38,7 @@ struct Raster {
   RasterGroup main;
   int32_t tail_units = 0;    // a multiple of main.units, from which on a number of units has main groups
   RasterTail tails[kTails];  // by units, below tail_units + main.units
+  int32_t first_slot = -1;   // of the first column tile, where each has its own; else -1
 };
 
 struct Tile {
@@ -78,11 +82,11 @@ class TileSchedule {
   }
 
  private:
-  HEADROOM_HD static constexpr Tile in_group(RasterGroup group, int32_t first, int32_t tile) {
+  HEADROOM_HD constexpr Tile in_group(RasterGroup group, int32_t first, int32_t tile) const {
     Tile result;
     result.column = tile / group.units;
     result.unit = first + tile - result.column * group.units;
-    result.slot = result.column % group.slots;
+    result.slot = raster_.first_slot < 0 ? result.column % group.slots : raster_.first_slot + result.column;
     return result;
   }
 

@@ -1,0 +1,113 @@
+// With batch_invariant nothing that the order of a row's sums follows depends on rows, budget, pass or
+// device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/plan.h"
+#include "core/status.h"
+#include "core/validate.h"
+#include "cuda/cuda_plan.h"
+#include "cuda/cuda_plans.h"
+#include "cuda/cuda_sizes.h"
+#include "cuda/engines/engine.h"
+
+namespace headroom::cuda::batch_invariant {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr int64_t kVocabs[] = {1, 100, 3011, 128256, 262144};
+
+Device device_of(int processors) {
+  Device device;
+  device.name = "a device";
+  device.capability = 90;
+  device.processors = processors;
+  device.memory_bytes = size_t{139} << 30;
+  return device;
+}
+
+Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType classifier) {
+  Problem p;
+  p.pass = pass;
+  p.tokens = tokens;
+  p.vocab = vocab;
+  p.hidden = 1024;
+  p.hidden_dtype = p.d_hidden_dtype = hidden;
+  p.classifier_dtype = p.d_classifier_dtype = classifier;
+  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  p.batch_invariant = true;
+  return validated(p);
+}
+
+const PlanDetail& detail_of(const Plan& plan) {
+  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
+}
+
+void check(const Problem& p, const Plan& plan, bool anchored) {
+  const PlanDetail& d = detail_of(plan);
+  const EngineTraits traits = d.engine->traits();
+  SCOPED_TRACE(std::string(d.engine->name()) + ", " + std::to_string(p.tokens) + " x " +
+               std::to_string(p.vocab) + ": " + plan.config);
+  EXPECT_EQ(d.slots, ceil_div(p.vocab, traits.slot_columns));
+  EXPECT_EQ(d.anchored, anchored && traits.anchors_first);
+  if (d.copies_classifier && d.vocab_window < p.vocab) {
+    EXPECT_EQ(d.vocab_window % traits.slot_columns, 0);
+  }
+  if (traits.needs_scratch && d.scratch_columns < p.vocab) {
+    EXPECT_EQ(d.scratch_columns % traits.slot_columns, 0);
+  }
+}
+
+TEST(CudaBatchInvariantPlans, SumsFollowColumnsAlone) {
+  const std::pair<DType, DType> operands[] = {{DType::kBF16, DType::kBF16},
+                                              {DType::kF16, DType::kF16},
+                                              {DType::kF32, DType::kF32},
+                                              {DType::kF32, DType::kBF16}};
+  for (const auto& [hidden, classifier] : operands) {
+    for (const char* asked : {"", "portable"}) {
+      for (const int64_t vocab : kVocabs) {
+        for (const int64_t tokens : {1, 300, 8192}) {
+          for (const int processors : {108, 132}) {
+            for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
+              const Problem p = problem_of(tokens, vocab, pass, hidden, classifier);
+              for (const size_t budget : {size_t{0}, size_t{1}, 40 * kMiB, 200 * kMiB}) {
+                for (const Plan& plan : make_plans(p, device_of(processors), asked, budget)) {
+                  check(p, plan, hidden != DType::kF16);
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// No exps could be kept, so no pass has sums relative to anchors.
+TEST(CudaBatchInvariantPlans, LabelSmoothingHasNoAnchors) {
+  for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
+    Problem p = problem_of(300, 3011, pass, DType::kBF16, DType::kBF16);
+    p.label_smoothing = 0.1;
+    for (const Plan& plan : make_plans(p, device_of(132), "", 0)) check(p, plan, false);
+  }
+}
+
+// Slots of two sums a row, beside what a loss alone takes otherwise; within a budget of fewer rows at a time.
+TEST(CudaBatchInvariantPlans, TheirBytes) {
+  for (const int64_t tokens : {8192, 65536}) {
+    const Problem p = problem_of(tokens, 128256, Pass::kForward, DType::kBF16, DType::kBF16);
+    const std::vector<Plan> plans = make_plans(p, device_of(132), "", 0);
+    const Plan& plan = choose_plan(plans, 0);
+    EXPECT_EQ(detail_of(plan).source, HiddenSource::kCaller);
+    EXPECT_LE(plan.workspace_bytes, 8 * kMiB + static_cast<size_t>(tokens) * (64 + 668 * 8));
+    const size_t budget = 32 * kMiB;
+    const std::vector<Plan> small = make_plans(p, device_of(132), "", budget);
+    EXPECT_LE(choose_plan(small, budget).workspace_bytes, budget);
+  }
+}
+
+}  // namespace
+}  // namespace headroom::cuda::batch_invariant
