@@ -163,9 +163,16 @@ def without_number_tensors(a: Arguments) -> Arguments:
 
 def options_of(a: Arguments) -> dict[str, Any]:
     """The options, checked, with their numbers by name; num_items None where it is a tensor."""
-    shared = ("reduction", "ignore_index", "shift", "max_workspace_bytes", "gradient", "batch_invariant")
-    shared += ("compute_dtype", *_numbers.NAMES)
-    given = {name: getattr(a, name) for name in shared}
+    shared = (
+        "reduction",
+        "ignore_index",
+        "shift",
+        "max_workspace_bytes",
+        "gradient",
+        "batch_invariant",
+        "compute_dtype",
+    )
+    given = {name: getattr(a, name) for name in (*shared, *_numbers.NAMES)}
     if isinstance(a.num_items, Tensor):
         given["num_items"] = None
     return _options.make_options(**given, sequence_length=a.target.shape[-1] if a.target.dim() > 0 else 1)
