@@ -14,9 +14,9 @@
 namespace headroom::cuda {
 namespace {
 
+// Both are EngineTraits::slot_columns with batch_invariant.
 constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
-// Both are EngineTraits::slot_columns where sums are not to depend on the batch.
 // Numbers of windows that are tried, from the fewest on; after each number of kept columns.
 constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
 constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied classifier or a staged gradient
@@ -138,9 +138,7 @@ class Search {
     const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
     if (hidden_is_operand()) {
       forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
-      // In place all rows are a chunk; of fewer at a time lists and slots, where there are many, take fewer
-      // bytes.
-      if (!lists && !p_.batch_invariant) return;
+      if (!lists && !p_.batch_invariant) return;  // else of fewer rows at a time lists or slots are smaller
     }
     forward_plans_of(HiddenSource::kWorkspace, token_chunks(p_.tokens));
   }
@@ -260,7 +258,7 @@ class Search {
   // Of no plan of the kind and chunk less is predicted.
   double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
     if (traits_.keeps_windows && can_keep_exps()) d.kept_columns = p_.vocab;
-    return seconds_of(kind, chunk, d);
+    return predict_seconds(p_, kind, chunk, d, device_);
   }
 
   // The columns that are not kept, in windows of equal size: as few as fit, and `more` widths from there on.
@@ -347,16 +345,12 @@ class Search {
     return workspace_bytes(p_, completed(kind, chunk, d));
   }
 
-  double seconds_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
-    return predict_seconds(p_, kind, chunk, d, device_);
-  }
-
   void consider(PlanKind kind, int64_t chunk, const PlanDetail& d) {
     Candidate made{completed(kind, chunk, d), bytes_of(kind, chunk, d), 0};
     const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
     const bool fits = budget_ == 0 || made.bytes <= budget_;
     if (!smaller && !fits) return;
-    made.seconds = seconds_of(kind, chunk, d);
+    made.seconds = predict_seconds(p_, kind, chunk, d, device_);
     if (smaller) smallest_ = made;
     if (!fits) return;
     const auto [at, is_new] = best_.try_emplace(kind, made);
