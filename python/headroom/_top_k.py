@@ -83,6 +83,7 @@ def linear_top_k(
         differentiable_stats=False,
         gradient="exact",
         threshold=_options.DEFAULT_THRESHOLD,
+        batch_invariant=False,
     )
     a = _arguments.without_number_tensors(a)
     _arguments.check_head(a)

@@ -44,13 +44,21 @@ TEST_P(Invariance, ShiftOfAllLogits) {
   for (const Case& c : random_cases(engine(), 1000, 20, plain)) {
     Case shifted = c;
     for (double& b : shifted.bias) b += 3;
-    const Bounds bounds = Expected(c).bounds_of(GetParam()) + Expected(shifted).bounds_of(GetParam());
-    expect_same_results(c, solve(context_, shifted), solve(context_, c), bounds);
+    const Expected expected(c);
+    const Bounds bounds = expected.bounds_of(GetParam()) + Expected(shifted).bounds_of(GetParam());
+    Outputs found = solve(context_, shifted);
+    for (std::vector<double>* logits : {&found.target_logit, &found.max_logit, &found.mean_logit}) {
+      for (size_t i = 0; i < logits->size(); ++i) {
+        const bool ignored = expected.truth().argmax[i] < 0;
+        if (!ignored) (*logits)[i] -= 3 / c.temperature_of(static_cast<int64_t>(i));
+      }
+    }
+    expect_same_results(c, found, solve(context_, c), bounds);
   }
 }
 
-// sum_j dz_ij is 0 but for the gradients that come through lse itself; the gradient of the bias is sum_i
-// dz_ij.
+// sum_j dz_ij is 0 but for the gradients that come through lse or the target's logit itself; the gradient of
+// the bias is sum_i dz_ij.
 TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
   const auto with_bias_gradient = [](Case* c) {
     Random random(c->seed);
@@ -64,17 +72,19 @@ TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
   for (const Case& c : random_cases(engine(), 2000, 20, with_bias_gradient)) {
     SCOPED_TRACE(describe(c));
     const Outputs got = solve(context_, c);
-    double through_lse = 0;
-    for (size_t i = 0; i < c.grad_lse.size(); ++i) {
-      if (c.target_of(static_cast<int64_t>(i)) != c.problem.ignore_index)
-        through_lse += c.grad_lse[i] / c.temperature_of(static_cast<int64_t>(i));
+    double through_logits = 0;
+    for (const std::vector<double>* upstream : {&c.grad_lse, &c.grad_target_logit}) {
+      for (size_t i = 0; i < upstream->size(); ++i) {
+        if (c.target_of(static_cast<int64_t>(i)) != c.problem.ignore_index)
+          through_logits += (*upstream)[i] / c.temperature_of(static_cast<int64_t>(i));
+      }
     }
     const double sum = std::accumulate(got.d_bias.begin(), got.d_bias.end(), 0.0);
     double rounding = 0;
     for (double d : got.d_bias) rounding += std::fabs(d) * 0x1p-24;
     const Expected expected(c);
     if (std::isnan(expected.truth().loss[0]) && c.problem.reduction == HEADROOM_REDUCTION_MEAN) continue;
-    EXPECT_NEAR(sum, through_lse,
+    EXPECT_NEAR(sum, through_logits,
                 static_cast<double>(c.problem.vocab) * expected.bounds_of(GetParam()).d_bias + rounding);
   }
 }
@@ -91,7 +101,8 @@ TEST_P(Invariance, LinearInTheUpstreamGradient) {
   for (const Case& c : random_cases(engine(), 3000, 20, float_gradients)) {
     SCOPED_TRACE(describe(c));
     Case larger = c;
-    for (auto* upstream : {&larger.grad_loss, &larger.grad_nll, &larger.grad_lse, &larger.grad_entropy}) {
+    for (auto* upstream : {&larger.grad_loss, &larger.grad_nll, &larger.grad_lse, &larger.grad_entropy,
+                           &larger.grad_target_logit}) {
       for (double& value : *upstream) value *= 4;
     }
     Outputs once = solve(context_, c);
@@ -126,13 +137,17 @@ TEST_P(Invariance, PermutationOfTheRows) {
     for (size_t i = 0; i < order.size(); ++i) other.targets[i] = c.targets[order[i]];
     const bool per_row = c.problem.reduction == HEADROOM_REDUCTION_NONE;
     const auto reorder = [&](std::vector<double>* rows) { *rows = permuted(*rows, order); };
-    for (auto* rows : {&other.hidden, &other.token_weight, &other.temperature, &other.grad_nll,
-                       &other.grad_lse, &other.grad_entropy, &other.d_hidden_start}) {
+    for (auto* rows :
+         {&other.hidden, &other.token_weight, &other.temperature, &other.grad_nll, &other.grad_lse,
+          &other.grad_entropy, &other.grad_target_logit, &other.d_hidden_start}) {
       reorder(rows);
     }
     if (per_row) reorder(&other.grad_loss);
     Outputs expected = solve(context_, c);
-    for (auto* rows : {&expected.nll, &expected.entropy, &expected.d_hidden}) reorder(rows);
+    for (auto* rows : {&expected.nll, &expected.entropy, &expected.target_logit, &expected.max_logit,
+                       &expected.mean_logit, &expected.log_sum_sq_probs, &expected.d_hidden}) {
+      reorder(rows);
+    }
     if (per_row) reorder(&expected.loss);
     expect_same_results(c, solve(context_, other), expected, 2 * Expected(c).bounds_of(GetParam()));
   }
@@ -142,7 +157,7 @@ TEST_P(Invariance, PermutationOfTheRows) {
 TEST_P(Invariance, ForwardThenBackwardIsForwardBackward) {
   const auto no_further_upstream = [](Case* c) {
     headroom::Problem& p = c->problem;
-    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 0;
+    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = p.has_grad_target_logit = 0;
     if (p.reduction == HEADROOM_REDUCTION_NONE && c->grad_loss.empty()) {
       c->grad_loss.assign(static_cast<size_t>(p.tokens), 1);
     }

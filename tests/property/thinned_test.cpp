@@ -182,6 +182,7 @@ TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
   for (Case c : random_cases(600, seeds(60), 700)) {
     if (c.mode == Mode::kForward) continue;
     c.problem.has_grad_nll = c.problem.has_grad_lse = c.problem.has_grad_entropy = 0;
+    c.problem.has_grad_target_logit = 0;
     if (c.problem.reduction == HEADROOM_REDUCTION_NONE && c.grad_loss.empty()) {
       c.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 1);
     }
