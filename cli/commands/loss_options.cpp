@@ -63,8 +63,9 @@ void add_loss_options(CLI::App& command, LossOptions& options) {
       .add_flag("--tf32", options.allow_tf32, "CUDA: products of float32 operands may round these to TF32")
       ->group(group);
   command
-      .add_flag("--batch-invariant", options.batch_invariant,
-                "A row's loss and statistics have the same bits in any batch, under any budget and in any pass")
+      .add_flag(
+          "--batch-invariant", options.batch_invariant,
+          "A row's loss and statistics have the same bits in any batch, under any budget and in any pass")
       ->group(group);
   command.add_option(
       "--budget", options.budget,

@@ -38,9 +38,7 @@ std::string engine_names(const char* between) {
 // Which of them for which operands.
 std::string engines_of(const Device& device) {
   const auto name_for = [&](DType operands) {
-    const auto takes = [&](const cuda::Engine* engine) {
-      return engine->why_not(device, operands).empty();
-    };
+    const auto takes = [&](const cuda::Engine* engine) { return engine->why_not(device, operands).empty(); };
     return std::string((*std::ranges::find_if(cuda::engines(), takes))->name());
   };
   const std::string halves = name_for(DType::kBF16), others = name_for(DType::kF32);

@@ -117,8 +117,8 @@ struct LogitsArgs {
   const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
   int64_t column_offset = 0;        // of the window in the shard
   // kStats, kTop, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative
-  // to the anchor, `weighted` is not made, and max (null: not wanted), argmax and the optional sums are further
-  // wishes.
+  // to the anchor, `weighted` is not made, and max (null: not wanted), argmax and the optional sums are
+  // further wishes.
   StatSlots stats;
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window
