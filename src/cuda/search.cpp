@@ -167,7 +167,8 @@ class Search {
   // A window of at most so many columns, whose tiles leave few processors idle at their end.
   int64_t in_whole_waves(int64_t most, int64_t chunk) const {
     const EngineTiles tile = choice_.engine->tiles(launch_of(Epilogue::kStats, chunk), device_.processors);
-    if (tile.rows == 0 || most >= p_.vocab) return most;
+    if (most >= p_.vocab) return most;
+    if (tile.rows == 0) return p_.batch_invariant ? most / window_step_ * window_step_ : most;
     const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
     const auto waves = [&](int64_t tiles) { return ceil_div(units * tiles, clusters); };
     int64_t best = most / window_step_;

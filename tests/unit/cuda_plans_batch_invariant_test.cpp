@@ -18,7 +18,7 @@ namespace headroom::cuda::batch_invariant {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr int64_t kVocabs[] = {1, 100, 3011, 128256, 262144};
+constexpr int64_t kVocabs[] = {1, 100, 3011, 8000, 20371, 128256, 262144};
 
 Device device_of(int processors) {
   Device device;
@@ -29,12 +29,13 @@ Device device_of(int processors) {
   return device;
 }
 
-Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType classifier) {
+Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType classifier,
+                   int64_t depth = 1024) {
   Problem p;
   p.pass = pass;
   p.tokens = tokens;
   p.vocab = vocab;
-  p.hidden = 1024;
+  p.hidden = depth;
   p.hidden_dtype = p.d_hidden_dtype = hidden;
   p.classifier_dtype = p.d_classifier_dtype = classifier;
   p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
@@ -80,6 +81,20 @@ TEST(CudaBatchInvariantPlans, SumsFollowColumnsAlone) {
               }
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// Rows of such a hidden size are copied, window by window.
+TEST(CudaBatchInvariantPlans, WindowsOfCopiesAreWholeSlots) {
+  for (const int64_t vocab : kVocabs) {
+    for (const int64_t tokens : {512, 2048}) {
+      for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
+        const Problem p = problem_of(tokens, vocab, pass, DType::kF32, DType::kF32, 1002);
+        for (const size_t budget : {size_t{0}, 20 * kMiB, 32 * kMiB, 200 * kMiB}) {
+          for (const Plan& plan : make_plans(p, device_of(108), "portable", budget)) check(p, plan, true);
         }
       }
     }

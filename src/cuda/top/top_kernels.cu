@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads) redo_kernel(TopArena top, TopRows ro
       // that follow are no better.
       if (first == 0) selection.cut();
       const float least = selection.least().z;
-      if (least == largest ? largest != -CUDART_INF_F : isnan(least)) break;
+      if (least >= largest ? largest != -CUDART_INF_F : isnan(least)) break;  // > by a rounding
     }
     selection.cut();
     if (threadIdx.x < rows.k) {
