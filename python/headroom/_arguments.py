@@ -61,10 +61,15 @@ class Learned(NamedTuple):
         return Learned(self.scale if trained.scale else None, self.temperature if trained.temperature else None)
 
 
-def temperatures(temperature: Number) -> tuple[Tensor | None, Number]:
-    """One for each row, or one for all."""
-    by_row = isinstance(temperature, Tensor) and temperature.numel() != 1
-    return (temperature, 1.0) if by_row else (None, temperature)  # type: ignore[return-value]
+def temperatures(temperature: Number, rows: Sequence[int]) -> tuple[Tensor | None, Number]:
+    """One for each of these rows, or one for all.
+
+    One of a single row is that row's, so that the row has the bits that it has in a batch; a learned one is of all.
+    """
+    if not isinstance(temperature, Tensor):
+        return None, temperature
+    is_rows = temperature.dim() > 0 and temperature.shape == rows and not temperature.requires_grad
+    return (temperature, 1.0) if is_rows or temperature.numel() != 1 else (None, temperature)
 
 
 def autocast(a: Arguments) -> Arguments:

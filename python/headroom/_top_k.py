@@ -58,7 +58,7 @@ def linear_top_k(
         TypeError, ValueError, BudgetTooSmallError: as :func:`linear_cross_entropy` does.
     """
     _checks.check_tensor("input", input)
-    row_temperature, temperature = _arguments.temperatures(temperature)
+    row_temperature, temperature = _arguments.temperatures(temperature, input.shape[:-1])
     a = Arguments(
         input.detach(),
         linear_weight,

@@ -215,7 +215,7 @@ def linear_cross_entropy(
     ``draw_variance`` are those of the gradient of the loss: free where gradients are made in the
     forward pass, and else (also without any gradient) from a draw of their own, at the cost of a second forward pass.
     """
-    row_temperature, temperature = temperatures(temperature)
+    row_temperature, temperature = temperatures(temperature, getattr(input, "shape", ())[:-1])
     arguments = Arguments(
         input,
         linear_weight,

@@ -32,6 +32,20 @@ def test_rows_alone_and_shuffled(dtype, count):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_temperatures_of_their_own_alone(dtype):
+    input, weight, target = problem(dtype, tokens=24)
+    temperature = torch.linspace(0.4, 2.1, 24)
+    options = OPTIONS | {"scale": 0.7, "softcap": 30}
+    expected = headroom.linear_cross_entropy(input, weight, target, temperature=temperature, **options)
+    for row in range(24):
+        rows = slice(row, row + 1)
+        alone = headroom.linear_cross_entropy(
+            input[rows], weight, target[rows], temperature=temperature[rows], **options
+        )
+        same(alone, expected, rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("budget", [None, 3 << 20])
 def test_rollout_equals_trainer(dtype, budget):
     input, weight, target = problem(dtype)

@@ -101,8 +101,10 @@ def _reference(
 ) -> Tensor:
     """With the logits: of probabilities, which are as large as these."""
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
-    logits = F.linear(input, linear_weight.flatten(0, -2), None if linear_bias is None else linear_bias.flatten())
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    dtype = torch.promote_types(input.dtype, torch.float32)  # logits are not rounded to 16 bits
+    bias = None if linear_bias is None else linear_bias.flatten().to(dtype)
+    with torch.autocast(input.device.type, enabled=False):
+        logits = F.linear(input.to(dtype), linear_weight.flatten(0, -2).to(dtype), bias)
     return F.cross_entropy(
         logits.reshape(shape), target, weight=weight, reduction=reduction, label_smoothing=label_smoothing
     )

@@ -113,6 +113,20 @@ def test_class_probabilities(shape, reduction):
     )
 
 
+def test_logits_of_class_probabilities_are_not_rounded():
+    """With all of it on one class they are class indices, whose logits are float32 in 16 bits, too."""
+    input, weight = torch.randn(9, 64).bfloat16() * 3, torch.randn(11, 64).bfloat16()
+    target = torch.randint(0, 11, (9,))
+    one_hot = torch.nn.functional.one_hot(target, 11).float()
+    by_index = linear_cross_entropy(input, weight, target, reduction="none")
+    by_probability = linear_cross_entropy(input, weight, one_hot, reduction="none")
+    exact = torch.nn.functional.cross_entropy(input.double() @ weight.double().T, target, reduction="none")
+    naive = torch.nn.functional.cross_entropy(input.float() @ weight.float().T, target, reduction="none")
+    allowed = 2 * (naive - exact).abs().max() + 2**-23 * exact.abs().max()
+    assert (by_index - exact).abs().max() <= allowed
+    assert (by_probability - exact).abs().max() <= allowed
+
+
 def test_places_without_any():
     input, weight = torch.randn(3, 5), torch.randn(11, 0, 5)
     target = torch.zeros(3, 0, dtype=torch.long)
