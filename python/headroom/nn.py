@@ -34,6 +34,7 @@ class _Options(TypedDict, total=False):
     max_workspace_bytes: int | None
     gradient: str
     threshold: float
+    batch_invariant: bool
 
 
 # What a repr does not say.
@@ -48,6 +49,7 @@ _DEFAULTS: dict[str, Any] = {
     "shift": 0,
     "max_workspace_bytes": None,
     "gradient": "exact",
+    "batch_invariant": False,
 }
 
 
@@ -74,8 +76,8 @@ class FusedHead(nn.Linear):
         dtype: of the head.
         class_weight: ``weight`` of :func:`headroom.linear_cross_entropy`, ``[V]``; not in the state dict.
         reduction, ignore_index, label_smoothing, scale, softcap, temperature, z_loss, shift, max_workspace_bytes,
-            gradient, threshold: as in :func:`headroom.linear_cross_entropy`. A ``torch.nn.Parameter`` as scale or
-            temperature is learned with the head, and in its state dict.
+            gradient, threshold, batch_invariant: as in :func:`headroom.linear_cross_entropy`. A ``torch.nn.Parameter``
+            as scale or temperature is learned with the head, and in its state dict.
     """
 
     class_weight: Tensor | None
@@ -100,6 +102,7 @@ class FusedHead(nn.Linear):
         max_workspace_bytes: int | None = None,
         gradient: str = "exact",
         threshold: float = _options.DEFAULT_THRESHOLD,
+        batch_invariant: bool = False,
     ) -> None:
         super().__init__(in_features, vocab, bias=bias, device=device, dtype=dtype)
         if class_weight is not None and tuple(class_weight.shape) != (vocab,):
@@ -108,6 +111,7 @@ class FusedHead(nn.Linear):
             raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
         _options.check_gradient(gradient)
         _options.checked_threshold(threshold)
+        _options.check_batch_invariant(batch_invariant, gradient)
         self.register_buffer("class_weight", class_weight, persistent=False)
         self.reduction = reduction
         self.ignore_index = ignore_index
@@ -120,6 +124,7 @@ class FusedHead(nn.Linear):
         self.max_workspace_bytes = max_workspace_bytes
         self.gradient = gradient
         self.threshold = threshold
+        self.batch_invariant = batch_invariant
 
     @classmethod
     def from_linear(
@@ -167,9 +172,23 @@ class FusedHead(nn.Linear):
         Args:
             temperature: in the place of the head's, such as one for each row.
             transformed: without labels, the logits that the loss is of: see :meth:`logits`.
+
+        Raises:
+            ValueError: ``transformed`` with labels; without them what only a loss has, or a temperature unless
+                ``transformed``. And what :func:`headroom.linear_cross_entropy` raises.
         """
         if labels is None:
+            loss_only = {"token_weight": token_weight, "num_items": num_items, "main_grad": main_grad, "seed": seed}
+            if not transformed:
+                loss_only["temperature"] = temperature
+            for name, value in loss_only.items():
+                if value is not None:
+                    raise ValueError(f"{name}: expected None without labels, got {_kind(value)}")
+            if return_stats:
+                raise ValueError(f"return_stats: expected False without labels, got {return_stats!r}")
             return self._transformed(hidden, temperature) if transformed else super().forward(hidden)
+        if transformed:
+            raise ValueError("transformed: expected False with labels, got True")
         return linear_cross_entropy(
             hidden,
             self.weight,
@@ -193,6 +212,7 @@ class FusedHead(nn.Linear):
             gradient=self.gradient,
             threshold=self.threshold,
             seed=seed,
+            batch_invariant=self.batch_invariant,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -219,6 +239,10 @@ class FusedHead(nn.Linear):
             f"{name}={value}" for name, value in given.items() if isinstance(value, Tensor) or value != _DEFAULTS[name]
         ]
         return ", ".join([text, *said])
+
+
+def _kind(value: object) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def _check_plain(linear: nn.Linear) -> None:

@@ -125,6 +125,27 @@ def test_logits_run_the_hooks_of_the_module():
     assert seen == [(3, 11)]
 
 
+def test_arguments_that_would_have_no_effect_are_refused():
+    head = FusedHead(5, 11)
+    hidden, labels = torch.randn(3, 5), torch.tensor([1, 2, 3])
+    for name, value in {"temperature": 0.5, "token_weight": torch.ones(3), "num_items": 2, "seed": 1}.items():
+        with pytest.raises(ValueError, match=f"{name}: expected None without labels, got "):
+            head(hidden, **{name: value})
+    with pytest.raises(ValueError, match="return_stats: expected False without labels"):
+        head(hidden, return_stats=True)
+    with pytest.raises(ValueError, match="transformed: expected False with labels"):
+        head(hidden, labels, transformed=True)
+    with pytest.raises(ValueError, match="batch_invariant: expected False unless"):
+        FusedHead(5, 11, gradient="thinned", batch_invariant=True)
+
+
+def test_batch_invariant():
+    head = FusedHead(5, 11, reduction="none", batch_invariant=True)
+    hidden, labels = torch.randn(7, 5), torch.randint(0, 11, (7,))
+    assert "batch_invariant=True" in repr(head)
+    assert torch.equal(head(hidden[3:4], labels[3:4]), head(hidden, labels)[3:4])
+
+
 def test_learned_temperature():
     temperature = nn.Parameter(torch.tensor(1.5))
     head = FusedHead(5, 11, temperature=temperature)
