@@ -104,23 +104,27 @@ def test_verl_groups(monkeypatch):
         verl.linear_cross_entropy(hidden, weight, labels, 1.0, "none", group)
 
 
+@pytest.mark.parametrize("softcap", [None, 2.5])
 @pytest.mark.parametrize("each", [True, False])
-def test_prime_rl(each):
+def test_prime_rl(each, softcap):
     hidden, weight, labels = operands()
     temperature = 0.5 + torch.rand(BATCH, TIME) if each else torch.tensor(0.8)
-    head = prime_rl.FusedOutputLinear(HIDDEN, VOCAB, chunk_size=64)
+    if softcap is None:
+        head = prime_rl.FusedOutputLinear(in_features=HIDDEN, out_features=VOCAB, chunk_size=64)
+    else:
+        sizes = dict(in_features=HIDDEN, out_features=VOCAB, chunk_size=64)
+        head = prime_rl.GemmaFusedOutputLinear(**sizes, softcap=softcap)
     assert list(head.state_dict()) == ["weight"]
 
     def fused(hidden, weight):
         made = torch.func.functional_call(
             head, {"weight": weight}, (hidden,), dict(labels=labels, temperature=temperature)
         )
-        assert made["logprobs"].shape == (BATCH, TIME) and not made["entropy"].requires_grad
+        assert made["logprobs"].shape == made["entropy"].shape == (BATCH, TIME)
         return made["logprobs"], made["entropy"]
 
     def reference(hidden, weight):
-        log_probs, entropy = whole(hidden, weight, labels, temperature)
-        return log_probs, entropy.detach()
+        return whole(hidden, weight, labels, temperature, softcap)
 
     check(fused, reference, [hidden, weight])
 
@@ -128,10 +132,12 @@ def test_prime_rl(each):
 def test_prime_rl_wants_labels_and_temperature():
     hidden, _, labels = operands()
     head = prime_rl.FusedOutputLinear(HIDDEN, VOCAB)
-    with pytest.raises(ValueError, match="labels"):
+    with pytest.raises(AssertionError, match="labels"):
         head(hidden)
-    with pytest.raises(ValueError, match="temperature"):
+    with pytest.raises(AssertionError, match="temperature"):
         head(hidden, labels)
+    with pytest.raises(AssertionError, match="sampling_mask"):
+        head(hidden, labels, torch.tensor(1.0), torch.ones(BATCH, TIME, VOCAB))
 
 
 @pytest.mark.parametrize("softcap", [None, 2.5])

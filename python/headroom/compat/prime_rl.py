@@ -1,8 +1,11 @@
-"""``FusedOutputLinear`` of prime-rl, whose trainer asks for a temperature of each token.
+"""The heads of prime-rl that have log-probabilities and entropies in place of logits.
 
-Written for prime-rl as of August 2026, of which no package was at hand: this is the contract, not run inside of it.
+Written from prime-rl 0.8.0's source (August 2026), whose ``inject_prime_lm_head`` finds its heads under these names:
 
-    prime_rl.trainer.models.layers.lm_head.FusedOutputLinear = headroom.compat.prime_rl.FusedOutputLinear
+    from prime_rl.trainer.models.layers import lm_head, lm_head_gemma
+
+    lm_head.FusedOutputLinear = headroom.compat.prime_rl.FusedOutputLinear
+    lm_head_gemma.GemmaFusedOutputLinear = headroom.compat.prime_rl.GemmaFusedOutputLinear
 """
 
 from __future__ import annotations
@@ -14,19 +17,20 @@ from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy
 
-__all__ = ["FusedOutputLinear", "PrimeLmOutput"]
+__all__ = ["FusedOutputLinear", "GemmaFusedOutputLinear", "PrimeLmOutput"]
 
 
 class PrimeLmOutput(TypedDict, total=False):
-    """What a head of prime-rl returns; the fused one has no logits."""
+    """What a head of prime-rl returns; these have log-probabilities and entropies only."""
 
     logits: Tensor | None
     logprobs: Tensor | None
     entropy: Tensor | None
+    loss: Tensor | None
 
 
 class FusedOutputLinear(nn.Linear):
-    """A head without bias, with log-probabilities and entropies in place of logits; its state dict is a Linear's.
+    """A head without bias; its state dict is a Linear's.
 
     Args:
         in_features: D.
@@ -34,6 +38,8 @@ class FusedOutputLinear(nn.Linear):
         chunk_size: accepted, without meaning here.
         max_workspace_bytes: as in :func:`headroom.linear_cross_entropy`.
     """
+
+    softcap: float | None = None
 
     def __init__(
         self,
@@ -50,29 +56,68 @@ class FusedOutputLinear(nn.Linear):
         self.max_workspace_bytes = max_workspace_bytes
 
     def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, labels: Tensor | None = None, temperature: Tensor | float | None = None
+        self,
+        hidden_states: Tensor,
+        labels: Tensor | None = None,
+        temperature: Tensor | float | None = None,
+        sampling_mask: Tensor | None = None,
     ) -> PrimeLmOutput:
-        """Of ``hidden_states @ weight.T / temperature``; the entropy has no gradient.
+        """``{"logprobs", "entropy"}``, each ``[B, S]`` float32, of ``hidden_states @ weight.T / temperature``.
 
         Args:
             hidden_states: ``[B, S, D]``.
-            labels: ``[B, S]``, already shifted.
+            labels: ``[B, S]``, already shifted. Those of -100 have 0 for both.
             temperature: ``[B, S]``, one for each token; or one for all.
+            sampling_mask: must be None.
 
         Raises:
-            ValueError: without labels or temperature.
+            AssertionError: without labels or temperature, or with a sampling mask; as prime-rl does.
         """
-        if labels is None or temperature is None:
-            missing = "labels" if labels is None else "temperature"
-            raise ValueError(f"{missing}: FusedOutputLinear expected one for each token, got None")
+        name = type(self).__name__
+        for argument, given in (("labels", labels), ("temperature", temperature)):
+            if given is None:
+                raise AssertionError(f"{argument}: {name} expected one for each token, got None")
+        if sampling_mask is not None:
+            raise AssertionError(f"sampling_mask: {name} expected None, got a tensor of {list(sampling_mask.shape)}")
+        assert labels is not None and temperature is not None
         found = linear_cross_entropy(
             hidden_states,
             self.weight,
             labels,
             reduction="none",
+            softcap=self.softcap,
             temperature=temperature,
             return_stats=("entropy",),
-            differentiable_stats=False,
             max_workspace_bytes=self.max_workspace_bytes,
         )
         return PrimeLmOutput(logprobs=-found.loss, entropy=found.entropy)
+
+
+class GemmaFusedOutputLinear(FusedOutputLinear):
+    """The same of ``softcap * tanh(hidden_states @ weight.T / softcap) / temperature``.
+
+    Args:
+        in_features, out_features, chunk_size, max_workspace_bytes: as in :class:`FusedOutputLinear`.
+        softcap: above 0.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        chunk_size: int | None,
+        softcap: float,
+        *,
+        max_workspace_bytes: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_features,
+            out_features,
+            chunk_size,
+            max_workspace_bytes=max_workspace_bytes,
+            device=device,
+            dtype=dtype,
+        )
+        self.softcap = softcap
