@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,24 +48,41 @@ def deferring(layers: list[nn.Linear], session: Session) -> Iterator[None]:
         yield
 
 
+_replacing = threading.Lock()
+_MARK = "_headroom_deferring"
+
+
 @contextlib.contextmanager
 def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
     # accelerate's hooks (devices, offloading) are around what they keep as _old_forward.
     name = "_old_forward" if hasattr(layer, "_hf_hook") else "forward"
-    own = layer.__dict__.get(name)
-    original: Callable[..., Any] = getattr(layer, name)
+    with _replacing:
+        if layer.__dict__.get(_MARK):  # what is put back at the end would be this other loss's
+            raise UnsupportedError(
+                f"headroom.transformers: the head of {session.owner} is computing another loss; expected one forward "
+                "pass at a time of a patched model, or of models that share a head: give each thread a copy"
+            )
+        own = layer.__dict__.get(name)
+        original: Callable[..., Tensor] = getattr(layer, name)
 
-    def forward(input: Tensor) -> Tensor:
-        return _deferred(layer, original, input, session)
+        mine = threading.get_ident()
 
-    layer.__dict__[name] = forward
+        def forward(input: Tensor) -> Tensor:
+            if threading.get_ident() != mine:
+                return original(input)
+            return _deferred(layer, original, input, session)
+
+        layer.__dict__[_MARK] = True
+        layer.__dict__[name] = forward
     try:
         yield
     finally:
-        if own is None:
-            del layer.__dict__[name]
-        else:
-            layer.__dict__[name] = own
+        with _replacing:
+            del layer.__dict__[_MARK]
+            if own is None:
+                del layer.__dict__[name]
+            else:
+                layer.__dict__[name] = own
 
 
 def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, session: Session) -> Tensor:

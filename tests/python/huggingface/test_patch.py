@@ -1,6 +1,7 @@
 """When the fused head is used, what stays as it was, and what is refused by name."""
 
 import copy
+import threading
 import types
 
 import headroom
@@ -282,3 +283,33 @@ def test_transformers_is_not_imported_by_headroom():
     code = "import headroom, sys; headroom.transformers.patch; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
     assert transformers.__name__ == "transformers"
+
+
+def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
+    batch = inputs(llama)
+    ids = batch["input_ids"]
+    stock = llama(input_ids=ids).logits
+    headroom.transformers.patch(llama)
+    entered, done, found = threading.Event(), threading.Event(), {}
+
+    def hold(module, arguments):
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            done.wait(60)
+
+    handle = llama.lm_head.register_forward_pre_hook(hold)
+    thread = threading.Thread(target=lambda: found.update(loss=llama(**batch).loss.detach()))
+    thread.start()
+    try:
+        assert entered.wait(60)
+        assert torch.equal(llama(input_ids=ids).logits, stock)
+        with pytest.raises(UnsupportedError, match="computing another loss"):
+            llama(**batch)
+    finally:
+        done.set()
+        thread.join()
+    handle.remove()
+    assert torch.equal(found["loss"], llama(**batch).loss.detach())
+    headroom.transformers.unpatch(llama)
+    assert "forward" not in llama.lm_head.__dict__
+    assert torch.equal(llama(**batch).logits, stock)
