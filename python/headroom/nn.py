@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from . import _options
 from ._arguments import Number, Seed
+from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ class FusedHead(nn.Linear):
     unit of its own, and its gradients are reduced as those of any layer.
 
     LoRA on the head is not for it: PEFT's layer adds its product to whatever the head returns, so with labels to a
-    loss. ``headroom.transformers.patch`` computes the loss of such a head.
+    loss. That is refused, though not within ``torch.compile``, which traces no frames.
+    ``headroom.transformers.patch`` computes the loss of such a head.
 
     Args:
         in_features: D, size of each hidden state.
@@ -176,6 +179,7 @@ class FusedHead(nn.Linear):
         Raises:
             ValueError: ``transformed`` with labels; without them what only a loss has, or a temperature unless
                 ``transformed``. And what :func:`headroom.linear_cross_entropy` raises.
+            UnsupportedError: labels through an adapter's layer around the head, such as PEFT's LoRA.
         """
         if labels is None:
             loss_only = {"token_weight": token_weight, "num_items": num_items, "main_grad": main_grad, "seed": seed}
@@ -189,6 +193,8 @@ class FusedHead(nn.Linear):
             return self._transformed(hidden, temperature) if transformed else super().forward(hidden)
         if transformed:
             raise ValueError("transformed: expected False with labels, got True")
+        if not torch.compiler.is_compiling():
+            _refuse_adapter(self)
         return linear_cross_entropy(
             hidden,
             self.weight,
@@ -243,6 +249,25 @@ class FusedHead(nn.Linear):
 
 def _kind(value: object) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+_CALLS = 6  # frames between an adapter's forward and the head's, with hooks of both
+
+
+def _refuse_adapter(head: nn.Module) -> None:
+    """Refuses a call that comes from a layer with ``base_layer``, as PEFT names what it adds a product of its own to."""
+    frame = sys._getframe(2)
+    for _ in range(_CALLS):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, nn.Module) and caller is not head and caller._modules.get("base_layer") is head:
+            kind = type(caller)
+            raise UnsupportedError(
+                f"labels: expected a call of FusedHead itself, got one of {kind.__module__}.{kind.__name__} around it, "
+                "which adds logits to what the head returns; headroom.transformers.patch has the loss of such a head"
+            )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 def _check_plain(linear: nn.Linear) -> None:

@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedError
+from ..nn import FusedHead
 from ._deferred import DeferredLogits
 from ._logits import Logits, Session, Term
 from ._probe import logits_of, some_rows
+
+
+_PLAIN = (nn.Linear.forward, FusedHead.forward)  # called with hidden states alone, the latter is the former
 
 
 def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
@@ -31,7 +35,7 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
     found = [module for module in linear if module.out_features == vocab]
     for module in found:
         kind = type(module)
-        if kind.forward is not nn.Linear.forward:
+        if kind.forward not in _PLAIN:
             raise UnsupportedError(
                 f"headroom.transformers: the head of {owner} is a {kind.__module__}.{kind.__name__} (quantised?); "
                 "expected a torch.nn.Linear: keep the head out of the quantisation (modules_to_not_convert)"

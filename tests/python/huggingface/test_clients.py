@@ -115,3 +115,28 @@ def test_the_trainer_sees_the_same_losses(llama, tmp_path, accumulation):
     fused = losses(headroom.transformers.patch(llama))
     assert len(stock) == 6 and stock[0] != stock[4]
     assert max(abs(a - b) for a, b in zip(stock, fused, strict=True)) <= 1e-5
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_lora_around_a_fused_head_is_refused_a_loss(llama, hooks):
+    llama.lm_head = headroom.nn.FusedHead.from_linear(llama.lm_head, shift=1, reduction="none")
+    batch = inputs(llama)
+    hidden = llama.model(batch["input_ids"]).last_hidden_state
+    model = lora(llama, target_modules=["lm_head"])
+    head = model.get_base_model().lm_head
+    if hooks:
+        head.register_forward_hook(lambda module, arguments, output: None)
+        head.base_layer.register_forward_hook(lambda module, arguments, output: None)
+    assert head(hidden).shape[-1] == llama.lm_head.weight.shape[0]
+    with pytest.raises(headroom.UnsupportedError, match="FusedHead itself, got one of peft"):
+        head(hidden, batch["labels"])
+    head.base_layer(hidden, batch["labels"])
+
+
+def test_lora_around_a_fused_head_has_its_loss_in_a_patched_model(llama):
+    batch = inputs(llama)
+    llama.lm_head = headroom.nn.FusedHead.from_linear(llama.lm_head, shift=1)
+    model = lora(headroom.transformers.patch(llama), target_modules=["lm_head"])
+    fused = step(model, batch)
+    assert fused.outputs.logits is None
+    assert Reference.of(headroom.transformers.unpatch(model), batch).share(fused) <= 1
