@@ -16,7 +16,6 @@ from ._deferred import DeferredLogits
 from ._logits import Logits, Session, Term
 from ._probe import logits_of, some_rows
 
-
 _PLAIN = (nn.Linear.forward, FusedHead.forward)  # called with hidden states alone, the latter is the former
 
 
