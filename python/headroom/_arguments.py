@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _c, _checks, _numbers, _options
+from . import _c, _checks, _dtypes, _numbers, _options
 from ._flags import Wants
 from ._options import shape_text
 from ._torch import CODES, Inputs, stats_dtype
@@ -120,7 +120,7 @@ def check_head(a: Arguments) -> None:
 
 def check_rest(a: Arguments) -> None:
     """All others but options that are numbers; to be called with cast arguments."""
-    _checks.check_float64(a.input, a.linear_weight, a.linear_bias)
+    _dtypes.check_float64(torch.float64, a.input, a.linear_weight, a.linear_bias)
     if a.weight is not None:
         _checks.check_tensor("weight", a.weight)
         _checks.check_real("weight", a.weight)

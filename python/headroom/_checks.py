@@ -117,16 +117,6 @@ def check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None,
         check_shape("linear_bias", linear_bias, linear_weight.shape[:1], "V")
 
 
-def check_float64(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
-    tensors = {"linear_weight": linear_weight, "linear_bias": linear_bias}
-    for name, tensor in tensors.items():
-        if tensor is not None and (tensor.dtype == torch.float64) != (input.dtype == torch.float64):
-            raise TypeError(
-                f"{name}: expected float64 for all of input, linear_weight and linear_bias or for none, "
-                f"got {tensor.dtype} with input {input.dtype}"
-            )
-
-
 def check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype) -> None:
     check_tensor("main_grad", main_grad)
     if main_grad.dtype != stats:

@@ -45,3 +45,14 @@ def target_code(dtype: Any) -> int:
     if code is None:
         raise TypeError(f"target: expected {INTEGERS_TEXT}, got {dtype}")
     return code
+
+
+def check_float64(float64: Any, input: Any, linear_weight: Any, linear_bias: Any) -> None:
+    """That of tensors (torch.float64) or arrays (numpy.float64) all are float64 or none is; a bias may be None."""
+    wide = input.dtype == float64
+    for name, operand in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
+        if operand is not None and (operand.dtype == float64) != wide:
+            raise TypeError(
+                f"{name}: expected float64 for all of input, linear_weight and linear_bias or for none, "
+                f"got {operand.dtype} with input {input.dtype}"
+            )

@@ -255,7 +255,7 @@ _CALLS = 6  # frames between an adapter's forward and the head's, with hooks of 
 
 
 def _refuse_adapter(head: nn.Module) -> None:
-    """Refuses a call that comes from a layer with ``base_layer``, as PEFT names what it adds a product of its own to."""
+    """Refuses a call that comes from a layer with ``base_layer``, as PEFT names what it adds its own product to."""
     frame = sys._getframe(2)
     for _ in range(_CALLS):
         caller = frame.f_locals.get("self")

@@ -185,8 +185,9 @@ def linear_cross_entropy(
         "has_temperature": of_rows,
         "flags": _stats.wants(names),
     }
-    if linear_bias is not None:
-        bias = np.asarray(linear_bias)
+    bias = None if linear_bias is None else np.asarray(linear_bias)
+    _dtypes.check_float64(np.float64, hidden, classifier, bias)
+    if bias is not None:
         spec["bias_dtype"] = _dtypes.float_code("linear_bias", bias.dtype)
         arrays["bias"] = _vector("linear_bias", bias, (vocab,), bias.dtype.newbyteorder("="), "V")
     if weight is not None:
@@ -267,8 +268,9 @@ def linear_top_k(
         "max_workspace_bytes": _options.budget(max_workspace_bytes),
         "top_k": k,
     }
-    if linear_bias is not None:
-        bias = np.asarray(linear_bias)
+    bias = None if linear_bias is None else np.asarray(linear_bias)
+    _dtypes.check_float64(np.float64, hidden, classifier, bias)
+    if bias is not None:
         spec["bias_dtype"] = _dtypes.float_code("linear_bias", bias.dtype)
         arrays["bias"] = _vector("linear_bias", bias, c.shape[:1], bias.dtype.newbyteorder("="), "V")
     if of_rows:

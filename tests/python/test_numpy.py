@@ -106,6 +106,8 @@ def test_bfloat16():
         ({"target": np.zeros((3, 5), "f")}, TypeError, "target: expected int64 or int32"),
         ({"target": np.full((3, 5), 11)}, headroom.InvalidTargetError, r"target: .* got 11 at target\[0, 0\]"),
         ({"linear_bias": np.zeros(3, "f")}, ValueError, "linear_bias: expected shape"),
+        ({"linear_weight": np.zeros((11, 6))}, TypeError, "linear_weight: expected float64 for all"),
+        ({"linear_bias": np.zeros(11)}, TypeError, "linear_bias: expected float64 for all"),
         ({"linear_bias": np.zeros(11, "F")}, TypeError, "linear_bias: expected float32, .* got complex64"),
         ({"weight": np.ones(11, "F")}, TypeError, "weight: expected real numbers, got complex64"),
         ({"token_weight": np.ones((3, 5), "F")}, TypeError, "token_weight: expected real numbers, got complex64"),

@@ -39,6 +39,7 @@ def patch(
     max_workspace_bytes: int | None = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
+    batch_invariant: bool = False,
     check: bool = True,
     evaluate: bool = False,
 ) -> Model:
@@ -53,7 +54,7 @@ def patch(
     Args:
         model: a causal, masked or encoder-decoder language model of transformers, or a PEFT model around one; LoRA on
             the head costs a copy of the head's weight and as much for its gradient.
-        max_workspace_bytes, gradient, threshold: as in :func:`headroom.linear_cross_entropy`.
+        max_workspace_bytes, gradient, threshold, batch_invariant: as in :func:`headroom.linear_cross_entropy`.
         check: compare a few tokens of the first batch with what the model's own operations make of them.
         evaluate: compute the loss without logits where no gradient is wanted, too (as in ``Trainer.evaluate`` with
             ``prediction_loss_only=True``); metrics then find no logits.
@@ -68,10 +69,16 @@ def patch(
     """
     _options.check_gradient(gradient)
     _options.checked_threshold(threshold)
+    _options.check_batch_invariant(batch_invariant, gradient)
     target = _inner(model)
     if _KEY in target.__dict__:
         unpatch(target)
-    options = {"max_workspace_bytes": max_workspace_bytes, "gradient": gradient, "threshold": threshold}
+    options = {
+        "max_workspace_bytes": max_workspace_bytes,
+        "gradient": gradient,
+        "threshold": threshold,
+        "batch_invariant": batch_invariant,
+    }
     owner = type(target).__name__
     parameters = tuple(inspect.signature(target.forward).parameters)
     if "labels" not in parameters:

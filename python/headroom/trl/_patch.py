@@ -21,6 +21,7 @@ def patch(
     max_workspace_bytes: int | None = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
+    batch_invariant: bool = False,
 ) -> None:
     """Makes TRL's trainers compute log-probabilities and entropies of tokens with the fused head.
 
@@ -28,16 +29,22 @@ def patch(
     trainer that exists already uses the new one, too. Calling it again replaces the options.
 
     Args:
-        max_workspace_bytes, gradient, threshold: as in :func:`headroom.linear_cross_entropy`.
+        max_workspace_bytes, gradient, threshold, batch_invariant: as in :func:`headroom.linear_cross_entropy`.
 
     Raises:
         ImportError: TRL is not installed.
         UnsupportedError: a version of TRL whose function is not the known one.
     """
-    options = {"max_workspace_bytes": max_workspace_bytes, "gradient": gradient, "threshold": threshold}
+    options = {
+        "max_workspace_bytes": max_workspace_bytes,
+        "gradient": gradient,
+        "threshold": threshold,
+        "batch_invariant": batch_invariant,
+    }
     _options.budget(max_workspace_bytes)
     _options.check_gradient(gradient)
     _options.checked_threshold(threshold)
+    _options.check_batch_invariant(batch_invariant, gradient)
     found = getattr(importlib.import_module(_HOME), _NAME, None)
     original = found.original if isinstance(found, LogProbs) else found
     _check_known(original)

@@ -313,3 +313,12 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
     headroom.transformers.unpatch(llama)
     assert "forward" not in llama.lm_head.__dict__
     assert torch.equal(llama(**batch).logits, stock)
+
+
+def test_batch_invariant_reaches_the_operator(llama, monkeypatch):
+    calls = count_losses(monkeypatch)
+    with pytest.raises(ValueError, match="batch_invariant"):
+        headroom.transformers.patch(llama, gradient="thinned", batch_invariant=True)
+    headroom.transformers.patch(llama, batch_invariant=True)
+    llama(**inputs(llama))
+    assert calls[-1]["batch_invariant"] is True

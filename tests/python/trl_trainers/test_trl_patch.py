@@ -258,3 +258,14 @@ def test_modules_without_attributes_do_no_harm():
         headroom.trl.unpatch()
     finally:
         del sys.modules["trl.nothing"], sys.modules["trl.something"]
+
+
+def test_batch_invariant():
+    with pytest.raises(ValueError, match="batch_invariant"):
+        headroom.trl.patch(gradient="thinned", batch_invariant=True)
+    tensors, options = operands(), (0.7, 64, None, 1.0)
+    headroom.trl.patch(batch_invariant=True)
+    hidden, weight, bias, targets = tensors
+    together = current().apply(hidden, weight, bias, targets, *options)
+    alone = current().apply(hidden[3:4], weight, bias, targets[3:4], *options)
+    assert all(torch.equal(row, rows[3:4]) for row, rows in zip(alone, together, strict=True))
