@@ -1,8 +1,21 @@
-# HEADROOM_HIGHWAY_INCLUDE_DIR: the folder of Highway's headers, which are installed before. Nothing of it is linked.
-find_path(HEADROOM_HIGHWAY_INCLUDE_DIR hwy/highway.h DOC "Folder that holds hwy/highway.h")
-if(NOT HEADROOM_HIGHWAY_INCLUDE_DIR)
-  message(FATAL_ERROR "Highway's headers (hwy/highway.h), which the CPU's kernels are written with, are not installed. "
-    "Install libhwy-dev (Debian, Ubuntu), highway-devel (Fedora) or highway (Homebrew, vcpkg, conan), "
-    "or name their folder: -DHEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER; "
-    "with pip: -C cmake.define.HEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER")
+# Decides whether the CPU's kernels are built: HEADROOM_WITH_CPU. They are written with Highway, whose headers are installed
+# before: HEADROOM_HIGHWAY_INCLUDE_DIR is their folder. Nothing of it is linked.
+set(HEADROOM_WITH_CPU OFF)
+if(NOT HEADROOM_CPU STREQUAL OFF)
+  find_path(HEADROOM_HIGHWAY_INCLUDE_DIR hwy/highway.h DOC "Folder that holds hwy/highway.h")
+  if(HEADROOM_HIGHWAY_INCLUDE_DIR)
+    set(HEADROOM_WITH_CPU ON)
+  else()
+    set(missing "Highway's headers (hwy/highway.h), which the CPU's kernels are written with, are not installed. \
+Install libhwy-dev (Debian, Ubuntu), highway-devel (Fedora) or highway (Homebrew, vcpkg, conan), \
+or name their folder: -DHEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER; \
+with pip: -C cmake.define.HEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER.")
+    if(HEADROOM_CPU STREQUAL AUTO)
+      message(WARNING "${missing} Without them problems in host memory run on the reference backend alone, which is \
+correct and slow.")
+    else()
+      message(FATAL_ERROR "${missing} HEADROOM_CPU=OFF builds without them.")
+    endif()
+  endif()
 endif()
+message(STATUS "CPU backend: ${HEADROOM_WITH_CPU}")

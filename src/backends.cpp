@@ -1,7 +1,9 @@
 #include "backends.h"
 
 #include "core/status.h"
+#ifdef HEADROOM_WITH_CPU
 #include "cpu/cpu_backend.h"
+#endif
 #ifdef HEADROOM_WITH_CUDA
 #include "cuda/cuda_backend.h"
 #endif
@@ -14,7 +16,10 @@ std::span<const Backend* const> all_backends() {
 #ifdef HEADROOM_WITH_CUDA
       &cuda_backend(),
 #endif
-      &cpu_backend(), &reference_backend()};
+#ifdef HEADROOM_WITH_CPU
+      &cpu_backend(),
+#endif
+      &reference_backend()};
   return kBackends;
 }
 

@@ -134,8 +134,12 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
 
 extern "C" {
 
+#define HEADROOM_TEXT_OF(number) #number
+#define HEADROOM_DOTTED(major, minor, patch) \
+  HEADROOM_TEXT_OF(major) "." HEADROOM_TEXT_OF(minor) "." HEADROOM_TEXT_OF(patch)
+
 const char* headroom_version(void) {
-  return "0.1.0";
+  return HEADROOM_DOTTED(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR, HEADROOM_VERSION_PATCH);
 }
 
 const char* headroom_status_name(headroom_status status) {

@@ -41,6 +41,7 @@
 extern "C" {
 #endif
 
+/* The version is written here alone: CMake, the Python package and headroom_version() read it. */
 #define HEADROOM_VERSION_MAJOR 0
 #define HEADROOM_VERSION_MINOR 1
 #define HEADROOM_VERSION_PATCH 0
@@ -287,7 +288,7 @@ typedef struct headroom_device_info {
   char why_unavailable[256]; /* "": usable */
 } headroom_device_info;
 
-HEADROOM_API const char* headroom_version(void); /* "0.1.0" */
+HEADROOM_API const char* headroom_version(void); /* major.minor.patch */
 HEADROOM_API const char* headroom_status_name(headroom_status status);
 HEADROOM_API const char* headroom_plan_kind_name(headroom_plan_kind kind);
 /* The calling thread's last failure; "" before any. Valid until its next failing call. */

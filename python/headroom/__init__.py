@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
     from .module import LinearCrossEntropyLoss
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "Backend",
@@ -78,7 +78,9 @@ _TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports PyTorch or numpy only when something that needs it is used."""
+    """Imports PyTorch, numpy or the native library, which knows the version, only when what needs it is used."""
+    if name == "__version__":
+        return version()
     if name in ("compat", "nn", "numpy", "transformers", "trl"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _TORCH:

@@ -1,4 +1,6 @@
-# Where Highway's headers are not installed, configuring ends with what to install, and fetches nothing.
+# What configuring does where Highway's headers are not installed: asked for the CPU's kernels it ends with what to install,
+# by itself it says what is missing and goes on. Nothing is fetched. Then the library as a compiler and CMake alone build
+# it: without kernels, command line, tests, OpenMP and CUDA, and a program that uses it.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE ${WORK})
 file(WRITE ${WORK}/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
@@ -8,11 +10,26 @@ foreach(place CMAKE_SYSTEM_PATH SYSTEM_ENVIRONMENT_PATH CMAKE_ENVIRONMENT_PATH)
 endforeach()
 include(${ROOT}/cmake/highway.cmake)
 ")
-execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK} -B ${WORK}/build -G ${GENERATOR}
-  -DFETCHCONTENT_FULLY_DISCONNECTED=ON
-  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+function(configure cpu)
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK} -B ${WORK}/${cpu} -G ${GENERATOR} -DHEADROOM_CPU=${cpu}
+    -DFETCHCONTENT_FULLY_DISCONNECTED=ON
+    RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  string(REGEX REPLACE "[ \n]+" " " output "${output}") # CMake breaks the lines of its messages
+  set(result ${result} PARENT_SCOPE)
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+configure(ON)
 if(result EQUAL 0 OR NOT output MATCHES "libhwy-dev" OR NOT output MATCHES "HEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER")
   message(FATAL_ERROR "configuring without Highway: ${result}\n${output}")
+endif()
+configure(AUTO)
+if(NOT result EQUAL 0 OR NOT output MATCHES "libhwy-dev" OR NOT output MATCHES "reference backend alone"
+   OR NOT output MATCHES "CPU backend: OFF")
+  message(FATAL_ERROR "configuring by itself without Highway: ${result}\n${output}")
+endif()
+configure(OFF)
+if(NOT result EQUAL 0 OR output MATCHES "libhwy-dev")
+  message(FATAL_ERROR "configuring with HEADROOM_CPU=OFF: ${result}\n${output}")
 endif()
 file(GLOB lists ${ROOT}/CMakeLists.txt ${ROOT}/cmake/* ${ROOT}/src/CMakeLists.txt ${ROOT}/src/*/CMakeLists.txt)
 foreach(list ${lists})
@@ -21,3 +38,30 @@ foreach(list ${lists})
     message(FATAL_ERROR "${list} fetches sources while it configures")
   endif()
 endforeach()
+
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${ARGN}\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+set(missing "")
+foreach(package CLI11 nlohmann_json GTest OpenMP)
+  list(APPEND missing -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
+endforeach()
+run(${CMAKE_COMMAND} -S ${ROOT} -B ${WORK}/alone -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${C}
+  -DHEADROOM_CPU=OFF -DHEADROOM_CUDA=OFF -DCMAKE_UNITY_BUILD=ON ${missing})
+foreach(said "CPU backend: OFF" "Command line: left out" "Tests and examples: left out")
+  if(NOT output MATCHES "${said}")
+    message(FATAL_ERROR "configuring with a compiler alone does not say \"${said}\":\n${output}")
+  endif()
+endforeach()
+run(${CMAKE_COMMAND} --build ${WORK}/alone)
+run(${CMAKE_COMMAND} --install ${WORK}/alone --prefix ${WORK}/prefix)
+run(${C} -std=c11 ${SOURCE}/consumer.c -o ${WORK}/program -I${WORK}/prefix/include -L${WORK}/prefix/${LIBDIR} -lheadroom
+  -Wl,-rpath,${WORK}/prefix/${LIBDIR})
+run(${WORK}/program)
+if(NOT output STREQUAL "headroom ${VERSION}: log 3 = 1.0986\n")
+  message(FATAL_ERROR "the program printed: ${output}")
+endif()

@@ -1,6 +1,7 @@
 """Inspection, import without PyTorch, memory, fork, and the library's place."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,11 @@ def python(code, **environment):
 
 def test_version_and_backends():
     assert headroom.version() == headroom.__version__
+    header = (EXAMPLES.parent / "include/headroom/headroom.h").read_text()
+    numbers = re.findall(r"^#define HEADROOM_VERSION_[A-Z]+ (\d+)$", header, re.MULTILINE)
+    assert headroom.version() == ".".join(numbers)
+    over_it = (EXAMPLES.parent / "include/headroom/headroom.hpp").read_text()
+    assert f"inline namespace v{numbers[0]}_{numbers[1]} {{" in over_it
     names = [backend.name for backend in headroom.backends()]
     assert names[-1] == "reference" and headroom.backends()[-1].why_unavailable == ""
 
@@ -176,7 +182,7 @@ def test_editable_installation(tmp_path):
     if (Path(headroom.__file__).parent / "libheadroom.so").exists():
         pytest.skip("this is an installed package")
     code, _ = editable(tmp_path, with_library=True)
-    assert python(code + "print(module.version())").strip() == headroom.__version__
+    assert python(code + "print(module.version())").strip() == headroom.version()
 
 
 def test_every_folder_that_was_searched_is_named(tmp_path):
