@@ -238,6 +238,17 @@ def test_smoke_run_of_mixed_dtypes() -> None:
     assert "| float32 hidden, bf16 weight, loss |" in done.stdout and "| autocast, 160 MiB |" in done.stdout
 
 
+def test_smoke_run_of_options() -> None:
+    pytest.importorskip("headroom")
+    words = ["--device", "cpu", "--shapes", "24x200x16", "--rounds", "2", "--only", "top"]
+    done = subprocess.run([sys.executable, str(RUN.with_name("options.py")), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|")[1:3] for line in done.stdout.splitlines() if line.startswith("| ")]
+    found = [(name.strip(), step.strip()) for name, step in lines]
+    expected = [("plain", "loss"), ("is_top1", "loss"), ("top_k 1", "loss"), ("top_k 8", "loss"), ("top_k 64", "loss")]
+    assert found[1:] == [*expected, ("plain", "gradients"), ("F", "loss")]
+
+
 def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:
     torch.save(dict(zip(("hidden", "weight", "target"), make_inputs(SMALL, "std1", "cpu"))), tmp_path / "h.pt")
     words = ["--device", "cpu", "--trained", str(tmp_path / "h.pt"), "--peers", "none", "--thinned", "4"]
