@@ -1,6 +1,9 @@
-# Decides whether the CUDA backend is built: HEADROOM_WITH_CUDA.
+# Decides whether the CUDA backend is built: HEADROOM_WITH_CUDA; or what tests have in its place: HEADROOM_CUDA_ON_CPU.
 set(HEADROOM_WITH_CUDA OFF)
-if(NOT HEADROOM_CUDA STREQUAL OFF)
+set(HEADROOM_CUDA_ON_CPU OFF)
+if(HEADROOM_CUDA STREQUAL CPU)
+  set(HEADROOM_CUDA_ON_CPU ON)
+elseif(NOT HEADROOM_CUDA STREQUAL OFF)
   # Each target sets its own; CMake's default is one that newer compilers no longer know.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90)

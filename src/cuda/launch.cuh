@@ -47,7 +47,7 @@ void launch_after(After after, const char* name, void (*kernel)(Parameters...), 
   launch.attrs = &overlap;
   launch.numAttrs = may_overlap(after, queue) ? 1 : 0;
   void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-  queue.launch(launch, reinterpret_cast<const void*>(kernel), pointers);
+  queue.launch(launch, kernel_pointer(kernel), pointers);
   check_launch(name);
 }
 

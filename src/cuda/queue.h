@@ -5,6 +5,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/kernel_pointer.h"
+
 namespace headroom::cuda {
 
 class Recording;
@@ -24,7 +26,7 @@ class Queue {
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = shared_bytes;
     void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-    launch(config, reinterpret_cast<const void*>(kernel), pointers);
+    launch(config, kernel_pointer(kernel), pointers);
   }
   // The same with attributes; config's stream is not looked at.
   void launch(cudaLaunchConfig_t config, const void* kernel, void** arguments) const;

@@ -29,12 +29,12 @@ __global__ void store_rows_kernel(StoreRows s) {
 }  // namespace
 
 void launch_column_sums(const Block& dz, double* sums, cudaStream_t stream) {
-  column_sums_kernel<<<blocks_for(dz.columns, kThreads), kThreads, 0, stream>>>(dz, sums);
+  Queue(stream).launch(column_sums_kernel, blocks_for(dz.columns, kThreads), kThreads, 0, dz, sums);
   check_launch("float64 column_sums");
 }
 
 void launch_store_rows(const StoreRows& s, cudaStream_t stream) {
-  store_rows_kernel<<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(s);
+  Queue(stream).launch(store_rows_kernel, static_cast<unsigned>(s.rows), kThreads, 0, s);
   check_launch("float64 store_rows");
 }
 

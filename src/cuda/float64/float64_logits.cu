@@ -96,13 +96,13 @@ __global__ void __launch_bounds__(kThreads) dz_kernel(Inputs in, Arena arena, Bl
 }  // namespace
 
 void launch_stats(const Inputs& in, const Arena& arena, const Block& block, cudaStream_t stream) {
-  stats_kernel<<<blocks_for(block.rows, kWarps), kThreads, 0, stream>>>(in, arena, block);
+  Queue(stream).launch(stats_kernel, blocks_for(block.rows, kWarps), kThreads, 0, in, arena, block);
   check_launch("float64 stats");
 }
 
 void launch_dz(const Inputs& in, const Arena& arena, const Block& block, cudaStream_t stream) {
   const dim3 blocks(blocks_for(block.columns, kThreads), static_cast<unsigned>(block.rows));
-  dz_kernel<<<blocks, kThreads, 0, stream>>>(in, arena, block);
+  Queue(stream).launch(dz_kernel, blocks, kThreads, 0, in, arena, block);
   check_launch("float64 dz");
 }
 

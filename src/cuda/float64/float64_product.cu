@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) product_kernel(Product p) {
 
 void launch_product(const Product& p, cudaStream_t stream) {
   const dim3 tiles(static_cast<unsigned>(ceil_div(p.n, kTile)), static_cast<unsigned>(ceil_div(p.m, kTile)));
-  product_kernel<<<tiles, kThreads, 0, stream>>>(p);
+  Queue(stream).launch(product_kernel, tiles, kThreads, 0, p);
   check_launch("float64 product");
 }
 

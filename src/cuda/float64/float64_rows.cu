@@ -136,24 +136,26 @@ Inputs inputs_of(const Problem& p, const Buffers& b) {
 }
 
 void launch_prepare_rows(const Inputs& in, const Arena& arena, const Buffers& out, cudaStream_t stream) {
-  prepare_rows_kernel<<<1, kOneBlock, 0, stream>>>(in, arena, out);
+  Queue(stream).launch(prepare_rows_kernel, 1, kOneBlock, 0, in, arena, out);
   check_launch("float64 prepare_rows");
 }
 
 void launch_finish_rows(const Inputs& in, const Arena& arena, const Buffers& out, bool is_shard,
                         cudaStream_t stream) {
-  finish_rows_kernel<<<blocks_for(in.rows.tokens, kThreads), kThreads, 0, stream>>>(in, arena, out, is_shard);
+  Queue(stream).launch(finish_rows_kernel, blocks_for(in.rows.tokens, kThreads), kThreads, 0, in, arena, out,
+                       is_shard);
   check_launch("float64 finish_rows");
 }
 
 void launch_finish_loss(const Inputs& in, const Arena& arena, const Buffers& out, cudaStream_t stream) {
-  finish_loss_kernel<<<1, kOneBlock, 0, stream>>>(in, arena, out);
+  Queue(stream).launch(finish_loss_kernel, 1, kOneBlock, 0, in, arena, out);
   check_launch("float64 finish_loss");
 }
 
 void launch_row_gradients(const Inputs& in, const Arena& arena, const Upstream& upstream,
                           cudaStream_t stream) {
-  row_gradients_kernel<<<blocks_for(in.rows.tokens, kThreads), kThreads, 0, stream>>>(in, arena, upstream);
+  Queue(stream).launch(row_gradients_kernel, blocks_for(in.rows.tokens, kThreads), kThreads, 0, in, arena,
+                       upstream);
   check_launch("float64 row_gradients");
 }
 

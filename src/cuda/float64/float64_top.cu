@@ -35,15 +35,15 @@ __global__ void __launch_bounds__(kThreads) write_top_kernel(Inputs in, Arena ar
 }  // namespace
 
 void launch_top(const Inputs& in, const Arena& arena, const Block& block, int64_t k, cudaStream_t stream) {
-  top_kernel<<<static_cast<unsigned>(block.rows), kThreads, 0, stream>>>(in, arena, block,
-                                                                         static_cast<int>(k));
+  Queue(stream).launch(top_kernel, static_cast<unsigned>(block.rows), kThreads, 0, in, arena, block,
+                       static_cast<int>(k));
   check_launch("float64 top");
 }
 
 void launch_write_top(const Inputs& in, const Arena& arena, const Buffers& out, int64_t k,
                       cudaStream_t stream) {
-  write_top_kernel<<<blocks_for(in.rows.tokens * k, kThreads), kThreads, 0, stream>>>(in, arena, out,
-                                                                                      static_cast<int>(k));
+  Queue(stream).launch(write_top_kernel, blocks_for(in.rows.tokens * k, kThreads), kThreads, 0, in, arena,
+                       out, static_cast<int>(k));
   check_launch("float64 write_top");
 }
 

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kCountThreads) choose_hot_kernel(HotColumns h,
 // One block a row.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) spread_hot_kernel(SpreadHot s) {
-  __shared__ alignas(16) T dz[kHotColumns];
+  alignas(16) __shared__ T dz[kHotColumns];
   const int64_t row = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x), hot = static_cast<int>(s.hot);
   for (int i = thread; i < hot; i += kRowThreads) dz[i] = from_float<T>(0);

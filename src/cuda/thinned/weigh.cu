@@ -2,6 +2,7 @@
 #include "cuda/anchor.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
+#include "cuda/dynamic_shared.cuh"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/softcap.h"
 #include "cuda/thinned/append.cuh"
@@ -46,7 +47,7 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
 
 // One block a row: orders its list, draws again, and writes each kept element's part of dz.
 __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists lists) {
-  extern __shared__ Draw shared[];
+  Draw* const shared = dynamic_shared<Draw>();
   const int64_t r = blockIdx.x;
   const int32_t target = w.target[r];
   const int thread = static_cast<int>(threadIdx.x);
@@ -136,8 +137,7 @@ void launch_weigh(const Weigh& w, const Queue& queue) {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const int longest = longest_list(query_device(device).capability);
-  allow_shared_memory(reinterpret_cast<const void*>(weigh_kernel), device,
-                      static_cast<int>(row_order_bytes(longest)));
+  allow_shared_memory(kernel_pointer(weigh_kernel), device, static_cast<int>(row_order_bytes(longest)));
   queue.launch(weigh_kernel, static_cast<unsigned>(w.rows), kThreads, row_order_bytes(w.capacity), w,
                *w.lists);
   check_launch("weigh");

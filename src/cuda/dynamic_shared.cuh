@@ -1,0 +1,12 @@
+#pragma once
+
+namespace headroom::cuda {
+
+// The dynamic shared memory of a kernel, aligned to 16 bytes.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char dynamic_shared_bytes[];
+  return reinterpret_cast<T*>(dynamic_shared_bytes);
+}
+
+}  // namespace headroom::cuda

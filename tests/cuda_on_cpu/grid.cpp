@@ -1,0 +1,257 @@
+#include "grid.h"
+
+#include <array>
+#include <barrier>
+#include <boost/context/fiber.hpp>
+#include <boost/context/fixedsize_stack.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+// The language's variables, of the fiber that runs.
+thread_local uint3 threadIdx;
+thread_local uint3 blockIdx;
+thread_local dim3 blockDim;
+thread_local dim3 gridDim;
+
+namespace cuda_on_cpu {
+namespace {
+
+namespace context = boost::context;
+
+constexpr size_t kStackBytes = size_t{64} << 10;
+constexpr unsigned kWarp = 32;
+
+// Stacks are used again: fresh memory would be most of a block's time.
+class Stacks {
+ public:
+  context::stack_context allocate() {
+    if (free_.empty()) return context::fixedsize_stack(kStackBytes).allocate();
+    const context::stack_context stack = free_.back();
+    free_.pop_back();
+    return stack;
+  }
+  void deallocate(context::stack_context& stack) noexcept { free_.push_back(stack); }
+
+ private:
+  static thread_local std::vector<context::stack_context> free_;
+};
+thread_local std::vector<context::stack_context> Stacks::free_;
+
+// Lanes that exchange values: what they give lies in one of two places in turn, as no lane can be more than
+// one exchange ahead of another.
+struct Group {
+  unsigned mask;
+  unsigned arrived = 0;
+  uint64_t generation = 0;
+  std::array<Lanes, 2> lanes{};
+};
+
+struct Warp {
+  std::vector<std::unique_ptr<Group>> groups;  // by mask
+};
+
+struct Thread {
+  uint3 index{};
+  unsigned number = 0;
+  size_t any_calls = 0;
+  bool has_ended = false;
+  context::fiber fiber;
+};
+
+class Block {
+ public:
+  Block(const Grid& grid, uint3 index, const std::function<void()>& body, std::barrier<>* others)
+      : grid_(grid), index_(index), body_(body), others_(others) {
+    count_ = grid.threads.x * grid.threads.y * grid.threads.z;
+    warps_.resize((count_ + kWarp - 1) / kWarp);
+    // Aligned as device memory is, and not 0 at first.
+    shared_.assign(grid.shared_bytes / sizeof(uint64_t) + 2, 0xffffffffffffffff);
+  }
+
+  void run() {
+    current = this;
+    blockIdx = index_;
+    blockDim = grid_.threads;
+    gridDim = grid_.blocks;
+    begin_all();
+    while (ended_ < count_) {
+      const uint64_t before = progress_;
+      for (Thread& thread : threads_) resume(thread);
+      if (progress_ == before) fail("threads wait for others that never come to the same barrier");
+    }
+    current = nullptr;
+  }
+
+  void wait() {
+    const uint64_t generation = generation_;
+    ++arrived_;
+    release_block();
+    while (generation_ == generation) pause();
+  }
+
+  int any(int value) {
+    const size_t call = running_->any_calls++;
+    if (value != 0) any_[call % 3] = 1;
+    any_[(call + 1) % 3] = 0;  // whose last readers have come to this call
+    wait();
+    return any_[call % 3];
+  }
+
+  const Lanes& exchange(unsigned mask, uint64_t mine) {
+    Group& group = group_of(mask);
+    const unsigned lane = running_->number % kWarp;
+    if ((mask >> lane & 1) == 0) fail("a lane is not in its own mask");
+    const uint64_t generation = group.generation;
+    Lanes& lanes = group.lanes[generation % 2];
+    lanes.value[lane] = mine;
+    ++progress_;
+    if (++group.arrived == static_cast<unsigned>(__builtin_popcount(mask))) {
+      group.arrived = 0;
+      ++group.generation;
+    }
+    while (group.generation == generation) pause();
+    return lanes;
+  }
+
+  void wait_for_others() {
+    if (others_ == nullptr) fail("a grid barrier in a launch that is not cooperative");
+    wait();
+    if (running_->number == 0) others_->arrive_and_wait();
+    wait();
+  }
+
+  unsigned number() const { return running_->number; }
+  void* shared() {
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(shared_.data()) + 15) / 16 * 16);
+  }
+  const char* kernel() const { return grid_.kernel; }
+
+  static thread_local Block* current;
+
+ private:
+  void begin_all() {
+    threads_.resize(count_);
+    unsigned number = 0;
+    for (unsigned z = 0; z < grid_.threads.z; ++z) {
+      for (unsigned y = 0; y < grid_.threads.y; ++y) {
+        for (unsigned x = 0; x < grid_.threads.x; ++x) {
+          Thread& thread = threads_[number];
+          thread.index = {x, y, z};
+          thread.number = number++;
+          thread.fiber =
+              context::fiber(std::allocator_arg, Stacks(), [this, &thread](context::fiber&& caller) {
+                caller_ = std::move(caller);
+                body_();
+                thread.has_ended = true;
+                ++ended_;
+                ++progress_;
+                release_block();
+                return std::move(caller_);
+              });
+        }
+      }
+    }
+  }
+
+  void resume(Thread& thread) {
+    if (thread.has_ended) return;
+    running_ = &thread;
+    threadIdx = thread.index;
+    thread.fiber = std::move(thread.fiber).resume();
+  }
+
+  void pause() { caller_ = std::move(caller_).resume(); }
+
+  void release_block() {
+    ++progress_;
+    if (arrived_ > 0 && arrived_ + ended_ == count_) {
+      arrived_ = 0;
+      ++generation_;
+    }
+  }
+
+  Group& group_of(unsigned mask) {
+    Warp& warp = warps_[running_->number / kWarp];
+    for (const auto& group : warp.groups) {
+      if (group->mask == mask) return *group;
+    }
+    warp.groups.push_back(std::make_unique<Group>(Group{.mask = mask}));
+    return *warp.groups.back();
+  }
+
+  const Grid& grid_;
+  uint3 index_;
+  const std::function<void()>& body_;
+  std::barrier<>* others_;
+  unsigned count_ = 0, ended_ = 0, arrived_ = 0;
+  uint64_t generation_ = 0, progress_ = 0;
+  std::array<int, 3> any_{};
+  std::vector<Warp> warps_;
+  std::vector<uint64_t> shared_;
+  std::vector<Thread> threads_;
+  Thread* running_ = nullptr;
+  context::fiber caller_;
+};
+
+thread_local Block* Block::current = nullptr;
+
+Block& here() {
+  if (Block::current == nullptr) fail("device code was called outside of a kernel");
+  return *Block::current;
+}
+
+}  // namespace
+
+void run(const Grid& grid, const std::function<void()>& body) {
+  std::optional<std::barrier<>> all;
+  std::vector<std::thread> system_threads;
+  if (grid.is_cooperative) all.emplace(static_cast<std::ptrdiff_t>(grid.blocks.x));
+  for (unsigned z = 0; z < grid.blocks.z; ++z) {
+    for (unsigned y = 0; y < grid.blocks.y; ++y) {
+      for (unsigned x = 0; x < grid.blocks.x; ++x) {
+        const uint3 index{x, y, z};
+        const auto one = [&grid, &body, &all, index] {
+          Block(grid, index, body, all ? &*all : nullptr).run();
+        };
+        if (grid.is_cooperative) {
+          system_threads.emplace_back(one);
+        } else {
+          one();
+        }
+      }
+    }
+  }
+  for (std::thread& thread : system_threads) thread.join();
+}
+
+void wait_for_block() {
+  here().wait();
+}
+int any_of_block(int value) {
+  return here().any(value);
+}
+void wait_for_grid() {
+  here().wait_for_others();
+}
+void* dynamic_shared_memory() {
+  return here().shared();
+}
+const Lanes& exchange(unsigned mask, uint64_t mine) {
+  return here().exchange(mask, mine);
+}
+int lane_of_warp() {
+  return static_cast<int>(here().number() % kWarp);
+}
+
+void fail(const char* what) {
+  const char* kernel = Block::current == nullptr ? "" : Block::current->kernel();
+  std::fprintf(stderr, "CUDA on the CPU: %s: %s\n", kernel, what);
+  std::abort();
+}
+
+}  // namespace cuda_on_cpu

@@ -1,0 +1,12 @@
+#pragma once
+// In the place of the library's header of this name.
+#include "language.h"
+
+namespace headroom::cuda {
+
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(cuda_on_cpu::dynamic_shared_memory());
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,112 @@
+// The functions of CUDA's runtime that the library and its tests call, on host memory: a device of compute
+// capability 8.0 whose streams do everything at once.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace {
+
+constexpr int kProcessors = 3;
+constexpr size_t kMemoryBytes = size_t{8} << 30;
+constexpr size_t kAlignment = 512;
+
+thread_local cudaError_t last = cudaSuccess;
+
+cudaError_t result(cudaError_t error) {
+  if (error != cudaSuccess) last = error;
+  return error;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::snprintf(properties->name, sizeof properties->name, "CUDA on the CPU");
+  properties->major = 9;
+  properties->multiProcessorCount = kProcessors;
+  properties->totalGlobalMem = kMemoryBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  return std::exchange(last, cudaSuccess);
+}
+const char* cudaGetErrorString(cudaError_t) {
+  return "an error of CUDA on the CPU";
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  *data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  return result(*data == nullptr && bytes > 0 ? cudaErrorMemoryAllocation : cudaSuccess);
+}
+cudaError_t cudaFree(void* data) {
+  std::free(data);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  if (bytes > 0) std::memmove(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+cudaError_t cudaMemset(void* data, int value, size_t bytes) {
+  if (bytes > 0) std::memset(data, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  return cudaMemset(data, value, bytes);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
+}
+
+}  // extern "C"
