@@ -6,8 +6,8 @@ namespace cub {
 
 struct DeviceScan {
   template <class In, class Out, class Join, class First, class Count>
-  static cudaError_t ExclusiveScan(void* scratch, size_t& bytes, In from, Out to, Join join, First first, Count count,
-                                   cudaStream_t = nullptr) {
+  static cudaError_t ExclusiveScan(void* scratch, size_t& bytes, In from, Out to, Join join, First first,
+                                   Count count, cudaStream_t = nullptr) {
     if (scratch == nullptr) {
       bytes = 1;
       return cudaSuccess;
