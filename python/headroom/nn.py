@@ -78,9 +78,9 @@ class FusedHead(nn.Linear):
         device: of the head.
         dtype: of the head.
         class_weight: ``weight`` of :func:`headroom.linear_cross_entropy`, ``[V]``; not in the state dict.
-        reduction, ignore_index, label_smoothing, scale, softcap, temperature, z_loss, shift, max_workspace_bytes,
-            gradient, threshold, batch_invariant: as in :func:`headroom.linear_cross_entropy`. A ``torch.nn.Parameter``
-            as scale or temperature is learned with the head, and in its state dict.
+        reduction, ignore_index, label_smoothing, softcap, z_loss, shift: as in :func:`headroom.linear_cross_entropy`.
+        scale, temperature: the same. A ``torch.nn.Parameter`` is learned with the head, and in its state dict.
+        max_workspace_bytes, gradient, threshold, batch_invariant: as in :func:`headroom.linear_cross_entropy`.
     """
 
     class_weight: Tensor | None

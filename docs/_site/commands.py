@@ -1,0 +1,39 @@
+"""The page of the command line: what ``--help`` of every command says."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def executable() -> str:
+    """HEADROOM_CLI, or the command line of a build in this folder."""
+    for place in (os.environ.get("HEADROOM_CLI"), ROOT / "build/cli/headroom", ROOT / "build/test/cli/headroom"):
+        if place and shutil.which(place):
+            return str(place)
+    raise SystemExit("no headroom command line: build it, or name it in HEADROOM_CLI")
+
+
+def help_of(*words: str) -> str:
+    done = subprocess.run([executable(), *words, "--help"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def page() -> str:
+    first = help_of()
+    names = re.findall(r"^  ([a-z]+) {2,}", first[first.index("Subcommands:") :].split("\n\n")[0], re.MULTILINE)
+    lines = [
+        "# The command line",
+        "",
+        "After a build it is `build/cli/headroom`; a wheel brings it as `headroom` and `python -m headroom`.",
+        "Every command takes `--json`; sizes are written `256MiB` or `1GB`.",
+        "[C, C++ and the command line](../c_and_cpp.md) shows uses.",
+    ]
+    for words in [(), *((name,) for name in names)]:
+        lines += ["", f"## {' '.join(('headroom', *words))}", "", "```text", help_of(*words), "```"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,70 @@
+"""What MkDocs does beside its pages: it makes those of the headers, the command line and the files of the repository's
+root, puts the planner in, and shows links to files outside of docs/ as their names."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import commands  # noqa: E402
+import headers  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PARTS = ROOT / "build" / "site-parts"  # what scripts/site made before: planner/ if the planner can be built
+NO_PARALLEL = (
+    "# Parallel heads\n\n[Pieces in the C header](reference/c.md#headroom_row_stats_merge) join vocabulary shards.\n"
+)
+NO_PLANNER = "<!doctype html><title>Planner</title><p>This copy of the site was built without the planner.</p>\n"
+
+
+def of_root(name: str) -> str:
+    """A Markdown file of the repository's root, its links as seen from docs/."""
+    return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda m: "](" if m[1] else "](../", (ROOT / name).read_text())
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    headers.read_headers(PARTS / "doxygen")
+    made = {
+        "reference/c.md": headers.c_page(PARTS / "doxygen"),
+        "reference/cpp.md": headers.cpp_page(PARTS / "doxygen"),
+        "reference/command_line.md": commands.page(),
+        "changelog.md": of_root("CHANGELOG.md"),
+        "contributing.md": of_root("CONTRIBUTING.md"),
+    }
+    if not (ROOT / "docs" / "parallel.md").exists():
+        made["parallel.md"] = NO_PARALLEL
+    if not (PARTS / "planner" / "index.html").exists():
+        made["planner/index.html"] = NO_PLANNER
+    for path in (PARTS / "planner").rglob("*"):
+        if path.is_file():
+            name = path.relative_to(PARTS).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Files of the repository that are no pages: `path` in the place of a link, which must exist."""
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def shown(match: re.Match[str]) -> str:
+        target = (folder / match[2]).resolve()
+        if target.is_relative_to(ROOT / "docs"):
+            return match[0]
+        if not target.exists():
+            raise SystemExit(f"{page.file.src_uri}: {match[2]} is not there")
+        return f"`{target.relative_to(ROOT)}`"
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((\.\.?/[^)#]*)\)", shown, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Docstrings are reStructuredText in two places: roles before names, and two colons before formulas."""
+    return re.sub(r"::</p>", ":</p>", re.sub(r":(?:func|class|mod|meth|data):(?=<code>)", "", html))

@@ -1,0 +1,50 @@
+"""Every Python block of the documentation runs, the blocks of a page one after the other in one place."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from itertools import groupby
+
+import blocks
+import pytest
+
+SCRIPT = """
+import sys, stand_ins
+where = stand_ins.of_page({page!r})
+for line, text in {texts!r}:
+    exec(compile("\\n" * line + text, {page!r}, "exec"), where)
+"""
+BY_PAGE = [(page, list(found)) for page, found in groupby(blocks.of("python"), key=lambda block: block.page)]
+
+
+@pytest.mark.parametrize("page, found", BY_PAGE, ids=[str(page.relative_to(blocks.ROOT)) for page, _ in BY_PAGE])
+def test_page(page, found, tmp_path):
+    """In a process of its own: patches of one page are not seen by another."""
+    name = page.relative_to(blocks.ROOT).as_posix()
+    script = SCRIPT.format(page=name, texts=[(block.line, block.text) for block in found])
+    path = os.pathsep.join([str(blocks.ROOT / "python"), str(pathlib.Path(__file__).parent)])
+    environment = dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readers_diff():
+    """The line that a reader adds, in the place of the one that goes: the same loss."""
+    import stand_ins
+
+    changes = blocks.of("diff")
+    assert changes
+    for block in changes:
+        where = stand_ins.tensors()
+        for sign in "-+":
+            code = "\n".join(line[2:] for line in block.text.splitlines() if line[:1] in (sign, " "))
+            exec("import headroom\n" + code, where)
+            where["loss" + sign] = where["loss"]
+        assert abs(where["loss-"].item() - where["loss+"].item()) < 1e-5, blocks.name(block)
+
+
+def test_languages():
+    for page in blocks.PAGES:
+        for block in blocks.blocks(page):
+            assert block.language in blocks.KNOWN, f"{blocks.name(block)}: {block.language or 'no language'}"

@@ -1,0 +1,109 @@
+"""Every command of the documentation: run as it stands, run at a smaller size, or named here with the reason why."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+
+import blocks
+import numpy
+import pytest
+
+# Run smaller. (What is not here runs as it stands.)
+SMALLER = {
+    "headroom bench": "headroom bench --shape 64,1000,32 --quiet",
+    "headroom bench --shape 1024,32768,512": "headroom bench --shape 64,1000,32 --quiet",
+    "headroom train": "headroom train --help",  # ./scripts/test's stage cli trains
+    "headroom check": "headroom check --help",  # and checks
+}
+# By their beginning.
+NOT_RUN = {
+    "headroom bench --device cuda:0": "needs a GPU",
+    "pip install": "stage wheel of ./scripts/test installs a wheel",
+    "./scripts/": "a stage of ./scripts/test, or that script itself",
+    "cmake": "stage cpp of ./scripts/test builds with a compiler alone; presets are compared with CMake below",
+    "ctest": "runs in stage cpp of ./scripts/test",
+    "HEADROOM_LIBRARY=": "runs in stage python of ./scripts/test",
+    "python examples/": "runs in tests/python/test_example_clients.py",
+    "python experiments/": "needs a GPU; experiments/convergence has tests of its own",
+    "python bench/": "measures for minutes, or needs a GPU: its script and its options are checked below",
+    "OMP_WAIT_POLICY=": "the same",
+    "python -m pytest": "runs in stage python of ./scripts/test",
+}
+COMMAND = re.compile(r"^    ((?:OMP_WAIT_POLICY=passive )?(?:python|headroom|\./scripts)\b.*)$", re.MULTILINE)
+
+
+def commands(text):
+    joined = text.replace("\\\n", " ")
+    stripped = (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines())
+    return [line for line in stripped if line and not line.startswith("#")]
+
+
+FENCED = [(blocks.name(block), line) for block in blocks.of("sh") for line in commands(block.text)]
+INDENTED = [
+    (str(page.relative_to(blocks.ROOT)), match[1])
+    for page in blocks.PAGES
+    for match in COMMAND.finditer(page.read_text())
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a head in files, and `headroom` on its path."""
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "headroom").symlink_to(shutil.which(os.environ["HEADROOM_CLI"]))
+    random = numpy.random.default_rng(0)
+    numpy.save(folder / "h.npy", random.standard_normal((12, 8), dtype="f4"))
+    weight = random.standard_normal((50, 8), dtype="f4")
+    numpy.save(folder / "w.npy", weight)
+    save_file({"lm_head.weight": weight}, folder / "model.safetensors")
+    numpy.save(folder / "y.npy", random.integers(0, 50, 12))
+    return folder
+
+
+@pytest.mark.parametrize("where, command", FENCED, ids=[f"{where} {command[:40]}" for where, command in FENCED])
+def test_command(where, command, place):
+    if any(command.startswith(beginning) for beginning in NOT_RUN):
+        pytest.skip(next(reason for beginning, reason in NOT_RUN.items() if command.startswith(beginning)))
+    environment = dict(os.environ, PATH=os.pathsep.join([str(place / "bin"), os.environ["PATH"]]))
+    program = ["bash", "-ec", SMALLER.get(command, command)]
+    done = subprocess.run(program, cwd=place, env=environment, capture_output=True, text=True)
+    if "expected one of cpu, reference, got cuda" in done.stderr:
+        pytest.skip("this build has no CUDA backend")
+    assert done.returncode == 0, f"{where}: {command}\n{done.stdout}{done.stderr}"
+
+
+def test_nothing_is_excused_that_is_not_there():
+    lines = [command for _, command in FENCED + INDENTED]
+    for beginning in [*NOT_RUN, *SMALLER]:
+        assert any(line.startswith(beginning) for line in lines), beginning
+
+
+def scripts():
+    """Scripts of bench/ and experiments/ that pages name, with all options that they are named with."""
+    found = {}
+    for where, command in FENCED + INDENTED:
+        words = [word for word in shlex.split(command) if "=" not in word or word.startswith("--")]
+        if words[0] == "python" and words[1].endswith(".py"):
+            options = {word.partition("=")[0] for word in words[2:] if word.startswith("--")}
+            found.setdefault(words[1], {}).setdefault(where, set()).update(options)
+    return found
+
+
+@pytest.mark.parametrize("script", sorted(scripts()))
+def test_a_measurement_can_be_asked_for_so(script):
+    source = (blocks.ROOT / script).read_text()
+    for where, options in scripts()[script].items():
+        missing = [option for option in options if f'"{option}"' not in source and "REMAINDER" not in source]
+        assert not missing, f"{where}: {script} has no {', '.join(missing)}"
+
+
+def test_presets():
+    done = subprocess.run(["cmake", "--list-presets=all"], cwd=blocks.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    named = {word for _, line in FENCED for word in re.findall(r"--preset (\w+)", line)}
+    assert named and all(f'"{preset}"' in done.stdout for preset in named), (named, done.stdout)
