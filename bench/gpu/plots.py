@@ -11,13 +11,19 @@ from shapes import Shape
 LEAST_POINTS, LEAST_BUDGETS = 2, 5
 
 
+# Okabe and Ito's colours, which people with any colour vision tell apart: the first two are ours; others have markers.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+MARKERS = ("s", "D", "^", "v", "P", "X", "*", "<", ">", "p", "h", "d")
+
+
 def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "headroom"})
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -25,11 +31,20 @@ def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     return figure, axes
 
 
+def _plain_logarithm(axis: Any, low: float, high: float) -> None:
+    """Ticks at 1, 2 and 5 times powers of ten, fewer over a long range, as plain numbers."""
+    factors = (1, 2, 5) if high < 300 * low else (1,)
+    powers = [10.0**k for k in range(-3, 7)]
+    ticks = [f * power for power in powers for f in factors if low / 1.05 <= f * power <= high * 1.05]
+    axis.set_ticks(ticks, [f"{tick:,g}" for tick in ticks])
+    axis.set_ticks([], minor=True)
+
+
 def _save(figure: Any, folder: pathlib.Path, name: str, form: str) -> pathlib.Path:
     from matplotlib import pyplot
 
     path = folder / f"{name}.{form}"
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if form == "svg" else None)
     pyplot.close(figure)
     return path
 
@@ -50,16 +65,29 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path,
         return []
     title = f"Forward and backward, N {shape.tokens}, V {shape.vocab}, D {shape.hidden}"
     figure, axes = _axes(title, "peak memory beyond inputs and gradients, MiB", "milliseconds")
+    widest, slowest, fastest = 1.0, 0.0, float("inf")
+    own, other = iter(COLORS), 0
     for label, points in lines.items():
         points.sort(key=lambda row: row.extra_mib or 0.0)
         beyond = [max((row.extra_mib or 0.0) - row.gradient_mib, 1.0) for row in points]
-        axes.plot(beyond, [row.burst_ms for row in points], "o-" if points[0].ours else "x", label=label)
+        times = [row.burst_ms or 0.0 for row in points]
+        widest, slowest, fastest = max(widest, *beyond), max(slowest, *times), min(fastest, *times)
+        if points[0].ours:
+            axes.plot(beyond, times, "o-", color=next(own), label=label, linewidth=2)
+        else:
+            style = {"marker": MARKERS[other % len(MARKERS)], "color": COLORS[2 + other % 5]}
+            axes.plot(beyond, times, linestyle="none", markersize=7, label=label, **style)
+            other += 1
     gemms = record.gemms.get(shape.name)
     if gemms and gemms.burst:
         axes.axhline(sum(gemms.burst.values()), color="black", linestyle="--", label="three bare products")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.legend()
+    axes.set_xlim(0.7, 1.4 * widest)
+    axes.set_ylim(0.8 * fastest, 1.25 * slowest)
+    _plain_logarithm(axes.xaxis, 1.0, widest)
+    _plain_logarithm(axes.yaxis, fastest, slowest)
+    figure.legend(loc="outside right upper")
     return [_save(figure, folder, f"time-against-memory-{shape.name}", form)]
 
 
@@ -112,24 +140,32 @@ def plot_share_of_bare_products(record: Record, folder: pathlib.Path, form: str)
     return found
 
 
+def _workspace(row: Row) -> float | None:
+    """MiB beyond gradients; of a record without them the budget."""
+    return row.budget_mib if row.extra_mib is None else row.extra_mib - row.gradient_mib
+
+
 def plot_time_against_budget(record: Record, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
     """A line a shape that was measured at several budgets, in shares of its bare products."""
     lines = {}
     for shape in record.shapes:
-        rows = [
-            r for r in _gradients(record, shape) if r.ours and r.threshold is None and r.burst_ratio and r.extra_mib
-        ]
-        points = sorted(((row.extra_mib or 0.0) - row.gradient_mib, row.burst_ratio) for row in rows)
+        rows = [r for r in _gradients(record, shape) if r.ours and r.threshold is None and r.burst_ratio]
+        sizes = [_workspace(row) for row in rows]
+        points = sorted((size, row.burst_ratio or 0.0) for size, row in zip(sizes, rows) if size is not None)
         if len({row.budget_mib for row in rows}) >= LEAST_BUDGETS:
             lines[f"{shape.name}: {shape.tokens} x {shape.vocab} x {shape.hidden}"] = points
     if not lines:
         return []
-    figure, axes = _axes("Forward and backward", "workspace, MiB", "time, in that of the three bare products")
-    for label, points in lines.items():
-        axes.plot([mib for mib, _ in points], [ratio for _, ratio in points], "o-", label=label)
+    what = "workspace" if any(row.extra_mib is not None for row in record.rows) else "budget"
+    figure, axes = _axes("Forward and backward", f"{what}, MiB", "time, in that of the three bare products")
+    for label, points, color, marker in zip(lines, lines.values(), COLORS * len(lines), MARKERS * len(lines)):
+        places, ratios = zip(*points)
+        axes.plot(places, ratios, marker=marker, color=color, label=label)
     axes.axhline(1, color="black", linestyle="--", label="three bare products")
     axes.axhline(4 / 3, color="gray", linestyle=":", label="four: all logits made twice")
     axes.set_xscale("log")
+    sizes = [mib for points in lines.values() for mib, _ in points]
+    _plain_logarithm(axes.xaxis, min(sizes), max(sizes))
     axes.legend(fontsize="small")
     return [_save(figure, folder, "time-against-budget", form)]
 

@@ -19,6 +19,7 @@ struct Axis {
   std::string label;
   bool log = false;  // values that are not positive are left out
   Unit unit = Unit::kNone;
+  bool whole = false;                        // counts: ticks are whole numbers
   std::optional<double> min = std::nullopt;  // else from the data
   std::optional<double> max = std::nullopt;
 };

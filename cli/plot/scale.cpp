@@ -72,7 +72,8 @@ void Scale::fit_linear(const Axis& axis, double low, double high) {
     if (!axis.min) low -= room;
     high = low + 2 * room;
   }
-  const double step = round_step(high - low, 5.0, axis.unit);
+  double step = round_step(high - low, 5.0, axis.unit);
+  if (axis.whole) step = std::max(step, 1.0);
   min_ = axis.min ? low : std::floor(low / step + 1e-9) * step;
   max_ = axis.max ? high : std::ceil(high / step - 1e-9) * step;
   const double first = std::ceil(min_ / step - 1e-9);

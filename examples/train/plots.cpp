@@ -24,6 +24,7 @@ std::string loss_chart(const Results& results) {
   chart.title = "Training with the fused head";
   chart.subtitle = about(results);
   chart.x.label = "training step";
+  chart.x.whole = true;
   chart.x.max = static_cast<double>(results.fused.loss.size());
   chart.y.label = "loss (nats per token)";
   plot::Series fused{"training, fused head", steps(results.fused.loss.size()), results.fused.loss};
@@ -66,6 +67,7 @@ std::string agreement_chart(const Results& results) {
   chart.title = "Difference of the two heads' training losses";
   chart.subtitle = "same start and data; the tolerance follows from fp32 rounding";
   chart.x.label = "training step";
+  chart.x.whole = true;
   chart.y.label = "|fused - materialized| (nats)";
   chart.y.log = true;
   plot::Series tolerance{"tolerance", steps(agreement.tolerance.size()), agreement.tolerance,

@@ -79,5 +79,14 @@ TEST(Plot, ScalesHoldTheirData) {
   }
 }
 
+TEST(Plot, CountsHaveWholeTicks) {
+  for (const double high : {1.0, 2.0, 3.0, 8.0, 14.0, 1000.0}) {
+    Axis axis;
+    axis.whole = true;
+    const Scale scale(axis, 1.0, high, 0.0, 100.0);
+    for (const double tick : scale.ticks()) EXPECT_EQ(tick, std::round(tick)) << high;
+  }
+}
+
 }  // namespace
 }  // namespace headroom::plot

@@ -1,0 +1,81 @@
+"""The tables of docs/results.md whose figures are in bench/records, and their plots.
+
+    python bench/gpu/published.py            writes tables and plots
+    python bench/gpu/published.py --check    says whether the tables are those of the records
+
+A record is what run.py --json writes; run.py --show prints all of it. A table stands between two comments that name it.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+from plots import plot_time_against_budget, plot_time_against_memory
+from record import Record, Row, load
+from table import markdown, number
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "bench" / "records"
+RESULTS = ROOT / "docs" / "results.md"
+PLOTTED = ("gemma-2-2b", "llama-3-8b")  # against memory
+
+
+def heads(record: Record) -> list[str]:
+    """A row a method, of each head milliseconds and MiB beyond gradients."""
+    head, methods = [""], dict.fromkeys(row.method for row in record.rows)
+    for shape in record.shapes:
+        head += [f"{shape.name}, ms", "MiB beyond gradients" if len(head) == 1 else "MiB"]
+    lines = []
+    for method in methods:
+        cells = [method]
+        for shape in record.shapes:
+            row = next(row for row in record.rows if (row.method, row.shape) == (method, shape.name))
+            cells += [number(row.burst_ms, ".1f") if row.status == "ok" else "fails", number(row.extra_mib, ".0f")]
+        lines.append(cells)
+    return markdown(head, lines)
+
+
+def budgets(record: Record) -> list[str]:
+    """A row a budget, of each head burst / sustained in its three bare products."""
+
+    def cell(row: Row) -> str:
+        return "refused" if row.status == "refused" else f"{row.burst_ratio:.2f} / {row.sustained_ratio:.2f}"
+
+    lines = []
+    for budget in dict.fromkeys(row.budget_mib for row in record.rows):
+        found = {row.shape: row for row in record.rows if row.budget_mib == budget}
+        lines.append(["unlimited" if budget is None else str(budget), *(cell(found[s.name]) for s in record.shapes)])
+    return markdown(["budget, MiB", *(shape.name for shape in record.shapes)], lines)
+
+
+TABLES = {"heads-2026-11-22": heads, "heads-2026-11-20": heads, "budgets-2026-11-22": budgets}
+
+
+def with_tables(text: str) -> str:
+    for name, table in TABLES.items():
+        before, after = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
+        head, _, rest = text.partition(before)
+        _, found, tail = rest.partition(after)
+        if not found:
+            raise SystemExit(f"{RESULTS}: expected {before.strip()} and {after.strip()}")
+        text = head + before + "\n".join(table(load(str(RECORDS / f"{name}.json")))) + after + tail
+    return text
+
+
+def main() -> None:
+    text = RESULTS.read_text()
+    made = with_tables(text)
+    if "--check" in sys.argv[1:]:
+        raise SystemExit(0 if made == text else "docs/results.md: tables differ from bench/records")
+    RESULTS.write_text(made)
+    folder = ROOT / "docs" / "plots"
+    plot_time_against_budget(load(str(RECORDS / "budgets-2026-11-22.json")), folder, "svg")
+    record = load(str(RECORDS / "heads-2026-11-22.json"))
+    for shape in record.shapes:
+        if shape.name in PLOTTED:
+            plot_time_against_memory(record, shape, folder, "svg")
+
+
+if __name__ == "__main__":
+    main()

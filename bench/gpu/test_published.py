@@ -1,0 +1,39 @@
+"""Tables and records that are published: python -m pytest bench/gpu"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import published
+from record import load
+
+
+def test_the_tables_of_the_results_are_those_of_the_records() -> None:
+    text = published.RESULTS.read_text()
+    assert published.with_tables(text) == text
+    with pytest.raises(SystemExit, match="expected <!-- heads-2026-11-22 -->"):
+        published.with_tables("")
+
+
+def test_every_record_is_published_and_says_what_it_is_of() -> None:
+    assert {path.stem for path in published.RECORDS.glob("*.json")} == set(published.TABLES)
+    for name in published.TABLES:
+        record = load(str(published.RECORDS / f"{name}.json"))
+        assert record.rows and {"device", "date"} <= set(record.meta), name
+
+
+def test_a_plot_has_words_as_words_and_no_two_methods_alike(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    from plots import plot_time_against_memory
+
+    record = load(str(published.RECORDS / "heads-2026-11-22.json"))
+    (path,) = plot_time_against_memory(record, record.shapes[0], tmp_path, "svg")
+    text = path.read_text()
+    assert re.search(r">headroom thinned</text>", text) and re.search(r">torch.compile</text>", text)
+    assert path.read_text() == (published.ROOT / "docs" / "plots" / path.name).read_text()
