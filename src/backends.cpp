@@ -4,31 +4,22 @@
 #ifdef HEADROOM_WITH_CPU
 #include "cpu/cpu_backend.h"
 #endif
-#ifdef HEADROOM_WITH_CUDA
 #include "cuda/cuda_backend.h"
-#endif
 #include "reference/reference_backend.h"
 
 namespace headroom {
 
 std::span<const Backend* const> all_backends() {
-  static const Backend* const kBackends[] = {
-#ifdef HEADROOM_WITH_CUDA
-      &cuda_backend(),
-#endif
+  static const Backend* const kBackends[] = {&cuda_backend(),
 #ifdef HEADROOM_WITH_CPU
-      &cpu_backend(),
+                                             &cpu_backend(),
 #endif
-      &reference_backend()};
+                                             &reference_backend()};
   return kBackends;
 }
 
 std::vector<DeviceInfo> all_devices(std::string* why_none) {
-  for (const Backend* backend : all_backends()) {
-    if (backend->devices != nullptr) return backend->devices(why_none);
-  }
-  *why_none = "this build has no CUDA backend";
-  return {};
+  return cuda_backend().devices(why_none);
 }
 
 const Backend& backend_by_name(const std::string& name, const BackendOptions& options) {

@@ -219,6 +219,8 @@ void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* 
   write_text(backend, out.backend, sizeof out.backend);
   write_text(plan.config.c_str(), out.config, sizeof out.config);
   out.draws_bytes = plan.draws_bytes;
+  out.kept_columns = plan.kept_columns;
+  out.vocab_window = plan.vocab_window;
   write_text(plan.implementation.c_str(), out.implementation, sizeof out.implementation);
   write_text(plan.reason.c_str(), out.reason, sizeof out.reason);
   std::memcpy(info, &out, out.struct_size);

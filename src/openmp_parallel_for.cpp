@@ -48,6 +48,11 @@ ParallelFor openmp_parallel_for(int threads) {
             for (int64_t task = 0; task < tasks; ++task) body(task, omp_get_thread_num());
           }};
 }
+#elif defined(HEADROOM_PLANS_ONLY)
+// Plans are for as many threads as they are asked for: nothing runs.
+ParallelFor openmp_parallel_for(int threads) {
+  return {threads > 0 ? threads : 1, serial_parallel_for().run};
+}
 #else
 ParallelFor openmp_parallel_for(int) {
   return serial_parallel_for();

@@ -14,7 +14,7 @@ namespace {
 
 // What all backends have to say of it.
 std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const BackendOptions& options,
-                           size_t max_workspace_bytes) {
+                           uint64_t max_workspace_bytes) {
   std::vector<Plan> plans = backend.plans(valid, options, max_workspace_bytes);
   for (Plan& plan : plans) {
     if (valid.batch_invariant) plan.reason += "; a row's sums have the same bits in any batch";
@@ -24,7 +24,7 @@ std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const B
 
 }  // namespace
 
-std::vector<Plan> list_plans(const Context& context, const Problem& problem, size_t max_workspace_bytes,
+std::vector<Plan> list_plans(const Context& context, const Problem& problem, uint64_t max_workspace_bytes,
                              const Backend** backend) {
   const Problem valid = validated(problem);
   *backend = &choose_backend(context.backend, valid, context.options);
@@ -39,15 +39,16 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   if (verbose == nullptr || std::strcmp(verbose, "1") != 0) return;
   std::fprintf(
       stderr,
-      "headroom: N %lld, V %lld, D %lld: %s on %s (%s), workspace %zu bytes, %.2f F; %s because: %s\n",
+      "headroom: N %lld, V %lld, D %lld: %s on %s (%s), workspace %llu bytes, %.2f F; %s because: %s\n",
       static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
       static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
-      plan.workspace_bytes, plan.cost_f, plan.implementation.c_str(), plan.reason.c_str());
+      static_cast<unsigned long long>(plan.workspace_bytes), plan.cost_f, plan.implementation.c_str(),
+      plan.reason.c_str());
 }
 
 }  // namespace
 
-PlannedProblem make_plan(const Context& context, const Problem& problem, size_t max_workspace_bytes) {
+PlannedProblem make_plan(const Context& context, const Problem& problem, uint64_t max_workspace_bytes) {
   const Problem valid = validated(problem);
   const Backend& backend = choose_backend(context.backend, valid, context.options);
   const std::vector<Plan> plans = plans_of(backend, valid, context.options, max_workspace_bytes);

@@ -36,6 +36,8 @@ nlohmann::ordered_json plan_json(const PlanInfo& info) {
           {"cost_f", info.cost_f},
           {"predicted_seconds", info.predicted_seconds},
           {"token_chunk", info.token_chunk},
+          {"kept_columns", info.kept_columns},
+          {"vocab_window", info.vocab_window},
           {"threads", info.threads},
           {"config", info.config},
           {"implementation", info.implementation},

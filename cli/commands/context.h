@@ -21,8 +21,8 @@ Context make_context(const GlobalOptions& globals, const std::string& backend = 
 // Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
 void print_json(const nlohmann::ordered_json& document);
 
-// What a plan is, as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, token_chunk, threads,
-// config, implementation, reason.
+// What a plan is, as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, token_chunk,
+// kept_columns, vocab_window, threads, config, implementation, reason.
 nlohmann::ordered_json plan_json(const PlanInfo& info);
 
 }  // namespace headroom::cli

@@ -218,7 +218,7 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
   const Context context = make_context(globals, {}, parse_device_or_model(globals, options.device));
   const std::vector<PlanInfo> plans = all_plans(context, problem);
   const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);
-  size_t smallest = plans.empty() ? 0 : plans.front().workspace_bytes;
+  uint64_t smallest = plans.empty() ? 0 : plans.front().workspace_bytes;
   for (const PlanInfo& plan : plans) smallest = std::min(smallest, plan.workspace_bytes);
 
   std::unique_ptr<PlanInfo> chosen;

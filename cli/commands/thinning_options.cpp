@@ -1,10 +1,10 @@
 #include "commands/thinning_options.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <string_view>
 
+#include "commands/units.h"
 #include "options.h"
 
 namespace headroom::cli {
@@ -20,9 +20,8 @@ constexpr std::array<GradientName, 3> kGradients{{{"exact", Gradient::exact},
 
 // NaN for what is not a number as a whole.
 double number_of(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? value : NAN;
+  const auto [value, length] = leading_number(text, true);
+  return length == text.size() ? value : NAN;
 }
 
 }  // namespace

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
-#include <cstdio>
+#include <cstdlib>
 #include <string_view>
 
 #include "options.h"
@@ -33,11 +32,9 @@ std::string lower(std::string text) {
 // A number and what follows it; nothing readable gives NaN.
 double parse_scaled(std::string text, bool bytes) {
   text = lower(text);
-  double value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
-  if (error != std::errc{}) return NAN;
-  std::string_view rest(end, static_cast<size_t>(text.data() + text.size() - end));
+  const auto [value, length] = leading_number(text, false);
+  if (length == 0) return NAN;
+  std::string_view rest = std::string_view(text).substr(length);
   while (rest.starts_with(' ')) rest.remove_prefix(1);
   if (bytes && rest.ends_with('b')) rest.remove_suffix(1);
   if (rest.empty()) return value;
@@ -49,12 +46,31 @@ double parse_scaled(std::string text, bool bytes) {
 
 }  // namespace
 
-size_t parse_size(const std::string& option, const std::string& text) {
+// Not by std::from_chars, which not every standard library has for floating-point numbers.
+LeadingNumber leading_number(std::string_view text, bool exponent) {
+  const auto digits = [&](size_t at) {
+    while (at < text.size() && text[at] >= '0' && text[at] <= '9') ++at;
+    return at;
+  };
+  const size_t begin = text.starts_with('-') ? 1 : 0;
+  size_t end = digits(begin);
+  const size_t whole = end - begin;
+  if (end < text.size() && text[end] == '.') end = digits(end + 1);
+  if (whole == 0 && end - begin < 2) return {NAN, 0};  // no digit, or a point alone
+  if (exponent && end < text.size() && (text[end] == 'e' || text[end] == 'E')) {
+    const size_t sign = end + 1 < text.size() && (text[end + 1] == '-' || text[end + 1] == '+') ? 1 : 0;
+    const size_t after = digits(end + 1 + sign);
+    if (after > end + 1 + sign) end = after;
+  }
+  return {std::strtod(std::string(text.substr(0, end)).c_str(), nullptr), end};
+}
+
+uint64_t parse_size(const std::string& option, const std::string& text) {
   const double bytes = parse_scaled(text, true);
   if (!(bytes >= 0 && bytes < 0x1p62)) {
     throw UsageError(option + ": expected a size such as 256MiB, 1GB or 0, got '" + text + "'");
   }
-  return static_cast<size_t>(bytes);
+  return static_cast<uint64_t>(bytes);
 }
 
 int64_t parse_count(const std::string& option, const std::string& text) {

@@ -165,11 +165,11 @@ typedef struct headroom_problem {
   int32_t accumulate_d_bias;
   int32_t unaligned_rows; /* CUDA: 1 where a row of hidden, classifier or d_hidden is a multiple of 16 bytes
                              long but does not begin at one */
-  size_t max_workspace_bytes; /* hard; 0 (default): as the fastest plan wants */
-  int32_t gradient;           /* headroom_gradient; default exact */
-  int32_t keeps_draws;        /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
-  double threshold;           /* thinned: in [2^-126, 1]; default 2^-10 */
-  int64_t seed;               /* thinned */
+  uint64_t max_workspace_bytes; /* hard; 0 (default): as the fastest plan wants */
+  int32_t gradient;             /* headroom_gradient; default exact */
+  int32_t keeps_draws;     /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
+  double threshold;        /* thinned: in [2^-126, 1]; default 2^-10 */
+  int64_t seed;            /* thinned */
   int32_t compute_dtype;   /* HEADROOM_BF16 or HEADROOM_F16: hidden and classifier are rounded to it on their
                               way into the products, a part at a time inside the workspace, and the products are
                               of that dtype; gradients are written in their own dtypes as ever. HEADROOM_F32 (0,
@@ -264,15 +264,18 @@ typedef struct headroom_plan_info {
   size_t struct_size;
   int32_t kind; /* headroom_plan_kind */
   int32_t threads;
-  size_t workspace_bytes; /* beyond inputs and outputs: exact, and all that the run uses */
-  double cost_f;          /* work in units of F */
+  uint64_t workspace_bytes; /* beyond inputs and outputs: exact, and all that the run uses */
+  double cost_f;            /* work in units of F */
   double predicted_seconds;
   int64_t token_chunk; /* rows whose exponentials are kept at once; 0: none */
   char backend[32];
   char config[96];         /* the kernels' configuration, for people */
-  size_t draws_bytes;      /* of buffers' draws; 0: not asked for */
+  uint64_t draws_bytes;    /* of buffers' draws; 0: not asked for */
   char implementation[32]; /* which kernels, by the name that headroom_context_options.isa takes */
   char reason[128];        /* why these, for people */
+  int64_t kept_columns; /* the first columns of the vocabulary, whose exponentials the gradients are made of;
+                           0: none */
+  int64_t vocab_window; /* columns that are made at once of those that are not kept; 0: no such cut */
 } headroom_plan_info;
 
 /* A CUDA device. Versions as CUDA counts them: 13000 is 13.0. */
@@ -280,7 +283,7 @@ typedef struct headroom_device_info {
   size_t struct_size;
   int32_t compute_capability; /* 90 for 9.0 */
   int32_t multiprocessors;
-  size_t memory_bytes;
+  uint64_t memory_bytes;
   int32_t driver_version;   /* the newest CUDA that the driver supports */
   int32_t runtime_version;  /* of the runtime in the library */
   int64_t cublaslt_version; /* 0: not found */

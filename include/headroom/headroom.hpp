@@ -234,7 +234,7 @@ class Plan {
 inline PlanInfo run_once(const Context& context, const Problem& problem, const Buffers& buffers) {
   const Plan plan(context, problem);
   const PlanInfo info = plan.info();
-  const Workspace workspace(info.workspace_bytes);
+  const Workspace workspace(static_cast<size_t>(info.workspace_bytes));
   plan.run(buffers, workspace.bytes());
   return info;
 }

@@ -169,6 +169,8 @@ class PlanInfo(ctypes.Structure):
         ("draws_bytes", c_size_t),
         ("implementation", c_char * 32),
         ("reason", c_char * 128),
+        ("kept_columns", c_int64),
+        ("vocab_window", c_int64),
     ]
 
 

@@ -90,6 +90,8 @@ class PlanInfo:
         implementation: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
         reason: why these, for people.
         draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
+        kept_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
+        vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
     """
 
     kind: str
@@ -103,6 +105,8 @@ class PlanInfo:
     implementation: str
     reason: str
     draws_bytes: int = 0
+    kept_columns: int = 0
+    vocab_window: int = 0
 
 
 def _to_info(info: Any) -> PlanInfo:
@@ -118,6 +122,8 @@ def _to_info(info: Any) -> PlanInfo:
         implementation=info.implementation.decode(),
         reason=info.reason.decode(),
         draws_bytes=info.draws_bytes,
+        kept_columns=info.kept_columns,
+        vocab_window=info.vocab_window,
     )
 
 

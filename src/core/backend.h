@@ -28,7 +28,7 @@ struct DeviceInfo {
   std::string name;
   int compute_capability = 0;  // 90 for 9.0
   int processors = 0;
-  size_t memory_bytes = 0;
+  uint64_t memory_bytes = 0;
   int driver_version = 0;
   int runtime_version = 0;
   int64_t cublaslt_version = 0;  // 0: not found
@@ -48,7 +48,7 @@ struct Backend {
   // All plans worth choosing from that fit the budget (0: none), and always the one that needs least memory.
   // Allocates no workspace and touches no data.
   std::vector<Plan> (*plans)(const Problem& problem, const BackendOptions& options,
-                             size_t max_workspace_bytes);
+                             uint64_t max_workspace_bytes);
   // Every element *= *factor, but what is 0 stays 0; nothing is touched when that is 1. There is an array,
   // none is empty, and all are float64, as is then the factor (else float32), or none is.
   void (*scale)(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,

@@ -24,7 +24,7 @@ const char* plan_kind_name(PlanKind kind) {
   return "unknown plan";
 }
 
-const Plan& choose_plan(const std::vector<Plan>& candidates, size_t max_workspace_bytes) {
+const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes) {
   if (candidates.empty()) throw Error(Status::kInternal, "the backend offered no plan for the problem");
   const Plan* best = nullptr;
   const Plan* smallest = &candidates.front();

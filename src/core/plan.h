@@ -36,19 +36,21 @@ class BackendPlan {
 // How one backend will run one problem: facts about it, and the plan itself.
 struct Plan {
   PlanKind kind = PlanKind::kForward;
-  size_t workspace_bytes = 0;  // beyond inputs and outputs; exact, and all that the run uses
-  size_t draws_bytes = 0;      // of Buffers::draws
-  double cost_f = 0;           // work in units of F = 2NVD FLOP
+  uint64_t workspace_bytes = 0;  // beyond inputs and outputs; exact, and all that the run uses
+  uint64_t draws_bytes = 0;      // of Buffers::draws
+  double cost_f = 0;             // work in units of F = 2NVD FLOP
   double predicted_seconds = 0;
   int threads = 1;
   std::string implementation;  // which kernels, by the name that BackendOptions::isa takes
   std::string reason;          // why these, for people
   std::string config;          // their configuration, for people
   int64_t token_chunk = 0;     // rows whose exps are kept at once
+  int64_t kept_columns = 0;    // the first ones, whose exps are kept for the gradients
+  int64_t vocab_window = 0;    // columns made at once of those that are not kept; 0: no such cut
   std::shared_ptr<const BackendPlan> backend_plan;
 };
 
 // The fastest of those within the budget (0: no budget). Throws kBudgetTooSmall naming the smallest need.
-const Plan& choose_plan(const std::vector<Plan>& candidates, size_t max_workspace_bytes);
+const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes);
 
 }  // namespace headroom

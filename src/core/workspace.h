@@ -5,9 +5,10 @@
 
 namespace headroom {
 
-inline constexpr size_t kWorkspaceAlignment = 64;
+// Bytes are 64-bit numbers on every machine: plans are for devices that may have more memory than this one.
+inline constexpr uint64_t kWorkspaceAlignment = 64;
 
-constexpr size_t align_up(size_t bytes) {
+constexpr uint64_t align_up(uint64_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
@@ -21,17 +22,17 @@ class Workspace {
   // Uninitialised, aligned to kWorkspaceAlignment; an empty span when only counting.
   template <class T>
   std::span<T> take(int64_t count) {
-    const size_t offset = used_;
-    used_ += align_up(static_cast<size_t>(count) * sizeof(T));
+    const uint64_t offset = used_;
+    used_ += align_up(static_cast<uint64_t>(count) * sizeof(T));
     if (base_ == nullptr) return {};
     return {reinterpret_cast<T*>(base_ + offset), static_cast<size_t>(count)};
   }
-  size_t used() const { return used_; }
+  uint64_t used() const { return used_; }
   const void* base() const { return base_; }
 
  private:
   std::byte* base_ = nullptr;
-  size_t used_ = 0;
+  uint64_t used_ = 0;
 };
 
 }  // namespace headroom

@@ -36,7 +36,7 @@ namespace headroom::cpu {
 
 const Kernels* bf16_pair_kernels() {
 #if (HWY_TARGETS & HWY_AVX3) && HEADROOM_COMPILES_BF16_PAIRS
-  static constexpr Kernels kKernels = bf16_pairs::N_AVX3::make_kernels("avx512_bf16", 185);
+  static constexpr Kernels kKernels = bf16_pairs::N_AVX3::make_kernels(kAvx512Bf16);
   return &kKernels;
 #else
   return nullptr;

@@ -23,6 +23,22 @@ std::array<std::span<float>*, 7> coefficients_of(Arena& a) {
 
 }  // namespace
 
+TopArena lay_out_top(const Problem& p, int64_t token_chunk, Workspace& workspace) {
+  if (p.top_k == 0) return {};
+  TopArena a;
+  a.rows = workspace.take<TopRow>(token_chunk);
+  a.best = workspace.take<TopLogit<float>>(token_chunk * p.top_k);
+  return a;
+}
+
+TopWorker lay_out_top_worker(const Problem& p, const Shape& s, Workspace& workspace) {
+  if (p.top_k == 0) return {};
+  TopWorker w;
+  w.columns = workspace.take<int32_t>(s.vocab_block + kVectorRoom);
+  w.logits = workspace.take<float>(s.vocab_block + kVectorRoom);
+  return w;
+}
+
 Arena with_rows_of(const Arena& arena, int64_t first, int64_t count) {
   Arena part = arena;
   for (std::span<float>* vector : coefficients_of(part)) {

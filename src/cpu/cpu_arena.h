@@ -60,7 +60,7 @@ struct Arena {
   std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the classifier
   std::span<TaskGroup> groups;         // of a chunk
   std::span<std::byte> worker_memory;  // `threads` times worker_bytes
-  size_t worker_bytes = 0;
+  uint64_t worker_bytes = 0;
   ThinnedArena thinned;
   TopArena top;
 };

@@ -3,6 +3,7 @@
 
 #include "core/dtype.h"
 #include "core/row_lists.h"
+#include "cpu/kernel_facts.h"
 
 namespace headroom::cpu {
 
@@ -98,6 +99,9 @@ struct SparseElement {
   float value = 0;
 };
 
+// Room for a vector more: lists of elements are written by whole vectors, of 16 lanes at most.
+inline constexpr int64_t kVectorRoom = 16;
+
 // One row of logits of one vocabulary block, of which some elements are kept: each with the probability
 // min(1, q / threshold), q = exp(z - guess), by one systematic draw (core/thinning.h).
 struct DrawRow {
@@ -130,13 +134,7 @@ struct AddRows {
 };
 
 // The kernels of one instruction set and unit.
-struct Kernels {
-  const char* name = "";
-  int mr = 0;                // rows of the register tile
-  int nr = 0;                // columns of the register tile: two vectors
-  int pair = 1;              // elements in a unit
-  double gflops_thread = 1;  // rough rate of one thread, for predicted times
-
+struct Kernels : KernelFacts {
   void (*gemm_rows)(const GemmStrip&) = nullptr;
   void (*gemm_columns)(const GemmStrip&) = nullptr;
   // Elements of the first row, zeros up to padded.

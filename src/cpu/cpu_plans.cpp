@@ -34,7 +34,7 @@ constexpr double kFreshBytesPerSecond = 2.3e9;
 
 class Planner {
  public:
-  Planner(const Problem& problem, const BackendOptions& options, size_t budget)
+  Planner(const Problem& problem, const BackendOptions& options, uint64_t budget)
       : problem_(problem),
         kernels_(select_kernels(problem, options.isa, &reason_)),
         shape_(make_shape(problem, kernels_)),
@@ -78,7 +78,7 @@ class Planner {
 
   struct Candidate {
     Schedule schedule;
-    size_t bytes = 0;
+    uint64_t bytes = 0;
     double seconds = 0;
   };
 
@@ -109,6 +109,9 @@ class Planner {
     plan.reason = reason_;
     plan.config = config_of(schedule);
     plan.token_chunk = schedule.token_chunk;
+    plan.kept_columns = std::min(schedule.kept_blocks * shape_.vocab_block, problem_.vocab);
+    const int64_t window = problem_.needs_backward() ? schedule.backward_window : schedule.forward_window;
+    plan.vocab_window = std::min(window * shape_.vocab_block, problem_.vocab);
     plan.backend_plan = std::make_shared<CpuPlan>(problem_, kernels_, shape_, schedule, pool_);
     return plan;
   }
@@ -168,7 +171,7 @@ class Planner {
     return exps <= last_rows * row ? shape_.blocks : shape_.blocks - 1;
   }
 
-  size_t bytes_of(const Schedule& schedule) const {
+  uint64_t bytes_of(const Schedule& schedule) const {
     Workspace counter;
     lay_out(problem_, kernels_, shape_, schedule, counter);
     return counter.used();
@@ -292,14 +295,14 @@ class Planner {
   const Shape shape_;
   const ParallelFor& pool_;
   const int threads_;
-  const size_t budget_;
+  const uint64_t budget_;
   std::map<PlanKind, Candidate> best_;
   Candidate smallest_;
 };
 
 }  // namespace
 
-std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes) {
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {
   return Planner(problem, options, max_workspace_bytes).all();
 }
 

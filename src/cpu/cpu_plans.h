@@ -5,6 +5,6 @@
 
 namespace headroom::cpu {
 
-std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes);
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes);
 
 }  // namespace headroom::cpu

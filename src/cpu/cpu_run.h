@@ -19,7 +19,7 @@ class CpuPlan final : public BackendPlan {
 
  private:
   const Problem problem_;
-  const Kernels& kernels_;
+  [[maybe_unused]] const Kernels& kernels_;  // not in a build without kernels
   const Shape shape_;
   const Schedule schedule_;
   const ParallelFor pool_;

@@ -10,31 +10,12 @@
 namespace headroom::cpu {
 namespace {
 
-// CompressStore may write a whole vector past the last element: of 16 lanes at most.
-constexpr int64_t kVectorRoom = 16;
-
 std::span<TopLogit<float>> best_of_row(const Runner& run, int64_t row) {
   const auto k = static_cast<size_t>(run.problem.top_k);
   return run.arena.top.best.subspan(static_cast<size_t>(row) * k, k);
 }
 
 }  // namespace
-
-TopArena lay_out_top(const Problem& p, int64_t token_chunk, Workspace& workspace) {
-  if (p.top_k == 0) return {};
-  TopArena a;
-  a.rows = workspace.take<TopRow>(token_chunk);
-  a.best = workspace.take<TopLogit<float>>(token_chunk * p.top_k);
-  return a;
-}
-
-TopWorker lay_out_top_worker(const Problem& p, const Shape& s, Workspace& workspace) {
-  if (p.top_k == 0) return {};
-  TopWorker w;
-  w.columns = workspace.take<int32_t>(s.vocab_block + kVectorRoom);
-  w.logits = workspace.take<float>(s.vocab_block + kVectorRoom);
-  return w;
-}
 
 void begin_top(const Runner& run, const Chunk& chunk) {
   if (run.problem.top_k > 0) std::fill_n(run.arena.top.rows.begin(), chunk.count, TopRow{});

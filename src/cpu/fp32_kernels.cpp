@@ -34,19 +34,19 @@ namespace headroom::cpu {
 std::span<const Kernels> fp32_kernels() {
   static constexpr Kernels kKernels[] = {
 #if HWY_TARGETS & HWY_AVX3
-    fp32_units::N_AVX3::make_kernels("avx512", 95),
+    fp32_units::N_AVX3::make_kernels(kAvx512),
 #endif
 #if HWY_TARGETS & HWY_AVX2
-    fp32_units::N_AVX2::make_kernels("avx2", 80),
+    fp32_units::N_AVX2::make_kernels(kAvx2),
 #endif
 #if HWY_TARGETS & HWY_NEON
-    fp32_units::N_NEON::make_kernels("neon", 30),
+    fp32_units::N_NEON::make_kernels(kNeon),
 #endif
 #if HWY_TARGETS & HWY_EMU128
-    fp32_units::N_EMU128::make_kernels("portable", 8),
+    fp32_units::N_EMU128::make_kernels(kPortable),
 #endif
 #if HWY_TARGETS & HWY_SCALAR
-    fp32_units::N_SCALAR::make_kernels("portable", 4),
+    fp32_units::N_SCALAR::make_kernels(kScalar),
 #endif
   };
   return kKernels;

@@ -29,8 +29,9 @@ class TaskBody {
   void (*call_)(const void* object, int64_t item, int64_t task, int worker) = nullptr;
 };
 
-// Tasks that may run at once, after all tasks of some groups before.
-struct TaskGroup {
+// Tasks that may run at once, after all tasks of some groups before. A cache line of its own, and of one size
+// on every machine, as plans count it.
+struct alignas(64) TaskGroup {
   static constexpr int kMostBefore = 4;
   TaskBody body;
   int64_t item = 0;

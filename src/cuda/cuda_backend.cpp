@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/cublaslt.h"
 #include "cuda/cuda_arena.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
@@ -39,7 +38,7 @@ std::string engine_names(const char* between) {
 std::string engines_of(const Device& device) {
   const auto name_for = [&](DType operands) {
     const auto takes = [&](const cuda::Engine* engine) { return engine->why_not(device, operands).empty(); };
-    return std::string((*std::ranges::find_if(cuda::engines(), takes))->name());
+    return std::string((*std::find_if(cuda::engines().begin(), cuda::engines().end(), takes))->name());
   };
   const std::string halves = name_for(DType::kBF16), others = name_for(DType::kF32);
   return halves == others ? others : halves + " for 16-bit operands, " + others + " for others";
@@ -58,8 +57,8 @@ std::string why_unavailable(const BackendOptions& options) {
   if (const std::string why = asked == nullptr ? "" : asked->why_not_on(device); !why.empty()) return why;
   if (!options.device_model.empty()) return "";
   std::string why_not;
-  if (cuda::cublaslt(&why_not) == nullptr) return why_not;
-  return "";
+  cuda::cublaslt_version(&why_not);
+  return why_not;
 }
 
 std::string describe(const BackendOptions& options) {
@@ -104,7 +103,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   return asked == nullptr ? "" : asked->why_not_of(is_float64 ? DType::kF64 : cuda::operand_dtype(problem));
 }
 
-std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t max_workspace_bytes) {
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {
   if (problem.hidden_dtype == DType::kF64) {
     return cuda::float64::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
   }
@@ -123,8 +122,8 @@ std::vector<DeviceInfo> devices(std::string* why_none) {
     info.processors = device.processors;
     info.memory_bytes = device.memory_bytes;
     cuda::query_versions(&info.driver_version, &info.runtime_version);
-    const cuda::CublasLt* cublaslt = cuda::cublaslt(nullptr);
-    if (cublaslt != nullptr) info.cublaslt_version = static_cast<int64_t>(cublaslt->version());
+    std::string why_no_cublaslt;
+    info.cublaslt_version = cuda::cublaslt_version(&why_no_cublaslt);
     info.why_unavailable = why_unavailable(options);
   }
   return out;

@@ -14,16 +14,6 @@
 
 namespace headroom::cuda {
 
-size_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
-  Workspace counter;
-  if (detail.is_thinned()) {
-    lay_out_thinned(problem, detail, counter, nullptr);
-  } else {
-    lay_out_exact(problem, detail, counter);
-  }
-  return counter.used();
-}
-
 CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
     : problem_(problem),
       detail_(detail),

@@ -10,9 +10,6 @@ namespace headroom::cuda {
 class Queue;
 class Replay;
 
-// Bytes that a run of a plan takes beyond inputs and outputs.
-size_t workspace_bytes(const Problem& problem, const PlanDetail& detail);
-
 // A problem of fp32 or 16-bit operands and how a device is to run it.
 class CudaPlan final : public BackendPlan {
  public:

@@ -7,7 +7,7 @@ namespace headroom::cuda {
 namespace {
 
 std::vector<Plan> exact_plans(const Problem& problem, const Device& device, const std::string& asked,
-                              size_t budget) {
+                              uint64_t budget) {
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
   exact.keeps_draws = false;
@@ -42,7 +42,7 @@ bool thinning_gains(const Problem& problem, const Device& device) {
 }  // namespace
 
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
-                             size_t max_workspace_bytes) {
+                             uint64_t max_workspace_bytes) {
   std::vector<Plan> plans =
       search_plans(problem, device, choose_engine(problem, device, asked), max_workspace_bytes);
   if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;

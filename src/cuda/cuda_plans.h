@@ -12,6 +12,6 @@ namespace headroom::cuda {
 // plans, too, as thinning may be slower; with keeps_draws either these or thinned ones, and both passes the
 // same.
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
-                             size_t max_workspace_bytes);
+                             uint64_t max_workspace_bytes);
 
 }  // namespace headroom::cuda

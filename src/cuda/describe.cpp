@@ -1,6 +1,7 @@
 #include "cuda/describe.h"
 
-#include "cuda/thinned/thinned_sizes.h"
+#include "cuda/exact/exact_arena.h"
+#include "cuda/thinned/thinned_arena.h"
 
 namespace headroom::cuda {
 namespace {
@@ -13,8 +14,7 @@ double cost_of_thinned(const Problem& p) {
   return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / static_cast<double>(p.vocab);
 }
 
-}  // namespace
-
+// In units of F.
 double cost_of(const Problem& p, const PlanDetail& d) {
   if (d.is_thinned()) return cost_of_thinned(p);
   double cost = p.needs_forward() ? 1 : 0;
@@ -23,6 +23,28 @@ double cost_of(const Problem& p, const PlanDetail& d) {
   if (!p.needs_backward()) return cost;
   cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
   return cost + (p.want_d_hidden ? 1 : 0) + (p.want_d_classifier ? 1 : 0);
+}
+
+}  // namespace
+
+uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
+  Workspace counter;
+  if (detail.is_thinned()) {
+    lay_out_thinned(problem, detail, counter, nullptr);
+  } else {
+    lay_out_exact(problem, detail, counter);
+  }
+  return counter.used();
+}
+
+Plan plan_of(const Problem& problem, const PlanDetail& detail) {
+  Plan plan;
+  plan.kind = detail.kind;
+  plan.token_chunk = detail.token_chunk;
+  plan.kept_columns = detail.kept_columns;
+  plan.vocab_window = detail.vocab_window;
+  plan.cost_f = cost_of(problem, detail);
+  return plan;
 }
 
 std::string description_of(const Problem& p, const PlanDetail& d) {

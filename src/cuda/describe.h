@@ -1,13 +1,16 @@
 #pragma once
 #include <string>
 
+#include "core/plan.h"
 #include "core/problem.h"
 #include "cuda/cuda_arena.h"
 
 namespace headroom::cuda {
 
-// A plan's work in units of F.
-double cost_of(const Problem& problem, const PlanDetail& detail);
+// Bytes that a run of a plan takes beyond inputs and outputs.
+uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail);
+// Its kind, its cuts and its work.
+Plan plan_of(const Problem& problem, const PlanDetail& detail);
 // Its configuration, for people, behind the name of its main kernel.
 std::string description_of(const Problem& problem, const PlanDetail& detail);
 

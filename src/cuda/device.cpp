@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cuda/check.h"
+#include "cuda/cublaslt.h"
 
 namespace headroom::cuda {
 namespace {
@@ -42,10 +43,6 @@ Device ask(int ordinal) {
 
 }  // namespace
 
-std::string Device::capability_text() const {
-  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-}
-
 int device_count(std::string* why_not) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -63,6 +60,11 @@ int device_count(std::string* why_not) {
 void query_versions(int* driver, int* runtime) {
   if (cudaDriverGetVersion(driver) != cudaSuccess) *driver = 0;
   if (cudaRuntimeGetVersion(runtime) != cudaSuccess) *runtime = 0;
+}
+
+int64_t cublaslt_version(std::string* why_not) {
+  const CublasLt* found = cublaslt(why_not);
+  return found == nullptr ? 0 : static_cast<int64_t>(found->version());
 }
 
 const Device& query_device(int ordinal) {

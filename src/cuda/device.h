@@ -1,5 +1,5 @@
 #pragma once
-#include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace headroom::cuda {
@@ -10,10 +10,12 @@ struct Device {
   std::string name;
   int capability = 0;  // 90 for Hopper
   int processors = 0;  // streaming multiprocessors
-  size_t memory_bytes = 0;
+  uint64_t memory_bytes = 0;
   std::string why_not;  // empty when usable
 
-  std::string capability_text() const;  // "9.0"
+  std::string capability_text() const {  // "9.0"
+    return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+  }
 };
 
 // How many devices; 0 with a reason in why_not when there is no driver or no device.
@@ -21,6 +23,9 @@ int device_count(std::string* why_not);
 
 // Of CUDA: what the driver supports (0 without one), and of the runtime in the library. 13000 is 13.0.
 void query_versions(int* driver, int* runtime);
+
+// Of cuBLASLt; 0, with the reason, where it cannot be opened.
+int64_t cublaslt_version(std::string* why_not);
 
 // Of an ordinal; a Device whose why_not is set when there is none such.
 const Device& query_device(int ordinal);

@@ -10,7 +10,7 @@ struct Model {
   Device device;
 };
 
-Device make(const char* name, int capability, int processors, size_t gigabytes) {
+Device make(const char* name, int capability, int processors, uint64_t gigabytes) {
   Device device;
   device.ordinal = -1;
   device.name = name;

@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
+#include "cuda/queue.h"
 
 namespace headroom::cuda {
 namespace {

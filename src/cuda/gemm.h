@@ -3,9 +3,10 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "cuda/queue.h"
 
 namespace headroom::cuda {
+
+class Queue;
 
 // C [m, n] = alpha op(A) op(B) + beta C, all row-major, op(A) [m, k], op(B) [k, n], sums in fp32.
 struct Gemm {

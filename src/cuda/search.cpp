@@ -27,7 +27,7 @@ constexpr int64_t kNarrowWindow = 2048;
 
 class Search {
  public:
-  Search(const Problem& problem, const Device& device, const Choice& choice, size_t budget)
+  Search(const Problem& problem, const Device& device, const Choice& choice, uint64_t budget)
       : p_(problem),
         device_(device),
         budget_(budget),
@@ -55,7 +55,7 @@ class Search {
   // A plan as far as choosing one takes: thousands may be looked at for one problem.
   struct Candidate {
     PlanDetail detail;
-    size_t bytes = 0;
+    uint64_t bytes = 0;
     double seconds = 0;
   };
 
@@ -68,16 +68,16 @@ class Search {
   }
 
   // Where plans with few roundings begin to have windows that are not narrow.
-  size_t bytes_in_need() const {
+  uint64_t bytes_in_need() const {
     PlanDetail d = base_;  // the last one: that of the least scratch
     d.source = backward_source();
     d.vocab_window = std::min(p_.vocab, kNarrowWindow);
     d.kept_columns = 0;
-    size_t least = 0;
+    uint64_t least = 0;
     for (const int64_t chunk : token_chunks(p_.tokens)) {
       if (chunks_of(chunk) > kMostRoundings) break;
       d.rounds_between_chunks = may_round(chunks_of(chunk));
-      const size_t bytes = bytes_of(window_kind(), chunk, d);
+      const uint64_t bytes = bytes_of(window_kind(), chunk, d);
       if (least == 0 || bytes < least) least = bytes;
     }
     return least;
@@ -342,7 +342,7 @@ class Search {
     return p_.needs_forward() ? Epilogue::kStats : Epilogue::kGradient;
   }
 
-  size_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
+  uint64_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
     return workspace_bytes(p_, completed(kind, chunk, d));
   }
 
@@ -363,12 +363,9 @@ class Search {
 
   Plan described(const Candidate& candidate) const {
     const PlanDetail& d = candidate.detail;
-    Plan plan;
-    plan.kind = d.kind;
-    plan.token_chunk = d.token_chunk;
+    Plan plan = plan_of(p_, d);
     plan.workspace_bytes = candidate.bytes;
     plan.predicted_seconds = candidate.seconds;
-    plan.cost_f = cost_of(p_, d);
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = choice_.engine->name();
     plan.reason = choice_.reason;
@@ -379,7 +376,7 @@ class Search {
 
   const Problem& p_;
   const Device& device_;
-  size_t budget_;
+  uint64_t budget_;
   const Choice& choice_;
   const EngineTraits traits_;
   const int64_t window_step_, smallest_window_;
@@ -393,7 +390,7 @@ class Search {
 }  // namespace
 
 std::vector<Plan> search_plans(const Problem& problem, const Device& device, const Choice& choice,
-                               size_t budget) {
+                               uint64_t budget) {
   return Search(problem, device, choice, budget).all();
 }
 

@@ -33,7 +33,7 @@ class ReferencePlan final : public BackendPlan {
   const ParallelFor pool_;
 };
 
-std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, size_t) {
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t) {
   Plan plan;
   plan.kind = kind_of(problem);
   plan.threads = options.parallel_for.threads;

@@ -59,6 +59,9 @@ def test_plan_json(ok):
     for plan in result["plans"]:
         assert plan["fits"] == (plan["workspace_bytes"] <= 256 * 2**20)
         assert plan["cost_f"] > 0 and plan["predicted_seconds"] > 0
+        assert 0 <= plan["kept_columns"] <= 32768 and 0 < plan["vocab_window"] <= 32768
+    kept = {plan["plan"]: plan["kept_columns"] for plan in result["plans"]}
+    assert kept["whole"] == 32768
 
 
 def test_plans_say_which_kernels_and_why(ok, run):
@@ -89,13 +92,7 @@ def test_a_device_that_is_not_here_is_refused_by_name(refused):
     refused(2, "--device: expected cpu, cuda:N or a model, got 'gpu'", "plan", "--model", "gpt2", "--device", "gpu")
 
 
-@pytest.fixture
-def cuda_build(ok):
-    if all(backend["name"] != "cuda" for backend in ok("--json", "info").json["backends"]):
-        pytest.skip("this build has no CUDA backend")
-
-
-def test_plans_for_a_model_of_device(cuda_build, ok, refused):
+def test_plans_for_a_model_of_device(ok, refused):
     problem = ["--json", "plan", "--model", "llama-3-8b", "--device"]
     chosen = ok(*problem, "h200").json["chosen"]
     assert (chosen["backend"], chosen["implementation"]) == ("cuda", "sm90")
@@ -156,6 +153,7 @@ def test_options_win_over_the_model(ok):
         ("1GB", 10**9),
         ("1.5GiB", 3 * 2**29),
         ("64m", 64 * 10**6),
+        (".5GiB", 2**29),
         ("64 kib", 2**16),
         ("1048576", 2**20),
         ("2097152B", 2**21),
@@ -165,6 +163,11 @@ def test_sizes(run, text, size):
     # Whether the budget is enough depends on the backend; the plans are shown in either case.
     result = run("--json", "plan", "--model", "gpt2", "-N", 1, "--no-grad", "--budget", text)
     assert result.json["problem"]["budget_bytes"] == size
+
+
+@pytest.mark.parametrize("text", ["1e9", "-1MiB", ".", "0x10", "inf", "nan", "MiB", "1 2", "1MiBB"])
+def test_what_is_no_size(refused, text):
+    refused(2, "--budget: expected a size", "plan", "--model", "gpt2", f"--budget={text}")
 
 
 def test_plan_of_thinned_gradients(ok):

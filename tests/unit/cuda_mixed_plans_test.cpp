@@ -7,6 +7,7 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
+#include "cuda/describe.h"
 #include "cuda/device_models.h"
 
 namespace headroom::cuda::mixed_plans {

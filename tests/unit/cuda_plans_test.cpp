@@ -14,6 +14,7 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
+#include "cuda/describe.h"
 #include "cuda/engines/engine.h"
 #include "cuda/thinned/thinned_sizes.h"
 

@@ -6,6 +6,7 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
+#include "cuda/describe.h"
 #include "cuda/engines/engine.h"
 #include "cuda/float64/float64_plans.h"
 #include "cuda/top/top_sizes.h"

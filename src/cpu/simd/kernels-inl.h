@@ -33,13 +33,11 @@ using VF = hn::Vec<DF>;
 }  // namespace
 
 // Evaluated by the compiler: its code would be of this instruction set, and tables are read on any processor.
-consteval Kernels make_kernels(const char* name, double gflops_thread) {
-  Kernels k;
-  k.name = name;
-  k.mr = kMr;
-  k.nr = static_cast<int>(2 * hn::MaxLanes(DF()));
-  k.pair = static_cast<int>(kPair);
-  k.gflops_thread = gflops_thread;
+consteval Kernels make_kernels(const KernelFacts& facts) {
+  const bool agree = facts.mr == kMr && facts.nr == static_cast<int>(2 * hn::MaxLanes(DF())) &&
+                     facts.pair == static_cast<int>(kPair);
+  if (!agree) throw "kernel_facts.h says otherwise";  // refused by the compiler
+  Kernels k{facts};
   k.gemm_rows = gemm_rows;
   k.gemm_columns = gemm_columns;
   k.convert_row = convert_row;

@@ -8,9 +8,6 @@
 namespace headroom::cpu {
 namespace {
 
-// CompressStore may write a whole vector past the last element: of 16 lanes at most.
-constexpr int64_t kVectorRoom = 16;
-
 // Ranges are closed by their columns, or by elements, and then two neighbors have more than one range's.
 int64_t most_ranges(const Problem& p, int64_t capacity) {
   return ceil_div(p.vocab, kRangeColumns) + 2 * ceil_div(p.tokens * capacity, range_elements(p)) + 2;

@@ -14,8 +14,8 @@ const std::vector<const Engine*>& engines() {
 }
 
 const Engine* engine_named(const std::string& name) {
-  const auto at =
-      std::ranges::find_if(engines(), [&](const Engine* engine) { return engine->name() == name; });
+  const auto at = std::find_if(engines().begin(), engines().end(),
+                               [&](const Engine* engine) { return engine->name() == name; });
   return at == engines().end() ? nullptr : *at;
 }
 

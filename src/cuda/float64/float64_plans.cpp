@@ -1,6 +1,7 @@
 #include "cuda/float64/float64_plans.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/cuda_sizes.h"
 #include "cuda/float64/float64_arena.h"
@@ -10,7 +11,8 @@ namespace headroom::cuda::float64 {
 namespace {
 
 constexpr BlockSize kBlocks[] = {{1024, 2048}, {512, 1024}, {256, 512}, {128, 256}, {64, 64}};
-static_assert(std::ranges::all_of(kBlocks, [](const BlockSize& size) { return size.columns % kStrip == 0; }));
+static_assert(std::all_of(std::begin(kBlocks), std::end(kBlocks),
+                          [](const BlockSize& size) { return size.columns % kStrip == 0; }));
 
 constexpr double kFlopPerProcessor = 5e10;
 constexpr double kLaunchSeconds = 4e-6;
@@ -33,6 +35,7 @@ Plan plan_of(const Problem& p, const Device& device, const std::string& asked, c
   Plan plan;
   plan.kind = kind_of(p);
   plan.token_chunk = size.rows;
+  plan.vocab_window = size.columns;
   Workspace counter;
   lay_out(p, size, counter);
   plan.workspace_bytes = counter.used();
@@ -51,7 +54,7 @@ Plan plan_of(const Problem& p, const Device& device, const std::string& asked, c
 }  // namespace
 
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
-                             size_t max_workspace_bytes) {
+                             uint64_t max_workspace_bytes) {
   std::vector<Plan> plans;
   for (const BlockSize& largest : kBlocks) {
     Plan plan = plan_of(problem, device, asked, largest);

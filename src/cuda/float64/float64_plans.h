@@ -10,6 +10,6 @@ namespace headroom::cuda::float64 {
 
 // Of a problem in float64, as Backend::plans. A pure function: no call of the driver.
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
-                             size_t max_workspace_bytes);
+                             uint64_t max_workspace_bytes);
 
 }  // namespace headroom::cuda::float64

@@ -19,7 +19,7 @@ class Float64Plan final : public BackendPlan {
  private:
   const Problem problem_;
   const BlockSize size_;
-  const int device_;
+  [[maybe_unused]] const int device_;  // not in a build without kernels
 };
 
 }  // namespace headroom::cuda::float64

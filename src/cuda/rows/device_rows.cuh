@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/row_coefficients.h"
+#include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
 namespace headroom::cuda {

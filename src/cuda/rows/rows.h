@@ -7,9 +7,10 @@
 #include "core/problem.h"
 #include "cuda/cuda_arena.h"
 #include "cuda/launch.h"
-#include "cuda/queue.h"
 
 namespace headroom::cuda {
+
+class Queue;
 
 // What a kernel needs to know of targets, weights and the loss.
 struct RowInputs {

@@ -2,8 +2,6 @@
 // Kernels of thinned gradients (docs/thinning.md). Every launcher only queues; pointers are of the device.
 // Rows are the caller's: they are not compacted. N tokens, V columns of the shard, K dense columns, S sampled
 // ones.
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "cuda/cuda_arena.h"

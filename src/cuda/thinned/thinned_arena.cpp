@@ -26,7 +26,7 @@ Draw* take_draws(const Problem& p, Workspace& w) {
 
 // Bytes of the largest layout.
 template <class... Layouts>
-size_t largest(const Layouts&... layouts) {
+uint64_t largest(const Layouts&... layouts) {
   const auto measure = [](const auto& layout) {
     Workspace counter;
     layout(counter);
@@ -47,7 +47,7 @@ void share(Workspace& w, const Layouts&... layouts) {
 }
 
 // Rows that are drawn again at a time: as many as have room in memory that others need anyway.
-int64_t redraw_portion(const Problem& p, size_t bytes) {
+int64_t redraw_portion(const Problem& p, uint64_t bytes) {
   const int64_t rows = std::max<int64_t>(p.tokens, 1);
   const int64_t row_bytes = padded_hidden(p) * static_cast<int64_t>(size_of(operand_dtype(p)));
   const int64_t room = static_cast<int64_t>(bytes) / row_bytes;
@@ -56,7 +56,7 @@ int64_t redraw_portion(const Problem& p, size_t bytes) {
 
 }  // namespace
 
-size_t draws_bytes(const Problem& problem) {
+uint64_t draws_bytes(const Problem& problem) {
   Workspace counter;
   lay_out_lists(problem, counter);
   take_draws(problem, counter);
@@ -133,8 +133,9 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   if (s.hot > 0) t.hot_list = take<int32_t>(w, s.hot + 1);
   if (p.has_bias) t.dense_bias = take<float>(w, s.dense + s.hot);
   t.sample_others = take<float>(w, s.sampled);
-  t.scan_bytes = scan_bytes(p.vocab + 1);
-  t.scan = take<std::byte>(w, static_cast<int64_t>(t.scan_bytes));
+  const int64_t bytes = scan_bytes(p.vocab + 1);
+  t.scan_bytes = static_cast<size_t>(bytes);
+  t.scan = take<std::byte>(w, bytes);
   const bool lists = p.needs_backward() || !p.keeps_draws;  // in the workspace
   share(
       w,

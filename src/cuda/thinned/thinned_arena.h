@@ -55,7 +55,7 @@ struct ThinArena {
 };
 
 // Bytes of Buffers::draws, and its parts.
-size_t draws_bytes(const Problem& problem);
+uint64_t draws_bytes(const Problem& problem);
 DrawLists draw_lists(const Problem& problem, void* draws);
 
 // draws: Buffers::draws, the place of the lists where the problem keeps them.

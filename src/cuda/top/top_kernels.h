@@ -2,10 +2,11 @@
 // Kernels of the largest logits. Every launcher only queues; pointers are of the device.
 #include "core/buffers.h"
 #include "cuda/cuda_arena.h"
-#include "cuda/queue.h"
 #include "cuda/top/top_sizes.h"
 
 namespace headroom::cuda {
+
+class Queue;
 
 // sample[j] = bias[j * step]
 void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* sample, const Queue& queue);

@@ -1,6 +1,5 @@
 #pragma once
 #include "cuda/engines/engine.h"
-#include "cuda/queue.h"
 
 namespace headroom::cuda::portable {
 

@@ -6,7 +6,10 @@
 #include "cuda/engines/sm90/config.h"
 #include "cuda/engines/sm90/tile_schedule.h"
 #include "cuda/launch.h"
-#include "cuda/queue.h"
+
+namespace headroom::cuda {
+class Queue;
+}
 
 namespace headroom::cuda::sm90 {
 

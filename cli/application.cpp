@@ -1,0 +1,115 @@
+#include "application.h"
+
+#include <headroom/headroom.hpp>
+
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/interrupt.h"
+
+namespace headroom::cli {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+
+constexpr const char* kDescription =
+    "Headroom computes a language model head's loss, and its gradients, without holding the logits.\n"
+    "\n"
+    "  logits = hidden [tokens, D] x classifier [vocab, D]^T; the loss is their softmax cross entropy.\n"
+    "  Only a workspace of a size that you set is ever held, not the tokens x vocab matrix.";
+
+constexpr const char* kFooter =
+    "\nExamples:\n"
+    "  headroom info                                     this machine and its backends\n"
+    "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
+    "  headroom loss --hidden h.npy --classifier model.safetensors:lm_head.weight --targets y.npy\n"
+    "  headroom check                                    this machine's results against float64\n"
+    "  headroom bench --shape 1024,32768,512             time and memory against materialized logits\n"
+    "  headroom COMMAND --help                           all options of a command, with examples\n"
+    "\n"
+    "Results go to stdout, progress and errors to stderr.\n"
+    "Exit codes: 0 success, 1 failure (unreadable input, failed check), 2 wrong usage, 130 interrupted.";
+
+// What a script passes of a variable that is not set is never meant.
+void refuse_empty_values(CLI::App& app) {
+  const CLI::Validator filled(
+      [](const std::string& text) { return std::string(text.empty() ? "expected a value, got ''" : ""); },
+      "");
+  for (CLI::Option* option : app.get_options()) option->check(filled);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    refuse_empty_values(*command);
+  }
+}
+
+int fail(std::string message, int code) {
+  // The library's name of what is --budget here.
+  constexpr std::string_view kBudget = "max_workspace_bytes: ";
+  if (message.starts_with(kBudget)) message.replace(0, kBudget.size(), "--budget: ");
+  std::cerr << "headroom: error: " << message << "\n";
+  return code;
+}
+
+int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
+  std::string command = "headroom";
+  for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+  std::string message = error.what();
+  const std::vector<std::string> unknown = app.remaining();
+  if (app.get_subcommands().empty()) {
+    message = unknown.empty() ? "no command" : "no command '" + unknown.front() + "'";
+    if (!unknown.empty() && unknown.front().starts_with('-')) message = "no option " + unknown.front();
+    message += "; commands:";
+    for (const CLI::App* known : app.get_subcommands([](const CLI::App*) { return true; })) {
+      message += " " + known->get_name();
+    }
+  }
+  return fail(message + "\nSee '" + command + " --help'.", kUsage);
+}
+
+}  // namespace
+
+int run_application(int argc, const char* const* argv, std::span<const AddCommand> commands) {
+  CLI::App app(kDescription, "headroom");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string("headroom ") + headroom_version());
+  app.require_subcommand(1);
+  app.fallthrough();  // global options may stand behind the subcommand too
+
+  GlobalOptions globals;
+  app.add_flag("--json", globals.json, "Print the result as one JSON document");
+  app.add_flag("--quiet,-q", globals.quiet, "No progress on stderr");
+  app.add_option("--threads", globals.threads, "Threads to use; 0: all processors")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  app.add_option(
+      "--backend", globals.backend,
+      "Backend, and instruction set if wanted, as NAME[:ISA]; see 'headroom info'. Default: the best");
+
+  for (const AddCommand add : commands) add(app, globals);
+  refuse_empty_values(app);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return fail_usage(app, error);
+  } catch (const UsageError& error) {
+    return fail(error.what(), kUsage);
+  } catch (const Interrupted& error) {
+    std::cerr << "headroom: " << error.what() << "\n";
+    return error.exit_code();
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory", kFailure);
+  } catch (const std::exception& error) {
+    return fail(error.what(), kFailure);
+  }
+  std::cout.flush();
+  if (!std::cout) return fail("stdout: cannot be written", kFailure);
+  return 0;
+}
+
+}  // namespace headroom::cli

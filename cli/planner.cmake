@@ -1,0 +1,21 @@
+# planner.js: `headroom plan` as one file of JavaScript with WebAssembly in it, for the planner page (scripts/planner).
+# CLI11 and nlohmann_json are headers alone. They may lie beside those of this machine's C library, which the compiler must
+# not see: links in a folder of their own.
+foreach(header CLI nlohmann)
+  find_path(HEADROOM_${header}_INCLUDE_DIR ${header} PATHS /usr/include /usr/local/include REQUIRED NO_CMAKE_FIND_ROOT_PATH)
+  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/include)
+  file(CREATE_LINK ${HEADROOM_${header}_INCLUDE_DIR}/${header} ${CMAKE_CURRENT_BINARY_DIR}/include/${header} SYMBOLIC)
+endforeach()
+
+add_executable(planner
+  application.cpp models.cpp planner.cpp
+  commands/context.cpp commands/device_option.cpp commands/head_config.cpp commands/loss_options.cpp commands/plan.cpp
+  commands/thinning_options.cpp commands/units.cpp
+  io/element_type.cpp io/file_error.cpp io/json.cpp io/mapped_file.cpp io/model_config.cpp
+  support/format.cpp)
+target_include_directories(planner PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+target_include_directories(planner SYSTEM PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/include)
+target_link_libraries(planner PRIVATE headroom_internal headroom_options)
+target_link_options(planner PRIVATE
+  -sSINGLE_FILE -sMODULARIZE -sEXPORT_NAME=createHeadroomPlanner -sENVIRONMENT=web,node -sFILESYSTEM=0
+  -sALLOW_MEMORY_GROWTH -sEXPORTED_FUNCTIONS=_headroom_planner -sEXPORTED_RUNTIME_METHODS=ccall)

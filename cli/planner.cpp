@@ -1,0 +1,46 @@
+// `headroom plan` as a function, for the planner page: the command line's own code, compiled to WebAssembly.
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "application.h"
+#include "commands/commands.h"
+#include "commands/units.h"
+
+namespace {
+
+// What is written to a stream while it lives.
+class Captured {
+ public:
+  explicit Captured(std::ostream& stream) : stream_(stream), before_(stream.rdbuf(text_.rdbuf())) {}
+  ~Captured() { stream_.rdbuf(before_); }
+  Captured(const Captured&) = delete;
+  Captured& operator=(const Captured&) = delete;
+
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+  std::ostream& stream_;
+  std::streambuf* before_;
+};
+
+}  // namespace
+
+// Arguments, as `headroom` would be given them, one a line. Returns {"code": exit code, "out": text, "err":
+// text} as JSON, which is valid until the next call.
+extern "C" const char* headroom_planner(const char* lines) {
+  std::vector<std::string> arguments = headroom::cli::split(lines, '\n');
+  arguments.insert(arguments.begin(), "headroom");
+  std::vector<const char*> argv(arguments.size());
+  std::transform(arguments.begin(), arguments.end(), argv.begin(), [](const auto& a) { return a.c_str(); });
+  static constexpr headroom::cli::AddCommand kCommands[] = {headroom::cli::add_plan_command};
+  static std::string result;
+  const Captured out(std::cout), err(std::cerr);
+  const int code = headroom::cli::run_application(static_cast<int>(argv.size()), argv.data(), kCommands);
+  result = nlohmann::json{{"code", code}, {"out", out.text()}, {"err", err.text()}}.dump();
+  return result.c_str();
+}

@@ -1,0 +1,59 @@
+// In place of all that needs CUDA's compiler and runtime: there is no device, plans are made for models of
+// devices, and nothing runs.
+#include "core/status.h"
+#include "cuda/cuda_plan.h"
+#include "cuda/device.h"
+#include "cuda/float64/float64_run.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr const char* kWhyNot = "this build has no CUDA kernels";
+
+[[noreturn]] void refuse() {
+  throw Error(Status::kUnsupported, kWhyNot);
+}
+
+}  // namespace
+
+class Replay {};
+
+CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
+    : problem_(problem), detail_(detail), device_(device.ordinal), capability_(device.capability) {}
+CudaPlan::~CudaPlan() = default;
+void CudaPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/) const {
+  refuse();
+}
+
+void scale(std::span<const GradientArray> /*arrays*/, const void* /*factor*/,
+           const BackendOptions& /*options*/, void* /*stream*/) {
+  refuse();
+}
+
+int device_count(std::string* why_not) {
+  if (why_not != nullptr) *why_not = kWhyNot;
+  return 0;
+}
+void query_versions(int* driver, int* runtime) {
+  *driver = *runtime = 0;
+}
+int64_t cublaslt_version(std::string* why_not) {
+  *why_not = kWhyNot;
+  return 0;
+}
+const Device& query_device(int /*ordinal*/) {
+  static const Device none = [] {
+    Device device;
+    device.why_not = kWhyNot;
+    return device;
+  }();
+  return none;
+}
+
+namespace float64 {
+void Float64Plan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/) const {
+  refuse();
+}
+}  // namespace float64
+
+}  // namespace headroom::cuda

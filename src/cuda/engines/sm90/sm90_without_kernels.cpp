@@ -1,0 +1,11 @@
+// In place of sm90_launch.cu where there is no CUDA compiler: no plan of such a build is run.
+#include "core/status.h"
+#include "cuda/engines/sm90/sm90_launch.h"
+
+namespace headroom::cuda::sm90 {
+
+void launch_logits(const LogitsArgs& /*args*/, const Queue& /*queue*/, After /*after*/) {
+  throw Error(Status::kUnsupported, "this build has no CUDA kernels");
+}
+
+}  // namespace headroom::cuda::sm90
