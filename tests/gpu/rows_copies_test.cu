@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
 namespace headroom::cuda::rows_copies {

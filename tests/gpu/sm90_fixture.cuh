@@ -13,6 +13,7 @@
 
 #include "core/dtype.h"
 #include "cuda/engines/sm90/sm90_launch.h"
+#include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
 namespace headroom::cuda::sm90::test {

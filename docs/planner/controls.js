@@ -1,0 +1,151 @@
+// The fields of the problem: sliders on logarithmic scales beside exact text, and choices.
+"use strict";
+
+// Positions of a slider on a scale of powers of two with `parts` steps each.
+function powerScale(least, most, parts, round) {
+  const from = Math.log2(least);
+  return {
+    positions: Math.round((Math.log2(most) - from) * parts),
+    valueAt: (position) => round(2 ** (from + position / parts)),
+    positionOf: (value) => Math.round((Math.log2(Math.max(value, 1)) - from) * parts),
+  };
+}
+
+// To about three digits in base two, so that whole powers of two stay as they are.
+function roundToEighth(value) {
+  const step = 2 ** Math.max(Math.floor(Math.log2(value)) - 5, 0);
+  return Math.round(value / step) * step;
+}
+
+const MiB = 2 ** 20;
+const scales = {
+  tokens: powerScale(32, 2 ** 17, 4, roundToEighth),
+  vocab: powerScale(1024, 2 ** 19, 8, roundToEighth),
+  hidden: powerScale(64, 16384, 8, roundToEighth),
+  chunk: powerScale(1, 2 ** 16, 4, Math.round),
+  budget: powerScale(1, 2 ** 16, 4, roundToEighth), // MiB; one position more is none
+};
+
+// "160MiB" in MiB, as far as a slider's place goes; NaN for other texts.
+function budgetMiB(text) {
+  const match = /^([\d.]+)\s*([kmgt]?)(i?)b?$/i.exec(text);
+  if (!match) return NaN;
+  const power = " kmgt".indexOf(match[2].toLowerCase() || " ");
+  return (Number(match[1]) * (match[3] ? 1024 : 1000) ** power) / MiB;
+}
+
+class Controls {
+  // change(part): the state's fields that a person has changed.
+  constructor(models, change) {
+    this.models = models;
+    this.change = change;
+    this.fillModels();
+    for (const key of ["dtype", "device", "pass", "gradient", "threshold"]) this.setUpChoice(key);
+    for (const key of ["tokens", "vocab", "hidden", "chunk"]) this.setUpCount(key);
+    this.setUpBudget();
+    this.onText("threads", (text) => ({ threads: validValue("threads", text) }));
+    this.setUpPresets();
+  }
+
+  at(id) {
+    return document.getElementById(id);
+  }
+
+  fillModels() {
+    const select = this.at("model");
+    select.append(element("option", "custom sizes", { value: "" }));
+    for (const model of this.models) select.append(element("option", model.name, { value: model.name }));
+    select.addEventListener("change", () => {
+      const model = this.models.find((known) => known.name === select.value);
+      this.change(model ? { model: model.name, vocab: model.vocab, hidden: model.hidden } : { model: "" });
+    });
+  }
+
+  setUpChoice(key) {
+    const select = this.at(key);
+    for (const [value, text] of Object.entries(choices[key])) select.append(element("option", text, { value }));
+    select.addEventListener("change", () => this.change({ [key]: select.value }));
+  }
+
+  // part(text): of the state, undefined values being refused.
+  onText(id, part) {
+    const input = this.at(id);
+    input.addEventListener("change", () => {
+      const changed = part(input.value.trim().replaceAll(",", ""));
+      const valid = Object.values(changed).every((value) => value !== undefined);
+      input.setAttribute("aria-invalid", String(!valid));
+      if (valid) this.change(changed);
+    });
+  }
+
+  // Sizes of the head itself are no longer a model's.
+  partOf(key, value) {
+    return key === "vocab" || key === "hidden" ? { model: "", [key]: value } : { [key]: value };
+  }
+
+  setUpCount(key) {
+    const slider = this.at(`${key}-slider`);
+    slider.max = scales[key].positions;
+    slider.addEventListener("input", () => this.change(this.partOf(key, scales[key].valueAt(slider.valueAsNumber))));
+    this.onText(key, (text) => this.partOf(key, validValue(key, text)));
+  }
+
+  setUpBudget() {
+    const slider = this.at("budget-slider");
+    const scale = scales.budget;
+    slider.max = scale.positions + 1;
+    slider.addEventListener("input", () => {
+      const position = slider.valueAsNumber;
+      this.change({ budget: position > scale.positions ? "" : `${scale.valueAt(position)}MiB` });
+    });
+    // Which sizes there are is the library's to say.
+    this.onText("budget", (text) => ({ budget: /^(none|unlimited)?$/i.test(text) ? "" : text }));
+  }
+
+  setUpPresets() {
+    for (const preset of presets) {
+      const button = element("button", preset.name, { type: "button", title: preset.title ?? preset.name });
+      button.addEventListener("click", () => this.change({ ...defaults, ...this.sizesOf(preset.state), ...preset.state }));
+      this.at("presets").append(button);
+    }
+  }
+
+  sizesOf(state) {
+    const model = this.models.find((known) => known.name === (state.model ?? defaults.model));
+    return model ? { vocab: model.vocab, hidden: model.hidden } : {};
+  }
+
+  show(state) {
+    const model = this.models.find((known) => known.name === state.model);
+    this.at("model").value = model ? state.model : "";
+    this.at("model-source").textContent = model
+      ? `${model.weights}${model.softcap ? `, softcap ${model.softcap}` : ""}${model.scale !== 1 ? `, scale ${model.scale}` : ""}`
+      : "";
+    for (const key of ["dtype", "device", "pass", "gradient", "threshold"]) this.at(key).value = state[key];
+    for (const key of ["tokens", "vocab", "hidden", "chunk"]) {
+      this.showText(key, formatCount(state[key]));
+      this.showSlider(key, scales[key].positionOf(state[key]), formatCount(state[key]));
+    }
+    this.showText("budget", state.budget || "none");
+    const mib = budgetMiB(state.budget);
+    const position = state.budget && !Number.isNaN(mib) ? scales.budget.positionOf(mib) : scales.budget.positions + 1;
+    this.showSlider("budget", position, state.budget || "none");
+    this.showText("threads", String(state.threads));
+    this.at("threads-field").hidden = !state.device.startsWith("cpu");
+    this.at("gradient").disabled = state.pass === "loss";
+    this.at("threshold-field").hidden = state.gradient === "exact" || state.pass === "loss";
+  }
+
+  showText(id, text) {
+    const input = this.at(id);
+    input.value = text;
+    input.removeAttribute("aria-invalid");
+  }
+
+  // While it is dragged, a slider has its own place.
+  showSlider(key, position, text) {
+    const slider = this.at(`${key}-slider`);
+    if (scales[key].valueAt(slider.valueAsNumber) !== scales[key].valueAt(position)) slider.value = position;
+    slider.setAttribute("aria-valuetext", text);
+  }
+}

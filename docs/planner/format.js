@@ -1,0 +1,58 @@
+// Numbers for people, and small makers of elements.
+"use strict";
+
+function formatBytes(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let unit = 0;
+  let value = bytes;
+  while (value >= 1024 && unit + 1 < units.length) {
+    value /= 1024;
+    ++unit;
+  }
+  const digits = unit === 0 || value >= 100 ? 0 : value < 10 ? 2 : 1;
+  return `${value.toFixed(digits)} ${units[unit]}`;
+}
+
+function formatSeconds(seconds) {
+  const [value, unit] = seconds < 1e-3 ? [seconds * 1e6, "µs"] : seconds < 1 ? [seconds * 1e3, "ms"] : [seconds, "s"];
+  return `${value >= 100 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3))} ${unit}`;
+}
+
+function formatCount(count) {
+  return count.toLocaleString("en", { maximumFractionDigits: 0 });
+}
+
+// Of an element of HTML; `value` is the exact number behind its text.
+function element(tag, text = "", attributes = {}, value = undefined) {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  for (const [name, content] of Object.entries(attributes)) made.setAttribute(name, content);
+  if (value !== undefined) made.dataset.value = JSON.stringify(value);
+  return made;
+}
+
+function svgElement(tag, attributes = {}, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, content] of Object.entries(attributes)) made.setAttribute(name, String(content));
+  if (text) made.textContent = text;
+  return made;
+}
+
+// Fills a table: rows of cells, which are texts or elements of their own.
+function fillTable(table, header, rows) {
+  const head = element("thead");
+  const titles = element("tr");
+  for (const title of header) titles.append(element("th", title, { scope: "col" }));
+  head.append(titles);
+  const body = element("tbody");
+  for (const cells of rows) {
+    const row = element("tr");
+    cells.forEach((cell, column) => {
+      const made = cell instanceof Element ? cell : element("td", cell);
+      if (column > 0) made.dataset.title = header[column]; // where rows are shown as lists
+      row.append(made);
+    });
+    body.append(row);
+  }
+  table.replaceChildren(head, body);
+}

@@ -1,0 +1,57 @@
+// The library: `headroom plan`, run by WebAssembly with the arguments that a shell would give it.
+"use strict";
+
+// The arguments for a state.
+function planArguments(state) {
+  const words = ["plan"];
+  if (state.model) words.push("--model", state.model);
+  else words.push("--vocab", String(state.vocab), "--hidden", String(state.hidden));
+  words.push("--tokens", String(state.tokens), "--dtype", state.dtype);
+  const [device, kernels] = state.device.split(":");
+  words.push("--device", device);
+  if (device === "cpu") {
+    // fp64 has the reference backend, which knows no instruction sets.
+    if (state.dtype !== "f64") words.push("--backend", `cpu:${kernels}`);
+    words.push("--threads", String(state.threads));
+  }
+  if (state.pass === "loss") words.push("--no-grad");
+  else if (state.gradient !== "exact") words.push("--gradient", state.gradient, "--threshold", state.threshold);
+  if (state.budget) words.push("--budget", state.budget);
+  return words;
+}
+
+// As a shell takes it.
+function commandText(words) {
+  return ["headroom", ...words].map((word) => (/^[\w.:=^-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
+}
+
+class Library {
+  static async load() {
+    const module = await createHeadroomPlanner();
+    return new Library((lines) => module.ccall("headroom_planner", "string", ["string"], [lines]));
+  }
+
+  constructor(call) {
+    this.call = call;
+  }
+
+  // {code, out, err} of any arguments.
+  run(words) {
+    return JSON.parse(this.call(words.join("\n")));
+  }
+
+  // {result, refusal}: what `--json` prints, null where nothing, and the error's message, "" where none.
+  plan(state) {
+    const { out, err } = this.run([...planArguments(state), "--json"]);
+    const refusal = err.replace(/^headroom: error: /, "").trim();
+    return { result: out ? JSON.parse(out) : null, refusal };
+  }
+
+  models() {
+    return JSON.parse(this.run(["plan", "--list-models", "--json"]).out);
+  }
+
+  version() {
+    return this.run(["--version"]).out.replace(/^headroom /, "").trim();
+  }
+}

@@ -1,0 +1,50 @@
+// Bars of memory to one scale: materialized logits, a plain loop of chunks, and the chosen plan.
+"use strict";
+
+// Of float32 logits, and of their gradient, as many more bytes: of all tokens, and of a chunk of them.
+function memoryOf(state, result) {
+  const { problem, materialized, chosen } = result;
+  const logits = problem.gradients ? materialized.logits_and_gradient_bytes : materialized.logits_bytes;
+  const share = problem.tokens === 0 ? 0 : Math.min(state.chunk, problem.tokens) / problem.tokens;
+  return { materialized: logits, plain: logits * share, chosen: chosen ? chosen.workspace_bytes : null };
+}
+
+function barOf(id, name, bytes, most, detail) {
+  const row = element("div", "", { class: "bar", id: `bar-${id}` });
+  const label = element("div", "", { class: "bar-label" });
+  label.append(element("span", name), element("strong", bytes === null ? "no plan fits" : formatBytes(bytes), { class: "bytes" }, bytes));
+  const track = element("div", "", { class: "track", "aria-hidden": "true" });
+  const fill = element("div", "", { class: `fill ${id}` });
+  fill.style.width = `${bytes === null ? 0 : (100 * bytes) / most}%`;
+  track.append(fill);
+  row.append(label, track, element("small", detail));
+  return row;
+}
+
+function showMemory(state, result) {
+  const memory = memoryOf(state, result);
+  const { problem } = result;
+  const what = problem.gradients ? "float32 logits and their gradient" : "float32 logits";
+  const most = Math.max(memory.materialized, memory.plain, memory.chosen ?? 0);
+  const chunk = Math.min(state.chunk, problem.tokens);
+  document.getElementById("bars").replaceChildren(
+    barOf("materialized", "Materialized", memory.materialized, most, `${what}, ${formatCount(problem.tokens)} × ${formatCount(problem.vocab)}`),
+    barOf("plain", `A plain loop, chunk ${formatCount(chunk)}`, memory.plain, most, `the same of one chunk, ${formatCount(chunk)} × ${formatCount(problem.vocab)}`),
+    barOf("chosen", "Headroom, the chosen plan", memory.chosen, most, "all of its workspace"),
+  );
+  const headline = document.getElementById("headline");
+  if (memory.chosen) {
+    const ratio = memory.materialized / memory.chosen;
+    const text = ratio >= 100 ? formatCount(ratio) : Number(ratio.toPrecision(3));
+    headline.textContent = ratio >= 1
+      ? `${formatBytes(memory.chosen)} instead of ${formatBytes(memory.materialized)}: 1/${text} of the logits${problem.gradients ? " and their gradient" : ""}.`
+      : `${formatBytes(memory.chosen)}: more than the ${formatBytes(memory.materialized)} of so few logits.`;
+  } else {
+    headline.textContent = `The smallest budget that works is ${formatBytes(result.smallest_budget_bytes)} (${formatCount(result.smallest_budget_bytes)} bytes).`;
+  }
+  const saved = memory.materialized ? 100 * (1 - memory.plain / memory.materialized) : 0;
+  document.getElementById("counted").textContent =
+    `Counted: of the first two bars 4 bytes for each logit${problem.gradients ? " and 4 for each of their gradient" : ""}, and nothing else, ` +
+    `as the blog post “Fused Linear Cross-Entropy” counts them; its loop holds ${Number(saved.toPrecision(3))}% less. Of Headroom's, every byte that a run ` +
+    `holds beyond its inputs and ${problem.gradients ? "gradients" : "losses"}: exponentials, sums, statistics of rows and scratch of matrix products.`;
+}

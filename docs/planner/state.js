@@ -1,0 +1,84 @@
+// What the page shows: plain values, which the address holds as #tokens=8192&..., those that are not the defaults.
+"use strict";
+
+const defaults = {
+  model: "gemma-2-2b", // "": vocab and hidden are their own
+  tokens: 8192,
+  vocab: 256000,
+  hidden: 2304,
+  dtype: "bf16",
+  device: "h200",
+  threads: 8, // of a CPU
+  pass: "gradients",
+  gradient: "exact",
+  threshold: "2^-9",
+  budget: "160MiB", // "": none
+  chunk: 1024, // of the plain loop
+  loop: "plan", // what is stepped through: "plan" or "plain"
+  step: 0,
+};
+
+const choices = {
+  dtype: { bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64" },
+  device: {
+    h200: "NVIDIA H200",
+    h100: "NVIDIA H100 SXM",
+    a100: "NVIDIA A100 80GB",
+    "cpu:avx512_bf16": "CPU, AVX-512 with bf16",
+    "cpu:avx512": "CPU, AVX-512",
+    "cpu:avx2": "CPU, AVX2",
+    "cpu:neon": "CPU, NEON",
+  },
+  pass: { gradients: "with gradients", loss: "loss only" },
+  gradient: { exact: "exact", thinned: "thinned", "always-thinned": "always thinned" },
+  threshold: Object.fromEntries([6, 7, 8, 9, 10, 11, 12, 13].map((n) => [`2^-${n}`, `2^-${n} = 1 / ${2 ** n}`])),
+  loop: { plan: "", plain: "" },
+};
+
+const presets = [
+  { name: "Gemma 2 2B on an H200, 160 MiB", state: {} },
+  {
+    name: "Logits memory: 8,192 tokens × 128K",
+    title: "8,192 tokens, 128,000 entries, a loop of chunks of 1,024, as the blog post “Fused Linear Cross-Entropy” counts them",
+    state: { model: "", vocab: 128000, hidden: 4096, chunk: 1024, budget: "1000MiB", loop: "plain", step: 2 },
+  },
+  {
+    name: "Chunked loop: 32 tokens, chunk 4",
+    title: "The same post's loop of 32 tokens in chunks of 4, at its third chunk",
+    state: { model: "", tokens: 32, vocab: 128000, hidden: 4096, chunk: 4, budget: "", loop: "plain", step: 2 },
+  },
+  { name: "Thinned gradients", state: { gradient: "thinned", budget: "" } },
+  { name: "Llama 3 8B on 16 cores", state: { model: "llama-3-8b", tokens: 2048, device: "cpu:avx512_bf16", threads: 16, budget: "256MiB" } },
+];
+
+const largestCount = 2 ** 53;
+
+// The value as it may be in a state, or undefined.
+function validValue(key, text) {
+  if (typeof defaults[key] === "number") {
+    const number = Number(text);
+    const least = key === "step" ? 0 : 1;
+    return /^\d+$/.test(text) && number >= least && number <= largestCount ? number : undefined;
+  }
+  if (choices[key] && !Object.hasOwn(choices[key], text)) return undefined;
+  return text.includes("\n") ? undefined : text;
+}
+
+function stateFromHash(hash) {
+  const state = { ...defaults };
+  for (const [key, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!Object.hasOwn(defaults, key)) continue;
+    const value = validValue(key, text);
+    if (value !== undefined) state[key] = value;
+  }
+  return state;
+}
+
+function hashOfState(state) {
+  const parts = new URLSearchParams();
+  for (const key of Object.keys(defaults)) {
+    if (state.model && (key === "vocab" || key === "hidden")) continue; // the model's
+    if (state[key] !== defaults[key]) parts.set(key, String(state[key]));
+  }
+  return parts.toString();
+}
