@@ -1,4 +1,4 @@
-// Every entry point catches everything and turns it into a status and the thread's message.
+// The entry points of headroom.h.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends.h"
+#include "c_guard.h"
 #include "c_structs.h"
 #include "core/host_loss.h"
 #include "core/status.h"
@@ -18,57 +19,7 @@
 
 using namespace headroom;
 
-struct headroom_context {
-  Context context;
-};
-
-struct headroom_plan {
-  PlannedProblem planned;
-};
-
 namespace {
-
-thread_local std::string last_error;
-
-headroom_status fail(Status status, const char* message) noexcept {
-  try {
-    last_error = message;
-  } catch (...) {
-    last_error.clear();
-  }
-  return static_cast<headroom_status>(status);
-}
-
-template <class F>
-headroom_status guarded(F&& body) noexcept {
-  try {
-    body();
-    return HEADROOM_OK;
-  } catch (const Error& error) {
-    return fail(error.status(), error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(Status::kOutOfMemory, "out of memory");
-  } catch (const std::exception& error) {
-    return fail(Status::kInternal, error.what());
-  } catch (...) {
-    return fail(Status::kInternal, "an unknown exception");
-  }
-}
-
-template <class T>
-T* required(T* pointer, const char* argument) {
-  if (pointer == nullptr) throw_invalid(argument, "a pointer", "null");
-  return pointer;
-}
-
-// Of the caller's struct, which may be smaller or larger than the library's, every byte and none past it.
-template <class T>
-void init_struct(T* out, size_t size, T defaults = {}) {
-  if (out == nullptr || size < sizeof out->struct_size) return;
-  defaults.struct_size = size;
-  std::memset(out, 0, size);
-  std::memcpy(out, &defaults, std::min(size, sizeof defaults));
-}
 
 // A caller in C may pass any int for an enum, which C++ must not even look at as one.
 template <class E>
@@ -151,7 +102,7 @@ const char* headroom_plan_kind_name(headroom_plan_kind kind) {
 }
 
 const char* headroom_last_error(void) {
-  return last_error.c_str();
+  return last_error().c_str();
 }
 
 int32_t headroom_backend_count(void) {
@@ -265,7 +216,7 @@ void headroom_plan_destroy(headroom_plan* plan) {
 headroom_status headroom_plan_get_info(const headroom_plan* plan, headroom_plan_info* info) {
   return guarded([&] {
     const PlannedProblem& planned = required(plan, "plan")->planned;
-    write_plan_info(planned.plan, planned.backend->name, info);
+    write_plan_info(planned.plan, planned.problem, planned.backend->name, info);
   });
 }
 
@@ -276,7 +227,8 @@ headroom_status headroom_plan_list(const headroom_context* context, const headro
     required(count, "count");
     const headroom_problem given = complete(problem);
     const Backend* backend = nullptr;
-    const std::vector<Plan> plans = list_plans(c, to_problem(given), given.max_workspace_bytes, &backend);
+    const Problem p = to_problem(given);
+    const std::vector<Plan> plans = list_plans(c, p, given.max_workspace_bytes, &backend);
     const auto total = static_cast<int32_t>(plans.size());
     if (capacity > 0 && required(infos, "infos")->struct_size % alignof(headroom_plan_info) != 0) {
       throw_invalid("headroom_plan_info.struct_size", "the size of a headroom_plan_info",
@@ -288,7 +240,7 @@ headroom_status headroom_plan_list(const headroom_context* context, const headro
       auto* info = reinterpret_cast<headroom_plan_info*>(reinterpret_cast<char*>(infos) +
                                                          size * static_cast<size_t>(i));
       std::memcpy(info, &size, sizeof size);
-      write_plan_info(plans[static_cast<size_t>(i)], backend->name, info);
+      write_plan_info(plans[static_cast<size_t>(i)], p, backend->name, info);
     }
     *count = total;
   });

@@ -82,6 +82,10 @@ headroom_problem complete(const headroom_problem* given) {
   return complete_struct(given, headroom_problem_init, "headroom_problem");
 }
 
+headroom_communicator complete(const headroom_communicator* given) {
+  return complete_struct(given, headroom_communicator_init, "headroom_communicator");
+}
+
 headroom_buffers complete(const headroom_buffers* given) {
   return complete_struct(given, headroom_buffers_init, "headroom_buffers");
 }
@@ -157,6 +161,9 @@ Problem to_problem(const headroom_problem& c) {
   p.temperature = c.temperature;
   p.top_k = c.top_k;
   p.batch_invariant = to_flag(c.batch_invariant, "batch_invariant");
+  p.group_size = c.group_size;
+  p.group_d_hidden = to_enum(c.group_d_hidden, GroupDHidden::kSumOfOwn, "group_d_hidden");
+  p.group_vocab = c.group_vocab;
   return p;
 }
 
@@ -208,7 +215,17 @@ void write_text(const char* text, char* buffer, size_t size) {
   buffer[length] = '\0';
 }
 
-void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* info) {
+Communicator to_communicator(const headroom_communicator& c) {
+  if (c.size < 1) throw_invalid("communicator.size", "at least 1", std::to_string(c.size));
+  if (c.rank < 0 || c.rank >= c.size) {
+    throw_invalid("communicator.rank", "0 to " + std::to_string(c.size - 1), std::to_string(c.rank));
+  }
+  if (c.size > 1 && c.all_gather == nullptr) throw_invalid("communicator.all_gather", "a function", "null");
+  return {c.rank, c.size, c.host, c.all_gather, c.all_reduce, c.reduce_scatter};
+}
+
+void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
+                     headroom_plan_info* info) {
   headroom_plan_info out = empty_for(info, headroom_plan_info_init, "headroom_plan_info");
   out.kind = static_cast<int32_t>(plan.kind);
   out.threads = plan.threads;
@@ -223,6 +240,12 @@ void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* 
   out.vocab_window = plan.vocab_window;
   write_text(plan.implementation.c_str(), out.implementation, sizeof out.implementation);
   write_text(plan.reason.c_str(), out.reason, sizeof out.reason);
+  out.gathers = plan.gathers;
+  out.gathered_bytes = plan.gathered_bytes;
+  if (problem.group_d_hidden != GroupDHidden::kPart) {
+    out.reduced_bytes =
+        static_cast<size_t>(problem.tokens * problem.hidden) * size_of(problem.d_hidden_dtype);
+  }
   std::memcpy(info, &out, out.struct_size);
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "core/backend.h"
+#include "headroom/distributed.h"
 #include "headroom/headroom.h"
 #include "run.h"
 
@@ -12,13 +13,15 @@ namespace headroom {
 headroom_context_options complete(const headroom_context_options* given);
 headroom_problem complete(const headroom_problem* given);
 headroom_buffers complete(const headroom_buffers* given);
+headroom_communicator complete(const headroom_communicator* given);
 
 Context to_context(const headroom_context_options& options);
 Problem to_problem(const headroom_problem& problem);
 Buffers to_buffers(const headroom_buffers& buffers);
+Communicator to_communicator(const headroom_communicator& communicator);
 
 // Writes as much of the info as the caller's struct_size has room for.
-void write_plan_info(const Plan& plan, const char* backend, headroom_plan_info* info);
+void write_plan_info(const Plan& plan, const Problem& problem, const char* backend, headroom_plan_info* info);
 void write_device_info(const DeviceInfo& device, headroom_device_info* info);
 
 // Cuts text to the size of the buffer, always terminated; does nothing for a null or empty buffer.

@@ -63,9 +63,42 @@ void refuse_without_device(const BackendOptions& options) {
                                         options.device_model + "; make a context with a device");
 }
 
+namespace {
+
+void check_group(const Problem& problem, const Communicator* group) {
+  if (!problem.in_group() && group != nullptr) {
+    throw_invalid("plan", "one with group_size for a run of a group", "one without");
+  }
+  if (!problem.in_group()) return;
+  if (group == nullptr) throw_invalid("plan", "one without group_size, or a run of its group", "a group's");
+  if (group->size != problem.group_size) {
+    throw_invalid("communicator.size", std::to_string(problem.group_size) + ", the plan's group_size",
+                  std::to_string(group->size));
+  }
+  if (group->size == 1) return;
+  const GroupDHidden sum = problem.group_d_hidden;
+  if (sum == GroupDHidden::kSum && group->all_reduce == nullptr) {
+    throw_invalid("communicator.all_reduce", "a function, as d_hidden is added up", "null");
+  }
+  if (sum == GroupDHidden::kSumOfOwn && group->reduce_scatter == nullptr) {
+    throw_invalid("communicator.reduce_scatter", "a function, as d_hidden is added up", "null");
+  }
+}
+
+void add_up_d_hidden(const Problem& p, const Buffers& buffers, void* stream, const Communicator& group) {
+  const int64_t count = p.tokens * p.hidden;
+  if (p.group_d_hidden == GroupDHidden::kSum) group.sum(buffers.d_hidden, count, p.d_hidden_dtype, stream);
+  if (p.group_d_hidden == GroupDHidden::kSumOfOwn) {
+    group.sum_own(buffers.d_hidden, count / group.size, p.d_hidden_dtype, stream);
+  }
+}
+
+}  // namespace
+
 void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
-         void* stream) {
+         void* stream, const Communicator* group) {
   refuse_without_device(planned.options);
+  check_group(planned.problem, group);
   const Buffers valid = validated(planned.problem, buffers);
   if (workspace_bytes < planned.plan.workspace_bytes) {
     throw_invalid("workspace_bytes", "at least " + std::to_string(planned.plan.workspace_bytes),
@@ -87,7 +120,8 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
     if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
     check_targets(planned.problem, valid.targets);
   }
-  planned.plan.backend_plan->run(valid, Workspace(workspace), stream);
+  planned.plan.backend_plan->run(valid, Workspace(workspace), stream, group);
+  if (group != nullptr) add_up_d_hidden(planned.problem, valid, stream, *group);
 }
 
 }  // namespace headroom

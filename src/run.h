@@ -27,7 +27,8 @@ std::vector<Plan> list_plans(const Context& context, const Problem& problem, uin
 PlannedProblem make_plan(const Context& context, const Problem& problem, uint64_t max_workspace_bytes);
 // Throws for a context whose device is only a model.
 void refuse_without_device(const BackendOptions& options);
+// group: of a problem in a group, else null.
 void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
-         void* stream);
+         void* stream, const Communicator* group = nullptr);
 
 }  // namespace headroom

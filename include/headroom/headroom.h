@@ -55,7 +55,8 @@ typedef enum headroom_status {
   HEADROOM_UNSUPPORTED = 4,         /* no backend of the context can run the problem */
   HEADROOM_BACKEND_UNAVAILABLE = 5, /* a backend or instruction set asked for by name is not usable here */
   HEADROOM_OUT_OF_MEMORY = 6,
-  HEADROOM_INTERNAL = 7
+  HEADROOM_INTERNAL = 7,
+  HEADROOM_COMMUNICATION_FAILED = 8 /* a function of a communicator failed (distributed.h) */
 } headroom_status;
 
 typedef enum headroom_dtype {
@@ -188,6 +189,10 @@ typedef struct headroom_problem {
                           plan and the pass. Not with thinned gradients. d_hidden is not promised to */
   int64_t top_k;       /* forward passes: the largest logits of each row, so many, at most 64 and vocab; 0
                           (default): none. Not of a shard, and not with keeps_draws */
+  int32_t group_size;  /* >= 1: a shard of a group of so many ranks, for headroom_run_group (distributed.h);
+                          vocab may be 0. 0 (default): none */
+  int32_t group_d_hidden; /* headroom_group_d_hidden, of a group */
+  int64_t group_vocab;    /* rows of the group's largest shard; 0 (default): vocab */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
@@ -276,6 +281,10 @@ typedef struct headroom_plan_info {
   int64_t kept_columns; /* the first columns of the vocabulary, whose exponentials the gradients are made of;
                            0: none */
   int64_t vocab_window; /* columns that are made at once of those that are not kept; 0: no such cut */
+  int64_t
+      gathers; /* of a group: all-gathers of row statistics in a run, one for each chunk of tokens at most */
+  uint64_t gathered_bytes; /* that they bring to each rank, its own among them */
+  uint64_t reduced_bytes;  /* of d_hidden, which is added up over the group; 0 where it is not */
 } headroom_plan_info;
 
 /* A CUDA device. Versions as CUDA counts them: 13000 is 13.0. */

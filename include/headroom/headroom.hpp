@@ -213,6 +213,7 @@ class Plan {
     check(headroom_plan_create(context.handle(), &problem, &made));
     handle_.reset(made);
   }
+  const headroom_plan* handle() const noexcept { return handle_.get(); }
   PlanInfo info() const {
     PlanInfo out;
     check(headroom_plan_get_info(handle_.get(), &out));

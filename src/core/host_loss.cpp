@@ -116,7 +116,7 @@ void HostLossWriter::add_losses(int64_t row, const RowStats<double>& stats) {
   const Buffers& b = context_.buffers;
   const DType dtype = p.stats_dtype();
   ++valid_;
-  if (p.is_shard()) return;
+  if (p.is_open_shard()) return;
   const RowLoss<double> out =
       row_loss(context_.params, row_weights(context_, row), stats, target_of_row(p, b.targets, row));
 #define HEADROOM_STORE(name, ...) store_if(b.name, dtype, row, out.name);
@@ -133,7 +133,7 @@ void HostLossWriter::finish() {
   const Problem& p = context_.problem;
   const Buffers& b = context_.buffers;
   if (b.valid_count != nullptr) *b.valid_count = valid_;
-  if (p.is_shard()) return;
+  if (p.is_open_shard()) return;
   if (p.reduction != Reduction::kNone) store_if(b.loss, p.stats_dtype(), 0, sum_ / context_.divisor);
   if (b.correct_count != nullptr) *b.correct_count = correct_;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/buffers.h"
+#include "core/communicator.h"
 #include "core/problem.h"
 #include "core/workspace.h"
 
@@ -29,8 +30,10 @@ class BackendPlan {
   virtual ~BackendPlan() = default;
   // Buffers are complete for the problem; the workspace has Plan::workspace_bytes at kWorkspaceAlignment.
   // Allocates nothing of either's memory. stream: a cudaStream_t, null on the host. Any number of threads may
-  // run a plan at once, with buffers and workspaces of their own.
-  virtual void run(const Buffers& buffers, Workspace workspace, void* stream) const = 0;
+  // run a plan at once, with buffers and workspaces of their own. group: of a problem in a group, else null;
+  // d_hidden is left as this rank's part.
+  virtual void run(const Buffers& buffers, Workspace workspace, void* stream,
+                   const Communicator* group) const = 0;
 };
 
 // How one backend will run one problem: facts about it, and the plan itself.
@@ -47,6 +50,9 @@ struct Plan {
   int64_t token_chunk = 0;     // rows whose exps are kept at once
   int64_t kept_columns = 0;    // the first ones, whose exps are kept for the gradients
   int64_t vocab_window = 0;    // columns made at once of those that are not kept; 0: no such cut
+  // Of a group: all-gathers of row statistics, and the bytes that they bring to each rank.
+  int64_t gathers = 0;
+  uint64_t gathered_bytes = 0;
   std::shared_ptr<const BackendPlan> backend_plan;
 };
 

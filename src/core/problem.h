@@ -22,6 +22,13 @@ enum class GradientMethod : int {
   kAlwaysThinned = 2,  // the draw in any case
 };
 
+// What becomes of the parts of d_hidden of the ranks of a group; numbered as headroom_group_d_hidden.
+enum class GroupDHidden : int {
+  kPart = 0,      // nothing
+  kSum = 1,       // their sum, on every rank
+  kSumOfOwn = 2,  // on every rank the sum of its part of the rows
+};
+
 inline constexpr double kDefaultThreshold = 1.0 / 1024;
 
 // Everything a plan depends on. Shapes and meanings: N tokens, V rows of the classifier at hand, D hidden.
@@ -40,6 +47,11 @@ struct Problem {
   // A vocabulary shard holds the rows [vocab_start, vocab_start + vocab) of vocab_total; targets are global.
   int64_t vocab_start = 0;
   int64_t vocab_total = 0;
+  // A shard of a group of ranks that run at the same time and exchange row statistics, so that all that is told
+  // is of the whole vocabulary; vocab may be 0. 0: none.
+  int group_size = 0;
+  int64_t group_vocab = 0;  // of the largest shard, by which all ranks plan
+  GroupDHidden group_d_hidden = GroupDHidden::kPart;
 
   DType hidden_dtype = DType::kF32;
   DType classifier_dtype = DType::kF32;
@@ -107,6 +119,9 @@ struct Problem {
     return gradient != GradientMethod::kExact && (pass != Pass::kForward || keeps_draws);
   }
   bool is_shard() const { return vocab != vocab_total; }
+  bool in_group() const { return group_size > 0; }
+  // A shard on its own, whose statistics a caller joins with those of others.
+  bool is_open_shard() const { return is_shard() && !in_group(); }
   bool has_gradients() const { return want_d_hidden || want_d_classifier || want_d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }

@@ -20,6 +20,8 @@ const char* status_name(Status status) {
       return "out of memory";
     case Status::kInternal:
       return "internal error";
+    case Status::kCommunicationFailed:
+      return "communication failed";
   }
   return "unknown status";
 }

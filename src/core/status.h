@@ -14,6 +14,7 @@ enum class Status : int {
   kBackendUnavailable = 5,  // a backend or instruction set asked for by name is not usable here
   kOutOfMemory = 6,
   kInternal = 7,
+  kCommunicationFailed = 8,  // a function of a group's communicator failed
 };
 
 const char* status_name(Status status);

@@ -102,17 +102,41 @@ void check_accumulate(const char* argument, bool accumulate, bool wanted, DType 
 void check_shapes(const Problem& p) {
   constexpr int64_t kMost = int64_t{1} << 40;
   check_range("tokens", p.tokens, 0, kMost);
-  check_range("vocab", p.vocab, 1, kMost);
+  check_range("vocab", p.vocab, p.in_group() ? 0 : 1, kMost);
   check_range("hidden", p.hidden, 1, kMost);
   check_product("tokens x vocab", p.tokens, p.vocab);
   check_product("tokens x hidden", p.tokens, p.hidden);
   check_product("vocab x hidden", p.vocab, p.hidden);
-  check_range("vocab_total", p.vocab_total, p.vocab, kMost);
+  check_range("vocab_total", p.vocab_total, std::max<int64_t>(p.vocab, 1), kMost);
   check_range("vocab_start", p.vocab_start, 0, p.vocab_total - p.vocab);
   check_range("shift", p.shift, 0, kMost);
   check_range("sequence_length", p.sequence_length, p.tokens == 0 ? 0 : 1, kMost);
   require(p.tokens == 0 || p.tokens % p.sequence_length == 0, "sequence_length",
           "a divisor of tokens = " + text(p.tokens), text(p.sequence_length));
+}
+
+// Of a problem that is no rank's, its fields are the defaults.
+void check_group(const Problem& p) {
+  constexpr int64_t kMostRanks = 1 << 20;
+  check_range("group_size", p.group_size, 0, kMostRanks);
+  if (!p.in_group()) {
+    require(p.group_vocab == 0, "group_vocab", "0 without group_size", text(p.group_vocab));
+    require(p.group_d_hidden == GroupDHidden::kPart, "group_d_hidden", "0 without group_size",
+            text(static_cast<int64_t>(p.group_d_hidden)));
+    return;
+  }
+  check_range("group_vocab", p.group_vocab, std::max<int64_t>(p.vocab, 1), p.vocab_total);
+  check_product("tokens x group_vocab", p.tokens, p.group_vocab);
+  check_product("group_vocab x hidden", p.group_vocab, p.hidden);
+  require(p.gradient == GradientMethod::kExact, "gradient", "exact in a group of ranks", "thinned");
+  require(!p.batch_invariant, "batch_invariant", "0 in a group of ranks", "1");
+  if (p.group_d_hidden == GroupDHidden::kPart) return;
+  require(p.want_d_hidden, "group_d_hidden", "0 (HEADROOM_D_HIDDEN_PART) without want_d_hidden",
+          text(static_cast<int64_t>(p.group_d_hidden)));
+  require(!p.accumulate_d_hidden, "accumulate_d_hidden", "0 where d_hidden is added up over a group", "1");
+  require(p.group_d_hidden == GroupDHidden::kSum || p.tokens % p.group_size == 0, "tokens",
+          "a multiple of group_size = " + text(int64_t{p.group_size}) + ", as every rank gets its part of d_hidden",
+          text(p.tokens));
 }
 
 void check_dtypes(const Problem& p) {
@@ -175,7 +199,7 @@ void check_pass(const Problem& p) {
     require(p.has_gradients(), "pass", "forward when no gradient is wanted", "a pass with gradients");
   }
   if (p.pass == Pass::kForwardBackward) {
-    require(!p.is_shard(), "pass", "forward, then backward, for a shard of the vocabulary",
+    require(!p.is_open_shard(), "pass", "forward, then backward, for a shard of the vocabulary",
             "forward_backward");
   }
 #define HEADROOM_CHECK(name)                                                  \
@@ -216,7 +240,7 @@ void check_stride(const char* argument, int64_t* stride, int64_t rows, int64_t r
 void check_shard_buffers(const Problem& p, const Buffers& b) {
 #define HEADROOM_REFUSE(name, ...)                                                                     \
   require(b.name == nullptr, #name,                                                                    \
-          "null for a shard of the vocabulary (merge the row statistics, then losses_from_row_stats)", \
+          "null for a shard of the vocabulary without group_size (merge the row statistics, then losses_from_row_stats)", \
           "a pointer");
   HEADROOM_REFUSE(loss)
   HEADROOM_ROW_OUTPUTS(HEADROOM_REFUSE)
@@ -233,7 +257,7 @@ void check_shard_buffers(const Problem& p, const Buffers& b) {
 
 // Outputs of a forward pass.
 void check_row_buffers(const Problem& p, const Buffers& b) {
-  if (p.is_shard()) check_shard_buffers(p, b);
+  if (p.is_open_shard()) check_shard_buffers(p, b);
   check_row_outputs(p, b);
 #define HEADROOM_CHECK(name, part, kind, wanted, option, term) \
   require(b.name == nullptr || (wanted), #name, "null " option, "a pointer");
@@ -256,21 +280,24 @@ void check_row_outputs(const Problem& p, const Buffers& b) {
 Problem validated(Problem p) {
   if (p.vocab_total == 0) p.vocab_total = p.vocab;
   if (p.sequence_length == 0) p.sequence_length = p.tokens;
+  if (p.in_group() && p.group_vocab == 0) p.group_vocab = p.vocab;
   check_shapes(p);
   check_dtypes(p);
   check_options(p);
   check_thinning(p);
   check_pass(p);
   check_top_k(p);
+  check_group(p);
   return p.temperature == 1 ? p : without_temperature(p);
 }
 
 Buffers validated(const Problem& p, Buffers b) {
   const bool rows = p.tokens > 0;
   need(b.hidden, rows, "hidden", "tokens > 0");
-  need(b.classifier, true, "classifier", "always");
+  const bool columns = p.vocab > 0;  // a rank's shard may be empty
+  need(b.classifier, columns, "classifier", "vocab > 0");
   need(b.targets, rows, "targets", "tokens > 0");
-  need(b.bias, p.has_bias, "bias", "has_bias");
+  need(b.bias, columns && p.has_bias, "bias", "has_bias");
   need(b.class_weight, p.has_class_weight, "class_weight", "has_class_weight");
   need(b.token_weight, rows && p.has_token_weight, "token_weight", "has_token_weight");
   need(b.temperature, rows && p.has_temperature, "temperature", "has_temperature");
@@ -299,8 +326,10 @@ Buffers validated(const Problem& p, Buffers b) {
   require((p.is_thinned() && p.needs_backward()) || (b.kept_count == nullptr && b.draw_variance == nullptr),
           "kept_count, draw_variance", "null without a pass that makes thinned gradients", "a pointer");
   need(b.d_hidden, rows && p.want_d_hidden, "d_hidden", "want_d_hidden");
-  need(b.d_classifier, p.want_d_classifier, "d_classifier", "want_d_classifier");
-  need(b.d_bias, p.want_d_bias, "d_bias", "want_d_bias");
+  need(b.d_classifier, columns && p.want_d_classifier, "d_classifier", "want_d_classifier");
+  need(b.d_bias, columns && p.want_d_bias, "d_bias", "want_d_bias");
+  require(p.group_d_hidden == GroupDHidden::kPart || !rows || b.d_hidden_stride == p.hidden,
+          "d_hidden_stride", "rows without gaps, which ranks add up", "a longer one");
   return b;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/group_stats.h"
 #include "cpu/thinned/windows.h"
 
 namespace headroom::cpu {
@@ -82,6 +83,9 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     const int64_t window =
         std::min(s.blocks, forward_windows_alive(p, schedule) * schedule.forward_window) * tokens;
     a.stats = workspace.take<RowStats<double>>(tokens);
+    if (p.in_group() && p.needs_forward()) {
+      a.gathered = workspace.take<double>(p.group_size * group_numbers(p) * tokens);
+    }
     a.block_max = workspace.take<float>(window);
     a.block_sum = workspace.take<float>(window);
     const WantedSums sums = wanted_sums(p);

@@ -33,6 +33,7 @@ struct Arena {
   std::span<int64_t> rows;               // [N] rows that are not ignored
   std::span<int64_t> target;             // [T] column of the target in this vocabulary, -1 outside
   std::span<RowStats<double>> stats;     // [T]
+  std::span<double> gathered;            // [ranks, numbers, T] the statistics of a group
   std::span<float> target_logit;         // [T]
   std::span<float> inverse_temperature;  // [T], empty without temperatures of rows
   // The row's lse is lse_high + lse_low.

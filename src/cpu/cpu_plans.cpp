@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/group_stats.h"
 #include "cpu/cpu_arena.h"
 #include "cpu/cpu_run.h"
 #include "cpu/isa.h"
@@ -32,12 +33,21 @@ constexpr double kPackBytesPerSecond = 8e9;
 // What fresh memory costs: a page fault and its zeros, 0.1 s for 256 MiB.
 constexpr double kFreshBytesPerSecond = 2.3e9;
 
+// Of a problem in a group, the one with the most work.
+Problem largest_shard(Problem p) {
+  if (!p.in_group()) return p;
+  p.vocab = p.group_vocab;
+  p.vocab_start = 0;
+  return p;
+}
+
 class Planner {
  public:
   Planner(const Problem& problem, const BackendOptions& options, uint64_t budget)
-      : problem_(problem),
+      : shard_(problem),
+        problem_(largest_shard(problem)),
         kernels_(select_kernels(problem, options.isa, &reason_)),
-        shape_(make_shape(problem, kernels_)),
+        shape_(make_shape(problem_, kernels_)),
         pool_(options.parallel_for),
         threads_(useful_threads(pool_.threads)),
         budget_(budget) {}
@@ -53,7 +63,7 @@ class Planner {
                           .backward_windows_alive = windows.alive};
         consider(schedule);
         if (keeps_exps(problem_)) consider_kept(schedule);
-        if (const int64_t kept = blocks_kept_in_gradient(chunk); kept > 0) {
+        if (const int64_t kept = blocks_kept_in_gradient(problem_, shape_, chunk); kept > 0) {
           Schedule in_gradient = schedule;
           in_gradient.kept_blocks = kept;
           in_gradient.keeps_in_gradient = true;
@@ -112,8 +122,21 @@ class Planner {
     plan.kept_columns = std::min(schedule.kept_blocks * shape_.vocab_block, problem_.vocab);
     const int64_t window = problem_.needs_backward() ? schedule.backward_window : schedule.forward_window;
     plan.vocab_window = std::min(window * shape_.vocab_block, problem_.vocab);
-    plan.backend_plan = std::make_shared<CpuPlan>(problem_, kernels_, shape_, schedule, pool_);
+    count_gathers(shard_, DType::kF64, schedule.token_chunk, &plan);
+    const Shape shape = make_shape(shard_, kernels_);
+    plan.backend_plan = std::make_shared<CpuPlan>(shard_, kernels_, shape, of_shard(schedule, shape), pool_);
     return plan;
+  }
+
+  // The schedule for this rank's shard, which has no more blocks than there were planned, and needs no more
+  // memory.
+  Schedule of_shard(Schedule schedule, const Shape& shape) const {
+    if (schedule.keeps_in_gradient) {
+      schedule.kept_blocks = blocks_kept_in_gradient(shard_, shape, schedule.token_chunk);
+      schedule.keeps_in_gradient = schedule.kept_blocks > 0;
+    }
+    schedule.kept_blocks = std::min(schedule.kept_blocks, shape.blocks);
+    return schedule;
   }
 
   // Windows are those of the draws (thinned/windows.h), whatever the budget; and lists of kept elements have
@@ -161,14 +184,15 @@ class Planner {
 
   // Blocks whose exps fit into their own rows of d_classifier: all whole ones, or none; the last one may be
   // short.
-  int64_t blocks_kept_in_gradient(int64_t chunk) const {
-    if (!keeps_exps(problem_) || !problem_.want_d_classifier || problem_.accumulate_d_classifier) return 0;
-    if (chunk < problem_.tokens) return 0;
-    const int64_t exps = chunk * shape_.vocab_block * element_bytes(kernels_);
-    const int64_t row = problem_.hidden * static_cast<int64_t>(size_of(problem_.d_classifier_dtype));
-    if (exps > shape_.vocab_block * row) return 0;
-    const int64_t last_rows = shape_.block_columns(problem_.vocab, shape_.blocks - 1);
-    return exps <= last_rows * row ? shape_.blocks : shape_.blocks - 1;
+  int64_t blocks_kept_in_gradient(const Problem& p, const Shape& shape, int64_t chunk) const {
+    if (!keeps_exps(p) || !p.want_d_classifier || p.accumulate_d_classifier) return 0;
+    if (chunk < p.tokens) return 0;
+    const int64_t exps = chunk * shape.vocab_block * element_bytes(kernels_);
+    const int64_t row = p.hidden * static_cast<int64_t>(size_of(p.d_classifier_dtype));
+    if (exps > shape.vocab_block * row) return 0;
+    if (shape.blocks == 0) return 0;
+    const int64_t last_rows = shape.block_columns(p.vocab, shape.blocks - 1);
+    return exps <= last_rows * row ? shape.blocks : shape.blocks - 1;
   }
 
   uint64_t bytes_of(const Schedule& schedule) const {
@@ -289,8 +313,9 @@ class Planner {
            (schedule.sweeps_vocabulary ? ", d_classifier after all rows" : "");
   }
 
-  const Problem& problem_;
-  std::string reason_;  // before kernels_, whose choice writes it
+  const Problem& shard_;
+  const Problem problem_;  // what is planned for: of a group the largest shard, so that all ranks plan alike
+  std::string reason_;     // before kernels_, whose choice writes it
   const Kernels& kernels_;
   const Shape shape_;
   const ParallelFor& pool_;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "core/group_stats.h"
 #include "core/targets.h"
 #include "cpu/stages.h"
 #include "cpu/thinned/cpu_thinned_run.h"
@@ -38,18 +39,34 @@ class RowStage {
   TaskGroups::Id coefficients_;
 };
 
+// What the second half of a chunk waits for, where it is in one loop with the first.
+struct Loaded {
+  TaskGroups::Id rows = TaskGroups::kNone, panels = TaskGroups::kNone, stats = TaskGroups::kNone;
+};
+
+void finish_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk,
+                  TaskGroups& groups, const Loaded& loaded) {
+  const RowStage rows(run, chunk, loss, writer, groups, loaded.rows, loaded.stats);
+  std::optional<BackwardStage> backward;
+  if (run.problem.needs_backward() && run.problem.has_gradients()) {
+    backward.emplace(run, chunk, Window{0, run.shape.blocks}, groups, rows.coefficients(), loaded.panels);
+  }
+  groups.run(run.pool, run.schedule.threads);
+}
+
 void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
   TaskGroups groups(run.arena.groups);
   const LoadStage load(run, chunk, groups);
   std::optional<ForwardStage> forward;
   if (run.problem.needs_forward()) forward.emplace(run, chunk, groups, load.rows());
-  const RowStage rows(run, chunk, loss, writer, groups, load.rows(),
-                      forward ? forward->stats() : TaskGroups::kNone);
-  std::optional<BackwardStage> backward;
-  if (run.problem.needs_backward() && run.problem.has_gradients()) {
-    backward.emplace(run, chunk, Window{0, run.shape.blocks}, groups, rows.coefficients(), load.panels());
-  }
+  const Loaded loaded{load.rows(), load.panels(), forward ? forward->stats() : TaskGroups::kNone};
+  if (run.group == nullptr || !forward) return finish_chunk(run, loss, writer, chunk, groups, loaded);
+  // The ranks meet between the passes, in the thread that runs the plan.
   groups.run(run.pool, run.schedule.threads);
+  join_over_group(run.problem, *run.group, run.pool,
+                  run.arena.stats.first(static_cast<size_t>(chunk.count)), run.arena.gathered);
+  TaskGroups rest(run.arena.groups);
+  finish_chunk(run, loss, writer, chunk, rest, {});
 }
 
 void run_exact(const Runner& run, const HostLoss& loss) {
@@ -73,7 +90,8 @@ void run_exact(const Runner& run, const HostLoss& loss) {
 
 }  // namespace
 
-void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/) const {
+void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
+                  const Communicator* group) const {
   const Problem& problem = problem_;
   Problem work = problem;
   Arena arena = lay_out(problem, kernels_, shape_, schedule_, workspace);
@@ -83,12 +101,13 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/)
   }
   // 1 / scale must be a float, for the bias' gradient.
   if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
-  if (work.scale == 0) {  // logits do not depend on the matrices: only the bias can have a gradient
+  // Logits do not depend on the matrices: only the bias can have a gradient. Of a rank without columns nothing.
+  if (work.scale == 0 || work.vocab == 0) {
     work.want_d_hidden = false;
     work.want_d_classifier = false;
   }
   const int64_t row_count = compact_rows(problem, buffers.targets, arena.rows.data());
-  const Runner run{work, buffers, schedule_, kernels_, pool_, shape_, arena, row_count};
+  const Runner run{work, buffers, schedule_, kernels_, pool_, shape_, arena, group, row_count};
   const HostLoss loss = make_host_loss(problem, buffers, arena.rows.data(), row_count);
   if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
   if (problem.is_thinned()) {

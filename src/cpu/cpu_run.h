@@ -15,7 +15,8 @@ class CpuPlan final : public BackendPlan {
           const ParallelFor& pool)
       : problem_(problem), kernels_(kernels), shape_(shape), schedule_(schedule), pool_(pool) {}
 
-  void run(const Buffers& buffers, Workspace workspace, void* stream) const override;
+  void run(const Buffers& buffers, Workspace workspace, void* stream,
+           const Communicator* group) const override;
 
  private:
   const Problem problem_;

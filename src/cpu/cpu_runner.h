@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/buffers.h"
+#include "core/communicator.h"
 #include "core/host_loss.h"
 #include "core/parallel.h"
 #include "core/problem.h"
@@ -26,6 +27,7 @@ struct Runner {
   const ParallelFor& pool;
   const Shape shape;
   const Arena arena;
+  const Communicator* group;  // null: none
   int64_t row_count = 0;  // rows that are not ignored
 
   // body(task, worker) for every task, by at most schedule.threads workers.

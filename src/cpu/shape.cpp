@@ -24,7 +24,7 @@ int64_t avoid_aliasing(int64_t words) {
 Shape make_shape(const Problem& p, const Kernels& k) {
   Shape s;
   const int64_t block = ceil_div(p.hidden, k.pair) > kWideUnits ? kVocabBlock / 2 : kVocabBlock;
-  s.vocab_block = std::min(block, round_up(p.vocab, kPanelColumns));
+  s.vocab_block = std::min(block, round_up(std::max<int64_t>(p.vocab, 1), kPanelColumns));
   s.blocks = ceil_div(p.vocab, s.vocab_block);
   s.token_block = kTokenUnits * k.pair;
   s.hidden_units = ceil_div(p.hidden, k.pair);

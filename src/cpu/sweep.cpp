@@ -12,6 +12,7 @@ Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
           run.pool,
           run.shape,
           with_rows_of(run.arena, chunk.first, chunk.count),
+          run.group,
           run.row_count};
 }
 

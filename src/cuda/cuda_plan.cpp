@@ -23,7 +23,8 @@ CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Devic
 
 CudaPlan::~CudaPlan() = default;
 
-void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream) const {
+void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream,
+                   const Communicator* /*group*/) const {
   const DeviceGuard guard(device_);
   const auto work = [&](const Queue& queue) { put(buffers, workspace, queue); };
   replay_->run({buffers, workspace.base()}, static_cast<cudaStream_t>(stream), std::cref(work));

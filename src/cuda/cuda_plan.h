@@ -18,7 +18,8 @@ class CudaPlan final : public BackendPlan {
 
   const PlanDetail& detail() const { return detail_; }
   // Queues the run on a stream: waits for nothing.
-  void run(const Buffers& buffers, Workspace workspace, void* stream) const override;
+  void run(const Buffers& buffers, Workspace workspace, void* stream,
+           const Communicator* group) const override;
 
  private:
   void put(const Buffers& buffers, Workspace workspace, const Queue& queue) const;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/group_stats.h"
 #include "core/host_loss.h"
 #include "core/targets.h"
 #include "core/thinning.h"
@@ -130,7 +131,7 @@ void store_gradient(void* data, DType dtype, int64_t index, double value, bool a
 }
 
 void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_t count,
-             const ParallelFor& parallel_for) {
+             const ParallelFor& parallel_for, const Communicator* group) {
   const Buffers& b = context.buffers;
   write_ignored_defaults(p, b);
   parallel_for(count, [&](int64_t i, int worker) {
@@ -141,6 +142,9 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
     stats = row_stats(p, b, row, top);
     write_top<double>(p, b, row, top, log_sum_exp_parts(stats));
   });
+  if (group != nullptr) {
+    join_over_group(p, *group, parallel_for, s.stats.first(static_cast<size_t>(count)), s.gathered);
+  }
   HostLossWriter writer(context);
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) writer.add(s.rows[i], s.stats[i]);
   writer.finish();
@@ -262,6 +266,9 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   Scratch s;
   s.rows = workspace.take<int64_t>(problem.tokens);
   if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
+  if (problem.in_group() && problem.needs_forward()) {
+    s.gathered = workspace.take<double>(problem.group_size * group_numbers(problem) * problem.tokens);
+  }
   s.top = workspace.take<TopLogit<double>>(threads * problem.top_k);
   if (problem.needs_backward()) {
     s.coefficients = workspace.take<RowCoefficients<double>>(problem.tokens);
@@ -272,7 +279,7 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
 }
 
 void run(const Problem& problem, int threads, const Buffers& buffers, Workspace workspace,
-         const ParallelFor& parallel_for) {
+         const ParallelFor& parallel_for, const Communicator* group) {
   Scratch scratch = lay_out(problem, threads, workspace);
   scratch.seed = seed_of(problem, buffers);
   if (problem.keeps_draws && problem.tokens > 0) {
@@ -282,7 +289,7 @@ void run(const Problem& problem, int threads, const Buffers& buffers, Workspace 
   }
   const int64_t count = compact_rows(problem, buffers.targets, scratch.rows.data());
   const HostLoss context = make_host_loss(problem, buffers, scratch.rows.data(), count);
-  if (problem.needs_forward()) forward(problem, context, scratch, count, parallel_for);
+  if (problem.needs_forward()) forward(problem, context, scratch, count, parallel_for, group);
   if (problem.needs_backward()) backward(problem, context, scratch, count, parallel_for);
 }
 

@@ -1,5 +1,8 @@
 #include "reference/reference_backend.h"
 
+#include <algorithm>
+
+#include "core/group_stats.h"
 #include "reference/reference.h"
 
 namespace headroom {
@@ -24,8 +27,9 @@ PlanKind kind_of(const Problem& problem) {
 class ReferencePlan final : public BackendPlan {
  public:
   ReferencePlan(const Problem& problem, const ParallelFor& pool) : problem_(problem), pool_(pool) {}
-  void run(const Buffers& buffers, Workspace workspace, void* /*stream*/) const override {
-    reference::run(problem_, pool_.threads, buffers, workspace, pool_);
+  void run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
+           const Communicator* group) const override {
+    reference::run(problem_, pool_.threads, buffers, workspace, pool_, group);
   }
 
  private:
@@ -48,6 +52,7 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   plan.implementation = "scalar";
   plan.reason = problem.hidden_dtype == DType::kF64 ? "float64 operands" : "the reference was asked for";
   plan.config = "float64";
+  count_gathers(problem, DType::kF64, std::max<int64_t>(problem.tokens, 1), &plan);
   plan.backend_plan = std::make_shared<ReferencePlan>(problem, options.parallel_for);
   return {plan};
 }

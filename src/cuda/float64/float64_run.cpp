@@ -156,7 +156,8 @@ void sweep_columns(const Runner& run) {
 
 }  // namespace
 
-void Float64Plan::run(const Buffers& buffers, Workspace workspace, void* stream) const {
+void Float64Plan::run(const Buffers& buffers, Workspace workspace, void* stream,
+                   const Communicator* /*group*/) const {
   const DeviceGuard guard(device_);
   const Runner run{problem_,
                    buffers,

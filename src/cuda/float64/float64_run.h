@@ -14,7 +14,8 @@ class Float64Plan final : public BackendPlan {
 
   const BlockSize& size() const { return size_; }
   // Queues the run on a stream: waits for nothing.
-  void run(const Buffers& buffers, Workspace workspace, void* stream) const override;
+  void run(const Buffers& buffers, Workspace workspace, void* stream,
+           const Communicator* group) const override;
 
  private:
   const Problem problem_;

@@ -1,0 +1,28 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/communicator.h"
+#include "core/parallel.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/row_stats.h"
+
+namespace headroom {
+
+// What ranks of a group tell each other of a row on host memory: the statistics that the problem wants, in
+// float64, [numbers, rows] a rank, so that nothing is rounded on the way.
+
+// How many numbers of a row.
+int64_t group_numbers(const Problem& problem);
+
+// What a plan of a group with chunks of so many tokens exchanges, numbers of that dtype: Plan::gathers and
+// gathered_bytes.
+void count_gathers(const Problem& problem, DType dtype, int64_t token_chunk, Plan* plan);
+
+// Statistics of this rank's columns become those of all ranks', merged in the order of ranks: the same bits on
+// each of them. scratch: [size, group_numbers(), rows].
+void join_over_group(const Problem& problem, const Communicator& group, const ParallelFor& parallel_for,
+                     std::span<RowStats<double>> rows, std::span<double> scratch);
+
+}  // namespace headroom
