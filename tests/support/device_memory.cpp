@@ -135,6 +135,18 @@ void DeviceMirror::download() {
         "copy of a guard");
 }
 
+void copy_from_device(void* host, const void* device, size_t bytes, void* stream) {
+  auto* queue = static_cast<cudaStream_t>(stream);
+  check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue), "copy from the device");
+  check(cudaStreamSynchronize(queue), "copy from the device");
+}
+
+void copy_to_device(void* device, const void* host, size_t bytes, void* stream) {
+  auto* queue = static_cast<cudaStream_t>(stream);
+  check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, queue), "copy to the device");
+  check(cudaStreamSynchronize(queue), "copy to the device");
+}
+
 std::string DeviceMirror::workspace_violation() const {
   const auto whole = [](auto begin) {
     return std::all_of(begin, begin + kGuard, [](std::byte b) { return b == kPattern; });

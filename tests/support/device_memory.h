@@ -37,4 +37,8 @@ class DeviceMirror {
   std::unique_ptr<Parts> parts_;
 };
 
+// Copies between the two in the order of the stream, which they wait for.
+void copy_from_device(void* host, const void* device, size_t bytes, void* stream);
+void copy_to_device(void* device, const void* host, size_t bytes, void* stream);
+
 }  // namespace headroom_test

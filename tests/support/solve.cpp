@@ -24,7 +24,8 @@ class Run {
  public:
   Run(const headroom::Problem& problem, const Case& c) : p_(problem), c_(c), stats_(stats_dtype(problem)) {}
 
-  Outputs run(const headroom::Context& context, const Outputs* known) {
+  Outputs run(const headroom::Context& context, const Outputs* known, const headroom::Communicator* group) {
+    group_ = group;
     const headroom::Plan plan(context, p_);
     const headroom::PlanInfo info = plan.info();
     const bool on_device = std::string_view(info.backend) == "cuda";
@@ -51,10 +52,16 @@ class Run {
   }
 
  private:
+  void run_plan(const headroom::Plan& plan, const headroom::Buffers& buffers, std::span<std::byte> workspace,
+                void* stream) const {
+    if (group_ == nullptr) return plan.run(buffers, workspace, stream);
+    headroom::run_group(plan, buffers, workspace, *group_, stream);
+  }
+
   void run_on_host(const headroom::Plan& plan) {
     GuardedMemory workspace(out_.workspace_bytes);
     workspace.fill(std::byte{0xff});
-    plan.run(b_, {workspace.data(), workspace.size()});
+    run_plan(plan, b_, {workspace.data(), workspace.size()}, nullptr);
     EXPECT_EQ(workspace.violation(), "") << "workspace";
   }
 
@@ -74,7 +81,7 @@ class Run {
          b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed, b.top_ids, b.top_log_probs);
     for (const RowField& each : kRowSums) move(b.*each.field);
     for (const RowField& each : kRowOutputs) move(b.*each.field);
-    plan.run(b, mirror.workspace(), mirror.stream());
+    run_plan(plan, b, mirror.workspace(), mirror.stream());
     mirror.download();
     EXPECT_EQ(mirror.workspace_violation(), "") << "workspace";
   }
@@ -175,7 +182,7 @@ class Run {
       b_.top_ids = count_output("top_ids", n * p_.top_k, &out_.top_ids);
       b_.top_log_probs = vector_output("top_log_probs", n * p_.top_k, &out_.top_log_probs);
     }
-    if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total) return;
+    if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total && p_.group_size == 0) return;
     b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
     add_row_fields(kRowOutputs);
     b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
@@ -234,6 +241,7 @@ class Run {
   }
 
   const headroom::Problem& p_;
+  const headroom::Communicator* group_ = nullptr;
   const Case& c_;
   headroom_dtype stats_;
   std::deque<Named> inputs_;  // deque: the tensors never move
@@ -270,8 +278,8 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
 }
 
 Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
-                 const Outputs* known) {
-  return Run(problem, c).run(context, known);
+                 const Outputs* known, const headroom::Communicator* group) {
+  return Run(problem, c).run(context, known, group);
 }
 
 Outputs solve(const headroom::Context& context, const Case& c, size_t max_workspace_bytes) {

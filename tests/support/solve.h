@@ -1,6 +1,6 @@
 #pragma once
 #include <cstdint>
-#include <headroom/headroom.hpp>
+#include <headroom/distributed.hpp>
 #include <vector>
 
 #include "case.h"
@@ -28,9 +28,9 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass);
 // changed after: its shard of the vocabulary, its budget. All memory is guarded, the workspace has exactly
 // the planned size and is full of NaN, and outputs begin as NaN; anything written outside an output, or into
 // an input, fails the test. On a device all of this holds of its copies of the memory. known: lse (and
-// entropy, and draws) for a backward pass.
+// entropy, and draws) for a backward pass. group: of a problem with group_size.
 Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
-                 const Outputs* known = nullptr);
+                 const Outputs* known = nullptr, const headroom::Communicator* group = nullptr);
 
 // Runs the passes of the case's mode and returns the outputs of all.
 Outputs solve(const headroom::Context& context, const Case& c, size_t max_workspace_bytes = 0);

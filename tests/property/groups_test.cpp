@@ -1,0 +1,233 @@
+// Ranks that hold shards of the vocabulary, of any sizes, find the loss and the gradients of the whole in one run each.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "compare.h"
+#include "formats.h"
+#include "rank_group.h"
+#include "row_fields.h"
+
+namespace headroom_test {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+Sizes random_sizes(Random& random, int64_t total, int ranks) {
+  Sizes sizes;
+  for (int rank = 1; rank < ranks; ++rank) {
+    sizes.push_back(random.chance(0.2) ? 0 : random.integer(0, total));
+    total -= sizes.back();
+  }
+  sizes.insert(sizes.begin() + random.integer(0, ranks - 1), total);
+  return sizes;
+}
+
+// Every rank's own problem.
+std::vector<headroom::Problem> cut(const headroom::Problem& whole, const Sizes& sizes,
+                                   headroom::GroupDHidden d_hidden) {
+  std::vector<headroom::Problem> ranks;
+  int64_t start = 0;
+  for (int64_t size : sizes) {
+    headroom::Problem p = whole;
+    p.vocab = size;
+    headroom::set_group(p, static_cast<int32_t>(sizes.size()), start, whole.vocab, std::ranges::max(sizes),
+                        d_hidden);
+    start += size;
+    ranks.push_back(p);
+  }
+  return ranks;
+}
+
+void append(const std::vector<double>& from, std::vector<double>* to) {
+  to->insert(to->end(), from.begin(), from.end());
+}
+
+class Groups : public testing::TestWithParam<Engine> {
+ protected:
+  // The seed's random case as a group can run it. Sums of parts need parts in float32, in rows without gaps. In the
+  // place of one that the engine cannot run comes another.
+  Case grouped(uint64_t seed, const CaseLimits& limits) const {
+    Case c = random_case(seed, limits);
+    while (!GetParam().can_run(c.problem)) c = random_case(seed += 10'000, limits);
+    headroom::Problem& p = c.problem;
+    p.top_k = 0;
+    p.accumulate_d_hidden = 0;
+    c.d_hidden_start.clear();
+    c.d_hidden_layout = {};
+    if (p.hidden_dtype != HEADROOM_F64) p.d_hidden_dtype = HEADROOM_F32;
+    return c;
+  }
+
+  // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits on all of
+  // them; gradients are put together.
+  Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, size_t budget,
+                    const Outputs* known) const {
+    RankGroup group(static_cast<int>(sizes.size()), GetParam().is_device());
+    headroom::Problem whole = pass_problem(c, pass);
+    whole.max_workspace_bytes = budget;
+    const auto ranks = static_cast<int64_t>(sizes.size());
+    const bool scatters = whole.want_d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
+    const auto problems =
+        cut(whole, sizes, scatters ? headroom::GroupDHidden::sum_of_own : headroom::GroupDHidden::sum);
+    std::vector<Outputs> found(sizes.size());
+    group.run([&](int rank, const headroom::Communicator& communicator) {
+      found[static_cast<size_t>(rank)] =
+          run_pass(context_, problems[static_cast<size_t>(rank)], c, known, &communicator);
+    });
+    Outputs out = found[0];
+    out.d_classifier.clear();
+    out.d_bias.clear();
+    const size_t own = out.d_hidden.size() / sizes.size();
+    for (size_t rank = 0; rank < found.size(); ++rank) {
+      append(found[rank].d_classifier, &out.d_classifier);
+      append(found[rank].d_bias, &out.d_bias);
+      if (scatters) {
+        std::copy_n(found[rank].d_hidden.begin() + static_cast<std::ptrdiff_t>(rank * own), own,
+                    out.d_hidden.begin() + static_cast<std::ptrdiff_t>(rank * own));
+      }
+    }
+    for (Outputs& each : found) {
+      each.d_classifier = out.d_classifier;
+      each.d_bias = out.d_bias;
+      if (scatters) each.d_hidden = out.d_hidden;
+      EXPECT_STREQ(first_difference(found[0], each), "") << "between ranks";
+    }
+    return out;
+  }
+
+  Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget) const {
+    if (c.mode == Mode::kForwardBackward) {
+      return run_ranks(c, headroom::Pass::forward_backward, sizes, budget, nullptr);
+    }
+    Outputs out = run_ranks(c, headroom::Pass::forward, sizes, budget, nullptr);
+    if (c.mode == Mode::kForward) return out;
+    Outputs gradients = run_ranks(c, headroom::Pass::backward, sizes, budget, &out);
+    out.d_hidden = std::move(gradients.d_hidden);
+    out.d_classifier = std::move(gradients.d_classifier);
+    out.d_bias = std::move(gradients.d_bias);
+    return out;
+  }
+
+  void expect_group_agrees(const Case& c, const Expected& expected, const Sizes& sizes,
+                           size_t budget = 0) const {
+    SCOPED_TRACE(testing::Message() << describe(c) << "\ncut into " << testing::PrintToString(sizes)
+                                    << ", budget " << budget);
+    // The merge rounds the statistics once more (on a device), as each rank's part of d_hidden is rounded.
+    const double times = static_cast<double>(sizes.size() + 1);
+    Bounds bounds = times * expected.bounds_of(GetParam());
+    const double unit = stats_dtype(c.problem) == HEADROOM_F64 ? 0x1p-53 : 0x1p-24;
+    bounds.lse += times * unit;
+    bounds.nll += times * unit;
+    bounds.log_sum_sq_probs += 3 * times * unit;
+    const Outputs first = solve_in_group(c, sizes, budget);
+    expected.check(first, bounds);
+    EXPECT_STREQ(first_difference(first, solve_in_group(c, sizes, budget)), "") << "between runs";
+  }
+
+  headroom::Context context_ = make_context(GetParam(), 2);
+};
+
+TEST_P(Groups, AnyCutOfSmallVocabularies) {
+  for (uint64_t seed = 0; seed < (GetParam().is_device() ? 20 : seeds(120)); ++seed) {
+    const Case c = grouped(seed, {.largest_dimension = 9, .allow_fp64 = GetParam().has_float64()});
+    Random random(seed);
+    const Expected expected(c);
+    expect_group_agrees(c, expected, random_sizes(random, c.problem.vocab, 1 + static_cast<int>(seed % 5)));
+  }
+}
+
+TEST_P(Groups, LargerVocabulariesUnderBudgets) {
+  for (uint64_t seed = 500; seed < 500 + (GetParam().is_device() ? 12 : seeds(40)); ++seed) {
+    const Case c = grouped(seed, {.largest_dimension = 1500, .allow_fp64 = GetParam().has_float64()});
+    Random random(seed);
+    const Expected expected(c);
+    const Sizes sizes = random_sizes(random, c.problem.vocab, 2 + static_cast<int>(seed % 3));
+    expect_group_agrees(c, expected, sizes);
+    const auto pass =
+        c.mode == Mode::kForwardBackward ? headroom::Pass::forward_backward : headroom::Pass::forward;
+    std::set<size_t> budgets;
+    for (const headroom::PlanInfo& plan :
+         context_.plans(cut(pass_problem(c, pass), sizes, headroom::GroupDHidden::sum)[0])) {
+      budgets.insert(plan.workspace_bytes);
+    }
+    for (size_t budget : budgets) {
+      try {
+        expect_group_agrees(c, expected, sizes, budget);
+      } catch (const headroom::Error& error) {  // the backward pass may need more than the forward pass
+        EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+      }
+    }
+  }
+}
+
+// Chunks of tokens, each with an exchange of its own; and the number of exchanges is the plan's.
+TEST_P(Groups, ChunksOfTokensExchangeOnceEach) {
+  Case c = plain_case(7, {1200, 900, 24}, GetParam().plain_dtype());
+  c.problem.d_hidden_dtype = stats_dtype(c.problem);
+  c.targets[3] = c.problem.ignore_index;
+  const Expected expected(c);
+  const Sizes sizes{500, 0, 400};
+  const auto problems =
+      cut(pass_problem(c, headroom::Pass::forward_backward), sizes, headroom::GroupDHidden::sum);
+  std::set<int64_t> chunks;
+  for (const headroom::PlanInfo& listed : context_.plans(problems[0])) {
+    SCOPED_TRACE(listed.config);
+    std::vector<headroom::PlanInfo> plans;
+    for (headroom::Problem p : problems) {
+      p.max_workspace_bytes = listed.workspace_bytes;
+      plans.push_back(headroom::Plan(context_, p).info());
+    }
+    for (const headroom::PlanInfo& plan : plans) {
+      EXPECT_EQ(plan.token_chunk, plans[0].token_chunk);
+      EXPECT_EQ(plan.gathers, plans[0].gathers);
+      EXPECT_EQ(plan.gathered_bytes, plans[0].gathered_bytes);
+      EXPECT_EQ(plan.reduced_bytes,
+                static_cast<size_t>(1200 * 24) * size_of(as_dtype(c.problem.d_hidden_dtype)));
+    }
+    chunks.insert(plans[0].gathers);
+    expect_group_agrees(c, expected, sizes, listed.workspace_bytes);
+    RankGroup group(3, GetParam().is_device());
+    group.run([&](int rank, const headroom::Communicator& communicator) {
+      headroom::Problem p = problems[static_cast<size_t>(rank)];
+      p.max_workspace_bytes = listed.workspace_bytes;
+      run_pass(context_, p, c, nullptr, &communicator);
+    });
+    EXPECT_EQ(group.calls(), plans[0].gathers + 1);  // and the sum of d_hidden
+  }
+  if (GetParam().backend != "reference") {
+    EXPECT_GT(chunks.size(), 1u);
+  }
+}
+
+TEST_P(Groups, GroupOfOneIsThePlainRun) {
+  Case c = plain_case(9, {40, 700, 16}, GetParam().plain_dtype());
+  c.problem.d_hidden_dtype = stats_dtype(c.problem);
+  const Outputs plain = solve(context_, c);
+  EXPECT_STREQ(first_difference(plain, solve_in_group(c, {700}, 0)), "");
+}
+
+TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {
+  const Case c = plain_case(11, {8, 30, 4}, GetParam().plain_dtype());
+  RankGroup group(2, GetParam().is_device());
+  const auto problems =
+      cut(pass_problem(c, headroom::Pass::forward_backward), {10, 20}, headroom::GroupDHidden::part);
+  try {
+    group.run([&](int rank, const headroom::Communicator& communicator) {
+      if (rank == 1) throw headroom::Error(HEADROOM_COMMUNICATION_FAILED, "rank 1 is gone");
+      run_pass(context_, problems[0], c, nullptr, &communicator);
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const headroom::Error& error) {
+    EXPECT_EQ(error.status(), HEADROOM_COMMUNICATION_FAILED);
+    EXPECT_STREQ(error.what(), "communicator.all_gather: expected it to return 0, got 1");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Groups, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test

@@ -1,0 +1,47 @@
+#pragma once
+#include <atomic>
+#include <barrier>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <headroom/distributed.hpp>
+#include <vector>
+
+namespace headroom_test {
+
+// Ranks that are threads of this process, with a communicator whose functions copy memory: the host's, or that of one
+// device, which they wait for.
+class RankGroup {
+ public:
+  RankGroup(int size, bool on_device);
+
+  // body(rank, its communicator) in a thread for each rank. What one throws, this throws; other ranks' collectives fail
+  // then.
+  void run(const std::function<void(int, const headroom::Communicator&)>& body);
+  int64_t calls() const { return calls_; }  // of collectives by rank 0
+
+ private:
+  struct Member {
+    RankGroup* group;
+    int rank;
+  };
+  // Calls use(sent) when every rank has come, with what each has sent; returns when all have used it.
+  int32_t meet(int rank, const void* send, size_t bytes, void* stream,
+               const std::function<void(const std::vector<std::vector<std::byte>>&)>& use);
+  void write(void* to, const void* from, size_t bytes, void* stream) const;
+  static int32_t all_gather(const void* send, void* receive, int64_t count, int32_t dtype, void* stream,
+                            void* host);
+  static int32_t all_reduce(void* data, int64_t count, int32_t dtype, void* stream, void* host);
+  static int32_t reduce_scatter(const void* send, void* receive, int64_t count, int32_t dtype, void* stream,
+                                void* host);
+
+  const int size_;
+  const bool on_device_;
+  std::deque<Member> members_;
+  std::vector<std::vector<std::byte>> sent_;
+  std::barrier<> barrier_;
+  std::atomic<bool> failed_{false};
+  std::atomic<int64_t> calls_{0};
+};
+
+}  // namespace headroom_test
