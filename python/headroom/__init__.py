@@ -17,6 +17,7 @@ from ._plan import PlanInfo
 from .errors import (
     BackendUnavailableError,
     BudgetTooSmallError,
+    CommunicationError,
     HeadroomError,
     InternalError,
     InvalidArgumentError,
@@ -28,7 +29,7 @@ from .errors import (
 from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
-    from . import compat, nn, numpy, transformers, trl
+    from . import compat, distributed, nn, numpy, transformers, trl
     from ._top_k import LinearTopK, linear_top_k
     from ._warm_up import warm_up
     from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
@@ -40,6 +41,7 @@ __all__ = [
     "Backend",
     "BackendUnavailableError",
     "BudgetTooSmallError",
+    "CommunicationError",
     "HeadroomError",
     "InternalError",
     "InvalidArgumentError",
@@ -54,6 +56,7 @@ __all__ = [
     "backends",
     "check_targets",
     "compat",
+    "distributed",
     "linear_cross_entropy",
     "linear_top_k",
     "nn",
@@ -81,7 +84,7 @@ def __getattr__(name: str) -> Any:
     """Imports PyTorch, numpy or the native library, which knows the version, only when what needs it is used."""
     if name == "__version__":
         return version()
-    if name in ("compat", "nn", "numpy", "transformers", "trl"):
+    if name in ("compat", "distributed", "nn", "numpy", "transformers", "trl"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _TORCH:
         raise AttributeError(f"module 'headroom' has no attribute {name!r}")

@@ -60,9 +60,12 @@ def save_forward(
     ctx.set_materialize_grads(False)
 
 
-def _by_operator(inputs: Inputs, saved: dict[str, Any], main_grad: Any, options: dict[str, Any], flags: Flags) -> Any:
-    operators = torch.ops.headroom
-    operator, into = (operators.backward, ()) if main_grad is None else (operators.backward_into, (main_grad,))
+def _by_operator(
+    inputs: Inputs, saved: dict[str, Any], main_grad: Any, options: dict[str, Any], flags: Flags, operators: Any
+) -> Any:
+    """operators: backward and backward_into; None: those of the whole vocabulary."""
+    plain, into_main_grad = operators or (torch.ops.headroom.backward, torch.ops.headroom.backward_into)
+    operator, into = (plain, ()) if main_grad is None else (into_main_grad, (main_grad,))
     return operator(*inputs, *saved.values(), *into, **options, flags=flags.packed())
 
 
@@ -81,10 +84,14 @@ def _asks_for_weight(ctx: Any) -> bool:
 
 
 def backward_of_forward(
-    ctx: Any, wants: Wants, upstream: Mapping[str, Tensor | None], options: dict[str, Any] | None = None
+    ctx: Any,
+    wants: Wants,
+    upstream: Mapping[str, Tensor | None],
+    options: dict[str, Any] | None = None,
+    operators: Any = None,
 ) -> Gradients:
     """upstream: of the loss and of differentiable statistics, by name; options: those of ctx as resolved() returns
-    them, if they are known."""
+    them, if they are known; operators: as in _by_operator."""
     _refuse_double_backward()
     *tensors, saved_lse, lse_low, saved_entropy, draws = ctx.saved_tensors
     inputs = Inputs(*tensors)
@@ -94,7 +101,7 @@ def backward_of_forward(
         return NONE
     loss = upstream["loss"]
     if loss is None:
-        loss = saved_lse.new_zeros(inputs.hidden.shape[:1] if ctx.options["reduction"] == "none" else ())
+        loss = saved_lse.new_zeros(saved_lse.shape if ctx.options["reduction"] == "none" else ())
     if ctx.main_grad is not None and any(_vmap.is_batched(gradient) for gradient in upstream.values()):
         raise NotImplementedError("main_grad: expected None with a batch of upstream gradients, got a tensor")
     flags = Flags(*wants)
@@ -108,11 +115,11 @@ def backward_of_forward(
     }
     if saved_entropy is None:
         saved["grad_entropy"] = None
-    if _modes.are_off() and _modes.are_plain((*inputs, *saved.values(), ctx.main_grad)):
+    if operators is None and _modes.are_off() and _modes.are_plain((*inputs, *saved.values(), ctx.main_grad)):
         found = run_backward(inputs, saved, ctx.main_grad, options or resolved(inputs, ctx.options), flags)
         gradients = [found.get(name) for name in GRADIENTS]
     else:
-        found = _by_operator(inputs, saved, ctx.main_grad, ctx.options, flags)
+        found = _by_operator(inputs, saved, ctx.main_grad, ctx.options, flags, operators)
         returned = wants._replace(weight=wants.weight and ctx.main_grad is None)
         gradients = [gradient if wanted else None for gradient, wanted in zip(found, returned)]
     return *gradients[:3], *_as_learned(ctx, gradients[3:])

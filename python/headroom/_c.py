@@ -96,6 +96,9 @@ class Problem(ctypes.Structure):
         ("has_grad_target_logit", c_int32),
         ("batch_invariant", c_int32),
         ("top_k", c_int64),
+        ("group_size", c_int32),
+        ("group_d_hidden", c_int32),
+        ("group_vocab", c_int64),
     ]
 
 
@@ -171,6 +174,28 @@ class PlanInfo(ctypes.Structure):
         ("reason", c_char * 128),
         ("kept_columns", c_int64),
         ("vocab_window", c_int64),
+        ("gathers", c_int64),
+        ("gathered_bytes", c_size_t),
+        ("reduced_bytes", c_size_t),
+    ]
+
+
+# Of headroom/distributed.h. Data (and what is received), count, dtype, stream, host.
+ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+ALL_REDUCE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+
+
+class Communicator(ctypes.Structure):
+    """headroom_communicator"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("host", c_void_p),
+        ("all_gather", ALL_GATHER),
+        ("all_reduce", ALL_REDUCE),
+        ("reduce_scatter", ALL_GATHER),
     ]
 
 
@@ -179,6 +204,7 @@ _STRUCTS = {
     "headroom_problem": Problem,
     "headroom_buffers": Buffers,
     "headroom_plan_info": PlanInfo,
+    "headroom_communicator": Communicator,
 }
 
 
@@ -244,6 +270,10 @@ def library() -> ctypes.CDLL:
         ),
         "scale_gradients": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
         "run": (c_int32, [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p]),
+        "run_group": (
+            c_int32,
+            [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p, ctypes.POINTER(Communicator)],
+        ),
     }
     for name, (result, arguments) in prototypes.items():
         function = getattr(lib, f"headroom_{name}")
@@ -283,6 +313,7 @@ _ERRORS: dict[int, type[errors.HeadroomError]] = {
     5: errors.BackendUnavailableError,
     6: errors.OutOfMemoryError,
     7: errors.InternalError,
+    8: errors.CommunicationError,
 }
 
 

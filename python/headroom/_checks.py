@@ -95,6 +95,14 @@ def check_constant(name: str, tensor: Tensor, hint: str) -> None:
 
 
 def check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor) -> None:
+    check_operands(input, linear_weight, linear_bias, target)
+    check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
+
+
+def check_operands(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, *, least_vocab: int = 1
+) -> None:
+    """All of it but the shape of target."""
     tensors = {"input": input, "linear_weight": linear_weight}
     if linear_bias is not None:
         tensors["linear_bias"] = linear_bias
@@ -106,13 +114,12 @@ def check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None,
         raise TypeError(f"target: expected {INTEGERS_TEXT}, got {target.dtype}")
     if linear_weight.dim() != 2:
         raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
-    check_sizes(linear_weight.shape)
+    check_sizes(linear_weight.shape, least_vocab)
     if input.dim() < 1 or input.shape[-1] != linear_weight.shape[1]:
         raise ValueError(
             f"input: expected shape [..., D] with D = {linear_weight.shape[1]} of linear_weight, "
             f"got {shape_text(input.shape)}"
         )
-    check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
     if linear_bias is not None:
         check_shape("linear_bias", linear_bias, linear_weight.shape[:1], "V")
 

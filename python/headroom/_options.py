@@ -26,12 +26,12 @@ def shape_text(shape: Any) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
-def check_sizes(shape: Sequence[int]) -> None:
+def check_sizes(shape: Sequence[int], least_vocab: int = 1) -> None:
     """Of linear_weight, [V, D]."""
     vocab, columns = shape
-    if vocab < 1 or columns < 1:
+    if vocab < least_vocab or columns < 1:
         raise InvalidArgumentError(
-            f"linear_weight: expected shape [V, D] with V >= 1 and D >= 1, got {shape_text(shape)}"
+            f"linear_weight: expected shape [V, D] with V >= {least_vocab} and D >= 1, got {shape_text(shape)}"
         )
 
 

@@ -63,6 +63,10 @@ class Spec:
     top_k: int = 0
     flags: tuple[str, ...] = ()  # names of others that are 1
     batch_invariant: bool = False
+    vocab_start: int = 0
+    vocab_total: int = 0
+    group_size: int = 0
+    group_vocab: int = 0
 
     def to_c(self) -> ctypes.Structure:
         problem = _c.make("headroom_problem")
@@ -92,6 +96,8 @@ class PlanInfo:
         draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
         kept_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
         vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
+        gathers: of a group of ranks: all-gathers of row statistics in a run.
+        gathered_bytes: that they bring to each rank.
     """
 
     kind: str
@@ -107,6 +113,8 @@ class PlanInfo:
     draws_bytes: int = 0
     kept_columns: int = 0
     vocab_window: int = 0
+    gathers: int = 0
+    gathered_bytes: int = 0
 
 
 def _to_info(info: Any) -> PlanInfo:
@@ -124,6 +132,8 @@ def _to_info(info: Any) -> PlanInfo:
         draws_bytes=info.draws_bytes,
         kept_columns=info.kept_columns,
         vocab_window=info.vocab_window,
+        gathers=info.gathers,
+        gathered_bytes=info.gathered_bytes,
     )
 
 
@@ -221,6 +231,15 @@ def run(plan: Plan, buffers: _c.Buffers, workspace: int | None = None, stream: i
     status = _c.library().headroom_run(plan.pointer, ctypes.byref(buffers), workspace, size, stream)
     if status != _c.OK:
         _c.check(status)
+
+
+def run_group(
+    plan: Plan, buffers: _c.Buffers, workspace: int | None, stream: int | None, communicator: _c.Communicator
+) -> None:
+    """The same of a rank's shard, with the other ranks."""
+    size = plan.info.workspace_bytes
+    arguments = (plan.pointer, ctypes.byref(buffers), workspace, size, stream, ctypes.byref(communicator))
+    _c.check(_c.library().headroom_run_group(*arguments))
 
 
 def run_on_host(plan: Plan, buffers: _c.Buffers) -> None:

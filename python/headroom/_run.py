@@ -187,7 +187,7 @@ class Run:
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
         adds = "d_classifier" in tensors
         unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
-        self.plan = plan_on(spec_of(pass_, tensors, options, flags, unaligned), self.device)
+        self.plan = plan_on(self._specified(spec_of(pass_, tensors, options, flags, unaligned)), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
         if pass_ == _c.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
@@ -219,6 +219,10 @@ class Run:
         if adds:
             buffers.d_classifier_stride = row_stride(tensors["d_classifier"])
         self._template = bytes(buffers)
+
+    def _specified(self, spec: _plan.Spec) -> _plan.Spec:
+        """The problem of the tensors, and what is known beside them."""
+        return spec
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
@@ -275,14 +279,14 @@ class Run:
 _runs: Cache[Any, Run] = Cache(256)
 
 
-def _layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
+def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
     return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
 def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) -> Run:
     """The run of tensors of these names and layouts. options: the resolved ones."""
     hidden, weight = tensors["hidden"], tensors["classifier"]
-    key = (pass_, flags, hidden.device, place(hidden, weight), *options.values(), *tensors, *_layouts(tensors.values()))
+    key = (pass_, flags, hidden.device, place(hidden, weight), *options.values(), *tensors, *layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:
         run = Run(pass_, tensors, options, flags)

@@ -48,5 +48,9 @@ class InternalError(HeadroomError, RuntimeError):
     """A fault of the native library."""
 
 
+class CommunicationError(HeadroomError, RuntimeError):
+    """A collective of a group of ranks failed; what the group's backend raised is its cause."""
+
+
 class LibraryNotFoundError(HeadroomError, ImportError):
     """The native library is not where it is looked for, or cannot be loaded."""

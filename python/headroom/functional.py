@@ -248,18 +248,19 @@ def linear_cross_entropy(
         loss = loss.reshape(target.shape)
     if return_stats is False:
         return loss
-    return _collect(loss, found, target, names, differentiable_stats)
+    return collect(loss, found, target.shape, names, differentiable_stats)
 
 
-def _collect(
-    loss: Tensor, found: dict[str, Tensor], target: Tensor, names: tuple[str, ...], differentiable: bool
+def collect(
+    loss: Tensor, found: dict[str, Tensor], rows: Sequence[int], names: tuple[str, ...], differentiable: bool
 ) -> LinearCrossEntropyOutput:
+    """rows: the shape of what is told of each row."""
     asked: dict[str, Tensor] = {}
     for name in names:
         if name in _stats.COUNTS:
             asked[name] = found["counts"][tuple(_stats.COUNTS).index(name)]
         else:
-            value = found[name].reshape(target.shape)
+            value = found[name].reshape(rows)
             asked[name] = value if differentiable else value.detach()
     return LinearCrossEntropyOutput(loss=loss, **asked)
 

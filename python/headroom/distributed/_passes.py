@@ -1,0 +1,145 @@
+"""The passes of a rank's shard: agreement, gathers, the run, sums."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from .. import _c
+from .._flags import Flags
+from .._run import Tensors
+from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned
+from ..errors import InvalidArgumentError
+from . import _agreement
+from ._agreement import Group, Own
+from ._run import add_up, find, gathered
+
+
+class Ranks(NamedTuple):
+    """The group as the operators take it."""
+
+    group: str  # its name
+    group_size: int
+    vocab_start: int  # -1: the shards are in the order of ranks
+    vocab_total: int  # -1: as many as all have
+    sequence_parallel: bool  # input holds the rank's tokens
+    own_targets: bool  # so does what is given for each token
+
+    def tokens(self, inputs: Inputs) -> int:
+        """Of all ranks."""
+        return int(inputs.hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
+
+
+def results_of(
+    pass_: int, inputs: Inputs, reduction: str, flags: Flags, ranks: Ranks, keeps_weight: bool = False
+) -> dict[str, Result]:
+    """As _torch.results: rows of all tokens, the gradient of input as it is given."""
+    hidden = inputs.hidden
+    every = inputs._replace(hidden=hidden.new_empty((ranks.tokens(inputs), hidden.shape[1]), device="meta"))
+    found = results(pass_, every, reduction, flags, 0)
+    if flags.want_d_hidden and "d_hidden" in found:
+        found["d_hidden"] = Result(tuple(hidden.shape), hidden.dtype)
+    if keeps_weight:
+        found["d_classifier"] = Result((0,), found["d_classifier"].dtype, False)
+    return found
+
+
+def _text(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _fields(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, ranks: Ranks) -> dict[str, Any]:
+    """What all ranks have in common."""
+    wanted = tuple(name for name, on in flags.wants()._asdict().items() if on)
+    names = {"token_weight": inputs.token_weight, "weight": inputs.class_weight, "temperature": inputs.row_temperature}
+    device = inputs.hidden.device.type
+    return {
+        "device": device,
+        "input": _text(inputs.hidden),
+        "weight_shard": f"{inputs.weight.dtype} [*, {inputs.weight.shape[1]}]",
+        "target": _text(inputs.target),
+        "linear_bias": None if inputs.bias is None else str(inputs.bias.dtype),
+        **{f"tensor {name}": _text(tensor) for name, tensor in names.items()},
+        **options,
+        "tensors that require grad": wanted,
+        "gradients together with the loss": pass_ != _c.FORWARD,
+        "return_stats": flags.stats + (("counts",) if flags.want_counts else ()),
+        "sequence_parallel": ranks.sequence_parallel,
+        "vocab_start given": ranks.vocab_start >= 0,
+        "vocab_total": None if ranks.vocab_total < 0 else ranks.vocab_total,
+        "alignment": device == "cpu" or rows_are_aligned(inputs.hidden),
+    }
+
+
+def _own(inputs: Inputs, ranks: Ranks) -> Own:
+    threads = torch.get_num_threads() if inputs.hidden.device.type == "cpu" else 0
+    return Own(int(inputs.weight.shape[0]), None if ranks.vocab_start < 0 else ranks.vocab_start, threads)
+
+
+def group_of(ranks: Ranks) -> Group:
+    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]  # as functional collectives do
+    return resolve(ranks.group)
+
+
+def _all_tokens(inputs: Inputs, ranks: Ranks, group: Group) -> Inputs:
+    """Of what is given for the rank's tokens alone that of all."""
+    if not ranks.sequence_parallel:
+        return inputs
+    found = inputs._replace(hidden=gathered(group, ranks.group_size, inputs.hidden))
+    if not ranks.own_targets:
+        return found
+    rows = {name: getattr(inputs, name) for name in ("target", "token_weight", "row_temperature")}
+    more = {name: gathered(group, ranks.group_size, row) for name, row in rows.items() if row is not None}
+    return found._replace(**more)
+
+
+def forward(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, ranks: Ranks) -> Tensors:
+    """A forward pass, or both in one. options: as the operators take them."""
+    group = group_of(ranks)
+    try:
+        options = resolved(inputs, options)
+    except Exception as error:
+        _agreement.refuse(group, inputs.hidden.device, error)
+        raise
+    own, fields = _own(inputs, ranks), _fields(pass_, inputs, options, flags, ranks)
+    targets = None if ranks.own_targets else inputs.target
+    shard, compared = _agreement.shard_of(group, inputs.hidden.device, fields, own, targets)
+    if inputs.class_weight is not None and inputs.class_weight.shape[0] != shard.total:
+        raise InvalidArgumentError(
+            f"weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
+            f"got {list(inputs.class_weight.shape)}"
+        )
+    inputs = _all_tokens(inputs, ranks, group)
+    tensors = readable(inputs, options["num_items"])
+    found = find(group, shard, pass_, tensors, options, flags, compared)(tensors)
+    add_up(group, ranks.group_size, found, ranks.sequence_parallel)
+    return found
+
+
+def backward(
+    inputs: Inputs,
+    saved: dict[str, Tensor | None],
+    main_grad: Tensor | None,
+    options: dict[str, Any],
+    flags: Flags,
+    ranks: Ranks,
+) -> Tensors:
+    """The backward pass of the rank's shard, as _run.run_backward; the sums over the vocabulary are known."""
+    group = group_of(ranks)
+    shard = _agreement.known_shard(group, _own(inputs, ranks))
+    options = resolved(inputs, options)
+    inputs = _all_tokens(inputs, ranks, group)
+    more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}
+    if "grad_entropy" not in more:
+        more.pop("entropy", None)
+    if main_grad is not None and flags.want_d_weight:
+        if main_grad.numel() > 0 and main_grad.data_ptr() == inputs.weight.data_ptr():
+            raise ValueError("main_grad: expected a buffer of its own, got the memory of weight_shard")
+        more["d_classifier"] = main_grad
+    tensors = readable(inputs, options["num_items"]) | more
+    found = find(group, shard, _c.BACKWARD, tensors, options, flags, False)(tensors)
+    add_up(group, ranks.group_size, found, ranks.sequence_parallel)
+    return found

@@ -1,0 +1,120 @@
+"""Runs of a rank's shard with the other ranks of its group, and what becomes of their gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _c, _plan
+from .._cache import Cache
+from .._flags import Flags
+from .._run import Run, Tensors, layouts, place, stream_of
+from .._torch import DTYPES
+from ..errors import CommunicationError
+from ._agreement import Group, Shard, compare_plans
+from ._collectives import all_gather, reduce_scatter
+
+
+class _Exchange:
+    """The communicator of one run: its all-gather is that of torch.distributed, on the run's workspace."""
+
+    def __init__(self, group: Group, shard: Shard, workspace: Tensor) -> None:
+        self._group, self._shard, self._workspace = group, shard, workspace
+        self.error: BaseException | None = None
+        self._callback = _c.ALL_GATHER(self._all_gather)
+        self.communicator: Any = _c.make("headroom_communicator")
+        self.communicator.rank, self.communicator.size = shard.rank, shard.ranks
+        self.communicator.all_gather = self._callback
+
+    def _all_gather(self, send: int, receive: int, count: int, dtype: int, stream: int, host: int) -> int:
+        try:
+            kind = DTYPES[dtype]
+            start = receive - self._workspace.data_ptr()
+            size = self._shard.ranks * count * kind.itemsize
+            every = self._workspace[start : start + size].view(kind)
+            mine = every[self._shard.rank * count : (self._shard.rank + 1) * count]
+            all_gather(every, mine if mine.is_cuda else mine.clone(), group=self._group)
+            return 0
+        except BaseException as error:  # nothing may be thrown through the library
+            self.error = error
+            return 1
+
+
+class GroupRun(Run):
+    """One pass of a rank's shard over tensors of one layout."""
+
+    def __init__(
+        self, group: Group, shard: Shard, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags
+    ) -> None:
+        self._group, self._shard = group, shard
+        super().__init__(pass_, tensors, options, flags)
+
+    def _specified(self, spec: _plan.Spec) -> _plan.Spec:
+        shard = self._shard
+        return dataclasses.replace(
+            spec,
+            vocab_start=shard.start,
+            vocab_total=shard.total,
+            group_size=shard.ranks,
+            group_vocab=shard.largest,
+        )
+
+    def _launch(self, buffers: _c.Buffers) -> None:
+        workspace = self._new_workspace()
+        exchange = _Exchange(self._group, self._shard, workspace)
+        stream = None if self._ordinal is None else stream_of(self._ordinal)
+        try:
+            _plan.run_group(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
+        except CommunicationError as error:
+            raise error from exchange.error
+
+
+_runs: Cache[Any, GroupRun] = Cache(256)
+
+
+def find(
+    group: Group, shard: Shard, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags, compares: bool
+) -> GroupRun:
+    """compares: whether all ranks compare their plans."""
+    hidden, weight = tensors["hidden"], tensors["classifier"]
+    key = (group.group_name, id(group), shard, pass_, flags, hidden.device, place(hidden, weight))
+    key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
+    found, error = _runs.get(key), None
+    if found is None:
+        try:
+            found = GroupRun(group, shard, pass_, tensors, options, flags)
+        except Exception as refused:
+            if not compares:
+                raise
+            error = refused
+    if compares:
+        compare_plans(group, None if found is None else found.plan.info.token_chunk, error)
+    assert found is not None
+    _runs.put(key, found)
+    return found
+
+
+def gathered(group: Group, ranks: int, part: Tensor) -> Tensor:
+    """All ranks' parts [n, ...] one after another."""
+    part = part.contiguous()
+    whole = part.new_empty((ranks * part.shape[0], *part.shape[1:]))
+    all_gather(whole, part, group=group)
+    return whole
+
+
+def add_up(group: Group, ranks: int, found: Tensors, sequence_parallel: bool) -> None:
+    """Parts of gradients that are sums over ranks become these: of the rank's own tokens with sequence_parallel."""
+    if "d_hidden" in found:
+        part = found["d_hidden"]
+        if sequence_parallel:
+            own = part.new_empty((part.shape[0] // ranks, *part.shape[1:]))
+            reduce_scatter(own, part, group=group)
+            found["d_hidden"] = own
+        else:
+            dist.all_reduce(part, group=group)
+    for name in ("d_scale", "d_temperature"):
+        if name in found:
+            dist.all_reduce(found[name], group=group)
