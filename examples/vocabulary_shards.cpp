@@ -5,7 +5,8 @@
 //   d_hidden.
 //
 // Here the workers are a loop and their messages are memory. In a cluster the merge is an all-reduce: of max,
-// then (after headroom::rebase_row_stats to that maximum) of the sums.
+// then (after headroom::rebase_row_stats to that maximum) of the sums. parallel_heads.cpp has ranks that run
+// at the same time, where the library does all that.
 #include <cmath>
 #include <cstdio>
 #include <headroom/headroom.hpp>

@@ -1,6 +1,6 @@
 #pragma once
-// What the entry points of the C ABI have in common: each catches everything and turns it into a status and the
-// thread's message.
+// What the entry points of the C ABI have in common: each catches everything and turns it into a status and
+// the thread's message.
 #include <algorithm>
 #include <cstring>
 #include <new>

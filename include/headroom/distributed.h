@@ -1,18 +1,19 @@
 /* Headroom on several ranks that share one head: parallel heads. C ABI, beside headroom.h.
  *
- * The classifier is cut along the vocabulary: each rank of a group holds the rows [vocab_start, vocab_start + vocab)
- * of vocab_total, of any number, none too. Hidden states, targets, class weights (of all of the vocabulary) and
- * weights of tokens are the same on every rank, as are all options. A run of every rank at the same time gives
- * the loss and the statistics of the whole vocabulary, with the same bits on all of them; the gradients of the
- * rank's own rows of the classifier and of its bias; and its part of d_hidden, which is a sum over ranks.
+ * The classifier is cut along the vocabulary: each rank of a group holds the rows [vocab_start, vocab_start +
+ * vocab) of vocab_total, of any number, none too. Hidden states, targets, class weights (of all of the
+ * vocabulary) and weights of tokens are the same on every rank, as are all options. A run of every rank at
+ * the same time gives the loss and the statistics of the whole vocabulary, with the same bits on all of them;
+ * the gradients of the rank's own rows of the classifier and of its bias; and its part of d_hidden, which is
+ * a sum over ranks.
  *
- * Of a chunk of tokens every rank reduces its logits to a few numbers a row, one all-gather brings those of all
- * ranks to all of them, and each merges them in the order of ranks. So gradients come in the same run as the
- * loss, from kept exponentials where the plan keeps them (3 products).
+ * Of a chunk of tokens every rank reduces its logits to a few numbers a row, one all-gather brings those of
+ * all ranks to all of them, and each merges them in the order of ranks. So gradients come in the same run as
+ * the loss, from kept exponentials where the plan keeps them (3 products).
  *
- * Ranks plan alike: with group_size, the same options and group_vocab, plans of one backend on machines of one
- * kind have the same chunks, and with that the same collectives. headroom_plan_info has their number; a host
- * whose machines differ compares token_chunk of all ranks before the first run. */
+ * Ranks plan alike: with group_size, the same options and group_vocab, plans of one backend on machines of
+ * one kind have the same chunks, and with that the same collectives. headroom_plan_info has their number; a
+ * host whose machines differ compares token_chunk of all ranks before the first run. */
 #ifndef HEADROOM_DISTRIBUTED_H_
 #define HEADROOM_DISTRIBUTED_H_
 
@@ -22,20 +23,20 @@
 extern "C" {
 #endif
 
-/* What becomes of the ranks' parts of d_hidden at the end of a run. Sums need rows without gaps (d_hidden_stride
- * 0 or hidden) and no accumulate_d_hidden; they are in the dtype of d_hidden. */
+/* What becomes of the ranks' parts of d_hidden at the end of a run. Sums need rows without gaps
+ * (d_hidden_stride 0 or hidden) and no accumulate_d_hidden; they are in the dtype of d_hidden. */
 typedef enum headroom_group_d_hidden {
   HEADROOM_D_HIDDEN_PART = 0,      /* d_hidden is this rank's part */
   HEADROOM_D_HIDDEN_SUM = 1,       /* the sum, on every rank: all_reduce */
-  HEADROOM_D_HIDDEN_SUM_OF_OWN = 2 /* sequence parallel: reduce_scatter in place. Of the rows that are this rank's
-                                      (rank * N / size and the next N / size) the sum; the others hold anything.
-                                      The number of tokens N is a multiple of the group's size */
+  HEADROOM_D_HIDDEN_SUM_OF_OWN = 2 /* sequence parallel: reduce_scatter in place. Of the rows that are this
+                                      rank's (rank * N / size and the next N / size) the sum; the others hold
+                                      anything. The number of tokens N is a multiple of the group's size */
 } headroom_group_d_hidden;
 
 /* The functions of a communicator work on arrays of `count` elements of a headroom_dtype in the memory of the
- * run's device. On CUDA they queue their work on `stream` (a cudaStream_t); on the host, where stream is null,
- * they are done when they return. They are called by the thread that runs the plan, in the same order and with
- * the same arguments on every rank, and return 0, or anything else to end the run with
+ * run's device. On CUDA they queue their work on `stream` (a cudaStream_t); on the host, where stream is
+ * null, they are done when they return. They are called by the thread that runs the plan, in the same order
+ * and with the same arguments on every rank, and return 0, or anything else to end the run with
  * HEADROOM_COMMUNICATION_FAILED. `host` is the communicator's. */
 typedef int32_t (*headroom_all_gather)(const void* send, /* [count]; may be this rank's part of receive */
                                        void* receive,    /* [size, count] in the order of ranks */
@@ -43,8 +44,8 @@ typedef int32_t (*headroom_all_gather)(const void* send, /* [count]; may be this
 typedef int32_t (*headroom_all_reduce)(void* data, /* [count], becomes the sum over ranks */
                                        int64_t count, int32_t dtype, void* stream, void* host);
 typedef int32_t (*headroom_reduce_scatter)(const void* send, /* [size, count] */
-                                           void* receive,    /* [count] the sum of all ranks' part of this rank;
-                                                                may be this rank's part of send */
+                                           void* receive, /* [count] the sum of all ranks' part of this rank;
+                                                             may be this rank's part of send */
                                            int64_t count, int32_t dtype, void* stream, void* host);
 
 typedef struct headroom_communicator {
@@ -64,16 +65,16 @@ static inline void headroom_communicator_init(headroom_communicator* communicato
 }
 
 /* As headroom_run, of a plan with group_size, by every rank of the group. Outputs of a forward pass, row
- * statistics among them, are those of the whole vocabulary. The communicator and what its functions need outlive
- * the run (on CUDA, what was queued). */
+ * statistics among them, are those of the whole vocabulary. The communicator and what its functions need
+ * outlive the run (on CUDA, what was queued). */
 HEADROOM_API headroom_status headroom_run_group(const headroom_plan* plan, const headroom_buffers* buffers,
                                                 void* workspace, size_t workspace_bytes, void* stream,
                                                 const headroom_communicator* communicator);
 
-/* A communicator of NCCL: its functions are those of libnccl.so.2, opened at run time (HEADROOM_NCCL_LIBRARY in
- * the environment names another file), of which nothing is needed to build Headroom. nccl_comm: an ncclComm_t of
- * the caller, who keeps and destroys it; its rank and size are asked for. HEADROOM_BACKEND_UNAVAILABLE where the
- * library cannot be opened. */
+/* A communicator of NCCL: its functions are those of libnccl.so.2, opened at run time (HEADROOM_NCCL_LIBRARY
+ * in the environment names another file), of which nothing is needed to build Headroom. nccl_comm: an
+ * ncclComm_t of the caller, who keeps and destroys it; its rank and size are asked for.
+ * HEADROOM_BACKEND_UNAVAILABLE where the library cannot be opened. */
 HEADROOM_API headroom_status headroom_communicator_from_nccl(void* nccl_comm,
                                                              headroom_communicator* communicator);
 

@@ -26,8 +26,8 @@ inline Communicator nccl_communicator(void* nccl_comm) {
   return made;
 }
 
-// Makes a problem that of a rank's shard, the rows [start, start + problem.vocab) of `total`, in a group of which the
-// largest shard has `largest` rows.
+// Makes a problem that of a rank's shard, the rows [start, start + problem.vocab) of `total`, in a group of
+// which the largest shard has `largest` rows.
 inline void set_group(Problem& problem, int32_t size, int64_t start, int64_t total, int64_t largest,
                       GroupDHidden d_hidden = GroupDHidden::sum) {
   problem.group_size = size;
@@ -41,8 +41,8 @@ inline void set_group(Problem& problem, int32_t size, int64_t start, int64_t tot
 // By every rank at the same time. The workspace holds at least plan.info().workspace_bytes.
 inline void run_group(const Plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                       const Communicator& communicator, void* stream = nullptr) {
-  check(headroom_run_group(plan.handle(), &buffers, workspace.data(), workspace.size(), stream,
-                           &communicator));
+  check(
+      headroom_run_group(plan.handle(), &buffers, workspace.data(), workspace.size(), stream, &communicator));
 }
 
 }  // namespace v0_1

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int64_t kTaskRows = 256;
 
-// Calls body(number of the row, its index) for those that are exchanged. argmax is an id below 2^40: a float64
-// holds it.
+// Calls body(number of the row, its index) for those that are exchanged. argmax is an id below 2^40: a
+// float64 holds it.
 template <class Body>
 void for_numbers(const Problem& p, RowStats<double>& stats, const Body& body) {
   int64_t index = 0;

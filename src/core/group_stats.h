@@ -20,8 +20,8 @@ int64_t group_numbers(const Problem& problem);
 // gathered_bytes.
 void count_gathers(const Problem& problem, DType dtype, int64_t token_chunk, Plan* plan);
 
-// Statistics of this rank's columns become those of all ranks', merged in the order of ranks: the same bits on
-// each of them. scratch: [size, group_numbers(), rows].
+// Statistics of this rank's columns become those of all ranks', merged in the order of ranks: the same bits
+// on each of them. scratch: [size, group_numbers(), rows].
 void join_over_group(const Problem& problem, const Communicator& group, const ParallelFor& parallel_for,
                      std::span<RowStats<double>> rows, std::span<double> scratch);
 

@@ -47,8 +47,8 @@ struct Problem {
   // A vocabulary shard holds the rows [vocab_start, vocab_start + vocab) of vocab_total; targets are global.
   int64_t vocab_start = 0;
   int64_t vocab_total = 0;
-  // A shard of a group of ranks that run at the same time and exchange row statistics, so that all that is told
-  // is of the whole vocabulary; vocab may be 0. 0: none.
+  // A shard of a group of ranks that run at the same time and exchange row statistics, so that all that is
+  // told is of the whole vocabulary; vocab may be 0. 0: none.
   int group_size = 0;
   int64_t group_vocab = 0;  // of the largest shard, by which all ranks plan
   GroupDHidden group_d_hidden = GroupDHidden::kPart;

@@ -135,7 +135,8 @@ void check_group(const Problem& p) {
           text(static_cast<int64_t>(p.group_d_hidden)));
   require(!p.accumulate_d_hidden, "accumulate_d_hidden", "0 where d_hidden is added up over a group", "1");
   require(p.group_d_hidden == GroupDHidden::kSum || p.tokens % p.group_size == 0, "tokens",
-          "a multiple of group_size = " + text(int64_t{p.group_size}) + ", as every rank gets its part of d_hidden",
+          "a multiple of group_size = " + text(int64_t{p.group_size}) +
+              ", as every rank gets its part of d_hidden",
           text(p.tokens));
 }
 
@@ -238,9 +239,10 @@ void check_stride(const char* argument, int64_t* stride, int64_t rows, int64_t r
 }
 
 void check_shard_buffers(const Problem& p, const Buffers& b) {
-#define HEADROOM_REFUSE(name, ...)                                                                     \
-  require(b.name == nullptr, #name,                                                                    \
-          "null for a shard of the vocabulary without group_size (merge the row statistics, then losses_from_row_stats)", \
+#define HEADROOM_REFUSE(name, ...)                                                                 \
+  require(b.name == nullptr, #name,                                                                \
+          "null for a shard of the vocabulary without group_size (merge the row statistics, then " \
+          "losses_from_row_stats)",                                                                \
           "a pointer");
   HEADROOM_REFUSE(loss)
   HEADROOM_ROW_OUTPUTS(HEADROOM_REFUSE)

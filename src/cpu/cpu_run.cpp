@@ -63,8 +63,8 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   if (run.group == nullptr || !forward) return finish_chunk(run, loss, writer, chunk, groups, loaded);
   // The ranks meet between the passes, in the thread that runs the plan.
   groups.run(run.pool, run.schedule.threads);
-  join_over_group(run.problem, *run.group, run.pool,
-                  run.arena.stats.first(static_cast<size_t>(chunk.count)), run.arena.gathered);
+  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(static_cast<size_t>(chunk.count)),
+                  run.arena.gathered);
   TaskGroups rest(run.arena.groups);
   finish_chunk(run, loss, writer, chunk, rest, {});
 }
@@ -101,7 +101,8 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   }
   // 1 / scale must be a float, for the bias' gradient.
   if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
-  // Logits do not depend on the matrices: only the bias can have a gradient. Of a rank without columns nothing.
+  // Logits do not depend on the matrices: only the bias can have a gradient. Of a rank without columns
+  // nothing.
   if (work.scale == 0 || work.vocab == 0) {
     work.want_d_hidden = false;
     work.want_d_classifier = false;

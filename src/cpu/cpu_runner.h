@@ -28,7 +28,7 @@ struct Runner {
   const Shape shape;
   const Arena arena;
   const Communicator* group;  // null: none
-  int64_t row_count = 0;  // rows that are not ignored
+  int64_t row_count = 0;      // rows that are not ignored
 
   // body(task, worker) for every task, by at most schedule.threads workers.
   void loop(int64_t tasks, LoopBody body) const;

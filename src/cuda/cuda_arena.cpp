@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/group_stats.h"
 #include "cuda/cuda_sizes.h"
 
 namespace headroom::cuda {
@@ -54,6 +55,25 @@ int64_t kept_window(const Problem& p, const PlanDetail& d) {
   return in_place ? d.kept_columns : d.vocab_window;
 }
 
+GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
+  GroupStats g;
+  int64_t number = 0;
+  const auto next = [&] { return gathered + number++ * rows; };
+  g.slots.slots = p.group_size;
+  g.slots.stride = group_numbers(p) * rows;
+  g.slots.max = next();
+  g.slots.sum = next();
+  g.target_logit = next();
+  const WantedSums sums = wanted_sums(p);
+#define HEADROOM_NEXT(name, part, ...) \
+  if (sums.name) g.slots.part = next();
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_NEXT)
+#undef HEADROOM_NEXT
+  static_assert(sizeof(int32_t) == sizeof(float));
+  if (p.want_argmax) g.slots.argmax = reinterpret_cast<int32_t*>(next());
+  return g;
+}
+
 // What every plan has: rows, their statistics, and what they become.
 Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
@@ -81,6 +101,7 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
 #undef HEADROOM_TAKE
     if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
+    if (p.in_group()) a.gathered = take<float>(w, p.group_size * group_numbers(p) * rows);
   }
   return a;
 }

@@ -51,6 +51,14 @@ int64_t exps_stride(const Problem& problem, const PlanDetail& detail);
 // them.
 int64_t kept_window(const Problem& problem, const PlanDetail& detail);
 
+// What the ranks of a group tell each other of rows: [ranks][numbers][rows] in one array, so that a rank is a
+// slot of whole rows. Of a slot's statistics argmax is a global id.
+struct GroupStats {
+  StatSlots slots;                // as many as ranks; 0: no group
+  float* target_logit = nullptr;  // as the slots: 0 where the target is in another shard
+};
+GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
+
 // What a run needs beyond inputs and outputs. N tokens, R rows of a chunk of them, W columns of a window.
 struct Arena {
   Scalars* scalars = nullptr;
@@ -62,6 +70,7 @@ struct Arena {
   float* bias = nullptr;                 // [V] in fp32 times bias_scale, where the caller's is not that
   float* inverse_temperature = nullptr;  // [N] of the computed rows; null: ones
   StatSlots slots;
+  float* gathered = nullptr;                                     // [ranks, numbers, R] GroupStats
   float* anchor = nullptr;                                       // [R]
   uint8_t* active = nullptr;                                     // one for 128 of the R rows
   float *lse = nullptr, *lse_low = nullptr;                      // [R] together lse

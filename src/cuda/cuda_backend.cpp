@@ -97,6 +97,10 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
     const std::string why = why_not_thinned(problem, device_of(options));
     if (!why.empty()) return why;
   }
+  if (problem.in_group() && is_float64) return "operands must not be float64 in a group of ranks";
+  if (problem.in_group() && problem.vocab_total > std::numeric_limits<int32_t>::max()) {
+    return "vocab_total must be below 2^31 in a group of ranks";
+  }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
   const cuda::Engine* asked = cuda::engine_named(options.isa);

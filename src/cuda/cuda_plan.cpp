@@ -24,13 +24,17 @@ CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Devic
 CudaPlan::~CudaPlan() = default;
 
 void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream,
-                   const Communicator* /*group*/) const {
+                   const Communicator* group) const {
   const DeviceGuard guard(device_);
-  const auto work = [&](const Queue& queue) { put(buffers, workspace, queue); };
-  replay_->run({buffers, workspace.base()}, static_cast<cudaStream_t>(stream), std::cref(work));
+  auto* queue_stream = static_cast<cudaStream_t>(stream);
+  // What a group's host queues is no part of a recording.
+  if (group != nullptr) return put(buffers, workspace, Queue(queue_stream), group);
+  const auto work = [&](const Queue& queue) { put(buffers, workspace, queue, nullptr); };
+  replay_->run({buffers, workspace.base()}, queue_stream, std::cref(work));
 }
 
-void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& queue) const {
+void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& queue,
+                   const Communicator* group) const {
   const Problem& problem = problem_;
   const int64_t chunk_rows = std::max<int64_t>(detail_.token_chunk, 1);
   const bool thinned = detail_.is_thinned();
@@ -43,13 +47,14 @@ void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& que
       .rows = row_inputs(problem, buffers),
       .queue = queue,
       .chunks = (problem.tokens + chunk_rows - 1) / chunk_rows,
-      .products = std::abs(problem.scale) >= double{std::numeric_limits<float>::min()},
+      .products = std::abs(problem.scale) >= double{std::numeric_limits<float>::min()} && problem.vocab > 0,
       .after = capability_ >= 90 ? After::kKernel : After::kAnything,
+      .group = group,
   };
   const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
   if (problem.needs_backward()) clear_gradients(run);
   launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.queue);
-  if (problem.tokens > 0) load_whole_classifier(run);
+  if (problem.tokens > 0 && problem.vocab > 0) load_whole_classifier(run);
   if (thinned) {
     run_thinned(run, thin);
   } else {

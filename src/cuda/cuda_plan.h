@@ -22,7 +22,7 @@ class CudaPlan final : public BackendPlan {
            const Communicator* group) const override;
 
  private:
-  void put(const Buffers& buffers, Workspace workspace, const Queue& queue) const;
+  void put(const Buffers& buffers, Workspace workspace, const Queue& queue, const Communicator* group) const;
 
   const Problem problem_;
   const PlanDetail detail_;

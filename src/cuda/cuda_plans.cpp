@@ -1,6 +1,11 @@
 #include "cuda/cuda_plans.h"
 
+#include <algorithm>
+
+#include "core/group_stats.h"
+#include "core/status.h"
 #include "core/workspace.h"
+#include "cuda/cuda_plan.h"
 #include "cuda/search.h"
 
 namespace headroom::cuda {
@@ -39,10 +44,38 @@ bool thinning_gains(const Problem& problem, const Device& device) {
          seconds(exact_plans(backward, device, "", 0));
 }
 
+// Of a rank's shard what was planned for the largest one, so that all ranks have the same chunks of tokens.
+// Its columns may be fewer than were to be kept, or than a window; slots and scratch do not depend on them.
+PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) {
+  d.vocab_window = std::min(d.vocab_window, std::max<int64_t>(shard.vocab, 1));
+  d.kept_columns = d.kept_columns == largest.vocab ? shard.vocab : std::min(d.kept_columns, shard.vocab);
+  d.anchored = d.anchored && shard.vocab > 0;
+  return d;
+}
+
+std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& asked,
+                              size_t budget) {
+  Problem largest = problem;
+  largest.vocab = problem.group_vocab;
+  largest.vocab_start = 0;
+  std::vector<Plan> plans = search_plans(largest, device, choose_engine(largest, device, asked), budget);
+  for (Plan& plan : plans) {
+    const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);
+    const PlanDetail detail = of_shard(problem, largest, planned.detail());
+    if (workspace_bytes(problem, detail) > plan.workspace_bytes) {
+      throw Error(Status::kInternal, "a shard needs more memory than the group's largest");
+    }
+    count_gathers(problem, DType::kF32, std::max<int64_t>(detail.token_chunk, 1), &plan);
+    plan.backend_plan = std::make_shared<CudaPlan>(problem, detail, device);
+  }
+  return plans;
+}
+
 }  // namespace
 
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              uint64_t max_workspace_bytes) {
+  if (problem.in_group()) return group_plans(problem, device, asked, max_workspace_bytes);
   std::vector<Plan> plans =
       search_plans(problem, device, choose_engine(problem, device, asked), max_workspace_bytes);
   if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;

@@ -2,6 +2,7 @@
 // One run on a device, and its parts that exact and thinned plans have in common: operands.cpp, row_sums.cpp,
 // outputs.cpp. cuda_plan.cpp is the order of things, with exact/ or thinned/ in the middle.
 #include "core/buffers.h"
+#include "core/communicator.h"
 #include "core/problem.h"
 #include "cuda/cuda_arena.h"
 #include "cuda/engines/engine.h"
@@ -39,8 +40,9 @@ struct Runner {
   RowInputs rows;
   const Queue& queue;
   int64_t chunks;
-  bool products;  // whether logits depend on the matrices at all (scale != 0)
-  After after;    // how a kernel comes after one of the run's own
+  bool products;              // whether logits depend on the matrices at all (scale != 0), and there are any
+  After after;                // how a kernel comes after one of the run's own
+  const Communicator* group;  // null: none
 
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }

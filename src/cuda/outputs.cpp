@@ -29,6 +29,7 @@ void store_matrix(const Runner& run, const void* from, DType from_dtype, const W
 void clear_gradients(const Runner& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
+  if (p.vocab == 0) return;  // of a rank of a group
   if (ends_with_d_bias(run)) {
     run.queue.clear(run.arena.d_bias, static_cast<size_t>(p.vocab) * sizeof(float));
   }
@@ -48,7 +49,7 @@ void finish_gradients(const Runner& run) {
   if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
     store_matrix(run, a.d_classifier, DType::kF32, {0, p.vocab}, p.accumulate_d_classifier);
   }
-  if (ends_with_d_bias(run)) {
+  if (ends_with_d_bias(run) && p.vocab > 0) {
     launch_store_vector(a.d_bias, p.vocab, static_cast<float>(run.bias_gradient_scale()), b.d_bias,
                         p.d_bias_dtype, p.accumulate_d_bias, run.queue);
   }

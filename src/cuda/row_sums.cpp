@@ -1,4 +1,7 @@
+#include <cmath>
+
 #include "core/row_stats.h"
+#include "cuda/anchor.h"
 #include "cuda/cuda_runner.h"
 #include "cuda/cuda_sizes.h"
 
@@ -68,6 +71,19 @@ KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
   return k;
 }
 
+// Every rank's statistics of the chunk, on all of them.
+GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChunk& f) {
+  const Problem& p = run.problem;
+  const GroupStats all = group_stats(p, run.arena.gathered, chunk.rows);
+  const int64_t count = all.slots.stride;
+  const GroupStats mine = group_stats(p, run.arena.gathered + run.group->rank * count, chunk.rows);
+  launch_group_stats(run.rows, run.arena, f, mine, run.after, run.queue);
+  run.queue.call([group = run.group, gathered = run.arena.gathered, count](cudaStream_t stream) {
+    group->gather(gathered, count, DType::kF32, stream);
+  });
+  return all;
+}
+
 }  // namespace
 
 void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored) {
@@ -81,11 +97,16 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   f.stats.has_max = tracks_max(run);
   f.stats.base_2 = run.traits().base_2;
   f.stats.writes_sum = run.detail.kept_columns > 0 || (run.detail.is_thinned() && anchored);
-  f.stats.is_shard = p.is_shard();
-  f.stats.writes_loss = p.needs_forward() && !p.is_shard() && chunk.is_last;
+  f.stats.sum_unit = run.detail.kept_columns > 0 && f.stats.base_2 ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
+  f.stats.is_shard = p.is_open_shard();
+  f.stats.writes_loss = p.needs_forward() && !p.is_open_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);
   f.kept = kept_exps_of(run, hidden);
-  launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.after, run.queue);
+  const bool exchanges = run.group != nullptr && p.needs_forward() && chunk.rows > 0;
+  if (exchanges) f.stats.group = exchange_stats(run, chunk, f);
+  // What the exchange queued is no kernel of ours.
+  launch_finish_chunk(run.rows, run.arena, run.buffers, f, exchanges ? After::kAnything : run.after,
+                      run.queue);
 }
 
 }  // namespace headroom::cuda

@@ -10,7 +10,8 @@
 namespace headroom::distributed {
 namespace {
 
-// Of NCCL 2's stable ABI: results, data types and operations are enumerations, streams and communicators pointers.
+// Of NCCL 2's stable ABI: results, data types and operations are enumerations, streams and communicators
+// pointers.
 constexpr int kSuccess = 0;
 constexpr int kSumOperation = 0;
 
@@ -86,8 +87,8 @@ int reduce_scatter(const void* send, void* receive, int64_t count, int dtype, vo
 
 void check(int result, const char* function) {
   if (result == kSuccess) return;
-  throw Error(Status::kCommunicationFailed, std::string(function) + ": expected ncclSuccess, got result " +
-                                                std::to_string(result));
+  throw Error(Status::kCommunicationFailed,
+              std::string(function) + ": expected ncclSuccess, got result " + std::to_string(result));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Ranks that hold shards of the vocabulary, of any sizes, find the loss and the gradients of the whole in one run each.
+// Ranks that hold shards of the vocabulary, of any sizes, find the loss and the gradients of the whole in one
+// run each.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,8 +48,8 @@ void append(const std::vector<double>& from, std::vector<double>* to) {
 
 class Groups : public testing::TestWithParam<Engine> {
  protected:
-  // The seed's random case as a group can run it. Sums of parts need parts in float32, in rows without gaps. In the
-  // place of one that the engine cannot run comes another.
+  // The seed's random case as a group can run it. Sums of parts need parts in float32, in rows without gaps.
+  // In the place of one that the engine cannot run comes another.
   Case grouped(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
     while (!GetParam().can_run(c.problem)) c = random_case(seed += 10'000, limits);
@@ -61,8 +62,8 @@ class Groups : public testing::TestWithParam<Engine> {
     return c;
   }
 
-  // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits on all of
-  // them; gradients are put together.
+  // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits
+  // on all of them; gradients are put together.
   Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, size_t budget,
                     const Outputs* known) const {
     RankGroup group(static_cast<int>(sizes.size()), GetParam().is_device());

@@ -34,6 +34,7 @@ CONSTANTS = {
     "HEADROOM_BACKEND_UNAVAILABLE": 5,
     "HEADROOM_OUT_OF_MEMORY": 6,
     "HEADROOM_INTERNAL": 7,
+    "HEADROOM_COMMUNICATION_FAILED": 8,
 }
 
 
@@ -45,7 +46,12 @@ def fields(struct):
 def header_view(tmp_path_factory):
     if COMPILER is None:
         pytest.skip("no C compiler")
-    lines = ["#include <headroom/headroom.h>", "#include <stdio.h>", "int main(void) {"]
+    lines = [
+        "#include <headroom/distributed.h>",
+        "#include <headroom/headroom.h>",
+        "#include <stdio.h>",
+        "int main(void) {",
+    ]
     for name, struct in _c._STRUCTS.items():
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
         for field in fields(struct):
@@ -80,7 +86,7 @@ def test_constants(header_view):
 
 def test_a_field_of_every_line_is_mirrored():
     """A field added to the header without a mirror moves no offset when it is the last: compare the names too."""
-    text = (INCLUDE / "headroom" / "headroom.h").read_text()
+    text = "".join((INCLUDE / "headroom" / name).read_text() for name in ("headroom.h", "distributed.h"))
     for name, struct in _c._STRUCTS.items():
         body = text.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0]
         body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)

@@ -9,14 +9,14 @@
 
 namespace headroom_test {
 
-// Ranks that are threads of this process, with a communicator whose functions copy memory: the host's, or that of one
-// device, which they wait for.
+// Ranks that are threads of this process, with a communicator whose functions copy memory: the host's, or
+// that of one device, which they wait for.
 class RankGroup {
  public:
   RankGroup(int size, bool on_device);
 
-  // body(rank, its communicator) in a thread for each rank. What one throws, this throws; other ranks' collectives fail
-  // then.
+  // body(rank, its communicator) in a thread for each rank. What one throws, this throws; other ranks'
+  // collectives fail then.
   void run(const std::function<void(int, const headroom::Communicator&)>& body);
   int64_t calls() const { return calls_; }  // of collectives by rank 0
 

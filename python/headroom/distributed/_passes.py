@@ -58,6 +58,7 @@ def _fields(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, r
     device = inputs.hidden.device.type
     return {
         "device": device,
+        "sequence_parallel": ranks.sequence_parallel,
         "input": _text(inputs.hidden),
         "weight_shard": f"{inputs.weight.dtype} [*, {inputs.weight.shape[1]}]",
         "target": _text(inputs.target),
@@ -67,7 +68,6 @@ def _fields(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, r
         "tensors that require grad": wanted,
         "gradients together with the loss": pass_ != _c.FORWARD,
         "return_stats": flags.stats + (("counts",) if flags.want_counts else ()),
-        "sequence_parallel": ranks.sequence_parallel,
         "vocab_start given": ranks.vocab_start >= 0,
         "vocab_total": None if ranks.vocab_total < 0 else ranks.vocab_total,
         "alignment": device == "cpu" or rows_are_aligned(inputs.hidden),

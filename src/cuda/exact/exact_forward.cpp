@@ -40,7 +40,8 @@ void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden, con
   const Arena& a = run.arena;
   launch_find_redo(a, chunk.rows, chunk.row_count, a.target + chunk.first, run.queue);
   sum_rows(run, chunk, hidden, a.active);
-  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/true, run.after, run.queue);
+  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/true, run.after, run.queue,
+                           run.problem.in_group());
   keep_exps_of(run, chunk, hidden, a.active);
 }
 

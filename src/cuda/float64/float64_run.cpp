@@ -64,10 +64,10 @@ void forward(const Runner& run) {
         if (p.top_k > 0) launch_top(run.inputs, run.arena, block, p.top_k, run.stream);
       });
     });
-    launch_finish_rows(run.inputs, run.arena, run.buffers, p.is_shard(), run.stream);
+    launch_finish_rows(run.inputs, run.arena, run.buffers, p.is_open_shard(), run.stream);
     if (p.top_k > 0) launch_write_top(run.inputs, run.arena, run.buffers, p.top_k, run.stream);
   }
-  if (!p.is_shard()) launch_finish_loss(run.inputs, run.arena, run.buffers, run.stream);
+  if (!p.is_open_shard()) launch_finish_loss(run.inputs, run.arena, run.buffers, run.stream);
 }
 
 void load_upstream(const Runner& run) {
@@ -157,7 +157,7 @@ void sweep_columns(const Runner& run) {
 }  // namespace
 
 void Float64Plan::run(const Buffers& buffers, Workspace workspace, void* stream,
-                   const Communicator* /*group*/) const {
+                      const Communicator* /*group*/) const {
   const DeviceGuard guard(device_);
   const Runner run{problem_,
                    buffers,

@@ -59,6 +59,43 @@ __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int6
   return all;
 }
 
+// What the slots of row r know, `local` being its target's column; largest: the maximum, of anchored sums
+// with one. By a warp, whose lane 0 has the result.
+__device__ inline RowStats<double> stats_of_row(const RowInputs& in, const Arena& arena, const FinishRows& f,
+                                                int64_t r, int32_t local, double* largest, int lane) {
+  const StatSlots& slots = arena.slots;
+  RowStats<double> stats;
+  if (f.anchored) {
+    const float anchor = arena.anchor[r];
+    stats = joined_to_anchor(slots, r, f.base_2 ? effective_anchor(anchor) : double{anchor}, f.has_max,
+                             largest, lane);
+  } else {
+    stats = warp_merged(slots.slots, lane, [&](int64_t s) { return stats_of_slot(slots, s, r); });
+  }
+  if (lane != 0) return stats;
+  stats.target_logit = local >= 0 ? double{arena.target_logit[r]} : 0;
+  if (stats.argmax >= 0) stats.argmax += in.vocab_start;
+  return stats;
+}
+
+// The same of all ranks of a group, with the same bits on each.
+__device__ inline RowStats<double> stats_of_group(const GroupStats& group, int64_t r, int lane) {
+  RowStats<double> stats =
+      warp_merged(group.slots.slots, lane, [&](int64_t s) { return stats_of_slot(group.slots, s, r); });
+  if (lane == 0) stats.target_logit = sum_of_slots(group.slots, group.target_logit, r);
+  return stats;
+}
+
+// The sum of exps by which kept ones are divided, relative to their anchor. Of a group it may be far from
+// what this rank's columns add up to: then their probabilities vanish, and the bounds only keep products
+// finite.
+__device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>& stats, float anchor) {
+  if (f.group.slots.slots == 0) return static_cast<float>(stats.sum_exp * double{f.sum_unit});
+  const double from = f.base_2 ? effective_anchor(anchor) : double{anchor};
+  const double sum = stats.sum_exp * exp(stats.max - from) * double{f.sum_unit};
+  return static_cast<float>(sum > 0x1p100 ? 0x1p100 : sum < 0x1p-120 ? 0x1p-120 : sum);
+}
+
 // Row r of the chunk, computed row `computed` of all; by a warp, whose lane 0 writes.
 __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const Buffers& out,
                                   const FinishRows& f, int64_t r, int64_t computed, int lane) {
@@ -69,21 +106,13 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   }
   const int64_t row = arena.row_map[computed];
   const int64_t target = target_of(in, row);
-  const StatSlots& slots = arena.slots;
-  RowStats<double> stats;
+  const bool in_group = f.group.slots.slots > 0;
   double largest = 0;
-  if (f.anchored) {
-    const float anchor = arena.anchor[r];
-    stats = joined_to_anchor(slots, r, f.base_2 ? effective_anchor(anchor) : double{anchor}, f.has_max,
-                             &largest, lane);
-  } else {
-    stats = warp_merged(slots.slots, lane, [&](int64_t s) { return stats_of_slot(slots, s, r); });
-  }
+  const RowStats<double> stats =
+      in_group ? stats_of_group(f.group, r, lane) : stats_of_row(in, arena, f, r, local, &largest, lane);
   if (lane != 0) return;
-  stats.target_logit = local >= 0 ? double{arena.target_logit[r]} : 0;
-  if (stats.argmax >= 0) stats.argmax += in.vocab_start;
   RowStats<double> shown = stats;
-  if (f.anchored && f.has_max) shown = rebase(stats, largest);
+  if (!in_group && f.anchored && f.has_max) shown = rebase(stats, largest);
   put_stats(out, row, shown);
   if (f.is_shard) return;
   RowLoss<double> loss =
@@ -92,7 +121,7 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
   arena.lse[r] = lse.high;
   arena.lse_low[r] = lse.low;
-  if (f.writes_sum) arena.row_factor[r] = static_cast<float>(stats.sum_exp);
+  if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.anchor[r]);
   arena.row_loss[computed] = static_cast<float>(loss.loss);
 #define HEADROOM_PUT(name, ...) put(out.name, row, loss.name);
   HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
@@ -148,9 +177,9 @@ __device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r
   float a = arena.a[r];
   const float g = arena.g[r];
   // Then only the target has a gradient, and its entry is large instead.
-  if (a == 0 && column < k.columns) a = 1e-20f * g;
+  if (a == 0 && column >= 0 && column < k.columns) a = 1e-20f * g;
   const float unit = k.base_2 ? ldexpf(1, kKeptExponent) : 1.0f;
-  const float sum = arena.row_factor[r] * unit;
+  const float sum = arena.row_factor[r];
   float factor = a / sum;
   if (column >= 0 && column < k.columns) {
     const float z = arena.target_logit[r], anchor = arena.anchor[r];

@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
 
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock)
-    anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool again) {
+    anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool again, bool in_group) {
   wait_for_kernels_before();
   let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   if (r >= rows || arena.active[blockIdx.x] == 0) return;
   if (r < existing(row_count, rows) && (!again || isnan(arena.anchor[r]))) {
     const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(arena.slots, r)));
-    arena.anchor[r] = lse.high;
+    arena.anchor[r] = in_group && lse.high == -CUDART_INF_F ? 0 : lse.high;
     arena.lse_low[r] = lse.low;
   }
   if (again) clear_row(arena.slots, r);
@@ -77,9 +77,9 @@ void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count
 }
 
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
-                              After after, const Queue& queue) {
+                              After after, const Queue& queue, bool in_group) {
   launch_after(after, "anchor_from_slots", anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock, queue, arena, rows, row_count, again);
+               kRowBlock, queue, arena, rows, row_count, again, in_group);
 }
 
 }  // namespace headroom::cuda

@@ -81,18 +81,21 @@ void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count
                       const Queue& queue);
 // In active blocks: anchor and lse_low = lse of the joined slots. again: after find_redo and new sums; then
 // of the rows alone that it found, as the others' sums are to stay as they were, and the slots are cleared.
+// in_group: rows whose exps are all 0 get the anchor 0, as other ranks may have some.
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
-                              After after, const Queue& queue);
+                              After after, const Queue& queue, bool in_group = false);
 
 // ---- finish.cu: all that lies between a chunk's statistics and its gradients, in one pass over its rows
 // Joins the slots of a chunk's rows, writes their outputs, row_loss and lse.
 struct FinishRows {
   bool wanted;
   bool anchored,
-      has_max;      // the sums are relative to arena.anchor; whether the slots hold maxima all the same
-  bool base_2;      // exps are powers of 2: their anchor is effective_anchor()
-  bool writes_sum;  // of exps to arena.row_factor, as they are kept
-  bool is_shard;
+      has_max;       // the sums are relative to arena.anchor; whether the slots hold maxima all the same
+  bool base_2;       // exps are powers of 2: their anchor is effective_anchor()
+  bool writes_sum;   // of exps to arena.row_factor, as they are kept
+  float sum_unit;    // what this sum is times, as kept exps are stored
+  bool is_shard;     // on its own: without losses
+  GroupStats group;  // of all ranks, in place of the slots
   bool writes_loss;  // the last chunk: loss (reduced) and correct_count from row_loss of all
 };
 struct Coefficients {
@@ -107,7 +110,7 @@ struct Coefficients {
 #undef HEADROOM_MEMBER
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
-// Kept exps: row_factor, which held the sum, becomes a / sum (both in the units of what is stored), and the
+// Kept exps: row_factor, which held the sum, becomes a / sum (all in the units of what is stored), and the
 // entry of the target exp - g / row_factor: so exps times row_factor is dz.
 struct KeptExps {
   void* exps;  // null: none are kept
@@ -127,6 +130,9 @@ struct FinishChunk {
   Coefficients coefficients;
   KeptExps kept;
 };
+// Of a group: this rank's part of what ranks tell each other, from the slots of a chunk.
+void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
+                        After after, const Queue& queue);
 void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
                          After after, const Queue& queue);
 

@@ -1,0 +1,62 @@
+#include "cuda/check.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows/finish_row.cuh"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+
+// Relative to a float: the maximum, or what the sums were relative to; or of no exp at all.
+__device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows& f, double largest) {
+  if (stats.sum_exp == 0) {
+    RowStats<double> none;
+#define HEADROOM_KEEP(name, part, kind, ...) \
+  if (SumKind::kind == SumKind::kPlain) none.name = stats.name;
+    HEADROOM_ROW_SUMS(HEADROOM_KEEP)
+#undef HEADROOM_KEEP
+    none.argmax = stats.argmax;
+    return none;
+  }
+  return rebase(stats, double{static_cast<float>(f.anchored && f.has_max ? largest : stats.max)});
+}
+
+// One warp a row of the chunk. Rows that do not exist, or are ignored, are those of no column.
+__global__ void __launch_bounds__(kThreads)
+    group_stats_kernel(RowInputs in, Arena arena, FinishChunk f, GroupStats mine) {
+  wait_for_kernels_before();
+  let_next_come_up();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (r >= f.rows) return;
+  RowStats<double> stats;
+  if (r < existing(f.row_count, f.rows)) {
+    const int32_t local = arena.target[f.first + r];
+    if (local != kIgnoredRow) {
+      double largest = 0;
+      stats = stats_of_row(in, arena, f.stats, r, local, &largest, lane);
+      stats = told(stats, f.stats, largest);
+    }
+  }
+  if (lane != 0) return;
+  mine.slots.max[r] = static_cast<float>(stats.max);
+  mine.slots.sum[r] = static_cast<float>(stats.sum_exp);
+  mine.target_logit[r] = static_cast<float>(stats.target_logit);
+#define HEADROOM_PUT(name, part, kind, ...) \
+  if (mine.slots.part != nullptr)           \
+    mine.slots.part[r] =                    \
+        static_cast<float>(part_of_sum<double>(SumKind::kind, stats.name, stats.max, stats.sum_exp));
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_PUT)
+#undef HEADROOM_PUT
+  if (mine.slots.argmax != nullptr) mine.slots.argmax[r] = static_cast<int32_t>(stats.argmax);
+}
+
+}  // namespace
+
+void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
+                        After after, const Queue& queue) {
+  launch_after(after, "group_stats", group_stats_kernel, blocks_for(f.rows, kWarps), kThreads, queue, in,
+               arena, f, mine);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,111 @@
+"""Ranks that are called otherwise than the others: every rank raises, and a call that is right works afterwards."""
+
+import headroom.distributed
+import pytest
+import torch
+
+from groups.group_cases import Data
+from groups.ranks import sizes
+
+
+def call(ranks, data, **options):
+    arguments = {"input": data.input, "shard": data.weight[data.shard], "target": data.target} | options
+    return headroom.distributed.linear_cross_entropy(
+        arguments.pop("input"), arguments.pop("shard"), arguments.pop("target"), group=ranks.group, **arguments
+    )
+
+
+def refused(ranks, match, error=ValueError, on=1, normal=None, **options):
+    """options: of rank `on` alone; all raise an error of that kind, whose message has the match."""
+    data = Data(ranks)
+    mine = options if on in (ranks.rank, "all") else {}
+    with pytest.raises(error, match=match):
+        call(ranks, data, **(normal or {}) | mine)
+    assert torch.isfinite(call(ranks, data))
+
+
+@sizes(2, 3)
+def case_options_that_differ(ranks):
+    refused(ranks, "label_smoothing: expected the same on all ranks of the group, got 0.0 on rank.* and 0.1 on rank 1",
+            label_smoothing=0.1)  # fmt: skip
+    refused(ranks, "reduction: expected the same .* got 'mean' on rank 0 and 'sum' on ranks? 1", on=0,
+            normal={"reduction": "sum"}, reduction="mean")  # fmt: skip
+    refused(ranks, "ignore_index: expected the same", ignore_index=3)
+    refused(ranks, "return_stats: expected the same", return_stats=True)
+    refused(
+        ranks, "sequence_parallel: expected the same .* got False on rank.* and True on rank 1", sequence_parallel=True
+    )
+
+
+@sizes(2)
+def case_options_that_change_on_one_rank(ranks):
+    """Of configurations that each rank has had before."""
+    data = Data(ranks)
+    for scale in (0.5, 0.25):
+        call(ranks, data, scale=scale)
+    refused(ranks, "scale: expected the same", scale=0.5, normal={"scale": 0.25})
+
+
+@sizes(2)
+def case_tensors_that_differ(ranks):
+    data = Data(ranks)
+    refused(ranks, r"input: expected the same .* \[24, 12\]' on rank.* \[20, 12\]' on rank 1", input=data.input[:20],
+            target=data.target[:20])  # fmt: skip
+    refused(ranks, "target: expected the same .* got others on rank 1 than on rank 0", target=data.target.flip(0))
+    refused(ranks, "linear_bias: expected the same", linear_bias=data.bias[data.shard])
+    half = data.weight[data.shard].bfloat16()
+    refused(
+        ranks,
+        r"weight_shard: expected the same .* torch.float32 \[\*, 12\]' on rank.* torch.bfloat16 \[\*, 12\]' on rank 1",
+        normal={"input": data.input.float(), "shard": data.weight[data.shard].float()},
+        shard=half,
+    )
+    refused(ranks, "tensor token_weight: expected the same", token_weight=data.token_weight)
+    leaf = data.input.clone().requires_grad_()
+    refused(ranks, "tensors that require grad: expected the same", input=leaf)
+
+
+@sizes(2)
+def case_arguments_that_one_rank_refuses(ranks):
+    match = "rank 1 of the group refused its arguments: TypeError" if ranks.rank != 1 else "target: expected"
+    error = ValueError if ranks.rank != 1 else TypeError
+    refused(ranks, match, error, target=Data(ranks).target.double())
+
+
+@sizes(2)
+def case_targets_out_of_range(ranks):
+    data = Data(ranks)
+    target = data.target.clone()
+    target[5] = data.vocab
+    message = rf"target: expected 0 <= target < {data.vocab} or ignore_index -100, got {data.vocab} at target\[5\]"
+    refused(ranks, message, on="all", target=target)
+    refused(ranks, "target: expected the same", target=target)
+
+
+@sizes(2)
+def case_shards_that_make_no_vocabulary(ranks):
+    data = Data(ranks)
+    refused(ranks, rf"vocab_total: expected {data.vocab}, the rows of all ranks' shards .*, got 56", on="all",
+            vocab_total=56)  # fmt: skip
+    refused(ranks, "vocab_start: expected shards that follow one another", on="all", vocab_start=ranks.rank)
+    refused(ranks, "vocab_start given: expected the same", vocab_start=0)
+    refused(ranks, "weight_shard: expected rows on one rank", on="all", shard=data.weight[:0])
+    refused(ranks, rf"weight: expected shape \[{data.vocab}\]", on="all", weight=data.class_weight[1:])
+
+
+@sizes(2)
+def case_what_groups_do_not_do(ranks):
+    refused(ranks, "gradient: expected", NotImplementedError, on="all", gradient="thinned")
+    refused(ranks, "batch_invariant: expected False", NotImplementedError, on="all", batch_invariant=True)
+    refused(ranks, "max_workspace_bytes: expected at least", on="all", max_workspace_bytes=64)
+    refused(ranks, "kept_count only with", on="all", return_stats=("kept_count",))
+
+
+@sizes(2)
+def case_sequence_parallel_parts_that_differ(ranks):
+    data = Data(ranks)
+    count = 5 if ranks.rank == 1 else 4
+    with pytest.raises(ValueError, match=r"input: expected the same on all ranks of the group"):
+        call(ranks, data, input=data.input[:count], target=data.target[:count], sequence_parallel=True)
+    with pytest.raises(ValueError, match=r"target: expected shape .* with sequence_parallel"):
+        call(ranks, data, target=data.target[:5], sequence_parallel=True)

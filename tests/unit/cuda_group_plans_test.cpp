@@ -1,0 +1,122 @@
+// Plans of ranks that hold shards of one vocabulary, for a made-up device: all have the same chunks of
+// tokens, none needs more memory than the largest shard, and every number that is exchanged has a place.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "core/group_stats.h"
+#include "core/plan.h"
+#include "core/validate.h"
+#include "cuda/cuda_plan.h"
+#include "cuda/cuda_plans.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int64_t kTotal = 128000, kLargest = 64000;
+
+Device h200() {
+  Device device;
+  device.name = "H200";
+  device.capability = 90;
+  device.processors = 132;
+  device.memory_bytes = size_t{139} << 30;
+  return device;
+}
+
+struct Shard {
+  int64_t start, rows;
+};
+constexpr Shard kShards[] = {{0, kLargest}, {kLargest, 50000}, {114000, 13999}, {127999, 1}, {128000, 0}};
+
+Problem rank_problem(const Shard& shard, Pass pass, DType dtype, int64_t hidden) {
+  Problem p;
+  p.pass = pass;
+  p.tokens = 8192;
+  p.vocab = shard.rows;
+  p.vocab_start = shard.start;
+  p.vocab_total = kTotal;
+  p.hidden = hidden;
+  p.hidden_dtype = p.classifier_dtype = p.d_hidden_dtype = p.d_classifier_dtype = dtype;
+  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  p.group_size = 5;
+  p.group_vocab = kLargest;
+  return validated(p);
+}
+
+const PlanDetail& detail_of(const Plan& plan) {
+  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
+}
+
+void expect_alike(Pass pass, DType dtype, int64_t hidden, const char* engine) {
+  const auto plans_of = [&](const Shard& shard, size_t budget) {
+    return make_plans(rank_problem(shard, pass, dtype, hidden), h200(), engine, budget);
+  };
+  std::set<size_t> budgets{0};
+  for (const Plan& plan : plans_of(kShards[0], 0)) {
+    for (const size_t part : {1, 2, 3, 5, 9}) budgets.insert(plan.workspace_bytes / part);
+  }
+  for (const size_t budget : budgets) {
+    SCOPED_TRACE(budget);
+    const std::vector<Plan> largest = plans_of(kShards[0], budget);
+    for (const Shard& shard : kShards) {
+      SCOPED_TRACE(shard.rows);
+      const Problem p = rank_problem(shard, pass, dtype, hidden);
+      const std::vector<Plan> plans = plans_of(shard, budget);
+      ASSERT_EQ(plans.size(), largest.size());
+      for (size_t i = 0; i < plans.size(); ++i) {
+        const PlanDetail& d = detail_of(plans[i]);
+        EXPECT_EQ(plans[i].kind, largest[i].kind);
+        EXPECT_EQ(plans[i].token_chunk, largest[i].token_chunk);
+        EXPECT_EQ(plans[i].gathers, largest[i].gathers);
+        EXPECT_EQ(plans[i].gathered_bytes, largest[i].gathered_bytes);
+        EXPECT_EQ(plans[i].workspace_bytes, largest[i].workspace_bytes);
+        EXPECT_LE(workspace_bytes(p, d), plans[i].workspace_bytes);
+        EXPECT_TRUE(d.kept_columns == 0 || d.kept_columns == shard.rows || d.kept_columns >= d.vocab_window);
+        EXPECT_LE(d.kept_columns, shard.rows);
+      }
+    }
+  }
+}
+
+TEST(CudaGroupPlans, RanksPlanAlike) {
+  for (const char* engine : {"", "portable"}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      expect_alike(Pass::kForwardBackward, dtype, 2048, engine);
+    }
+    expect_alike(Pass::kForwardBackward, DType::kBF16, 1003, engine);  // copied rows
+    expect_alike(Pass::kForward, DType::kBF16, 2048, engine);
+    expect_alike(Pass::kBackward, DType::kBF16, 2048, engine);
+  }
+}
+
+TEST(CudaGroupPlans, ExchangesThreeNumbersARow) {
+  const Problem p = rank_problem(kShards[0], Pass::kForwardBackward, DType::kBF16, 2048);
+  const Plan plan = choose_plan(make_plans(p, h200(), "", 0), 0);
+  EXPECT_EQ(plan.gathers, (8192 + plan.token_chunk - 1) / plan.token_chunk);
+  EXPECT_EQ(plan.gathered_bytes, size_t{5 * 3 * 4 * 8192});
+}
+
+TEST(CudaGroupPlans, EveryNumberHasAPlace) {
+  Problem p = rank_problem(kShards[0], Pass::kForwardBackward, DType::kBF16, 2048);
+  p.want_argmax = p.want_entropy = p.want_mean_logit = p.want_log_sum_sq_probs = true;
+  p.label_smoothing = 0.1;
+  const int64_t rows = 128, numbers = group_numbers(p);
+  std::vector<float> memory(static_cast<size_t>(p.group_size * numbers * rows));
+  const GroupStats g = group_stats(p, memory.data(), rows);
+  EXPECT_EQ(g.slots.slots, 5);
+  EXPECT_EQ(g.slots.stride, numbers * rows);
+  std::vector<const void*> places{g.slots.max, g.slots.sum, g.target_logit, g.slots.argmax};
+#define HEADROOM_PLACE(name, part, ...) places.push_back(g.slots.part);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_PLACE)
+#undef HEADROOM_PLACE
+  EXPECT_EQ(static_cast<int64_t>(places.size()), numbers);
+  std::ranges::sort(places);
+  for (size_t i = 0; i < places.size(); ++i)
+    EXPECT_EQ(places[i], memory.data() + static_cast<int64_t>(i) * rows);
+}
+
+}  // namespace
+}  // namespace headroom::cuda
