@@ -41,6 +41,14 @@ class Shard(NamedTuple):
     rank: int
     ranks: int
 
+    def packed(self) -> Tensor:
+        """As a forward pass saves it for its backward pass; on the CPU."""
+        return torch.tensor(self, dtype=torch.int64)
+
+    @classmethod
+    def unpacked(cls, tensor: Tensor) -> Shard:
+        return cls(*tensor.tolist())
+
 
 class _Report(NamedTuple):
     """What a rank tells the others."""
@@ -173,16 +181,7 @@ def shard_of(
     _check_targets([report.targets for report in reports])
     found = _placed(reports, dist.get_rank(group))
     known.put(key, found)
-    known.put(own, found)
     return found, True
-
-
-def known_shard(group: Group, own: Own) -> Shard:
-    """Of a forward pass before."""
-    found = _known(group).get(own)
-    if found is None:
-        raise RuntimeError("expected a forward pass of the group before a backward pass, got none")
-    return found
 
 
 def compare_plans(group: Group, chunk: int | None, error: Exception | None) -> None:

@@ -17,10 +17,12 @@ from .._ops import _DRAW_STATS, _GRADIENTS, _INPUTS, _LOSSES, _OPTIONS, _SAVED, 
 from .._run import Tensors
 from .._torch import GRADIENTS, RESULTS, Inputs
 from . import _passes
+from ._agreement import Shard
 from ._passes import Ranks, results_of
 
 _RANKS = "str group, int group_size, int vocab_start, int vocab_total, bool sequence_parallel, bool own_targets"
 _INPUT_COUNT = len(Inputs._fields)
+_RESULTS = (*RESULTS[_c.FORWARD][:-1], "shard")  # a Shard, which the backward pass reads, in the place of draws
 
 
 def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], Flags, Ranks]:
@@ -54,32 +56,34 @@ def _fake(pass_: int, args: Sequence[Any], keywords: dict[str, Any], keeps_weigh
 @torch.library.custom_op(
     "headroom::group_forward",
     mutates_args=(),
-    schema=f"({_INPUTS}, Tensor? main_grad, *, {_OPTIONS}, {_RANKS}) -> ({_LOSSES}, Tensor lse_low, Tensor draws)",
+    schema=f"({_INPUTS}, Tensor? main_grad, *, {_OPTIONS}, {_RANKS}) -> ({_LOSSES}, Tensor lse_low, Tensor shard)",
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
-    found = _passes.forward(_c.FORWARD, inputs, options, flags, ranks)
-    return _all(_c.FORWARD, found, inputs, options, flags, ranks)  # type: ignore[no-any-return]
+    found, shard = _passes.forward(_c.FORWARD, inputs, options, flags, ranks)
+    *told, _draws = _all(_c.FORWARD, found, inputs, options, flags, ranks)
+    return *told, shard.packed()
 
 
 @forward.register_fake
 def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
-    return _fake(_c.FORWARD, args, keywords)  # type: ignore[no-any-return]
+    *told, _draws = _fake(_c.FORWARD, args, keywords)
+    return *told, torch.empty(len(Shard._fields), dtype=torch.int64, device="cpu")
 
 
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     _, flags, _ = _split(keyword_only_inputs)
-    found = dict(zip(RESULTS[_c.FORWARD], output))
+    found = dict(zip(_RESULTS, output))
     entropy = found["entropy"] if "entropy" in flags.stats else None
     options = {name: value for name, value in keyword_only_inputs.items() if name != "flags"}
-    saved = (found["lse"], found["lse_low"], entropy, None)
+    saved = (found["lse"], found["lse_low"], entropy, found["shard"])  # the last in the place of draws
     _autograd.save_forward(ctx, _inputs(inputs), inputs[_INPUT_COUNT], options, saved)
     ctx.returned = ("loss", *flags.stats)
-    ctx.mark_non_differentiable(*(found[name] for name in (*_stats.CONSTANT, "counts", "lse_low", "draws")))
+    ctx.mark_non_differentiable(*(found[name] for name in (*_stats.CONSTANT, "counts", "lse_low", "shard")))
 
 
 def _backward_of_forward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-    found = dict(zip(RESULTS[_c.FORWARD], gradients))
+    found = dict(zip(_RESULTS, gradients))
     upstream = {name: found[name] for name in ("loss", *_stats.DIFFERENTIABLE) if name in ctx.returned}
     needs = _inputs(ctx.needs_input_grad)
     wants = Wants(*(getattr(needs, name) for name in Wants._fields))
@@ -114,7 +118,9 @@ def backward_into(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 def _gradients(args: Sequence[Tensor | None], main_grad: Tensor | None, keywords: dict[str, Any]) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
     saved = dict(zip(_SAVED, args[_INPUT_COUNT:]))
-    found = _passes.backward(inputs, saved, main_grad, options, flags, ranks)
+    shard = saved.pop("draws")
+    assert shard is not None
+    found = _passes.backward(Shard.unpacked(shard), inputs, saved, main_grad, options, flags, ranks)
     return _all(_c.BACKWARD, found, inputs, options, flags, ranks)  # type: ignore[no-any-return]
 
 
@@ -138,7 +144,7 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 )
 def forward_backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
-    found = _passes.forward(_c.FORWARD_BACKWARD, inputs, options, flags, ranks)
+    found, _ = _passes.forward(_c.FORWARD_BACKWARD, inputs, options, flags, ranks)
     return _all(_c.FORWARD_BACKWARD, found, inputs, options, flags, ranks)  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ from .._run import Tensors
 from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned
 from ..errors import InvalidArgumentError
 from . import _agreement
-from ._agreement import Group, Own
+from ._agreement import Group, Own, Shard
 from ._run import add_up, find, gathered
 
 
@@ -96,7 +96,7 @@ def _all_tokens(inputs: Inputs, ranks: Ranks, group: Group) -> Inputs:
     return found._replace(**more)
 
 
-def forward(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, ranks: Ranks) -> Tensors:
+def forward(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, ranks: Ranks) -> tuple[Tensors, Shard]:
     """A forward pass, or both in one. options: as the operators take them."""
     group = group_of(ranks)
     try:
@@ -116,10 +116,11 @@ def forward(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, r
     tensors = readable(inputs, options["num_items"])
     found = find(group, shard, pass_, tensors, options, flags, compared)(tensors)
     add_up(group, ranks.group_size, found, ranks.sequence_parallel)
-    return found
+    return found, shard
 
 
 def backward(
+    shard: Shard,
     inputs: Inputs,
     saved: dict[str, Tensor | None],
     main_grad: Tensor | None,
@@ -127,9 +128,8 @@ def backward(
     flags: Flags,
     ranks: Ranks,
 ) -> Tensors:
-    """The backward pass of the rank's shard, as _run.run_backward; the sums over the vocabulary are known."""
+    """The backward pass of a rank's shard, as _run.run_backward; the sums over the vocabulary are known."""
     group = group_of(ranks)
-    shard = _agreement.known_shard(group, _own(inputs, ranks))
     options = resolved(inputs, options)
     inputs = _all_tokens(inputs, ranks, group)
     more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}

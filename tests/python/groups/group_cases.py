@@ -284,6 +284,21 @@ def case_compiled(ranks):
         torch.testing.assert_close(shard.grad, whole.grad[data.shard], rtol=1e-12, atol=1e-14)
 
 
+def case_two_heads_at_once(ranks):
+    """Backward passes that come when another vocabulary has been worked on, whose shard has as many rows here."""
+    data = Data(ranks)
+    options = {"reduction": "none", "label_smoothing": 0.3}
+    _, exact = of_whole(data, options, False)
+    leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+    loss = headroom.distributed.linear_cross_entropy(leaf, shard, data.target, group=ranks.group, **options)
+    more = 0 if ranks.rank == 0 else 9
+    other = torch.cat([data.weight[data.shard], data.weight[:more]]).requires_grad_()
+    headroom.distributed.linear_cross_entropy(data.input, other, data.target, group=ranks.group, **options)
+    objective(loss, data, "none").backward()
+    torch.testing.assert_close(leaf.grad, exact[0], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(shard.grad, exact[1][data.shard], rtol=1e-12, atol=1e-13)
+
+
 def case_group_of_one(ranks):
     alone = [dist.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
     data = Data(ranks)
