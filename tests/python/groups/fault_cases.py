@@ -56,7 +56,7 @@ def case_tensors_that_differ(ranks):
     half = data.weight[data.shard].bfloat16()
     refused(
         ranks,
-        r"weight_shard: expected the same .* 'torch.float32 \[\*, 12\]' on rank.* 'torch.bfloat16 \[\*, 12\]' on rank 1",
+        r"weight_shard: expected the same .* 'torch.float32 .*' on rank.* 'torch.bfloat16 .*' on rank 1",
         normal={"input": data.input.float(), "shard": data.weight[data.shard].float()},
         shard=half,
     )

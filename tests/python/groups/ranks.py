@@ -9,7 +9,7 @@ import traceback
 
 import torch.multiprocessing as mp
 
-SECONDS = 200  # for all cases of a size; a collective that nobody joins ends after a quarter of it
+SECONDS = 480  # for all cases of a size; a collective that nobody joins ends after a quarter of it
 
 
 MODULES = ("groups.group_cases", "groups.fault_cases")
