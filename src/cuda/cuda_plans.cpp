@@ -54,7 +54,7 @@ PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) 
 }
 
 std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& asked,
-                              size_t budget) {
+                              uint64_t budget) {
   Problem largest = problem;
   largest.vocab = problem.group_vocab;
   largest.vocab_start = 0;
