@@ -1,14 +1,16 @@
-"""The shared library exports exactly the functions that the header declares: exported_symbols.py NM LIBRARY HEADER"""
+"""The shared library exports exactly the functions that the headers declare: exported_symbols.py NM LIBRARY HEADER..."""
 
 import re
 import subprocess
 import sys
 
-nm, library, header = sys.argv[1:]
+nm, library, *headers = sys.argv[1:]
 listing = subprocess.run([nm, "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
 exported = {line.split()[-1].split("@")[0] for line in listing.splitlines() if line.strip()}
-with open(header, encoding="utf-8") as file:
-    text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.DOTALL)
+text = ""
+for header in headers:
+    with open(header, encoding="utf-8") as file:
+        text += re.sub(r"/\*.*?\*/", "", file.read(), flags=re.DOTALL)
 declared = set(re.findall(r"^HEADROOM_API\b[^;(]*?(\w+)\(", text, flags=re.MULTILINE))
 
 failed = False
@@ -20,7 +22,7 @@ for kind, names in (
         print(f"{kind}: {name}")
         failed = True
 if len(declared) < 10:
-    print(f"only {len(declared)} declarations found in {header}: is this test still reading it right?")
+    print(f"only {len(declared)} declarations found in {headers}: is this test still reading it right?")
     failed = True
 print(f"{len(exported)} symbols")
 sys.exit(failed)
