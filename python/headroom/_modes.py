@@ -54,3 +54,8 @@ def are_plain(tensors: Iterable[object]) -> bool:
         if tensor is not None and (type(tensor) not in _PLAIN_TYPES or _dispatch_keys(tensor).raw_repr() & _OTHER_BITS):
             return False
     return True
+
+
+def has_dtensor(values: Iterable[object]) -> bool:
+    """Whether one of them is a torch.distributed.tensor.DTensor, which is not imported for this."""
+    return any(isinstance(value, Tensor) and hasattr(type(value), "placements") for value in values)

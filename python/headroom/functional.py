@@ -11,6 +11,7 @@ from . import _options, _stats
 from ._arguments import Arguments, Number, Seed, temperatures
 from ._dispatch import by_operators
 from ._eager import suits, without_operators
+from ._modes import has_dtensor
 from ._options import shape_text
 from .errors import InvalidTargetError
 
@@ -242,7 +243,15 @@ def linear_cross_entropy(
         threshold,
         batch_invariant,
     )
-    found, names = (without_operators if suits(arguments) else by_operators)(arguments)
+    if suits(arguments):
+        found, names = without_operators(arguments)
+    elif has_dtensor(arguments):
+        from .distributed import _dtensor
+
+        of_dtensors: Tensor | LinearCrossEntropyOutput = _dtensor.linear_cross_entropy(arguments)
+        return of_dtensors
+    else:
+        found, names = by_operators(arguments)
     loss = found["loss"]
     if reduction == "none" and target.dim() != 1:
         loss = loss.reshape(target.shape)

@@ -122,17 +122,15 @@ def distributed(tensor, mesh, dim):
     return DTensor.from_local(tensor, mesh, [Replicate() if dim is None else Shard(dim)], run_check=False)
 
 
-def test_dtensor_is_refused_with_what_to_pass(mesh):
+def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
     """to_local() of a sharded tensor is a part of it: of a head, a slice of the vocabulary."""
-    input, weight = INPUT.clone().requires_grad_(), distributed(WEIGHT, mesh, 0)
-    with pytest.raises(TypeError, match="linear_weight: expected a plain torch.Tensor, got a DTensor") as error:
-        call(input, weight)
-    said = str(error.value)
-    for part in ("Shard(dim=0)", "pass linear_weight.full_tensor()", "grad_placements", "not supported in this call"):
-        assert part in said, said
-    with pytest.raises(TypeError, match=r"linear_weight: .* pass linear_weight.to_local\(\), which is all of it"):
-        call(input, distributed(WEIGHT, mesh, None))
-    with pytest.raises(TypeError, match=r"input: .*Shard\(dim=0\).* pass input.full_tensor\(\)"):
+    input = INPUT.clone().requires_grad_()
+    for dim, placement in ((0, "Shard(dim=0)"), (None, "Replicate()")):
+        with pytest.raises(TypeError, match="linear_weight: expected a plain tensor or an FSDP parameter") as error:
+            call(input, distributed(WEIGHT, mesh, dim))
+        for part in (placement, "DTensor.from_local(input, mesh, [Replicate()])", "group=mesh.get_group()", "unshard"):
+            assert part in str(error.value), str(error.value)
+    with pytest.raises(TypeError, match=r"linear_weight: expected a DTensor on the mesh of input, got a plain tensor"):
         call(distributed(INPUT, mesh, 0))
     with pytest.raises(TypeError, match=r"linear_bias: .*Shard\(dim=0\).* pass linear_bias.full_tensor\(\)"):
         call(linear_bias=distributed(torch.zeros(7), mesh, 0))

@@ -1,0 +1,104 @@
+"""A small language model that is wrapped in each way, and its training step by the stock head and by the fused one."""
+
+import copy
+
+import headroom
+import headroom.nn
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCAB, D = 23, 8  # an odd vocabulary: the ranks' shards differ
+
+
+class Model(nn.Module):
+    """head: how the loss is made.
+
+    stock     F.cross_entropy of lm_head(hidden)
+    inside    headroom.linear_cross_entropy of lm_head.weight, within the model's forward
+    outside   the same of the hidden states that the model returns
+    unshard   inside, after lm_head.unshard()
+    module    headroom.nn.FusedHead in the place of lm_head
+    """
+
+    def __init__(self, head, reduction="mean", tied=False, bias=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.body = nn.Embedding(VOCAB, D), nn.Linear(D, D)
+        self.norm, self.lm_head = nn.LayerNorm(D), nn.Linear(D, VOCAB, bias=bias)
+        self.head, self.reduction = head, reduction
+        if tied:
+            self.lm_head.weight = self.embed.weight
+        if head == "module":
+            self.lm_head = headroom.nn.FusedHead.from_linear(self.lm_head, reduction=reduction)
+
+    def forward(self, ids, labels):
+        hidden = self.norm(torch.tanh(self.body(self.embed(ids))))
+        return hidden if self.head == "outside" else self.loss(hidden, labels)
+
+    def loss(self, hidden, labels):
+        if self.head == "module":
+            return self.lm_head(hidden, labels)
+        if self.head == "stock":
+            logits = self.lm_head(hidden).flatten(0, 1)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            loss = F.cross_entropy(logits, labels.flatten(), reduction=self.reduction)
+            return loss.reshape(labels.shape) if self.reduction == "none" else loss
+        if self.head == "unshard":
+            self.lm_head.unshard()
+        return headroom.linear_cross_entropy(
+            hidden, self.lm_head.weight, labels, linear_bias=self.lm_head.bias, reduction=self.reduction
+        )
+
+
+def batch(rank, step):
+    torch.manual_seed(10 * step + rank + 1)
+    ids = torch.randint(0, VOCAB, (3, 5))
+    labels = ids.roll(1, 1)
+    labels[0, : 2 * rank] = -100  # ranks have other counts of valid rows
+    return ids, labels
+
+
+def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None, optimizer=True):
+    """Losses of the last step, and the gradients of its parameters by name, reduced and whole."""
+    adam = torch.optim.SGD(wrapped.parameters(), lr=0.1) if optimizer else None
+    for step in range(steps):
+        wrapped.zero_grad()
+        losses = []
+        for part in range(micro):
+            with sync(part == micro - 1) or _nothing():
+                ids, labels = batch(rank, micro * step + part)
+                found = wrapped(ids, labels)
+                loss = model.loss(found, labels) if model.head == "outside" else found
+                loss.mean().backward()
+                losses.append(loss.detach().float())
+        if adam is not None and step < steps - 1:
+            adam.step()
+    gradients = {}
+    for name, parameter in wrapped.named_parameters():
+        gradient = parameter.grad
+        whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+        gradients[name.removeprefix("module.")] = None if whole is None else whole.detach().clone()
+    return torch.stack([loss.mean() for loss in losses]), gradients
+
+
+class _nothing:
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+
+def alone(world, steps=2, micro=1, dtype=torch.float64, divisor=None, **options):
+    """The gradients of one process that has the batches of all ranks."""
+    model = Model("stock", **options).to(dtype)
+    adam = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model.zero_grad()
+        for rank in range(world):
+            for part in range(micro):
+                (model(*batch(rank, micro * step + part)).mean() / (divisor or world)).backward()
+        if step < steps - 1:
+            adam.step()
+    return {name: copy.deepcopy(parameter.grad) for name, parameter in model.named_parameters()}

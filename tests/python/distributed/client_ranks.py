@@ -1,0 +1,78 @@
+"""Processes of a gloo group, kept for all tests: a function runs in each, and what they return comes back.
+
+A rank that raises is reported with its traceback, one that hangs is killed: no test waits longer than TIMEOUT.
+"""
+
+import datetime
+import importlib
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+
+TIMEOUT = 60.0  # seconds, for a function
+
+
+def _serve(rank, world, file, pipe):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    timeout = datetime.timedelta(seconds=TIMEOUT / 2)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world, timeout=timeout)
+    mesh = dist.init_device_mesh("cpu", (world,), mesh_dim_names=("ranks",))
+    while True:
+        module, name, arguments = pipe.recv()
+        try:
+            torch.manual_seed(0)
+            function = getattr(importlib.import_module(module), name)
+            pipe.send((True, function(mesh, *arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+class Ranks:
+    """The processes: started by the first call, ended by close()."""
+
+    def __init__(self, world):
+        self.world = world
+        self._processes = []
+        self._pipes = []
+
+    def _start(self):
+        context = multiprocessing.get_context("forkserver")  # which imports PyTorch once for all
+        context.set_forkserver_preload(["torch", "torch.distributed.tensor.parallel", "torch.distributed.fsdp"])
+        file = os.path.join(tempfile.mkdtemp(), "store")
+        for rank in range(self.world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world, file, theirs), daemon=True)
+            process.start()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def close(self):
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes, self._pipes = [], []
+
+    def __call__(self, function, *arguments):
+        """What ``function(mesh, *arguments)`` returns on each rank; a function of a module, returning no DTensors."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((function.__module__, function.__name__, arguments))
+        end = time.monotonic() + TIMEOUT
+        found, failed = [], []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(max(0.0, end - time.monotonic())):
+                failed.append(f"rank {rank}: no answer in {TIMEOUT} s")
+                continue
+            good, value = pipe.recv()
+            (found if good else failed).append(value if good else f"rank {rank}: {value}")
+        if failed:
+            self.close()
+            raise AssertionError("\n".join(failed))
+        return found

@@ -1,0 +1,213 @@
+"""DTensors given to headroom.linear_cross_entropy, each pair of placements, against PyTorch on one process."""
+
+import client_group
+import headroom
+import pytest
+import torch
+import torch.nn.functional as F
+from client_oracle import excess, factors, loss_and_gradients
+
+BATCH, LENGTH, D = 4, 3, 8
+
+
+def problem(vocab, ignored=5):
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(BATCH, LENGTH, D, generator=generator)
+    weight, bias = torch.randn(vocab, D, generator=generator), torch.randn(vocab, generator=generator)
+    target = torch.randint(0, vocab, (BATCH, LENGTH), generator=generator)
+    target.view(-1)[:ignored] = -100  # so ranks have other counts of valid rows
+    return hidden, weight, bias, target, torch.rand(vocab, generator=generator) + 0.5
+
+
+def placement(text):
+    from torch.distributed.tensor import Replicate, Shard
+
+    return Replicate() if text == "R" else Shard(int(text))
+
+
+def leaf(tensor, mesh, text):
+    """A DTensor that may be uneven, its gradient wanted."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, mesh, [placement(part) for part in text]).detach().requires_grad_()
+
+
+def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **options):
+    client_group.install()
+    hidden, weight, bias, target, class_weight = problem(vocab)
+    bias_at = weight_at.replace("1", "R")
+    leaves = [leaf(t, mesh, at) for t, at in ((hidden, hidden_at), (weight, weight_at), (bias, bias_at))]
+    if with_target:
+        target = leaf(target.float(), mesh, hidden_at.replace("2", "R")).detach().long()
+    loss = headroom.linear_cross_entropy(
+        leaves[0], leaves[1], target, linear_bias=leaves[2], weight=class_weight, reduction=reduction, **options
+    )
+    whole = loss.full_tensor()
+    (whole * factors(whole)).sum().backward()
+    placements = [str(tensor.placements) for tensor in (loss, *(leaf.grad for leaf in leaves))]
+    return [whole.detach(), *(leaf.grad.full_tensor() for leaf in leaves)], placements
+
+
+def check(ranks, *arguments, vocab, reduction, **options):
+    found = ranks(ours_of, arguments, vocab, reduction, options)
+    hidden, weight, bias, target, class_weight = problem(vocab)
+    given = {"weight": class_weight, "reduction": reduction}
+    theirs, true = (
+        loss_and_gradients(hidden, weight, target, bias, dtype=dtype, **given)
+        for dtype in (torch.float32, torch.float64)
+    )
+    for rank, (values, placements) in enumerate(found):
+        for name, *three in zip(("loss", "hidden", "weight", "bias"), values, theirs, true, strict=True):
+            assert excess(*three) <= 1, (rank, name, placements)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
+    return found[0][1]
+
+
+def ours_of(mesh, arguments, vocab, reduction, options):
+    return ours(mesh, *arguments, vocab, reduction, **options)
+
+
+PAIRS = [("R", "R"), ("0", "R"), ("1", "R"), ("R", "0"), ("0", "0"), ("1", "0"), ("R", "1"), ("2", "0"), ("2", "R")]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("hidden", "weight"), PAIRS)
+def test_each_pair_of_placements(two, hidden, weight, reduction):
+    check(two, hidden, weight, vocab=13, reduction=reduction)
+
+
+@pytest.mark.parametrize(("hidden", "weight"), [("R", "0"), ("0", "0"), ("0", "R")])
+def test_uneven_and_empty_shards(three, hidden, weight):
+    """Of 4 sequences and 4 entries three ranks have 2, 2 and 0."""
+    check(three, hidden, weight, vocab=4, reduction="mean")
+    check(three, hidden, weight, vocab=4, reduction="none")
+
+
+def test_placements_of_what_is_returned(two):
+    """Gradients have those of PyTorch's own products; a loss is a number on all ranks, or one for each token."""
+    R, P, S0 = "(Replicate(),)", "(Partial(sum),)", "(Shard(dim=0),)"
+    assert check(two, "R", "0", vocab=13, reduction="mean") == [R, R, S0, S0]
+    assert check(two, "0", "R", vocab=13, reduction="mean") == [R, S0, P, P]
+    assert check(two, "0", "0", vocab=13, reduction="none") == [S0, S0, S0, S0]
+
+
+def test_a_plain_target_holds_all_tokens(two):
+    check(two, "R", "0", vocab=13, reduction="mean", with_target=False)
+    check(two, "0", "R", vocab=13, reduction="none", with_target=False)
+
+
+def on_a_mesh_of_two_dimensions(mesh, reduction):
+    """Sequences over the first, the vocabulary over the second."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import distribute_tensor
+
+    grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    hidden, weight, bias, target, _ = problem(13)
+    at = [[placement(part) for part in text] for text in ("0R", "R0", "R0")]
+    leaves = [
+        distribute_tensor(t, grid, p).detach().requires_grad_() for t, p in zip((hidden, weight, bias), at, strict=True)
+    ]
+    client_group.install()
+    loss = headroom.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction)
+    whole = loss.full_tensor()
+    (whole * factors(whole)).sum().backward()
+    return [whole.detach(), *(leaf.grad.full_tensor() for leaf in leaves)]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_data_and_tensor_parallel(four, reduction):
+    hidden, weight, bias, target, _ = problem(13)
+    theirs, true = (
+        loss_and_gradients(hidden, weight, target, bias, dtype=dtype, reduction=reduction)
+        for dtype in (torch.float32, torch.float64)
+    )
+    for values in four(on_a_mesh_of_two_dimensions, reduction):
+        for three in zip(values, theirs, true, strict=True):
+            assert excess(*three) <= 1
+
+
+def statistics(mesh, hidden_at, weight_at):
+    client_group.install()
+    hidden, weight, _, target, _ = problem(13)
+    options = {
+        "label_smoothing": 0.1,
+        "softcap": 5.0,
+        "z_loss": 1e-3,
+        "temperature": torch.linspace(0.5, 2, 12).view(4, 3),
+    }
+    options |= {"token_weight": torch.linspace(0.1, 1, 12).view(4, 3), "return_stats": True}
+    one = headroom.linear_cross_entropy(hidden, weight, target, **options)
+    leaves = [leaf(hidden, mesh, hidden_at), leaf(weight, mesh, weight_at)]
+    made = headroom.linear_cross_entropy(*leaves, target, **options)
+    return [
+        (name, getattr(one, name).detach(), getattr(made, name).full_tensor().detach())
+        for name in ("loss", "nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
+    ]
+
+
+@pytest.mark.parametrize(("hidden", "weight"), [("R", "0"), ("0", "0"), ("0", "R"), ("1", "R")])
+def test_statistics_and_options(two, hidden, weight):
+    for values in two(statistics, hidden, weight):
+        for name, one, made in values:
+            torch.testing.assert_close(made, one, msg=name)
+
+
+def learned(mesh, hidden_at, weight_at):
+    from torch.distributed.tensor import distribute_tensor
+
+    client_group.install()
+    hidden, weight, _, target, _ = problem(13)
+    scale = torch.tensor(0.7)
+    one = scale.clone().requires_grad_()
+    headroom.linear_cross_entropy(hidden, weight, target, scale=one).backward()
+    made = distribute_tensor(scale, mesh, [placement("R")]).detach().requires_grad_()
+    leaves = [leaf(hidden, mesh, hidden_at), leaf(weight, mesh, weight_at)]
+    headroom.linear_cross_entropy(*leaves, target, scale=made).backward()
+    return one.grad, made.grad.full_tensor()
+
+
+@pytest.mark.parametrize(("hidden", "weight"), [("R", "0"), ("0", "0"), ("0", "R")])
+def test_a_learned_scale(two, hidden, weight):
+    for one, made in two(learned, hidden, weight):
+        torch.testing.assert_close(made, one)
+
+
+def refusals(mesh):
+    from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+
+    client_group.install()
+    hidden, weight, bias, target, _ = problem(14)
+    local = leaf(weight, mesh, "0")
+    found = {}
+
+    def refused(name, *arguments, **options):
+        try:
+            headroom.linear_cross_entropy(*arguments, **options)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    everywhere = leaf(hidden, mesh, "R")
+    refused("plain input", hidden, local, target)
+    refused("plain input, no gradient", hidden, local.detach(), target)
+    refused("plain weight", everywhere, weight, target)
+    refused("a part of the target", leaf(hidden, mesh, "0"), local, target[:2])
+    refused("plain bias", everywhere, local, target, linear_bias=bias.requires_grad_())
+    refused("shift over parts", leaf(hidden, mesh, "1"), local, target, shift=1)
+    refused("main_grad", leaf(hidden, mesh, "0"), leaf(weight, mesh, "R"), target, main_grad=torch.zeros(14, D))
+    found["partial"] = headroom.linear_cross_entropy(
+        DTensor.from_local(hidden / 2, mesh, [Partial()]), distribute_tensor(weight, mesh, [placement("0")]), target
+    ).full_tensor() - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())
+    return found
+
+
+def test_what_is_not_known_is_refused(two):
+    for found in two(refusals):
+        assert float(found["partial"].abs()) < 1e-5
+        assert found["plain input"].startswith("TypeError: linear_weight: expected a plain tensor or an FSDP parameter")
+        assert found["plain input, no gradient"].startswith("TypeError: linear_weight: expected a plain tensor")
+        assert "headroom.distributed.linear_cross_entropy(" in found["plain input"]
+        assert found["plain weight"].startswith("TypeError: linear_weight: expected a DTensor on the mesh of input")
+        assert found["a part of the target"].startswith("ValueError: target: expected shape [4, 3]")
+        assert found["plain bias"].startswith("TypeError: linear_bias: expected a DTensor")
+        assert found["shift over parts"].startswith("UnsupportedError: shift: expected 0")
+        assert found["main_grad"].startswith("UnsupportedError: main_grad: expected None")

@@ -1,0 +1,170 @@
+"""FSDP2: the head in the root unit, grouped with the norm, in a unit of its own; its weight read inside and outside."""
+
+import headroom
+import pytest
+import torch
+from client_models import VOCAB, Model, alone, batch, train
+from client_oracle import excess
+
+
+def shard(model, unit, mesh, **options):
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model.body, mesh=mesh, **options)
+    if unit == "grouped":
+        fully_shard([model.norm, model.lm_head], mesh=mesh, **options)
+    elif unit != "root":
+        fully_shard(model.lm_head, mesh=mesh, reshard_after_forward=unit != "kept", **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, bias=False):
+    import torch.distributed as dist
+
+    if grid is not None:
+        mesh = dist.init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
+    found = {}
+    for made in ("stock", head):
+        model = Model(made, reduction, tied, bias)
+        wrapped = shard(model, unit, mesh)
+        if divisor is not None:
+            for module in (model, model.body, *(() if unit == "root" else (model.lm_head,))):
+                module.set_gradient_divide_factor(divisor)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no sum of products
+        sync = lambda last: wrapped.set_requires_gradient_sync(last)  # noqa: E731
+        found[made] = train(wrapped, model, dist.get_rank(), micro=micro, sync=sync)
+    return found["stock"], found[head]
+
+
+def check(ranks, head, unit, reduction="mean", tied=False, micro=1, bias=False, divisor=None, **options):
+    true = alone(2, micro=micro, reduction=reduction, tied=tied, bias=bias, divisor=divisor)
+    for stock, fused in ranks(steps, head, unit, reduction, tied, micro, divisor, options.get("grid"), bias):
+        torch.testing.assert_close(fused[0], stock[0])
+        assert fused[1].keys() == true.keys()
+        for name, gradient in true.items():
+            assert excess(fused[1][name], stock[1][name], gradient) <= 1, name
+
+
+UNITS = [("inside", "root"), ("outside", "root"), ("inside", "grouped"), ("inside", "own"), ("outside", "own")]
+UNITS += [("unshard", "own"), ("inside", "kept"), ("module", "own"), ("module", "root"), ("module", "grouped")]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("head", "unit"), UNITS)
+def test_gradients_in_each_unit(two, head, unit, reduction):
+    check(two, head, unit, reduction)
+
+
+def test_a_bias(two):
+    check(two, "inside", "own", bias=True)
+
+
+@pytest.mark.parametrize("head", ["inside", "outside", "module"])
+def test_tied_weights(two, head):
+    check(two, head, "root", tied=True)
+
+
+@pytest.mark.parametrize(("head", "unit"), [("inside", "own"), ("module", "own"), ("inside", "root")])
+def test_accumulation_without_synchronization(two, head, unit):
+    check(two, head, unit, micro=3)
+
+
+@pytest.mark.parametrize("head", ["inside", "module"])
+def test_a_divisor_of_its_own(two, head):
+    check(two, head, "own", divisor=5.0)
+
+
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2)])
+def test_replicated_shards(two, grid):
+    check(two, "inside", "own", grid=grid)
+
+
+def mixed(mesh, head):
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found = []
+    for made in ("stock", head):
+        model = Model(made)
+        wrapped = shard(model, "own", mesh, mp_policy=policy)
+        found.append(train(wrapped, model, mesh.get_rank(), steps=1))
+        assert model.lm_head.weight.grad.dtype == torch.float32
+    return found
+
+
+@pytest.mark.parametrize("head", ["inside", "module"])
+def test_mixed_precision(two, head):
+    """In bfloat16 the body's own rounding is in all gradients: as close to float64 as the stock head."""
+    true = alone(2, steps=1)
+    for stock, fused in two(mixed, head):
+        for name, gradient in true.items():
+            errors = [float((made[1][name] - gradient).abs().max()) for made in (fused, stock)]
+            assert errors[0] <= 2 * errors[1] + 2**-8 * float(gradient.abs().max()), name
+
+
+def collectives(mesh, head, reduction):
+    """What a call and its backward pass do to the head, of a model whose other parameters are not sharded."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model = Model(head, reduction)
+    fully_shard(model.lm_head, mesh=mesh)
+    with CommDebugMode() as counted:
+        model(*batch(mesh.get_rank(), 0)).mean().backward()
+    counts = {str(name).split(".")[-1]: count for name, count in counted.get_comm_counts().items() if count}
+    return counts, model.lm_head.weight.grad.full_tensor()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_weight_is_gathered_once(two, reduction):
+    """Also of a head that is the only FSDP unit."""
+    true = alone(2, steps=1, reduction=reduction)["lm_head.weight"]
+    for counts, gradient in two(collectives, "inside", reduction):
+        assert counts == {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
+        torch.testing.assert_close(gradient.double(), true)
+
+
+def refusals(mesh):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    found = {}
+
+    def refused(name, hidden, weight):
+        try:
+            headroom.linear_cross_entropy(hidden, weight, torch.tensor([1, 2]))
+        except (TypeError, ValueError, NotImplementedError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    hidden = torch.ones(2, 8)
+    linear = lambda **options: fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh, **options)  # noqa: E731
+    weight = linear().weight
+    refused("DTensor input", DTensor.from_local(hidden, mesh, [Shard(0)]), weight)
+    refused("part", hidden, weight[:5])
+    refused("offloaded", hidden, linear(offload_policy=CPUOffloadPolicy(pin_memory=False)).weight)
+    grid = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    head = parallelize_module(torch.nn.Linear(8, VOCAB), grid["tensor"], ColwiseParallel())
+    fully_shard(head, mesh=grid["data"])
+    refused("two meshes", hidden, head.weight)
+    replicated = DTensor.from_local(hidden, grid["tensor"], [Replicate()])
+    refused("two meshes, DTensor", replicated, head.weight)
+    one = linear()
+    one.unshard()
+    kept = one.weight
+    one.reshard()
+    refused("freed", hidden, kept)
+    return found
+
+
+def test_what_is_not_known_is_refused(two):
+    for found in two(refusals):
+        assert found["DTensor input"].startswith(
+            "UnsupportedError: linear_weight: an FSDP parameter outside its module"
+        )
+        assert "whether its ranks hold the same tokens or tokens of their own cannot be told" in found["part"]
+        assert "offloaded to the CPU" in found["offloaded"] and "unshard()" in found["offloaded"]
+        assert "sharded over a tensor-parallel mesh, too" in found["two meshes"]
+        assert found["two meshes, DTensor"].startswith("UnsupportedError: linear_weight: an FSDP parameter outside")
+        assert "freed" in found["freed"]
