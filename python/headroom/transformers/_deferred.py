@@ -37,6 +37,29 @@ class DeferredLogits(Tensor):
     def __init__(self, logits: Logits) -> None:
         pass
 
+    # What tensor-parallel modules ask of a DTensor that their head returns: these logits are the same on all ranks.
+
+    @property
+    def placements(self) -> tuple[Any, ...]:
+        if not self.logits.as_dtensor:
+            raise AttributeError("placements")
+        hidden: Any = self.logits.terms[0].hidden
+        return tuple(type(placement)() for placement in self._replicated(hidden.placements))
+
+    def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> DeferredLogits:
+        self._replicated(placements)
+        return self
+
+    def to_local(self, **options: Any) -> DeferredLogits:
+        return DeferredLogits(replace(self.logits, as_dtensor=False))
+
+    def _replicated(self, placements: Any) -> Any:
+        if not all(placement.is_replicate() for placement in placements):
+            raise self.logits.refuse(
+                f"a distribution as {tuple(placements)}; expected Replicate() for the head's output"
+            )
+        return placements
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -98,5 +98,9 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
         probe = logits_of(original, layer, probed, session.owner)
     weight = layer.weight
     versions = tuple((tensor, tensor._version) for tensor in (hidden, weight) if not tensor.is_inference())
-    term = Term(hidden, weight, probed=probed, versions=versions)
-    return DeferredLogits(Logits(session, (term,), dtype, layer.bias, probe=probe))
+    term = Term(hidden, weight, probed=probed, versions=versions, layer=layer)
+    bias: Tensor | None = layer.bias
+    if bias is not None and hasattr(layer, "unshard"):
+        bias = bias.clone()  # FSDP2 frees it when this call ends
+    is_dtensor = hasattr(type(hidden), "placements")
+    return DeferredLogits(Logits(session, (term,), dtype, bias, probe=probe, as_dtensor=is_dtensor))

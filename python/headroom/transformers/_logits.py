@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 
@@ -19,8 +19,10 @@ class Session:
 
     owner: str  # class of the model, for messages
     options: dict[str, Any]
+    tp_mesh: Any  # the DeviceMesh over which the head's weight is sharded, where its hidden states are plain tensors
     probing: bool  # whether a few rows of the logits are made by the model's own operations, to compare with
     losses: int = 0
+    unsharded: list[Any] = field(default_factory=list)  # units of FSDP2 that were gathered again for the loss
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Term:
     factor: float = 1.0
     probed: Tensor | None = None
     versions: tuple[tuple[Tensor, int], ...] = ()  # of hidden and weight when the head was called
+    layer: nn.Module | None = None  # whose weight it is
+
+    def in_memory(self) -> bool:
+        return self.weight.untyped_storage().nbytes() >= self.weight.numel() * self.weight.element_size()
 
     def changed(self) -> bool:
         return any(tensor._version != version for tensor, version in self.versions)
@@ -50,6 +56,7 @@ class Logits:
     bias: Tensor | None = None
     cap: float | None = None
     probe: Tensor | None = None
+    as_dtensor: bool = False  # whether the loss is one, as of hidden states that are
 
     @property
     def vocab(self) -> int:

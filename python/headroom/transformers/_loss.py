@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
-from ._logits import Logits, Term
+from ._logits import Logits, Session, Term
 from ._probe import compare
 
 
@@ -31,10 +32,12 @@ def cross_entropy(
             f"cross_entropy() of logits of shape {list(logits.shape)} and a target of {target.dtype} and shape "
             f"{list(target.shape)}; expected [N, V] and [N] indices"
         )
+    logits = replace(logits, terms=tuple(_present(term, logits.session) for term in logits.terms))
     hidden, operands = fused_operands(logits)
     if logits.session.probing:
         compare(logits, operands)
     logits.session.losses += 1
+    hidden = _over_ranks(logits, hidden, operands["linear_weight"])
     loss = linear_cross_entropy(
         hidden,
         target=target,
@@ -46,13 +49,11 @@ def cross_entropy(
         **logits.session.options,
     )
     assert isinstance(loss, Tensor)
-    return loss
+    return _local(loss) if is_dtensor(loss) and not logits.as_dtensor else loss
 
 
 def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
     """Hidden states [N, D], and the head: the formula as ``cap * tanh((scale * hidden @ weight.T + bias) / cap)``."""
-    for term in logits.terms:
-        _check_present(term)
     factor, bias = logits.terms[0].factor, logits.bias
     hidden, weight = joined(logits.terms, [term.hidden for term in logits.terms])
     cap = logits.cap
@@ -76,7 +77,17 @@ def joined(terms: tuple[Term, ...], hiddens: list[Tensor]) -> tuple[Tensor, Tens
     return torch.cat(parts, dim=-1), torch.cat([term.weight.to(dtype) for term in terms], dim=-1)
 
 
-def _check_present(term: Term) -> None:
+def is_dtensor(tensor: Any) -> bool:
+    return hasattr(type(tensor), "placements")
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local()
+    return local
+
+
+def _present(term: Term, session: Session) -> Term:
+    """The term with its weight in memory: what FSDP2 has freed is gathered again."""
     weight = term.weight
     if term.changed():
         raise UnsupportedError(
@@ -87,12 +98,54 @@ def _check_present(term: Term) -> None:
             "headroom.transformers: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again "
             "before the loss; use ZeRO-2, or headroom.transformers.unpatch(model)"
         )
-    if hasattr(weight, "placements") or weight.device.type == "meta":
-        return  # refused with what to do by headroom.linear_cross_entropy itself
-    if hasattr(type(weight), "__tensor_flatten__"):
-        return
-    if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
+    if is_dtensor(weight):
+        whole = _gathered(weight)
+        return term if whole is None else replace(term, weight=whole, versions=())
+    if weight.device.type == "meta" or hasattr(type(weight), "__tensor_flatten__"):
+        return term  # refused with what to do by headroom.linear_cross_entropy itself
+    if not term.in_memory():
+        _unshard(term, session)
+    return term
+
+
+def _unshard(term: Term, session: Session) -> None:
+    """Gathers a unit of FSDP2 again, which was freed when the head's call ended.
+
+    All of it: its other parameters, such as a norm's, are needed in the backward pass, which FSDP does not see begin,
+    as no gradient of logits is made. It then frees the unit, and reduces its gradients.
+    """
+    if not hasattr(term.layer, "unshard"):
         raise UnsupportedError(
             "headroom.transformers: the head's weight was freed before the loss, as FSDP does with a module of its "
             "own: let the head belong to the root module, or shard it with reshard_after_forward=False"
         )
+    unit: Any = term.layer
+    unit.unshard()
+    session.unsharded.append(unit)
+    if not term.in_memory():
+        raise UnsupportedError("headroom.transformers: the head's weight was freed, and is another one now")
+
+
+def _gathered(weight: Any) -> Tensor | None:
+    """All of a weight that FSDP2 has sharded; None of others."""
+    if not is_dtensor(weight):
+        return None
+    from ..distributed import _fsdp
+
+    owner = _fsdp.owner_of(weight)
+    return None if owner is None else _fsdp.gathered("the head's weight", weight, owner)
+
+
+def _over_ranks(logits: Logits, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Hidden states as a DTensor that is the same on all ranks, where the weight is sharded over the vocabulary."""
+    mesh = logits.session.tp_mesh
+    if not is_dtensor(weight) or is_dtensor(hidden):
+        return hidden
+    if mesh is None:
+        raise UnsupportedError(
+            "headroom.transformers: the head's weight is a DTensor, its hidden states are none: patch(model, "
+            "tp_mesh=mesh) says that the weight is sharded over that mesh, with the same hidden states on all its ranks"
+        )
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(hidden, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -31,6 +31,7 @@ class _Patch:
     own_forward: Any
     check: bool
     evaluate: bool
+    tp_mesh: Any
 
 
 def patch(
@@ -42,6 +43,7 @@ def patch(
     batch_invariant: bool = False,
     check: bool = True,
     evaluate: bool = False,
+    tp_mesh: Any = None,
 ) -> Model:
     """Makes a transformers model compute its loss, where it gets ``labels``, without the logits.
 
@@ -58,6 +60,9 @@ def patch(
         check: compare a few tokens of the first batch with what the model's own operations make of them.
         evaluate: compute the loss without logits where no gradient is wanted, too (as in ``Trainer.evaluate`` with
             ``prediction_loss_only=True``); metrics then find no logits.
+        tp_mesh: of a tensor-parallel head, whose weight is a DTensor sharded over the vocabulary: the ``DeviceMesh``
+            over which it is, where its hidden states are plain tensors that are the same on all its ranks, as by the
+            tensor parallelism of transformers. A head of PyTorch's ``parallelize_module`` needs none.
 
     Returns:
         The same model. Patching again replaces the options.
@@ -84,8 +89,7 @@ def patch(
     if "labels" not in parameters:
         raise TypeError(f"model: expected a model whose forward takes labels, got {owner}")
     layers_of(_head(target), owner)
-    target.__dict__[_KEY] = _Patch(options, parameters, target.__dict__.get("forward"), check, evaluate)
-
+    target.__dict__[_KEY] = _Patch(options, parameters, target.__dict__.get("forward"), check, evaluate, tp_mesh)
     target.__dict__["forward"] = types.MethodType(_like(target.forward), target)
     return model
 
@@ -153,7 +157,7 @@ def _is_some(count: object) -> bool:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _fused(model: nn.Module, made: _Patch, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     owner = type(model).__name__
-    session = Session(owner, made.options, made.check)
+    session = Session(owner, made.options, made.tp_mesh, made.check)
     with deferring(layers_of(_head(model), owner), session):
         outputs = original(*args, **kwargs)
     if session.losses == 0:
@@ -162,6 +166,9 @@ def _fused(model: nn.Module, made: _Patch, original: Any, args: tuple[Any, ...],
             "torch.nn.functional.cross_entropy; headroom.transformers.unpatch(model) goes back to the original path"
         )
     made.check = False
+    if not torch.is_grad_enabled():  # with gradients FSDP itself frees them, after the backward pass
+        for unit in session.unsharded:
+            unit.reshard()
     return _without_logits(outputs)
 
 

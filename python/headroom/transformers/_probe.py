@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,12 @@ _BLOCK = 1 << 22  # elements of the weight that are widened at a time
 
 
 def some_rows(hidden: Tensor) -> Tensor:
-    """At most ROWS rows of hidden [..., D], spread over all."""
+    """At most ROWS rows of hidden [..., D], spread over all; of a DTensor, one that all ranks have."""
+    if hasattr(type(hidden), "placements"):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh: Any = hidden.device_mesh  # type: ignore[attr-defined]
+        return DTensor.from_local(some_rows(_whole(hidden.detach())), mesh, [Replicate()] * mesh.ndim)
     rows = hidden.detach().reshape(-1, hidden.shape[-1])
     if rows.shape[0] <= ROWS:
         return rows
@@ -71,7 +77,9 @@ def compare(logits: Logits, operands: dict[str, Any]) -> None:
         raise UnsupportedError(f"headroom.transformers: the handshake with {logits.session.owner} found no logits")
     from ._loss import joined
 
-    hidden, weight = joined(logits.terms, [term.probed for term in logits.terms if term.probed is not None])
+    terms = tuple(replace(t, weight=_whole(t.weight), probed=_whole(t.probed)) for t in logits.terms)
+    logits, probe = replace(logits, terms=terms, bias=_whole(logits.bias)), _whole(probe)
+    hidden, weight = joined(terms, [term.probed for term in terms if term.probed is not None])
     rows = probe.shape[0]
     elsewhere = torch.arange(rows, device=probe.device) * 7919 % logits.vocab
     targets = torch.cat((probe.argmax(-1), elsewhere))
@@ -79,7 +87,7 @@ def compare(logits: Logits, operands: dict[str, Any]) -> None:
     expected = torch.nn.functional.cross_entropy(values.repeat(2, 1), targets, reduction="none")
     arguments = dict(operands, linear_weight=weight.detach())
     if arguments["linear_bias"] is not None:
-        arguments["linear_bias"] = arguments["linear_bias"].detach()
+        arguments["linear_bias"] = _whole(arguments["linear_bias"]).detach()
     got = linear_cross_entropy(hidden.repeat(2, 1), target=targets, reduction="none", **arguments)
     assert isinstance(got, Tensor)
     difference = float((got.to(expected.dtype) - expected).abs().max())
@@ -90,6 +98,11 @@ def compare(logits: Logits, operands: dict[str, Any]) -> None:
             f"from the fused head's by {difference:.3g}, of which rounding explains {allowed:.3g}; "
             "headroom.transformers.unpatch(model) goes back to the original path"
         )
+
+
+def _whole(tensor: Any) -> Any:
+    """All of a DTensor: the formula is compared with it, once."""
+    return tensor.full_tensor() if hasattr(type(tensor), "placements") else tensor
 
 
 def _rounding(logits: Logits, cap: float) -> float:

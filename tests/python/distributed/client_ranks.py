@@ -70,7 +70,10 @@ class Ranks:
             if not pipe.poll(max(0.0, end - time.monotonic())):
                 failed.append(f"rank {rank}: no answer in {TIMEOUT} s")
                 continue
-            good, value = pipe.recv()
+            try:
+                good, value = pipe.recv()
+            except EOFError:
+                good, value = False, f"ended with {self._processes[rank].exitcode}"
             (found if good else failed).append(value if good else f"rank {rank}: {value}")
         if failed:
             self.close()

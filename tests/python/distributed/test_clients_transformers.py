@@ -1,0 +1,159 @@
+"""Patched models of transformers on two gloo ranks: DDP, FSDP2 in its units, tensor-parallel heads."""
+
+import sys
+from pathlib import Path
+
+import headroom.transformers
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "huggingface"))
+transformers = pytest.importorskip("transformers")
+
+import client_group  # noqa: E402
+from compare import Reference, Step, step  # noqa: E402
+from tiny import build, inputs, shrink  # noqa: E402
+
+
+def model_of(tied, vocab=None):
+    if not tied and vocab is None:
+        return build(transformers.LlamaForCausalLM)
+    torch.manual_seed(0)
+    config = shrink(transformers.LlamaConfig(tie_word_embeddings=tied))
+    config.vocab_size = vocab or config.vocab_size
+    return transformers.LlamaForCausalLM(config).train()
+
+
+def batch_of(rank, model):
+    batch = inputs(model)
+    batch["labels"] = batch["labels"].roll(rank, 0)
+    return batch
+
+
+def mean(steps):
+    """What rank 0 sees: its own loss, and the mean of the gradients."""
+    names = steps[0].gradients
+    return Step(steps[0].loss, {name: sum(s.gradients[name] for s in steps) / len(steps) for name in names})
+
+
+def wrapped(model, way, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    if way == "DDP":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    if way == "plan":
+        from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
+
+        return apply_fully_sharded_data_parallelism(model, mesh)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    if way == "grouped":
+        fully_shard([model.model.norm, model.lm_head], mesh=mesh)
+    elif way == "pair":
+        fully_shard([model.model.embed_tokens, model.lm_head], mesh=mesh)
+    elif way != "root":
+        fully_shard(model.lm_head, mesh=mesh, reshard_after_forward=way == "freed")
+    return fully_shard(model, mesh=mesh)
+
+
+def whole(gradient):
+    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+
+
+def run(model, batch):
+    loss, gradients, _ = step(model, batch)
+    return Step(loss, {name.removeprefix("module."): whole(gradient) for name, gradient in gradients.items()})
+
+
+def data_parallel(mesh, way, tied):
+    found = []
+    for fused in (False, True):
+        model = model_of(tied)
+        if fused and way == "DDP":
+            headroom.transformers.patch(model)
+        made = wrapped(model, way, mesh)
+        if fused and way != "DDP":
+            headroom.transformers.patch(model)
+        steps = [run(made, batch_of(mesh.get_rank(), model)) for _ in range(2)]  # the second finds what was freed
+        found.append(steps[1])
+    return found
+
+
+def check(reference, fused):
+    assert reference.share(fused) <= 1
+    assert not reference.unseen(torch.float32)
+
+
+WAYS = [("DDP", False), ("root", False), ("kept", False), ("freed", False), ("grouped", False), ("plan", False)]
+
+
+@pytest.mark.parametrize(("way", "tied"), [*WAYS, ("DDP", True), ("root", True), ("pair", True)])
+def test_data_parallel(two, way, tied):
+    stock, fused = two(data_parallel, way, tied)[0]
+    model = model_of(tied)
+    alone = [Reference.of(model, batch_of(rank, model)) for rank in range(2)]
+    exact, *rounded = (mean(steps) for steps in zip(*([r.exact, *r.rounded] for r in alone), strict=True))
+    check(Reference(stock, exact, tuple(rounded)), fused)
+
+
+VOCABULARIES = {"local": None, "transformers": 100}
+
+
+def tensor_parallel(mesh, way):
+    """The vocabulary of 99 is not divided evenly by two ranks; transformers' own parallel layer wants that it is."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    client_group.install()
+    found = []
+    for fused in (False, True):
+        model = model_of(False, VOCABULARIES[way])
+        if way == "transformers":
+            from transformers.distributed.tensor_parallel import ColwiseParallel as Style
+
+            style = Style(input_layouts=Replicate(), output_layouts=Replicate())
+            style.shard_param(model.lm_head, "weight", mesh)
+            style.install_forward(model.lm_head, mesh)
+        else:
+            parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Replicate()))
+        if fused:
+            headroom.transformers.patch(model, tp_mesh=mesh if way == "transformers" else None)
+        found.append(run(model, batch_of(0, model)))
+    return found
+
+
+@pytest.mark.parametrize("way", ["local", "transformers"])
+def test_a_tensor_parallel_head(two, way):
+    model = model_of(False, VOCABULARIES[way])
+    alone = Reference.of(model, batch_of(0, model))
+    for stock, fused in two(tensor_parallel, way):
+        check(Reference(stock, alone.exact, alone.rounded), fused)
+
+
+def refusals(mesh):
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    from transformers.distributed.tensor_parallel import ColwiseParallel as Style
+
+    client_group.install()
+    found = []
+    for way in ("no mesh", "sharded output"):
+        model = model_of(False, 100)
+        if way == "no mesh":
+            style = Style(input_layouts=Replicate(), output_layouts=Replicate())
+            style.shard_param(model.lm_head, "weight", mesh)
+            style.install_forward(model.lm_head, mesh)
+        else:
+            parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Shard(-1)))
+        headroom.transformers.patch(model)
+        try:
+            step(model, batch_of(0, model))
+        except NotImplementedError as error:
+            found.append(str(error))
+    return found
+
+
+def test_what_is_not_known_is_refused(two):
+    for no_mesh, sharded in two(refusals):
+        assert "patch(model, tp_mesh=mesh)" in no_mesh, no_mesh
+        assert "expected Replicate() for the head's output" in sharded
