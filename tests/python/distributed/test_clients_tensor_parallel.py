@@ -1,0 +1,97 @@
+"""Heads of PyTorch's ColwiseParallel, alone and with FSDP2, beside loss_parallel."""
+
+import headroom
+import headroom.nn
+import pytest
+import torch
+import torch.nn.functional as F
+from client_group import install
+from client_oracle import excess, factors, loss_and_gradients
+
+VOCAB, D = 13, 8
+
+
+def problem():
+    generator = torch.Generator().manual_seed(1)
+    weight, hidden = torch.randn(VOCAB, D, generator=generator), torch.randn(3, 5, D, generator=generator)
+    target = torch.randint(0, VOCAB, (3, 5), generator=generator)
+    target[0, :2] = -100
+    return hidden, weight, target
+
+
+def made(kind, weight, **options):
+    head = torch.nn.Linear(D, VOCAB, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+    return headroom.nn.FusedHead.from_linear(head) if kind == "module" else head
+
+
+def colwise(mesh, kind, output):
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+
+    install()
+    hidden, weight, target = problem()
+    hidden.requires_grad_()
+    head = made(kind, weight)
+    at = Replicate() if kind == "module" else Shard(-1)
+    parallelize_module(head, mesh, ColwiseParallel(output_layouts=at, use_local_output=output == "local"))
+    if kind == "module":
+        loss = head(hidden, labels=target)
+    elif kind == "function":
+        from torch.distributed.tensor import DTensor
+
+        loss = headroom.linear_cross_entropy(DTensor.from_local(hidden, mesh, [Replicate()]), head.weight, target)
+    else:
+        with loss_parallel():
+            loss = F.cross_entropy(head(hidden).flatten(0, 1), target.flatten())
+            (loss * factors(torch.zeros(()))).backward()
+    if kind != "stock":
+        (loss * factors(torch.zeros(()))).backward()
+    value = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+    return [value.detach(), hidden.grad, head.weight.grad.full_tensor()], type(loss).__name__
+
+
+@pytest.mark.parametrize(("kind", "output"), [("module", "local"), ("module", "DTensor"), ("function", "DTensor")])
+def test_a_colwise_head(two, kind, output):
+    theirs, true = (loss_and_gradients(*problem(), dtype=dtype) for dtype in (torch.float32, torch.float64))
+    for (values, type_), (stock, stock_type) in zip(
+        two(colwise, kind, output), two(colwise, "stock", "DTensor"), strict=True
+    ):
+        assert type_ == ("Tensor" if output == "local" else stock_type)
+        for one, other, reference, exact in zip(values, stock, theirs, true, strict=True):
+            assert excess(one, reference, exact) <= 1
+            assert excess(other, reference, exact) <= 1
+
+
+def with_fsdp(mesh):
+    """Two ranks that share each sequence, two such pairs: FSDP2 over pairs, the vocabulary within one."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    install()
+    grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    hidden, weight, target = problem()
+    mine = slice(0, 2) if grid["data"].get_local_rank() == 0 else slice(2, 3)
+    hidden, target = hidden[mine].requires_grad_(), target[mine]
+    head = made("module", weight)
+    parallelize_module(head, grid["tensor"], ColwiseParallel(output_layouts=Replicate()))
+    fully_shard(head, mesh=grid["data"])
+    loss = head(hidden, labels=target)
+    (loss * factors(torch.zeros(()))).backward()
+    return loss.detach(), hidden.grad, head.weight.grad.full_tensor()
+
+
+def test_with_fsdp(four):
+    hidden, weight, target = problem()
+    theirs, true = ([], [])
+    for dtype, found in ((torch.float32, theirs), (torch.float64, true)):
+        parts = [loss_and_gradients(hidden[s], weight, target[s], dtype=dtype) for s in (slice(0, 2), slice(2, 3))]
+        found += [*parts, (parts[0][2] + parts[1][2]) / 2]
+    for rank, (loss, d_hidden, d_weight) in enumerate(four(with_fsdp)):
+        pair = rank // 2
+        assert excess(loss, theirs[pair][0], true[pair][0]) <= 1
+        assert excess(d_hidden, theirs[pair][1], true[pair][1]) <= 1
+        assert excess(d_weight, theirs[2], true[2]) <= 1
