@@ -165,6 +165,7 @@ class _Call:
     def __init__(self, a: Arguments) -> None:
         self.a = a
         self.layout = layout = _layout(a)
+        self.gathered = _gathered_dim(layout)
         self.names = _options.stats_names(a.return_stats, a.gradient)
         if a.shift and any(p.is_shard() and p.dim == a.target.dim() - 1 for p in layout.given):  # type: ignore[attr-defined]
             raise UnsupportedError(
@@ -178,20 +179,25 @@ class _Call:
             )
 
     def run(self) -> Any:
-        from .. import distributed
         from ..functional import linear_cross_entropy as of_plain
+        from ._function import linear_cross_entropy as of_group
 
         keywords = self._local_arguments()
         vocab = self.layout.vocab
         if vocab is None:
             found = of_plain(**keywords)
         else:
-            shard, total = keywords.pop("linear_weight"), self.a.linear_weight.shape[0]
-            group = self.layout.mesh.get_group(vocab)
-            start = self._vocab_start(shard)
-            made = (keywords.pop("input"), shard, keywords.pop("target"))
-            of_group: Any = getattr(distributed, "linear_cross_entropy")
-            found = of_group(*made, group=group, vocab_start=start, vocab_total=total, **keywords)
+            shard = keywords.pop("linear_weight")
+            found = of_group(
+                keywords.pop("input"),
+                shard,
+                keywords.pop("target"),
+                group=self.layout.mesh.get_group(vocab),
+                vocab_start=self._vocab_start(shard),
+                vocab_total=self.a.linear_weight.shape[0],
+                sequence_parallel=self.gathered is not None,
+                **keywords,
+            )
         if self.a.return_stats is False:
             return self._returned("loss", found)
         values = {name: self._returned(name, getattr(found, name)) for name in ("loss", *self.names)}
@@ -202,7 +208,7 @@ class _Call:
         weights = layout.of_weight_gradient()
         rows: dict[str, Any] = {name: self._of_rows(name, getattr(a, name)) for name in _OF_ROWS}
         given = a._replace(
-            input=_local(layout.input, layout.tokens, layout.tokens),
+            input=self._hidden(),
             linear_weight=_local(layout.classifier, layout.weight, weights),
             linear_bias=self._bias(weights),
             weight=_whole(a.weight),
@@ -215,6 +221,12 @@ class _Call:
         if a.reduction == "mean" and a.num_items is None and layout.shares_tokens():
             given = given._replace(num_items=self._divisor(given))
         return _keywords(given)
+
+    def _hidden(self) -> Tensor:
+        layout, dim = self.layout, self.gathered
+        if dim is None:
+            return _local(layout.input, layout.tokens, layout.tokens)
+        return _local(layout.input, layout.given, layout.given).movedim(dim, 0)
 
     def _of_rows(self, name: str, value: Tensor | None) -> Tensor | None:
         """This rank's part of what has the target's shape; a plain tensor holds all of it."""
@@ -231,7 +243,8 @@ class _Call:
         if not isinstance(value, DTensor):
             mesh = self.layout.mesh
             value = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return _local(value, self.layout.tokens, self.layout.tokens)
+        part = _local(value, self.layout.tokens, self.layout.tokens)
+        return part if self.gathered is None else part.movedim(self.gathered, 0)
 
     def _bias(self, gradient: Placements) -> Tensor | None:
         bias, layout = self.a.linear_bias, self.layout
@@ -284,10 +297,24 @@ class _Call:
             placements = layout.over_tokens(Partial())
             shared = DTensor.from_local(value, layout.mesh, placements, run_check=False)
             return _moved(shared, layout.over_tokens(Replicate()))
+        if self.gathered is not None:
+            value = value.movedim(0, self.gathered)
         shape = torch.Size(self.a.input.shape[:-1])
         stride = torch.empty(shape, device="meta").stride()
         rows = DTensor.from_local(value, layout.mesh, layout.tokens, run_check=False, shape=shape, stride=stride)
         return _moved(rows, layout.given)
+
+
+def _gathered_dim(layout: _Layout) -> int | None:
+    """Of input, where the ranks that share the vocabulary have parts of it of one size: they are gathered by the group,
+    and the gradient is reduced and scattered. Others are redistributed."""
+    if layout.vocab is None:
+        return None
+    placement = layout.given[layout.vocab]
+    if type(placement) is not Shard:
+        return None
+    dim, parts = placement.dim, layout.mesh.size()
+    return dim if layout.input.shape[dim] % parts == 0 else None
 
 
 def _moved(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:

@@ -1,6 +1,5 @@
 """DTensors given to headroom.linear_cross_entropy, each pair of placements, against PyTorch on one process."""
 
-import client_group
 import headroom
 import pytest
 import torch
@@ -33,7 +32,6 @@ def leaf(tensor, mesh, text):
 
 
 def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **options):
-    client_group.install()
     hidden, weight, bias, target, class_weight = problem(vocab)
     bias_at = weight_at.replace("1", "R")
     leaves = [leaf(t, mesh, at) for t, at in ((hidden, hidden_at), (weight, weight_at), (bias, bias_at))]
@@ -107,7 +105,6 @@ def on_a_mesh_of_two_dimensions(mesh, reduction):
     leaves = [
         distribute_tensor(t, grid, p).detach().requires_grad_() for t, p in zip((hidden, weight, bias), at, strict=True)
     ]
-    client_group.install()
     loss = headroom.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction)
     whole = loss.full_tensor()
     (whole * factors(whole)).sum().backward()
@@ -127,7 +124,6 @@ def test_data_and_tensor_parallel(four, reduction):
 
 
 def statistics(mesh, hidden_at, weight_at):
-    client_group.install()
     hidden, weight, _, target, _ = problem(13)
     options = {
         "label_smoothing": 0.1,
@@ -155,7 +151,6 @@ def test_statistics_and_options(two, hidden, weight):
 def learned(mesh, hidden_at, weight_at):
     from torch.distributed.tensor import distribute_tensor
 
-    client_group.install()
     hidden, weight, _, target, _ = problem(13)
     scale = torch.tensor(0.7)
     one = scale.clone().requires_grad_()
@@ -175,7 +170,6 @@ def test_a_learned_scale(two, hidden, weight):
 def refusals(mesh):
     from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
-    client_group.install()
     hidden, weight, bias, target, _ = problem(14)
     local = leaf(weight, mesh, "0")
     found = {}

@@ -5,7 +5,6 @@ import headroom.nn
 import pytest
 import torch
 import torch.nn.functional as F
-from client_group import install
 from client_oracle import excess, factors, loss_and_gradients
 
 VOCAB, D = 13, 8
@@ -30,7 +29,6 @@ def colwise(mesh, kind, output):
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
-    install()
     hidden, weight, target = problem()
     hidden.requires_grad_()
     head = made(kind, weight)
@@ -71,7 +69,6 @@ def with_fsdp(mesh):
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    install()
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, target = problem()
     mine = slice(0, 2) if grid["data"].get_local_rank() == 0 else slice(2, 3)

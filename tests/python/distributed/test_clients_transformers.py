@@ -10,7 +10,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "huggingface"))
 transformers = pytest.importorskip("transformers")
 
-import client_group  # noqa: E402
 from compare import Reference, Step, step  # noqa: E402
 from tiny import build, inputs, shrink  # noqa: E402
 
@@ -104,7 +103,6 @@ def tensor_parallel(mesh, way):
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    client_group.install()
     found = []
     for fused in (False, True):
         model = model_of(False, VOCABULARIES[way])
@@ -135,7 +133,6 @@ def refusals(mesh):
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     from transformers.distributed.tensor_parallel import ColwiseParallel as Style
 
-    client_group.install()
     found = []
     for way in ("no mesh", "sharded output"):
         model = model_of(False, 100)
