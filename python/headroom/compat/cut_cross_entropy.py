@@ -8,13 +8,16 @@ PyPI has 25.1.1 only, whose arguments are among these with the same meaning; the
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
 from ..transformers import patch
+from ._group import with_parts_of_gradient
 
 __all__ = [
     "LinearCrossEntropy",
@@ -41,18 +44,30 @@ class LinearCrossEntropyImpl(enum.IntEnum):
 
 
 _IMPLS = tuple(impl.name.lower() for impl in LinearCrossEntropyImpl)
-_SHARDED = "a head that is sharded over the vocabulary is not supported in this call yet"
 
 
+@dataclass
 class VocabParallelOptions:
-    """Refused: a vocabulary that is sharded over ranks is not supported here yet."""
+    """This rank's range of a vocabulary that is sharded over a group.
 
-    def __init__(self, start: int, stop: int, group: object = None, reduce_e_grad: bool = True) -> None:
-        raise NotImplementedError(f"VocabParallelOptions: {_SHARDED}")
+    Args:
+        start, stop: the range; the ranks' ranges follow one another.
+        group: a ``torch.distributed`` process group, or None for the default one.
+        reduce_e_grad: whether the gradient of ``e`` is summed over the ranks; False: the ranks' add up to it.
+    """
+
+    start: int
+    stop: int
+    group: Any = None
+    reduce_e_grad: bool = True
 
     @classmethod
-    def from_vocab(cls, vocab_size: int, group: object = None, reduce_e_grad: bool = True) -> VocabParallelOptions:
-        return cls(0, vocab_size, group, reduce_e_grad)
+    def from_vocab(cls, vocab_size: int, group: Any = None, reduce_e_grad: bool = True) -> VocabParallelOptions:
+        """Ranges in the order of ranks; the first ones have one more where the ranks do not divide the vocabulary."""
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        size, more = divmod(vocab_size, ranks)
+        start = rank * size + min(rank, more)
+        return cls(start, start + size + (rank < more), group, reduce_e_grad)
 
 
 def linear_cross_entropy(
@@ -71,7 +86,7 @@ def linear_cross_entropy(
     filter_e_grad: bool = True,
     filter_c_grad: bool = True,
     impl: str | LinearCrossEntropyImpl = LinearCrossEntropyImpl.CCE,
-    vocab_parallel_options: object = None,
+    vocab_parallel_options: VocabParallelOptions | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The loss of ``e`` ``[..., D]`` and ``c`` ``[V, D]`` at ``targets`` ``[...]``.
 
@@ -86,40 +101,51 @@ def linear_cross_entropy(
         filter_eps, filter_e_grad, filter_c_grad: accepted and not used: gradients are not filtered.
         accum_e_fp32, accum_c_fp32: accepted and not used: gradients are summed in float32.
         impl: one of the names of :class:`LinearCrossEntropyImpl`; not used.
-        vocab_parallel_options: None.
+        vocab_parallel_options: where ``c`` and ``bias`` are this rank's part of the vocabulary, with the same ``e`` and
+            ``targets`` on all ranks.
 
     Raises:
         AssertionError: shapes of ``e`` and ``targets``.
         ValueError: shift, bias, softcap or reduction out of range; a DTensor.
         RuntimeError: another ``filter_eps``.
-        NotImplementedError: an ``impl`` that is not known, or ``vocab_parallel_options``.
+        NotImplementedError: an ``impl`` that is not known.
     """
     _check_impl(impl, NotImplementedError)
     _check_filter_eps(filter_eps)
     _check_tensors(e, c, targets, bias)
-    if vocab_parallel_options is not None:
-        raise NotImplementedError(f"vocab_parallel_options: expected None, got one: {_SHARDED}")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: expected a number > 0 or None, got {softcap}")
     length = targets.size(-1)
     if not 0 <= shift < length:
         raise ValueError(f"shift: expected an integer in [0, {length}), got {shift}")
     steps = int(shift)
-    found = _fused(
-        e,
-        c,
-        targets,
-        linear_bias=bias,
-        ignore_index=ignore_index,
-        softcap=softcap,
-        reduction=reduction,
-        shift=steps,
-        return_stats=("lse",) if return_lse else (),
-    )
-    loss = found.loss[..., : length - steps] if reduction == "none" else found.loss
+    options: dict[str, Any] = {
+        "linear_bias": bias,
+        "ignore_index": ignore_index,
+        "softcap": softcap,
+        "reduction": reduction,
+        "shift": steps,
+        "return_stats": ("lse",) if return_lse else (),
+    }
+    found: Any
+    if vocab_parallel_options is None:
+        found = _fused(e, c, targets, **options)
+    else:
+        found = _sharded(e, c, targets, vocab_parallel_options, options)
+    loss: Tensor = found.loss[..., : length - steps] if reduction == "none" else found.loss
     if found.lse is None:
         return loss
     return loss, found.lse[..., : length - steps]
+
+
+def _sharded(e: Tensor, c: Tensor, targets: Tensor, of: VocabParallelOptions, options: dict[str, Any]) -> Any:
+    if c.shape[0] != of.stop - of.start:
+        raise ValueError(f"c: expected {of.stop - of.start} rows of vocab_parallel_options, got {c.shape[0]}")
+    if of.reduce_e_grad:
+        from ..distributed import linear_cross_entropy
+
+        return linear_cross_entropy(e, c, targets, group=of.group, vocab_start=of.start, **options)
+    return with_parts_of_gradient(e, c, targets, group=of.group, vocab_start=of.start, **options)
 
 
 def _name(impl: object) -> object:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from ..errors import UnsupportedError
+from . import _group
 
 __all__ = ["linear_cross_entropy"]
 
@@ -39,7 +39,10 @@ def linear_cross_entropy(
         labels: class indices, of shape ``hidden.shape[:-1]`` or flat.
         temperature: what logits are divided by; a number, or a tensor of as many elements as labels.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over all tokens), in any case; of the log-probabilities only.
-        dist_process_group: None, or a group of one rank, as Megatron's without tensor parallelism.
+        dist_process_group: of tensor parallelism: ``weight`` is then this rank's shard ``[V / ranks, D]``, in the order
+            of ranks (here of any size), with the same hidden states and labels on all. As verl's, the gradient of
+            ``hidden`` is then a part, which the caller sums over the group (Megatron's gather of a sequence-parallel
+            region does).
         max_workspace_bytes: as in :func:`headroom.linear_cross_entropy`.
 
     Returns:
@@ -48,35 +51,24 @@ def linear_cross_entropy(
     Raises:
         AssertionError: reduction or temperature of another type, as verl.
         ValueError: another reduction, as verl; and what :func:`headroom.linear_cross_entropy` raises.
-        UnsupportedError: a group of more than one rank.
     """
     assert isinstance(temperature, (float, int, Tensor)), f"temperature must be a float, but got {type(temperature)}"
     assert isinstance(reduction, str), f"reduction must be a str, but got {type(reduction)}"
     if reduction.lower() not in _REDUCTIONS:
         raise ValueError(f"Invalid reduction: {reduction.lower()}")
-    _check_group(dist_process_group)
-    found = functional.linear_cross_entropy(
-        hidden.reshape(-1, hidden.shape[-1]),
-        weight,
-        labels.reshape(-1),
-        reduction="none",
-        temperature=temperature.reshape(-1) if isinstance(temperature, Tensor) else temperature,
-        return_stats=("entropy",),
-        max_workspace_bytes=max_workspace_bytes,
-    )
+    rows = (hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1))
+    options: dict[str, Any] = {
+        "reduction": "none",
+        "temperature": temperature.reshape(-1) if isinstance(temperature, Tensor) else temperature,
+        "return_stats": ("entropy",),
+        "max_workspace_bytes": max_workspace_bytes,
+    }
+    if dist_process_group is None or torch.distributed.get_world_size(dist_process_group) == 1:
+        found = functional.linear_cross_entropy(*rows, **options)
+    else:
+        found = _group.with_parts_of_gradient(*rows, group=dist_process_group, **options)
     assert found.entropy is not None
     logprobs = -found.loss
     if reduction.lower() != "none":
         logprobs = logprobs.sum() if reduction.lower() == "sum" else logprobs.mean()
     return logprobs, found.entropy
-
-
-def _check_group(group: Any) -> None:
-    if group is None:
-        return
-    ranks = torch.distributed.get_world_size(group)
-    if ranks != 1:
-        raise UnsupportedError(
-            f"headroom.compat.verl.linear_cross_entropy: dist_process_group: expected None or a group of one rank, got "
-            f"one of {ranks}: a vocabulary that is sharded over ranks is not built"
-        )

@@ -146,7 +146,11 @@ REFUSED = {
     "reduction": ({"reduction": "avg"}, ValueError, "reduction: expected"),
     "targets": ({"targets": torch.zeros(2, 5, dtype=torch.long)}, AssertionError, "targets: expected shape"),
     "classifier": ({"c": torch.randn(11, 8)}, AssertionError, r"e: expected shape \[..., 8\]"),
-    "shards": ({"vocab_parallel_options": object()}, NotImplementedError, "vocab_parallel_options: expected None"),
+    "shards": (
+        {"vocab_parallel_options": VocabParallelOptions(0, 5)},
+        ValueError,
+        "c: expected 5 rows of vocab_parallel",
+    ),
     "old order": ({"bias": -100}, TypeError, "cut-cross-entropy 25.1.1 has ignore_index in this place"),
 }
 
@@ -159,10 +163,7 @@ def test_refusals(name):
         linear_cross_entropy(**arguments | change)
 
 
-def test_shards_and_the_old_order_are_refused_by_name():
-    for make in (lambda: VocabParallelOptions(0, 5), lambda: VocabParallelOptions.from_vocab(10)):
-        with pytest.raises(NotImplementedError, match="sharded over the vocabulary"):
-            make()
+def test_the_old_order_is_refused_by_name():
     with pytest.raises(TypeError, match="cut-cross-entropy 25.1.1 has filter_eps in this place"):
         LinearCrossEntropy(-100, None, "mean", "high")
 

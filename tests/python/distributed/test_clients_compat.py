@@ -1,0 +1,111 @@
+"""The parallel heads of verl and of Apple's Cut Cross Entropy by their names, at the sizes of their own tests."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from client_oracle import excess
+from headroom.compat import cut_cross_entropy as cce
+from headroom.compat import verl
+
+TOKENS, VOCAB, D = 252, 507, 123  # of Apple's tests: ranks do not divide the vocabulary
+
+
+def problem(dtype):
+    generator = torch.Generator().manual_seed(3)
+    hidden = (torch.randn(4, TOKENS // 4, D, generator=generator) / D**0.5).to(dtype)
+    weight = torch.randn(VOCAB, D, generator=generator).to(dtype)
+    target = torch.randint(0, VOCAB, (4, TOKENS // 4), generator=generator)
+    target.view(-1)[torch.randperm(TOKENS, generator=generator)[: TOKENS // 5]] = -100
+    return hidden, weight, target
+
+
+def whole(part, counts):
+    """All ranks' rows."""
+    import torch.distributed as dist
+
+    padded = torch.cat([part, part.new_zeros((max(counts) - part.shape[0], *part.shape[1:]))])
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    return torch.cat([p[:count] for p, count in zip(parts, counts, strict=True)])
+
+
+def apple(mesh, dtype, reduce, z_loss):
+    import torch.distributed as dist
+
+    hidden, weight, target = problem(dtype)
+    mine = cce.VocabParallelOptions.from_vocab(VOCAB, mesh.get_group(), reduce)
+    shard = weight[mine.start : mine.stop].clone().requires_grad_()
+    hidden.requires_grad_()
+    found = cce.linear_cross_entropy(hidden, shard, target, vocab_parallel_options=mine, return_lse=True)
+    loss = found[0] + cce.compute_z_loss(found[1], target) if z_loss else found[0]
+    loss.backward()
+    if not reduce:
+        dist.all_reduce(hidden.grad)
+    ranks = mesh.size()
+    counts = [VOCAB // ranks + (rank < VOCAB % ranks) for rank in range(ranks)]
+    return loss.detach(), hidden.grad, whole(shard.grad, counts)
+
+
+def apple_alone(dtype, wide, z_loss):
+    """By PyTorch, of the same numbers."""
+    hidden, weight, target = (t.to(wide).requires_grad_() if t.is_floating_point() else t for t in problem(dtype))
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    loss = F.cross_entropy(logits, target.flatten())
+    if z_loss:
+        loss = loss + logits.logsumexp(-1)[target.flatten() >= 0].square().mean()
+    loss.backward()
+    return loss.detach(), hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("reduce", "z_loss"), [(True, False), (True, True), (False, False)])
+def test_apples_vocab_parallel_options(four, dtype, reduce, z_loss):
+    """As close to float64 as PyTorch on one process in this dtype."""
+    theirs, true = (apple_alone(dtype, wide, z_loss) for wide in (dtype, torch.float64))
+    for found in four(apple, dtype, reduce, z_loss):
+        for one, other, exact in zip(found, theirs, true, strict=True):
+            assert excess(one, other, exact) <= 1
+
+
+def test_apples_ranges():
+    from unittest.mock import patch
+
+    for vocab, ranks in ((1023, 7), (2048, 8), (5, 8)):
+        end = 0
+        for rank in range(ranks):
+            with patch.multiple("torch.distributed", get_rank=lambda _: rank, get_world_size=lambda _: ranks):  # noqa: B023
+                made = cce.VocabParallelOptions.from_vocab(vocab)
+            assert made.start == end and made.stop - made.start == vocab // ranks + (rank < vocab % ranks)
+            end = made.stop
+        assert end == vocab
+
+
+def by_verl(mesh, dtype):
+    import torch.distributed as dist
+
+    hidden, weight, target = problem(dtype)
+    weight, target = weight[:506], target.clamp(0, 505)
+    shard = weight.chunk(mesh.size())[mesh.get_rank()].clone().requires_grad_()
+    hidden.requires_grad_()
+    log_probs, entropy = verl.linear_cross_entropy(hidden, shard, target, 1.5, "none", mesh.get_group())
+    rows = torch.arange(1.0, log_probs.numel() + 1) / TOKENS
+    ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
+    dist.all_reduce(hidden.grad)  # as verl's own test: outside the kernel
+    return log_probs.detach(), entropy.detach(), hidden.grad, whole(shard.grad, [506 // mesh.size()] * mesh.size())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_verls_group(two, dtype):
+    made = []
+    for wide in (dtype, torch.float64):
+        hidden, weight, target = (t.to(wide) if t.is_floating_point() else t for t in problem(dtype))
+        hidden, weight, target = hidden.requires_grad_(), weight[:506].requires_grad_(), target.clamp(0, 505)
+        log_p = ((hidden.flatten(0, 1) @ weight.T) / 1.5).log_softmax(-1)
+        log_probs = log_p.gather(1, target.reshape(-1, 1))[:, 0]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        rows = torch.arange(1.0, log_probs.numel() + 1) / TOKENS
+        ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
+        made.append((log_probs.detach(), entropy.detach(), hidden.grad, weight.grad))
+    for found in two(by_verl, dtype):
+        for one, other, exact in zip(found, *made, strict=True):
+            assert excess(one, other, exact) <= 1
