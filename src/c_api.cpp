@@ -302,6 +302,10 @@ headroom_status headroom_loss_from_row_stats(const headroom_problem* problem,
     if (p.tokens > 0) required(b.targets, "targets");
     if (p.has_class_weight) required(b.class_weight, "class_weight");
     if (p.tokens > 0 && p.has_token_weight) required(b.token_weight, "token_weight");
+    if (p.targets_per_row > 0) {
+      throw_invalid("targets_per_row", "0 for statistics that were merged",
+                    std::to_string(p.targets_per_row));
+    }
     check_row_outputs(p, b);
     check_targets(p, b.targets);
     std::vector<int64_t> rows(static_cast<size_t>(p.tokens));

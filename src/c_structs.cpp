@@ -160,6 +160,7 @@ Problem to_problem(const headroom_problem& c) {
   p.has_temperature = to_flag(c.has_temperature, "has_temperature");
   p.temperature = c.temperature;
   p.top_k = c.top_k;
+  p.targets_per_row = c.targets_per_row;
   p.batch_invariant = to_flag(c.batch_invariant, "batch_invariant");
   p.group_size = c.group_size;
   p.group_d_hidden = to_enum(c.group_d_hidden, GroupDHidden::kSumOfOwn, "group_d_hidden");
@@ -200,6 +201,8 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.temperature = c.temperature;
   b.top_ids = c.top_ids;
   b.top_log_probs = c.top_log_probs;
+  b.target_weight = c.target_weight;
+  b.target_log_probs = c.target_log_probs;
   b.d_hidden = c.d_hidden;
   b.d_hidden_stride = c.d_hidden_stride;
   b.d_classifier = c.d_classifier;

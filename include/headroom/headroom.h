@@ -12,6 +12,12 @@
  * over valid rows of token_weight_i * w_y (0 / 0 = NaN without any valid row, as in PyTorch). A row whose
  * target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax and top_ids -1).
  *
+ * With targets_per_row = K a row has K targets y_k (probabilities of a few classes, several right ones) of
+ * the weights q_k = target_weight, and all w are 1: nll_i = sum_k q_k (lse_i - z_iy_k), target_logit_i =
+ * sum_k q_k z_iy_k. A target of ignore_index is none; a row is ignored where all are. Weights need not sum
+ * to 1. Gradients of the K log-probabilities are those of a sum of losses whose weights are -1 times their
+ * upstream gradients.
+ *
  * Gradients are exact, or thinned: unbiased, from a few elements of the softmax (docs/thinning.md). Thinned
  * keeps every p_ij >= threshold and the target's as they are, and each other element with probability
  * p_ij / threshold at the weight threshold: at most about 1 / threshold elements a row. The loss stays exact.
@@ -191,8 +197,10 @@ typedef struct headroom_problem {
                           (default): none. Not of a shard, and not with keeps_draws */
   int32_t group_size;  /* >= 1: a shard of a group of so many ranks, for headroom_run_group (distributed.h);
                           vocab may be 0. 0 (default): none */
-  int32_t group_d_hidden; /* headroom_group_d_hidden, of a group */
-  int64_t group_vocab;    /* rows of the group's largest shard; 0 (default): vocab */
+  int32_t group_d_hidden;  /* headroom_group_d_hidden, of a group */
+  int64_t group_vocab;     /* rows of the group's largest shard; 0 (default): vocab */
+  int64_t targets_per_row; /* K: the targets of a row, at most 64; 0 (default): one, without a weight of its
+                              own. Not of a shard, and not with class weights or thinned gradients */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
@@ -204,7 +212,7 @@ typedef struct headroom_buffers {
   const void* classifier; /* [V, D] */
   int64_t classifier_stride;
   const void* bias;         /* [V] */
-  const void* targets;      /* [N] */
+  const void* targets;      /* [N], or [N, targets_per_row] */
   const void* class_weight; /* [V_total] stats */
   const void* token_weight; /* [N] stats */
   const void* grad_loss;    /* scalar, or [N] with reduction none; stats; null: 1 */
@@ -263,6 +271,10 @@ typedef struct headroom_buffers {
    * numbers. Rows of an ignored target hold -1 and 0. Only with top_k. */
   int64_t* top_ids;    /* [N, top_k] global ids */
   void* top_log_probs; /* [N, top_k] stats: z_ij - lse_i */
+  /* Only with targets_per_row. The weights of a row are found where its targets are, after the shift. */
+  const void* target_weight; /* [N, targets_per_row] stats, of every pass; null: ones */
+  void* target_log_probs; /* [N, targets_per_row] stats: z_ij - lse_i of each target, an output of a forward
+                             pass; 0 where the target is ignore_index, and in ignored rows */
 } headroom_buffers;
 
 typedef struct headroom_plan_info {

@@ -99,6 +99,7 @@ class Problem(ctypes.Structure):
         ("group_size", c_int32),
         ("group_d_hidden", c_int32),
         ("group_vocab", c_int64),
+        ("targets_per_row", c_int64),
     ]
 
 
@@ -153,6 +154,8 @@ class Buffers(ctypes.Structure):
         ("is_top1", c_void_p),
         ("top_ids", c_void_p),
         ("top_log_probs", c_void_p),
+        ("target_weight", c_void_p),
+        ("target_log_probs", c_void_p),
     ]
 
 

@@ -61,6 +61,7 @@ class Spec:
     compute_dtype: int = _c.F32
     allow_tf32: bool = False
     top_k: int = 0
+    targets_per_row: int = 0
     flags: tuple[str, ...] = ()  # names of others that are 1
     batch_invariant: bool = False
     vocab_start: int = 0

@@ -21,12 +21,13 @@ struct Buffers {
   int64_t hidden_stride = 0;
   const void* classifier = nullptr;  // [V, D]
   int64_t classifier_stride = 0;
-  const void* bias = nullptr;          // [V]
-  const void* targets = nullptr;       // [N], global vocabulary ids
-  const void* class_weight = nullptr;  // [V_total] stats
-  const void* token_weight = nullptr;  // [N] stats
-  const void* temperature = nullptr;   // [N] stats
-  const void* num_items = nullptr;     // scalar stats, in place of Problem::num_items; null: that
+  const void* bias = nullptr;           // [V]
+  const void* targets = nullptr;        // [N], or [N, targets_per_row]: global vocabulary ids
+  const void* target_weight = nullptr;  // [N, targets_per_row] stats; null: ones
+  const void* class_weight = nullptr;   // [V_total] stats
+  const void* token_weight = nullptr;   // [N] stats
+  const void* temperature = nullptr;    // [N] stats
+  const void* num_items = nullptr;      // scalar stats, in place of Problem::num_items; null: that
   // upstream gradients; null grad_loss means 1
   const void* grad_loss = nullptr;  // scalar, or [N] with Reduction::kNone; stats
 #define HEADROOM_MEMBER(name) const void* grad_##name = nullptr;  // [N] stats
@@ -52,6 +53,8 @@ struct Buffers {
   // 0.
   int64_t* top_ids = nullptr;     // [N, top_k] global ids
   void* top_log_probs = nullptr;  // [N, top_k] stats: z_ij - lse_i
+  // z_ij - lse_i of each target; 0 where that is ignore_index, and in ignored rows.
+  void* target_log_probs = nullptr;  // [N, targets_per_row] stats
   int64_t* invalid_targets =
       nullptr;  // [2], devices only: how many targets are out of range, the first such row
   // thinned gradients

@@ -52,6 +52,12 @@ RowWeights<double> row_weights(const HostLoss& context, int64_t row) {
     weights.target =
         load_as_double(context.buffers.class_weight, dtype, target_of_row(p, context.buffers.targets, row));
   }
+  if (p.targets_per_row > 0) {
+    weights.target_sum = 0;
+    for (int64_t k = 0; k < p.targets_per_row; ++k) {
+      weights.target_sum += target_weight_of_row(p, context.buffers, row, k);
+    }
+  }
   return weights;
 }
 
@@ -95,6 +101,9 @@ void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
     for (int64_t at = row * problem.top_k; at < (row + 1) * problem.top_k; ++at) {
       if (buffers.top_ids != nullptr) buffers.top_ids[at] = -1;
       store_if(buffers.top_log_probs, problem.stats_dtype(), at, 0);
+    }
+    for (int64_t k = 0; k < problem.targets_per_row; ++k) {
+      store_if(buffers.target_log_probs, problem.stats_dtype(), row * problem.targets_per_row + k, 0);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "core/problem.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
+#include "core/targets.h"
 #include "core/top_k.h"
 
 namespace headroom {
@@ -50,6 +51,31 @@ void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std:
       store_from_double(buffers.top_log_probs, problem.stats_dtype(), at, lse.log_p(double{top[i].z}));
     }
   }
+}
+
+// The log-probabilities of the targets of a row that is not ignored, from their logits, one for each.
+template <class T>
+void write_target_log_probs(const Problem& problem, const Buffers& buffers, int64_t row,
+                            std::span<const T> logits, const LogSumExp<double>& lse) {
+  if (buffers.target_log_probs == nullptr) return;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const auto k = static_cast<int64_t>(i);
+    const bool is_none = target_of_row(problem, buffers.targets, row, k) == problem.ignore_index;
+    store_from_double(buffers.target_log_probs, problem.stats_dtype(), row * problem.targets_per_row + k,
+                      is_none ? 0 : lse.log_p(double{logits[i]}));
+  }
+}
+
+// sum_k q_k z_k from the logits of the targets of a row that is not ignored; a weight of 0 takes no part.
+template <class T>
+double target_logit_of(const Problem& problem, const Buffers& buffers, int64_t row,
+                       std::span<const T> logits) {
+  double sum = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double q = target_weight_of_row(problem, buffers, row, static_cast<int64_t>(i));
+    if (q != 0) sum += q * double{logits[i]};
+  }
+  return sum;
 }
 
 // The diagnostics of a thinned gradient in rows that are ignored: all begin as those.

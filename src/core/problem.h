@@ -30,6 +30,7 @@ enum class GroupDHidden : int {
 };
 
 inline constexpr double kDefaultThreshold = 1.0 / 1024;
+inline constexpr int64_t kMostTargetsPerRow = 64;
 
 // Everything a plan depends on. Shapes and meanings: N tokens, V rows of the classifier at hand, D hidden.
 //   z_ij  = t(scale * (E_i . C_j) + bias_scale * bias_j) / T_i,  t = identity, or softcap * tanh(. / softcap)
@@ -38,6 +39,10 @@ inline constexpr double kDefaultThreshold = 1.0 / 1024;
 // with w the class weights (all one without) and T_i the row's temperature (1 without). Reductions: none [N];
 // sum; mean = sum / divisor where the divisor is num_items when given, else sum over valid rows of
 // token_weight_i * w_y.
+// With targets_per_row = K a row has K targets y_k of the weights q_k (all one without), and
+//   nll_i = sum_k q_k (lse_i - z_iy_k)
+// in the place of lse_i - z_iy; w is 1, as is w_y in the divisor. A target of ignore_index is none, and a row
+// of such targets alone is ignored.
 struct Problem {
   Pass pass = Pass::kForward;
   int64_t tokens = 0;  // N
@@ -88,6 +93,7 @@ struct Problem {
   bool has_class_weight = false;
   bool has_token_weight = false;
   bool has_temperature = false;  // a T_i for each row, Buffers::temperature
+  int64_t targets_per_row = 0;   // K; 0: one target a row, without a weight of its own
 #define HEADROOM_MEMBER(name) bool name = false;
   HEADROOM_ROW_WANTS(HEADROOM_MEMBER)
 #undef HEADROOM_MEMBER
@@ -122,6 +128,8 @@ struct Problem {
   bool in_group() const { return group_size > 0; }
   // A shard on its own, whose statistics a caller joins with those of others.
   bool is_open_shard() const { return is_shard() && !in_group(); }
+  // How many targets a row has, whatever kind they are.
+  int64_t target_count() const { return targets_per_row > 0 ? targets_per_row : 1; }
   bool has_gradients() const { return want_d_hidden || want_d_classifier || want_d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }

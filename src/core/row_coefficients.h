@@ -1,4 +1,6 @@
 #pragma once
+#include <type_traits>
+
 #include "core/host_device.h"
 #include "core/row_stats.h"
 
@@ -16,8 +18,9 @@ struct LossParams {
 // What one row's weights are: ignored rows never come here.
 template <class T>
 struct RowWeights {
-  T token = 1;   // token_weight_i
-  T target = 1;  // w_y
+  T token = 1;       // token_weight_i
+  T target = 1;      // w_y
+  T target_sum = 1;  // sum_k q_k of a row's targets
 };
 
 template <class T>
@@ -38,6 +41,7 @@ HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWei
   const T max =
       stats.max == std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::quiet_NaN() : stats.max;
   const T log_sum = std::log(stats.sum_exp);
+  const T q = weights.target_sum;
 #define HEADROOM_TELL(name, type, wanted, option, formula) out.name = formula;
   HEADROOM_ROW_OUTPUTS(HEADROOM_TELL)
 #undef HEADROOM_TELL
@@ -51,8 +55,9 @@ HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWei
   return out;
 }
 
-// dL/dz_ij = p_ij (a + b log p_ij) + c w_j - g [j = y], log p_ij = z_ij - lse_i. Kernels of the backward pass
-// know nothing else.
+// dL/dz_ij = p_ij (a + b log p_ij) + c w_j - g q_ij, log p_ij = z_ij - lse_i, with q_ij = [j = y] or, of
+// several targets, the sum of the weights of those that are j. Kernels of the backward pass know nothing
+// else.
 template <class T>
 struct RowCoefficients {
   T a = 0, b = 0, c = 0, g = 0;
@@ -78,16 +83,17 @@ HEADROOM_HD inline T probability_factor(const RowCoefficients<T>& k, T log_p) {
 }
 
 // One element of dL/dz, the definition for all scalar code: no term of it is 0 times an infinity. At a target
-// that is nearly certain p - 1 keeps its digits.
+// that is nearly certain p - 1 keeps its digits. q: the element's weight as a target, 0 of all others.
 template <class T>
-HEADROOM_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_weight, bool is_target) {
+HEADROOM_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_weight,
+                                std::type_identity_t<T> q) {
   T d;
-  if (is_target && k.b == 0 && k.a == k.g) {
+  if (q != 0 && k.b == 0 && k.a == k.g * q) {
     d = k.a * std::expm1(log_p);
   } else {
     const T p = std::exp(log_p);
     d = p == 0 ? T(0) : p * probability_factor(k, log_p);
-    if (is_target) d -= k.g;
+    if (q != 0) d -= k.g * q;
   }
   return k.c == 0 ? d : d + k.c * class_weight;
 }
@@ -118,7 +124,7 @@ struct RowUpstream {
 #undef HEADROOM_MEMBER
 };
 
-// With u the upstream gradients: d nll/dz = p - [j=y], d lse/dz = p, d target_logit/dz = [j=y],
+// With u the upstream gradients: d nll/dz = (sum_k q_k) p - q_ij, d lse/dz = p, d target_logit/dz = q_ij,
 // d entropy/dz = -p (z - m) with m = sum_j p_j z_j = lse - entropy, so -p (log p + entropy): whatever offset
 // all logits have in common, no digits are lost to it.
 template <class T>
@@ -128,7 +134,7 @@ HEADROOM_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& para
   const T k = upstream.loss * weights.token;
   const T target = (1 - params.label_smoothing) * weights.target;
   RowCoefficients<T> out;
-  out.a = k * target + upstream.nll + upstream.lse;
+  out.a = (k * target + upstream.nll) * weights.target_sum + upstream.lse;
   if (params.label_smoothing > 0) {  // else weights of classes without a target may be anything
     const T smooth = params.label_smoothing / params.vocab_total;
     out.a += k * smooth * params.class_weight_sum;

@@ -9,7 +9,8 @@
 //   part    what tiles sum up for it, as fields of the backends' statistics of tiles
 //   kind    how it merges: of SumKind (row_stats.h)
 //   wanted  whether a problem needs it; option: the same in messages, after "null"
-//   term    what a logit z of class weight w adds to the part, with d = z - anchor and e = exp(d)
+//   term    what a logit z of class weight w adds to the part, with d = z - anchor and e = exp(d); q is its
+//           weight as a target, 1 or 0 where a row has one
 #define HEADROOM_OPTIONAL_SUMS(X)                                                                     \
   X(sum_exp_logit, sum_offset, kExpOffset, p.want_entropy, "unless want_entropy", e == 0 ? 0 : e * d) \
   X(weighted_logit_sum, weighted, kPlain, p.label_smoothing > 0, "without label_smoothing", w * z)    \
@@ -17,20 +18,21 @@
   X(sum_sq_exp, sum_sq, kSquaredExp, p.want_log_sum_sq_probs, "unless want_log_sum_sq_probs", e* e)
 
 // All of them.
-#define HEADROOM_ROW_SUMS(X)                                         \
-  X(sum_exp, sum, kExp, true, "", e)                                 \
-  X(target_logit, target_logit, kPlain, true, "", is_target ? z : 0) \
+#define HEADROOM_ROW_SUMS(X)                                          \
+  X(sum_exp, sum, kExp, true, "", e)                                  \
+  X(target_logit, target_logit, kPlain, true, "", q == 0 ? 0 : q * z) \
   HEADROOM_OPTIONAL_SUMS(X)
 
 // What is told of a row of a whole vocabulary: X(name, type, wanted, option, formula).
 //   name     of RowLoss, and of the field of headroom_buffers
 //   type     of the field's elements; void: stats
 //   wanted   whether a problem may ask for it; option: the same in messages, after "null"
-//   formula  from the statistics `stats`, log_sum = log sum_exp, the global id `target`, and max, which is
-//            NaN for +inf, so that with such a logit all losses are NaN, as in PyTorch
+//   formula  from the statistics `stats`, log_sum = log sum_exp, the global id `target`, the sum q of the
+//            targets' weights (1 where a row has one), and max, which is NaN for +inf, so that with such a
+//            logit all losses are NaN, as in PyTorch
 // (argmax is one of RowStats; lse_low is what storing lse takes off it.)
 #define HEADROOM_ROW_OUTPUTS(X)                                                                          \
-  X(nll, void, true, "", (max - stats.target_logit) + log_sum) /* no digit is lost to an offset */       \
+  X(nll, void, true, "", (q * max - stats.target_logit) + q * log_sum) /* no digit lost to an offset */  \
   X(lse, void, true, "", max + log_sum)                                                                  \
   X(entropy, void, p.want_entropy, "unless want_entropy",                                                \
     (max - stats.sum_exp_logit / stats.sum_exp) + log_sum)                                               \

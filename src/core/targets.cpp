@@ -15,13 +15,17 @@ int64_t compact_rows(const Problem& problem, const void* targets, int64_t* rows)
 }
 
 void check_targets(const Problem& problem, const void* targets) {
-  for (int64_t row = 0; row < problem.tokens; ++row) {
-    const int64_t target = target_of_row(problem, targets, row);
+  const int64_t count = problem.target_count();
+  for (int64_t at = 0; at < problem.tokens * count; ++at) {
+    const int64_t row = at / count, k = at % count;
+    const int64_t target = target_of_row(problem, targets, row, k);
     if (target == problem.ignore_index || (target >= 0 && target < problem.vocab_total)) continue;
-    throw Error(Status::kInvalidTarget,
-                "targets: expected 0 <= target < " + std::to_string(problem.vocab_total) +
-                    " or ignore_index " + std::to_string(problem.ignore_index) + ", got " +
-                    std::to_string(target) + " at targets[" + std::to_string(row + problem.shift) + "]");
+    const std::string column = problem.targets_per_row > 0 ? ", " + std::to_string(k) : "";
+    throw Error(Status::kInvalidTarget, "targets: expected 0 <= target < " +
+                                            std::to_string(problem.vocab_total) + " or ignore_index " +
+                                            std::to_string(problem.ignore_index) + ", got " +
+                                            std::to_string(target) + " at targets[" +
+                                            std::to_string(row + problem.shift) + column + "]");
   }
 }
 

@@ -6,20 +6,53 @@
 
 namespace headroom {
 
-// The global target of row i after the shift, or ignore_index.
-inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row) {
-  if (problem.shift == 0) return load_as_int64(targets, problem.target_dtype, row);
+// Whether row i has targets, after the shift: those of row i + shift.
+inline bool has_targets(const Problem& problem, int64_t row) {
+  if (problem.shift == 0) return true;
   const int64_t length = problem.sequence_length > 0 ? problem.sequence_length : problem.tokens;
   const int64_t position = row % length + problem.shift;
-  if (position < 0 || position >= length) return problem.ignore_index;
-  return load_as_int64(targets, problem.target_dtype, row + problem.shift);
+  return position >= 0 && position < length;
+}
+
+// The k-th of problem.target_count() global targets of row i after the shift, or ignore_index.
+inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row, int64_t k) {
+  if (!has_targets(problem, row)) return problem.ignore_index;
+  return load_as_int64(targets, problem.target_dtype, (row + problem.shift) * problem.target_count() + k);
+}
+
+// The first one that is not ignore_index, or ignore_index: by it a row counts as one that has a target.
+inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row) {
+  if (!has_targets(problem, row)) return problem.ignore_index;
+  for (int64_t k = 0; k < problem.target_count(); ++k) {
+    const int64_t target = target_of_row(problem, targets, row, k);
+    if (target != problem.ignore_index) return target;
+  }
+  return problem.ignore_index;
+}
+
+// The weight of the k-th target of a row: 0 where that is ignore_index, 1 without weights.
+inline double target_weight_of_row(const Problem& problem, const Buffers& buffers, int64_t row, int64_t k) {
+  if (target_of_row(problem, buffers.targets, row, k) == problem.ignore_index) return 0;
+  if (buffers.target_weight == nullptr) return 1;
+  return load_as_double(buffers.target_weight, problem.stats_dtype(),
+                        (row + problem.shift) * problem.target_count() + k);
+}
+
+// The weight of a global id as the target of a row: the sum of the weights of those targets that are it.
+inline double weight_as_target(const Problem& problem, const Buffers& buffers, int64_t row, int64_t id) {
+  double sum = 0;
+  for (int64_t k = 0; k < problem.target_count(); ++k) {
+    if (target_of_row(problem, buffers.targets, row, k) != id) continue;
+    sum += target_weight_of_row(problem, buffers, row, k);
+  }
+  return sum;
 }
 
 // Writes the rows that are not ignored to `rows` (room for N) in ascending order; returns how many.
 int64_t compact_rows(const Problem& problem, const void* targets, int64_t* rows);
 
 // Throws kInvalidTarget with value and place in `targets` of a target outside [0, vocab_total) that is not
-// ignore_index.
+// ignore_index; of several targets a row, with its row and column.
 void check_targets(const Problem& problem, const void* targets);
 
 // sum_j w_j over the whole vocabulary, V_total without class weights.

@@ -225,6 +225,20 @@ void check_top_k(const Problem& p) {
           text(p.top_k));
 }
 
+void check_targets_per_row(const Problem& p) {
+  require(p.targets_per_row >= 0 && p.targets_per_row <= kMostTargetsPerRow, "targets_per_row",
+          "0 (one target a row) or a number in [1, " + text(kMostTargetsPerRow) +
+              "]; probabilities of the whole vocabulary are not taken",
+          text(p.targets_per_row));
+  if (p.targets_per_row == 0) return;
+  require(!p.has_class_weight, "has_class_weight",
+          "0 with targets_per_row: multiply the weights of the targets by those of their classes", "1");
+  require(!p.is_shard() && !p.in_group(), "targets_per_row", "0 for a shard of the vocabulary",
+          text(p.targets_per_row));
+  require(p.gradient == GradientMethod::kExact, "targets_per_row", "0 with thinned gradients",
+          text(p.targets_per_row));
+}
+
 void need(const void* pointer, bool condition, const char* argument, const char* why) {
   if (condition && pointer == nullptr)
     throw_invalid(argument, std::string("a pointer (") + why + ")", "null");
@@ -277,6 +291,9 @@ void check_row_outputs(const Problem& p, const Buffers& b) {
 #undef HEADROOM_CHECK
   require(p.want_argmax || b.correct_count == nullptr, "correct_count", "null unless want_argmax",
           "a pointer");
+  require(p.targets_per_row == 0 || (b.is_top1 == nullptr && b.correct_count == nullptr),
+          "is_top1, correct_count", "null with targets_per_row, as none of several targets is the right one",
+          "a pointer");
 }
 
 Problem validated(Problem p) {
@@ -290,6 +307,7 @@ Problem validated(Problem p) {
   check_pass(p);
   check_top_k(p);
   check_group(p);
+  check_targets_per_row(p);
   return p.temperature == 1 ? p : without_temperature(p);
 }
 
@@ -303,6 +321,8 @@ Buffers validated(const Problem& p, Buffers b) {
   need(b.class_weight, p.has_class_weight, "class_weight", "has_class_weight");
   need(b.token_weight, rows && p.has_token_weight, "token_weight", "has_token_weight");
   need(b.temperature, rows && p.has_temperature, "temperature", "has_temperature");
+  require(b.target_weight == nullptr || p.targets_per_row > 0, "target_weight",
+          "null without targets_per_row", "a pointer");
   check_stride("hidden_stride", &b.hidden_stride, p.tokens, p.hidden, b.hidden);
   check_stride("classifier_stride", &b.classifier_stride, p.vocab, p.hidden, b.classifier);
   check_stride("d_hidden_stride", &b.d_hidden_stride, p.tokens, p.hidden, b.d_hidden);
@@ -317,6 +337,8 @@ Buffers validated(const Problem& p, Buffers b) {
           "null without top_k", "a pointer");
   require(b.num_items == nullptr || p.reduction == Reduction::kMean, "num_items",
           "null unless the reduction is mean", "a pointer");
+  require(b.target_log_probs == nullptr || (p.targets_per_row > 0 && p.needs_forward()), "target_log_probs",
+          "null unless targets_per_row is given and the pass is a forward one", "a pointer");
   need(b.grad_loss, rows && p.pass == Pass::kBackward && p.reduction == Reduction::kNone, "grad_loss",
        "reduction none");
 #define HEADROOM_NEED(name) need(b.grad_##name, rows&& p.has_grad_##name, "grad_" #name, "has_grad_" #name);

@@ -27,8 +27,9 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
   f.factor = factor;
   f.c = run.problem.label_smoothing > 0 ? arena.c.data() + row : nullptr;
   f.class_weight = run.problem.has_class_weight ? w.class_weight.data() : nullptr;
+  f.targets = strip.targets;
   f.target = strip.target;
-  f.target_value = arena.target_gradient.data() + row;
+  f.target_value = arena.target_gradient.data() + row * run.targets();
   run.kernels.finish_strip(f);
 }
 
@@ -44,8 +45,8 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
   const std::byte* exps = kept ? run.kept_exps(block) : run.block_gradients(block);
   std::byte* gradients = run.block_gradients(block);
   float* anchor = run.block_anchor(block);
-  int32_t targets[kMaxStripRows];
-  float unused[2][kMaxStripRows];
+  int32_t targets[kMaxStripTargets];
+  float unused[kMaxStripRows], unused_logits[kMaxStripTargets];
   for (; row < row_end; row += run.kernels.mr) {
     const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));
     const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
@@ -54,8 +55,9 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
     if (!kept) strip_logits(run, w, row, rows);
     if (!exps_first) {
       const Arena& a = run.arena;
-      const StripCoefficients k{a.lse_high.data() + row, a.lse_low.data() + row, a.a.data() + row,
-                                a.b.data() + row,        a.c.data() + row,       a.g.data() + row};
+      const StripCoefficients k{a.lse_high.data() + row, a.lse_low.data() + row,
+                                a.a.data() + row,        a.b.data() + row,
+                                a.c.data() + row,        a.g.data() + row * run.targets()};
       run.kernels.gradient_strip(strip, run.transform(w, row), k, dz, stride);
       continue;
     }
@@ -63,8 +65,8 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
     if (!kept) {
       BlockStats stats;
       stats.max = anchor + row;
-      stats.sum_exp = unused[0];
-      stats.target_logit = unused[1];
+      stats.sum_exp = unused;
+      stats.target_logit = unused_logits;
       run.kernels.softmax_strip(strip, run.transform(w, row), stats, dz, stride);
     }
     finish_rows(run, w, strip, exps + offset, dz, anchor + row, row);

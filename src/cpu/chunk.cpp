@@ -20,8 +20,11 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
   run.kernels.convert_row({hidden, p.hidden_dtype, run.buffers.hidden_stride, p.compute_dtype}, p.hidden,
                           s.hidden_units * run.kernels.pair,
                           run.arena.hidden_rows.data() + i * s.hidden_stride);
-  const int64_t column = target_of_row(p, run.buffers.targets, row) - p.vocab_start;
-  run.arena.target[static_cast<size_t>(i)] = column >= 0 && column < p.vocab ? column : -1;
+  for (int64_t k = 0; k < run.targets(); ++k) {
+    const int64_t target = target_of_row(p, run.buffers.targets, row, k), column = target - p.vocab_start;
+    const bool is_here = target != p.ignore_index && column >= 0 && column < p.vocab;
+    run.arena.target[static_cast<size_t>(i * run.targets() + k)] = is_here ? column : -1;
+  }
   if (p.has_temperature) {
     run.arena.inverse_temperature[static_cast<size_t>(i)] =
         static_cast<float>(inverse_temperature_of_row(p, run.buffers, row));

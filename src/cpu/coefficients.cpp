@@ -5,11 +5,28 @@ namespace {
 
 // dz at the target from its own logit, in double: a p - g may cancel.
 double target_gradient(const Runner& run, const HostLoss& loss, const RowCoefficients<double>& k, int64_t row,
-                       double target_logit, const LogSumExp<double>& lse) {
+                       double target_logit, double q, const LogSumExp<double>& lse) {
   const double weight = row_weights(loss, row).target;
   const double slope =
       softcap_slope(run.problem, target_logit, inverse_temperature_of_row(run.problem, run.buffers, row));
-  return dz_element(k, lse.log_p(target_logit), weight, true) * slope;
+  return dz_element(k, lse.log_p(target_logit), weight, q) * slope;
+}
+
+// What is subtracted at the targets of the chunk's row i and, after a forward pass, dz there. Of a target
+// that comes several times, each time all of it.
+void load_targets(const Runner& run, const HostLoss& loss, const RowCoefficients<double>& k, int64_t i,
+                  int64_t row, const LogSumExp<double>& lse, double fold) {
+  const Problem& p = run.problem;
+  for (int64_t t = 0; t < run.targets(); ++t) {
+    const auto at = static_cast<size_t>(i * run.targets() + t);
+    if (run.arena.target[at] < 0) continue;
+    const int64_t id = p.vocab_start + run.arena.target[at];
+    const double q = p.targets_per_row == 0 ? 1 : weight_as_target(p, run.buffers, row, id);
+    run.arena.g[at] = static_cast<float>(fold * k.g * q);
+    if (!p.needs_forward()) continue;
+    const double z = run.arena.target_logit[at];
+    run.arena.target_gradient[at] = static_cast<float>(fold * target_gradient(run, loss, k, row, z, q, lse));
+  }
 }
 
 }  // namespace
@@ -39,11 +56,7 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
     arena.a[at] = static_cast<float>(fold * k.a);
     arena.b[at] = static_cast<float>(fold * k.b);
     arena.c[at] = static_cast<float>(fold * k.c);
-    arena.g[at] = static_cast<float>(fold * k.g);
-    if (!from_buffers) {
-      const double z = arena.stats[at].target_logit;
-      arena.target_gradient[at] = static_cast<float>(fold * target_gradient(run, loss, k, row, z, lse));
-    }
+    load_targets(run, loss, k, i, row, lse, fold);
   }
 }
 

@@ -18,8 +18,11 @@ int64_t most_groups(const Problem& p, const Shape& s, const Schedule& schedule) 
   return 8 + 3 * forward + 4 * backward;
 }
 
-std::array<std::span<float>*, 7> coefficients_of(Arena& a) {
-  return {&a.lse_high, &a.lse_low, &a.a, &a.b, &a.c, &a.g, &a.target_gradient};
+std::array<std::span<float>*, 5> coefficients_of_rows(Arena& a) {
+  return {&a.lse_high, &a.lse_low, &a.a, &a.b, &a.c};
+}
+std::array<std::span<float>*, 2> coefficients_of_targets(Arena& a) {
+  return {&a.g, &a.target_gradient};
 }
 
 }  // namespace
@@ -40,11 +43,13 @@ TopWorker lay_out_top_worker(const Problem& p, const Shape& s, Workspace& worksp
   return w;
 }
 
-Arena with_rows_of(const Arena& arena, int64_t first, int64_t count) {
+Arena with_rows_of(const Arena& arena, const Problem& p, int64_t first, int64_t count) {
   Arena part = arena;
-  for (std::span<float>* vector : coefficients_of(part)) {
-    *vector = vector->subspan(static_cast<size_t>(first), static_cast<size_t>(count));
-  }
+  const auto cut = [&](std::span<float>* vector, int64_t width) {
+    *vector = vector->subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width));
+  };
+  for (std::span<float>* vector : coefficients_of_rows(part)) cut(vector, 1);
+  for (std::span<float>* vector : coefficients_of_targets(part)) cut(vector, p.target_count());
   return part;
 }
 
@@ -74,8 +79,8 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
   a.rows = workspace.take<int64_t>(p.tokens);
   if (p.is_thinned()) a.thinned = lay_out_thinned(p, s, tokens, workspace);
   if (has_logits) {
-    a.target = workspace.take<int64_t>(tokens);
-    a.target_logit = workspace.take<float>(tokens);
+    a.target = workspace.take<int64_t>(tokens * p.target_count());
+    a.target_logit = workspace.take<float>(tokens * p.target_count());
     if (p.has_temperature) a.inverse_temperature = workspace.take<float>(tokens);
     a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
   }
@@ -98,9 +103,10 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
   }
   a.top = lay_out_top(p, tokens, workspace);
   if (p.needs_backward() && !p.is_thinned()) {
-    for (auto* vector : coefficients_of(a)) {
-      *vector = workspace.take<float>(schedule.sweeps_vocabulary ? p.tokens : tokens);
-    }
+    const int64_t kept_rows = schedule.sweeps_vocabulary ? p.tokens : tokens;
+    for (auto* vector : coefficients_of_rows(a)) *vector = workspace.take<float>(kept_rows);
+    for (auto* vector : coefficients_of_targets(a))
+      *vector = workspace.take<float>(kept_rows * p.target_count());
     if (p.want_d_hidden) {
       a.d_hidden = workspace.take<float>(tokens * s.gradient_stride);
       a.window_panels =

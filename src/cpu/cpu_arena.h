@@ -28,17 +28,19 @@ struct WorkerArena {
 };
 
 // Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W the blocks of the
-// windows that are alive at once, R the rows whose coefficients are kept: T, or N if the vocabulary is swept.
+// windows that are alive at once, R the rows whose coefficients are kept: T, or N if the vocabulary is swept;
+// K the targets of a row.
 struct Arena {
   std::span<int64_t> rows;               // [N] rows that are not ignored
-  std::span<int64_t> target;             // [T] column of the target in this vocabulary, -1 outside
+  std::span<int64_t> target;             // [T, K] column of the target in this vocabulary, -1 outside
   std::span<RowStats<double>> stats;     // [T]
   std::span<double> gathered;            // [ranks, numbers, T] the statistics of a group
-  std::span<float> target_logit;         // [T]
+  std::span<float> target_logit;         // [T, K]
   std::span<float> inverse_temperature;  // [T], empty without temperatures of rows
   // The row's lse is lse_high + lse_low.
-  std::span<float> lse_high, lse_low, a, b, c, g, target_gradient;  // [R] each
-  std::span<uint32_t> hidden_rows;    // [T, hidden_stride] rows operand of the logits
+  std::span<float> lse_high, lse_low, a, b, c;  // [R] each
+  std::span<float> g, target_gradient;          // [R, K] what is subtracted at targets; dz there
+  std::span<uint32_t> hidden_rows;              // [T, hidden_stride] rows operand of the logits
   std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_classifier
   std::span<float> d_hidden;          // [T, gradient_stride]
   // When neither one chunk nor the output can hold the sum over chunks: [V, hidden_padded], or
@@ -67,7 +69,7 @@ struct Arena {
 };
 
 // The arena with the coefficients of a chunk's rows in the place of all rows', if the vocabulary is swept.
-Arena with_rows_of(const Arena& arena, int64_t first, int64_t count);
+Arena with_rows_of(const Arena& arena, const Problem& problem, int64_t first, int64_t count);
 
 // With a Workspace that only counts, how many bytes the schedule needs (workspace.used()).
 Arena lay_out(const Problem& problem, const Kernels& kernels, const Shape& shape, const Schedule& schedule,

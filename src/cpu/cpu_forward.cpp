@@ -15,7 +15,7 @@ BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
   BlockStats stats;
   stats.max = pick(a.block_max);
   stats.sum_exp = pick(a.block_sum);
-  stats.target_logit = a.target_logit.data() + row;
+  stats.target_logit = a.target_logit.data() + row * run.targets();
 #define HEADROOM_PICK(name, part, ...) stats.part = pick(a.block_##part);
   HEADROOM_OPTIONAL_SUMS(HEADROOM_PICK)
 #undef HEADROOM_PICK
@@ -30,7 +30,7 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
   const int64_t stride = run.shape.vocab_block;
   const bool keep = run.is_kept(block);
   std::byte* exps = keep ? run.kept_exps(block) : nullptr;
-  int32_t targets[kMaxStripRows];
+  int32_t targets[kMaxStripTargets];
   for (; row < row_end; row += run.kernels.mr) {
     const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));
     strip_logits(run, w, row, rows);
@@ -83,6 +83,18 @@ void merge_rows(const Runner& run, const Window& window, int64_t slot, int64_t r
   }
 }
 
+// From the logits of the targets of the chunk's row i, the caller's row `row`.
+void finish_targets(const Runner& run, int64_t i, int64_t row) {
+  RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
+  const std::span<const float> logits = run.target_logits(i);
+  if (run.problem.targets_per_row == 0) {
+    stats.target_logit = logits[0];
+    return;
+  }
+  stats.target_logit = target_logit_of(run.problem, run.buffers, row, logits);
+  write_target_log_probs(run.problem, run.buffers, row, logits, log_sum_exp_parts(stats));
+}
+
 }  // namespace
 
 ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& groups, TaskGroups::Id rows)
@@ -93,7 +105,7 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
                       : ceil_div(run.shape.blocks, run.schedule.forward_window)),
       alive_(forward_windows_alive(run.problem, run.schedule)) {
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
-  std::fill_n(run.arena.target_logit.begin(), chunk.count, 0.0f);
+  std::fill_n(run.arena.target_logit.begin(), chunk.count * run.targets(), 0.0f);
   begin_top(run, chunk);
   if (chunk.is_first) sum_weights(run);
   const int64_t tasks = row_tasks(chunk.count);
@@ -151,8 +163,7 @@ void ForwardStage::finish(int64_t, int64_t task, int) const {
   const int64_t row = task * kTaskRows;
   const int64_t row_end = std::min(chunk_.count, row + kTaskRows);
   for (int64_t i = row; i < row_end; ++i) {
-    const auto at = static_cast<size_t>(i);
-    run_.arena.stats[at].target_logit = run_.arena.target_logit[at];
+    finish_targets(run_, i, run_.arena.rows[static_cast<size_t>(chunk_.first + i)]);
   }
   write_top_rows(run_, chunk_, row, row_end);
   if (draws_) settle_draws(run_, chunk_, row, row_end);

@@ -51,15 +51,16 @@ struct LogitStrip {
   int rows = 0;
   int64_t columns = 0;                  // real ones
   int64_t padded_columns = 0;           // the rest of the output rows is set to zero
-  const int32_t* target = nullptr;      // [rows] column of the target, negative when not in this block
+  const int32_t* target = nullptr;      // [rows, targets] columns of them, negative when not in this block
   const float* class_weight = nullptr;  // [columns], null: all one
+  int targets = 1;                      // of a row
 };
 
-// Statistics of one block, each [rows]; null where not wanted.
+// Statistics of one block, each [rows] but for target_logit; null where not wanted.
 struct BlockStats {
   float* max = nullptr;
   float* sum_exp = nullptr;       // sum exp(z - max)
-  float* target_logit = nullptr;  // written for rows with a target in this block only
+  float* target_logit = nullptr;  // [rows, targets], written for targets in this block only
   // Relative to max; so is `weighted`: sum w (z - max), of a masked block sum w z.
 #define HEADROOM_MEMBER(name, part, ...) float* part = nullptr;
   HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
@@ -67,7 +68,8 @@ struct BlockStats {
   int32_t* argmax = nullptr;  // first column of the maximum
 };
 
-// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_low, every vector [rows].
+// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_low, every vector [rows], but g
+// [rows, targets]: of a target that comes several times, the sum each time.
 struct StripCoefficients {
   const float* lse = nullptr;
   const float* lse_low = nullptr;
@@ -89,8 +91,9 @@ struct FinishStrip {
   const float* factor = nullptr;  // [rows]
   const float* c = nullptr;       // [rows], null: zero
   const float* class_weight = nullptr;
-  const int32_t* target = nullptr;      // [rows]
-  const float* target_value = nullptr;  // [rows]
+  const int32_t* target = nullptr;      // [rows, targets]
+  const float* target_value = nullptr;  // [rows, targets]
+  int targets = 1;
 };
 
 // An element of a row or column of a sparse matrix.

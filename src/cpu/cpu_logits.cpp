@@ -112,10 +112,11 @@ LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, i
   strip.columns = s.block_columns(run.problem.vocab, block);
   strip.padded_columns = s.vocab_block;
   strip.class_weight = run.problem.has_class_weight ? w.class_weight.data() : nullptr;
+  strip.targets = static_cast<int>(run.targets());
   strip.target = target_columns;
   const int64_t first = block * s.vocab_block;
-  for (int i = 0; i < rows; ++i) {
-    const int64_t column = run.arena.target[static_cast<size_t>(row + i)] - first;
+  for (int64_t i = 0; i < rows * run.targets(); ++i) {
+    const int64_t column = run.arena.target[static_cast<size_t>(row * run.targets() + i)] - first;
     target_columns[i] = column >= 0 && column < strip.columns ? static_cast<int32_t>(column) : -1;
   }
   return strip;

@@ -14,7 +14,8 @@
 
 namespace headroom::cpu {
 
-inline constexpr int kMaxStripRows = 16;        // at least every kernel's mr
+inline constexpr int kMaxStripRows = 16;  // at least every kernel's mr
+inline constexpr int kMaxStripTargets = kMaxStripRows * static_cast<int>(kMostTargetsPerRow);
 inline constexpr int64_t kTasksPerThread = 16;  // enough to even out the ends of the threads
 inline constexpr int64_t kTaskRows = 64;        // of a task that passes over rows, and no matrix product
 
@@ -29,6 +30,12 @@ struct Runner {
   const Arena arena;
   const Communicator* group;  // null: none
   int64_t row_count = 0;      // rows that are not ignored
+
+  // Of a row; and their logits, of the chunk's row.
+  int64_t targets() const { return problem.target_count(); }
+  std::span<const float> target_logits(int64_t row) const {
+    return arena.target_logit.subspan(static_cast<size_t>(row * targets()), static_cast<size_t>(targets()));
+  }
 
   // body(task, worker) for every task, by at most schedule.threads workers.
   void loop(int64_t tasks, LoopBody body) const;

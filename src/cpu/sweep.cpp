@@ -11,7 +11,7 @@ Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
           run.kernels,
           run.pool,
           run.shape,
-          with_rows_of(run.arena, chunk.first, chunk.count),
+          with_rows_of(run.arena, problem, chunk.first, chunk.count),
           run.group,
           run.row_count};
 }

@@ -85,6 +85,11 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   a.target = take<int32_t>(w, p.tokens);
   if (p.has_bias && (p.bias_dtype != DType::kF32 || p.bias_scale != 1)) a.bias = take<float>(w, p.vocab);
   if (p.has_temperature) a.inverse_temperature = take<float>(w, p.tokens);
+  if (p.targets_per_row > 0) {
+    a.joined.target = take<int64_t>(w, p.tokens);
+    a.joined.weight_sum = take<double>(w, p.tokens);
+    a.target_logits = take<float>(w, rows * p.targets_per_row);
+  }
   a.lse = take<float>(w, rows);
   a.lse_low = take<float>(w, rows);
   if (p.needs_forward()) {

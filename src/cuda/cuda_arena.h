@@ -26,6 +26,13 @@ struct Scalars {
   float zero_one[2];  // constants for products with scalars of the device
 };
 
+// For each row of several targets, as given: one that is out of range, else the first that is not
+// ignore_index, else that; and the sum of the weights. [N] each, of the caller's rows of targets.
+struct JoinedTargets {
+  int64_t* target = nullptr;
+  double* weight_sum = nullptr;
+};
+
 // dtype of both operands of the logits' product, to which others are converted, and of kept exps and dz: the
 // problem's compute_dtype, that of both operands, or fp32.
 DType operand_dtype(const Problem& problem);
@@ -67,6 +74,8 @@ struct Arena {
   int32_t* target = nullptr;  // [N] of the computed rows: column of the shard, -1 elsewhere, or kIgnoredRow
   float* row_loss = nullptr;  // [N] of the computed rows
   float* target_logit = nullptr;         // [R]
+  JoinedTargets joined;                  // with several targets a row, as the next
+  float* target_logits = nullptr;        // [R, targets_per_row]
   float* bias = nullptr;                 // [V] in fp32 times bias_scale, where the caller's is not that
   float* inverse_temperature = nullptr;  // [N] of the computed rows; null: ones
   StatSlots slots;

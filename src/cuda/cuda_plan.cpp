@@ -39,12 +39,13 @@ void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& que
   const int64_t chunk_rows = std::max<int64_t>(detail_.token_chunk, 1);
   const bool thinned = detail_.is_thinned();
   const ThinArena thin = thinned ? lay_out_thinned(problem, detail_, workspace, buffers.draws) : ThinArena{};
+  const Arena arena = thinned ? thin.base : lay_out_exact(problem, detail_, workspace);
   const Runner run{
       .problem = problem,
       .buffers = buffers,
       .detail = detail_,
-      .arena = thinned ? thin.base : lay_out_exact(problem, detail_, workspace),
-      .rows = row_inputs(problem, buffers),
+      .arena = arena,
+      .rows = with_joined(row_inputs(problem, buffers), arena.joined),
       .queue = queue,
       .chunks = (problem.tokens + chunk_rows - 1) / chunk_rows,
       .products = std::abs(problem.scale) >= double{std::numeric_limits<float>::min()} && problem.vocab > 0,
@@ -53,6 +54,9 @@ void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& que
   };
   const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
   if (problem.needs_backward()) clear_gradients(run);
+  if (problem.targets_per_row > 0) {
+    launch_join_targets(run.rows, buffers.target_weight, DType::kF32, arena.joined, run.queue);
+  }
   launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.queue);
   if (problem.tokens > 0 && problem.vocab > 0) load_whole_classifier(run);
   if (thinned) {

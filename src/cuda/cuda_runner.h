@@ -94,6 +94,9 @@ void launch_logits(const Runner& run, const LogitsArgs& args, After after);
 LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hidden, const Window& window,
                        const Operand& classifier, Epilogue epilogue);
 
+// Logits of the rows' targets, where a row has several.
+void make_target_logits(const Runner& run, const Chunk& chunk);
+
 // ---- row_sums.cpp
 const float* bias_of(const Runner& run);
 // Row statistics of a chunk, in the slots, which are clear; active: only in these blocks of rows.

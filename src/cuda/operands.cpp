@@ -79,6 +79,32 @@ void reload_hidden(const Runner& run, const Chunk& chunk) {
   if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), After::kAnything, run.queue);
 }
 
+void make_target_logits(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  TargetLogits t{};
+  t.rows = chunk.rows;
+  t.columns = p.hidden;
+  t.row_count = chunk.row_count;
+  t.row_map = run.arena.row_map + chunk.first;
+  t.target = run.arena.target + chunk.first;
+  t.hidden = b.hidden;
+  t.hidden_dtype = p.hidden_dtype;
+  t.hidden_stride = b.hidden_stride;
+  t.classifier = b.classifier;
+  t.classifier_dtype = p.classifier_dtype;
+  t.classifier_stride = b.classifier_stride;
+  t.operand_dtype = run.dtype();
+  t.scale = static_cast<float>(p.scale);
+  t.softcap = static_cast<float>(p.softcap);
+  if (p.has_temperature) t.inverse_temperature = run.arena.inverse_temperature + chunk.first;
+  if (p.has_bias) t.bias = b.bias;
+  t.bias_dtype = p.bias_dtype;
+  t.bias_scale = static_cast<float>(p.bias_scale);
+  t.logits = run.arena.target_logits;
+  launch_target_logits(run.rows, t, run.queue);
+}
+
 int64_t widest_window(const Runner& run) {
   return run.detail.copies_classifier ? run.detail.vocab_window : run.problem.vocab;
 }

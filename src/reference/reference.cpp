@@ -58,8 +58,8 @@ double class_weight(const Problem& p, const Buffers& b, int64_t column) {
   return p.has_class_weight ? load(b.class_weight, p.stats_dtype(), p.vocab_start + column) : 1;
 }
 
-// Statistics of one logit, of class weight w; p z is 0 at z = -inf.
-RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, bool is_target) {
+// Statistics of one logit, of class weight w and of weight q as a target; p z is 0 at z = -inf.
+RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, double q) {
   RowStats<double> stats;
   stats.max = z;
   stats.argmax = id;
@@ -74,16 +74,26 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
 
 // top: becomes the row's largest logits in order, as many as it has room for.
 RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top) {
-  const int64_t target = target_of_row(p, b.targets, row) - p.vocab_start;
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
   int64_t found = 0;
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z = logit(p, b, row, j).z;
     if (!top.empty()) found = insert_top(top, found, {z, p.vocab_start + j});
-    total = merge(total, single(sums, z, class_weight(p, b, j), p.vocab_start + j, j == target));
+    const int64_t id = p.vocab_start + j;
+    total = merge(total, single(sums, z, class_weight(p, b, j), id, weight_as_target(p, b, row, id)));
   }
   return total;
+}
+
+// The log-probabilities of several targets.
+void write_targets(const Problem& p, const Buffers& b, int64_t row, const LogSumExp<double>& lse) {
+  double z[kMostTargetsPerRow] = {};
+  for (int64_t k = 0; k < p.targets_per_row; ++k) {
+    const int64_t target = target_of_row(p, b.targets, row, k);
+    if (target != p.ignore_index) z[k] = logit(p, b, row, target).z;
+  }
+  write_target_log_probs<double>(p, b, row, {z, static_cast<size_t>(p.targets_per_row)}, lse);
 }
 
 // What stands for the probability in the gradient: itself, or what a draw of every element on its own makes
@@ -108,15 +118,15 @@ LogitGradient d_logit(const Problem& p, const Buffers& b, const Scratch& s, int6
   const int64_t row = s.rows[static_cast<size_t>(i)];
   const RowCoefficients<double>& k = s.coefficients[static_cast<size_t>(i)];
   const auto [z, slope] = logit(p, b, row, column);
-  const bool is_target = target_of_row(p, b.targets, row) == p.vocab_start + column;
+  const double q = weight_as_target(p, b, row, p.vocab_start + column);
   LogitGradient out;
   const double log_p = s.lse[static_cast<size_t>(i)].log_p(z);
   out.probability = std::exp(log_p);
-  out.weight = is_target ? out.probability : weight(p, s, row, column, out.probability);
+  out.weight = q != 0 ? out.probability : weight(p, s, row, column, out.probability);
   out.factor = probability_factor(k, log_p) * slope;
   const double dense = k.c == 0 ? 0 : k.c * class_weight(p, b, column) * slope;
-  if (is_target) {
-    out.d = dz_element(k, log_p, class_weight(p, b, column), true) * slope;
+  if (q != 0) {
+    out.d = dz_element(k, log_p, class_weight(p, b, column), q) * slope;
     out.exact = out.d - dense;
   } else {
     out.exact = out.weight == 0 ? 0 : out.weight * out.factor;
@@ -141,6 +151,7 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
     RowStats<double>& stats = s.stats[static_cast<size_t>(i)];
     stats = row_stats(p, b, row, top);
     write_top<double>(p, b, row, top, log_sum_exp_parts(stats));
+    if (b.target_log_probs != nullptr) write_targets(p, b, row, log_sum_exp_parts(stats));
   });
   if (group != nullptr) {
     join_over_group(p, *group, parallel_for, s.stats.first(static_cast<size_t>(count)), s.gathered);

@@ -185,12 +185,45 @@ std::vector<double> normal_values(Random& random, int64_t count, double deviatio
   return out;
 }
 
-int64_t Case::target_of(int64_t row) const {
+int64_t Case::target_of(int64_t row, int64_t k) const {
   const int64_t length = problem.sequence_length == 0 ? problem.tokens : problem.sequence_length;
   const int64_t sequence = row / length;
   const int64_t position = row % length + problem.shift;
   if (position >= length) return problem.ignore_index;
-  return targets[static_cast<size_t>(sequence * length + position)];
+  return targets[static_cast<size_t>((sequence * length + position) * targets_per_row() + k)];
+}
+
+double Case::target_weight_of(int64_t row, int64_t k) const {
+  if (target_of(row, k) == problem.ignore_index) return 0;
+  if (target_weight.empty()) return 1;
+  return target_weight[static_cast<size_t>((row + problem.shift) * targets_per_row() + k)];
+}
+
+int64_t Case::target_of(int64_t row) const {
+  for (int64_t k = 0; k < targets_per_row(); ++k) {
+    if (target_of(row, k) != problem.ignore_index) return target_of(row, k);
+  }
+  return problem.ignore_index;
+}
+
+void give_targets(Random& random, Case* c, int64_t count, double low, double high) {
+  headroom::Problem& p = c->problem;
+  p.targets_per_row = count;
+  p.has_class_weight = 0;
+  c->class_weight.clear();
+  std::vector<int64_t> targets;
+  for (const int64_t first : c->targets) {
+    const bool is_ignored = first == p.ignore_index;
+    for (int64_t k = 0; k < count; ++k) {
+      const bool is_none = is_ignored || random.chance(0.1);
+      const bool comes_again = k > 0 && random.chance(0.1);
+      targets.push_back(is_none       ? p.ignore_index
+                        : comes_again ? targets.back()
+                                      : random.integer(0, p.vocab - 1));
+    }
+  }
+  c->targets = targets;
+  c->target_weight = uniform_values(random, static_cast<int64_t>(targets.size()), low, high, stats_dtype(p));
 }
 
 Case random_case(uint64_t seed, const CaseLimits& limits) {
@@ -252,10 +285,11 @@ std::string describe(const Case& c) {
       << (p.has_temperature != 0 ? "of rows" : std::to_string(p.temperature)) << ", smoothing "
       << p.label_smoothing << ", z_loss " << p.z_loss << ", num_items " << p.num_items << ", ignore "
       << p.ignore_index << ", shift " << p.shift << " of " << p.sequence_length << ", entropy "
-      << p.want_entropy << ", argmax " << p.want_argmax << ", top_k " << p.top_k << ", mean logit "
-      << p.want_mean_logit << ", log sum p^2 " << p.want_log_sum_sq_probs << ", strides +"
-      << c.hidden_layout.padding << " +" << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding
-      << " +" << c.d_classifier_layout.padding;
+      << p.want_entropy << ", argmax " << p.want_argmax << ", top_k " << p.top_k << ", targets of a row "
+      << p.targets_per_row << ", mean logit " << p.want_mean_logit << ", log sum p^2 "
+      << p.want_log_sum_sq_probs << ", strides +" << c.hidden_layout.padding << " +"
+      << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding << " +"
+      << c.d_classifier_layout.padding;
   return out.str();
 }
 

@@ -20,15 +20,16 @@ struct Case {
   // (has_grad_...) only with Mode::kForwardThenBackward.
   headroom::Problem problem;
 
-  std::vector<double> hidden;        // [N, D]
-  std::vector<double> classifier;    // [V, D]
-  std::vector<double> bias;          // [V]
-  std::vector<int64_t> targets;      // [N]
-  std::vector<double> class_weight;  // [V]
-  std::vector<double> token_weight;  // [N]
-  std::vector<double> temperature;   // [N]
-  std::vector<double> grad_loss;     // empty: 1; [1], or [N] with reduction none
-  std::vector<double> grad_nll;      // [N], as the next two
+  std::vector<double> hidden;         // [N, D]
+  std::vector<double> classifier;     // [V, D]
+  std::vector<double> bias;           // [V]
+  std::vector<int64_t> targets;       // [N], or [N, targets_per_row]
+  std::vector<double> target_weight;  // [N, targets_per_row]; empty: ones
+  std::vector<double> class_weight;   // [V]
+  std::vector<double> token_weight;   // [N]
+  std::vector<double> temperature;    // [N]
+  std::vector<double> grad_loss;      // empty: 1; [1], or [N] with reduction none
+  std::vector<double> grad_nll;       // [N], as the next two
   std::vector<double> grad_lse;
   std::vector<double> grad_entropy;
   std::vector<double> grad_target_logit;
@@ -43,7 +44,12 @@ struct Case {
   bool wants_gradients() const {
     return problem.want_d_hidden != 0 || problem.want_d_classifier != 0 || problem.want_d_bias != 0;
   }
-  // The global target of a row after the shift; problem.ignore_index for an ignored row.
+  int64_t targets_per_row() const { return problem.targets_per_row > 0 ? problem.targets_per_row : 1; }
+  // The k-th global target of a row after the shift, or problem.ignore_index; and its weight, 0 of the
+  // latter.
+  int64_t target_of(int64_t row, int64_t k) const;
+  double target_weight_of(int64_t row, int64_t k) const;
+  // The first one that is not ignore_index; problem.ignore_index for an ignored row.
   int64_t target_of(int64_t row) const;
   double temperature_of(int64_t row) const {
     return temperature.empty() ? problem.temperature : temperature[static_cast<size_t>(row)];
@@ -62,6 +68,10 @@ struct CaseLimits {
 
 // A random problem over all options.
 Case random_case(uint64_t seed, const CaseLimits& limits = {});
+
+// Gives each row of a case `count` targets with weights in [low, high], some of them ignore_index or the same
+// again, and takes its class weights away.
+void give_targets(Random& random, Case* c, int64_t count, double low, double high);
 
 // A plain cross entropy of standard normal data: mean, no options, all gradients that exist.
 struct PlainSize {

@@ -118,7 +118,8 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
   out.lse = bound(naive.lse, t.lse, t.terms.logit) + arithmetic.exp;
   // max - z_y, and the log of a sum of at most V exps.
   const double nll_terms = 2 * t.terms.logit + std::log(static_cast<double>(c_.problem.vocab));
-  out.nll = bound(naive.nll, t.nll, nll_terms) + arithmetic.exp;
+  out.nll =
+      bound(naive.nll, t.nll, nll_terms * t.terms.target_weight) + arithmetic.exp * t.terms.target_weight;
   out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy) + arithmetic.exp * t.terms.entropy;
   out.mean_logit = bound(naive.mean_logit, t.mean_logit, t.terms.logit);
   // Logits are in it with the weights 2 q and 2 p, q = p^2 / sum p^2, and so are the exps' own errors; each
@@ -151,7 +152,7 @@ Bounds Expected::bounds_of_double() const {
     for (double term : terms.loss) loss += truth_.divisor == 0 ? 0 : term / std::fabs(truth_.divisor);
   }
   return kDoubleArithmetic * Bounds{.lse = terms.logit,
-                                    .nll = 2 * terms.logit,
+                                    .nll = 2 * terms.logit * terms.target_weight,
                                     .entropy = terms.entropy,
                                     .logit = terms.logit,
                                     .mean_logit = terms.logit,
@@ -195,7 +196,8 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   if (p.want_entropy) {
     EXPECT_TRUE(close("entropy", got.entropy, truth_.entropy, bounds.entropy, stats));
   }
-  EXPECT_TRUE(close("target_logit", got.target_logit, truth_.target_logit, bounds.logit, stats));
+  EXPECT_TRUE(close("target_logit", got.target_logit, truth_.target_logit,
+                    bounds.logit * truth_.terms.target_weight, stats));
   EXPECT_TRUE(close("max_logit", got.max_logit, truth_.max_logit, bounds.logit, stats));
   if (p.want_mean_logit) {
     EXPECT_TRUE(close("mean_logit", got.mean_logit, truth_.mean_logit, bounds.mean_logit, stats));
@@ -211,6 +213,7 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   }
   if (p.want_argmax) check_argmax(got, bounds.logit);
   if (!got.top_ids.empty()) check_top(got, bounds);
+  if (p.targets_per_row > 0) check_target_log_probs(got, bounds.logit + bounds.lse);
   EXPECT_TRUE(close("d_hidden", got.d_hidden, truth_.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype)));
   EXPECT_TRUE(close("d_classifier", got.d_classifier, truth_.d_classifier, bounds.d_classifier,
                     as_dtype(p.d_classifier_dtype)));
@@ -221,11 +224,14 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
 void Expected::check_argmax(const Outputs& got, double logit_error) const {
   double correct = 0;
   ASSERT_EQ(got.argmax.size(), truth_.argmax.size());
-  ASSERT_EQ(got.is_top1.size(), truth_.argmax.size());
+  const bool has_one_target = c_.problem.targets_per_row == 0;
+  ASSERT_EQ(got.is_top1.size(), has_one_target ? truth_.argmax.size() : 0);
   for (size_t i = 0; i < truth_.argmax.size(); ++i) {
     const auto best = static_cast<int64_t>(got.argmax[i]);
     const bool is_top1 = truth_.argmax[i] >= 0 && best == c_.target_of(static_cast<int64_t>(i));
-    EXPECT_EQ(got.is_top1[i], is_top1 ? 1 : 0) << "is_top1[" << i << "]";
+    if (has_one_target) {
+      EXPECT_EQ(got.is_top1[i], is_top1 ? 1 : 0) << "is_top1[" << i << "]";
+    }
     if (truth_.argmax[i] < 0 || best < 0 || best >= c_.problem.vocab) {
       EXPECT_EQ(best, truth_.argmax[i]) << "argmax[" << i << "]";
       continue;
@@ -234,7 +240,22 @@ void Expected::check_argmax(const Outputs& got, double logit_error) const {
     EXPECT_GE(logits[best], logits[truth_.argmax[i]] - 2 * logit_error) << "argmax[" << i << "] = " << best;
     if (best == c_.target_of(static_cast<int64_t>(i))) ++correct;
   }
-  EXPECT_EQ(got.correct_count, std::vector<double>{correct});
+  if (has_one_target) {
+    EXPECT_EQ(got.correct_count, std::vector<double>{correct});
+  }
+}
+
+void Expected::check_target_log_probs(const Outputs& got, double error) const {
+  std::vector<double> expected;
+  for (int64_t i = 0; i < c_.problem.tokens; ++i) {
+    for (int64_t k = 0; k < c_.problem.targets_per_row; ++k) {
+      const int64_t y = c_.target_of(i, k);
+      const bool is_none = y == c_.problem.ignore_index;
+      const double z = is_none ? 0 : truth_.logits[static_cast<size_t>(i * c_.problem.vocab + y)];
+      expected.push_back(is_none ? 0 : z - truth_.lse[static_cast<size_t>(i)]);
+    }
+  }
+  EXPECT_TRUE(close("target_log_probs", got.target_log_probs, expected, error, stats_dtype(c_.problem)));
 }
 
 // Where every logit is off by less than an error, so is the r-th largest of them, and that of the id found
@@ -271,6 +292,20 @@ void Expected::check_top(const Outputs& got, const Bounds& bounds) const {
       close("top_log_probs", got.top_log_probs, log_probs, bounds.logit + bounds.lse, stats_dtype(p)));
 }
 
+namespace {
+
+double largest_target_weight(const Case& c) {
+  double largest = 0;
+  for (int64_t i = 0; i < c.problem.tokens; ++i) {
+    double sum = 0;
+    for (int64_t k = 0; k < c.targets_per_row(); ++k) sum += std::fabs(c.target_weight_of(i, k));
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+}  // namespace
+
 void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds) {
   SCOPED_TRACE(describe(c));
   const headroom::Problem& p = c.problem;
@@ -286,7 +321,8 @@ void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, cons
   same("loss", a.loss, b.loss, bounds.loss, stats);
   same("nll", a.nll, b.nll, bounds.nll, stats);
   same("entropy", a.entropy, b.entropy, bounds.entropy, stats);
-  same("target_logit", a.target_logit, b.target_logit, bounds.logit, stats);
+  same("target_logit", a.target_logit, b.target_logit,
+       bounds.logit * (p.targets_per_row > 0 ? largest_target_weight(c) : 1), stats);
   same("max_logit", a.max_logit, b.max_logit, bounds.logit, stats);
   same("mean_logit", a.mean_logit, b.mean_logit, bounds.mean_logit, stats);
   same("log_sum_sq_probs", a.log_sum_sq_probs, b.log_sum_sq_probs, bounds.log_sum_sq_probs, stats);

@@ -58,6 +58,7 @@ class Expected {
   Bounds bounds(const Answer& naive, const Arithmetic& arithmetic) const;
   Bounds bounds_of_double() const;
   void check_argmax(const Outputs& got, double logit_error) const;
+  void check_target_log_probs(const Outputs& got, double error) const;
   void check_top(const Outputs& got, const Bounds& bounds) const;
 
   const Case& c_;

@@ -45,6 +45,17 @@ class Materialised {
   }
   bool ignored(size_t i) const { return c_.target_of(static_cast<int64_t>(i)) == p_.ignore_index; }
   size_t target(size_t i) const { return static_cast<size_t>(c_.target_of(static_cast<int64_t>(i))); }
+  // Each column's weight as a target, the sum over those that are it; or the sum of their magnitudes.
+  std::vector<T> target_weights(size_t i, bool magnitudes = false) const {
+    std::vector<T> q(vocab_);
+    for (int64_t k = 0; k < c_.targets_per_row(); ++k) {
+      const int64_t y = c_.target_of(static_cast<int64_t>(i), k);
+      if (y == p_.ignore_index) continue;
+      const auto weight = static_cast<T>(c_.target_weight_of(static_cast<int64_t>(i), k));
+      q[static_cast<size_t>(y)] += magnitudes ? std::fabs(weight) : weight;
+    }
+    return q;
+  }
   T class_weight(size_t j) const { return at(c_.class_weight, j, 1); }
   T token_weight(size_t i) const { return at(c_.token_weight, i, 1); }
   T temperature(size_t i) const { return static_cast<T>(c_.temperature_of(static_cast<int64_t>(i))); }
@@ -123,8 +134,16 @@ class Materialised {
     T smooth_terms = 0;
     T logits = 0;
     T squares = 0;
+    T nll = 0;           // -sum q log p
+    T target_logit = 0;  // sum q z
+    T nll_terms = 0;
+    T magnitudes = 0;
     const auto largest_logit = static_cast<T>(answer_.terms.logit);
+    const std::vector<T> q = target_weights(i), magnitude = target_weights(i, true);
     for (size_t j = 0; j < vocab_; ++j) {
+      if (q[j] != 0) nll += q[j] * (lse - z[j]), target_logit += q[j] * z[j];
+      if (magnitude[j] != 0) nll_terms += magnitude[j] * (std::fabs(lse) + std::fabs(z[j]) + largest_logit);
+      magnitudes += magnitude[j];
       const T log_p = z[j] - lse;
       if (std::exp(log_p) > 0) entropy -= std::exp(log_p) * log_p;
       smooth -= class_weight(j) * log_p;
@@ -132,20 +151,19 @@ class Materialised {
       squares += std::exp(2 * (z[j] - z[best]));
       smooth_terms += class_weight(j) * (std::fabs(z[j]) + std::fabs(lse) + largest_logit);
     }
-    const T nll = lse - z[y];
+    raise(&answer_.terms.target_weight, magnitudes);
     const T z_loss = static_cast<T>(p_.z_loss);
     const T total = static_cast<T>(p_.vocab);
     const T hard = (1 - smoothing()) * class_weight(y);
     row_loss_[i] = token_weight(i) * (hard * nll + smoothing() / total * smooth + z_loss * lse * lse);
     answer_.terms.loss[i] = static_cast<double>(
-        token_weight(i) *
-        (hard * (std::fabs(lse) + std::fabs(z[y]) + largest_logit) + smoothing() / total * smooth_terms +
-         z_loss * std::fabs(lse) * (std::fabs(lse) + 2 * largest_logit)));
+        token_weight(i) * (hard * nll_terms + smoothing() / total * smooth_terms +
+                           z_loss * std::fabs(lse) * (std::fabs(lse) + 2 * largest_logit)));
     raise(&answer_.terms.row_loss, static_cast<T>(answer_.terms.loss[i]));
     raise(&answer_.terms.entropy, std::fabs(lse) + largest_logit * (1 + std::fabs(entropy)));
     answer_.nll[i] = static_cast<double>(nll);
     answer_.entropy[i] = static_cast<double>(entropy);
-    answer_.target_logit[i] = static_cast<double>(z[y]);
+    answer_.target_logit[i] = static_cast<double>(target_logit);
     answer_.mean_logit[i] = static_cast<double>(logits / total);
     answer_.log_sum_sq_probs[i] = static_cast<double>(std::log(squares) - 2 * std::log(sum));
     answer_.max_logit[i] = static_cast<double>(z[best]);
@@ -177,14 +195,19 @@ class Materialised {
     const T d_entropy = at(c_.grad_entropy, i, 0);
     const T d_target_logit = at(c_.grad_target_logit, i, 0);
     const T d_lse = upstream * 2 * static_cast<T>(p_.z_loss) * lse_[i] + at(c_.grad_lse, i, 0);
+    const std::vector<T> q = target_weights(i), magnitude = target_weights(i, true);
     T sum = 0;
     T terms = std::fabs(d_lse);
     for (size_t j = 0; j < vocab_; ++j) {
       const T log_p = z[j] - lse_[i];
       const T probability = std::exp(log_p);
       T d_log_p = -upstream * smoothing() / static_cast<T>(p_.vocab) * class_weight(j);
-      if (j == y) d_log_p -= upstream * (1 - smoothing()) * class_weight(y) + at(c_.grad_nll, i, 0);
       T part = std::fabs(d_log_p);
+      if (magnitude[j] != 0) {
+        const T of_target = upstream * (1 - smoothing()) * class_weight(y) + at(c_.grad_nll, i, 0);
+        d_log_p -= of_target * q[j];
+        part += std::fabs(of_target) * magnitude[j];
+      }
       if (d_entropy != 0 && probability > 0) {
         d_log_p -= d_entropy * probability * (log_p + 1);
         part += std::fabs(d_entropy) * probability * (std::fabs(z[j]) + std::fabs(lse_[i]) + 1);
@@ -198,10 +221,10 @@ class Materialised {
     for (size_t j = 0; j < vocab_; ++j) {
       const T probability = std::exp(z[j] - lse_[i]);
       const T slope = slope_[i * vocab_ + j];
-      const T direct = j == y ? d_target_logit : 0;
+      const T direct = d_target_logit * q[j];
       T value = ((*d)[j].value + direct + probability * (d_lse - sum)) * slope;
       value = shortened(value);
-      const T part = ((*d)[j].part + std::fabs(direct) + probability * terms) / t;
+      const T part = ((*d)[j].part + std::fabs(d_target_logit) * magnitude[j] + probability * terms) / t;
       // Of the softcap's slope 1 - tanh^2: at most 2 tanh / cap times the rounding.
       const T by_slope = p_.softcap > 0 ? part * 2 * t / static_cast<T>(p_.softcap) * logit_terms : 0;
       (*d)[j] = {value, part, probability * terms / t * logit_terms + by_slope};

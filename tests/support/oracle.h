@@ -22,6 +22,7 @@ struct Answer {
   // logit does to it.
   struct Terms {
     double logit = 0, row_loss = 0, entropy = 0;
+    double target_weight = 1;  // the largest sum of the magnitudes of a row's
     std::vector<double> loss;  // [N], of the row's loss
     struct Gradient {
       double part = 0, by_logit = 0;

@@ -78,7 +78,8 @@ class Run {
     move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.temperature,
          b.grad_loss, b.grad_nll, b.grad_lse, b.grad_entropy, b.grad_target_logit, b.max, b.loss, b.lse_low,
          b.argmax, b.is_top1, b.correct_count, b.valid_count, b.d_hidden, b.d_classifier, b.d_bias,
-         b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed, b.top_ids, b.top_log_probs);
+         b.invalid_targets, b.draws, b.kept_count, b.draw_variance, b.seed, b.top_ids, b.top_log_probs,
+         b.target_weight, b.target_log_probs);
     for (const RowField& each : kRowSums) move(b.*each.field);
     for (const RowField& each : kRowOutputs) move(b.*each.field);
     run_plan(plan, b, mirror.workspace(), mirror.stream());
@@ -134,6 +135,7 @@ class Run {
     b_.classifier_stride = classifier.stride();
     b_.bias = vector_input("bias", as_dtype(p_.bias_dtype), slice(c_.bias, p_.vocab_start, p_.vocab));
     b_.targets = vector_input("targets", as_dtype(p_.target_dtype), {c_.targets.begin(), c_.targets.end()});
+    b_.target_weight = vector_input("target_weight", stats_, c_.target_weight);
     b_.class_weight = vector_input("class_weight", stats_, c_.class_weight);
     b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
     b_.temperature = vector_input("temperature", stats_, c_.temperature);
@@ -182,11 +184,14 @@ class Run {
       b_.top_ids = count_output("top_ids", n * p_.top_k, &out_.top_ids);
       b_.top_log_probs = vector_output("top_log_probs", n * p_.top_k, &out_.top_log_probs);
     }
+    if (p_.targets_per_row > 0) {
+      b_.target_log_probs = vector_output("target_log_probs", n * p_.targets_per_row, &out_.target_log_probs);
+    }
     if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total && p_.group_size == 0) return;
     b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
     add_row_fields(kRowOutputs);
     b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
-    if (!p_.want_argmax) return;
+    if (!p_.want_argmax || p_.targets_per_row > 0) return;
     b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
     Tensor& is_top1 = output("is_top1", HEADROOM_I32, words_of_bytes(n), 1, &out_.is_top1, {0, c_.skew});
     b_.is_top1 = static_cast<uint8_t*>(is_top1.data());
@@ -316,6 +321,7 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
                                   {"is_top1", &Outputs::is_top1},
                                   {"top_ids", &Outputs::top_ids},
                                   {"top_log_probs", &Outputs::top_log_probs},
+                                  {"target_log_probs", &Outputs::target_log_probs},
                                   {"correct_count", &Outputs::correct_count},
                                   {"valid_count", &Outputs::valid_count},
                                   {"d_hidden", &Outputs::d_hidden},

@@ -14,6 +14,7 @@ struct Outputs {
   std::vector<double> mean_logit, log_sum_sq_probs, max_logit, is_top1;
   std::vector<double> argmax, correct_count, valid_count;
   std::vector<double> top_ids, top_log_probs;  // [N, top_k]
+  std::vector<double> target_log_probs;        // [N, targets_per_row]
   std::vector<double> invalid_targets;         // of runs on a device alone
   std::vector<double> d_hidden, d_classifier, d_bias;
   std::vector<double> kept_count, draw_variance;  // of thinned gradients

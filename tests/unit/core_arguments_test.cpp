@@ -132,6 +132,17 @@ std::vector<BadProblem> bad_problems() {
          p.keeps_draws = 1;
          p.top_k = 2;
        }},
+      {"targets_per_row", [](P& p) { p.targets_per_row = -1; }},
+      {"targets_per_row", [](P& p) { p.targets_per_row = 65; }},
+      {"targets_per_row", [](P& p) { p.targets_per_row = 2, p.gradient = HEADROOM_THINNED; }},
+      {"targets_per_row",
+       [](P& p) {
+         p.pass = HEADROOM_FORWARD;
+         p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+         p.vocab_total = 6;
+         p.targets_per_row = 2;
+       }},
+      {"has_class_weight", [](P& p) { p.targets_per_row = 2, p.has_class_weight = 1; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = -0.01; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = 1.01; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = kNaN; }},

@@ -67,8 +67,53 @@ TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
       up.z[j] += kStep;
       down.z[j] -= kStep;
       const double numeric = (objective(up, upstream) - objective(down, upstream)) / (2 * kStep);
-      const double analytic = dz_element(k, row.z[j] - loss.lse, row.w[j], j == row.target);
+      const double analytic = dz_element(k, row.z[j] - loss.lse, row.w[j], j == row.target ? 1 : 0);
       EXPECT_NEAR(analytic, numeric, 1e-8) << "seed " << seed;
+    }
+  }
+}
+
+// Of several targets, of which two are the same.
+TEST(RowCoefficients, OfSeveralTargets) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    headroom_test::Random random(seed);
+    std::vector<double> z(7), q(7);
+    for (double& each : z) each = 2 * random.normal();
+    RowWeights<double> weights{random.uniform(0, 2), 1, 0};
+    for (const size_t target : {1, 3, 3, 6}) {
+      const double weight = random.uniform(-0.5, 1);
+      q[target] += weight;
+      weights.target_sum += weight;
+    }
+    LossParams<double> params;
+    params.vocab_total = params.class_weight_sum = 7;
+    params.label_smoothing = random.pick<double>({0, 0.2});
+    const RowUpstream<double> upstream = {random.normal(), random.pick<double>({0, 0.7}), 0, 0,
+                                          random.pick<double>({0, 0.9})};
+    const auto stats_of = [&](const std::vector<double>& logits) {
+      RowStats<double> stats;
+      for (const double each : logits) stats.max = std::max(stats.max, each);
+      for (size_t j = 0; j < logits.size(); ++j) {
+        stats.sum_exp += std::exp(logits[j] - stats.max);
+        stats.target_logit += q[j] * logits[j];
+        stats.weighted_logit_sum += logits[j];
+      }
+      return stats;
+    };
+    const auto objective_of = [&](const std::vector<double>& logits) {
+      const RowStats<double> stats = stats_of(logits);
+      const RowLoss<double> loss = row_loss(params, weights, stats, 0);
+      return upstream.loss * loss.loss + upstream.nll * loss.nll + upstream.target_logit * stats.target_logit;
+    };
+    const double lse = log_sum_exp(stats_of(z));
+    const RowCoefficients<double> k = row_coefficients(params, weights, upstream, lse, 0.0);
+    for (size_t j = 0; j < z.size(); ++j) {
+      constexpr double kStep = 1e-5;
+      std::vector<double> up = z, down = z;
+      up[j] += kStep;
+      down[j] -= kStep;
+      const double numeric = (objective_of(up) - objective_of(down)) / (2 * kStep);
+      EXPECT_NEAR(dz_element(k, z[j] - lse, 1.0, q[j]), numeric, 1e-8) << "seed " << seed;
     }
   }
 }
@@ -103,9 +148,9 @@ TEST(RowCoefficients, MaskedColumnsHaveFiniteGradients) {
     for (double b : {0.0, -0.25}) {
       for (double g : {0.0, 0.5, 2.0}) {
         const RowCoefficients<double> k{a, b, 0, g};
-        EXPECT_EQ(dz_element<double>(k, -INFINITY, 1.0, true), -g);
-        EXPECT_EQ(dz_element<double>(k, -INFINITY, 1.0, false), 0);
-        EXPECT_EQ(dz_element(k, -1e5, 1.0, false), 0);
+        EXPECT_EQ(dz_element<double>(k, -INFINITY, 1.0, 1), -g);
+        EXPECT_EQ(dz_element<double>(k, -INFINITY, 1.0, 0), 0);
+        EXPECT_EQ(dz_element(k, -1e5, 1.0, 0), 0);
       }
     }
   }
@@ -113,7 +158,7 @@ TEST(RowCoefficients, MaskedColumnsHaveFiniteGradients) {
 
 TEST(RowCoefficients, ACertainTargetKeepsItsDigits) {
   const RowCoefficients<double> k{0.5, 0, 0, 0.5};
-  EXPECT_NEAR(dz_element(k, -1e-20, 1.0, true), -0.5e-20, 1e-34);
+  EXPECT_NEAR(dz_element(k, -1e-20, 1.0, 1), -0.5e-20, 1e-34);
 }
 
 // log p from the two parts has the digits that their sum has not.

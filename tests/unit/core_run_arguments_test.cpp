@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <headroom/headroom.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -198,6 +199,33 @@ TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
   expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "is_top1: expected null unless want_argmax");
   f.buffers.is_top1 = nullptr;
   EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+}
+
+TEST_P(RunArguments, SeveralTargetsARow) {
+  Fixture f;
+  std::vector<float> pairs(2 * kTokens, 0.5f), log_probs(2 * kTokens, -777);
+  f.buffers.target_weight = pairs.data();
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "target_weight: expected null without targets_per_row");
+  f.buffers.target_weight = nullptr;
+  f.buffers.target_log_probs = log_probs.data();
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "target_log_probs: expected null unless targets_per_row");
+  f.buffers.target_weight = pairs.data();
+  f.problem.targets_per_row = 2;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "has_class_weight: expected 0 with targets_per_row");
+  f.problem.has_class_weight = 0;
+  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "is_top1, correct_count: expected null with targets_per_row");
+  f.buffers.correct_count = nullptr;
+  std::vector<int64_t> targets = {0, 1, -100, -100, -100, 3, 4, kVocab};
+  f.buffers.targets = targets.data();
+  expect_refusal(f, HEADROOM_INVALID_TARGET,
+                 "targets: expected 0 <= target < 6 or ignore_index -100, got 6 at targets[3, 1]");
+  EXPECT_EQ(log_probs, std::vector<float>(2 * kTokens, -777));
+  targets.back() = 5;
+  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+  // All logits are alike, of six columns.
+  const float log_p = -std::log(6.0f);
+  for (const size_t i : {0, 1, 5, 6, 7}) EXPECT_NEAR(log_probs[i], log_p, 1e-6) << i;
+  for (const size_t i : {2, 3, 4}) EXPECT_EQ(log_probs[i], 0) << i;
 }
 
 TEST_P(RunArguments, WhatABackwardPassNeeds) {

@@ -48,6 +48,7 @@ TEST(Structs, DefaultsOfInit) {
   EXPECT_EQ(p.scale, 1);
   EXPECT_EQ(p.temperature, 1);
   EXPECT_EQ(p.top_k, 0);
+  EXPECT_EQ(p.targets_per_row, 0);
   EXPECT_EQ(p.ignore_index, -100);
   EXPECT_EQ(p.max_workspace_bytes, 0u);
 }

@@ -115,5 +115,38 @@ TEST(Targets, DivisorsOfTheMean) {
   EXPECT_EQ(divisor(), 1);
 }
 
+TEST(Targets, OfSeveralARowTheFirstThatIsOneCounts) {
+  Problem p = problem_of(4);
+  p.targets_per_row = 3;
+  p.shift = 1;
+  const std::vector<int64_t> targets = {9, 9, 9, -100, 4, 5, -100, -100, -100, 7, 7, -100};
+  EXPECT_EQ(targets_of(p, targets), (std::vector<int64_t>{4, -100, 7, -100}));
+  EXPECT_EQ(target_of_row(p, targets.data(), 0, 2), 5);
+  EXPECT_EQ(target_of_row(p, targets.data(), 3, 0), -100);
+  std::vector<float> weight = {0, 0, 0, 9, 2, 3, 9, 9, 9, 0.25f, 0.5f, 9};
+  Buffers b;
+  b.targets = targets.data();
+  EXPECT_EQ(weight_as_target(p, b, 2, 7), 2);
+  b.target_weight = weight.data();
+  EXPECT_EQ(target_weight_of_row(p, b, 0, 0), 0);  // ignore_index
+  EXPECT_EQ(target_weight_of_row(p, b, 0, 1), 2);
+  EXPECT_EQ(weight_as_target(p, b, 2, 7), 0.75);
+  EXPECT_EQ(weight_as_target(p, b, 2, 8), 0);
+}
+
+TEST(Targets, OfSeveralOutOfRangeAreRefusedWithRowAndColumn) {
+  Problem p = problem_of(2);
+  p.targets_per_row = 2;
+  const std::vector<int64_t> targets = {1, 2, -100, 50};
+  try {
+    check_targets(p, targets.data());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::kInvalidTarget);
+    EXPECT_EQ(std::string(error.what()),
+              "targets: expected 0 <= target < 50 or ignore_index -100, got 50 at targets[1, 1]");
+  }
+}
+
 }  // namespace
 }  // namespace headroom

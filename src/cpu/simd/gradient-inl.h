@@ -33,15 +33,17 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
       store_element(v, out + j);
     }
     for (int64_t j = strip.columns; j < strip.padded_columns; ++j) out[j] = 0;
-    const int32_t y = strip.target[i];
-    if (y < 0) continue;
-    // At the target p a - g may cancel: in double, and before any rounding to an element.
-    const double zy = z[y];
-    const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
-    const LogSumExp<double> known{k.lse[i], k.lse_low[i]};
-    double v = dz_element<double>({k.a[i], k.b[i], k.c[i], k.g[i]}, known.log_p(zy), w, true);
-    if (t.softcap != 0) v *= 1 - (zy / cap) * (zy / cap);
-    store_scalar(static_cast<float>(v), out + y);
+    for (int at = i * strip.targets; at < (i + 1) * strip.targets; ++at) {
+      const int32_t y = strip.target[at];
+      if (y < 0) continue;
+      // At the target p a - g may cancel: in double, and before any rounding to an element.
+      const double zy = z[y];
+      const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
+      const LogSumExp<double> known{k.lse[i], k.lse_low[i]};
+      double v = dz_element<double>({k.a[i], k.b[i], k.c[i], k.g[at]}, known.log_p(zy), w, 1);
+      if (t.softcap != 0) v *= 1 - (zy / cap) * (zy / cap);
+      store_scalar(static_cast<float>(v), out + y);
+    }
   }
 }
 
@@ -67,6 +69,8 @@ void finish_strip(const FinishStrip& strip) {
       }
     }
     for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row[j] = 0;
-    if (strip.target[i] >= 0) store_scalar(strip.target_value[i], row + strip.target[i]);
+    for (int at = i * strip.targets; at < (i + 1) * strip.targets; ++at) {
+      if (strip.target[at] >= 0) store_scalar(strip.target_value[at], row + strip.target[at]);
+    }
   }
 }

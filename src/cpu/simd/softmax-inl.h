@@ -173,7 +173,9 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const Block
     if (out.sum_offset != nullptr) out.sum_offset[i] = sums.offset;
     if (out.sum_sq != nullptr) out.sum_sq[i] = sums.square;
     if (out.logit_sum != nullptr) out.logit_sum[i] = weighted_sum(z, strip.columns, 0, nullptr);
-    if (strip.target[i] >= 0) out.target_logit[i] = z[strip.target[i]];
+    for (int at = i * strip.targets; at < (i + 1) * strip.targets; ++at) {
+      if (strip.target[at] >= 0) out.target_logit[at] = z[strip.target[at]];
+    }
     if (out.weighted != nullptr) {
       out.weighted[i] = weighted_sum(z, strip.columns, anchor, strip.class_weight);
     }

@@ -52,7 +52,7 @@ double factor_of(const Row& row, double z, double slope) {
 // Of the target; label smoothing's part is added to all columns together.
 double target_gradient(const Problem& p, const Row& row, double z) {
   const RowCoefficients<double> k{row.k.a, row.k.b, 0, row.k.g};
-  return dz_element(k, row.lse.log_p(z), 1.0, true) * softcap_slope(p, z, row.inverse_temperature);
+  return dz_element(k, row.lse.log_p(z), 1.0, 1) * softcap_slope(p, z, row.inverse_temperature);
 }
 
 // The row's list of columns and gradients of their dot products. Returns its length.

@@ -123,6 +123,22 @@ void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, con
 
 }  // namespace
 
+void write_target_entries(const Runner& run, const Chunk& chunk, const Window& window, bool are_exps) {
+  TargetEntries e{};
+  e.first = chunk.first;
+  e.rows = chunk.rows;
+  e.row_count = chunk.row_count;
+  e.first_column = window.first;
+  e.columns = window.columns;
+  e.dz = run.arena.exps;
+  e.dtype = run.dtype();
+  e.stride = exps_stride(run.problem, run.detail);
+  e.are_exps = are_exps;
+  if (run.dtype() != DType::kF32) e.scale = &run.arena.scalars->dz_scale;
+  e.softcap = static_cast<float>(run.problem.softcap);
+  launch_target_entries(run.rows, run.arena, e, run.queue);
+}
+
 void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
@@ -177,6 +193,7 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
     args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
     // The first one comes after a kernel of ours, the others after a product.
     launch_logits(run, args, window.first == kept ? run.after : After::kAnything);
+    if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
     const Operand dz{a.exps, stride};
     if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
     if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);

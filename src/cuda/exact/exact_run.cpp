@@ -20,9 +20,13 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
       (run.problem.top_k > 0 ? sum_rows_and_find_top : sum_rows)(run, chunk, hidden, active);
     }
   }
+  if (run.problem.targets_per_row > 0) make_target_logits(run, chunk);
   finish_chunk(run, chunk, hidden, anchored);
   if (run.problem.top_k > 0) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
+  if (kept && run.problem.targets_per_row > 0) {
+    write_target_entries(run, chunk, {0, run.detail.kept_columns}, /*are_exps=*/true);
+  }
   if (kept) gradients_of_exps(run, chunk, hidden);
   if (kept && !all_kept) rescale_for_lse(run, chunk);
   if (!all_kept) gradients_of_lse(run, chunk, hidden);

@@ -12,6 +12,8 @@ void run_exact(const Runner& run);
 void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
 
 // ---- exact_gradients.cpp
+// dz at the targets in a window, where a row has several: in arena.exps, in the place of what is there.
+void write_target_entries(const Runner& run, const Chunk& chunk, const Window& window, bool are_exps);
 // Of the columns whose exps are kept, from these.
 void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
 // Between the two: what the first has left without the rows' factors gets them, and hidden is itself again.

@@ -8,6 +8,11 @@ Arena lay_out(const Problem& p, const BlockSize& size, Workspace& w) {
   Arena a;
   a.scalars = w.take<Scalars>(1).data();
   a.target = w.take<int32_t>(p.tokens).data();
+  if (p.targets_per_row > 0) {
+    a.joined.target = w.take<int64_t>(p.tokens).data();
+    a.joined.weight_sum = w.take<double>(p.tokens).data();
+    a.target_logits = w.take<double>(p.tokens * p.targets_per_row).data();
+  }
   if (p.needs_forward()) {
     a.stats = w.take<RowStats<double>>(p.tokens).data();
     a.row_loss = w.take<double>(p.tokens).data();

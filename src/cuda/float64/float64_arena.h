@@ -5,7 +5,7 @@
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
 #include "core/workspace.h"
-#include "cuda/engines/logits.h"
+#include "cuda/cuda_arena.h"
 
 namespace headroom::cuda::float64 {
 
@@ -37,6 +37,8 @@ struct Arena {
   Scalars* scalars = nullptr;
   int32_t* target = nullptr;          // [N] column of the shard, -1 elsewhere, or kIgnoredRow
   RowStats<double>* stats = nullptr;  // [N]
+  JoinedTargets joined;               // [N] with several targets a row, as the next
+  double* target_logits = nullptr;    // [N, targets_per_row]
   double* row_loss = nullptr;         // [N]
   TopEntry<double>* top = nullptr;    // [N, top_k] the largest logits, in order
   RowGradient* gradients = nullptr;   // [N]

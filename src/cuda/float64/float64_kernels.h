@@ -11,16 +11,17 @@ namespace headroom::cuda::float64 {
 
 // What the kernels need to know of the problem.
 struct Inputs {
-  RowInputs rows;              // without its pointers to weights, which are to floats
-  const double* class_weight;  // [vocab_total] or null
-  const double* token_weight;  // [tokens] or null
-  const double* num_items;     // in place of the problem's, or null
-  const double* bias;          // [vocab] or null
-  const double* temperature;   // [tokens] or null
+  RowInputs rows;               // without its pointers to weights, which are to floats
+  const double* class_weight;   // [vocab_total] or null
+  const double* token_weight;   // [tokens] or null
+  const double* target_weight;  // [tokens, targets_per_row] or null: ones
+  const double* num_items;      // in place of the problem's, or null
+  const double* bias;           // [vocab] or null
+  const double* temperature;    // [tokens] or null
   double scale, softcap, bias_scale;
   WantedSums sums;
 };
-Inputs inputs_of(const Problem& problem, const Buffers& buffers);
+Inputs inputs_of(const Problem& problem, const Buffers& buffers, const Arena& arena);
 
 // The logits of rows [row, row + rows) and columns [column, column + columns) of the shard.
 struct Block {

@@ -20,10 +20,23 @@ __device__ double sum_of_lanes(double value) {
   return value;
 }
 
+// The weight of a column as a target of the caller's row; target: the only one, where a row has one. Where it
+// has several, z of those that are the column goes to `logits`, if given.
+__device__ double weight_as_target(const Inputs& in, int64_t row, int64_t column, int64_t target, double z,
+                                   double* logits) {
+  if (in.rows.targets_per_row == 0) return column == target ? 1 : 0;
+  double q = 0;
+  for (int64_t k = 0; k < in.rows.targets_per_row; ++k) {
+    const int64_t id = target_of(in.rows, row, k);
+    if (id == in.rows.ignore_index || id != in.rows.vocab_start + column) continue;
+    q += target_weight_of(in.rows, in.target_weight, row, k);
+    if (logits != nullptr) logits[row * in.rows.targets_per_row + k] = z;
+  }
+  return q;
+}
+
 // Adds the terms of a logit to a strip whose maximum is known. Offsets are of 0: in float64 no digits matter.
-__device__ void add_logit(const Inputs& in, RowStats<double>& strip, double z, int64_t column,
-                          int64_t target) {
-  const bool is_target = column == target;
+__device__ void add_logit(const Inputs& in, RowStats<double>& strip, double z, int64_t column, double q) {
   const double d = z, e = z == -CUDART_INF ? 0 : exp(z - strip.max);  // NaN of +inf
   [[maybe_unused]] const double w = class_weight(in, column);
 #define HEADROOM_SUM(name, part, kind, wanted, option, term) \
@@ -33,8 +46,8 @@ __device__ void add_logit(const Inputs& in, RowStats<double>& strip, double z, i
 }
 
 // Of kStrip columns from `first` of the block's row r, known to all lanes of the warp.
-__device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, int64_t r, int64_t first,
-                                        int32_t target) {
+__device__ RowStats<double> strip_stats(const Inputs& in, const Arena& arena, const Block& block, int64_t r,
+                                        int64_t first, int32_t target) {
   double z[kOfLane];
   RowStats<double> strip;
   strip.argmax = INT64_MAX;
@@ -57,7 +70,10 @@ __device__ RowStats<double> strip_stats(const Inputs& in, const Block& block, in
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
     const int64_t j = first + threadIdx.x % 32 + 32 * i;
-    if (j < block.columns) add_logit(in, strip, z[i], block.column + j, target);
+    if (j >= block.columns) continue;
+    const int64_t column = block.column + j;
+    add_logit(in, strip, z[i], column,
+              weight_as_target(in, block.row + r, column, target, z[i], arena.target_logits));
   }
 #define HEADROOM_SUM(name, ...) strip.name = sum_of_lanes(strip.name);
   HEADROOM_ROW_SUMS(HEADROOM_SUM)
@@ -74,7 +90,8 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(Inputs in, Arena arena,
   if (target == kIgnoredRow) return;
   RowStats<double> all;
   if (block.column > 0) all = arena.stats[row];
-  for (int64_t j = 0; j < block.columns; j += kStrip) all = merge(all, strip_stats(in, block, r, j, target));
+  for (int64_t j = 0; j < block.columns; j += kStrip)
+    all = merge(all, strip_stats(in, arena, block, r, j, target));
   if (threadIdx.x % 32 == 0) arena.stats[row] = all;
 }
 
@@ -90,7 +107,8 @@ __global__ void __launch_bounds__(kThreads) dz_kernel(Inputs in, Arena arena, Bl
   }
   const RowGradient& gradient = arena.gradients[row];
   const auto [z, slope] = logit(in, *at, row, column);
-  *at = dz_element(gradient.k, gradient.lse.log_p(z), class_weight(in, column), column == target) * slope;
+  const double q = weight_as_target(in, row, column, target, z, nullptr);
+  *at = dz_element(gradient.k, gradient.lse.log_p(z), class_weight(in, column), q) * slope;
 }
 
 }  // namespace

@@ -13,7 +13,9 @@ __device__ double at_or(const double* data, int64_t index, double otherwise) {
 }
 
 __device__ RowWeights<double> weights_at(const Inputs& in, int64_t row, int64_t target) {
-  return {at_or(in.token_weight, row, 1), at_or(in.class_weight, target, 1)};
+  RowWeights<double> weights{at_or(in.token_weight, row, 1), at_or(in.class_weight, target, 1)};
+  if (in.rows.targets_per_row > 0) weights.target_sum = in.rows.target_weight_sum[row + in.rows.shift];
+  return weights;
 }
 
 __device__ LossParams<double> params_of(const Inputs& in, const Scalars& scalars) {
@@ -85,6 +87,12 @@ __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_
   HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
 #undef HEADROOM_PUT
   put<double>(out.lse_low, row, rest_of(log_sum_exp_parts(stats), loss.lse));
+  for (int64_t k = 0; k < in.rows.targets_per_row; ++k) {
+    const int64_t at = row * in.rows.targets_per_row + k;
+    const bool is_none = target_of(in.rows, row, k) == in.rows.ignore_index;
+    put<double>(out.target_log_probs, at,
+                is_none ? 0 : log_sum_exp_parts(stats).log_p(arena.target_logits[at]));
+  }
   if (in.rows.is_none) put<double>(out.loss, row, loss.loss);
   if (loss.is_top1 > 0) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
@@ -119,9 +127,11 @@ __global__ void row_gradients_kernel(Inputs in, Arena arena, Upstream upstream) 
 
 }  // namespace
 
-Inputs inputs_of(const Problem& p, const Buffers& b) {
+Inputs inputs_of(const Problem& p, const Buffers& b, const Arena& arena) {
   Inputs in{};
-  in.rows = row_inputs(p, b);
+  in.rows = with_joined(row_inputs(p, b), arena.joined);
+  in.rows.target_weight = nullptr;
+  in.target_weight = static_cast<const double*>(b.target_weight);
   in.rows.class_weight = in.rows.token_weight = in.rows.temperature = in.rows.num_items_at = nullptr;
   in.class_weight = p.has_class_weight ? static_cast<const double*>(b.class_weight) : nullptr;
   in.token_weight = p.has_token_weight ? static_cast<const double*>(b.token_weight) : nullptr;

@@ -159,12 +159,16 @@ void sweep_columns(const Runner& run) {
 void Float64Plan::run(const Buffers& buffers, Workspace workspace, void* stream,
                       const Communicator* /*group*/) const {
   const DeviceGuard guard(device_);
+  const Arena arena = lay_out(problem_, size_, workspace);
   const Runner run{problem_,
                    buffers,
                    size_,
-                   lay_out(problem_, size_, workspace),
-                   inputs_of(problem_, buffers),
+                   arena,
+                   inputs_of(problem_, buffers, arena),
                    static_cast<cudaStream_t>(stream)};
+  if (problem_.targets_per_row > 0) {
+    launch_join_targets(run.inputs.rows, buffers.target_weight, DType::kF64, arena.joined, run.stream);
+  }
   launch_prepare_rows(run.inputs, run.arena, buffers, run.stream);
   if (problem_.needs_forward()) forward(run);
   if (!problem_.needs_backward()) return;

@@ -96,6 +96,21 @@ __device__ inline int64_t target_of(const RowInputs& in, int64_t row) {
                          : int64_t{static_cast<const int32_t*>(in.targets)[at]};
 }
 
+// An element of `row_targets`.
+__device__ inline int64_t target_at(const RowInputs& in, int64_t at) {
+  return in.wide_row_targets ? static_cast<const int64_t*>(in.row_targets)[at]
+                             : int64_t{static_cast<const int32_t*>(in.row_targets)[at]};
+}
+
+// The k-th of several targets of a caller's row that is not ignored, or ignore_index; and its weight.
+__device__ inline int64_t target_of(const RowInputs& in, int64_t row, int64_t k) {
+  return target_at(in, (row + in.shift) * in.targets_per_row + k);
+}
+template <class T>
+__device__ inline double target_weight_of(const RowInputs& in, const T* weight, int64_t row, int64_t k) {
+  return weight != nullptr ? double{weight[(row + in.shift) * in.targets_per_row + k]} : 1;
+}
+
 __device__ inline bool in_range(const RowInputs& in, int64_t target) {
   return target >= 0 && target < in.vocab_total;
 }
@@ -116,12 +131,16 @@ __device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int6
     if (out.top_ids != nullptr) out.top_ids[at] = -1;
     put<T>(out.top_log_probs, at, value);
   }
+  for (int64_t at = row * in.targets_per_row; at < (row + 1) * in.targets_per_row; ++at) {
+    put<T>(out.target_log_probs, at, value);
+  }
 }
 
 __device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row, int64_t target) {
   RowWeights<double> w;
   if (in.token_weight != nullptr) w.token = in.token_weight[row];
   if (in.class_weight != nullptr) w.target = in.class_weight[target];
+  if (in.targets_per_row > 0) w.target_sum = in.target_weight_sum[row + in.shift];
   return w;
 }
 

@@ -59,11 +59,14 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r < existing(f.row_count, f.rows)) {
-    if (f.stats.wanted) finish_row(in, arena, out, f.stats, r, f.first + r, lane);
+    if (f.stats.wanted) {
+      finish_row(in, arena, out, f.stats, r, f.first + r, lane);
+      put_target_log_probs(in, arena, out, r, f.first + r, lane);
+    }
     float factor = 0;
     if (lane == 0) {
       if (f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);
-      if (f.kept.exps != nullptr) factor = correct_target<T>(arena, f.kept, r, f.first + r);
+      if (f.kept.exps != nullptr) factor = correct_target<T>(in, arena, f.kept, r, f.first + r);
     }
     if (f.kept.hidden != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
   }

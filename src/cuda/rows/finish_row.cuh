@@ -96,6 +96,45 @@ __device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>&
   return static_cast<float>(sum > 0x1p100 ? 0x1p100 : sum < 0x1p-120 ? 0x1p-120 : sum);
 }
 
+// sum_k q_k z_k over the row's targets, where it has several; by a warp. A weight of 0 takes no part.
+__device__ inline double sum_of_targets(const RowInputs& in, const Arena& arena, int64_t r, int64_t row,
+                                        int lane) {
+  if (in.targets_per_row == 0) return 0;
+  double sum = 0;
+  for (int64_t k = lane; k < in.targets_per_row; k += 32) {
+    const double q = target_weight_of(in, in.target_weight, row, k);
+    if (q != 0 && target_of(in, row, k) != in.ignore_index) {
+      sum += q * double{arena.target_logits[r * in.targets_per_row + k]};
+    }
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return sum;
+}
+
+// The log-probabilities of the row's targets, where it has several; by a warp, after finish_row().
+__device__ inline void put_target_log_probs(const RowInputs& in, const Arena& arena, const Buffers& out,
+                                            int64_t r, int64_t computed, int lane) {
+  if (in.targets_per_row == 0 || arena.target[computed] == kIgnoredRow) return;
+  __syncwarp();
+  const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
+  const int64_t row = arena.row_map[computed];
+  for (int64_t k = lane; k < in.targets_per_row; k += 32) {
+    const bool is_none = target_of(in, row, k) == in.ignore_index;
+    put(out.target_log_probs, row * in.targets_per_row + k,
+        is_none ? 0 : lse.log_p(arena.target_logits[r * in.targets_per_row + k]));
+  }
+}
+
+// sum_k |q_k|: no entry of dz is larger than g times it.
+__device__ inline float largest_target_weight(const RowInputs& in, int64_t row) {
+  if (in.targets_per_row == 0) return 1;
+  double sum = 0;
+  for (int64_t k = 0; k < in.targets_per_row; ++k) {
+    if (target_of(in, row, k) != in.ignore_index) sum += fabs(target_weight_of(in, in.target_weight, row, k));
+  }
+  return static_cast<float>(sum);
+}
+
 // Row r of the chunk, computed row `computed` of all; by a warp, whose lane 0 writes.
 __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const Buffers& out,
                                   const FinishRows& f, int64_t r, int64_t computed, int lane) {
@@ -108,9 +147,11 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   const int64_t target = target_of(in, row);
   const bool in_group = f.group.slots.slots > 0;
   double largest = 0;
-  const RowStats<double> stats =
+  RowStats<double> stats =
       in_group ? stats_of_group(f.group, r, lane) : stats_of_row(in, arena, f, r, local, &largest, lane);
+  const double target_logits = sum_of_targets(in, arena, r, row, lane);
   if (lane != 0) return;
+  if (in.targets_per_row > 0) stats.target_logit = target_logits;
   RowStats<double> shown = stats;
   if (!in_group && f.anchored && f.has_max) shown = rebase(stats, largest);
   put_stats(out, row, shown);
@@ -165,23 +206,26 @@ __device__ inline void load_coefficients(const RowInputs& in, const Arena& arena
   if (arena.b != nullptr) arena.b[r] = static_cast<float>(c.b);
   if (arena.c != nullptr) arena.c[r] = static_cast<float>(c.c);
   if (k.scale_dz) {
-    const float largest = fmaxf(fmaxf(fabsf(arena.a[r]), fabsf(arena.g[r])), static_cast<float>(fabs(c.b)));
+    const float of_targets = fabsf(arena.g[r]) * largest_target_weight(in, row);
+    const float largest = fmaxf(fmaxf(fabsf(arena.a[r]), of_targets), static_cast<float>(fabs(c.b)));
     if (largest < CUDART_INF_F) atomicMax(&arena.scalars->dz_max, __float_as_uint(largest));
   }
 }
 
 // Returns the row's factor. By one thread, after load_coefficients().
 template <class T>
-__device__ float correct_target(const Arena& arena, const KeptExps& k, int64_t r, int64_t computed) {
+__device__ float correct_target(const RowInputs& in, const Arena& arena, const KeptExps& k, int64_t r,
+                                int64_t computed) {
+  const bool has_several = in.targets_per_row > 0;  // whose entries are written later
   const int32_t column = arena.target[computed];
   float a = arena.a[r];
   const float g = arena.g[r];
-  // Then only the target has a gradient, and its entry is large instead.
-  if (a == 0 && column >= 0 && column < k.columns) a = 1e-20f * g;
+  // Then only targets have a gradient, and their entries are large instead.
+  if (a == 0 && (has_several || (column >= 0 && column < k.columns))) a = 1e-20f * g;
   const float unit = k.base_2 ? ldexpf(1, kKeptExponent) : 1.0f;
   const float sum = arena.row_factor[r];
   float factor = a / sum;
-  if (column >= 0 && column < k.columns) {
+  if (column >= 0 && column < k.columns && !has_several) {
     const float z = arena.target_logit[r], anchor = arena.anchor[r];
     // As the kernel computed it: with no other column, it is the sum to the last bit.
     float exp_z = z == anchor ? 1.0f : expf(z - anchor);

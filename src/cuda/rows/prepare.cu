@@ -140,6 +140,10 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
   in.num_items_at = static_cast<const float*>(b.num_items);
   in.is_mean = p.reduction == Reduction::kMean;
   in.is_none = p.reduction == Reduction::kNone;
+  in.targets_per_row = p.targets_per_row;
+  in.row_targets = b.targets;
+  in.wide_row_targets = in.wide_targets;
+  in.target_weight = static_cast<const float*>(b.target_weight);
   return in;
 }
 

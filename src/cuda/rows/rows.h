@@ -26,6 +26,12 @@ struct RowInputs {
   const float* num_items_at;  // in place of num_items, or null
   bool is_mean;
   bool is_none;
+  // Several targets a row; `targets` are then those that rows count by (JoinedTargets).
+  int64_t targets_per_row;          // 0: one
+  const void* row_targets;          // [tokens, targets_per_row]
+  bool wide_row_targets;            // int64
+  const float* target_weight;       // [tokens, targets_per_row] or null: ones
+  const double* target_weight_sum;  // [tokens], of the weights of a row of targets
 };
 RowInputs row_inputs(const Problem& problem, const Buffers& buffers);
 
@@ -35,6 +41,44 @@ RowInputs row_inputs(const Problem& problem, const Buffers& buffers);
 // computed become 0, or NaN where the target is out of range.
 void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
                          const Buffers& out, const Queue& queue);
+
+// ---- row_targets.cu: several targets a row
+RowInputs with_joined(RowInputs in, const JoinedTargets& joined);
+void launch_join_targets(const RowInputs& in, const void* weight, DType weight_dtype, const JoinedTargets& to,
+                         const Queue& queue);
+// Logits of the targets of a chunk's rows, of operands as the products see them; 0 of ignore_index.
+struct TargetLogits {
+  int64_t rows, columns;
+  const int32_t *row_count, *row_map, *target;  // of the chunk
+  const void* hidden;                           // the caller's, as is the classifier
+  DType hidden_dtype;
+  int64_t hidden_stride;
+  const void* classifier;
+  DType classifier_dtype;
+  int64_t classifier_stride;
+  DType operand_dtype;  // what numbers are rounded to
+  float scale, softcap;
+  const float* inverse_temperature;  // [rows] or null: ones
+  const void* bias;                  // [vocab] or null
+  DType bias_dtype;
+  float bias_scale;
+  float* logits;  // [rows, targets_per_row]
+};
+void launch_target_logits(const RowInputs& in, const TargetLogits& t, const Queue& queue);
+// Writes dz at the targets of a chunk's rows that are in a window.
+struct TargetEntries {
+  int64_t first, rows;  // of the chunk
+  const int32_t* row_count;
+  int64_t first_column, columns;  // of the window, in the shard
+  void* dz;                       // [rows, stride], from the window's first column
+  DType dtype;
+  int64_t stride;
+  bool are_exps;       // what is stored, times row_factor, is dz
+  const float* scale;  // else what is stored is dz times it; null: 1
+  float softcap;
+};
+void launch_target_entries(const RowInputs& in, const Arena& arena, const TargetEntries& e,
+                           const Queue& queue);
 
 // Buffers::kept_count and draw_variance where the plan of a thinned problem is exact.
 void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, const Queue& queue);

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Weigh w, DrawLists list
   if (thread != 0) return;
   float target_value = 0;
   if (target >= 0) {
-    target_value = dz_element(row.k, row.log_p(target_logit), 1.0f, true) * row.slope(target_logit);
+    target_value = dz_element(row.k, row.log_p(target_logit), 1.0f, 1) * row.slope(target_logit);
   }
   if (target >= 0 && !dense) {
     out[count++] = {target, target_value};

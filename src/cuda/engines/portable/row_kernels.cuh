@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kRowThreads) gradient_kernel(LogitsArgs args, 
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float x = transformed(args, z[j], tile.column + j, inverse_temperature);
     const float weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1.0f;
-    const float v = dz_element(k, (x - lse) - low, weight, j == target);
+    const float v = dz_element(k, (x - lse) - low, weight, j == target ? 1 : 0);
     out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(args, x, inverse_temperature) * factor);
   }
 }

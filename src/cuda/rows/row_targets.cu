@@ -1,0 +1,155 @@
+#include "cuda/check.h"
+#include "cuda/rows/vector8.cuh"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+template <class T>
+__global__ void join_targets_kernel(RowInputs in, const T* weight, JoinedTargets to) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= in.tokens) return;
+  int64_t joined = in.ignore_index;
+  double sum = 0;
+  for (int64_t k = 0; k < in.targets_per_row; ++k) {
+    const int64_t at = row * in.targets_per_row + k, target = target_at(in, at);
+    if (target == in.ignore_index) continue;
+    if (!in_range(in, target)) {
+      joined = target;
+      break;
+    }
+    if (joined == in.ignore_index) joined = target;
+    sum += weight != nullptr ? double{weight[at]} : 1;
+  }
+  to.target[row] = joined;
+  to.weight_sum[row] = sum;
+}
+
+__device__ float rounded_to(float x, DType dtype) {
+  if (dtype == DType::kBF16) return to_float(from_float<__nv_bfloat16>(x));
+  return dtype == DType::kF16 ? to_float(from_float<__half>(x)) : x;
+}
+
+// One warp a target. The sum has one order, aligned or not.
+template <class H, class C, bool kAligned>
+__global__ void __launch_bounds__(kThreads) target_logits_kernel(RowInputs in, TargetLogits t) {
+  const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int64_t r = item / in.targets_per_row;
+  if (r >= existing(t.row_count, t.rows) || t.target[r] == kIgnoredRow) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t target = target_of(in, t.row_map[r], item % in.targets_per_row);
+  if (target == in.ignore_index) {
+    if (lane == 0) t.logits[item] = 0;
+    return;
+  }
+  const int64_t column = target - in.vocab_start;
+  const H* hidden = static_cast<const H*>(t.hidden) + int64_t{t.row_map[r]} * t.hidden_stride;
+  const C* classifier = static_cast<const C*>(t.classifier) + column * t.classifier_stride;
+  float sum = 0;
+#pragma unroll 2
+  for (int64_t i = 8 * lane; i < t.columns; i += 8 * 32) {
+    const int left = static_cast<int>(min(t.columns - i, int64_t{8}));
+    const Vector8<H> a = load8<kAligned>(hidden + i, left);
+    const Vector8<C> b = load8<kAligned>(classifier + i, left);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      sum = fmaf(rounded_to(to_float(a.x[j]), t.operand_dtype), rounded_to(to_float(b.x[j]), t.operand_dtype),
+                 sum);
+    }
+  }
+  sum = warp_sum(sum);
+  if (lane != 0) return;
+  float z = t.scale * sum;
+  if (t.bias != nullptr) z += t.bias_scale * load_as_float(t.bias, t.bias_dtype, column);
+  if (t.softcap != 0) z = t.softcap * tanhf(z / t.softcap);
+  if (t.inverse_temperature != nullptr) z *= t.inverse_temperature[r];
+  t.logits[item] = z;
+}
+
+// One thread a target. Of those that are the same one, the first writes.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    target_entries_kernel(RowInputs in, Arena arena, TargetEntries e) {
+  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t r = item / in.targets_per_row, k = item % in.targets_per_row, computed = e.first + r;
+  if (r >= existing(e.row_count, e.rows) || arena.target[computed] == kIgnoredRow) return;
+  const int64_t row = arena.row_map[computed], target = target_of(in, row, k);
+  const int64_t column = target - in.vocab_start - e.first_column;
+  if (target == in.ignore_index || column < 0 || column >= e.columns) return;
+  double q = 0;
+  for (int64_t other = 0; other < in.targets_per_row; ++other) {
+    if (target_of(in, row, other) != target) continue;
+    if (other < k) return;
+    q += target_weight_of(in, in.target_weight, row, other);
+  }
+  RowCoefficients<double> c{arena.a[r], 0, 0, arena.g[r]};
+  if (arena.b != nullptr) c.b = arena.b[r];
+  if (arena.c != nullptr) c.c = arena.c[r];
+  const float z = arena.target_logits[item];
+  const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
+  double d = dz_element<double>(c, lse.log_p(z), 1.0, q);
+  if (e.softcap != 0) {
+    const float inverse = arena.inverse_temperature != nullptr ? arena.inverse_temperature[computed] : 1.0f;
+    const double ratio = z / (e.softcap * inverse);
+    d *= 1 - ratio * ratio;
+  }
+  if (e.are_exps) {
+    const double factor = arena.row_factor[r];
+    d = factor == 0 ? 0 : d / factor;
+  } else if (e.scale != nullptr) {
+    d *= double{*e.scale};
+  }
+  static_cast<T*>(e.dz)[r * e.stride + column] = from_float<T>(static_cast<float>(d));
+}
+
+bool is_aligned(const TargetLogits& t) {
+  return is_aligned8(t.hidden, t.hidden_dtype, t.hidden_stride, t.columns) &&
+         is_aligned8(t.classifier, t.classifier_dtype, t.classifier_stride, t.columns);
+}
+
+}  // namespace
+
+RowInputs with_joined(RowInputs in, const JoinedTargets& joined) {
+  if (in.targets_per_row == 0) return in;
+  in.targets = joined.target;
+  in.wide_targets = true;
+  in.target_weight_sum = joined.weight_sum;
+  return in;
+}
+
+void launch_join_targets(const RowInputs& in, const void* weight, DType weight_dtype, const JoinedTargets& to,
+                         const Queue& queue) {
+  const unsigned blocks = blocks_for(in.tokens, kThreads);
+  if (weight_dtype == DType::kF64) {
+    queue.launch(join_targets_kernel<double>, blocks, kThreads, 0, in, static_cast<const double*>(weight),
+                 to);
+  } else {
+    queue.launch(join_targets_kernel<float>, blocks, kThreads, 0, in, static_cast<const float*>(weight), to);
+  }
+  check_launch("join_targets");
+}
+
+void launch_target_logits(const RowInputs& in, const TargetLogits& t, const Queue& queue) {
+  const bool aligned = is_aligned(t);
+  for_dtype(t.hidden_dtype, [&](auto h) {
+    for_dtype(t.classifier_dtype, [&](auto c) {
+      using H = decltype(h);
+      using C = decltype(c);
+      const auto kernel = aligned ? target_logits_kernel<H, C, true> : target_logits_kernel<H, C, false>;
+      queue.launch(kernel, blocks_for(t.rows * in.targets_per_row, kWarps), kThreads, 0, in, t);
+    });
+  });
+  check_launch("target_logits");
+}
+
+void launch_target_entries(const RowInputs& in, const Arena& arena, const TargetEntries& e,
+                           const Queue& queue) {
+  for_dtype(e.dtype, [&](auto element) {
+    queue.launch(target_entries_kernel<decltype(element)>, blocks_for(e.rows * in.targets_per_row, kThreads),
+                 kThreads, 0, in, arena, e);
+  });
+  check_launch("target_entries");
+}
+
+}  // namespace headroom::cuda
