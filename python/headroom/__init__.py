@@ -1,9 +1,9 @@
 """Headroom: the loss of a language model's head and its gradients, without the logits.
 
-``headroom.linear_cross_entropy``, ``headroom.LinearCrossEntropyLoss`` and ``headroom.linear_top_k`` need PyTorch (2.6
-or newer); ``headroom.nn.FusedHead``, ``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of
-``headroom.compat`` need it, too; ``headroom.numpy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need
-neither.
+``headroom.linear_cross_entropy``, ``headroom.LinearCrossEntropyLoss``, ``headroom.linear_log_probs`` and
+``headroom.linear_top_k`` need PyTorch (2.6 or newer); ``headroom.nn.FusedHead``, ``headroom.transformers.patch``,
+``headroom.trl.patch`` and the modules of ``headroom.compat`` need it, too; ``headroom.numpy`` needs numpy;
+``headroom.plan`` and ``headroom.backends`` need neither.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
     from . import compat, distributed, nn, numpy, transformers, trl
+    from ._log_probs import linear_log_probs
     from ._top_k import LinearTopK, linear_top_k
     from ._warm_up import warm_up
     from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
@@ -58,6 +59,7 @@ __all__ = [
     "compat",
     "distributed",
     "linear_cross_entropy",
+    "linear_log_probs",
     "linear_top_k",
     "nn",
     "numpy",
@@ -75,6 +77,7 @@ _TORCH = {
     "LinearCrossEntropyOutput": "functional",
     "LinearCrossEntropyLoss": "module",
     "LinearTopK": "_top_k",
+    "linear_log_probs": "_log_probs",
     "linear_top_k": "_top_k",
     "warm_up": "_warm_up",
 }
@@ -104,7 +107,7 @@ def __getattr__(name: str) -> Any:
 # keeps them from being made is told where they are used.
 if "torch" in sys.modules:
     with contextlib.suppress(Exception):
-        importlib.import_module("._ops", __name__)
+        importlib.import_module("._log_probs", __name__)  # and with it _ops
 
 
 def __dir__() -> list[str]:

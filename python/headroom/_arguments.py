@@ -26,7 +26,8 @@ class Arguments(NamedTuple):
     linear_bias: Tensor | None
     weight: Tensor | None
     token_weight: Tensor | None
-    row_temperature: Tensor | None  # of the target's shape, in the place of temperature
+    row_temperature: Tensor | None  # a number for each row, in the place of temperature
+    target_weight: Tensor | None  # of the target's shape, where rows have several targets
     main_grad: Tensor | None
     num_items: Number | None
     seed: Seed
@@ -45,6 +46,13 @@ class Arguments(NamedTuple):
     threshold: Number
     batch_invariant: bool
     compute_dtype: int = _c.F32  # to which products round float32 tensors; of headroom_dtype
+
+    def rows(self) -> torch.Size:
+        """The shape of what there is one for each row of."""
+        return self.input.shape[:-1]
+
+    def has_several_targets(self) -> bool:
+        return self.target.dim() == self.input.dim()
 
 
 TENSORS = Arguments._fields.index("num_items")  # those before are tensors or None
@@ -129,22 +137,36 @@ def check_rest(a: Arguments) -> None:
     if a.token_weight is not None:
         _checks.check_tensor("token_weight", a.token_weight)
         _checks.check_real("token_weight", a.token_weight)
-        _checks.check_shape("token_weight", a.token_weight, a.target.shape, "that of target")
+        _checks.check_shape("token_weight", a.token_weight, a.rows(), "that of input without its last dimension")
         _checks.check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
     if a.row_temperature is not None:
         _checks.check_tensor("temperature", a.row_temperature)
         _checks.check_real("temperature", a.row_temperature)
-        _checks.check_shape("temperature", a.row_temperature, a.target.shape, "that of target, or one element")
+        _checks.check_shape(
+            "temperature", a.row_temperature, a.rows(), "that of input without its last dimension, or one element"
+        )
         _checks.check_constant(
             "temperature", a.row_temperature, "of one element it may, of one for each row it is a constant"
         )
+    if a.has_several_targets():
+        _options.check_several_targets(a.weight, a.gradient)
+    if a.target_weight is not None:
+        if not a.has_several_targets():
+            raise ValueError(
+                "target_weight: expected None with one target a row, got a tensor; the target of several has one more "
+                "dimension, and token_weight has weights of rows"
+            )
+        _checks.check_tensor("target_weight", a.target_weight)
+        _checks.check_real("target_weight", a.target_weight)
+        _checks.check_shape("target_weight", a.target_weight, a.target.shape, "that of target")
+        _checks.check_constant("target_weight", a.target_weight, "use headroom.linear_log_probs and multiply")
     if isinstance(a.num_items, Tensor):
         if a.reduction != "mean":
             raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{a.reduction}"')
         _numbers.scalar("num_items", a.num_items)
     if a.main_grad is not None:
         _checks.check_main_grad(a.main_grad, a.linear_weight, stats_dtype(a.input))
-    names = ("linear_weight", "target", "linear_bias", "weight", "token_weight", "main_grad")
+    names = ("linear_weight", "target", "linear_bias", "weight", "token_weight", "target_weight", "main_grad")
     tensors = {name: getattr(a, name) for name in names} | {"temperature": a.row_temperature}
     _checks.check_devices(a.input.device, tensors)
     _options.check_gradient(a.gradient)
@@ -180,13 +202,17 @@ def options_of(a: Arguments) -> dict[str, Any]:
     given = {name: getattr(a, name) for name in (*shared, *_numbers.NAMES)}
     if isinstance(a.num_items, Tensor):
         given["num_items"] = None
-    return _options.make_options(**given, sequence_length=a.target.shape[-1] if a.target.dim() > 0 else 1)
+    return _options.make_options(**given, sequence_length=a.rows()[-1] if a.input.dim() > 1 else 1)
 
 
 def inputs_of(a: Arguments, learned: Learned) -> Inputs:
     """The tensors of the problem, without seed and numbers; learned: where gradients are wanted."""
     input, class_weight, token_weight, num_items = a.input, a.weight, a.token_weight, None
-    temperature = a.row_temperature
+    temperature, target_weight = a.row_temperature, None
+    if a.has_several_targets():
+        count = a.target.shape[-1]
+        given = torch.ones_like(a.target) if a.target_weight is None else a.target_weight
+        target_weight = given.to(stats_dtype(input)).reshape(-1, count)
     if class_weight is not None:
         class_weight = class_weight.to(stats_dtype(input))
     if token_weight is not None:
@@ -203,6 +229,7 @@ def inputs_of(a: Arguments, learned: Learned) -> Inputs:
         class_weight,
         token_weight,
         temperature,
+        target_weight,
         num_items,
         seed=None,
         scale=learned.scale,

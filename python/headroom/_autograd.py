@@ -21,22 +21,22 @@ Gradients = tuple[Tensor | None, ...]  # as Wants has them
 NONE: Gradients = (None,) * len(GRADIENTS)
 
 
-def _refuse_double_backward() -> None:
+def refuse_double_backward(function: str = "linear_cross_entropy") -> None:
     # Grad mode is on in a backward pass exactly with create_graph=True.
     if torch.is_grad_enabled():
         raise NotImplementedError(
-            "headroom.linear_cross_entropy: double backward is not supported (its gradients are not differentiable); "
+            f"headroom.{function}: double backward is not supported (its gradients are not differentiable); "
             "call backward or autograd.grad without create_graph=True"
         )
 
 
-def _save_learned(ctx: Any, scale: Tensor | None, temperature: Tensor | None) -> None:
+def save_learned(ctx: Any, scale: Tensor | None, temperature: Tensor | None) -> None:
     if scale is not None or temperature is not None:
         learned = (scale, temperature)
         ctx.learned_places = [None if tensor is None else (tensor.device, tensor.dtype) for tensor in learned]
 
 
-def _as_learned(ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def as_learned(ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Of scale and temperature, where these are."""
     d_scale, d_temperature = gradients
     if d_scale is None and d_temperature is None:
@@ -55,7 +55,7 @@ def save_forward(
     ctx.options = options
     # Not among the saved tensors: other backward passes may add to it before this one does.
     ctx.main_grad = main_grad
-    _save_learned(ctx, inputs.scale, inputs.temperature)
+    save_learned(ctx, inputs.scale, inputs.temperature)
     ctx.save_for_backward(*inputs, *saved)
     ctx.set_materialize_grads(False)
 
@@ -92,7 +92,7 @@ def backward_of_forward(
 ) -> Gradients:
     """upstream: of the loss and of differentiable statistics, by name; options: those of ctx as resolved() returns
     them, if they are known; operators: as in _by_operator."""
-    _refuse_double_backward()
+    refuse_double_backward()
     *tensors, saved_lse, lse_low, saved_entropy, draws = ctx.saved_tensors
     inputs = Inputs(*tensors)
     if ctx.main_grad is not None and wants.weight and not _asks_for_weight(ctx):
@@ -122,7 +122,7 @@ def backward_of_forward(
         found = _by_operator(inputs, saved, ctx.main_grad, ctx.options, flags, operators)
         returned = wants._replace(weight=wants.weight and ctx.main_grad is None)
         gradients = [gradient if wanted else None for gradient, wanted in zip(found, returned)]
-    return *gradients[:3], *_as_learned(ctx, gradients[3:])
+    return *gradients[:3], *as_learned(ctx, gradients[3:])
 
 
 # ---- after a forward pass that has made gradients
@@ -132,7 +132,7 @@ def save_gradients(
     ctx: Any, scale: Tensor | None, temperature: Tensor | None, gradients: Iterable[Tensor | None]
 ) -> None:
     """scale and temperature: where their gradients are wanted."""
-    _save_learned(ctx, scale, temperature)
+    save_learned(ctx, scale, temperature)
     ctx.save_for_backward(*gradients)
     ctx.set_materialize_grads(False)
 
@@ -171,7 +171,7 @@ def _scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
 
 
 def backward_of_forward_backward(ctx: Any, loss: Tensor | None) -> Gradients:
-    _refuse_double_backward()
+    refuse_double_backward()
     if loss is None:
         return NONE
     *gradients, d_scale, d_temperature = ctx.saved_tensors
@@ -181,4 +181,4 @@ def backward_of_forward_backward(ctx: Any, loss: Tensor | None) -> Gradients:
         left = iter(found)
         gradients = [gradient if gradient is None else next(left) for gradient in gradients]
     learned = [gradient if gradient is None else gradient * loss for gradient in (d_scale, d_temperature)]
-    return *gradients, *_as_learned(ctx, learned)
+    return *gradients, *as_learned(ctx, learned)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._dtypes import FLOATS, FLOATS_TEXT, INTEGERS, INTEGERS_TEXT
-from ._options import check_sizes, shape_text
+from ._options import check_sizes, check_targets_shape, dense_message, shape_text
 
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _INTEGERS = tuple(getattr(torch, name) for name in INTEGERS)
@@ -79,6 +79,11 @@ def check_float(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name}: expected {FLOATS_TEXT}, got {tensor.dtype}")
 
 
+def check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _INTEGERS:
+        raise TypeError(f"{name}: expected {INTEGERS_TEXT}, got {tensor.dtype}")
+
+
 def check_real(name: str, tensor: Tensor) -> None:
     if tensor.dtype.is_complex:
         raise TypeError(f"{name}: expected real numbers, got {tensor.dtype}")
@@ -96,7 +101,10 @@ def check_constant(name: str, tensor: Tensor, hint: str) -> None:
 
 def check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor) -> None:
     check_operands(input, linear_weight, linear_bias, target)
-    check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
+    if target.dim() == input.dim():
+        check_targets_shape("target", target.shape, input.shape[:-1])
+    else:
+        check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
 
 
 def check_operands(
@@ -111,7 +119,9 @@ def check_operands(
         check_float(name, tensor)
     check_tensor("target", target)
     if target.dtype not in _INTEGERS:
-        raise TypeError(f"target: expected {INTEGERS_TEXT}, got {target.dtype}")
+        if target.dtype.is_floating_point and target.dim() == input.dim():
+            raise TypeError(dense_message(target.dtype))
+        check_integers("target", target)
     if linear_weight.dim() != 2:
         raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
     check_sizes(linear_weight.shape, least_vocab)

@@ -89,7 +89,7 @@ def by_operators(a: Arguments) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     a = _arguments.autocast(a)
     _arguments.check_rest(a)
     learned = _arguments.learned(a)
-    names = _options.stats_names(a.return_stats, a.gradient)
+    names = _options.stats_names(a.return_stats, a.gradient, a.has_several_targets())
     a = _arguments.without_number_tensors(a)
     options = _arguments.options_of(a)
     choice = choose(a, learned, names)

@@ -40,10 +40,10 @@ def float_code(argument: str, dtype: Any) -> int:
     return code
 
 
-def target_code(dtype: Any) -> int:
+def target_code(dtype: Any, argument: str = "target") -> int:
     code = INTEGERS.get(name_of(dtype))
     if code is None:
-        raise TypeError(f"target: expected {INTEGERS_TEXT}, got {dtype}")
+        raise TypeError(f"{argument}: expected {INTEGERS_TEXT}, got {dtype}")
     return code
 
 

@@ -34,7 +34,7 @@ class _Call:
 
     def __init__(self, a: Arguments, learned: Learned) -> None:
         _arguments.check_rest(a)
-        self.names = _options.stats_names(a.return_stats, a.gradient)
+        self.names = _options.stats_names(a.return_stats, a.gradient, a.has_several_targets())
         self.resolved = _arguments.options_of(a)
         self.choice = choice = choose(a, learned, self.names)
         if choice.trained.scale:

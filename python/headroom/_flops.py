@@ -44,3 +44,8 @@ def register(operators: Any) -> None:
     register_flop_formula(operators.forward)(_forward)
     register_flop_formula((operators.backward, operators.backward_into))(_backward)
     register_flop_formula(operators.forward_backward)(_forward_backward)
+
+
+def register_forward(operator: Any) -> None:
+    """For another one of a single product."""
+    register_flop_formula(operator)(_forward)

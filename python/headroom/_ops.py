@@ -32,20 +32,20 @@ from ._flags import Flags, Wants, unpacked
 from ._run import Tensors, draws_size, run, run_backward
 from ._torch import GRADIENTS, LOSSES, RESULTS, Inputs, resolved, results
 
-_INPUTS = (
+INPUTS = (
     "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, "
-    "Tensor? row_temperature, Tensor? num_items_tensor, Tensor? seed, Tensor? scale_tensor, "
-    "Tensor? temperature_tensor, Tensor? numbers_tensor"
+    "Tensor? row_temperature, Tensor? target_weight, Tensor? num_items_tensor, Tensor? seed, "
+    "Tensor? scale_tensor, Tensor? temperature_tensor, Tensor? numbers_tensor"
 )
 # numbers are those of _numbers.NAMES, flags those of _flags.Flags.
-_OPTIONS = (
+OPTIONS = (
     "str reduction, SymInt ignore_index, float[] numbers, SymInt shift, SymInt sequence_length, "
     "SymInt max_workspace_bytes, str gradient, int compute_dtype, int flags, bool batch_invariant=False"
 )
 _DRAW_STATS = ", ".join(f"Tensor {name}" for name in _stats.DRAW_STATS)
 _LOSSES = ", ".join(f"Tensor {name}" for name in LOSSES)
 _GRADIENTS = "Tensor d_hidden, Tensor d_weight, Tensor d_bias, Tensor d_scale, Tensor d_temperature"
-_INPUT_COUNT = len(Inputs._fields)
+INPUT_COUNT = len(Inputs._fields)
 
 
 def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], Flags]:
@@ -55,7 +55,7 @@ def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], Flags]:
 
 
 def _inputs(args: Sequence[Any]) -> Inputs:
-    return Inputs(*args[:_INPUT_COUNT])
+    return Inputs(*args[:INPUT_COUNT])
 
 
 def _all(pass_: int, found: Tensors, inputs: Inputs, reduction: str, flags: Flags) -> tuple[Tensor, ...]:
@@ -83,7 +83,7 @@ def _of_inputs(gradients: Gradients) -> tuple[Tensor | None, ...]:
 @torch.library.custom_op(
     "headroom::forward",
     mutates_args=(),
-    schema=f"({_INPUTS}, Tensor? main_grad, *, {_OPTIONS}) -> ({_LOSSES}, Tensor lse_low, Tensor draws)",
+    schema=f"({INPUTS}, Tensor? main_grad, *, {OPTIONS}) -> ({_LOSSES}, Tensor lse_low, Tensor draws)",
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags) = _inputs(args), _split(keywords)
@@ -104,7 +104,7 @@ def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[s
     entropy = found["entropy"] if "entropy" in flags.stats else None
     draws = found["draws"] if flags.keeps_draws else None
     saved = (found["lse"], found["lse_low"], entropy, draws)
-    save_forward(ctx, _inputs(inputs), inputs[_INPUT_COUNT], options, saved)
+    save_forward(ctx, _inputs(inputs), inputs[INPUT_COUNT], options, saved)
     ctx.returned = ("loss", *flags.stats)  # the other outputs are empty, as are gradients that they may be given
     ctx.mark_non_differentiable(*(found[name] for name in (*_stats.CONSTANT, "counts", "lse_low", "draws")))
 
@@ -131,7 +131,7 @@ _UPSTREAM = ", ".join(f"{'Tensor' if name in _ALWAYS_SAVED else 'Tensor?'} {name
 @torch.library.custom_op(
     "headroom::backward",
     mutates_args=(),
-    schema=f"({_INPUTS}, {_UPSTREAM}, *, {_OPTIONS}) -> ({_GRADIENTS})",
+    schema=f"({INPUTS}, {_UPSTREAM}, *, {OPTIONS}) -> ({_GRADIENTS})",
 )
 def backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     return _gradients(args, None, keywords)
@@ -140,7 +140,7 @@ def backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 @torch.library.custom_op(
     "headroom::backward_into",
     mutates_args=("main_grad",),
-    schema=f"({_INPUTS}, {_UPSTREAM}, Tensor(a!) main_grad, *, {_OPTIONS}) -> ({_GRADIENTS})",
+    schema=f"({INPUTS}, {_UPSTREAM}, Tensor(a!) main_grad, *, {OPTIONS}) -> ({_GRADIENTS})",
 )
 def backward_into(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     return _gradients(args[:-1], args[-1], keywords)
@@ -148,7 +148,7 @@ def backward_into(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 
 def _gradients(args: Sequence[Tensor | None], main_grad: Tensor | None, keywords: dict[str, Any]) -> tuple[Tensor, ...]:
     inputs, (options, flags) = _inputs(args), _split(keywords)
-    saved = dict(zip(_SAVED, args[_INPUT_COUNT:]))
+    saved = dict(zip(_SAVED, args[INPUT_COUNT:]))
     found = run_backward(inputs, saved, main_grad, resolved(inputs, options), flags)
     return _all(_c.BACKWARD, found, inputs, options["reduction"], flags)
 
@@ -173,7 +173,7 @@ backward.register_vmap(_vmap.one_by_one(backward))
 @torch.library.custom_op(
     "headroom::forward_backward",
     mutates_args=(),
-    schema=f"({_INPUTS}, *, {_OPTIONS}) -> ({_LOSSES}, {_DRAW_STATS}, {_GRADIENTS})",
+    schema=f"({INPUTS}, *, {OPTIONS}) -> ({_LOSSES}, {_DRAW_STATS}, {_GRADIENTS})",
 )
 def forward_backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags) = _inputs(args), _split(keywords)

@@ -19,6 +19,8 @@ GRADIENTS = ("exact", "thinned", "always-thinned")
 DEFAULT_THRESHOLD = 2.0**-10
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
 MOST_TOP_K = 64
+MOST_TARGETS = 64  # of a row
+ONE_TARGET_STATS = ("correct_count", "is_top1")  # of several targets none is the right one
 SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
 
 
@@ -166,10 +168,44 @@ def checked_seed(seed: Any) -> int:
     return integer("seed", seed)
 
 
-def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str, ...]:
-    """Which statistics are asked for; all but the default ones by name only."""
+def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int]) -> None:
+    """Of the targets of rows of this shape: one for each, or several."""
+    if len(target) != len(rows) + 1 or tuple(target[:-1]) != tuple(rows):
+        raise InvalidArgumentError(
+            f"{name}: expected shape {shape_text(rows)} (that of input without its last dimension), or with one more "
+            f"dimension of K targets, got {shape_text(target)}"
+        )
+    if not 1 <= target[-1] <= MOST_TARGETS:
+        raise InvalidArgumentError(
+            f"{name}: expected at most {MOST_TARGETS} targets a row (ids and weights of the K largest probabilities; "
+            f"those of the whole vocabulary are not taken), got {target[-1]}"
+        )
+
+
+def dense_message(dtype: Any) -> str:
+    return (
+        f"target: expected class indices, int64 or int32, got {dtype}; probabilities of the whole vocabulary are not "
+        f"taken: pass the ids of at most {MOST_TARGETS} classes a row as target [..., K], and their probabilities as "
+        "target_weight"
+    )
+
+
+def check_several_targets(weight: object, gradient: str) -> None:
+    """What several targets a row exclude."""
+    if weight is not None:
+        raise ValueError(
+            "weight: expected None with several targets a row, got class weights; multiply target_weight by "
+            "weight[target]"
+        )
+    if gradient != "exact":
+        raise ValueError(f'gradient: expected "exact" with several targets a row, got {gradient!r}')
+
+
+def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool = False) -> tuple[str, ...]:
+    """Which statistics are asked for; all but the default ones by name only. several: targets a row."""
     if isinstance(return_stats, bool):
-        return _stats.DEFAULT if return_stats else ()
+        default = tuple(name for name in _stats.DEFAULT if not (several and name in ONE_TARGET_STATS))
+        return default if return_stats else ()
     if isinstance(return_stats, str):
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
     try:
@@ -179,18 +215,20 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str) -> tuple[str,
     for name in names:
         if name in _stats.DRAW_STATS and gradient == "exact":
             raise ValueError(f'return_stats: expected {name} only with gradient "thinned", got it with "{gradient}"')
+        if several and name in ONE_TARGET_STATS:
+            raise ValueError(f"return_stats: expected no {name} with several targets a row, got it")
         if name not in _stats.NAMES:
             raise ValueError(f"return_stats: expected names out of {', '.join(_stats.NAMES)}, got {name!r}")
     return names
 
 
-def target_message(message: str, shape: Sequence[int]) -> str:
+def target_message(message: str, shape: Sequence[int], name: str = "target") -> str:
     """The library's message of a target out of range, with the caller's name of it and its place in that shape."""
-    found = re.fullmatch(r"targets: (.*) at targets\[(\d+)\]", message)
+    found = re.fullmatch(r"targets: (.*) at targets\[(\d+)(?:, (\d+))?\]", message)
     if found is None:
         return message
-    place, rest = [], int(found[2])
+    place, rest = [], int(found[2]) if found[3] is None else int(found[2]) * shape[-1] + int(found[3])
     for size in reversed(shape):
         rest, index = divmod(rest, size)
         place.append(index)
-    return f"target: {found[1]} at target{shape_text(reversed(place))}"
+    return f"{name}: {found[1]} at {name}{shape_text(reversed(place))}"

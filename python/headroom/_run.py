@@ -107,6 +107,7 @@ def spec_of(
         has_class_weight="class_weight" in tensors,
         has_token_weight="token_weight" in tensors,
         has_temperature="temperature" in tensors,
+        targets_per_row=int(tensors["target_weight"].shape[1]) if "target_weight" in tensors else 0,
         want_d_hidden=flags.want_d_hidden or flags.learns_numbers(),
         want_d_classifier=flags.want_d_weight,
         want_d_bias=flags.want_d_bias or (flags.want_d_temperature and bias is not None),
@@ -158,6 +159,12 @@ def _check_rows(tensors: Tensors) -> None:
         tensor, count = tensors[name], 1 if name == "grad_loss" and tensors[name].dim() == 0 else tokens
         if tensor.dtype != stats or tensor.numel() != count:
             raise RuntimeError(f"{name}: expected {count} elements of {stats}, got {tensor.numel()} of {tensor.dtype}")
+    weight = tensors.get("target_weight")
+    count = tensors["targets"].numel()
+    if weight is not None and (weight.dtype != stats or weight.numel() != count or count % max(tokens, 1) != 0):
+        raise RuntimeError(
+            f"target_weight: expected {count} elements of {stats}, got {weight.numel()} of {weight.dtype}"
+        )
 
 
 def _allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
@@ -212,7 +219,8 @@ class Run:
         self._writes = [
             (name, _allocator(shape, dtype, self.device)) for name, (shape, dtype, wanted) in returned.items() if wanted
         ]
-        self._has_correct_count = "want_argmax" in _stats.wants(flags.stats)
+        one_target = "target_weight" not in tensors
+        self._has_correct_count = one_target and "want_argmax" in _stats.wants(flags.stats)
         self._learns_numbers = flags.learns_numbers()
         buffers: Any = _c.make("headroom_buffers")
         buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
@@ -274,6 +282,29 @@ class Run:
                     written["d_bias"] = d_bias.to(bias.dtype)
             written["d_temperature"] = (product / -self._temperature).to(d_hidden.dtype)
         return written
+
+
+def run_once(tensors: Tensors, options: Mapping[str, Any], written: Tensors, name: str, **fields: Any) -> None:
+    """A forward pass that writes these tensors, by the names of headroom_buffers, and keeps nothing of it.
+
+    name: of the targets, in messages; fields: of the problem, beside those of tensors and options."""
+    hidden, weight = tensors["hidden"], tensors["classifier"]
+    device, on_device = hidden.device, hidden.is_cuda
+    unaligned = on_device and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
+    spec = dataclasses.replace(spec_of(_c.FORWARD, tensors, options, Flags(), unaligned), **fields)
+    plan = plan_on(spec, device)
+    buffers: Any = _c.make("headroom_buffers")
+    buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
+    for field, tensor in (tensors | written).items():
+        setattr(buffers, field, tensor.data_ptr())
+    try:
+        if not on_device:
+            return _plan.run_on_host(plan, buffers)
+        # From PyTorch's allocator, to be used again in stream order.
+        workspace = torch.empty(plan.info.workspace_bytes, dtype=torch.uint8, device=device)
+        _plan.run(plan, buffers, workspace.data_ptr(), stream_of(device.index))
+    except InvalidTargetError as error:
+        raise InvalidTargetError(_options.target_message(str(error), tensors["targets"].shape, name)) from None
 
 
 _runs: Cache[Any, Run] = Cache(256)

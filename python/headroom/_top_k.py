@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _arguments, _c, _checks, _options, _plan
+from . import _arguments, _checks, _options
 from ._arguments import Arguments, Learned, Number
-from ._flags import Flags
-from ._run import plan_on, spec_of, stream_of
-from ._torch import readable, row_stride, rows_are_aligned, stats_dtype
+from ._run import run_once
+from ._torch import readable, stats_dtype
 
 
 class LinearTopK(NamedTuple):
@@ -67,6 +65,7 @@ def linear_top_k(
         weight=None,
         token_weight=None,
         row_temperature=row_temperature,
+        target_weight=None,
         main_grad=None,
         num_items=None,
         seed=None,
@@ -96,22 +95,9 @@ def linear_top_k(
 def _run(a: Arguments, k: int) -> tuple[Tensor, Tensor]:
     options = _arguments.options_of(a)
     tensors = readable(_arguments.inputs_of(a, Learned(None, None)), None)
-    hidden, weight = tensors["hidden"], tensors["classifier"]
-    device, on_device = hidden.device, hidden.device.type == "cuda"
-    unaligned = on_device and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
-    spec = dataclasses.replace(spec_of(_c.FORWARD, tensors, options, Flags(), unaligned), top_k=k)
-    plan = plan_on(spec, device)
-    shape = (*a.input.shape[:-1], k)
-    ids = torch.empty(shape, dtype=torch.int64, device=device)
-    log_probs = torch.empty(shape, dtype=stats_dtype(hidden), device=device)
-    buffers: Any = _c.make("headroom_buffers")
-    buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
-    for name, tensor in tensors.items():
-        setattr(buffers, name, tensor.data_ptr())
-    buffers.top_ids, buffers.top_log_probs = ids.data_ptr(), log_probs.data_ptr()
-    if not on_device:
-        _plan.run_on_host(plan, buffers)
-    else:  # from PyTorch's allocator, to be used again in stream order
-        workspace = torch.empty(plan.info.workspace_bytes, dtype=torch.uint8, device=device)
-        _plan.run(plan, buffers, workspace.data_ptr(), stream_of(device.index))
+    hidden = tensors["hidden"]
+    shape = (*a.rows(), k)
+    ids = torch.empty(shape, dtype=torch.int64, device=hidden.device)
+    log_probs = torch.empty(shape, dtype=stats_dtype(hidden), device=hidden.device)
+    run_once(tensors, options, {"top_ids": ids, "top_log_probs": log_probs}, "target", top_k=k)
     return ids, log_probs

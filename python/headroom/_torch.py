@@ -1,7 +1,7 @@
 """Tensors of a problem, and what a pass over them returns. Runs are in _run.py.
 
 Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], bias [V], target of N elements in the
-caller's shape.
+caller's shape, or of N x K with a target_weight [N, K].
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ class Inputs(NamedTuple):
 
     hidden: Tensor  # [N, D]
     weight: Tensor  # [V, D]
-    target: Tensor  # [...], N elements
+    target: Tensor  # [...], N elements, or with target_weight N x K
     bias: Tensor | None  # [V]
     class_weight: Tensor | None  # [V]
     token_weight: Tensor | None  # [N]
     row_temperature: Tensor | None  # [N]
+    target_weight: Tensor | None  # [N, K], always where rows have several targets
     num_items: Tensor | None  # scalar; takes the place of the option
     seed: Tensor | None  # scalar int64, of thinned gradients
     # Scalars, where their gradients are wanted; their values are the options'.
@@ -90,7 +91,16 @@ def results(pass_: int, inputs: Inputs, reduction: str, flags: Flags, draws_byte
     return {name: every[name] for name in RESULTS[pass_]}
 
 
-_READ = ("hidden", "classifier", "targets", "bias", "class_weight", "token_weight", "temperature")  # by Inputs' order
+_READ = (  # by Inputs' order
+    "hidden",
+    "classifier",
+    "targets",
+    "bias",
+    "class_weight",
+    "token_weight",
+    "temperature",
+    "target_weight",
+)
 
 
 def read_as_they_are(inputs: Inputs, tensors: dict[str, Tensor]) -> tuple[str, ...] | None:
@@ -151,6 +161,8 @@ def readable(inputs: Inputs, num_items: float | None) -> dict[str, Tensor]:
         found["token_weight"] = contiguous(inputs.token_weight)
     if inputs.row_temperature is not None:
         found["temperature"] = contiguous(inputs.row_temperature)
+    if inputs.target_weight is not None:
+        found["target_weight"] = contiguous(inputs.target_weight)
     if inputs.seed is not None:
         found["seed"] = inputs.seed
     if num_items == 0:  # as an option, 0 is none

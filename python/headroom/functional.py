@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LinearCrossEntropyOutput(NamedTuple):
-    """What ``return_stats`` asked for; the others are None. Per-token tensors have the target's shape.
+    """What ``return_stats`` asked for; the others are None. Per-token tensors have the shape ``input.shape[:-1]``.
 
     Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``,
     ``entropy`` and ``target_logit`` are differentiable (see ``differentiable_stats``). The target's log-probability is
@@ -28,7 +28,8 @@ class LinearCrossEntropyOutput(NamedTuple):
 
     Of the logits z, after scale, softcap and temperature: ``target_logit`` is z_y, ``mean_logit`` sum_j z_j / V,
     ``max_logit`` the largest, ``log_sum_sq_probs`` log sum_j p_j^2 (minus the Renyi entropy of order 2), and
-    ``is_top1`` (bool) says whether the target is the argmax, the first of equals.
+    ``is_top1`` (bool) says whether the target is the argmax, the first of equals. Of several targets a row, there is no
+    ``is_top1`` and no ``correct_count``.
 
     Of thinned gradients: ``kept_count`` (int32) says how many elements a row's gradient was made of, its target
     included; ``draw_variance`` estimates the variance of the drawn row of dz over its squared norm, so its root is
@@ -54,6 +55,7 @@ class LinearCrossEntropyOutput(NamedTuple):
 class _Options(TypedDict, total=False):
     linear_bias: Tensor | None
     weight: Tensor | None
+    target_weight: Tensor | None
     reduction: str
     ignore_index: int | None
     label_smoothing: Number
@@ -121,6 +123,7 @@ def linear_cross_entropy(
     temperature: Number = 1.0,
     z_loss: Number = 0.0,
     token_weight: Tensor | None = None,
+    target_weight: Tensor | None = None,
     num_items: Number | None = None,
     shift: int = 0,
     max_workspace_bytes: int | None = None,
@@ -144,14 +147,21 @@ def linear_cross_entropy(
     T is the temperature. With ``scale = 1`` and without softcap, temperature, z_loss and token weights this is
     ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
 
+    A row may have several targets y_k of the weights q_k: soft labels, the largest probabilities of a teacher, several
+    right classes. Then ``nll_i = sum_k q_k (lse_i - z_iy_k)``, and ``target_logit`` is ``sum_k q_k z_iy_k``::
+
+        headroom.linear_cross_entropy(hidden, lm_head.weight, teacher_ids, target_weight=teacher_probs)  # both [..., K]
+
     Args:
         input: hidden states, ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is float64, as
             gradcheck wants it: correct and slow). Row strides are honoured; the last dimension is copied unless
             contiguous.
         linear_weight: the head's weight, ``[V, D]``; any of these dtypes, not necessarily that of ``input``.
-        target: class indices, int64 or int32, of shape ``input.shape[:-1]``.
+        target: class indices, int64 or int32, of shape ``input.shape[:-1]``; or ``[..., K]``, K <= 64, for several
+            targets a row. Of these one of ``ignore_index`` is none, and a row is ignored whose targets all are.
+            Probabilities of all V classes are not taken.
         linear_bias: ``[V]``.
-        weight: class weights, ``[V]``.
+        weight: class weights, ``[V]``. Not with several targets a row.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``. The mean divides by ``num_items``, or without it by the sum
             of ``token_weight_i * w_y`` over valid rows: NaN without any valid row.
         ignore_index: rows with this target cost nothing and have no gradient. None means -100.
@@ -170,6 +180,9 @@ def linear_cross_entropy(
             ``temperature`` have a gradient. Compiled code serves all values of a number that changes, but of a
             threshold where draws are kept (see below).
         token_weight: weights of rows, of the target's shape; row s is the one that *predicts* ``target[s + shift]``.
+        target_weight: weights of several targets a row, of the target's shape: any finite numbers, which need not sum
+            to 1. None: ones. They are constants; :func:`linear_log_probs` gives what has a gradient with respect to
+            them. The mean does not divide by them. Not with thinned gradients.
         num_items: divisor of the mean, a number or a tensor of one element, which is read where it is. By 0 the loss is
             infinite or NaN, as PyTorch's.
         shift: position s of the last target dimension predicts ``target[..., s + shift]``, without copying input.
@@ -225,6 +238,7 @@ def linear_cross_entropy(
         weight,
         token_weight,
         row_temperature,
+        target_weight,
         main_grad,
         num_items,
         seed,
@@ -253,11 +267,12 @@ def linear_cross_entropy(
     else:
         found, names = by_operators(arguments)
     loss = found["loss"]
-    if reduction == "none" and target.dim() != 1:
-        loss = loss.reshape(target.shape)
+    rows = input.shape[:-1]
+    if reduction == "none" and len(rows) != 1:
+        loss = loss.reshape(rows)
     if return_stats is False:
         return loss
-    return collect(loss, found, target.shape, names, differentiable_stats)
+    return collect(loss, found, rows, names, differentiable_stats)
 
 
 def collect(

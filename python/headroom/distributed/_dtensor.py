@@ -43,6 +43,8 @@ def linear_cross_entropy(a: Arguments) -> Any:
 
     a = _without_fsdp(a)
     if isinstance(a.input, DTensor) or isinstance(a.linear_weight, DTensor):
+        if a.has_several_targets() or a.target_weight is not None:
+            raise UnsupportedError("target: expected one for each row of a DTensor, got several")
         return _Call(a).run()
     for name, value in a._asdict().items():
         if isinstance(value, DTensor):

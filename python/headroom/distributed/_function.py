@@ -105,6 +105,7 @@ def linear_cross_entropy(
         weight,
         token_weight,
         row_temperature,
+        None,  # target_weight
         main_grad,
         num_items,
         seed,

@@ -1,0 +1,165 @@
+"""Runs of the library on numpy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _c, _dtypes, _options, _plan
+from ._options import shape_text
+from .errors import InvalidTargetError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+else:
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ImportError("headroom.numpy needs numpy, which is not installed") from error
+
+GRADIENTS = ("input", "linear_weight", "linear_bias")
+
+
+def rows(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself when the library can read it by a stride between rows."""
+    item, (rows, columns) = array.itemsize, array.shape
+    contiguous_rows = columns == 1 or array.strides[1] == item
+    ordered = rows <= 1 or (array.strides[0] >= columns * item and array.strides[0] % item == 0)
+    aligned = array.flags.aligned and array.dtype.isnative
+    if contiguous_rows and ordered and aligned:
+        return array
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
+
+
+def vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, meaning: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(array.shape)}")
+    if np.iscomplexobj(array):
+        raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
+    return np.require(array, dtype, ["C", "A"]).reshape(-1)
+
+
+def check_shapes(x: NDArray[Any], c: NDArray[Any], y: NDArray[Any]) -> None:
+    if c.ndim != 2:
+        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(c.shape)}")
+    _options.check_sizes(c.shape)
+    if x.ndim < 1 or x.shape[-1] != c.shape[1]:
+        raise ValueError(f"input: expected shape [..., D] with D = {c.shape[1]}, got {shape_text(x.shape)}")
+    if y.ndim == x.ndim:
+        _options.check_targets_shape("target", y.shape, x.shape[:-1])
+    elif y.shape != x.shape[:-1]:
+        raise ValueError(f"target: expected shape {shape_text(x.shape[:-1])}, got {shape_text(y.shape)}")
+
+
+def head_problem(
+    x: NDArray[Any],
+    c: NDArray[Any],
+    y: NDArray[Any],
+    linear_bias: ArrayLike | None,
+    scale: float,
+    softcap: float | None,
+    temperature: ArrayLike,
+    max_workspace_bytes: int | None,
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]], Any]:
+    """Of a forward pass without a loss: fields of the problem, arrays, and the dtype of statistics."""
+    check_shapes(x, c, y)
+    of_rows = np.ndim(temperature) > 0
+    hidden, classifier = rows(x.reshape(-1, x.shape[-1])), rows(c)
+    stats = np.float64 if hidden.dtype == np.float64 else np.float32
+    targets = np.require(y, y.dtype.newbyteorder("="), ["C", "A"])
+    arrays: dict[str, NDArray[Any]] = {"hidden": hidden, "classifier": classifier, "targets": targets}
+    spec: dict[str, Any] = {
+        "tokens": hidden.shape[0],
+        "vocab": classifier.shape[0],
+        "hidden": hidden.shape[1],
+        "hidden_dtype": _dtypes.float_code("input", hidden.dtype),
+        "classifier_dtype": _dtypes.float_code("linear_weight", classifier.dtype),
+        "target_dtype": _dtypes.target_code(y.dtype),
+        "has_bias": linear_bias is not None,
+        "has_temperature": of_rows,
+        "scale": _options.number("scale", scale),
+        "softcap": 0.0 if softcap is None else _options.number("softcap", softcap),
+        "temperature": 1.0 if of_rows else _options.number("temperature", temperature),
+        "max_workspace_bytes": _options.budget(max_workspace_bytes),
+    }
+    bias = None if linear_bias is None else np.asarray(linear_bias)
+    _dtypes.check_float64(np.float64, hidden, classifier, bias)
+    if bias is not None:
+        spec["bias_dtype"] = _dtypes.float_code("linear_bias", bias.dtype)
+        arrays["bias"] = vector("linear_bias", bias, c.shape[:1], bias.dtype.newbyteorder("="), "V")
+    if of_rows:
+        meaning = "that of input without its last dimension, or a number"
+        arrays["temperature"] = vector("temperature", temperature, x.shape[:-1], stats, meaning)
+    return spec, arrays, stats
+
+
+class Run:
+    """One problem: a forward pass, both in one, or forward and then backward with reduction "none"."""
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        arrays: dict[str, NDArray[Any]],
+        out: dict[str, NDArray[Any]],
+        draw: dict[str, NDArray[Any]],
+        threads: int,
+        backend: str | None,
+        target_name: str = "target",
+    ) -> None:
+        self.spec, self.arrays, self.out, self.draw = spec, arrays, out, draw
+        self.threads, self.backend = threads, backend
+        self.target_name = target_name  # in messages
+
+    def __call__(self, wanted: tuple[str, ...], upstream: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+        if not wanted:
+            self._run(_c.FORWARD, self.arrays | self.out)
+            return {}
+        gradients, fields = self._gradients(wanted)
+        given = {} if upstream is None else {"grad_loss": upstream}
+        if self.spec["reduction"] != _c.REDUCTIONS["none"]:
+            self._run(_c.FORWARD_BACKWARD, self.arrays | self.out | gradients | given | self.draw, fields)
+            return gradients | self.draw
+        if upstream is None:
+            given["grad_loss"] = np.ones_like(self.out["lse"])
+        kept: dict[str, NDArray[Any]] = {}
+        if self.draw:
+            fields["keeps_draws"] = True
+            kept = {"seed": self.draw["seed"], "draws": self._new_draws()}
+        self._run(_c.FORWARD, self.arrays | self.out | kept, {"keeps_draws": bool(kept)})
+        saved = {"lse": self.out["lse"]} | kept
+        self._run(_c.BACKWARD, self.arrays | saved | gradients | given | self.draw, fields)
+        return gradients | self.draw
+
+    def _new_draws(self) -> NDArray[np.uint8]:
+        """64-byte aligned memory for what a forward pass keeps of its draws."""
+        spec = self.spec | {"pass_": _c.FORWARD, "keeps_draws": True}
+        size = _plan.plan_of(_plan.Spec(**spec), self.threads, self.backend).info.draws_bytes
+        raw = np.empty(size + 63, np.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start : start + size]
+
+    def _gradients(self, wanted: tuple[str, ...]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        arrays: dict[str, NDArray[Any]] = {}
+        fields: dict[str, Any] = {}
+        for argument, name in zip(GRADIENTS, ("hidden", "classifier", "bias")):
+            if argument in wanted:
+                arrays[f"d_{name}"] = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
+                fields |= {f"want_d_{name}": True, f"d_{name}_dtype": self.spec[f"{name}_dtype"]}
+        return arrays, fields
+
+    def _run(self, pass_: int, arrays: dict[str, NDArray[Any]], fields: dict[str, Any] | None = None) -> None:
+        spec = self.spec | {"pass_": pass_} | (fields or {})
+        plan = _plan.plan_of(_plan.Spec(**spec), self.threads, self.backend)
+        buffers: Any = _c.make("headroom_buffers")
+        for name, array in arrays.items():
+            setattr(buffers, name, array.ctypes.data)
+        for name in ("hidden", "classifier"):
+            array = arrays[name]
+            stride = array.strides[0] // array.itemsize if array.shape[0] > 1 else 0
+            setattr(buffers, f"{name}_stride", stride)
+        try:
+            _plan.run_on_host(plan, buffers)
+        except InvalidTargetError as error:
+            shape = arrays["targets"].shape
+            raise InvalidTargetError(_options.target_message(str(error), shape, self.target_name)) from None

@@ -1,0 +1,376 @@
+"""Several targets a row and headroom.linear_log_probs, beside PyTorch with all logits in memory."""
+
+import itertools
+
+import headroom
+import headroom.numpy
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+SHAPES = [((6, 5), 3), ((4,), 1), ((2, 3, 2), 64), ((1,), 7)]
+VOCAB, DIM = 37, 8
+
+
+def problem(rows, count, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    input = torch.randn(*rows, DIM, dtype=dtype, generator=generator)
+    weight = torch.randn(VOCAB, DIM, dtype=dtype, generator=generator)
+    bias = torch.randn(VOCAB, dtype=dtype, generator=generator)
+    ids = torch.randint(0, VOCAB, (*rows, count), generator=generator)
+    ids[torch.rand(ids.shape, generator=generator) < 0.2] = -100
+    if count > 1:
+        ids[..., 1] = ids[..., 0]  # the same one again
+    probs = torch.rand(*rows, count, dtype=dtype, generator=generator)
+    return [t.requires_grad_() for t in (input, weight, bias)], ids, probs
+
+
+def reference(leaves, ids, scale=1.0, softcap=None, temperature=1.0):
+    input, weight, bias = leaves
+    logits = scale * (input @ weight.T) + bias
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    if isinstance(temperature, torch.Tensor) and temperature.dim() > 0:
+        temperature = temperature[..., None]
+    log_probs = F.log_softmax(logits / temperature, -1)
+    return torch.where(ids == -100, 0, log_probs.gather(-1, ids.clamp(min=0)))
+
+
+def close(got, expected, tolerance=1e-12):
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def same_gradients(leaves, got, expected, tolerance=1e-12):
+    for a, b in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(expected, leaves)):
+        close(a, b, tolerance)
+
+
+OPTIONS = [
+    {},
+    {"scale": 0.5, "softcap": 3.0},
+    {"temperature": 0.7},
+    {"temperature": "rows"},
+]
+
+
+@pytest.mark.parametrize("rows,count", SHAPES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_log_probs(rows, count, options):
+    leaves, ids, upstream = problem(rows, count)
+    if options.get("temperature") == "rows":
+        options = options | {"temperature": torch.rand(rows, dtype=torch.float64) + 0.5}
+    got = headroom.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
+    expected = reference(leaves, ids, **options)
+    assert got.shape == ids.shape and got.dtype == torch.float64
+    close(got, expected)
+    same_gradients(leaves, (got * (upstream - 0.4)).sum(), (expected * (upstream - 0.4)).sum())
+
+
+@pytest.mark.parametrize("rows,count", SHAPES)
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss(rows, count, reduction, smoothing):
+    leaves, ids, probs = problem(rows, count)
+    options = {"reduction": reduction, "label_smoothing": smoothing, "target_weight": probs}
+    got = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
+    log_probs = F.log_softmax(F.linear(*leaves), -1)
+    dense = torch.zeros_like(log_probs).scatter_add(-1, ids.clamp(min=0), torch.where(ids == -100, 0, probs))
+    valid = (ids != -100).any(-1)
+    target = (1 - smoothing) * dense + smoothing / VOCAB
+    expected = torch.where(valid, -(target * log_probs).sum(-1), 0)
+    if reduction != "none":
+        expected = expected.sum() / (valid.sum() if reduction == "mean" else 1)
+    close(got, expected)
+    same_gradients(leaves, got.sum(), expected.sum())
+
+
+def test_is_pytorchs_cross_entropy_of_probabilities():
+    leaves, _, _ = problem((9,), 5)
+    ids = torch.stack([torch.randperm(VOCAB)[:5] for _ in range(9)])
+    probs = torch.softmax(torch.randn(9, 5, dtype=torch.float64), -1)
+    dense = torch.zeros(9, VOCAB, dtype=torch.float64).scatter_(1, ids, probs)
+    for reduction, smoothing in itertools.product(("mean", "sum", "none"), (0.0, 0.2)):
+        options = {"reduction": reduction, "label_smoothing": smoothing}
+        got = headroom.linear_cross_entropy(
+            leaves[0], leaves[1], ids, target_weight=probs, linear_bias=leaves[2], **options
+        )
+        close(got, F.cross_entropy(F.linear(*leaves), dense, **options))
+
+
+def test_several_right_classes():
+    leaves, ids, _ = problem((6,), 3)
+    got = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, linear_bias=leaves[2], reduction="sum")
+    expected = -reference(leaves, ids).sum()
+    close(got, expected)
+    same_gradients(leaves, got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision(dtype):
+    """No further from float64 than twice what all logits in memory are, and a rounding of the result."""
+    leaves, ids, probs = problem((40,), 4, torch.float64)
+    low = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+    exact = [leaf.detach().double().requires_grad_() for leaf in low]
+    truth = torch.autograd.grad(-(reference(exact, ids) * probs).sum(), exact)
+    naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)
+    loss = headroom.linear_cross_entropy(
+        low[0], low[1], ids, target_weight=probs.float(), linear_bias=low[2], reduction="sum"
+    )
+    got = torch.autograd.grad(loss, low)
+    upstream = -probs.float()
+    log_probs = headroom.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
+    assert log_probs.dtype == torch.float32
+    again = torch.autograd.grad((log_probs * upstream).sum(), low)
+    for mine, mine_again, theirs, right in zip(got, again, naive, truth):
+        allowed = 2 * (theirs - right).abs().max() + torch.finfo(dtype).eps * right.abs().max()
+        assert (mine - right).abs().max() <= allowed
+        assert (mine_again - right).abs().max() <= allowed
+
+
+def test_one_pass_makes_loss_and_gradients():
+    """As of one target a row: three products in the forward pass, none in the backward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    leaves, ids, probs = problem((6,), 3, torch.float32)
+    with FlopCounterMode(display=False) as flops:
+        loss = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs)
+    assert flops.get_total_flops() == 3 * 2 * 6 * VOCAB * DIM
+    with FlopCounterMode(display=False) as flops:
+        loss.backward()
+    assert flops.get_total_flops() == 0
+    with FlopCounterMode(display=False) as flops:
+        log_probs = headroom.linear_log_probs(leaves[0], leaves[1], ids)
+        log_probs.sum().backward()
+    assert flops.get_total_flops() == 4 * 2 * 6 * VOCAB * DIM
+
+
+def test_statistics():
+    leaves, ids, probs = problem((2, 3), 4)
+    out = headroom.linear_cross_entropy(
+        leaves[0], leaves[1], ids, target_weight=probs, linear_bias=leaves[2], return_stats=True
+    )
+    assert out.correct_count is None and out.is_top1 is None and int(out.valid_count) == 6
+    expected = -(reference(leaves, ids) * torch.where(ids == -100, 0, probs)).sum(-1)
+    close(out.nll, expected)
+    same_gradients(
+        leaves, (out.nll * torch.arange(6.0).reshape(2, 3)).sum(), (expected * torch.arange(6.0).reshape(2, 3)).sum()
+    )
+    for name in ("correct_count", "is_top1"):
+        with pytest.raises(ValueError, match=f"return_stats: expected no {name} with several targets"):
+            headroom.linear_cross_entropy(leaves[0], leaves[1], ids, return_stats=(name,))
+
+
+def test_shift_moves_targets_with_their_weights():
+    leaves, ids, probs = problem((2, 5), 3)
+    got = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, shift=1, reduction="none")
+    inner = headroom.linear_cross_entropy(
+        leaves[0][:, :-1], leaves[1], ids[:, 1:], target_weight=probs[:, 1:], reduction="none"
+    )
+    close(got[:, :-1], inner)
+    assert (got[:, -1] == 0).all()
+
+
+def test_learned_scale_and_temperature():
+    leaves, ids, upstream = problem((7,), 3)
+    for name in ("scale", "temperature"):
+        number = torch.tensor(1.25, dtype=torch.float64, requires_grad=True)
+        for bias in (None, leaves[2]):
+            head = [leaves[0], leaves[1], torch.zeros(VOCAB, dtype=torch.float64) if bias is None else bias]
+            got = (headroom.linear_log_probs(*leaves[:2], ids, linear_bias=bias, **{name: number}) * upstream).sum()
+            expected = (reference(head, ids, **{name: number}) * upstream).sum()
+            same_gradients((number, leaves[0]), got, expected)
+
+
+def test_gradcheck():
+    leaves, ids, probs = problem((3,), 2)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: headroom.linear_log_probs(x, w, ids, linear_bias=b, softcap=5.0), leaves
+    )
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: headroom.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs), leaves
+    )
+
+
+def test_some_gradients():
+    leaves, ids, _ = problem((5,), 2)
+    for wanted in range(3):
+        given = [leaf if i == wanted else leaf.detach() for i, leaf in enumerate(leaves)]
+        got = headroom.linear_log_probs(given[0], given[1], ids, linear_bias=given[2])
+        got.sum().backward()
+        expected = torch.autograd.grad(reference(leaves, ids).sum(), leaves)[wanted]
+        close(leaves[wanted].grad, expected)
+    with torch.no_grad():
+        assert not headroom.linear_log_probs(leaves[0], leaves[1], ids).requires_grad
+
+
+def test_compiles_in_one_graph():
+    leaves, ids, probs = problem((6,), 3, torch.float32)
+
+    def f(x, w, b, ids, probs):
+        log_probs = headroom.linear_log_probs(x, w, ids, linear_bias=b)
+        loss = headroom.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs)
+        return (log_probs * probs).sum() + loss
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    got, expected = compiled(*leaves, ids, probs), f(*leaves, ids, probs)
+    close(got, expected, 1e-6)
+    same_gradients(leaves, got, expected, 1e-6)
+
+
+def test_the_operator():
+    leaves, ids, _ = problem((5,), 2)
+    from headroom._log_probs import _log_probs
+    from headroom._options import DEFAULT_THRESHOLD
+
+    options = {
+        "reduction": "sum",
+        "ignore_index": -100,
+        "numbers": [0.0, 1.0, 0.0, 0.0, float("nan"), 1.0, DEFAULT_THRESHOLD],
+        "shift": 0,
+        "sequence_length": 5,
+        "max_workspace_bytes": 0,
+        "gradient": "exact",
+        "compute_dtype": 0,
+        "flags": 0,
+    }
+    weight = torch.ones(5, 2, dtype=torch.float64)
+    args = (leaves[0], leaves[1], ids, leaves[2], None, None, None, weight, None, None, None, None, None)
+    torch.library.opcheck(_log_probs, args, options)
+
+
+def test_checkpoint_and_retain_graph():
+    from torch.utils.checkpoint import checkpoint
+
+    leaves, ids, upstream = problem((6,), 3)
+
+    def f(x, w, b):
+        return (headroom.linear_log_probs(x, w, ids, linear_bias=b) * upstream).sum()
+
+    expected = torch.autograd.grad(f(*leaves), leaves)
+    loss = f(*leaves)
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for found in (first, torch.autograd.grad(loss, leaves)):
+        for a, b in zip(found, expected):
+            assert torch.equal(a, b)
+    for a, b in zip(torch.autograd.grad(checkpoint(f, *leaves, use_reentrant=False), leaves), expected):
+        assert torch.equal(a, b)
+
+
+def test_batches_of_upstream_gradients():
+    leaves, ids, _ = problem((4,), 2)
+    got = headroom.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2])
+    expected = reference(leaves, ids)
+    batch = torch.randn(3, 4, 2, dtype=torch.float64)
+    for a, b in zip(
+        torch.autograd.grad(got, leaves, batch, is_grads_batched=True),
+        torch.autograd.grad(expected, leaves, batch, is_grads_batched=True),
+    ):
+        close(a, b)
+
+
+def test_autocast():
+    leaves, ids, probs = problem((6,), 3, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = headroom.linear_log_probs(leaves[0], leaves[1], ids)
+        loss = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, reduction="sum")
+    low = [leaf.detach().bfloat16().double().requires_grad_() for leaf in leaves[:2]]
+    expected = reference([*low, torch.zeros(VOCAB, dtype=torch.float64)], ids)
+    assert got.dtype == loss.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)  # of rounded operands in float32
+    for a, b in zip(torch.autograd.grad(loss, leaves[:2]), torch.autograd.grad(-(expected * probs).sum(), low)):
+        assert a.dtype == torch.float32
+        assert (a - b).abs().max() <= 2**-7 * b.abs().max()  # dz of bfloat16 products may be rounded
+
+
+def test_main_grad():
+    leaves, ids, probs = problem((6,), 3, torch.float32)
+    buffer = torch.ones(VOCAB, DIM)
+    loss = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, main_grad=buffer)
+    loss.backward()
+    plain = headroom.linear_cross_entropy(leaves[0].detach(), leaves[1], ids, target_weight=probs)
+    torch.testing.assert_close(buffer - 1, torch.autograd.grad(plain, leaves[1])[0], rtol=1e-5, atol=1e-6)
+
+
+def test_knowledge_of_a_teachers_largest():
+    """The loss over the ids of linear_top_k, whose gradient is that of the divergence over these."""
+    leaves, _, _ = problem((5,), 1)
+    teacher = torch.randn(VOCAB, DIM, dtype=torch.float64)
+    found = headroom.linear_top_k(leaves[0].detach(), teacher, 8)
+    probs = found.log_probs.exp()
+    loss = headroom.linear_cross_entropy(leaves[0], leaves[1], found.ids, target_weight=probs, reduction="sum")
+    log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, found.ids)
+    divergence = (probs * (found.log_probs - log_probs)).sum()
+    same_gradients(leaves[:2], loss, divergence)
+
+
+def test_module():
+    module = headroom.LinearCrossEntropyLoss(DIM, VOCAB, dtype=torch.float64)
+    leaves, ids, probs = problem((6,), 3)
+    expected = headroom.linear_cross_entropy(leaves[0], module.linear.weight, ids, target_weight=probs)
+    close(module(leaves[0], ids, target_weight=probs), expected)
+
+
+def test_double_backward_is_refused():
+    leaves, ids, _ = problem((4,), 2)
+    with pytest.raises(NotImplementedError, match="linear_log_probs: double backward"):
+        log_probs = headroom.linear_log_probs(leaves[0], leaves[1], ids)
+        torch.autograd.grad(log_probs.sum(), leaves[0], create_graph=True)
+
+
+def test_a_budget_that_is_too_small():
+    leaves, ids, probs = problem((40,), 3, torch.float32)
+    for call in (
+        lambda budget: headroom.linear_log_probs(*leaves[:2], ids, max_workspace_bytes=budget),
+        lambda budget: headroom.linear_cross_entropy(*leaves[:2], ids, target_weight=probs, max_workspace_bytes=budget),
+    ):
+        with pytest.raises(headroom.BudgetTooSmallError) as error:
+            call(1)
+        assert torch.equal(call(error.value.required_bytes), call(None))
+
+
+def test_numpy():
+    leaves, ids, probs = problem((2, 5), 3)
+    arrays = [leaf.detach().numpy() for leaf in leaves]
+    got = headroom.numpy.linear_log_probs(arrays[0], arrays[1], ids.numpy(), linear_bias=arrays[2], softcap=4.0)
+    np.testing.assert_allclose(got, reference(leaves, ids, softcap=4.0).detach().numpy(), rtol=1e-12, atol=1e-12)
+    for reduction in ("sum", "none"):
+        found = headroom.numpy.linear_cross_entropy(
+            *arrays[:2],
+            ids.numpy(),
+            linear_bias=arrays[2],
+            target_weight=probs.numpy(),
+            reduction=reduction,
+            gradients=True,
+        )
+        loss = -(reference(leaves, ids) * torch.where(ids == -100, 0, probs)).sum(-1)
+        np.testing.assert_allclose(found.loss, (loss.sum() if reduction == "sum" else loss).detach(), rtol=1e-12)
+        for got, expected in zip(
+            (found.d_input, found.d_linear_weight, found.d_linear_bias), torch.autograd.grad(loss.sum(), leaves)
+        ):
+            np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_cuda(dtype):
+    leaves, ids, probs = problem((130,), 5)
+    low = [leaf.detach().to("cuda", dtype).requires_grad_() for leaf in leaves]
+    exact = [leaf.detach().double().requires_grad_() for leaf in low]
+    ids, probs = ids.cuda(), probs.cuda()
+    expected = reference(exact, ids)
+    truth = torch.autograd.grad(-(expected * probs).sum(), exact)
+    unit = torch.finfo(dtype).eps
+    log_probs = headroom.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
+    assert (log_probs - expected).abs().max() <= 64 * max(unit if dtype != torch.bfloat16 else 0, 2**-24)
+    weights = probs if dtype == torch.float64 else probs.float()
+    loss = headroom.linear_cross_entropy(
+        low[0], low[1], ids, target_weight=weights, linear_bias=low[2], reduction="sum"
+    )
+    naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)
+    for found in (
+        torch.autograd.grad(loss, low),
+        torch.autograd.grad((log_probs * -weights).sum(), low),
+    ):
+        for mine, theirs, right in zip(found, naive, truth):
+            assert (mine - right).abs().max() <= 2 * (theirs - right).abs().max() + unit * right.abs().max()
