@@ -63,9 +63,12 @@ def _spec(
     gradients: Collection[str],
     linear_bias: bool,
     max_workspace_bytes: int | None,
+    *,
     gradient: str,
     threshold: float,
     batch_invariant: bool,
+    top_k: int,
+    targets_per_row: int,
 ) -> _plan.Spec:
     _options.check_gradient(gradient)
     _options.check_batch_invariant(batch_invariant, gradient)
@@ -93,6 +96,8 @@ def _spec(
         gradient=_c.GRADIENTS[gradient],
         threshold=_options.checked_threshold(threshold),
         batch_invariant=batch_invariant,
+        top_k=_options.integer("top_k", top_k),
+        targets_per_row=_options.integer("targets_per_row", targets_per_row),
     )
 
 
@@ -116,6 +121,8 @@ def plan(
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
     batch_invariant: bool = False,
+    top_k: int = 0,
+    targets_per_row: int = 0,
 ) -> PlanInfo:
     """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
 
@@ -135,14 +142,17 @@ def plan(
         gradient: ``"exact"``, ``"thinned"`` or ``"always-thinned"``.
         threshold: of thinned gradients, in [2^-126, 1].
         batch_invariant: as in :func:`headroom.linear_cross_entropy`.
+        top_k: k of :func:`headroom.linear_top_k`, which is a loss without gradients; 0: none.
+        targets_per_row: K where a row has several targets, as of :func:`headroom.linear_log_probs`; 0: one.
 
     Raises:
         BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.
         InvalidArgumentError: a size out of range.
     """
     sizes = (tokens, vocab, hidden)
-    method = (gradient, threshold, batch_invariant)
-    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, *method)
+    method: dict[str, Any] = {"gradient": gradient, "threshold": threshold, "batch_invariant": batch_invariant}
+    method |= {"top_k": top_k, "targets_per_row": targets_per_row}
+    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, **method)
     return _plan.plan_of(spec, default_threads() if threads is None else threads, backend, _place(device)).info
 
 
@@ -162,9 +172,12 @@ def plans(
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
     batch_invariant: bool = False,
+    top_k: int = 0,
+    targets_per_row: int = 0,
 ) -> list[PlanInfo]:
     """All plans considered for the same arguments as :func:`plan`'s, fitting or not."""
     sizes = (tokens, vocab, hidden)
-    method = (gradient, threshold, batch_invariant)
-    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, *method)
+    method: dict[str, Any] = {"gradient": gradient, "threshold": threshold, "batch_invariant": batch_invariant}
+    method |= {"top_k": top_k, "targets_per_row": targets_per_row}
+    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, **method)
     return _plan.list_plans(spec, default_threads() if threads is None else threads, backend, _place(device))

@@ -38,6 +38,8 @@ def test_version_and_backends():
 def test_plan_for_a_model_of_device():
     plan = headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="h200")
     assert (plan.backend, plan.implementation) == ("cuda", "sm90")
+    top = headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="h200", gradients=(), top_k=8)
+    assert top.kind == "forward" and "lists of" in top.config
     with pytest.raises(headroom.BackendUnavailableError, match="expected one of a100, h100, h200, got h9000"):
         headroom.plan(8, 8, 8, device="h9000")
 
@@ -65,6 +67,24 @@ def test_plan():
         headroom.plan(64, 10, 32, dtype="int8")
     with pytest.raises(ValueError, match="gradients"):
         headroom.plan(64, 10, 32, gradients=["weight"])
+
+
+def test_plans_of_the_largest_logits_and_of_several_targets():
+    size = (64, 1000, 32)
+    loss = headroom.plan(*size, gradients=())
+    top = headroom.plan(*size, gradients=(), top_k=8)
+    assert top.kind == "forward" and top.workspace_bytes > loss.workspace_bytes
+    assert headroom.plans(*size, gradients=(), top_k=8)[0].kind == "forward"
+    several = headroom.plan(*size, targets_per_row=8)
+    assert several.workspace_bytes > headroom.plan(*size).workspace_bytes
+    with pytest.raises(headroom.InvalidArgumentError, match="top_k: expected 0 in a pass with gradients"):
+        headroom.plan(*size, top_k=8)
+    with pytest.raises(headroom.InvalidArgumentError, match="top_k: expected 0 .none. or a number in .1, 64."):
+        headroom.plan(*size, gradients=(), top_k=65)
+    with pytest.raises(TypeError, match="top_k: expected an integer"):
+        headroom.plan(*size, gradients=(), top_k=1.5)
+    with pytest.raises(headroom.InvalidArgumentError, match="targets_per_row: expected 0"):
+        headroom.plan(*size, targets_per_row=65)
 
 
 def test_plans_are_cached():
