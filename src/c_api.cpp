@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "core/targets.h"
 #include "core/validate.h"
+#include "headroom/divergence.h"
 #include "headroom/headroom.h"
 #include "openmp_parallel_for.h"
 #include "run.h"
@@ -169,6 +170,12 @@ void headroom_buffers_init_sized(headroom_buffers* buffers, size_t struct_size) 
   init_struct(buffers, struct_size);
 }
 
+void headroom_divergence_init_sized(headroom_divergence* divergence, size_t struct_size) {
+  headroom_divergence defaults{};
+  defaults.temperature = defaults.student_scale = defaults.teacher_scale = 1;
+  init_struct(divergence, struct_size, defaults);
+}
+
 void headroom_plan_info_init_sized(headroom_plan_info* info, size_t struct_size) {
   init_struct(info, struct_size);
 }
@@ -266,6 +273,19 @@ headroom_status headroom_scale_gradients(const headroom_context* context, int32_
     refuse_without_device(c.options);
     const Backend& backend = choose_backend(c.backend, any, c.options);
     backend.scale(arrays, factor, c.options, stream);
+  });
+}
+
+headroom_status headroom_divergence_run(const headroom_context* context,
+                                        const headroom_divergence* divergence, void* stream) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    const Divergence d = to_divergence(complete(divergence));
+    Problem any;
+    any.hidden_dtype = d.dtype;
+    refuse_without_device(c.options);
+    const Backend& backend = choose_backend(c.backend, any, c.options);
+    if (d.rows > 0) backend.divergence(d, c.options, stream);
   });
 }
 

@@ -90,6 +90,10 @@ headroom_buffers complete(const headroom_buffers* given) {
   return complete_struct(given, headroom_buffers_init, "headroom_buffers");
 }
 
+headroom_divergence complete(const headroom_divergence* given) {
+  return complete_struct(given, headroom_divergence_init, "headroom_divergence");
+}
+
 Context to_context(const headroom_context_options& options) {
   constexpr int32_t kMostThreads = 4096;
   if (options.threads < 0 || options.threads > kMostThreads) {
@@ -225,6 +229,28 @@ Communicator to_communicator(const headroom_communicator& c) {
   }
   if (c.size > 1 && c.all_gather == nullptr) throw_invalid("communicator.all_gather", "a function", "null");
   return {c.rank, c.size, c.host, c.all_gather, c.all_reduce, c.reduce_scatter};
+}
+
+Divergence to_divergence(const headroom_divergence& given) {
+  Divergence d;
+  d.stage = to_enum(given.stage, DivergenceStage::kGradient, "stage");
+  d.dtype = to_dtype(given.dtype, "dtype");
+  d.gradient_dtype = to_dtype(given.gradient_dtype, "gradient_dtype");
+  d.rows = given.rows;
+  d.columns = given.columns;
+  d.beta = given.beta;
+  d.student = {given.student, given.student_stride, given.student_bias};
+  d.teacher = {given.teacher, given.teacher_stride, given.teacher_bias};
+  d.student_lse = given.student_lse;
+  d.teacher_lse = given.teacher_lse;
+  d.student_kl = given.student_kl;
+  d.divergence = given.divergence;
+  d.entropy = given.entropy;
+  d.grad = given.grad;
+  d.d_logits = given.d_logits;
+  d.d_logits_stride = given.d_logits_stride;
+  return validated(d, {given.temperature, given.student_scale, given.student_softcap, given.teacher_scale,
+                       given.teacher_softcap});
 }
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,

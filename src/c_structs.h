@@ -3,7 +3,9 @@
 #include <cstddef>
 
 #include "core/backend.h"
+#include "core/divergence.h"
 #include "headroom/distributed.h"
+#include "headroom/divergence.h"
 #include "headroom/headroom.h"
 #include "run.h"
 
@@ -14,11 +16,13 @@ headroom_context_options complete(const headroom_context_options* given);
 headroom_problem complete(const headroom_problem* given);
 headroom_buffers complete(const headroom_buffers* given);
 headroom_communicator complete(const headroom_communicator* given);
+headroom_divergence complete(const headroom_divergence* given);
 
 Context to_context(const headroom_context_options& options);
 Problem to_problem(const headroom_problem& problem);
 Buffers to_buffers(const headroom_buffers& buffers);
 Communicator to_communicator(const headroom_communicator& communicator);
+Divergence to_divergence(const headroom_divergence& divergence);  // checked
 
 // Writes as much of the info as the caller's struct_size has room for.
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend, headroom_plan_info* info);

@@ -1,8 +1,8 @@
 """Headroom: the loss of a language model's head and its gradients, without the logits.
 
-``headroom.linear_cross_entropy``, ``headroom.LinearCrossEntropyLoss``, ``headroom.linear_log_probs`` and
-``headroom.linear_top_k`` need PyTorch (2.6 or newer); ``headroom.nn.FusedHead``, ``headroom.transformers.patch``,
-``headroom.trl.patch`` and the modules of ``headroom.compat`` need it, too; ``headroom.numpy`` needs numpy;
+``headroom.linear_cross_entropy``, ``headroom.LinearCrossEntropyLoss``, ``headroom.linear_divergence``,
+``headroom.linear_log_probs`` and ``headroom.linear_top_k`` need PyTorch (2.6 or newer); ``headroom.nn.FusedHead``,
+``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of ``headroom.compat`` need it, too; ``headroom.numpy`` needs numpy;
 ``headroom.plan`` and ``headroom.backends`` need neither.
 """
 
@@ -30,6 +30,7 @@ from .inspection import Backend, backends, plan, plans, version
 
 if TYPE_CHECKING:
     from . import compat, distributed, nn, numpy, transformers, trl
+    from ._divergence import LinearDivergenceOutput, linear_divergence
     from ._log_probs import linear_log_probs
     from ._top_k import LinearTopK, linear_top_k
     from ._warm_up import warm_up
@@ -50,6 +51,7 @@ __all__ = [
     "LibraryNotFoundError",
     "LinearCrossEntropyLoss",
     "LinearCrossEntropyOutput",
+    "LinearDivergenceOutput",
     "LinearTopK",
     "OutOfMemoryError",
     "PlanInfo",
@@ -59,6 +61,7 @@ __all__ = [
     "compat",
     "distributed",
     "linear_cross_entropy",
+    "linear_divergence",
     "linear_log_probs",
     "linear_top_k",
     "nn",
@@ -76,7 +79,9 @@ _TORCH = {
     "linear_cross_entropy": "functional",
     "LinearCrossEntropyOutput": "functional",
     "LinearCrossEntropyLoss": "module",
+    "LinearDivergenceOutput": "_divergence",
     "LinearTopK": "_top_k",
+    "linear_divergence": "_divergence",
     "linear_log_probs": "_log_probs",
     "linear_top_k": "_top_k",
     "warm_up": "_warm_up",
@@ -108,6 +113,7 @@ def __getattr__(name: str) -> Any:
 if "torch" in sys.modules:
     with contextlib.suppress(Exception):
         importlib.import_module("._log_probs", __name__)  # and with it _ops
+        importlib.import_module("._divergence", __name__)
 
 
 def __dir__() -> list[str]:

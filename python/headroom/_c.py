@@ -1,4 +1,4 @@
-"""The C ABI (include/headroom/headroom.h) through ctypes: struct mirrors, function prototypes, status to exception.
+"""The C ABI (include/headroom/) through ctypes: struct mirrors, function prototypes, status to exception.
 
 ctypes releases the GIL during every call. tests/python compares the mirrors with the header.
 """
@@ -20,6 +20,7 @@ F32, BF16, F16, F64, I32, I64 = range(6)
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 GRADIENTS = {"exact": 0, "thinned": 1, "always-thinned": 2}
 FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)
+DIVERGENCE_VALUES, DIVERGENCE_GRADIENT = range(2)
 OK, BUDGET_TOO_SMALL = 0, 3
 
 LIBRARY_VARIABLE = "HEADROOM_LIBRARY"
@@ -202,12 +203,46 @@ class Communicator(ctypes.Structure):
     ]
 
 
+class Divergence(ctypes.Structure):
+    """headroom_divergence"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("stage", c_int32),
+        ("dtype", c_int32),
+        ("gradient_dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("beta", c_double),
+        ("temperature", c_double),
+        ("student_scale", c_double),
+        ("student_softcap", c_double),
+        ("teacher_scale", c_double),
+        ("teacher_softcap", c_double),
+        ("student", c_void_p),
+        ("student_stride", c_int64),
+        ("teacher", c_void_p),
+        ("teacher_stride", c_int64),
+        ("student_bias", c_void_p),
+        ("teacher_bias", c_void_p),
+        ("student_lse", c_void_p),
+        ("teacher_lse", c_void_p),
+        ("student_kl", c_void_p),
+        ("divergence", c_void_p),
+        ("entropy", c_void_p),
+        ("grad", c_void_p),
+        ("d_logits", c_void_p),
+        ("d_logits_stride", c_int64),
+    ]
+
+
 _STRUCTS = {
     "headroom_context_options": ContextOptions,
     "headroom_problem": Problem,
     "headroom_buffers": Buffers,
     "headroom_plan_info": PlanInfo,
     "headroom_communicator": Communicator,
+    "headroom_divergence": Divergence,
 }
 
 
@@ -272,6 +307,7 @@ def library() -> ctypes.CDLL:
             [c_void_p, ctypes.POINTER(Problem), ctypes.POINTER(PlanInfo), c_int32, ctypes.POINTER(c_int32)],
         ),
         "scale_gradients": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
+        "divergence_run": (c_int32, [c_void_p, ctypes.POINTER(Divergence), c_void_p]),
         "run": (c_int32, [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p]),
         "run_group": (
             c_int32,

@@ -10,6 +10,8 @@
 
 namespace headroom {
 
+struct Divergence;
+
 inline constexpr int kHostMemory = -1;
 
 // What a context asks of its backends.
@@ -53,6 +55,8 @@ struct Backend {
   // none is empty, and all are float64, as is then the factor (else float32), or none is.
   void (*scale)(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                 void* stream);
+  // Rows of two heads; a float64 one on the host is the reference's.
+  void (*divergence)(const Divergence& divergence, const BackendOptions& options, void* stream);
   // All devices, usable or not; tells why there is none. Null: the backend works on host memory.
   std::vector<DeviceInfo> (*devices)(std::string* why_none);
 };

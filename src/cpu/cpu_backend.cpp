@@ -3,6 +3,7 @@
 #include <fstream>
 #include <limits>
 
+#include "cpu/cpu_divergence.h"
 #include "cpu/cpu_plans.h"
 #include "cpu/isa.h"
 
@@ -46,8 +47,8 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const Backend backend{"cpu",           false,      why_unavailable, describe,
-                               why_unsupported, cpu::plans, scale_on_host,   nullptr};
+  static const Backend backend{"cpu",      false,         why_unavailable, describe, why_unsupported,
+                               cpu::plans, scale_on_host, cpu::divergence, nullptr};
   return backend;
 }
 

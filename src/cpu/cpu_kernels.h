@@ -5,6 +5,10 @@
 #include "core/row_lists.h"
 #include "cpu/kernel_facts.h"
 
+namespace headroom {
+struct Divergence;
+}
+
 namespace headroom::cpu {
 
 // All GEMM operands are made of 32-bit *units* along K: one fp32 number, or a pair of bf16 numbers for
@@ -171,6 +175,9 @@ struct Kernels : KernelFacts {
   void (*add_rows)(const AddRows&) = nullptr;
   // Of the first rows.
   float (*dot_rows)(const MatrixView& a, const MatrixView& b, int64_t count) = nullptr;
+  // One row of float32 products of two heads.
+  void (*divergence_values)(const Divergence&, int64_t row) = nullptr;
+  void (*divergence_gradient)(const Divergence&, int64_t row) = nullptr;
 };
 
 inline int64_t element_bytes(const Kernels& k) {

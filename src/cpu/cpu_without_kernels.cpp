@@ -1,6 +1,7 @@
 // In place of the kernels and of what runs them: plans are made for every instruction set that has a name of
 // its own, and nothing runs.
 #include "core/status.h"
+#include "cpu/cpu_divergence.h"
 #include "cpu/cpu_run.h"
 #include "cpu/isa.h"
 
@@ -17,6 +18,10 @@ const Kernels* bf16_pair_kernels() {
 }
 
 void CpuPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/) const {
+  throw Error(Status::kUnsupported, "this build has no kernels");
+}
+
+void divergence(const Divergence& /*divergence*/, const BackendOptions& /*options*/, void* /*stream*/) {
   throw Error(Status::kUnsupported, "this build has no kernels");
 }
 

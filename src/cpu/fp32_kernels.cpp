@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/divergence.h"
 #include "core/row_coefficients.h"
 #include "cpu/isa.h"
 

@@ -136,8 +136,8 @@ std::vector<DeviceInfo> devices(std::string* why_none) {
 }  // namespace
 
 const Backend& cuda_backend() {
-  static const Backend backend{"cuda",          true,  why_unavailable, describe,
-                               why_unsupported, plans, cuda::scale,     devices};
+  static const Backend backend{"cuda", true,        why_unavailable,  describe, why_unsupported,
+                               plans,  cuda::scale, cuda::divergence, devices};
   return backend;
 }
 

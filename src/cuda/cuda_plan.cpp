@@ -4,7 +4,10 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <string>
 
+#include "core/divergence.h"
+#include "core/status.h"
 #include "cuda/cuda_runner.h"
 #include "cuda/device.h"
 #include "cuda/exact/exact_arena.h"
@@ -74,6 +77,14 @@ void scale(std::span<const GradientArray> arrays, const void* factor, const Back
            void* stream) {
   const DeviceGuard guard(options.device);
   launch_scale_unless_one(arrays, factor, static_cast<cudaStream_t>(stream));
+}
+
+void divergence(const Divergence& d, const BackendOptions& options, void* stream) {
+  if (d.rows > std::numeric_limits<int32_t>::max()) {
+    throw_invalid("rows", "at most 2^31 - 1", std::to_string(d.rows));
+  }
+  const DeviceGuard guard(options.device);
+  launch_divergence(d, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace headroom::cuda

@@ -35,4 +35,7 @@ class CudaPlan final : public BackendPlan {
 void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
            void* stream);
 
+// As Backend::divergence.
+void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
+
 }  // namespace headroom::cuda

@@ -30,6 +30,10 @@ void scale(std::span<const GradientArray> /*arrays*/, const void* /*factor*/,
   refuse();
 }
 
+void divergence(const Divergence& /*divergence*/, const BackendOptions& /*options*/, void* /*stream*/) {
+  refuse();
+}
+
 int device_count(std::string* why_not) {
   if (why_not != nullptr) *why_not = kWhyNot;
   return 0;

@@ -4,6 +4,7 @@
 
 #include "core/group_stats.h"
 #include "reference/reference.h"
+#include "reference/reference_divergence.h"
 
 namespace headroom {
 namespace {
@@ -61,7 +62,8 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
 
 const Backend& reference_backend() {
   static const Backend kBackend = {"reference",     false, why_unavailable, describe,
-                                   why_unsupported, plans, scale_on_host,   nullptr};
+                                   why_unsupported, plans, scale_on_host,   reference::divergence,
+                                   nullptr};
   return kBackend;
 }
 

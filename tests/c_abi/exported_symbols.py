@@ -7,11 +7,11 @@ import sys
 nm, library, *headers = sys.argv[1:]
 listing = subprocess.run([nm, "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
 exported = {line.split()[-1].split("@")[0] for line in listing.splitlines() if line.strip()}
-text = ""
+declared = set()
 for header in headers:
     with open(header, encoding="utf-8") as file:
-        text += re.sub(r"/\*.*?\*/", "", file.read(), flags=re.DOTALL)
-declared = set(re.findall(r"^HEADROOM_API\b[^;(]*?(\w+)\(", text, flags=re.MULTILINE))
+        text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.DOTALL)
+    declared |= set(re.findall(r"^HEADROOM_API\b[^;(]*?(\w+)\(", text, flags=re.MULTILINE))
 
 failed = False
 for kind, names in (

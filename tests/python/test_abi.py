@@ -26,6 +26,8 @@ CONSTANTS = {
     "HEADROOM_FORWARD": _c.FORWARD,
     "HEADROOM_BACKWARD": _c.BACKWARD,
     "HEADROOM_FORWARD_BACKWARD": _c.FORWARD_BACKWARD,
+    "HEADROOM_DIVERGENCE_VALUES": _c.DIVERGENCE_VALUES,
+    "HEADROOM_DIVERGENCE_GRADIENT": _c.DIVERGENCE_GRADIENT,
     "HEADROOM_OK": _c.OK,
     "HEADROOM_BUDGET_TOO_SMALL": _c.BUDGET_TOO_SMALL,
     "HEADROOM_INVALID_ARGUMENT": 1,
@@ -48,6 +50,7 @@ def header_view(tmp_path_factory):
         pytest.skip("no C compiler")
     lines = [
         "#include <headroom/distributed.h>",
+        "#include <headroom/divergence.h>",
         "#include <headroom/headroom.h>",
         "#include <stdio.h>",
         "int main(void) {",
@@ -86,7 +89,9 @@ def test_constants(header_view):
 
 def test_a_field_of_every_line_is_mirrored():
     """A field added to the header without a mirror moves no offset when it is the last: compare the names too."""
-    text = "".join((INCLUDE / "headroom" / name).read_text() for name in ("headroom.h", "distributed.h"))
+    text = "".join(
+        (INCLUDE / "headroom" / name).read_text() for name in ("headroom.h", "distributed.h", "divergence.h")
+    )
     for name, struct in _c._STRUCTS.items():
         body = text.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0]
         body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)

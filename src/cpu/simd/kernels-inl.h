@@ -28,6 +28,8 @@ using VF = hn::Vec<DF>;
 #include "cpu/simd/gradient-inl.h"
 #include "cpu/simd/thinning-inl.h"
 #include "cpu/simd/top-inl.h"
+#include "cpu/simd/log-inl.h"
+#include "cpu/simd/divergence-inl.h"
 // clang-format on
 
 }  // namespace
@@ -53,6 +55,8 @@ consteval Kernels make_kernels(const KernelFacts& facts) {
   k.select_row = select_row;
   k.add_rows = add_rows;
   k.dot_rows = dot_rows;
+  k.divergence_values = divergence_values;
+  k.divergence_gradient = divergence_gradient;
   return k;
 }
 

@@ -8,6 +8,10 @@
 #include "cuda/cuda_arena.h"
 #include "cuda/launch.h"
 
+namespace headroom {
+struct Divergence;
+}
+
 namespace headroom::cuda {
 
 class Queue;
@@ -281,5 +285,8 @@ void launch_store_vector(const float* from, int64_t count, float factor, void* t
 
 // As Backend::scale; reads and writes nothing but the factor when that is 1.
 void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* factor, const Queue& queue);
+
+// As Backend::divergence; there are rows, and at most 2^31 - 1.
+void launch_divergence(const Divergence& divergence, const Queue& queue);
 
 }  // namespace headroom::cuda

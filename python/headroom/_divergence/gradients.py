@@ -1,0 +1,95 @@
+"""Gradients as sums of products over tiles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .operands import multiply
+from .problem import Problem, Wants
+
+
+class Gradients(NamedTuple):
+    """None where one is not wanted."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class _RowSums:
+    """A gradient that is added up a range of its rows after the other, in a buffer unless it is of the sums' dtype.
+
+    Args:
+        gradient: what is to be written, ``[R, D]``.
+        buffer: of the sums of a range, ``[rows, D]``; None where they are the gradient's own rows.
+        index: which row of the gradient each sum is, None for the same.
+    """
+
+    def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None = None) -> None:
+        self.gradient, self._buffer, self._index = gradient, buffer, index
+        self._first = 0
+
+    def begin(self, first: int) -> None:
+        """The range that begins with this row."""
+        self._first = first
+
+    def rows(self, start: int, end: int) -> Tensor:
+        if self._buffer is None:
+            return self.gradient[start:end]
+        return self._buffer[start - self._first : end - self._first]
+
+    def store(self, start: int, end: int) -> None:
+        """Of the range, rows that are complete."""
+        if self._buffer is None:
+            return
+        sums = self.rows(start, end)
+        if self._index is None:
+            self.gradient[start:end] = sums
+        else:
+            self.gradient.index_copy_(0, self._index[start:end], sums.to(self.gradient.dtype))
+
+
+class GradientSums:
+    """The gradients that are wanted, of tiles in any order of rows within a range of columns, or the other way round.
+
+    Args:
+        rows, columns: of the ranges that are added up at once.
+        tile_rows: the most of a tile.
+    """
+
+    def __init__(self, p: Problem, wants: Wants, rows: int, columns: int, tile_rows: int) -> None:
+        self._factor = p.options.student_scale
+        self.hidden = self.weight = self.bias = None
+        hidden, weight = p.hiddens[0], p.weights[0]
+        if wants.hidden:
+            new = torch.empty if p.index is None else torch.zeros
+            gradient = new((p.all_rows, p.width), dtype=hidden.dtype, device=p.device)
+            self.hidden = _RowSums(gradient, None if p.writes_hidden else p.new(rows, p.width), p.index)
+        if wants.weight:
+            gradient = torch.empty((p.vocab, p.width), dtype=weight.dtype, device=p.device)
+            self.weight = _RowSums(gradient, None if p.writes_weight else p.new(columns, p.width))
+        if wants.bias:
+            self.bias = p.new(p.vocab)
+            self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
+
+    def add(self, dz: Tensor, hidden: Tensor, weight: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> None:
+        """dz: ``[rows, columns]`` of logits before softcap and scale; hidden ``[rows, D]``, weight ``[columns, D]``."""
+        if self.hidden is not None:
+            multiply(dz, weight, self.hidden.rows(*rows), factor=self._factor, add=columns[0] > 0)
+        if self.weight is not None:
+            multiply(dz.T, hidden, self.weight.rows(*columns), factor=self._factor, add=rows[0] > 0)
+        if self.bias is not None:
+            multiply(self._ones[:, : dz.shape[0]], dz, self.bias[None, slice(*columns)], add=rows[0] > 0)
+
+    def found(self, bias_dtype: torch.dtype | None, rows: int) -> Gradients:
+        """rows: how many there were."""
+        hidden, weight = (None if sums is None else sums.gradient for sums in (self.hidden, self.weight))
+        bias = None if self.bias is None else self.bias
+        if rows == 0:
+            for gradient in (weight, bias):
+                if gradient is not None:
+                    gradient.zero_()
+        return Gradients(hidden, weight, None if bias is None else bias.to(bias_dtype))

@@ -1,0 +1,107 @@
+"""Values, gradients, or both at once, of rows of two heads, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from . import sizes
+from .gradients import Gradients, GradientSums
+from .operands import Operand, multiply
+from .problem import Problem, Wants
+from .rows import Products, RowNumbers, write_gradient, write_values
+
+
+def _parts(count: int, size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, count, size):
+        yield start, min(start + size, count)
+
+
+def _multiply_rows(hiddens: list[Tensor], weights: list[Operand], window: int, out: Products) -> None:
+    """All products of some rows, of both heads."""
+    for hidden, weight, products in zip(hiddens, weights, out):
+        for start, end in _parts(products.shape[1], window):
+            multiply(hidden, weight.rows(start, end).T, products[:, start:end])
+
+
+def _gradient_tile(p: Problem, products: Products) -> Tensor:
+    """Where the gradients of a tile's logits go."""
+    return products.student if p.gradient_in_place else torch.empty_like(products.student, dtype=p.dtypes[0])
+
+
+def values(p: Problem) -> RowNumbers:
+    """Divergences and what gradients need, of rows that count: one product of each head."""
+    out = RowNumbers.empty(p.rows, p.new(0))
+    tile = sizes.whole_rows(p.costs(None, whole=True), p.rows, p.vocab, p.budget, p.device.type)
+    hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
+    both = p.new_products(min(tile.rows, p.rows), p.vocab)
+    for start, end in _parts(p.rows, tile.rows):
+        products = both.part(end - start, p.vocab)
+        _multiply_rows([hidden.rows(start, end) for hidden in hiddens], weights, tile.window, products)
+        write_values(products, p.biases, p.options, out.rows(slice(start, end)))
+    return out
+
+
+def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor, bias_dtype: torch.dtype | None) -> Gradients:
+    """From the values of rows that count and upstream gradients ``[rows]``: the logits are made again, a window of the
+    vocabulary at a time. One product of each head, and one of the student's for hidden states and for the weight."""
+    tile = sizes.windows(p.costs(wants, whole=False), max(1, p.rows), p.vocab, p.budget, p.device.type)
+    hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
+    both = p.new_products(tile.rows, tile.window)
+    dz = _gradient_tile(p, both)
+    sums = GradientSums(p, wants, p.rows, tile.window, tile.rows)
+    for columns in _parts(p.vocab if p.rows > 0 else 0, tile.window):
+        window = [weight.rows(*columns) for weight in weights]
+        biases = p.biases.columns(slice(*columns))
+        if sums.weight is not None:
+            sums.weight.begin(columns[0])
+        for rows in _parts(p.rows, tile.rows):
+            part, sizes_of_tile = slice(*rows), (rows[1] - rows[0], columns[1] - columns[0])
+            operands, products = [hidden.rows(*rows) for hidden in hiddens], both.part(*sizes_of_tile)
+            for hidden, weight, out in zip(operands, window, products):
+                multiply(hidden, weight.T, out)
+            tile_dz = dz[: sizes_of_tile[0], : sizes_of_tile[1]]
+            write_gradient(products, biases, p.options, numbers.rows(part), grad[part], tile_dz)
+            sums.add(tile_dz, operands[0], window[0], rows, columns)
+        if sums.weight is not None:
+            sums.weight.store(*columns)
+    if sums.hidden is not None:
+        for rows in _parts(p.rows, tile.rows):
+            sums.hidden.store(*rows)
+    return sums.found(bias_dtype, p.rows)
+
+
+def values_and_gradients(
+    p: Problem, wants: Wants, grad: Tensor, bias_dtype: torch.dtype | None
+) -> tuple[RowNumbers, Gradients]:
+    """Both, for upstream gradients ``[rows]`` that are known: of rows whose logits stay until their gradients are made,
+    or one after the other where a budget is too small for that."""
+    costs = p.costs(wants, whole=True)
+    if not sizes.keeps_logits(costs, p.rows, p.vocab, p.budget, p.device.type):
+        numbers = values(p)
+        return numbers, gradients(p, wants, numbers, grad, bias_dtype)
+    out = RowNumbers.empty(p.rows, p.new(0))
+    tile = sizes.whole_rows(costs, p.rows, p.vocab, p.budget, p.device.type)
+    hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
+    both = p.new_products(min(tile.rows, p.rows), p.vocab)
+    dz = _gradient_tile(p, both)
+    sums = GradientSums(p, wants, tile.rows, p.vocab, tile.rows)
+    for rows in _parts(p.rows, tile.rows):
+        count, part = rows[1] - rows[0], slice(*rows)
+        operands = [hidden.rows(*rows) for hidden in hiddens]
+        products, numbers = both.part(count, p.vocab), out.rows(part)
+        _multiply_rows(operands, weights, tile.window, products)
+        write_values(products, p.biases, p.options, numbers)
+        write_gradient(products, p.biases, p.options, numbers, grad[part], dz[:count])
+        if sums.hidden is not None:
+            sums.hidden.begin(rows[0])
+        for columns in _parts(p.vocab, tile.window):
+            sums.add(dz[:count, slice(*columns)], operands[0], weights[0].rows(*columns), rows, columns)
+        if sums.hidden is not None:
+            sums.hidden.store(*rows)
+    if sums.weight is not None and p.rows > 0:
+        for columns in _parts(p.vocab, tile.window):
+            sums.weight.store(*columns)
+    return out, sums.found(bias_dtype, p.rows)

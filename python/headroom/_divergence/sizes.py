@@ -1,0 +1,72 @@
+"""Tiles of logits within a budget of bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import BudgetTooSmallError
+
+# Of a tile that is as large as is useful: products of more rows read the operands less often, which no product of these
+# sizes waits for.
+MOST_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+# In a chunk of rows whose gradients are made at once. For each chunk the sum of the weight's gradient is read and
+# written, which takes longer than the product itself where the chunk has few rows.
+LEAST_ROWS = {"cpu": 64, "cuda": 1024}
+
+
+class Costs(NamedTuple):
+    """Bytes of one pass beside its outputs, in tiles of some rows and of whole rows or windows of columns."""
+
+    fixed: int
+    row: int  # of a row in a tile: copies of hidden states, sums
+    column: int  # of a column in a window: copies of weights, sums
+    element: int  # of a tile: products of both heads, gradients
+
+    def bytes(self, rows: int, window: int, columns: int) -> int:
+        """Of tiles of so many columns, of whose weights a window is copied at once."""
+        return self.fixed + self.row * rows + self.column * window + self.element * rows * columns
+
+
+class Tile(NamedTuple):
+    rows: int
+    window: int
+
+
+LEAST_TILE = Tile(16, 64)  # smaller ones would take more calls than products
+
+
+def _limit(budget: int, device: str, costs: Costs, least: int) -> int:
+    """Bytes that a pass may have."""
+    if budget == 0:
+        return max(least, costs.fixed + MOST_BYTES[device])
+    if budget < least:
+        message = f"max_workspace_bytes: expected at least {least} for this problem, got {budget}"
+        raise BudgetTooSmallError(message, required_bytes=least)
+    return budget
+
+
+def whole_rows(costs: Costs, rows: int, columns: int, budget: int, device: str) -> Tile:
+    """Tiles of whole rows, as many as fit. budget: 0 for as much as is useful."""
+    limit = _limit(budget, device, costs, costs.bytes(1, 1, columns))
+    window = columns
+    if costs.column > 0:  # a quarter for copies of weights: the rows have the rest
+        left = limit - costs.bytes(1, 0, columns)
+        window = max(1, min(columns, left // costs.column, (limit - costs.fixed) // (4 * costs.column)))
+    fitting = (limit - costs.fixed - costs.column * window) // (costs.row + costs.element * columns)
+    return Tile(max(1, min(rows, fitting)), window)
+
+
+def windows(costs: Costs, rows: int, columns: int, budget: int, device: str) -> Tile:
+    """Tiles of windows of columns, with about as many rows."""
+    least_rows, least_window = min(rows, LEAST_TILE.rows), min(columns, LEAST_TILE.window)
+    limit = _limit(budget, device, costs, costs.bytes(least_rows, least_window, least_window))
+    found = Tile(rows, columns)
+    while costs.bytes(found.rows, found.window, found.window) > limit:
+        half = (max(found) + 1) // 2
+        found = Tile(half, found.window) if found.rows > found.window else Tile(found.rows, half)
+    return found
+
+
+def keeps_logits(costs: Costs, rows: int, columns: int, budget: int, device: str) -> bool:
+    """Whether gradients are made with the values, of whole rows of logits that are there."""
+    return budget == 0 or costs.bytes(min(rows, LEAST_ROWS[device]), 1, columns) <= budget

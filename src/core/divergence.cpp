@@ -1,0 +1,91 @@
+#include "core/divergence.h"
+
+#include <cstdio>
+#include <string>
+
+#include "core/status.h"
+
+namespace headroom {
+namespace {
+
+std::string digits_of(double value) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%.9g", value);
+  return digits;
+}
+
+void expect(bool ok, const std::string& argument, const char* expected, const std::string& got) {
+  if (!ok) throw_invalid(argument, expected, got);
+}
+
+void expect_pointer(const void* pointer, const std::string& argument) {
+  expect(pointer != nullptr, argument, "a pointer", "null");
+}
+
+int64_t stride_of(int64_t stride, int64_t columns, const std::string& argument) {
+  if (stride == 0) return columns;
+  expect(stride >= columns, argument, "0 or at least columns", std::to_string(stride));
+  return stride;
+}
+
+// float32 holds what logits are multiplied with and divided by.
+void check_factor(double value, bool is_float64, const std::string& argument) {
+  const bool fits = is_float64 ? std::isfinite(value) : std::fabs(value) <= 0x1p126;
+  expect(fits, argument, "a finite number, and at most 2^126 without float64", digits_of(value));
+}
+
+HeadProducts head_of(HeadProducts head, const Divergence& d, double scale, double softcap, double temperature,
+                     const std::string& name) {
+  const bool is_float64 = d.dtype == DType::kF64;
+  check_factor(scale, is_float64, name + "_scale");
+  check_factor(softcap, is_float64, name + "_softcap");
+  const double least = is_float64 ? std::numeric_limits<double>::min() : 0x1p-126;
+  expect(softcap == 0 || softcap >= least, name + "_softcap", "0, or a positive number that is not subnormal",
+         digits_of(softcap));
+  head.scale = scale / temperature;
+  head.softcap = softcap / temperature;
+  head.bias_scale = 1 / temperature;
+  check_factor(head.scale, is_float64, name + "_scale / temperature");
+  check_factor(head.softcap, is_float64, name + "_softcap / temperature");
+  expect(softcap == 0 || head.softcap >= least, name + "_softcap / temperature",
+         "0, or a positive number that is not subnormal", digits_of(head.softcap));
+  head.stride = stride_of(head.stride, d.columns, name + "_stride");
+  if (d.rows > 0) expect_pointer(head.data, name);
+  return head;
+}
+
+void check_rows(const Divergence& d) {
+  if (d.rows == 0) return;
+  expect_pointer(d.student_lse, "student_lse");
+  expect_pointer(d.teacher_lse, "teacher_lse");
+  expect_pointer(d.student_kl, "student_kl");
+  if (d.stage == DivergenceStage::kValues) return expect_pointer(d.divergence, "divergence");
+  expect_pointer(d.grad, "grad");
+  expect_pointer(d.d_logits, "d_logits");
+}
+
+}  // namespace
+
+Divergence validated(Divergence d, const DivergenceOptions& options) {
+  const double t = options.temperature;
+  expect(d.dtype == DType::kF32 || d.dtype == DType::kF64, "dtype", "float32 or float64",
+         dtype_name(d.dtype));
+  const bool is_float64 = d.dtype == DType::kF64;
+  const bool fits = is_float(d.gradient_dtype) && (d.gradient_dtype == DType::kF64) == is_float64;
+  expect(fits || d.stage == DivergenceStage::kValues, "gradient_dtype",
+         "float64 with float64, else another float dtype", dtype_name(d.gradient_dtype));
+  expect(d.rows >= 0, "rows", "at least 0", std::to_string(d.rows));
+  expect(d.columns >= 1, "columns", "at least 1", std::to_string(d.columns));
+  expect(d.beta == 0 || (d.beta >= 0x1p-100 && d.beta <= 1), "beta", "0, or a number in [2^-100, 1]",
+         digits_of(d.beta));
+  expect(std::isfinite(t) && t > 0, "temperature", "a finite number > 0", digits_of(t));
+  check_factor(1 / t, is_float64, "1 / temperature");
+  d.inverse_temperature = 1 / t;
+  d.student = head_of(d.student, d, options.student_scale, options.student_softcap, t, "student");
+  d.teacher = head_of(d.teacher, d, options.teacher_scale, options.teacher_softcap, t, "teacher");
+  d.d_logits_stride = stride_of(d.d_logits_stride, d.columns, "d_logits_stride");
+  check_rows(d);
+  return d;
+}
+
+}  // namespace headroom
