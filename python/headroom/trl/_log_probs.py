@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
+from ._checks import check_present
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 STATS = {"mean_logits": "mean_logit"}  # those with another name here
@@ -45,7 +44,7 @@ class LogProbs:
         Log-probabilities and entropy have a gradient. TRL's logits are ``t(logit_scale * (h . w + b)) / temperature``;
         the fused head adds the bias after the factor. ``chunk_size`` has no meaning here.
         """
-        _check_present(hidden, weight, bias)
+        check_present(hidden, weight, bias)
         stats = {name: STATS.get(name, name) for name in OUTPUTS if name in outputs}
         found = linear_cross_entropy(
             hidden,
@@ -61,12 +60,3 @@ class LogProbs:
         )
         entropy, *further = (getattr(found, stats[name]) if name in stats else None for name in OUTPUTS)
         return -found.loss, entropy, *(value if value is None else value.detach() for value in further)
-
-
-def _check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    if trained and hasattr(weight, "ds_id"):
-        raise UnsupportedError(
-            "headroom.trl: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again before the "
-            "backward pass; use ZeRO-2, or headroom.trl.unpatch()"
-        )

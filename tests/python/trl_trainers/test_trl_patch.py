@@ -147,14 +147,6 @@ def test_patch_reaches_every_module_and_unpatch_goes_back():
     assert holders(original) == before
 
 
-def test_the_divergence_of_distillation_stays():
-    from trl.trainer import distillation_trainer
-
-    original = distillation_trainer.ChunkedDivergenceFunction
-    headroom.trl.patch()
-    assert distillation_trainer.ChunkedDivergenceFunction is original
-
-
 @pytest.mark.parametrize("missing", [True, False])
 def test_another_trl_is_refused_by_name(monkeypatch, missing):
     import trl
