@@ -126,9 +126,9 @@ def test_prime_rl(each, softcap):
 def test_prime_rl_wants_labels_and_temperature():
     hidden, _, labels = operands()
     head = prime_rl.FusedOutputLinear(HIDDEN, VOCAB)
-    with pytest.raises(AssertionError, match="labels"):
+    with pytest.raises(AssertionError, match="FusedOutputLinear requires labels"):
         head(hidden)
-    with pytest.raises(AssertionError, match="temperature"):
+    with pytest.raises(AssertionError, match="FusedOutputLinear requires per-token temperatures"):
         head(hidden, labels)
     with pytest.raises(AssertionError, match="sampling_mask"):
         head(hidden, labels, torch.tensor(1.0), torch.ones(BATCH, TIME, VOCAB))

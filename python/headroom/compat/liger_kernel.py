@@ -234,9 +234,13 @@ def _run(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, o: 
     count = valid.sum()
     items = count.clamp_min(1)  # the mean of no row is 0
     z_factor: float | Tensor = o.lse_square_scale
-    if o.ce_weight is not None and o.reduction == "mean":
-        by_row = o.ce_weight.detach().double()[target.clamp(0, weight.shape[0] - 1)]
+    ce_weight = None if o.ce_weight is None else o.ce_weight.detach()
+    if ce_weight is not None and o.reduction == "mean":
+        by_row = ce_weight.double()[target.clamp(0, weight.shape[0] - 1)]
         total = torch.where(valid, by_row, 0).sum()
+        # Weights and their sum below zero are the opposite ones over a sum above zero, which a divisor has to be.
+        ce_weight = torch.where(total < 0, -ce_weight, ce_weight)
+        total = total.abs()
         if o.lse_square_scale != 0:  # of the mean over n, in a loss that is divided by the sum of weights
             z_factor = o.lse_square_scale * total / items
         items = torch.where(count > 0, total, 1)
@@ -254,7 +258,7 @@ def _run(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, o: 
         weight,
         target,
         linear_bias=bias,
-        weight=None if o.ce_weight is None else o.ce_weight.detach(),
+        weight=ce_weight,
         reduction=reduction,
         ignore_index=o.ignore_index,
         label_smoothing=o.label_smoothing,

@@ -74,12 +74,12 @@ class FusedOutputLinear(nn.Linear):
             AssertionError: without labels or temperature, or with a sampling mask; as prime-rl does.
         """
         name = type(self).__name__
-        for argument, given in (("labels", labels), ("temperature", temperature)):
-            if given is None:
-                raise AssertionError(f"{argument}: {name} expected one for each token, got None")
+        if labels is None:
+            raise AssertionError(f"{name} requires labels, one for each token; got None")
+        if temperature is None:
+            raise AssertionError(f"{name} requires per-token temperatures: temperature is None")
         if sampling_mask is not None:
             raise AssertionError(f"sampling_mask: {name} expected None, got a tensor of {list(sampling_mask.shape)}")
-        assert labels is not None and temperature is not None
         found = linear_cross_entropy(
             hidden_states,
             self.weight,

@@ -57,6 +57,7 @@ def linear_cross_entropy(
         if ignore_index is not None:
             raise RuntimeError(f"ignore_index: expected None with class probabilities, got {ignore_index}")
         return _reference(input, linear_weight, target, linear_bias, weight, reduction, label_smoothing)
+    _check_indices(input, linear_weight, target)
     ignored = -100 if ignore_index is None else ignore_index
     if places:
         return _of_places(input, linear_weight, target, linear_bias, weight, reduction, ignored, label_smoothing)
@@ -88,6 +89,20 @@ def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | No
         refuse("weight", f"[{linear_weight.shape[0]}], one for each class", weight.shape)
     if linear_weight.dim() > 2 and input.dim() == 1:
         refuse("input", "[N, D] with a linear_weight of more than two dimensions", input.shape)
+
+
+def _check_indices(input: Tensor, linear_weight: Tensor, target: Tensor) -> None:
+    """With PyTorch's types: a ValueError where the number of rows is another, else a RuntimeError."""
+    classes, *places = linear_weight.shape[:-1]
+    rows = input.shape[:-1]
+    if rows and target.shape[:1] != rows:
+        raise ValueError(f"target: expected {rows[0]} rows, as input has, got shape {list(target.shape)}")
+    indices, probabilities = [*rows, *places], [*rows, classes, *places]
+    if target.is_floating_point():
+        raise RuntimeError(
+            f"target: expected class indices of shape {indices} or class probabilities of shape {probabilities}, got "
+            f"{target.dtype} of shape {list(target.shape)}"
+        )
 
 
 def _reference(

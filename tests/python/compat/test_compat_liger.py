@@ -125,6 +125,17 @@ def test_weights_of_zero_have_no_mean():
     assert liger_fused_linear_cross_entropy(input, weight, target, ce_weight=torch.zeros(29).double()).isnan()
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("scaling", [False, True])
+def test_weights_below_zero(scaling, reduction, options):
+    """Liger's tests draw class weights from the normal distribution: their sum may be below zero."""
+    leaves, target = head()
+    ce_weight = torch.linspace(-2.0, 1.0, 29).double()
+    assert ce_weight[target[target != -100]].sum() < -1
+    compare(leaves, target, reduction=reduction, ce_weight=ce_weight, use_token_scaling=scaling, **options)
+
+
 @pytest.mark.parametrize("rows, vocab, hidden", list(itertools.product([1, 2], [1, 2], [1, 3])))
 def test_tiny_shapes(rows, vocab, hidden):
     leaves, target = head(rows, vocab, hidden, ignored=())
