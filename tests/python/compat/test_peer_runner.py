@@ -1,0 +1,57 @@
+"""tests/peers/run.py, on a made-up checkout."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import headroom
+
+RUN = Path(__file__).resolve().parents[2] / "peers" / "run.py"
+
+REFERENCE = """
+import kernels_that_need_a_gpu
+
+def linear_cross_entropy_func_ref(x, weight, bias: Optional[Tensor], target):
+    return F.cross_entropy(F.linear(x, weight, bias), target)
+"""
+
+TESTS = """
+import torch
+from quack.linear_cross_entropy import chunked_linear_cross_entropy, linear_cross_entropy_func_ref
+
+def test_loss():
+    torch.cuda.manual_seed(0)
+    x, weight = (torch.randn(size, 8, device="cuda", requires_grad=True) for size in (5, 16))
+    target = torch.arange(5).cuda()
+    assert x.device.type == "cpu" and chunked_linear_cross_entropy.__module__ == "headroom.compat.quack"
+    expected = linear_cross_entropy_func_ref(x, weight, None, target)
+    torch.testing.assert_close(chunked_linear_cross_entropy(x, weight, target), expected)
+
+def test_that_fails():
+    with torch.device("cuda"), torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.ones(3).device.type == "cuda"
+"""
+
+
+def run(library, repository):
+    command = [sys.executable, str(RUN), library, "--repository", str(repository)]
+    environment = os.environ | {"PYTHONPATH": str(Path(headroom.__file__).parents[1])}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_a_checkout(tmp_path):
+    for name, text in (("quack/linear_cross_entropy.py", REFERENCE), ("tests/test_linear_cross_entropy.py", TESTS)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    found = run("quack", tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert "1 failed, 1 passed" in found.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_not_a_checkout(tmp_path):
+    found = run("fla", tmp_path)
+    assert found.returncode == 2
+    assert "--repository: expected a checkout of fla's repository" in found.stderr
