@@ -2,8 +2,8 @@
 
 ``headroom.linear_cross_entropy``, ``headroom.LinearCrossEntropyLoss``, ``headroom.linear_divergence``,
 ``headroom.linear_log_probs`` and ``headroom.linear_top_k`` need PyTorch (2.6 or newer); ``headroom.nn.FusedHead``,
-``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of ``headroom.compat`` need it, too; ``headroom.numpy`` needs numpy;
-``headroom.plan`` and ``headroom.backends`` need neither.
+``headroom.transformers.patch``, ``headroom.trl.patch`` and the modules of ``headroom.compat`` need it, too;
+``headroom.numpy`` needs numpy; ``headroom.plan`` and ``headroom.backends`` need neither.
 """
 
 from __future__ import annotations

@@ -207,12 +207,15 @@ def linear_cross_entropy(
             are, how many and in which place, and whether gradients are made, under any budget. The CPU's always do. Not
             with thinned gradients; the gradient of ``input`` is not promised to (docs/numerics.md).
 
+    DTensors, and weights that FSDP2 has sharded: docs/parallel_clients.md. What they return are DTensors, replicated or
+    sharded as the input's tokens are; an FSDP weight with a plain input returns plain tensors.
+
     Returns:
         The loss: a scalar, or of the target's shape with reduction "none"; float32 (float64 for float64 inputs),
         also under autocast. With ``return_stats`` a :class:`LinearCrossEntropyOutput`.
 
     Raises:
-        TypeError: wrong type, dtype or layout of an argument; a DTensor, with what to pass instead.
+        TypeError: wrong type, dtype or layout of an argument; DTensors among plain tensors, with what to pass instead.
         ValueError: wrong shape, device or range; ``InvalidTargetError`` for a target outside ``[0, V)`` on the CPU
             (on CUDA, which nothing waits for, its loss is NaN and its gradient 0: see :func:`check_targets`);
             ``BudgetTooSmallError`` (with ``required_bytes``) when no plan fits ``max_workspace_bytes``.

@@ -6,5 +6,6 @@ docs/parallel.md has what is exchanged, what is the same on every rank to the bi
 from __future__ import annotations
 
 from ._function import linear_cross_entropy
+from ._labels import next_labels
 
-__all__ = ["linear_cross_entropy"]
+__all__ = ["linear_cross_entropy", "next_labels"]
