@@ -150,8 +150,8 @@ void print_table(const ShapeResults& of, const std::string& dtype) {
   print_refusals(of);
 }
 
-// Time against peak extra memory, loss and gradients: a line of budgets and one point of the materialized
-// computation for each shape.
+// Time against peak extra memory, loss and gradients: for each shape a line of budgets, one of thresholds and
+// one point of the materialized computation, each in a colour of its own.
 std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype) {
   plot::LineChart chart;
   chart.title = "Loss and gradients: time against extra memory";
@@ -162,30 +162,27 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
   });
   chart.x = {.label = measured ? "peak extra memory" : "workspace", .log = true, .unit = plot::Unit::kBytes};
   chart.y = {.label = "median time", .unit = plot::Unit::kSeconds};
-  int color = 0;
   for (const ShapeResults& of : all) {
-    plot::Series fused{.label = "headroom, " + of.shape.text(),
-                       .x = {},
-                       .y = {},
-                       .stroke = plot::Stroke::kSolidWithPoints,
-                       .color = color};
-    plot::Series plain{.label = "materialized, " + of.shape.text(),
-                       .x = {},
-                       .y = {},
-                       .stroke = plot::Stroke::kPoints,
-                       .color = color};
+    const auto named = [&](const std::string& what, plot::Stroke stroke) {
+      plot::Series series;
+      series.label = what + ", " + of.shape.text();
+      series.stroke = stroke;
+      return series;
+    };
+    plot::Series fused = named("headroom", plot::Stroke::kSolidWithPoints);
+    plot::Series thinned = named("headroom, thinned", plot::Stroke::kSolidWithPoints);
+    plot::Series plain = named("materialized", plot::Stroke::kPoints);
     for (const BenchResult& result : of.results) {
-      if (!result.gradients || result.threshold || result.seconds.empty()) continue;
-      plot::Series& series = result.budget_bytes ? fused : plain;
+      if (!result.gradients || result.seconds.empty()) continue;
+      plot::Series& series = result.threshold ? thinned : result.budget_bytes ? fused : plain;
       // A page is the least that the system can tell.
       const int64_t bytes = result.peak_extra_bytes.value_or(result.workspace_bytes);
       series.x.push_back(static_cast<double>(std::max<int64_t>(bytes, 4096)));
       series.y.push_back(result.median_seconds());
     }
-    for (plot::Series* series : {&fused, &plain}) {
+    for (const plot::Series* series : {&fused, &thinned, &plain}) {
       if (!series->x.empty()) chart.series.push_back(*series);
     }
-    ++color;
   }
   // From 0 while that leaves the fastest readable.
   double fastest = HUGE_VAL;
@@ -266,7 +263,7 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_option("--budgets", options->budgets, "Budgets of the workspace, 0 for none")
       ->default_str("16MiB,64MiB,256MiB,0, on a device 160MiB,1GiB,0");
   command->add_option("--thinned", options->thinned,
-                      "Thinned gradients too, at these thresholds: 2^-8,2^-10. Not in the plot");
+                      "Thinned gradients too, at these thresholds: 2^-8,2^-10");
   command->add_option("--repeat", options->repeats, "Runs of each, of which the median is shown")
       ->check(CLI::Range(1, 1000))
       ->default_str("3, on a device 20");

@@ -16,6 +16,13 @@ def test_bench_measures_and_draws(ok, tmp_path):
     assert ElementTree.parse(tmp_path / "b.svg").getroot().tag.endswith("svg")
 
 
+def test_the_plot_has_thinned_gradients(ok, tmp_path):
+    ok("bench", "--shape", "64,512,32", "--repeat", 1, "--thinned", "2^-6,2^-8", "--svg", "b.svg")
+    drawn = ElementTree.parse(tmp_path / "b.svg").getroot()
+    labels = ["".join(element.itertext()) for element in drawn.iter() if element.tag.endswith("text")]
+    assert {"headroom, 64 x 512 x 32", "headroom, thinned, 64 x 512 x 32"} <= set(labels), labels
+
+
 def test_bench_shows_a_refused_budget(ok):
     report = ok("--json", "bench", "--shape", "64,512,32", "--budgets", "1B", "--repeat", 1).json
     refused = [result for result in report["shapes"][0]["results"] if result["budget_bytes"] == 1]
