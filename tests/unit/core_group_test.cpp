@@ -55,6 +55,7 @@ class Group : public testing::Test {
 TEST_F(Group, RefusesWhatRanksCannotDo) {
   headroom_problem p = group_problem();
   p.group_size = -1;
+  p.pass = HEADROOM_BACKWARD;
   expect_refused(p, "group_size: expected a number in [0, ");
   p = group_problem();
   p.group_vocab = 9;
