@@ -305,7 +305,7 @@ def test_opcheck(gradient):
     numbers = torch.tensor([0.1, 2.0, 0.0, 0.0, float("nan"), 0.5, 0.1], dtype=torch.float64)
     scale, temperature = torch.tensor(2.0, requires_grad=True), torch.tensor(0.5, requires_grad=True)
     seed = torch.tensor(3) if thinned else None
-    tensors = (input, weight, target, bias, None, None, None, None, seed, scale, temperature, numbers)
+    tensors = (input, weight, target, bias, None, None, None, None, None, seed, scale, temperature, numbers)
     both = Flags(*[a or b for a, b in zip(stats, wants)])._replace(want_draw_stats=thinned)
     torch.library.opcheck(_ops.forward_backward, tensors, options | dict(flags=both.packed()))
     # The tensor of draws has bytes that nothing writes: no comparison of two runs.
