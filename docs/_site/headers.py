@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -161,34 +162,37 @@ def joined(lines: list[str]) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
+def c_headers(folder: pathlib.Path) -> list[ElementTree.Element]:
+    """headroom.h, then what stands beside it."""
+    files = [item for item in compounds(folder, ("file",)) if (item.findtext("compoundname") or "").endswith(".h")]
+    return sorted(files, key=lambda item: item.findtext("compoundname") != "headroom.h")
+
+
 def c_page(folder: pathlib.Path) -> str:
-    file = next(item for item in compounds(folder, ("file",)) if item.findtext("compoundname") == "headroom.h")
-    lines = page("The C header", "headroom.h", "`#include <headroom/headroom.h>`. Plain C11; link with `-lheadroom`.")
-    lines += ["", "## Functions"]
-    for member in members(file, "function"):
-        lines += function(member)
+    files = c_headers(folder)
+    lines = page("The C headers", "headroom.h", "`#include <headroom/headroom.h>`. Plain C11; link with `-lheadroom`.")
+    for file in files:
+        name = file.findtext("compoundname") or ""
+        lines += ["", f"## Functions of {name}", ""]
+        if file is not files[0]:
+            lines += ["```text", opening_comment(name).strip("\n"), "```"]
+        for member in members(file, "function"):
+            lines += function(member)
     lines += ["", "## Structs"]
     for compound in compounds(folder, ("struct",)):
         name = compound.findtext("compoundname") or ""
         if "::" not in name:
             lines += ["", f"### {name}", "", description(compound), *fields(compound)]
     lines += ["", "## Enumerations"]
-    for member in members(file, "enum"):
+    for member in (member for file in files for member in members(file, "enum")):
         lines += enumeration(member)
     lines += ["", "## Types and numbers"]
-    for member in members(file, "typedef"):
+    for member in (member for file in files for member in members(file, "typedef")):
         if "struct" not in type_of(member) and "enum" not in type_of(member):
-            lines += [
-                "",
-                f"### {member.findtext('name')}",
-                "",
-                "```signature",
-                member.findtext("definition") or "",
-                "```",
-            ]
-            lines += ["", description(member)]
+            declared = ["```signature", member.findtext("definition") or "", "```"]
+            lines += ["", f"### {member.findtext('name')}", "", *declared, "", description(member)]
     rows = []
-    for member in members(file, "define"):
+    for member in (member for file in files for member in members(file, "define")):
         if member.findtext("initializer") and member.findtext("name") != "HEADROOM_API":
             rows.append((f"`{member.findtext('name')}`", f"`{member.findtext('initializer')}`", description(member)))
     return joined([*lines, *table(("Name", "Value", "Meaning"), rows)])
@@ -234,7 +238,8 @@ def space_depth(space: ElementTree.Element) -> int:
 
 def read_headers(folder: pathlib.Path) -> None:
     """Runs Doxygen into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+    folder.mkdir(parents=True)
     options = OPTIONS.format(include=INCLUDE, folder=folder, python=sys.executable, filter=__file__)
     done = subprocess.run(["doxygen", "-"], input=options, text=True, capture_output=True)
     if done.returncode:

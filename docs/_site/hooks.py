@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import commands  # noqa: E402
@@ -44,9 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in (PARTS / "planner").rglob("*"):
         if path.is_file():
             name = path.relative_to(PARTS).as_posix()
-            files.append(File.generated(config, name, abs_src_path=str(path)))
+            files.append(File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED))
     for name, content in made.items():
-        files.append(File.generated(config, name, content=content))
+        files.append(File.generated(config, name, content=content, inclusion=InclusionLevel.INCLUDED))
     return files
 
 

@@ -50,11 +50,19 @@ def loss_alone(where: dict[str, object]) -> None:
     where |= {"headroom": headroom, "weight": where["lm_head"].weight}  # type: ignore[attr-defined]
 
 
+def of_one_rank(where: dict[str, object]) -> None:
+    """A group of this process alone, which has the whole head."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    where |= {"weight_shard": where["lm_head"].weight, "target": where["labels"]}  # type: ignore[attr-defined]
+    where["tp_group"] = torch.distributed.group.WORLD
+
+
 PAGES = {
     "README.md": language_model,
     "docs/compat.md": with_criterion,
     "docs/fla.md": with_criterion,
     "docs/fused_head.md": with_head,
+    "docs/parallel.md": of_one_rank,
     "docs/peft.md": language_model,
     "docs/reinforcement_learning.md": of_policy,
     "docs/thinning.md": loss_alone,
