@@ -6,6 +6,7 @@
 #include "core/status.h"
 #include "core/workspace.h"
 #include "cuda/cuda_plan.h"
+#include "cuda/describe.h"
 #include "cuda/search.h"
 
 namespace headroom::cuda {

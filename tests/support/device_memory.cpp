@@ -9,16 +9,16 @@
 namespace headroom_test {
 namespace {
 
-constexpr size_t kBoundary = 256;
+constexpr size_t kDeviceBoundary = 256;
 constexpr size_t kGuard = 256;
-constexpr std::byte kPattern{0xff};
+constexpr std::byte kDevicePattern{0xff};
 
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
 size_t round_up(size_t bytes) {
-  return (bytes + kBoundary - 1) / kBoundary * kBoundary;
+  return (bytes + kDeviceBoundary - 1) / kDeviceBoundary * kDeviceBoundary;
 }
 
 // The memory of one run after another: allocating is slower than the runs are.
@@ -94,7 +94,7 @@ void DeviceMirror::upload(size_t workspace_bytes) {
     check(cudaStreamSynchronize(p.stream), "copy to the device");
     copy.memory->close_guards();
   }
-  check(cudaMemsetAsync(p.block + p.workspace_offset - kGuard, static_cast<int>(kPattern),
+  check(cudaMemsetAsync(p.block + p.workspace_offset - kGuard, static_cast<int>(kDevicePattern),
                         workspace_bytes + 2 * kGuard, p.stream),
         "filling the workspace");
 }
@@ -149,7 +149,7 @@ void copy_to_device(void* device, const void* host, size_t bytes, void* stream) 
 
 std::string DeviceMirror::workspace_violation() const {
   const auto whole = [](auto begin) {
-    return std::all_of(begin, begin + kGuard, [](std::byte b) { return b == kPattern; });
+    return std::all_of(begin, begin + kGuard, [](std::byte b) { return b == kDevicePattern; });
   };
   if (!whole(parts_->guards.begin())) return "written before the buffer";
   return whole(parts_->guards.begin() + kGuard) ? "" : "written past the buffer";

@@ -11,17 +11,10 @@
 #include "cuda/float64/float64_arena.h"
 #include "cuda/float64/float64_plans.h"
 #include "cuda/float64/float64_run.h"
+#include "cuda_plans_fixture.h"
 
 namespace headroom::cuda::float64 {
 namespace {
-
-Device h200() {
-  Device device;
-  device.name = "H200";
-  device.capability = 90;
-  device.processors = 132;
-  return device;
-}
 
 BlockSize size_of(const Plan& plan) {
   return dynamic_cast<const Float64Plan&>(*plan.backend_plan).size();

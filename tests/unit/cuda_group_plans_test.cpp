@@ -11,20 +11,12 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
+#include "cuda_plans_fixture.h"
 
 namespace headroom::cuda {
 namespace {
 
 constexpr int64_t kTotal = 128000, kLargest = 64000;
-
-Device h200() {
-  Device device;
-  device.name = "H200";
-  device.capability = 90;
-  device.processors = 132;
-  device.memory_bytes = size_t{139} << 30;
-  return device;
-}
 
 struct Shard {
   int64_t start, rows;
@@ -44,10 +36,6 @@ Problem rank_problem(const Shard& shard, Pass pass, DType dtype, int64_t hidden)
   p.group_size = 5;
   p.group_vocab = kLargest;
   return validated(p);
-}
-
-const PlanDetail& detail_of(const Plan& plan) {
-  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
 }
 
 void expect_alike(Pass pass, DType dtype, int64_t hidden, const char* engine) {

@@ -5,18 +5,10 @@
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
 #include "cuda/float64/float64_plans.h"
+#include "cuda_plans_fixture.h"
 
 namespace headroom::cuda::many_targets_plans {
 namespace {
-
-Device h200() {
-  Device device;
-  device.name = "H200";
-  device.capability = 90;
-  device.processors = 132;
-  device.memory_bytes = size_t{139} << 30;
-  return device;
-}
 
 Problem problem_of(int64_t targets_per_row, DType dtype = DType::kBF16, Pass pass = Pass::kForwardBackward) {
   Problem p;

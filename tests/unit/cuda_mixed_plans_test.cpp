@@ -7,8 +7,8 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
-#include "cuda/describe.h"
 #include "cuda/device_models.h"
+#include "cuda_plans_fixture.h"
 
 namespace headroom::cuda::mixed_plans {
 namespace {
@@ -25,10 +25,6 @@ Problem mixed(Pass pass, DType hidden, DType classifier) {
   p.classifier_dtype = p.d_classifier_dtype = classifier;
   p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
   return validated(p);
-}
-
-const PlanDetail& detail_of(const Plan& plan) {
-  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
 }
 
 Plan best(const Problem& problem, size_t budget = 0) {

@@ -13,6 +13,7 @@
 #include "cuda/cuda_plans.h"
 #include "cuda/cuda_sizes.h"
 #include "cuda/engines/engine.h"
+#include "cuda_plans_fixture.h"
 
 namespace headroom::cuda::batch_invariant {
 namespace {
@@ -41,10 +42,6 @@ Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType
   p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
   p.batch_invariant = true;
   return validated(p);
-}
-
-const PlanDetail& detail_of(const Plan& plan) {
-  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
 }
 
 void check(const Problem& p, const Plan& plan, bool anchored) {

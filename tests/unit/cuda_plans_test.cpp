@@ -14,23 +14,14 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
-#include "cuda/describe.h"
 #include "cuda/engines/engine.h"
 #include "cuda/thinned/thinned_sizes.h"
+#include "cuda_plans_fixture.h"
 
 namespace headroom::cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-
-Device h200() {
-  Device device;
-  device.name = "H200";
-  device.capability = 90;
-  device.processors = 132;
-  device.memory_bytes = size_t{139} << 30;
-  return device;
-}
 
 struct Head {
   const char* name;
@@ -53,10 +44,6 @@ Problem problem_of(const Head& head, Pass pass, DType dtype = DType::kBF16) {
   p.hidden_dtype = p.classifier_dtype = p.d_hidden_dtype = p.d_classifier_dtype = dtype;
   p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
   return validated(p);
-}
-
-const PlanDetail& detail_of(const Plan& plan) {
-  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
 }
 
 Plan best(const Problem& problem, size_t budget, const char* asked = "") {

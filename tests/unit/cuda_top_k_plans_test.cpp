@@ -6,22 +6,13 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
-#include "cuda/describe.h"
 #include "cuda/engines/engine.h"
 #include "cuda/float64/float64_plans.h"
 #include "cuda/top/top_sizes.h"
+#include "cuda_plans_fixture.h"
 
 namespace headroom::cuda::top_k_plans {
 namespace {
-
-Device h200() {
-  Device device;
-  device.name = "H200";
-  device.capability = 90;
-  device.processors = 132;
-  device.memory_bytes = size_t{139} << 30;
-  return device;
-}
 
 Problem problem_of(int64_t k, DType dtype = DType::kBF16, int64_t vocab = 128256) {
   Problem p;
@@ -35,10 +26,6 @@ Problem problem_of(int64_t k, DType dtype = DType::kBF16, int64_t vocab = 128256
 
 Plan plan_of(const Problem& p, size_t budget = 0) {
   return choose_plan(make_plans(p, h200(), "", budget), budget);
-}
-
-const PlanDetail& detail_of(const Plan& plan) {
-  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
 }
 
 TEST(CudaTopKPlans, CostLittleMoreThanTheLoss) {

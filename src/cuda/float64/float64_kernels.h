@@ -5,6 +5,7 @@
 #include "core/buffers.h"
 #include "core/problem.h"
 #include "cuda/float64/float64_arena.h"
+#include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
 namespace headroom::cuda::float64 {
