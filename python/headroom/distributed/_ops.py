@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _autograd, _c, _stats
 from .._flags import Flags, Wants, unpacked
-from .._ops import _DRAW_STATS, _GRADIENTS, _INPUTS, _LOSSES, _OPTIONS, _SAVED, _UPSTREAM, _of_inputs
+from .._ops import _DRAW_STATS, _GRADIENTS, _LOSSES, _SAVED, _UPSTREAM, INPUTS, OPTIONS, _of_inputs
 from .._run import Tensors
 from .._torch import GRADIENTS, RESULTS, Inputs
 from . import _passes
@@ -56,7 +56,7 @@ def _fake(pass_: int, args: Sequence[Any], keywords: dict[str, Any], keeps_weigh
 @torch.library.custom_op(
     "headroom::group_forward",
     mutates_args=(),
-    schema=f"({_INPUTS}, Tensor? main_grad, *, {_OPTIONS}, {_RANKS}) -> ({_LOSSES}, Tensor lse_low, Tensor shard)",
+    schema=f"({INPUTS}, Tensor? main_grad, *, {OPTIONS}, {_RANKS}) -> ({_LOSSES}, Tensor lse_low, Tensor shard)",
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
@@ -100,7 +100,7 @@ forward.register_autograd(_backward_of_forward, setup_context=_save_forward)
 @torch.library.custom_op(
     "headroom::group_backward",
     mutates_args=(),
-    schema=f"({_INPUTS}, {_UPSTREAM}, *, {_OPTIONS}, {_RANKS}) -> ({_GRADIENTS})",
+    schema=f"({INPUTS}, {_UPSTREAM}, *, {OPTIONS}, {_RANKS}) -> ({_GRADIENTS})",
 )
 def backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     return _gradients(args, None, keywords)
@@ -109,7 +109,7 @@ def backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 @torch.library.custom_op(
     "headroom::group_backward_into",
     mutates_args=("main_grad",),
-    schema=f"({_INPUTS}, {_UPSTREAM}, Tensor(a!) main_grad, *, {_OPTIONS}, {_RANKS}) -> ({_GRADIENTS})",
+    schema=f"({INPUTS}, {_UPSTREAM}, Tensor(a!) main_grad, *, {OPTIONS}, {_RANKS}) -> ({_GRADIENTS})",
 )
 def backward_into(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     return _gradients(args[:-1], args[-1], keywords)
@@ -140,7 +140,7 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 @torch.library.custom_op(
     "headroom::group_forward_backward",
     mutates_args=(),
-    schema=f"({_INPUTS}, *, {_OPTIONS}, {_RANKS}) -> ({_LOSSES}, {_DRAW_STATS}, {_GRADIENTS})",
+    schema=f"({INPUTS}, *, {OPTIONS}, {_RANKS}) -> ({_LOSSES}, {_DRAW_STATS}, {_GRADIENTS})",
 )
 def forward_backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
