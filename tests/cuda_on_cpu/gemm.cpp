@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/cublaslt.h"
+#include "cuda/queue.h"
 
 namespace headroom::cuda {
 namespace {

@@ -2,6 +2,7 @@
 
 function.py   the function: checks, reductions, autocast
 operators.py  torch.ops.headroom.divergence and its kin, with their gradients
+flops.py      what PyTorch's counter of operations counts for them
 passes.py     values, gradients, or both, tile by tile
 gradients.py  sums of gradients over tiles
 problem.py    both heads, and the bytes that passes over them take

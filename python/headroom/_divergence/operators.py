@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import _c, _vmap
 from .._autograd import _scaled
 from .._torch import DTYPES, stats_dtype
+from . import flops
 from .gradients import Gradients
 from .passes import gradients, values, values_and_gradients
 from .problem import Heads, Problem, Wants
@@ -179,3 +180,6 @@ def _backward_of_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tens
 
 
 divergence_with_gradient.register_autograd(_backward_of_gradients, setup_context=_save_gradients)
+
+
+flops.register()
