@@ -30,8 +30,8 @@ void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream,
                    const Communicator* group) const {
   const DeviceGuard guard(device_);
   auto* queue_stream = static_cast<cudaStream_t>(stream);
-  // What a group's host queues is no part of a recording.
-  if (group != nullptr) return put(buffers, workspace, Queue(queue_stream), group);
+  // What a group's host queues is no part of a recording. A group of one has nobody to exchange with.
+  if (group != nullptr && group->size > 1) return put(buffers, workspace, Queue(queue_stream), group);
   const auto work = [&](const Queue& queue) { put(buffers, workspace, queue, nullptr); };
   replay_->run({buffers, workspace.base()}, queue_stream, std::cref(work));
 }
