@@ -134,17 +134,16 @@ def check_rest(a: Arguments) -> None:
         _checks.check_real("weight", a.weight)
         _checks.check_shape("weight", a.weight, a.linear_weight.shape[:1], "V")
         _checks.check_constant("weight", a.weight, "class weights have no gradient")
+    of_rows = "one for each row" if a.has_several_targets() else "that of target"
     if a.token_weight is not None:
         _checks.check_tensor("token_weight", a.token_weight)
         _checks.check_real("token_weight", a.token_weight)
-        _checks.check_shape("token_weight", a.token_weight, a.rows(), "that of input without its last dimension")
+        _checks.check_shape("token_weight", a.token_weight, a.rows(), of_rows)
         _checks.check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
     if a.row_temperature is not None:
         _checks.check_tensor("temperature", a.row_temperature)
         _checks.check_real("temperature", a.row_temperature)
-        _checks.check_shape(
-            "temperature", a.row_temperature, a.rows(), "that of input without its last dimension, or one element"
-        )
+        _checks.check_shape("temperature", a.row_temperature, a.rows(), f"{of_rows}, or one element")
         _checks.check_constant(
             "temperature", a.row_temperature, "of one element it may, of one for each row it is a constant"
         )

@@ -170,11 +170,19 @@ def linear_cross_entropy(
     if weight is not None:
         arrays["class_weight"] = vector("weight", weight, (vocab,), stats, "V")
     if token_weight is not None:
-        arrays["token_weight"] = vector("token_weight", token_weight, shape, stats, "one for each row")
+        arrays["token_weight"] = vector(
+            "token_weight", token_weight, shape, stats, "that of target" if not several else "one for each row"
+        )
     if target_weight is not None:
         arrays["target_weight"] = vector("target_weight", target_weight, y.shape, stats, "that of target")
     if of_rows:
-        arrays["temperature"] = vector("temperature", temperature, shape, stats, "one for each row, or a number")
+        arrays["temperature"] = vector(
+            "temperature",
+            temperature,
+            shape,
+            stats,
+            "that of target, or a number" if not several else "one for each row, or a number",
+        )
     upstream = None
     if grad_loss is not None:
         loss_shape = shape if reduction == "none" else ()
