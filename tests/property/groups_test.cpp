@@ -133,7 +133,8 @@ class Groups : public testing::TestWithParam<Engine> {
 
 TEST_P(Groups, AnyCutOfSmallVocabularies) {
   for (uint64_t seed = 0; seed < (GetParam().is_device() ? 20 : seeds(120)); ++seed) {
-    const Case c = grouped(seed, {.largest_dimension = 9, .allow_fp64 = !GetParam().is_device()});
+    const Case c = grouped(
+        seed, {.largest_dimension = 9, .allow_fp64 = GetParam().has_float64() && !GetParam().is_device()});
     Random random(seed);
     const Expected expected(c);
     expect_group_agrees(c, expected, random_sizes(random, c.problem.vocab, 1 + static_cast<int>(seed % 5)));
@@ -142,7 +143,8 @@ TEST_P(Groups, AnyCutOfSmallVocabularies) {
 
 TEST_P(Groups, LargerVocabulariesUnderBudgets) {
   for (uint64_t seed = 500; seed < 500 + (GetParam().is_device() ? 12 : seeds(40)); ++seed) {
-    const Case c = grouped(seed, {.largest_dimension = 1500, .allow_fp64 = !GetParam().is_device()});
+    const Case c = grouped(
+        seed, {.largest_dimension = 1500, .allow_fp64 = GetParam().has_float64() && !GetParam().is_device()});
     Random random(seed);
     const Expected expected(c);
     const Sizes sizes = random_sizes(random, c.problem.vocab, 2 + static_cast<int>(seed % 3));
