@@ -126,8 +126,10 @@ def check_head(a: Arguments) -> None:
     _checks.check_head(a.input, a.linear_weight, a.linear_bias, a.target)
 
 
-def check_rest(a: Arguments) -> None:
-    """All others but options that are numbers; to be called with cast arguments."""
+def check_rest(a: Arguments, rows: Sequence[int] | None = None) -> None:
+    """All others but options that are numbers; to be called with cast arguments. rows: the shape of what there is one
+    for each row of, where that is not the input's."""
+    rows = a.rows() if rows is None else rows
     _dtypes.check_float64(torch.float64, a.input, a.linear_weight, a.linear_bias)
     if a.weight is not None:
         _checks.check_tensor("weight", a.weight)
@@ -138,12 +140,12 @@ def check_rest(a: Arguments) -> None:
     if a.token_weight is not None:
         _checks.check_tensor("token_weight", a.token_weight)
         _checks.check_real("token_weight", a.token_weight)
-        _checks.check_shape("token_weight", a.token_weight, a.rows(), of_rows)
+        _checks.check_shape("token_weight", a.token_weight, rows, of_rows)
         _checks.check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
     if a.row_temperature is not None:
         _checks.check_tensor("temperature", a.row_temperature)
         _checks.check_real("temperature", a.row_temperature)
-        _checks.check_shape("temperature", a.row_temperature, a.rows(), f"{of_rows}, or one element")
+        _checks.check_shape("temperature", a.row_temperature, rows, f"{of_rows}, or one element")
         _checks.check_constant(
             "temperature", a.row_temperature, "of one element it may, of one for each row it is a constant"
         )

@@ -1,5 +1,6 @@
 // cuda::gemm() without cuBLASLt: sums in float64, rounded to float32 once.
 #include "cuda/gemm.h"
+#include "cuda/queue.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

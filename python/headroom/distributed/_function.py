@@ -174,7 +174,7 @@ class _Call:
         self.rows = _rows_of_all(a, group_size, sequence_parallel)
         a = _arguments.autocast(a)
         own_targets = sequence_parallel and a.target.shape == a.input.shape[:-1] and group_size > 1
-        _arguments.check_rest(a._replace(weight=None))
+        _arguments.check_rest(a._replace(weight=None), a.target.shape)
         if a.weight is not None:
             _check_class_weight(a.weight, a.input)
         learned = _arguments.learned(a)
