@@ -62,6 +62,9 @@ class Groups : public testing::TestWithParam<Engine> {
     return c;
   }
 
+  // Groups take no float64 on a device.
+  bool allows_fp64() const { return GetParam().has_float64() && !GetParam().is_device(); }
+
   // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits
   // on all of them; gradients are put together.
   Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, size_t budget,
@@ -133,8 +136,7 @@ class Groups : public testing::TestWithParam<Engine> {
 
 TEST_P(Groups, AnyCutOfSmallVocabularies) {
   for (uint64_t seed = 0; seed < (GetParam().is_device() ? 20 : seeds(120)); ++seed) {
-    const Case c = grouped(
-        seed, {.largest_dimension = 9, .allow_fp64 = GetParam().has_float64() && !GetParam().is_device()});
+    const Case c = grouped(seed, {.largest_dimension = 9, .allow_fp64 = allows_fp64()});
     Random random(seed);
     const Expected expected(c);
     expect_group_agrees(c, expected, random_sizes(random, c.problem.vocab, 1 + static_cast<int>(seed % 5)));
@@ -143,8 +145,7 @@ TEST_P(Groups, AnyCutOfSmallVocabularies) {
 
 TEST_P(Groups, LargerVocabulariesUnderBudgets) {
   for (uint64_t seed = 500; seed < 500 + (GetParam().is_device() ? 12 : seeds(40)); ++seed) {
-    const Case c = grouped(
-        seed, {.largest_dimension = 1500, .allow_fp64 = GetParam().has_float64() && !GetParam().is_device()});
+    const Case c = grouped(seed, {.largest_dimension = 1500, .allow_fp64 = allows_fp64()});
     Random random(seed);
     const Expected expected(c);
     const Sizes sizes = random_sizes(random, c.problem.vocab, 2 + static_cast<int>(seed % 3));
