@@ -118,17 +118,15 @@ typedef void (*headroom_parallel_for)(int64_t tasks, headroom_task body, void* b
 
 typedef struct headroom_context_options {
   size_t struct_size;
-  const char* backend; /* "cuda", "cpu" or "reference"; null: the first of headroom_backend_count() that can
-                          run a problem */
+  const char* backend; /* "cuda", "cpu" or "reference"; null: the first that can run a problem */
   const char* isa;     /* instruction set of the CPU backend, or implementation of the CUDA backend ("sm90",
                           "portable"), by name; null: the best of this machine */
   int32_t threads;     /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
   headroom_parallel_for parallel_for; /* null: OpenMP */
   void* pool;                         /* passed to parallel_for */
-  int32_t device; /* where buffers and workspace are: HEADROOM_HOST_MEMORY (default), or the ordinal of a CUDA
-                     device */
-  const char* device_model; /* "a100", "h100" or "h200": plans are for a CUDA device of this model, which need
-                               not be here, and nothing can be run; null: for the device above */
+  int32_t device; /* where buffers are: HEADROOM_HOST_MEMORY (default), or the ordinal of a CUDA device */
+  const char* device_model; /* "a100", "h100" or "h200": plans are for such a device, which need not be here,
+                               and nothing can be run; null: for the device above */
 } headroom_context_options;
 
 /* What to compute. Dimensions in elements; flags are 0 or 1. */
@@ -178,9 +176,8 @@ typedef struct headroom_problem {
   double threshold;        /* thinned: in [2^-126, 1]; default 2^-10 */
   int64_t seed;            /* thinned */
   int32_t compute_dtype;   /* HEADROOM_BF16 or HEADROOM_F16: hidden and classifier are rounded to it on their
-                              way into the products, a part at a time inside the workspace, and the products are
-                              of that dtype; gradients are written in their own dtypes as ever. HEADROOM_F32 (0,
-                              default): operands as they are. Not with float64 */
+                              way into the products, a part at a time; gradients keep their dtypes. HEADROOM_F32
+                              (0, default): operands as they are. Not with float64 */
   int32_t allow_tf32;      /* CUDA: 1 permits products of float32 operands to round these to TF32 (10 bits of
                               mantissa), at several times the speed; other backends have no use for it */
   int32_t has_temperature; /* 1: buffers' temperature, one a row, in the place of the one below (then 1) */
@@ -189,14 +186,11 @@ typedef struct headroom_problem {
   int32_t want_mean_logit;
   int32_t want_log_sum_sq_probs;
   int32_t has_grad_target_logit; /* backward only, as has_grad_nll */
-  int32_t
-      batch_invariant; /* 1: a row's lse, nll, entropy and the other statistics have the same bits whatever
-                          the other rows are, how many and in which place, and whatever the budget, the
-                          plan and the pass. Not with thinned gradients. d_hidden is not promised to */
-  int64_t top_k;       /* forward passes: the largest logits of each row, so many, at most 64 and vocab; 0
-                          (default): none. Not of a shard, and not with keeps_draws */
-  int32_t group_size;  /* >= 1: a shard of a group of so many ranks, for headroom_run_group (distributed.h);
-                          vocab may be 0. 0 (default): none */
+  int32_t batch_invariant; /* 1: the bits of a row's statistics do not depend on other rows, its place, the
+                              budget, the plan or the pass. d_hidden's may. Not with thinned gradients */
+  int64_t top_k;      /* forward passes: so many of the largest logits of each row, at most 64 and vocab; 0
+                         (default): none. Not of a shard, and not with keeps_draws */
+  int32_t group_size; /* >= 1: a shard of so many ranks (distributed.h), vocab may be 0; 0 (default): none */
   int32_t group_d_hidden;  /* headroom_group_d_hidden, of a group */
   int64_t group_vocab;     /* rows of the group's largest shard; 0 (default): vocab */
   int64_t targets_per_row; /* K: the targets of a row, at most 64; 0 (default): one, without a weight of its
@@ -219,9 +213,8 @@ typedef struct headroom_buffers {
   const void* grad_nll;     /* [N] stats */
   const void* grad_lse;     /* [N] stats */
   const void* grad_entropy; /* [N] stats */
-  /* Row statistics, outputs of a forward pass. Required of a shard, where several are joined by
-   * headroom_row_stats_merge (or _rebase and a sum) before headroom_loss_from_row_stats; so are logit_sum and
-   * sum_sq_exp below. */
+  /* Row statistics, outputs of a forward pass, as are logit_sum and sum_sq_exp below. Required of a shard:
+   * headroom_row_stats_merge, or _rebase and a sum, joins several before headroom_loss_from_row_stats. */
   void* max;                /* [N] stats: max_j z_ij */
   void* sum_exp;            /* [N] stats: sum_j exp(z_ij - max_i) */
   void* target_logit;       /* [N] stats: z_iy, 0 where y is in another shard */
@@ -248,18 +241,15 @@ typedef struct headroom_buffers {
   int64_t* invalid_targets;
   const void* num_items; /* scalar stats: the mean's divisor, in place of the problem's num_items */
   /* Thinned gradients only. */
-  void* draws; /* the plan's draws_bytes, 64-byte aligned, with keeps_draws: OUTPUT of a forward pass, INPUT
-                  of backward passes of the same sizes, options, threshold and seed */
+  void* draws; /* draws_bytes, 64-byte aligned, with keeps_draws: OUTPUT of a forward pass, INPUT of backward
+                  passes of the same sizes, options, threshold and seed */
   const void* seed;    /* scalar int64 in place of the problem's seed, where the workspace is */
-  int32_t* kept_count; /* [N] elements that the gradient of a row was made of, its target included; columns
-                          that a device computes densely count in every row */
+  int32_t* kept_count; /* [N] elements of a row's gradient, with its target and a device's dense columns */
   void* draw_variance; /* [N] stats: estimated variance of the drawn row of dz over its squared norm */
   void* lse_low; /* [N] stats: log sum_j exp z_ij - lse_i, what rounding took off. OUTPUT of a forward pass,
-                    optional INPUT of a backward pass, whose probabilities are else off by half a unit in
-                    lse's last place */
-  const void* temperature; /* [N] stats, with has_temperature, of every pass. A row that is not ignored and
-                              whose value is not in [2^-126, 2^126] (with float64 operands [2^-1022, 2^1022])
-                              has NaN logits: its loss, its statistics and its gradient are NaN */
+                    INPUT of a backward pass, or probabilities are off by half a unit in lse's last place */
+  const void* temperature; /* [N] stats, with has_temperature, of every pass. Outside of [2^-126, 2^126] (with
+                              float64 operands [2^-1022, 2^1022]) all of a row that is not ignored is NaN */
   const void* grad_target_logit; /* [N] stats, with has_grad_target_logit */
   void* logit_sum;  /* [N] stats: sum_j z_ij; only with want_mean_logit. A row statistic, as sum_exp */
   void* sum_sq_exp; /* [N] stats: sum_j exp(z_ij - max_i)^2; only with want_log_sum_sq_probs; the same */
@@ -290,11 +280,9 @@ typedef struct headroom_plan_info {
   uint64_t draws_bytes;    /* of buffers' draws; 0: not asked for */
   char implementation[32]; /* which kernels, by the name that headroom_context_options.isa takes */
   char reason[128];        /* why these, for people */
-  int64_t kept_columns; /* the first columns of the vocabulary, whose exponentials the gradients are made of;
-                           0: none */
-  int64_t vocab_window; /* columns that are made at once of those that are not kept; 0: no such cut */
-  int64_t
-      gathers; /* of a group: all-gathers of row statistics in a run, one for each chunk of tokens at most */
+  int64_t kept_columns;    /* the first columns, whose exponentials the gradients are made of; 0: none */
+  int64_t vocab_window;    /* columns that are made at once of the others; 0: no such cut */
+  int64_t gathers;         /* of a group: all-gathers of row statistics in a run */
   uint64_t gathered_bytes; /* that they bring to each rank, its own among them */
   uint64_t reduced_bytes;  /* of d_hidden, which is added up over the group; 0 where it is not */
 } headroom_plan_info;
@@ -409,5 +397,4 @@ HEADROOM_API headroom_status headroom_loss_from_row_stats(const headroom_problem
 #ifdef __cplusplus
 }
 #endif
-
 #endif /* HEADROOM_HEADROOM_H_ */

@@ -1,4 +1,4 @@
-"""The shared library exports exactly the functions that the headers declare: exported_symbols.py NM LIBRARY HEADER..."""
+"""The shared library exports exactly the functions that headers declare: exported_symbols.py NM LIBRARY HEADER..."""
 
 import re
 import subprocess

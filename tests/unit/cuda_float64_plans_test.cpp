@@ -11,7 +11,7 @@
 #include "cuda/float64/float64_arena.h"
 #include "cuda/float64/float64_plans.h"
 #include "cuda/float64/float64_run.h"
-#include "cuda_plans_fixture.h"
+#include "plans_fixture.h"
 
 namespace headroom::cuda::float64 {
 namespace {

@@ -11,7 +11,7 @@
 #include "core/validate.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
-#include "cuda_plans_fixture.h"
+#include "plans_fixture.h"
 
 namespace headroom::cuda {
 namespace {

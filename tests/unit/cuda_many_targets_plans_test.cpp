@@ -5,7 +5,7 @@
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
 #include "cuda/float64/float64_plans.h"
-#include "cuda_plans_fixture.h"
+#include "plans_fixture.h"
 
 namespace headroom::cuda::many_targets_plans {
 namespace {

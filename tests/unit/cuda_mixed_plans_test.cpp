@@ -8,7 +8,7 @@
 #include "cuda/cuda_plan.h"
 #include "cuda/cuda_plans.h"
 #include "cuda/device_models.h"
-#include "cuda_plans_fixture.h"
+#include "plans_fixture.h"
 
 namespace headroom::cuda::mixed_plans {
 namespace {

@@ -13,7 +13,7 @@
 #include "cuda/cuda_plans.h"
 #include "cuda/cuda_sizes.h"
 #include "cuda/engines/engine.h"
-#include "cuda_plans_fixture.h"
+#include "plans_fixture.h"
 
 namespace headroom::cuda::batch_invariant {
 namespace {

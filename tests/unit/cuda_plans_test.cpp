@@ -16,7 +16,7 @@
 #include "cuda/cuda_plans.h"
 #include "cuda/engines/engine.h"
 #include "cuda/thinned/thinned_sizes.h"
-#include "cuda_plans_fixture.h"
+#include "plans_fixture.h"
 
 namespace headroom::cuda {
 namespace {

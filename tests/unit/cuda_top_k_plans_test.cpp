@@ -9,7 +9,7 @@
 #include "cuda/engines/engine.h"
 #include "cuda/float64/float64_plans.h"
 #include "cuda/top/top_sizes.h"
-#include "cuda_plans_fixture.h"
+#include "plans_fixture.h"
 
 namespace headroom::cuda::top_k_plans {
 namespace {
