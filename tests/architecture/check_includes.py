@@ -31,7 +31,8 @@ ENGINES = ("cuda/engines/sm90/", "cuda/engines/portable/")
 ENGINE_LIST = "src/cuda/engines/engines.cpp"
 # Folders that know nothing of each other.
 PEERS = ("cuda/exact/", "cuda/thinned/")
-CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "tests/gpu/", "tests/cuda_on_cpu/", "tests/support/device_memory.cpp")
+CUDA_TESTS = ("tests/gpu/", "tests/cuda_on_cpu/", "tests/support/device_memory.cpp")
+CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", *CUDA_TESTS)
 
 # Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
 C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h", "assert.h", "float.h", "limits.h"}
