@@ -17,7 +17,8 @@ const Kernels* bf16_pair_kernels() {
   return &kKernels;
 }
 
-void CpuPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/) const {
+void CpuPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/,
+                  const Communicator* /*group*/) const {
   throw Error(Status::kUnsupported, "this build has no kernels");
 }
 

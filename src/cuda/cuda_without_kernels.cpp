@@ -21,7 +21,8 @@ class Replay {};
 CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
     : problem_(problem), detail_(detail), device_(device.ordinal), capability_(device.capability) {}
 CudaPlan::~CudaPlan() = default;
-void CudaPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/) const {
+void CudaPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/,
+                   const Communicator* /*group*/) const {
   refuse();
 }
 
@@ -55,7 +56,8 @@ const Device& query_device(int /*ordinal*/) {
 }
 
 namespace float64 {
-void Float64Plan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/) const {
+void Float64Plan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/,
+                      const Communicator* /*group*/) const {
   refuse();
 }
 }  // namespace float64

@@ -52,17 +52,44 @@ def loss_alone(where: dict[str, object]) -> None:
 
 def of_one_rank(where: dict[str, object]) -> None:
     """A group of this process alone, which has the whole head."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     where |= {"weight_shard": where["lm_head"].weight, "target": where["labels"]}  # type: ignore[attr-defined]
     where["tp_group"] = torch.distributed.group.WORLD
 
 
+def of_readme(where: dict[str, object]) -> None:
+    language_model(where)
+    of_one_rank(where)
+
+
+def of_parallel_clients(where: dict[str, object]) -> None:
+    import headroom
+    from headroom.nn import FusedHead
+    from torch.distributed.device_mesh import init_device_mesh
+
+    of_one_rank(where)
+    with_head(where)
+    model: nn.Module = where["model"]  # type: ignore[assignment]
+    model.lm_head = FusedHead.from_linear(model.lm_head)  # type: ignore[arg-type]
+    where |= {"headroom": headroom, "mesh": init_device_mesh("cpu", (1,)), "cp_group": where["tp_group"], "items": 12}
+    where["weight"] = where["lm_head"].weight  # type: ignore[attr-defined]
+
+
+def of_two_heads(where: dict[str, object]) -> None:
+    where |= {"student_hidden": where["hidden"], "teacher_hidden": torch.randn(2, 6, 384)}
+    where |= {"student_head": nn.Linear(256, 5_000, bias=False), "teacher_head": nn.Linear(384, 5_000, bias=False)}
+    where["completion_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
+
+
 PAGES = {
-    "README.md": language_model,
+    "README.md": of_readme,
     "docs/compat.md": with_criterion,
+    "docs/divergence.md": of_two_heads,
     "docs/fla.md": with_criterion,
     "docs/fused_head.md": with_head,
     "docs/parallel.md": of_one_rank,
+    "docs/parallel_clients.md": of_parallel_clients,
     "docs/peft.md": language_model,
     "docs/reinforcement_learning.md": of_policy,
     "docs/thinning.md": loss_alone,

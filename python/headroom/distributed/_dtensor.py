@@ -190,6 +190,7 @@ class _Call:
             found = of_plain(**keywords)
         else:
             shard = keywords.pop("linear_weight")
+            del keywords["target_weight"]  # refused above
             found = of_group(
                 keywords.pop("input"),
                 shard,
