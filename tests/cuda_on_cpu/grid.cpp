@@ -26,21 +26,27 @@ namespace context = boost::context;
 constexpr size_t kStackBytes = size_t{64} << 10;
 constexpr unsigned kWarp = 32;
 
-// Stacks are used again: fresh memory would be most of a block's time.
+// Stacks are used again while their thread of the system lives: fresh memory would be most of a block's time.
 class Stacks {
  public:
   context::stack_context allocate() {
-    if (free_.empty()) return context::fixedsize_stack(kStackBytes).allocate();
-    const context::stack_context stack = free_.back();
-    free_.pop_back();
+    if (free_.stacks.empty()) return context::fixedsize_stack(kStackBytes).allocate();
+    const context::stack_context stack = free_.stacks.back();
+    free_.stacks.pop_back();
     return stack;
   }
-  void deallocate(context::stack_context& stack) noexcept { free_.push_back(stack); }
+  void deallocate(context::stack_context& stack) noexcept { free_.stacks.push_back(stack); }
 
  private:
-  static thread_local std::vector<context::stack_context> free_;
+  struct Free {
+    std::vector<context::stack_context> stacks;
+    ~Free() {
+      for (context::stack_context& stack : stacks) context::fixedsize_stack(kStackBytes).deallocate(stack);
+    }
+  };
+  static thread_local Free free_;
 };
-thread_local std::vector<context::stack_context> Stacks::free_;
+thread_local Stacks::Free Stacks::free_;
 
 // Lanes that exchange values: what they give lies in one of two places in turn, as no lane can be more than
 // one exchange ahead of another.
