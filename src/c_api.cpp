@@ -82,6 +82,15 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
   return arrays;
 }
 
+// For arrays and rows that no plan was made for: of a backend all implementations have the same.
+const Backend& backend_of_rows(const Context& c, DType dtype) {
+  Problem any;
+  any.hidden_dtype = any.classifier_dtype = dtype;
+  BackendOptions options = c.options;
+  if (!options.on_host()) options.isa.clear();
+  return choose_backend(c.backend, any, options);
+}
+
 }  // namespace
 
 extern "C" {
@@ -269,9 +278,8 @@ headroom_status headroom_scale_gradients(const headroom_context* context, int32_
     const std::vector<GradientArray> arrays = gradient_arrays(count, data, dtypes, sizes);
     if (arrays.empty()) return;
     required(factor, "factor");
-    Problem any;
     refuse_without_device(c.options);
-    const Backend& backend = choose_backend(c.backend, any, c.options);
+    const Backend& backend = backend_of_rows(c, DType::kF32);
     backend.scale(arrays, factor, c.options, stream);
   });
 }
@@ -281,10 +289,11 @@ headroom_status headroom_divergence_run(const headroom_context* context,
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     const Divergence d = to_divergence(complete(divergence));
-    Problem any;
-    any.hidden_dtype = d.dtype;
+    if (c.options.on_host() && stream != nullptr) {
+      throw_invalid("stream", "null for buffers in host memory", "a pointer");
+    }
     refuse_without_device(c.options);
-    const Backend& backend = choose_backend(c.backend, any, c.options);
+    const Backend& backend = backend_of_rows(c, d.dtype);
     if (d.rows > 0) backend.divergence(d, c.options, stream);
   });
 }

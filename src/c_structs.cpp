@@ -273,7 +273,7 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   out.gathered_bytes = plan.gathered_bytes;
   if (problem.group_d_hidden != GroupDHidden::kPart) {
     out.reduced_bytes =
-        static_cast<size_t>(problem.tokens * problem.hidden) * size_of(problem.d_hidden_dtype);
+        static_cast<uint64_t>(problem.tokens * problem.hidden) * size_of(problem.d_hidden_dtype);
   }
   std::memcpy(info, &out, out.struct_size);
 }

@@ -65,8 +65,8 @@ static inline void headroom_communicator_init(headroom_communicator* communicato
 }
 
 /* As headroom_run, of a plan with group_size, by every rank of the group. Outputs of a forward pass, row
- * statistics among them, are those of the whole vocabulary. The communicator and what its functions need
- * outlive the run (on CUDA, what was queued). */
+ * statistics among them, are those of the whole vocabulary, and the same ones are null on every rank. The
+ * communicator and what its functions need outlive the run (on CUDA, what was queued). */
 HEADROOM_API headroom_status headroom_run_group(const headroom_plan* plan, const headroom_buffers* buffers,
                                                 void* workspace, size_t workspace_bytes, void* stream,
                                                 const headroom_communicator* communicator);

@@ -126,6 +126,10 @@ void check_group(const Problem& p) {
     return;
   }
   check_range("group_vocab", p.group_vocab, std::max<int64_t>(p.vocab, 1), p.vocab_total);
+  require(p.group_vocab >= (p.vocab_total + p.group_size - 1) / p.group_size, "group_vocab",
+          "at least vocab_total / group_size, " + text(p.vocab_total) + " / " + text(int64_t{p.group_size}) +
+              ", as it is that of the largest shard",
+          text(p.group_vocab));
   check_product("tokens x group_vocab", p.tokens, p.group_vocab);
   check_product("group_vocab x hidden", p.group_vocab, p.hidden);
   require(p.gradient == GradientMethod::kExact, "gradient", "exact in a group of ranks", "thinned");
@@ -219,7 +223,7 @@ void check_top_k(const Problem& p) {
   if (p.top_k == 0) return;
   require(p.pass == Pass::kForward, "top_k",
           "0 in a pass with gradients, as it is an option of forward passes", text(p.top_k));
-  require(!p.is_shard(), "top_k", "0 for a shard of the vocabulary", text(p.top_k));
+  require(!p.is_shard() && p.group_size <= 1, "top_k", "0 for a shard of the vocabulary", text(p.top_k));
   require(!p.keeps_draws, "top_k", "0 in a forward pass that keeps draws", text(p.top_k));
   require(!p.batch_invariant, "top_k", "0 with batch_invariant, whose passes all make the same sums",
           text(p.top_k));

@@ -170,7 +170,7 @@ LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hid
   LogitsArgs args;
   args.epilogue = epilogue;
   args.dtype = run.dtype();
-  args.allow_tf32 = p.allow_tf32;
+  args.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;  // their logits are sums of their own, in fp32
   args.batch_invariant = p.batch_invariant;
   args.hidden = hidden.data;
   args.hidden_stride = hidden.stride;

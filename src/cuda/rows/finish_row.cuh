@@ -220,8 +220,14 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
   const int32_t column = arena.target[computed];
   float a = arena.a[r];
   const float g = arena.g[r];
-  // Then only targets have a gradient, and their entries are large instead.
-  if (a == 0 && (has_several || (column >= 0 && column < k.columns))) a = 1e-20f * g;
+  // Then only targets have a gradient, and their entries are large instead: of several, which are relative to
+  // the sum of exps, no larger than an operand can be.
+  if (has_several) {
+    const float least = 0x1p-30f * g;
+    if (fabsf(a) < fabsf(least)) a = least;
+  } else if (a == 0 && column >= 0 && column < k.columns) {
+    a = 1e-20f * g;
+  }
   const float unit = k.base_2 ? ldexpf(1, kKeptExponent) : 1.0f;
   const float sum = arena.row_factor[r];
   float factor = a / sum;
