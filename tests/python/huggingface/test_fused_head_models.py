@@ -3,6 +3,7 @@
 import copy
 
 import headroom.nn
+import headroom.transformers
 import pytest
 import torch
 import transformers
@@ -58,8 +59,13 @@ def test_the_models_own_softcap_is_applied_once():
     torch.testing.assert_close(model.lm_head(hidden, ids), expected.loss)
 
 
-def test_patch_refuses_it_by_name(llama):
-    """Two ways to the same loss: the model's own code with patch, or the head that is called with labels."""
-    llama.lm_head = headroom.nn.FusedHead.from_linear(llama.lm_head)
-    with pytest.raises(headroom.UnsupportedError, match="FusedHead"):
-        headroom.transformers.patch(llama)
+def test_a_patched_model_has_its_loss():
+    """By the model's own code, whose softcap is not applied twice."""
+    model = build(transformers.Gemma2ForCausalLM)
+    ids = torch.randint(0, model.config.vocab_size, (2, 5))
+    expected = model(ids, labels=ids).loss
+    cap = model.config.final_logit_softcapping
+    model.lm_head = headroom.nn.FusedHead.from_linear(model.lm_head, softcap=cap, shift=1)
+    found = headroom.transformers.patch(model)(ids, labels=ids)
+    assert found.logits is None
+    torch.testing.assert_close(found.loss, expected)
