@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ._dtypes import FLOATS, FLOATS_TEXT, INTEGERS, INTEGERS_TEXT
 from ._options import check_sizes, check_targets_shape, dense_message, shape_text
+from .errors import UnsupportedError
 
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _INTEGERS = tuple(getattr(torch, name) for name in INTEGERS)
@@ -57,14 +58,14 @@ def _how_to_gather(name: str, tensor: Tensor) -> str:
     else:
         call, part = "full_tensor", "as to_local() is a part of it"
     text = f"of placements {placements}: pass {name}.{call}(), {part}"
-    if name not in ("linear_weight", "linear_bias", "scale", "temperature"):
+    if name not in ("linear_weight", "linear_bias", "scale", "temperature", "student_weight", "student_bias"):
         return text
     text += (
         f"; where ranks hold tokens of their own, as under FSDP, {call}(grad_placements=[Partial()]), or its gradient "
         "is that of this rank's tokens"
     )
     if call == "full_tensor":
-        text += ". A head sharded over the vocabulary is not supported in this call yet"
+        text += ". A head sharded over the vocabulary is for headroom.linear_cross_entropy"
     return text
 
 
@@ -143,3 +144,12 @@ def check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype
     rows, columns = main_grad.shape
     if (columns > 1 and main_grad.stride(1) != 1) or (rows > 1 and main_grad.stride(0) < columns):
         raise ValueError(f"main_grad: expected contiguous rows, got strides {shape_text(main_grad.stride())}")
+
+
+def check_linear(linear: nn.Module) -> None:
+    """The layer whose weight a loss takes: an adapter's around it would have no part in the loss, and no gradient."""
+    if type(linear).forward is not nn.Linear.forward:
+        kind = f"{type(linear).__module__}.{type(linear).__name__}"
+        raise UnsupportedError(
+            f"linear: expected a torch.nn.Linear, got a {kind}, of which the loss has the weight alone"
+        )

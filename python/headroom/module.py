@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from . import _options
 from ._arguments import Number, Seed
+from ._checks import check_linear
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
 
 
@@ -111,6 +112,7 @@ class LinearCrossEntropyLoss(nn.Module):
 
         temperature: in the place of the module's, such as one for each row.
         """
+        check_linear(self.linear)
         return linear_cross_entropy(
             input,
             self.linear.weight,

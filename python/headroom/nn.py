@@ -193,8 +193,13 @@ class FusedHead(nn.Linear):
             return self._transformed(hidden, temperature) if transformed else super().forward(hidden)
         if transformed:
             raise ValueError("transformed: expected False with labels, got True")
+        if isinstance(labels, Tensor) and labels.dim() == hidden.dim():
+            raise ValueError(
+                f"labels: expected one for each row, got shape {list(labels.shape)}; several, with target_weight, are "
+                "for headroom.linear_cross_entropy"
+            )
         if not torch.compiler.is_compiling():
-            _refuse_adapter(self)
+            refuse_adapter(self)
         return linear_cross_entropy(
             hidden,
             self.weight,
@@ -254,7 +259,7 @@ def _kind(value: object) -> str:
 _CALLS = 6  # frames between an adapter's forward and the head's, with hooks of both
 
 
-def _refuse_adapter(head: nn.Module) -> None:
+def refuse_adapter(head: nn.Module) -> None:
     """Refuses a call that comes from a layer with ``base_layer``, as PEFT names what it adds its own product to."""
     frame = sys._getframe(2)
     for _ in range(_CALLS):
@@ -262,8 +267,9 @@ def _refuse_adapter(head: nn.Module) -> None:
         if isinstance(caller, nn.Module) and caller is not head and caller._modules.get("base_layer") is head:
             kind = type(caller)
             raise UnsupportedError(
-                f"labels: expected a call of FusedHead itself, got one of {kind.__module__}.{kind.__name__} around it, "
-                "which adds logits to what the head returns; headroom.transformers.patch has the loss of such a head"
+                f"labels: expected a call of {type(head).__name__} itself, got one of {kind.__module__}.{kind.__name__} "
+                "around it, which adds logits to what the head returns; headroom.transformers.patch has the loss of such "
+                "a head"
             )
         if frame.f_back is None:
             return

@@ -136,6 +136,10 @@ def test_no_row_counts():
     assert not any(value.any() for value in got.values())
     case.options["reduction"] = "mean"
     assert oracle.run(headroom.linear_divergence, case)["loss"].isnan()
+    case.options["num_items"] = 0
+    assert not oracle.run(headroom.linear_divergence, case)["d_student_input"].any()
+    none = headroom.linear_divergence(torch.zeros(0, 4), torch.ones(5, 4), torch.zeros(0, 3), torch.ones(5, 3))
+    assert none.isnan()
 
 
 def test_divisors():

@@ -5,6 +5,8 @@ import io
 import pickle
 
 import headroom
+import headroom.compat.quack
+import headroom.compat.torch
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,3 +92,36 @@ def test_functional_call():
 def test_bad_constructor_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         headroom.LinearCrossEntropyLoss(5, 11, **arguments)
+
+
+class Adapter(torch.nn.Module):
+    """As PEFT's layers: called, it adds a product to the base layer's; its weight is that of the base layer."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer, self.product = base_layer, torch.nn.Linear(base_layer.in_features, base_layer.out_features)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    @property
+    def bias(self):
+        return self.base_layer.bias
+
+    def forward(self, *arguments):
+        return self.base_layer(*arguments) + self.product(arguments[0])
+
+
+@pytest.mark.parametrize("make", [headroom.LinearCrossEntropyLoss, headroom.compat.torch.LinearCrossEntropyLoss])
+def test_an_adapter_around_the_weight_is_refused(make):
+    loss = make(5, 11)
+    loss.linear = Adapter(loss.linear)
+    with pytest.raises(headroom.UnsupportedError, match="linear: expected a torch.nn.Linear, got a .*Adapter"):
+        loss(torch.randn(3, 5), torch.zeros(3, dtype=torch.int64))
+
+
+def test_an_adapter_around_a_layer_that_is_a_loss_is_refused():
+    loss = Adapter(headroom.compat.quack.LinearCrossEntropy(5, 11))
+    with pytest.raises(headroom.UnsupportedError, match="LinearCrossEntropy itself, got one of .*Adapter"):
+        loss(torch.randn(3, 5), torch.zeros(3, dtype=torch.int64))

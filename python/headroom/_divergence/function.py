@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, overload
 
@@ -285,6 +286,8 @@ def linear_divergence(
         divergence, entropy = torch.ops.headroom.divergence(*heads, **options)[:2]
         loss = divergence * weight if reduction == "none" else operators.weighted_sum(divergence, weight)
         loss = loss.reshape(shape) if reduction == "none" else loss
+    if reduction == "mean" and num_items is None and weight.numel() == 0:
+        loss = loss * math.nan
     if not return_stats:
         return loss
     return LinearDivergenceOutput(loss, divergence.detach().reshape(shape), entropy.reshape(shape))
@@ -299,8 +302,9 @@ def _row_weight(
     if num_items is not None and reduction != "mean":
         raise ValueError(f'num_items: expected None unless reduction is "mean", got one with "{reduction}"')
     weight = input.new_ones(shape, dtype=dtype) if token_weight is None else token_weight.to(dtype)
-    if mask is not None:
-        weight = torch.where(mask != 0, weight, 0)
+    in_loss = None if mask is None else mask != 0
+    if in_loss is not None:
+        weight = torch.where(in_loss, weight, 0)
     if reduction == "mean":
         if num_items is None:
             divisor: Number = weight.sum(dtype=torch.float64)
@@ -309,4 +313,8 @@ def _row_weight(
         else:
             divisor = _options.checked_num_items(num_items, reduction)
         weight = (weight.double() / divisor).to(dtype)
+        if (
+            in_loss is not None and num_items is not None
+        ):  # 0 / 0 of a row that is none; of no row at all the mean is NaN
+            weight = torch.where(in_loss, weight, 0)
     return weight.reshape(-1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
+from ..nn import refuse_adapter
 
 __all__ = [
     "LinearCrossEntropy",
@@ -93,6 +94,8 @@ class LinearCrossEntropy(nn.Linear):
         self.use_scaled_exp = use_scaled_exp
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+        if not torch.compiler.is_compiling():
+            refuse_adapter(self)
         return linear_cross_entropy_func(
             input, self.weight, self.bias, target, ignore_index=self.ignore_index, reduction=self.reduction
         )

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._checks import check_linear
 from ..functional import linear_cross_entropy as _fused
 
 __all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy"]
@@ -215,6 +216,7 @@ class LinearCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         shape = (self.num_classes, *self.out_features)
+        check_linear(self.linear)
         bias = self.linear.bias
         return linear_cross_entropy(
             input,

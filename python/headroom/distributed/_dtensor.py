@@ -317,6 +317,8 @@ def _gathered_dim(layout: _Layout) -> int | None:
     if type(placement) is not Shard:
         return None
     dim, parts = placement.dim, layout.mesh.size()
+    if sum(type(other) is Shard and other.dim == dim for other in layout.given) > 1:
+        return None  # a group's parts need not be next to each other
     return dim if layout.input.shape[dim] % parts == 0 else None
 
 

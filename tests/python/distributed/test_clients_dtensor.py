@@ -94,14 +94,14 @@ def test_a_plain_target_holds_all_tokens(two):
     check(two, "0", "R", vocab=13, reduction="none", with_target=False)
 
 
-def on_a_mesh_of_two_dimensions(mesh, reduction):
-    """Sequences over the first, the vocabulary over the second."""
+def on_a_mesh_of_two_dimensions(mesh, reduction, hidden_at, vocab_at):
+    """Tokens and the vocabulary over dimensions of a mesh that are not the same."""
     import torch.distributed as dist
     from torch.distributed.tensor import distribute_tensor
 
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, bias, target, _ = problem(13)
-    at = [[placement(part) for part in text] for text in ("0R", "R0", "R0")]
+    at = [[placement(part) for part in text] for text in (hidden_at, vocab_at, vocab_at)]
     leaves = [
         distribute_tensor(t, grid, p).detach().requires_grad_() for t, p in zip((hidden, weight, bias), at, strict=True)
     ]
@@ -111,14 +111,15 @@ def on_a_mesh_of_two_dimensions(mesh, reduction):
     return [whole.detach(), *(leaf.grad.full_tensor() for leaf in leaves)]
 
 
+@pytest.mark.parametrize(("hidden_at", "vocab_at"), [("0R", "R0"), ("R0", "0R"), ("00", "0R"), ("00", "R0")])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_data_and_tensor_parallel(four, reduction):
+def test_data_and_tensor_parallel(four, reduction, hidden_at, vocab_at):
     hidden, weight, bias, target, _ = problem(13)
     theirs, true = (
         loss_and_gradients(hidden, weight, target, bias, dtype=dtype, reduction=reduction)
         for dtype in (torch.float32, torch.float64)
     )
-    for values in four(on_a_mesh_of_two_dimensions, reduction):
+    for values in four(on_a_mesh_of_two_dimensions, reduction, hidden_at, vocab_at):
         for three in zip(values, theirs, true, strict=True):
             assert excess(*three) <= 1
 
