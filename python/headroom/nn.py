@@ -265,11 +265,10 @@ def refuse_adapter(head: nn.Module) -> None:
     for _ in range(_CALLS):
         caller = frame.f_locals.get("self")
         if isinstance(caller, nn.Module) and caller is not head and caller._modules.get("base_layer") is head:
-            kind = type(caller)
+            kind = f"{type(caller).__module__}.{type(caller).__name__}"
             raise UnsupportedError(
-                f"labels: expected a call of {type(head).__name__} itself, got one of {kind.__module__}.{kind.__name__} "
-                "around it, which adds logits to what the head returns; headroom.transformers.patch has the loss of such "
-                "a head"
+                f"labels: expected a call of {type(head).__name__} itself, got one of {kind} around it, which adds "
+                "logits to what the head returns; headroom.transformers.patch has the loss of such a head"
             )
         if frame.f_back is None:
             return
