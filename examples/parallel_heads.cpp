@@ -112,6 +112,7 @@ int main() try {
     headroom::run_group(plan, buffers, workspace.bytes(), communicator);
   };
   std::vector<std::thread> ranks;
+  ranks.reserve(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back(work, rank);
   for (std::thread& rank : ranks) rank.join();
 

@@ -54,7 +54,7 @@ std::string why_unavailable(const BackendOptions& options) {
   if (!options.isa.empty() && asked == nullptr) {
     return "its engines are " + engine_names(" and ") + ", not " + options.isa;
   }
-  if (const std::string why = asked == nullptr ? "" : asked->why_not_on(device); !why.empty()) return why;
+  if (std::string why = asked == nullptr ? "" : asked->why_not_on(device); !why.empty()) return why;
   if (!options.device_model.empty()) return "";
   std::string why_not;
   cuda::cublaslt_version(&why_not);
@@ -94,7 +94,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
       return std::string("thinned gradients round float32 operands only: compute_dtype is ") +
              dtype_name(problem.compute_dtype) + ", an operand " + dtype_name(dtype);
     }
-    const std::string why = why_not_thinned(problem, device_of(options));
+    std::string why = why_not_thinned(problem, device_of(options));
     if (!why.empty()) return why;
   }
   if (problem.in_group() && is_float64) return "operands must not be float64 in a group of ranks";
