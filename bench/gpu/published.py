@@ -49,7 +49,54 @@ def budgets(record: Record) -> list[str]:
     return markdown(["budget, MiB", *(shape.name for shape in record.shapes)], lines)
 
 
-TABLES = {"heads-2026-11-22": heads, "heads-2026-11-20": heads, "budgets-2026-11-22": budgets}
+def ratios(record: Record) -> list[str]:
+    """A row a head: F and 3F, the loss over F, each way to gradients over 3F, and memory of the loss."""
+    methods = [method for method in dict.fromkeys(row.method for row in record.rows) if method != "headroom loss"]
+    head = ["head", "N x V x D", "F, ms", "3F, ms", "loss / F"]
+    head += [f"{method.removeprefix('headroom ')} / 3F" for method in methods] + ["loss, MiB"]
+
+    def cell(row: Row) -> str:
+        return f"{row.burst_ratio:.2f} / {row.sustained_ratio:.2f}" if row.status == "ok" else row.status
+
+    lines = []
+    for shape in record.shapes:
+        found = {row.method: row for row in record.rows if row.shape == shape.name}
+        sizes = f"{shape.tokens} x {shape.vocab} x {shape.hidden}"
+        gemms, loss = record.gemms[shape.name].burst, found["headroom loss"]
+        name = "" if "x" in shape.name and shape.name[0].isdigit() and shape.name[-1].isdigit() else shape.name
+        cells = [name, sizes, number(gemms["logits"]), number(sum(gemms.values())), cell(loss)]
+        lines.append(cells + [cell(found[method]) for method in methods] + [number(loss.extra_mib, ".1f")])
+    if not any(line[0] for line in lines):
+        head, lines = head[1:], [line[1:] for line in lines]
+    return markdown(head, lines)
+
+
+def hosts(record: Record) -> list[str]:
+    """A row a head: milliseconds back to back, in brackets the host's microseconds, of each method and pass."""
+    columns = [
+        key for key in dict.fromkeys((row.method, row.pass_) for row in record.rows) if key[1] in ("gradients", "loss")
+    ]
+    columns.sort(key=lambda key: key[1])
+    found = {(row.shape, row.method, row.pass_): row for row in record.rows}
+
+    def cell(row: Row) -> str:
+        return f"{number(row.back_to_back_ms)} ({number(row.host_us, '.0f')})" if row.status == "ok" else row.status
+
+    head = [f"{NAMES.get(method, method)}{', loss' if pass_ == 'loss' else ''}" for method, pass_ in columns]
+    lines = [[shape.name, *(cell(found[shape.name, *key]) for key in columns)] for shape in record.shapes]
+    return markdown(["head", *head], lines)
+
+
+NAMES = {"canonical": "eager PyTorch"}
+TABLES = {
+    "heads-2026-11-22": heads,
+    "heads-2026-11-20": heads,
+    "budgets-2026-11-22": budgets,
+    "products-2026-11-23": ratios,
+    "odd-2026-11-23": ratios,
+    "random-2026-11-23": ratios,
+    "host-2026-11-23": hosts,
+}
 
 
 def with_tables(text: str) -> str:

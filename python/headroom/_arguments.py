@@ -18,33 +18,33 @@ Seed = int | Tensor | torch.Generator | None
 
 
 class Arguments(NamedTuple):
-    """Tensors and what may be one; then options, which are no tensors once number_options has been called."""
+    """Tensors and what may be one; then options, which are no tensors once without_number_tensors has been called."""
 
     input: Tensor
     linear_weight: Tensor
     target: Tensor
-    linear_bias: Tensor | None
-    weight: Tensor | None
-    token_weight: Tensor | None
-    row_temperature: Tensor | None  # a number for each row, in the place of temperature
-    target_weight: Tensor | None  # of the target's shape, where rows have several targets
-    main_grad: Tensor | None
-    num_items: Number | None
-    seed: Seed
-    reduction: str
-    ignore_index: int | None
-    label_smoothing: Number
-    scale: Number
-    softcap: Number | None
-    temperature: Number
-    z_loss: Number
-    shift: int
-    max_workspace_bytes: int | None
-    return_stats: bool | Sequence[str]
-    differentiable_stats: bool
-    gradient: str
-    threshold: Number
-    batch_invariant: bool
+    linear_bias: Tensor | None = None
+    weight: Tensor | None = None
+    token_weight: Tensor | None = None
+    row_temperature: Tensor | None = None  # a number for each row, in the place of temperature
+    target_weight: Tensor | None = None  # of the target's shape, where rows have several targets
+    main_grad: Tensor | None = None
+    num_items: Number | None = None
+    seed: Seed = None
+    reduction: str = "mean"
+    ignore_index: int | None = -100
+    label_smoothing: Number = 0.0
+    scale: Number = 1.0
+    softcap: Number | None = None
+    temperature: Number = 1.0
+    z_loss: Number = 0.0
+    shift: int = 0
+    max_workspace_bytes: int | None = None
+    return_stats: bool | Sequence[str] = False
+    differentiable_stats: bool = False
+    gradient: str = "exact"
+    threshold: Number = _options.DEFAULT_THRESHOLD
+    batch_invariant: bool = False
     compute_dtype: int = _c.F32  # to which products round float32 tensors; of headroom_dtype
 
     def rows(self) -> torch.Size:

@@ -62,27 +62,12 @@ def linear_top_k(
         linear_weight,
         torch.zeros(input.shape[:-1], dtype=torch.int64, device=input.device),  # that no row is ignored
         linear_bias,
-        weight=None,
-        token_weight=None,
         row_temperature=row_temperature,
-        target_weight=None,
-        main_grad=None,
-        num_items=None,
-        seed=None,
         reduction="none",
-        ignore_index=-100,
-        label_smoothing=0.0,
         scale=scale,
         softcap=softcap,
         temperature=temperature,
-        z_loss=0.0,
-        shift=0,
         max_workspace_bytes=max_workspace_bytes,
-        return_stats=False,
-        differentiable_stats=False,
-        gradient="exact",
-        threshold=_options.DEFAULT_THRESHOLD,
-        batch_invariant=False,
     )
     a = _arguments.without_number_tensors(a)
     _arguments.check_head(a)

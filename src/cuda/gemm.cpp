@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "core/status.h"
 #include "cuda/check.h"
@@ -51,6 +52,12 @@ uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
 int64_t whole_pieces(int64_t extent, DType dtype) {
   const auto lanes = static_cast<int64_t>(16 / size_of(dtype));
   return extent / lanes * lanes;
+}
+
+std::string sizes_of(const Gemm& g) {
+  std::string text = "m " + std::to_string(g.m) + ", n " + std::to_string(g.n) + ", k " + std::to_string(g.k);
+  text += ", strides " + std::to_string(g.a_stride) + ", " + std::to_string(g.b_stride);
+  return text + ", " + std::to_string(g.c_stride);
 }
 
 // A product as far as its algorithm goes.
@@ -137,6 +144,11 @@ class Operation {
   }
 
   lt::Algorithm find_algorithm(CublasLt::Handle handle, const Form& form) const {
+    return find_algorithms(handle, form, 1).front().algorithm;
+  }
+
+  // The best first, at least one.
+  std::vector<lt::Heuristic> find_algorithms(CublasLt::Handle handle, const Form& form, int most) const {
     void* preference = nullptr;
     check_lt(f.preference_create(&preference), "PreferenceCreate");
     const auto set = [&](int attribute, auto value) {
@@ -148,13 +160,14 @@ class Operation {
     set(lt::kAlignB, form.align_a);
     set(lt::kAlignC, form.align_c);
     set(lt::kAlignD, form.align_c);
-    lt::Heuristic best;
+    std::vector<lt::Heuristic> results(static_cast<size_t>(most));
     int found = 0;
-    const int status = f.heuristic(handle, desc, a, b, c, c, preference, 1, &best, &found);
+    const int status = f.heuristic(handle, desc, a, b, c, c, preference, most, results.data(), &found);
     f.preference_destroy(preference);
     check_lt(status, "no algorithm for this product");
     if (found == 0) throw Error(Status::kInternal, "cuBLASLt: no algorithm for this product");
-    return best.algorithm;
+    results.resize(static_cast<size_t>(found));
+    return results;
   }
 
   bool takes(CublasLt::Handle handle, const Form& form, const lt::Algorithm& other) const {
@@ -170,6 +183,21 @@ class Operation {
   void* c = nullptr;
   lt::Algorithm algorithm{};
 };
+
+// The first algorithm for these sizes that takes any number of rows.
+lt::Algorithm algorithm_of_any_rows(const CublasLt& f, CublasLt::Handle handle, const Form& form) {
+  constexpr int kMostResults = 32;
+  constexpr int64_t kRows[] = {1, 2, 7, 64, 129, 1001, 8192, 65536};
+  std::vector<lt::Heuristic> results = Operation(f, form).find_algorithms(handle, form, kMostResults);
+  for (const int64_t rows : kRows) {
+    Form other = form;
+    other.g.m = rows;
+    const Operation op(f, other);
+    std::erase_if(results, [&](const lt::Heuristic& r) { return !op.takes(handle, other, r.algorithm); });
+  }
+  if (results.empty()) throw Error(Status::kInternal, "cuBLASLt: no algorithm for any number of rows");
+  return results.front().algorithm;
+}
 
 // What is remembered of products; forgotten when it is too many.
 class Known {
@@ -197,7 +225,8 @@ class Known {
     made->algorithm = algorithm(f, handle, device, largest);
     if (key_of(device, largest) != key && !made->takes(handle, form, made->algorithm)) {
       if (form.g.one_algorithm) {
-        throw Error(Status::kInternal, "cuBLASLt: no algorithm for products of every size");
+        throw Error(Status::kInternal,
+                    "cuBLASLt: the algorithm for any number of rows refuses " + sizes_of(form.g));
       }
       made->algorithm = made->find_algorithm(handle, form);
     }
@@ -213,7 +242,9 @@ class Known {
     const auto at = algorithms_.find(key);
     if (at != algorithms_.end()) return at->second;
     if (algorithms_.size() >= kMost) algorithms_.clear();
-    return algorithms_.emplace(key, Operation(f, form).find_algorithm(handle, form)).first->second;
+    const lt::Algorithm found = form.g.one_algorithm ? algorithm_of_any_rows(f, handle, form)
+                                                     : Operation(f, form).find_algorithm(handle, form);
+    return algorithms_.emplace(key, found).first->second;
   }
 
   std::mutex mutex_;

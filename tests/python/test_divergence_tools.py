@@ -261,7 +261,9 @@ def test_on_cuda(dtype, beta, reduction, budget):
         for name in ("loss", "divergence", "entropy"):
             torch.testing.assert_close(got[name].double(), exact[name].double(), rtol=1e-4, atol=1e-5)
         for name in (f"d_{n}" for n in oracle.STUDENT):
-            error = torch.linalg.vector_norm(got[name].double() - exact[name].double())
-            assert error <= 2 * torch.finfo(dtype).eps * torch.linalg.vector_norm(exact[name].double())
+            want = exact[name].double()
+            rounding = want.to(dtype).double() - want  # of float16 gradients below its normal numbers, above all
+            bound = 2 * torch.finfo(dtype).eps * want.norm() + rounding.norm()
+            assert (got[name].double() - want).norm() <= bound, name
     else:
         oracle.compare(case, got)

@@ -19,6 +19,27 @@ class Gradients(NamedTuple):
     bias: Tensor | None
 
 
+class Unit(NamedTuple):
+    """The power of two that upstream gradients are multiplied by before dz is rounded, and its inverse: scalars."""
+
+    factor: Tensor
+    inverse: Tensor
+
+
+def unit_of(dtype: torch.dtype, grad: Tensor) -> Unit | None:
+    """So that the largest of ``grad`` is in [16, 32) where dz is rounded to float16; None where it is not.
+
+    Probabilities down to 2^-18 are normal numbers then, and dz is finite up to 2,000 times the upstream gradient.
+    """
+    if dtype != torch.float16 or grad.numel() == 0:
+        return None
+    largest = grad.abs().amax()
+    exponent = 5 - torch.frexp(largest).exponent.clamp(-90, 90)
+    exponent = torch.where(largest.isfinite() & (largest > 0), exponent, 0)
+    one = torch.ones_like(largest)
+    return Unit(torch.ldexp(one, exponent), torch.ldexp(one, -exponent))
+
+
 class _RowSums:
     """A gradient that is added up a range of its rows after the other, in a buffer unless it is of the sums' dtype.
 
@@ -31,6 +52,7 @@ class _RowSums:
     def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None = None) -> None:
         self.gradient, self._buffer, self._index = gradient, buffer, index
         self._first = 0
+        self.unit: Unit | None = None  # of the sums
 
     def begin(self, first: int) -> None:
         """The range that begins with this row."""
@@ -43,9 +65,11 @@ class _RowSums:
 
     def store(self, start: int, end: int) -> None:
         """Of the range, rows that are complete."""
+        sums = self.rows(start, end)
+        if self.unit is not None:
+            sums *= self.unit.inverse
         if self._buffer is None:
             return
-        sums = self.rows(start, end)
         if self._index is None:
             self.gradient[start:end] = sums
         else:
@@ -58,10 +82,11 @@ class GradientSums:
     Args:
         rows, columns: of the ranges that are added up at once.
         tile_rows: the most of a tile.
+        unit: of dz, if it has one; sums are in float32 then.
     """
 
-    def __init__(self, p: Problem, wants: Wants, rows: int, columns: int, tile_rows: int) -> None:
-        self._factor = p.options.student_scale
+    def __init__(self, p: Problem, wants: Wants, rows: int, columns: int, tile_rows: int, unit: Unit | None) -> None:
+        self._factor, self._unit = p.options.student_scale, unit
         self.hidden = self.weight = self.bias = None
         hidden, weight = p.hiddens[0], p.weights[0]
         if wants.hidden:
@@ -74,6 +99,9 @@ class GradientSums:
         if wants.bias:
             self.bias = p.new(p.vocab)
             self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
+        for sums in (self.hidden, self.weight):
+            if sums is not None:
+                sums.unit = unit
 
     def add(self, dz: Tensor, hidden: Tensor, weight: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> None:
         """dz: ``[rows, columns]`` of logits before softcap and scale; hidden ``[rows, D]``, weight ``[columns, D]``."""
@@ -87,7 +115,9 @@ class GradientSums:
     def found(self, bias_dtype: torch.dtype | None, rows: int) -> Gradients:
         """rows: how many there were."""
         hidden, weight = (None if sums is None else sums.gradient for sums in (self.hidden, self.weight))
-        bias = None if self.bias is None else self.bias
+        bias = self.bias
+        if bias is not None and self._unit is not None:
+            bias *= self._unit.inverse
         if rows == 0:
             for gradient in (weight, bias):
                 if gradient is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _c, _vmap
-from .._autograd import _scaled
+from .._autograd import _scaled, refuse_double_backward
 from .._torch import DTYPES, stats_dtype
 from . import flops
 from .gradients import Gradients
@@ -61,14 +61,6 @@ def _rows(args: Sequence[Any]) -> tuple[Tensor, ...]:
     return tuple(student.new_empty(student.shape[:1], dtype=stats_dtype(student)) for _ in fields)
 
 
-def _refuse_double_backward() -> None:
-    if torch.is_grad_enabled():  # in a backward pass exactly with create_graph=True
-        raise NotImplementedError(
-            "headroom.linear_divergence: double backward is not supported (its gradients are not differentiable); "
-            "call backward or autograd.grad without create_graph=True"
-        )
-
-
 def _by_heads(found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """A gradient or None for each of the heads' tensors."""
     return *found, *[None] * (_HEAD_COUNT - len(found))
@@ -101,7 +93,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any]
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    _refuse_double_backward()
+    refuse_double_backward("linear_divergence")
     wants = Wants(*ctx.needs_input_grad[:3])
     if grad is None or not any(wants):
         return (None,) * _HEAD_COUNT
@@ -172,7 +164,7 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict
 
 
 def _backward_of_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    _refuse_double_backward()
+    refuse_double_backward("linear_divergence")
     if grad is None:
         return (None,) * (_HEAD_COUNT + 1)
     left = iter(_scaled(ctx.saved_tensors, grad))  # where that is traced, by an operator of _ops

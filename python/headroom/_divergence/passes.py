@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import sizes
-from .gradients import Gradients, GradientSums
+from .gradients import Gradients, GradientSums, unit_of
 from .operands import Operand, multiply
 from .problem import Problem, Wants
 from .rows import Products, RowNumbers, write_gradient, write_values
@@ -50,8 +50,9 @@ def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor, bias_
     tile = sizes.windows(p.costs(wants, whole=False), max(1, p.rows), p.vocab, p.budget, p.device.type)
     hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
     both = p.new_products(tile.rows, tile.window)
-    dz = _gradient_tile(p, both)
-    sums = GradientSums(p, wants, p.rows, tile.window, tile.rows)
+    dz, unit = _gradient_tile(p, both), unit_of(p.dtypes[0], grad)
+    grad = grad if unit is None else grad * unit.factor
+    sums = GradientSums(p, wants, p.rows, tile.window, tile.rows, unit)
     for columns in _parts(p.vocab if p.rows > 0 else 0, tile.window):
         window = [weight.rows(*columns) for weight in weights]
         biases = p.biases.columns(slice(*columns))
@@ -86,8 +87,9 @@ def values_and_gradients(
     tile = sizes.whole_rows(costs, p.rows, p.vocab, p.budget, p.device.type)
     hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
     both = p.new_products(min(tile.rows, p.rows), p.vocab)
-    dz = _gradient_tile(p, both)
-    sums = GradientSums(p, wants, tile.rows, p.vocab, tile.rows)
+    dz, unit = _gradient_tile(p, both), unit_of(p.dtypes[0], grad)
+    grad = grad if unit is None else grad * unit.factor
+    sums = GradientSums(p, wants, tile.rows, p.vocab, tile.rows, unit)
     for rows in _parts(p.rows, tile.rows):
         count, part = rows[1] - rows[0], slice(*rows)
         operands = [hidden.rows(*rows) for hidden in hiddens]

@@ -36,6 +36,7 @@ struct TileView {
   // By a whole warp. first_row: of the warpgroup's 128 rows; rows: those at or past it do not exist;
   // first_column: of the tile in the window.
   __device__ __forceinline__ void store(int first_row, int rows, int first_column, int slot) const {
+    __syncwarp();  // all lanes have read those of the tile before
     if (lane_index() == 0) {
       asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(numbers()), "r"(first_row), "r"(rows),
                    "r"(first_column), "r"(slot)
