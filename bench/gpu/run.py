@@ -96,10 +96,12 @@ def describe_machine(device: str) -> dict[str, str]:
     return found
 
 
-def package_versions() -> str:
+PACKAGES = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
+
+
+def package_versions(names: tuple[str, ...] = PACKAGES) -> str:
     from importlib import metadata
 
-    names = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
     found = []
     for name in names:
         try:

@@ -1,0 +1,187 @@
+"""The heads of whole training steps: how each library has its own put into a model of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from step_models import last_hidden
+
+MIB = 1 << 20
+BUDGET_MIB = 256
+THRESHOLD = 2.0**-9
+
+Loss = Callable[[], Tensor]
+Prepare = Callable[[Any, Tensor], Loss]  # of a model and tokens [B, L], which are labels too
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    name: str
+    prepare: Prepare
+    ours: bool = False
+    fla: bool | None = None  # for models of flash-linear-attention only, for others only, or for all
+
+
+@contextlib.contextmanager
+def set_attributes(target: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+def changed_by(patch: Callable[[Any], object], model: Any) -> dict[str, Any]:
+    """Runs a library's patch of one model, and takes it off again: what it set of the instance's own attributes, such
+    as its ``forward``."""
+    before = dict(model.__dict__)
+    patch(model)
+    found = {name: value for name, value in model.__dict__.items() if before.get(name) is not value}
+    for name in found:
+        del model.__dict__[name]
+    model.__dict__.update({name: before[name] for name in found if name in before})
+    return found
+
+
+def patched(patch: Callable[[Any], object], model: Any, tokens: Tensor, **arguments: Any) -> Loss:
+    """The loss of a model that is patched for as long as its forward runs."""
+    found = changed_by(patch, model)
+
+    def loss() -> Tensor:
+        before = {name: model.__dict__[name] for name in found if name in model.__dict__}
+        model.__dict__.update(found)
+        try:
+            value: Tensor = model(input_ids=tokens, labels=tokens, **arguments).loss
+            return value
+        finally:
+            for name in found:
+                del model.__dict__[name]
+            model.__dict__.update(before)
+
+    return loss
+
+
+def stock(model: Any, tokens: Tensor) -> Loss:
+    return lambda: model(input_ids=tokens, labels=tokens).loss
+
+
+def liger(model: Any, tokens: Tensor) -> Loss:
+    """Its patch of the model with everything off but the head."""
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    apply = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
+    options = {name: False for name, p in inspect.signature(apply).parameters.items() if isinstance(p.default, bool)}
+    options["fused_linear_cross_entropy"] = True
+    return patched(lambda target: apply(**options, model=target), model, tokens)
+
+
+def liger_function(model: Any, tokens: Tensor) -> Loss:
+    from liger_kernel.transformers.model.loss_utils import LigerForCausalLMLoss
+
+    def loss() -> Tensor:
+        hidden = last_hidden(model, tokens)
+        value: Tensor = LigerForCausalLMLoss(hidden, model.lm_head.weight, tokens, hidden.shape[-1])
+        return value
+
+    return loss
+
+
+def apple(model: Any, tokens: Tensor) -> Loss:
+    """By its function, as its own patches are for transformers 4.48."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    def loss() -> Tensor:
+        value: Tensor = linear_cross_entropy(last_hidden(model, tokens), model.lm_head.weight, tokens, shift=True)
+        return value
+
+    return loss
+
+
+def trl(model: Any, tokens: Tensor) -> Loss:
+    """The head of its trainers."""
+    from trl.trainer.utils import add_fused_lm_head
+
+    return patched(add_fused_lm_head, model, tokens, fused_lm_head=True)
+
+
+def fla(model: Any, tokens: Tensor) -> Loss:
+    def loss() -> Tensor:
+        with set_attributes(model.config, fuse_linear_cross_entropy=True):
+            value: Tensor = model(input_ids=tokens, labels=tokens).loss
+            return value
+
+    return loss
+
+
+def headroom_transformers(**options: Any) -> Prepare:
+    def prepare(model: Any, tokens: Tensor) -> Loss:
+        import headroom.transformers
+
+        return patched(lambda target: headroom.transformers.patch(target, **options), model, tokens)
+
+    return prepare
+
+
+def headroom_criterion(model: Any, tokens: Tensor) -> Loss:
+    """The criterion of flash-linear-attention's models."""
+    import headroom.compat.fla
+
+    criterion = headroom.compat.fla.FusedLinearCrossEntropyLoss()
+
+    def loss() -> Tensor:
+        with set_attributes(model.config, fuse_linear_cross_entropy=True), set_attributes(model, criterion=criterion):
+            value: Tensor = model(input_ids=tokens, labels=tokens).loss
+            return value
+
+    return loss
+
+
+def headroom_plain_criterion(**options: Any) -> Prepare:
+    """The patch for transformers, of a model of flash-linear-attention that takes PyTorch's own cross entropy."""
+
+    def prepare(model: Any, tokens: Tensor) -> Loss:
+        found = headroom_transformers(**options)(model, tokens)
+
+        def loss() -> Tensor:
+            with set_attributes(model.config, fuse_cross_entropy=False):
+                return found()
+
+        return loss
+
+    return prepare
+
+
+BUDGET, THINNED = {"max_workspace_bytes": BUDGET_MIB * MIB}, {"gradient": "thinned", "threshold": THRESHOLD}
+HEADS = [
+    Head("stock", stock),
+    Head("headroom", headroom_transformers(), ours=True, fla=False),
+    Head("headroom", headroom_criterion, ours=True, fla=True),
+    Head(f"headroom {BUDGET_MIB} MiB", headroom_transformers(**BUDGET), ours=True, fla=False),
+    Head(f"headroom {BUDGET_MIB} MiB", headroom_plain_criterion(**BUDGET), ours=True, fla=True),
+    Head("headroom thinned 2^-9", headroom_transformers(**THINNED), ours=True, fla=False),
+    Head("headroom thinned 2^-9", headroom_plain_criterion(**THINNED), ours=True, fla=True),
+    Head("liger", liger, fla=False),
+    Head("liger", liger_function, fla=True),
+    Head("apple cce", apple),
+    Head("trl", trl),
+    Head("fla", fla, fla=True),
+]
+NAMES = tuple(dict.fromkeys(head.name for head in HEADS))
+
+
+def chosen_heads(text: str) -> list[Head]:
+    """All, or those whose names are among these, separated by commas; ``stock`` is always there: ratios are to it."""
+    names = NAMES if text == "all" else tuple(word.strip() for word in text.split(","))
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"--heads: expected all or names out of {', '.join(NAMES)}; got {name!r}")
+    return [head for head in HEADS if head.name in names or head.name == "stock"]

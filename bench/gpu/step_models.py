@@ -1,0 +1,172 @@
+"""The models whose whole training steps are timed: built from a configuration, with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TINY = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2}
+TINY_ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128}
+TINY_SEQUENCES, TINY_LENGTH = 2, 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A model as its published configuration has it, as far as a step's time depends on it."""
+
+    name: str
+    config_class: str  # of transformers, or of fla.models
+    config: dict[str, Any]
+    tiny: dict[str, Any]  # differences of a try-out on the CPU
+    sequences: int = 4
+    length: int = 4096
+    fla: bool = False  # flash-linear-attention's: its kernels are tuned for a long time at their first call
+
+
+SPECS = [
+    Spec(
+        "llama-1b",
+        "LlamaConfig",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        TINY | TINY_ATTENTION,
+    ),
+    Spec(
+        "gemma-270m",
+        "Gemma3TextConfig",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 512,
+            "tie_word_embeddings": True,
+        },
+        TINY | TINY_ATTENTION | {"sliding_window": 8},
+    ),
+    Spec(
+        "qwen3-4b",
+        "Qwen3Config",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+        },
+        TINY | TINY_ATTENTION,
+        sequences=2,  # with four, the layers' activations alone are 100 GB
+    ),
+    Spec(
+        "gla-1.3b",
+        "GLAConfig",
+        {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24, "num_heads": 4},
+        TINY,
+        fla=True,
+    ),
+]
+BY_NAME = {spec.name: spec for spec in SPECS}
+
+
+def chosen_specs(text: str) -> list[Spec]:
+    """Names, separated by commas, or all; those of flash-linear-attention last."""
+    names = [spec.name for spec in SPECS] if text == "all" else text.split(",")
+    for name in names:
+        if name not in BY_NAME:
+            raise ValueError(f"--models: expected all or names out of {', '.join(BY_NAME)}; got {name!r}")
+    return sorted((BY_NAME[name] for name in names), key=lambda spec: spec.fla)
+
+
+def sized(spec: Spec, tiny: bool, layers: int | None, sequences: int | None, length: int | None) -> Spec:
+    """The same model with another depth and batch, or small enough for a try-out on the CPU."""
+    config = spec.config | (spec.tiny if tiny else {})
+    if layers is not None:
+        config = config | {"num_hidden_layers": layers}
+    return dataclasses.replace(
+        spec,
+        config=config,
+        sequences=sequences or (TINY_SEQUENCES if tiny else spec.sequences),
+        length=length or (TINY_LENGTH if tiny else spec.length),
+    )
+
+
+def build_model(spec: Spec, device: str) -> nn.Module:
+    """In bf16, in training mode, from the same seed every time."""
+    import transformers
+
+    if spec.fla:
+        import fla.models  # which registers its classes with transformers
+
+        config = getattr(fla.models, spec.config_class)(**spec.config)
+    else:
+        config = getattr(transformers, spec.config_class)(**spec.config)
+    config.use_cache = False
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.to(device).train()
+
+
+def random_tokens(spec: Spec, device: str) -> Tensor:
+    generator = torch.Generator(device=device).manual_seed(1)
+    size = (spec.sequences, spec.length)
+    return torch.randint(0, spec.config["vocab_size"], size, device=device, generator=generator)
+
+
+def last_hidden(model: Any, tokens: Tensor) -> Tensor:
+    """What the head gets."""
+    hidden: Tensor = model.base_model(input_ids=tokens, use_cache=False)[0]
+    return hidden
+
+
+class Training:
+    """A model and its optimizer. The learning rate is 0: a step does all of its work and the weights stay, so that
+    every head sees the same ones in every round."""
+
+    def __init__(self, spec: Spec, device: str) -> None:
+        self.spec = spec
+        self.model = build_model(spec, device)
+        self.tokens = random_tokens(spec, device)
+        fused = {"fused": True} if device.startswith("cuda") else {}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0, **fused)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    @property
+    def optimizer_bytes(self) -> int:
+        tensors = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def finish_step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def forget(self) -> None:
+        """After a step that failed."""
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()

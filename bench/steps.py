@@ -1,0 +1,143 @@
+"""Whole training steps with other heads: tokens a second and peak memory, interleaved in one process.
+
+    python bench/steps.py [--models llama-1b,gemma-270m,qwen3-4b,gla-1.3b] [--heads stock,headroom,liger] [--minutes 9]
+        [--layers 4] [--sequences 4] [--length 4096] [--rounds 8] [--tune 4] [--json out.json] [--plots folder]
+    python bench/steps.py --show out.json [more.json] [--plots folder]      tables and plots of earlier runs
+
+HEADROOM_LIBRARY names libheadroom.so. The models are those of transformers (gla-1.3b: flash-linear-attention's), built
+from their published configurations with random weights, in bf16, and stay as they are but for the head: its own
+(stock); Liger's patch with everything off but its fused linear cross entropy; Apple's cut cross entropy and, for
+gla-1.3b, Liger's, by their functions, as their patches do not know the model; the fused head of TRL's trainers;
+flash-linear-attention's own; and ours, as README.md puts it in. A step is forward, backward and AdamW (fused, its state
+in bf16) with a learning rate of 0: it does all of its work, and every head sees the same weights in every round. Each
+round takes one step with each head, shuffled. Tokens are random: softmaxes are flat, which is the worst case of thinned
+gradients and the best of Apple's filter of small gradients. A head that is not installed or fails has a row that says
+so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import shlex
+import sys
+import time
+import traceback
+
+START = time.monotonic()
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench" / "gpu"))
+if os.environ.get("HEADROOM_LIBRARY"):
+    sys.path.insert(0, str(ROOT / "python"))
+
+from limits import Deadline, end_process_at  # noqa: E402
+from step_record import StepRecord, draw_steps, load_steps, render_steps  # noqa: E402
+
+GRACE = 0.95  # of the minutes; the rest is for the step under way, the table and the plots
+PACKAGES = ("transformers", "triton", "liger-kernel", "cut-cross-entropy", "trl", "fla-core", "flash-linear-attention")
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--show", nargs="+", metavar="FILE", help="measure nothing: show these records")
+    found.add_argument("--models", default="all", help="names, or all")
+    found.add_argument("--heads", default="all", help="names, or all; stock is always there")
+    found.add_argument("--layers", type=int, help="of every model, for less depth than it has")
+    found.add_argument("--sequences", type=int, help="of a step (default: 4; of qwen3-4b 2)")
+    found.add_argument("--length", type=int, help="of a sequence (default: 4096)")
+    found.add_argument("--rounds", type=int, default=8)
+    found.add_argument("--minutes", type=float, default=9.0)
+    found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time for a head's first steps")
+    found.add_argument(
+        "--tune",
+        type=int,
+        metavar="MOST",
+        help="configurations that Triton tries of each kernel of flash-linear-attention's layers (default: all)",
+    )
+    found.add_argument("--device", default="cuda", help="cpu: a try-out without a GPU, of tiny models")
+    found.add_argument("--json", metavar="FILE")
+    found.add_argument("--plots", metavar="FOLDER")
+    found.add_argument("--plot-format", choices=["svg", "png"], default="svg")
+    return found
+
+
+def checked_arguments() -> argparse.Namespace:
+    found = parser().parse_args()
+    for name in ("layers", "sequences", "length", "rounds", "tune"):
+        value = getattr(found, name)
+        if value is not None and value < 1:
+            parser().error(f"--{name}: expected a number of at least 1, got {value}")
+    return found
+
+
+def show(record: StepRecord, args: argparse.Namespace) -> None:
+    print(render_steps(record), flush=True)
+    if args.plots:
+        for path in draw_steps(record, args.plots, args.plot_format):
+            print(f"plot: {path}", flush=True)
+
+
+def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) -> None:
+    from step_heads import chosen_heads
+    from step_models import chosen_specs, sized
+    from step_rounds import ModelBench
+
+    specs, heads = chosen_specs(args.models), chosen_heads(args.heads)
+    tiny = not args.device.startswith("cuda")
+    for index, spec in enumerate(specs):
+        share = deadline.share(len(specs) - index)
+        if share.left() <= 0:
+            record.note(f"{spec.name}: left out: no time left")
+            continue
+        print(f"{spec.name}: {time.monotonic() - START:.0f} s so far, {share.left():.0f} s for it", flush=True)
+        spec = sized(spec, tiny, args.layers, args.sequences, args.length)
+        bench = ModelBench(record, spec, args.device, args.prepare_seconds, args.tune)
+        try:
+            bench.run(heads, args.rounds, share)
+        except Exception as error:
+            traceback.print_exc()
+            record.note(f"{spec.name}: {type(error).__name__}: {str(error)[:300]}")
+        record.save()
+        clock = bench.clock
+        del bench  # the model with it
+        clock.release()
+
+
+def main() -> int:
+    args = checked_arguments()
+    if args.show:
+        show(load_steps(args.show), args)
+        return 0
+    import torch
+
+    from run import describe_machine, package_versions
+    from step_heads import chosen_heads
+    from step_models import chosen_specs
+
+    try:
+        chosen_specs(args.models), chosen_heads(args.heads)
+    except ValueError as error:
+        parser().error(str(error))
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no CUDA device: nothing is measured (try --device cpu)", file=sys.stderr)
+        return 2
+    command = " ".join(["python", "bench/steps.py", *map(shlex.quote, sys.argv[1:])])
+    packages = {"packages": package_versions(PACKAGES)}
+    record = StepRecord(args.json, describe_machine(args.device) | {"command": command} | packages)
+
+    def last_words() -> None:
+        record.save()
+        show(record, args)
+
+    timer = end_process_at(START, 60 * args.minutes, last_words)
+    try:
+        measure(record, args, Deadline(START, 60 * args.minutes * GRACE))
+    finally:
+        timer.cancel()
+        last_words()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
