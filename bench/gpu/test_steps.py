@@ -12,8 +12,7 @@ import time
 import pytest
 import torch
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import step_heads
 from limits import Deadline
@@ -22,7 +21,7 @@ from step_models import BY_NAME, Spec, Training, chosen_specs, sized
 from step_record import ModelRow, StepRecord, StepRow, draw_steps, load_steps, render_steps
 from step_rounds import ModelBench, fewer_configurations
 
-STEPS = HERE.parent / "steps.py"
+STEPS = pathlib.Path(__file__).resolve().parents[1] / "steps.py"
 pytest.importorskip("transformers")
 
 
