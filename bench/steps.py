@@ -1,8 +1,8 @@
 """Whole training steps with other heads: tokens a second and peak memory, interleaved in one process.
 
     python bench/steps.py [--models llama-1b,gemma-270m,qwen3-4b,gla-1.3b] [--heads stock,headroom,liger] [--minutes 9]
-        [--layers 4] [--sequences 4] [--length 4096] [--rounds 8] [--tune 4] [--json out.json] [--plots folder]
-    python bench/steps.py --show out.json [more.json] [--plots folder]      tables and plots of earlier runs
+        [--layers 4] [--sequences 4] [--length 4096] [--rounds 8] [--tune 8] [--json out.json] [--plots folder]
+    python bench/steps.py --show out.json [more.json] [--json both.json] [--plots folder]      of earlier runs
 
 HEADROOM_LIBRARY names libheadroom.so. The models are those of transformers (gla-1.3b: flash-linear-attention's), built
 from their published configurations with random weights, in bf16, and stay as they are but for the head: its own
@@ -107,7 +107,11 @@ def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) ->
 def main() -> int:
     args = checked_arguments()
     if args.show:
-        show(load_steps(args.show), args)
+        record = load_steps(args.show)
+        if args.json:
+            record.path = pathlib.Path(args.json)
+            record.save()
+        show(record, args)
         return 0
     import torch
 

@@ -3,16 +3,20 @@
     python bench/gpu/published.py            writes tables and plots
     python bench/gpu/published.py --check    says whether the tables are those of the records
 
-A record is what run.py --json writes; run.py --show prints all of it. A table stands between two comments that name it.
+A record is what run.py --json writes, or bench/steps.py --json where its name begins with steps; --show of the same
+program prints all of it. A table stands between two comments that name it.
 """
 
 from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from plots import plot_time_against_budget, plot_time_against_memory
 from record import Record, Row, load
+from step_record import draw_steps, load_steps, published_steps
 from table import markdown, number
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -88,25 +92,40 @@ def hosts(record: Record) -> list[str]:
 
 
 NAMES = {"canonical": "eager PyTorch"}
-TABLES = {
-    "heads-2026-11-22": heads,
-    "heads-2026-11-20": heads,
-    "budgets-2026-11-22": budgets,
-    "products-2026-11-23": ratios,
-    "odd-2026-11-23": ratios,
-    "random-2026-11-23": ratios,
-    "host-2026-11-23": hosts,
+KINDS: dict[str, Callable[[Any], list[str]]] = {
+    "heads": heads,
+    "budgets": budgets,
+    "products": ratios,
+    "odd": ratios,
+    "random": ratios,
+    "host": hosts,
+    "steps": published_steps,
 }
+TABLES = (  # a kind and a date
+    "heads-2026-11-22",
+    "heads-2026-11-20",
+    "budgets-2026-11-22",
+    "products-2026-11-23",
+    "odd-2026-11-23",
+    "random-2026-11-23",
+    "host-2026-11-23",
+)
+
+
+def loaded(name: str) -> Any:
+    path = str(RECORDS / f"{name}.json")
+    return load_steps([path]) if name.startswith("steps") else load(path)
 
 
 def with_tables(text: str) -> str:
-    for name, table in TABLES.items():
+    for name in TABLES:
+        table = KINDS[name.partition("-")[0]]
         before, after = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
         head, _, rest = text.partition(before)
         _, found, tail = rest.partition(after)
         if not found:
             raise SystemExit(f"{RESULTS}: expected {before.strip()} and {after.strip()}")
-        text = head + before + "\n".join(table(load(str(RECORDS / f"{name}.json")))) + after + tail
+        text = head + before + "\n".join(table(loaded(name))) + after + tail
     return text
 
 
@@ -122,6 +141,9 @@ def main() -> None:
     for shape in record.shapes:
         if shape.name in PLOTTED:
             plot_time_against_memory(record, shape, folder, "svg")
+    for name in TABLES:
+        if name.startswith("steps"):
+            draw_steps(loaded(name), str(folder), "svg")
 
 
 if __name__ == "__main__":

@@ -72,15 +72,21 @@ class StepRecord(Record):
 
 
 def load_steps(paths: list[str]) -> StepRecord:
-    """Records as ``save`` wrote them, one after the other; the first says when and where."""
+    """Records as ``save`` wrote them, one after the other; what they say of themselves stands side by side."""
     record = StepRecord(None, {})
     for path in paths:
         content = json.loads(pathlib.Path(path).read_text())
-        record.meta = record.meta or content["meta"]
+        for name, value in content["meta"].items():
+            before = record.meta.setdefault(name, value)
+            record.meta[name] = value if before == value else f"{before}; {value}"
         record.models += [ModelRow(**row) for row in content["models"]]
         record.steps += [StepRow(**row) for row in content["steps"]]
         record.notes += content["notes"]
     return record
+
+
+def _sizes(row: ModelRow) -> str:
+    return f"{row.model}: {row.sequences} x {row.length} tokens, V {row.vocab}, D {row.hidden}, {row.layers} layers"
 
 
 def _title(row: ModelRow) -> list[str]:
@@ -89,7 +95,7 @@ def _title(row: ModelRow) -> list[str]:
         state += f", AdamW's state {row.optimizer_gib:.2f} GiB"
     return [
         "",
-        f"### {row.model}: {row.sequences} x {row.length} tokens, V {row.vocab}, D {row.hidden}, {row.layers} layers",
+        f"### {_sizes(row)}",
         "",
         f"{row.parameters / 1e6:.0f} million parameters; {state}.",
         "",
@@ -113,7 +119,7 @@ def _cells(row: StepRow) -> list[str]:
     ]
 
 
-HEADINGS = ["head", "tokens/s", "ms a step", "x stock", "peak GiB", "beyond state *", "loss", "gradient", "rounds"]
+HEADINGS = ["head", "tokens/s", "ms a step", "x stock", "peak GiB", "GiB beyond *", "loss", "gradient", "rounds"]
 
 
 FOOTNOTE = (
@@ -134,6 +140,16 @@ def render_steps(record: StepRecord) -> str:
     if record.notes:
         lines += ["", "### Left out", "", *(f"- {note}" for note in record.notes)]
     return "\n".join(lines)
+
+
+def published_steps(record: StepRecord) -> list[str]:
+    """The tables without what is for those who check them."""
+    lines: list[str] = []
+    for model in record.models:
+        lines += ["", _sizes(model) + ":", ""] if lines else [_sizes(model) + ":", ""]
+        cells = [_cells(row)[:6] for row in record.steps if row.model == model.model]
+        lines += markdown(HEADINGS[:6], cells)
+    return lines
 
 
 def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path, form: str) -> list[pathlib.Path]:

@@ -18,7 +18,7 @@ import step_heads
 from limits import Deadline
 from step_heads import Head, changed_by, chosen_heads
 from step_models import BY_NAME, Spec, Training, chosen_specs, sized
-from step_record import ModelRow, StepRecord, StepRow, draw_steps, load_steps, render_steps
+from step_record import ModelRow, StepRecord, StepRow, draw_steps, load_steps, published_steps, render_steps
 from step_rounds import ModelBench, fewer_configurations
 
 STEPS = pathlib.Path(__file__).resolve().parents[1] / "steps.py"
@@ -147,7 +147,7 @@ def test_steps_leave_the_weights_as_they_are_and_patches_are_taken_off() -> None
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in training.model.named_parameters())
 
 
-def test_fewer_configurations_are_spread_over_the_list() -> None:
+def test_fewer_configurations_are_some_of_the_list() -> None:
     autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
     original = autotuner.prune_configs
 
@@ -156,7 +156,10 @@ def test_fewer_configurations_are_spread_over_the_list() -> None:
         configs, early_config_prune, perf_model = list(range(10)), None, None
 
     with fewer_configurations(4):
-        assert autotuner.prune_configs(Stub(), {}) == [0, 3, 6, 9]
+        found = autotuner.prune_configs(Stub(), {})
+        assert len(set(found)) == 4 and set(found) <= set(range(10))
+    with fewer_configurations(40):
+        assert sorted(autotuner.prune_configs(Stub(), {})) == list(range(10))
     assert autotuner.prune_configs is original
 
 
@@ -184,7 +187,17 @@ def test_the_table_and_the_record_have_every_row(tmp_path: pathlib.Path) -> None
     path = tmp_path / "a.json"
     path.write_text(json.dumps(record.to_json()))
     assert render_steps(load_steps([str(path)])) == text
-    assert len(load_steps([str(path), str(path)]).steps) == 2 * len(record.steps)
+    record.meta["device"] = "another"
+    (tmp_path / "b.json").write_text(json.dumps(record.to_json()))
+    both = load_steps([str(path), str(tmp_path / "b.json")])
+    assert len(both.steps) == 2 * len(record.steps) and both.meta == {"device": "none; another"}
+
+
+def test_the_published_table_has_the_figures_alone() -> None:
+    lines = published_steps(made_up_record())
+    assert lines[0] == "m: 4 x 4096 tokens, V 128256, D 2048, 16 layers:"
+    assert "| headroom | 43,116 | 380.0 (379.0 to 381.0) | 0.950 | 26.90 | 20.00 |" in lines
+    assert all(line.count("|") == 7 for line in lines[2:])
 
 
 def test_the_plot_has_the_names_of_its_heads(tmp_path: pathlib.Path) -> None:
