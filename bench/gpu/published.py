@@ -87,7 +87,7 @@ def hosts(record: Record) -> list[str]:
         return f"{number(row.back_to_back_ms)} ({number(row.host_us, '.0f')})" if row.status == "ok" else row.status
 
     head = [f"{NAMES.get(method, method)}{', loss' if pass_ == 'loss' else ''}" for method, pass_ in columns]
-    lines = [[shape.name, *(cell(found[shape.name, *key]) for key in columns)] for shape in record.shapes]
+    lines = [[shape.name, *(cell(found[(shape.name, *key)]) for key in columns)] for shape in record.shapes]
     return markdown(["head", *head], lines)
 
 
