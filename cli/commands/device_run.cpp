@@ -37,7 +37,8 @@ class Copies {
     add(device.hidden, p.tokens * p.hidden, p.hidden_dtype);
     add(device.classifier, p.vocab * p.hidden, p.classifier_dtype);
     add(device.bias, p.vocab, p.bias_dtype);
-    add(device.targets, p.tokens, p.target_dtype);
+    add(device.targets, p.tokens * std::max<int64_t>(p.targets_per_row, 1), p.target_dtype);
+    add(device.target_weight, p.tokens * p.targets_per_row, stats);
     add(device.class_weight, total, stats);
     add(device.token_weight, p.tokens, stats);
     add(device.temperature, p.tokens, stats);
@@ -52,6 +53,9 @@ class Copies {
     }
     add(device.argmax, p.tokens, HEADROOM_I64);
     add(device.correct_count, 1, HEADROOM_I64);
+    add(device.top_ids, p.tokens * p.top_k, HEADROOM_I64);
+    add(device.top_log_probs, p.tokens * p.top_k, stats);
+    add(device.target_log_probs, p.tokens * p.targets_per_row, stats);
     add(device.d_hidden, p.tokens * p.hidden, p.d_hidden_dtype);
     add(device.d_classifier, p.vocab * p.hidden, p.d_classifier_dtype);
     add(device.d_bias, p.vocab, p.d_bias_dtype);

@@ -93,6 +93,26 @@ void prepare(Options& options) {
   }
 }
 
+// What the library refuses beside several targets a token.
+void check_several_targets(const Options& options, const LossInputs& in) {
+  if (in.targets_per_token == 0) return;
+  const std::string several = std::to_string(in.targets_per_token) + " targets a token";
+  if (!options.files.class_weight.empty()) {
+    throw UsageError("--class-weight: expected none with " + several +
+                     ": multiply --target-weight by the weights of their classes");
+  }
+  if (options.request.thinning.gradient != "exact") {
+    throw UsageError("--gradient: expected exact with " + several + ", got " +
+                     options.request.thinning.gradient);
+  }
+  for_each_stat(options.request.stats, [&](const LossStat& stat, size_t) {
+    if (stat.flag == &headroom_buffers::is_top1) {
+      throw UsageError(std::string(stat.option) + ": expected one target a token, got " +
+                       std::to_string(in.targets_per_token) + ", of which none is the right one");
+    }
+  });
+}
+
 // A checkpoint's config.json has a say in what its logits are.
 void read_config(Options& options, const CLI::App& command) {
   const std::string file = find_model_config(parse_tensor_reference(options.files.classifier).file);
@@ -107,16 +127,18 @@ ordered_json make_report(const Options& options, const LossInputs& in, const Los
   ordered_json report{{"loss", result.loss},
                       {"reduction", options.reduction},
                       {"nll", result.mean_nll},
-                      {"perplexity", std::exp(result.mean_nll)},
-                      {"token_accuracy", static_cast<double>(result.correct_tokens) / valid},
-                      {"tokens", in.tokens},
-                      {"valid_tokens", in.valid_tokens},
-                      {"correct_tokens", result.correct_tokens}};
+                      {"perplexity", std::exp(result.mean_nll)}};
+  const bool one_target = in.targets_per_token == 0;
+  if (one_target) report["token_accuracy"] = static_cast<double>(result.correct_tokens) / valid;
+  report["tokens"] = in.tokens;
+  report["valid_tokens"] = in.valid_tokens;
+  if (one_target) report["correct_tokens"] = result.correct_tokens;
+  if (!one_target) report["targets_per_token"] = in.targets_per_token;
   for_each_stat(options.request.stats,
                 [&](const LossStat& stat, size_t i) { report[stat.name] = result.stats[i].mean; });
   if (options.request.top_k > 0) {
     report["top_k"] = options.request.top_k;
-    report["top_k_accuracy"] = static_cast<double>(result.top_correct_tokens) / valid;
+    if (one_target) report["top_k_accuracy"] = static_cast<double>(result.top_correct_tokens) / valid;
   }
   report["vocab"] = in.vocab;
   report["hidden"] = in.dim;
@@ -147,11 +169,11 @@ void print_text(const Options& options, const ordered_json& report) {
   Table table({"loss (" + options.reduction + ")", number("loss", 9)});
   table.add({"negative log likelihood", number("nll", 9)});
   table.add({"perplexity", number("perplexity", 7)});
-  table.add({"token accuracy", format_number(report["token_accuracy"].get<double>() * 100, 4) + " %"});
-  if (options.request.top_k > 0) {
-    table.add({"top " + std::to_string(options.request.top_k) + " accuracy",
-               format_number(report["top_k_accuracy"].get<double>() * 100, 4) + " %"});
-  }
+  const auto add_share = [&](const std::string& label, const char* key) {
+    if (report.contains(key)) table.add({label, format_number(report[key].get<double>() * 100, 4) + " %"});
+  };
+  add_share("token accuracy", "token_accuracy");
+  add_share("top " + std::to_string(options.request.top_k) + " accuracy", "top_k_accuracy");
   for_each_stat(options.request.stats, [&](const LossStat& stat, size_t) {
     table.add({stat.label, number(stat.name, 9)});
   });
@@ -176,17 +198,24 @@ void write_per_token(const Options& options, const LossInputs& in, const LossRes
   const ElementType stats = element_from_dtype(in.stats_dtype);
   if (options.per_token.ends_with(".npy"))
     return write_npy(options.per_token, stats, in.batch_shape, result.nll);
+  const auto with = [&](int64_t last) {
+    std::vector<int64_t> shape = in.batch_shape;
+    shape.push_back(last);
+    return shape;
+  };
+  const bool one_target = in.targets_per_token == 0;
+  const std::vector<int64_t> target_shape = one_target ? in.batch_shape : with(in.targets_per_token);
   std::vector<TensorToWrite> tensors{
       {"nll", stats, in.batch_shape, result.nll},
       {"argmax", ElementType::kI64, in.batch_shape, std::as_bytes(std::span(result.argmax))},
-      {"targets", ElementType::kI64, in.batch_shape, std::as_bytes(std::span(in.targets))}};
+      {"targets", ElementType::kI64, target_shape, std::as_bytes(std::span(in.targets))}};
+  if (!one_target) tensors.push_back({"target_log_probs", stats, target_shape, result.target_log_probs});
   if (!result.token_loss.empty()) tensors.push_back({"loss", stats, in.batch_shape, result.token_loss});
   for_each_stat(options.request.stats, [&](const LossStat& stat, size_t i) {
     tensors.push_back({stat.name, element_of(stat, in.stats_dtype), in.batch_shape, result.stats[i].values});
   });
-  std::vector<int64_t> top_shape = in.batch_shape;
-  top_shape.push_back(options.request.top_k);
   if (options.request.top_k > 0) {
+    const std::vector<int64_t> top_shape = with(options.request.top_k);
     tensors.push_back({"top_ids", ElementType::kI64, top_shape, std::as_bytes(std::span(result.top_ids))});
     tensors.push_back({"top_log_probs", stats, top_shape, result.top_log_probs});
   }
@@ -212,6 +241,7 @@ void run(Options options, const GlobalOptions& globals, const CLI::App& command)
   options.request.device = parse_device(globals, options.device);
   read_config(options, command);
   const LossInputs inputs = open_loss_inputs(options.files);
+  check_several_targets(options, inputs);
   check_outputs({{"--per-token", options.per_token}, {"--gradients", options.gradients}}, inputs.files);
   const LossResult result = run_loss(globals, inputs, options.request);
   if (!options.per_token.empty()) write_per_token(options, inputs, result);
@@ -239,8 +269,15 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       ->required()
       ->group(inputs);
   command
-      ->add_option("--targets", files.targets, "Token ids, of hidden's leading shape or flat: FILE[:TENSOR]")
+      ->add_option(
+          "--targets", files.targets,
+          "Token ids, of hidden's leading shape or flat; with one more dimension, of 64 at most, several "
+          "a token: FILE[:TENSOR]")
       ->required()
+      ->group(inputs);
+  command
+      ->add_option("--target-weight", files.target_weight,
+                   "Weight of each of several targets, of their shape; without it all are 1: FILE[:TENSOR]")
       ->group(inputs);
   command->add_option("--bias", files.bias, "Bias of the head [V]: FILE[:TENSOR]")->group(inputs);
   command
@@ -300,7 +337,8 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       ->add_option(
           "--per-token", options->per_token,
           "Write each token's nll to FILE.npy, or nll, loss, argmax, targets and what else is asked for (the "
-          "statistics, top_ids and top_log_probs) to FILE.safetensors")
+          "statistics, top_ids and top_log_probs), and target_log_probs of several targets, to "
+          "FILE.safetensors")
       ->group(outputs);
   command
       ->add_option("--gradients", options->gradients,
@@ -333,6 +371,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       "      --targets acts.safetensors:input_ids --shift 1 --softcap 30 --budget 256MiB\n"
       "  headroom loss --hidden h.safetensors --classifier model.safetensors.index.json:lm_head.weight \\\n"
       "      --targets y.npy --gradients g.safetensors --gradients-of hidden\n"
+      "  headroom loss --hidden h.npy --classifier w.npy --targets ids.npy --target-weight probs.npy\n"
       "  headroom loss --device cuda:0 --hidden h.npy --classifier w.npy --targets y.npy\n"
       "  headroom --json loss --hidden h.npy --classifier w.npy --targets y.npy --per-token nll.npy\n");
   command->callback([options, &globals, command] { run(*options, globals, *command); });

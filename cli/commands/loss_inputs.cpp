@@ -1,5 +1,6 @@
 #include "commands/loss_inputs.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -113,12 +114,42 @@ void open_bias(LossInputs& in, TensorSource& source, const std::string& referenc
   }
 }
 
+// K of targets [..., tokens, K], with the leading dimensions of hidden or flat; 0: a token has one.
+int64_t targets_per_token(const LossInputs& in, const TensorView& targets) {
+  constexpr int64_t kMost = 64;
+  const std::vector<int64_t> flat{in.tokens};
+  if (targets.shape == in.batch_shape || targets.shape == flat) return 0;
+  std::vector<int64_t> leading = targets.shape;
+  if (!leading.empty()) leading.pop_back();
+  if (leading != in.batch_shape && leading != flat) {
+    refuse(targets,
+           "shape " + shape_text(in.batch_shape) + " (as the leading dimensions of " + in.hidden.name +
+               "), or with one more dimension of several targets a token",
+           shape_text(targets.shape));
+  }
+  const int64_t count = targets.shape.back();
+  if (count < 1 || count > kMost) {
+    refuse(targets, "1 to " + std::to_string(kMost) + " targets a token", shape_text(targets.shape));
+  }
+  return count;
+}
+
+// Target k of a row of the file.
+int64_t checked_target(const LossInputs& in, const TensorView& targets, int64_t row, int64_t k,
+                       int64_t ignore_index) {
+  const int64_t target = integer_element(targets, row * in.target_count() + k);
+  if (target == ignore_index || (target >= 0 && target < in.vocab)) return target;
+  refuse(targets, "targets in [0, " + std::to_string(in.vocab) + ") or " + std::to_string(ignore_index),
+         std::to_string(target) + " at " +
+             (in.targets_per_token == 0 ? std::to_string(row) : shape_text({row, k})));
+}
+
 // Fills targets, shifted inside their sequences, and what depends on them.
 void read_targets(LossInputs& in, const TensorView& targets, const LossFiles& files) {
   if (!is_integer(targets.dtype))
     refuse(targets, "an integer dtype such as I32 or I64", std::string(name_of(targets.dtype)));
-  const bool flat = targets.shape.size() == 1 && targets.elements() == in.tokens;
-  if (!flat) require_shape(targets, in.batch_shape, "as the leading dimensions of " + in.hidden.name);
+  in.targets_per_token = targets_per_token(in, targets);
+  const int64_t count = in.target_count();
 
   int64_t length = files.sequence_length;
   if (length == 0) length = in.batch_shape.size() > 1 ? in.batch_shape.back() : in.tokens;
@@ -126,22 +157,37 @@ void read_targets(LossInputs& in, const TensorView& targets, const LossFiles& fi
     throw UsageError("--sequence-length: expected a divisor of " + std::to_string(in.tokens) +
                      " tokens, got " + std::to_string(length));
   }
-  in.targets.assign(static_cast<size_t>(in.tokens), files.ignore_index);
+  in.targets.assign(static_cast<size_t>(in.tokens * count), files.ignore_index);
   for (int64_t row = 0; row < in.tokens; ++row) {
     if (row % length >= length - std::min(files.shift, length)) continue;  // no target that far ahead
-    const int64_t target = integer_element(targets, row + files.shift);
-    if (target == files.ignore_index) continue;
-    if (target < 0 || target >= in.vocab) {
-      refuse(targets,
-             "targets in [0, " + std::to_string(in.vocab) + ") or " + std::to_string(files.ignore_index),
-             std::to_string(target) + " at " + std::to_string(row + files.shift));
+    // One of the token's.
+    int64_t target = files.ignore_index;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t one = checked_target(in, targets, row + files.shift, k, files.ignore_index);
+      in.targets[static_cast<size_t>(row * count + k)] = one;
+      if (one != files.ignore_index) target = one;
     }
-    in.targets[static_cast<size_t>(row)] = target;
+    if (target == files.ignore_index) continue;
     ++in.valid_tokens;
     const double token = in.token_weight.empty() ? 1 : stats_at(in.token_weight, in.stats_dtype, row);
     const double of_class = in.class_weight.empty() ? 1 : stats_at(in.class_weight, in.stats_dtype, target);
     in.weight_sum += token * of_class;
   }
+}
+
+// Fills the weights of several targets, which move with them.
+void read_target_weights(LossInputs& in, const TensorView& weights, const TensorView& targets,
+                         int64_t shift) {
+  if (in.targets_per_token == 0) {
+    throw UsageError("--target-weight: expected targets of shape [..., tokens, K] with it, got " +
+                     shape_text(targets.shape));
+  }
+  require_shape(weights, targets.shape, "as " + targets.name);
+  in.target_weight = read_weights(weights, targets.elements(), in.stats_dtype);
+  const auto row_bytes = in.targets_per_token * dtype_bytes(in.stats_dtype);
+  const auto moved = std::min(shift, in.tokens) * row_bytes;
+  // Rows of which a sequence has no target that far ahead have none at all: what stays there does not count.
+  std::shift_left(in.target_weight.begin(), in.target_weight.end(), moved);
 }
 
 }  // namespace
@@ -166,7 +212,12 @@ LossInputs open_loss_inputs(const LossFiles& files) {
         source.open("token temperatures", files.token_temperature, {"token_temperature", "temperature"});
     in.token_temperature = read_temperatures(temperatures, in.tokens, in.stats_dtype);
   }
-  read_targets(in, source.open("targets", files.targets, kTargetNames), files);
+  const TensorView targets = source.open("targets", files.targets, kTargetNames);
+  read_targets(in, targets, files);
+  if (!files.target_weight.empty()) {
+    const TensorView weights = source.open("target weights", files.target_weight, {"target_weight"});
+    read_target_weights(in, weights, targets, files.shift);
+  }
   in.files = source.files();
   return in;
 }

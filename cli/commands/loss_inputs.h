@@ -15,6 +15,7 @@ struct LossFiles {
   std::string hidden;
   std::string classifier;
   std::string targets;
+  std::string target_weight;
   std::string bias;
   std::string class_weight;
   std::string token_weight;
@@ -27,10 +28,13 @@ struct LossFiles {
 
 // Operands that fit together, ready for the library.
 struct LossInputs {
-  TensorView hidden;                          // [..., D], mapped
-  TensorView classifier;                      // [V, D], mapped
-  TensorView bias;                            // [V], mapped; no data without one
-  std::vector<int64_t> targets;               // [N], already shifted; ignore_index where a row has none
+  TensorView hidden;      // [..., D], mapped
+  TensorView classifier;  // [V, D], mapped
+  TensorView bias;        // [V], mapped; no data without one
+  // [N], or [N, K] with targets_per_token; already shifted, ignore_index where a row has none.
+  std::vector<int64_t> targets;
+  std::vector<std::byte> target_weight;       // [N, K] of stats_dtype, shifted as targets; empty without
+  int64_t targets_per_token = 0;              // K; 0: one, without a weight of its own
   std::vector<std::byte> class_weight;        // [V] of stats_dtype; empty without
   std::vector<std::byte> token_weight;        // [N] of stats_dtype; empty without
   std::vector<std::byte> token_temperature;   // [N] of stats_dtype; empty without
@@ -38,10 +42,12 @@ struct LossInputs {
   int64_t tokens = 0;                         // N
   int64_t vocab = 0;                          // V
   int64_t dim = 0;                            // D
-  int64_t valid_tokens = 0;                   // targets that are not ignored
+  int64_t valid_tokens = 0;                   // with a target that is not ignored
   double weight_sum = 0;                      // of the valid rows: token weight x class weight of the target
   headroom_dtype stats_dtype = HEADROOM_F32;  // of weights and of what is computed for each token
   std::vector<std::string> files;             // all that the operands come from
+
+  int64_t target_count() const { return targets_per_token == 0 ? 1 : targets_per_token; }  // of a token
 };
 
 // Opens and checks everything; throws FileError naming tensor, expected and got.

@@ -37,6 +37,7 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
     if (stat.want != nullptr) problem.*stat.want = 1;
   });
   problem.top_k = request.top_k;
+  problem.targets_per_row = in.targets_per_token;
   apply(request.loss, problem);
   apply(request.thinning, problem);
   return problem;
@@ -58,7 +59,8 @@ Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t top_k, int64
   buffers.hidden = in.hidden.data.data() + first * in.dim * (bits_of(in.hidden.dtype) / 8);
   buffers.classifier = in.classifier.data.data();
   buffers.bias = in.bias.data.data();
-  buffers.targets = at(in.targets, first);
+  buffers.targets = at(in.targets, first * in.target_count());
+  buffers.target_weight = at(in.target_weight, first * in.targets_per_token * stats);
   buffers.class_weight = at(in.class_weight, 0);
   buffers.token_weight = at(in.token_weight, first * stats);
   buffers.temperature = at(in.token_temperature, first * stats);
@@ -76,7 +78,8 @@ Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t top_k, int64
   buffers.argmax = at(out.argmax, first);
   buffers.top_ids = at(out.top_ids, first * top_k);
   buffers.top_log_probs = at(out.top_log_probs, first * top_k * stats);
-  buffers.correct_count = correct;
+  buffers.target_log_probs = at(out.target_log_probs, first * in.targets_per_token * stats);
+  if (in.targets_per_token == 0) buffers.correct_count = correct;
   return buffers;
 }
 
@@ -171,6 +174,7 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
   out.argmax.resize(static_cast<size_t>(in.tokens));
   out.top_ids.resize(static_cast<size_t>(in.tokens * request.top_k));
   out.top_log_probs.resize(bytes * static_cast<size_t>(request.top_k));
+  out.target_log_probs.resize(bytes * static_cast<size_t>(in.targets_per_token));
 
   const auto start = std::chrono::steady_clock::now();
   if (request.has_gradients()) {
@@ -189,7 +193,8 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
                            : sum_of(in, values, 0, in.tokens);
     out.stats[i].mean = sum / valid;
   });
-  for (int64_t token = 0; token < in.tokens && request.top_k > 0; ++token) {
+  const bool counts_top = request.top_k > 0 && in.targets_per_token == 0;
+  for (int64_t token = 0; token < in.tokens && counts_top; ++token) {
     const auto first = out.top_ids.begin() + token * request.top_k;
     const int64_t target = in.targets[static_cast<size_t>(token)];
     const bool valid_target = target != request.ignore_index;

@@ -45,8 +45,8 @@ struct LossStatValues {
 
 struct LossResult {
   double loss = 0;
-  double mean_nll = 0;  // over valid tokens; NaN without any, as the other means
-  int64_t correct_tokens = 0;
+  double mean_nll = 0;             // over valid tokens; NaN without any, as the other means
+  int64_t correct_tokens = 0;      // 0 with several targets a token, of which none is the right one
   int64_t top_correct_tokens = 0;  // whose target is one of the top_k
   double seconds = 0;
   PlanInfo plan;             // of the first chunk
@@ -57,8 +57,9 @@ struct LossResult {
   std::vector<std::byte> nll;
   std::array<LossStatValues, kLossStats.size()> stats;
   std::vector<int64_t> argmax;
-  std::vector<int64_t> top_ids;          // [tokens, top_k]; ignored tokens hold -1
-  std::vector<std::byte> top_log_probs;  // [tokens, top_k]
+  std::vector<int64_t> top_ids;             // [tokens, top_k]; ignored tokens hold -1
+  std::vector<std::byte> top_log_probs;     // [tokens, top_k]
+  std::vector<std::byte> target_log_probs;  // [tokens, targets_per_token] of several targets
   Gradient d_hidden;
   Gradient d_classifier;
   Gradient d_bias;

@@ -91,3 +91,58 @@ def assert_close(got, exact, naive, scale=None, unit=2.0**-24):
     error = np.linalg.norm((got - exact).ravel())
     bound = 2 * np.linalg.norm((naive - exact).ravel()) + unit * size
     assert error <= bound, f"error {error:.3g}, bound {bound:.3g}"
+
+
+def forward_several(
+    hidden,
+    classifier,
+    targets,
+    target_weight=None,
+    *,
+    softcap=0.0,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    token_weight=None,
+    ignore_index=-100,
+    dtype=np.float64,
+):
+    """The same of targets [N, K], each with a weight, which are columns of a sparse matrix q."""
+    classifier, hidden = np.asarray(classifier, dtype), np.asarray(hidden, dtype)
+    (rows, count), vocab = targets.shape, classifier.shape[0]
+    there = targets != ignore_index
+    safe = np.where(there, targets, 0)
+    weight = np.ones((rows, count), dtype) if target_weight is None else np.asarray(target_weight, dtype)
+    q = np.zeros((rows, vocab), dtype)
+    for k in range(count):
+        q[np.arange(rows), safe[:, k]] += np.where(there[:, k], weight[:, k], 0)
+    z = hidden @ classifier.T
+    if softcap:
+        z = dtype(softcap) * np.tanh(z / dtype(softcap))
+    top = z.max(axis=1)
+    lse = top + np.log(np.exp(z - top[:, None]).sum(axis=1))
+    log_p = z - lse[:, None]
+    p, valid = np.exp(log_p), there.any(axis=1)
+    nll = -(q * log_p).sum(axis=1)
+    t = np.ones(rows, dtype) if token_weight is None else np.asarray(token_weight, dtype)
+    sure, smooth = 1 - dtype(label_smoothing), dtype(label_smoothing / vocab)
+    loss = sure * nll - smooth * log_p.sum(axis=1) + dtype(z_loss) * lse * lse
+    loss = np.where(valid, t * loss, 0)
+    divisor = t[valid].sum()
+    of_p = sure * q.sum(axis=1) + smooth * vocab + 2 * dtype(z_loss) * lse
+    dz = (t / divisor)[:, None] * (p * of_p[:, None] - sure * q - smooth)
+    if softcap:
+        dz = dz * (1 - (z / dtype(softcap)) ** 2)
+    dz[~valid] = 0
+    return {
+        "loss": loss.sum() / divisor,
+        "row_loss": loss,
+        "divisor": divisor,
+        "nll": np.where(valid, nll, 0),
+        "lse": np.where(valid, lse, 0),
+        "target_logit": np.where(valid, (q * z).sum(axis=1), 0),
+        "target_log_probs": np.where(there, np.take_along_axis(log_p, safe, 1), 0),
+        "argmax": np.where(valid, z.argmax(axis=1), -1),
+        "valid": int(valid.sum()),
+        "d_hidden": dz @ classifier,
+        "d_classifier": dz.T @ hidden,
+    }

@@ -62,6 +62,8 @@ def place(tmp_path_factory):
     numpy.save(folder / "w.npy", weight)
     save_file({"lm_head.weight": weight}, folder / "model.safetensors")
     numpy.save(folder / "y.npy", random.integers(0, 50, 12))
+    numpy.save(folder / "ids.npy", random.integers(0, 50, (12, 4)))
+    numpy.save(folder / "probs.npy", random.random((12, 4), dtype="f4"))
     return folder
 
 

@@ -1,0 +1,193 @@
+"""headroom loss with targets [..., tokens, K] and a weight for each."""
+
+import numpy as np
+import pytest
+from oracle import assert_close, forward, forward_several
+from safetensors.numpy import load_file
+
+N, V, D, K = 60, 300, 24, 5
+
+
+@pytest.fixture
+def problem(random):
+    targets = random.integers(0, V, (N, K))
+    targets[:, 1] = np.where(random.random(N) < 0.3, targets[:, 0], targets[:, 1])  # the same again
+    targets = np.where(random.random((N, K)) < 0.2, -100, targets)
+    targets[7] = -100  # a token without any
+    return {
+        "hidden": random.standard_normal((N, D), np.float32),
+        "classifier": (random.standard_normal((V, D)) / 3).astype(np.float32),
+        "targets": targets,
+        "target_weight": random.normal(0.2, 0.5, (N, K)).astype(np.float32),
+    }
+
+
+def write(folder, arrays):
+    arguments = []
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        arguments += ["--" + name.replace("_", "-"), f"{name}.npy"]
+    return arguments
+
+
+def both(*arguments, **keywords):
+    return forward_several(*arguments, **keywords), forward_several(*arguments, **keywords, dtype=np.float32)
+
+
+OPTIONS = {
+    "plain": ({}, []),
+    "all": (
+        {"softcap": 4.0, "label_smoothing": 0.2, "z_loss": 0.001},
+        ["--softcap", 4, "--label-smoothing", 0.2, "--z-loss", 0.001],
+    ),
+}
+
+
+def check_loss(report, exact, naive):
+    """An error twice that of the naive loss, and the roundings of each row's loss and lse."""
+    rows = np.abs(exact["lse"]) + np.abs(exact["nll"])
+    row_error = np.abs(naive["row_loss"] - exact["row_loss"]).sum() / exact["divisor"]
+    bound = 2 * row_error + 2.0**-24 * (np.abs(exact["row_loss"]).sum() / exact["divisor"] + rows.max())
+    assert abs(report["loss"] - exact["loss"]) <= bound
+    assert report["valid_tokens"] == exact["valid"]
+
+
+@pytest.mark.parametrize("weights", ["of targets", "of tokens, too", "none"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_against_float64(ok, tmp_path, problem, random, name, weights):
+    options, arguments = OPTIONS[name]
+    arrays, extra = dict(problem), {}
+    if weights == "none":
+        del arrays["target_weight"]
+    if weights == "of tokens, too":
+        extra["token_weight"] = random.uniform(0, 2, N).astype(np.float32)
+    files = write(tmp_path, {**arrays, **extra})
+    exact, naive = both(*arrays.values(), **extra, **options)
+
+    outputs = ["--lse", "--target-logit", "--per-token", "t.safetensors"]
+    report = ok("--json", "loss", *files, *arguments, *outputs).json
+    check_loss(report, exact, naive)
+    assert report["targets_per_token"] == K
+    assert not {"token_accuracy", "correct_tokens", "top_k_accuracy"} & set(report)
+    tokens = load_file(tmp_path / "t.safetensors")
+    rows = np.abs(exact["lse"]) + np.abs(exact["nll"])
+    for key, mine in [("row_loss", "loss"), *((same, same) for same in ("nll", "lse", "target_logit"))]:
+        assert tokens[mine].dtype == np.float32 and tokens[mine].shape == (N,)
+        assert_close(tokens[mine], exact[key], naive[key], scale=np.maximum(rows, np.abs(exact[key])))
+    log_probs = exact["target_log_probs"]
+    assert tokens["target_log_probs"].shape == (N, K)
+    assert (tokens["target_log_probs"][problem["targets"] == -100] == 0).all()
+    scale = np.abs(log_probs) + np.abs(exact["lse"])[:, None]
+    assert_close(tokens["target_log_probs"], log_probs, naive["target_log_probs"], scale=scale)
+    assert (tokens["argmax"] == exact["argmax"]).all()
+    assert (tokens["targets"] == problem["targets"]).all()
+
+    report = ok("--json", "loss", *files, *arguments, "--gradients", "g.safetensors").json
+    check_loss(report, exact, naive)
+    gradients = load_file(tmp_path / "g.safetensors")
+    for key, gradient in gradients.items():
+        assert_close(gradient, exact[key], naive[key])
+
+
+def test_weights_move_with_the_shift(ok, tmp_path, problem):
+    shaped = {name: x if name == "classifier" else x.reshape(4, 15, -1) for name, x in problem.items()}
+    files = write(tmp_path, shaped)
+    moved = {name: x.copy() for name, x in shaped.items()}
+    moved["targets"] = np.full((4, 15, K), -100)
+    moved["targets"][:, :-2] = shaped["targets"][:, 2:]
+    moved["target_weight"][:, :-2] = shaped["target_weight"][:, 2:]
+    flat = [moved["hidden"].reshape(N, D), moved["classifier"]]
+    flat += [moved[name].reshape(N, K) for name in ("targets", "target_weight")]
+    exact, naive = both(*flat)
+    for outputs in (["--per-token", "t.safetensors"], ["--gradients", "g.safetensors"]):
+        check_loss(ok("--json", "loss", *files, "--shift", 2, *outputs).json, exact, naive)
+    tokens = load_file(tmp_path / "t.safetensors")
+    assert (tokens["targets"] == moved["targets"]).all()
+    assert tokens["target_log_probs"].shape == (4, 15, K) and tokens["nll"].shape == (4, 15)
+    assert_close(load_file(tmp_path / "g.safetensors")["d_hidden"].reshape(N, D), exact["d_hidden"], naive["d_hidden"])
+    # The same of flat tokens; a shift past the end leaves none.
+    flat = write(tmp_path, {**problem, "hidden": shaped["hidden"]})
+    check_loss(ok("--json", "loss", *flat, "--shift", 2).json, exact, naive)
+    assert ok("--json", "loss", *flat, "--shift", 99).json["valid_tokens"] == 0
+
+
+def test_one_of_several_is_one_target(ok, tmp_path, problem):
+    problem["targets"] = np.arange(N) % V
+    del problem["target_weight"]
+    expected = forward(*problem.values())["loss"]
+    files = write(tmp_path, {**problem, "targets": problem["targets"][:, None]})
+    report = ok("--json", "loss", *files).json
+    assert report["loss"] == pytest.approx(expected, rel=1e-6) and report["targets_per_token"] == 1
+
+
+def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random):
+    """More tokens than one run takes."""
+    arrays = {
+        "hidden": random.standard_normal((6000, 64)).astype(np.float32),
+        "classifier": random.standard_normal((3000, 64)).astype(np.float32) / 8,
+        "targets": random.integers(0, 3000, (6000, 3)),
+        "target_weight": random.dirichlet(np.ones(3), 6000).astype(np.float32),
+    }
+    files = write(tmp_path, arrays)
+    report = ok("--json", "--backend", "reference", "loss", *files, "--per-token", "t.safetensors").json
+    assert report["tokens_per_run"] < 6000
+    exact, naive = both(*arrays.values())
+    check_loss(report, exact, naive)
+    got, scale = load_file(tmp_path / "t.safetensors")["target_log_probs"], np.abs(exact["lse"])[:, None]
+    assert_close(got, exact["target_log_probs"], naive["target_log_probs"], scale=scale + np.abs(got))
+
+
+def test_text_and_top_k(ok, tmp_path, problem):
+    files = write(tmp_path, problem)
+    text = ok("loss", *files, "--top-k", 3, "--per-token", "t.safetensors").out
+    assert "loss (mean)" in text and "accuracy" not in text
+    assert load_file(tmp_path / "t.safetensors")["top_ids"].shape == (N, 3)
+
+
+def test_refusals(refused, tmp_path, problem):
+    def of(changes, *arguments, code=1, message):
+        changed = {name: x for name, x in {**problem, **changes}.items() if x is not None}
+        refused(code, message, "loss", *write(tmp_path, changed), *arguments)
+
+    several = f"with {K} targets a token"
+    of({"class_weight": np.ones(V, np.float32)}, code=2, message=f"--class-weight: expected none {several}")
+    thinned = ["--gradients", "g.safetensors", "--gradient", "thinned"]
+    of({}, *thinned, code=2, message=f"--gradient: expected exact {several}, got thinned")
+    of({}, "--is-top1", code=2, message=f"--is-top1: expected one target a token, got {K}")
+    one = problem["targets"][:, 0]
+    of(
+        {"targets": one},
+        code=2,
+        message="--target-weight: expected targets of shape [..., tokens, K] with it, got [60]",
+    )
+    of({"target_weight": np.ones((N, K - 1))}, message=f"target_weight.npy: expected shape [{N}, {K}]")
+    of({"target_weight": np.ones((N, K), np.int64)}, message="expected dtype F32, BF16, F16 or F64, got I64")
+    of({"target_weight": np.full((N, K), np.nan)}, message="target_weight.npy: expected finite weights")
+    many = {"targets": np.zeros((N, 65), int), "target_weight": None}
+    of(many, message="expected 1 to 64 targets a token, got [60, 65]")
+    of(
+        {"targets": np.zeros((N, 0), int), "target_weight": None},
+        message="expected 1 to 64 targets a token, got [60, 0]",
+    )
+    of({"targets": np.zeros((N + 1, K), int)}, message="targets.npy: expected shape [60] (as the leading dimensions")
+    bad = problem["targets"].copy()
+    bad[3, 2] = V
+    of({"targets": bad}, message=f"expected targets in [0, {V}) or -100, got {V} at [3, 2]")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_on_a_device(cuda_device, ok, tmp_path, problem, top_k):
+    """What the host's copies bring there and back: the same as on the host, up to the roundings of a logit."""
+    files = write(tmp_path, problem)
+    outputs = ["--top-k", top_k, "--per-token"]
+    ok("loss", *files, *outputs, "host.safetensors")
+    ok("loss", "--device", cuda_device, *files, *outputs, "device.safetensors")
+    host, device = (load_file(tmp_path / f"{where}.safetensors") for where in ("host", "device"))
+    assert set(host) == set(device)
+    size = (np.abs(problem["hidden"]) @ np.abs(problem["classifier"]).T).max()
+    error = 2 * (2 * (D + 8) * 2.0**-24 * size + 2.0**-21)
+    for name in ("target_log_probs", *(["top_log_probs"] if top_k > 0 else [])):
+        assert np.abs(host[name] - device[name]).max() <= error
+    weights = np.abs(problem["target_weight"]).sum(axis=1).max()
+    assert np.abs(host["nll"] - device["nll"]).max() <= error * weights
