@@ -91,8 +91,12 @@ Operand load_sample(const Runner& run, const Window& window, int64_t step, const
 // Columns whose operands can be had at once.
 int64_t widest_window(const Runner& run);
 void launch_logits(const Runner& run, const LogitsArgs& args, After after);
-LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hidden, const Window& window,
-                       const Operand& classifier, Epilogue epilogue);
+LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
+                             const Window& window, const Operand& classifier);
+// Sums of a window's logits in the slots, and logits of targets.
+RowSums row_sums(const Runner& run, const Window& window);
+// Of a window's columns; null: ones.
+const float* class_weight_of(const Runner& run, const Window& window);
 
 // Logits of the rows' targets, where a row has several.
 void make_target_logits(const Runner& run, const Chunk& chunk);

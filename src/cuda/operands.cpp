@@ -163,35 +163,41 @@ Operand load_sample(const Runner& run, const Window& window, int64_t step, const
   return {all.data, step * all.stride};
 }
 
-LogitsArgs logits_args(const Runner& run, const Chunk& chunk, const Operand& hidden, const Window& window,
-                       const Operand& classifier, Epilogue epilogue) {
+const float* class_weight_of(const Runner& run, const Window& window) {
+  const float* weight = run.rows.class_weight;
+  return weight != nullptr ? weight + run.problem.vocab_start + window.first : nullptr;
+}
+
+RowSums row_sums(const Runner& run, const Window& window) {
+  return {.stats = run.arena.slots,
+          .class_weight = class_weight_of(run, window),
+          .target_logit = run.arena.target_logit};
+}
+
+LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
+                             const Window& window, const Operand& classifier) {
   const Problem& p = run.problem;
   const float* bias = bias_of(run);
-  LogitsArgs args;
-  args.epilogue = epilogue;
-  args.dtype = run.dtype();
-  args.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;  // their logits are sums of their own, in fp32
-  args.batch_invariant = p.batch_invariant;
-  args.hidden = hidden.data;
-  args.hidden_stride = hidden.stride;
-  args.classifier = classifier.data;
-  args.classifier_stride = classifier.stride;
-  args.rows = chunk.rows;
-  args.columns = window.columns;
+  LogitsProduct product;
+  product.dtype = run.dtype();
+  product.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;  // their logits are sums of their own, in fp32
+  product.batch_invariant = p.batch_invariant;
+  product.hidden = hidden.data;
+  product.hidden_stride = hidden.stride;
+  product.classifier = classifier.data;
+  product.classifier_stride = classifier.stride;
+  product.rows = chunk.rows;
+  product.columns = window.columns;
   // Copied rows are padded with zeros to what the fastest loads want.
-  args.depth = hidden.stride == run.depth() && classifier.stride == run.depth() ? run.depth() : p.hidden;
-  if (run.detail.source != HiddenSource::kCaller) args.row_count = chunk.row_count;  // else all rows exist
-  args.scale = static_cast<float>(p.scale);
-  args.softcap = static_cast<float>(p.softcap);
-  args.bias = bias != nullptr ? bias + window.first : nullptr;
-  if (p.has_temperature) args.inverse_temperature = run.arena.inverse_temperature + chunk.first;
-  args.target = run.arena.target + chunk.first;
-  args.column_offset = window.first;
-  args.stats = run.arena.slots;
-  args.class_weight =
-      run.rows.class_weight != nullptr ? run.rows.class_weight + p.vocab_start + window.first : nullptr;
-  args.target_logit = run.arena.target_logit;
-  return args;
+  product.depth = hidden.stride == run.depth() && classifier.stride == run.depth() ? run.depth() : p.hidden;
+  if (run.detail.source != HiddenSource::kCaller) product.row_count = chunk.row_count;  // else all rows exist
+  product.scale = static_cast<float>(p.scale);
+  product.softcap = static_cast<float>(p.softcap);
+  product.bias = bias != nullptr ? bias + window.first : nullptr;
+  if (p.has_temperature) product.inverse_temperature = run.arena.inverse_temperature + chunk.first;
+  product.target = run.arena.target + chunk.first;
+  product.column_offset = window.first;
+  return product;
 }
 
 void launch_logits(const Runner& run, const LogitsArgs& args, After after) {

@@ -36,7 +36,7 @@ class Prediction {
     args.rows = rows;
     args.columns = columns;
     args.depth = p_.hidden;
-    if (p_.top_k > 0) args.epilogue = Epilogue::kTop;
+    if (p_.top_k > 0) args.of_epilogue = TopArgs{};
     return d_.engine->seconds(args, {nullptr, d_.scratch_rows, d_.scratch_columns, nullptr, 0}, bytes,
                               times_);
   }

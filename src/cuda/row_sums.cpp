@@ -15,9 +15,9 @@ const float* bias_of(const Runner& run) {
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kStats);
-    args.row_block_active = active;
-    launch_logits(run, args, run.after);
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.row_block_active = active;
+    launch_logits(run, {product, StatsArgs{row_sums(run, window)}}, run.after);
   });
 }
 

@@ -166,7 +166,7 @@ class Search {
 
   // A window of at most so many columns, whose tiles leave few processors idle at their end.
   int64_t in_whole_waves(int64_t most, int64_t chunk) const {
-    const EngineTiles tile = choice_.engine->tiles(launch_of(Epilogue::kStats, chunk), device_.processors);
+    const EngineTiles tile = choice_.engine->tiles(launch_of(StatsArgs{}, chunk), device_.processors);
     if (most >= p_.vocab) return most;
     if (tile.rows == 0) return p_.batch_invariant ? most / window_step_ * window_step_ : most;
     const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
@@ -310,22 +310,22 @@ class Search {
   int64_t slots_of(int64_t chunk) const {
     const auto [at, is_new] = slots_.try_emplace(chunk, 1);
     if (is_new && p_.needs_forward()) {
-      at->second = slots_of_launch(p_.top_k > 0 ? Epilogue::kTop : Epilogue::kStats, chunk);
+      at->second = slots_of_launch(p_.top_k > 0 ? EpilogueArgs(TopArgs{}) : StatsArgs{}, chunk);
     }
     if (is_new && p_.is_thinned()) {
-      at->second = std::max(at->second, slots_of_launch(Epilogue::kThin, chunk));
+      at->second = std::max(at->second, slots_of_launch(ThinArgs{}, chunk));
     }
     return at->second;
   }
 
-  int64_t slots_of_launch(Epilogue epilogue, int64_t chunk) const {
+  int64_t slots_of_launch(const EpilogueArgs& epilogue, int64_t chunk) const {
     return choice_.engine->slots(launch_of(epilogue, chunk), device_.processors);
   }
 
   // A launch over the whole vocabulary, as far as its sizes go.
-  LogitsArgs launch_of(Epilogue epilogue, int64_t chunk) const {
+  LogitsArgs launch_of(const EpilogueArgs& epilogue, int64_t chunk) const {
     LogitsArgs args;
-    args.epilogue = epilogue;
+    args.of_epilogue = epilogue;
     args.dtype = operand_dtype(p_);
     args.rows = chunk;
     args.columns = p_.vocab;
@@ -336,10 +336,10 @@ class Search {
     return args;
   }
 
-  Epilogue main_epilogue() const {
-    if (p_.is_thinned()) return Epilogue::kThin;
-    if (p_.top_k > 0) return Epilogue::kTop;
-    return p_.needs_forward() ? Epilogue::kStats : Epilogue::kGradient;
+  EpilogueArgs main_epilogue() const {
+    if (p_.is_thinned()) return ThinArgs{};
+    if (p_.top_k > 0) return TopArgs{};
+    return p_.needs_forward() ? EpilogueArgs(StatsArgs{}) : GradientArgs{};
   }
 
   uint64_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {

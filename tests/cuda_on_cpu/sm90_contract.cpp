@@ -29,12 +29,12 @@ float operand(const void* data, DType dtype, int64_t index) {
                                : __half2float(static_cast<const __half*>(data)[index]);
 }
 
-void store(const LogitsArgs& args, int64_t row, int64_t column, float value) {
-  const int64_t at = row * args.out_stride + column;
-  if (args.dtype == DType::kBF16) {
-    static_cast<__nv_bfloat16*>(args.out)[at] = __float2bfloat16_rn(value);
+void store(const StoredColumns& to, DType dtype, int64_t row, int64_t column, float value) {
+  const int64_t at = row * to.stride + column;
+  if (dtype == DType::kBF16) {
+    static_cast<__nv_bfloat16*>(to.data)[at] = __float2bfloat16_rn(value);
   } else {
-    static_cast<__half*>(args.out)[at] = __float2half_rn(value);
+    static_cast<__half*>(to.data)[at] = __float2half_rn(value);
   }
 }
 
@@ -43,59 +43,64 @@ float exp_of(float z, const SplitAnchor& anchor) {
 }
 
 struct Row {
-  const LogitsArgs& args;
+  const LogitsProduct& product;
   int64_t row;
   int32_t target;
   float inverse_temperature;
   std::vector<float> z;  // of the window
 
-  Row(const LogitsArgs& given, int64_t number)
-      : args(given),
+  Row(const LogitsProduct& given, int64_t number)
+      : product(given),
         row(number),
         target(given.target == nullptr ? -1 : given.target[number]),
         inverse_temperature(portable::inverse_temperature_of(given, number)),
         z(static_cast<size_t>(given.columns)) {
-    std::vector<float> hidden(static_cast<size_t>(args.depth));
-    for (int64_t k = 0; k < args.depth; ++k) {
-      hidden[static_cast<size_t>(k)] = operand(args.hidden, args.dtype, row * args.hidden_stride + k);
+    std::vector<float> hidden(static_cast<size_t>(product.depth));
+    for (int64_t k = 0; k < product.depth; ++k) {
+      hidden[static_cast<size_t>(k)] =
+          operand(product.hidden, product.dtype, row * product.hidden_stride + k);
     }
-    for (int64_t j = 0; j < args.columns; ++j) {
+    for (int64_t j = 0; j < product.columns; ++j) {
       float dot = 0;
-      for (int64_t k = 0; k < args.depth; ++k) {
+      for (int64_t k = 0; k < product.depth; ++k) {
         dot += hidden[static_cast<size_t>(k)] *
-               operand(args.classifier, args.dtype, j * args.classifier_stride + k);
+               operand(product.classifier, product.dtype, j * product.classifier_stride + k);
       }
-      z[static_cast<size_t>(j)] = portable::transformed(args, dot, j, inverse_temperature);
-      if (j == target - args.column_offset && args.target_logit != nullptr) {
-        args.target_logit[row] = z[static_cast<size_t>(j)];
-      }
+      z[static_cast<size_t>(j)] = portable::transformed(product, dot, j, inverse_temperature);
     }
   }
 
   float at(int64_t column) const {
-    return column < args.columns ? z[static_cast<size_t>(column)] : -INFINITY;
+    return column < product.columns ? z[static_cast<size_t>(column)] : -INFINITY;
   }
 
   // The slot of the tile at a column of the window.
   int64_t slot(int64_t column) const {
-    return args.batch_invariant ? (args.column_offset + column) / kTileColumns : 0;
+    return product.batch_invariant ? (product.column_offset + column) / kTileColumns : 0;
   }
-  int64_t place(int64_t column) const { return slot(column) * args.stats.stride + row; }
+  int64_t place(const StatSlots& slots, int64_t column) const { return slot(column) * slots.stride + row; }
+  bool is_target(int64_t column) const { return column == target - product.column_offset; }
 };
 
 template <class Body>
-void for_tiles(const LogitsArgs& args, Body body) {
-  for (int64_t first = 0; first < args.columns; first += kTileColumns) {
-    body(first, std::min<int64_t>(args.columns, first + kTileColumns));
+void for_tiles(const Row& r, Body body) {
+  for (int64_t first = 0; first < r.product.columns; first += kTileColumns) {
+    body(first, std::min<int64_t>(r.product.columns, first + kTileColumns));
   }
 }
 
-void join_maximum(const Row& r, int64_t first, int64_t end) {
-  const StatSlots& slots = r.args.stats;
+void write_target_logit(const Row& r, const RowSums& args) {
+  if (args.target_logit == nullptr) return;
+  for (int64_t j = 0; j < r.product.columns; ++j) {
+    if (r.is_target(j)) args.target_logit[r.row] = r.at(j);
+  }
+}
+
+void join_maximum(const Row& r, const StatSlots& slots, int64_t first, int64_t end) {
   if (slots.max == nullptr) return;
-  const int64_t place = r.place(first);
+  const int64_t place = r.place(slots, first);
   for (int64_t j = first; j < end; ++j) {
-    const auto column = static_cast<int32_t>(r.args.column_offset + j);
+    const auto column = static_cast<int32_t>(r.product.column_offset + j);
     const int32_t known =
         slots.argmax != nullptr && slots.argmax[place] >= 0 ? slots.argmax[place] : INT32_MAX;
     if (!is_better(r.at(j), column, slots.max[place], known)) continue;
@@ -111,9 +116,10 @@ void add_parts(const StatSlots& slots, int64_t place, const Parts& parts) {
 #undef HEADROOM_ADD
 }
 
-void make_stats(const Row& r) {
-  const StatSlots& slots = r.args.stats;
-  for_tiles(r.args, [&](int64_t first, int64_t end) {
+void make_stats(const Row& r, const RowSums& args) {
+  write_target_logit(r, args);
+  const StatSlots& slots = args.stats;
+  for_tiles(r, [&](int64_t first, int64_t end) {
     RowStats<double> mine;
     mine.max = -INFINITY;
     int32_t at = INT32_MAX;
@@ -127,7 +133,7 @@ void make_stats(const Row& r) {
     for (int64_t j = first; j < end; ++j) {
       const float e = r.at(j) == -INFINITY ? 0.0f : std::exp(r.at(j) - largest);
       sum += e;
-      parts.add(r.args, j, r.at(j), largest, e);
+      parts.add(args, j, r.at(j), largest, e);
     }
     mine.max = largest;
     mine.sum_exp = sum;
@@ -135,8 +141,8 @@ void make_stats(const Row& r) {
   mine.name = sum_of_part<double>(SumKind::kind, parts.part, largest, sum);
     HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
-    mine.argmax = r.args.column_offset + at;
-    const int64_t place = r.place(first);
+    mine.argmax = r.product.column_offset + at;
+    const int64_t place = r.place(slots, first);
     const RowStats<double> all = merge(stats_of_slot(slots, r.slot(first), r.row), mine);
     slots.max[place] = static_cast<float>(all.max);
     slots.sum[place] = static_cast<float>(all.sum_exp);
@@ -149,45 +155,49 @@ void make_stats(const Row& r) {
   });
 }
 
-void make_exps(const Row& r) {
-  const LogitsArgs& args = r.args;
+void make(const Row& r, const StatsArgs& args) {
+  make_stats(r, args);
+}
+
+void make(const Row& r, const ExpsArgs& args) {
+  write_target_logit(r, args);
   const SplitAnchor anchor = split_anchor(args.anchor[r.row]);
-  const float inverse_cap = inverse_softcap(args.softcap * r.inverse_temperature);
-  for_tiles(args, [&](int64_t first, int64_t end) {
-    join_maximum(r, first, end);
+  const float softcap = r.product.softcap;
+  const float inverse_cap = inverse_softcap(softcap * r.inverse_temperature);
+  for_tiles(r, [&](int64_t first, int64_t end) {
+    join_maximum(r, args.stats, first, end);
     float sum = 0;
     Parts parts;
     for (int64_t j = first; j < end; ++j) {
       const float e = exp_of(r.at(j), anchor);
       sum += e;
       parts.add(args, j, r.at(j), effective_anchor(anchor), e);
-      if (j >= args.out_columns) continue;
-      const float slope = args.softcap == 0 ? 1.0f : softcap_slope(r.at(j), inverse_cap);
-      store(args, r.row, j, std::ldexp(e * slope, kKeptExponent));
+      if (j >= args.exps.columns) continue;
+      const float slope = softcap == 0 ? 1.0f : softcap_slope(r.at(j), inverse_cap);
+      store(args.exps, r.product.dtype, r.row, j, std::ldexp(e * slope, kKeptExponent));
     }
-    args.stats.sum[r.place(first)] += sum;
-    add_parts(args.stats, r.place(first), parts);
+    args.stats.sum[r.place(args.stats, first)] += sum;
+    add_parts(args.stats, r.place(args.stats, first), parts);
   });
 }
 
-void make_gradient(const Row& r) {
-  const LogitsArgs& args = r.args;
+void make(const Row& r, const GradientArgs& args) {
   const auto value = [&](const float* of_rows) { return of_rows != nullptr ? of_rows[r.row] : 0.0f; };
   const RowCoefficients<float> k = {value(args.a), value(args.b), value(args.c), value(args.g)};
-  const float factor = args.out_scale != nullptr ? *args.out_scale : 1.0f;
-  for (int64_t j = 0; j < args.columns; ++j) {
+  const float factor = args.factor != nullptr ? *args.factor : 1.0f;
+  for (int64_t j = 0; j < r.product.columns; ++j) {
     const float weight = args.class_weight != nullptr ? args.class_weight[j] : 1.0f;
-    const float v = dz_element(k, (r.at(j) - args.lse[r.row]) - value(args.lse_low), weight,
-                               j == r.target - args.column_offset);
-    store(args, r.row, j, v * portable::slope(args, r.at(j), r.inverse_temperature) * factor);
+    const float v = dz_element(k, (r.at(j) - args.lse[r.row]) - value(args.lse_low), weight, r.is_target(j));
+    const float slope = portable::slope(r.product, r.at(j), r.inverse_temperature);
+    store(args.dz, r.product.dtype, r.row, j, v * slope * factor);
   }
 }
 
 // The draw of one share of a tile; returns the expected number of kept elements, times threshold.
-float draw(const Row& r, int64_t first, int share, const SplitAnchor& anchor, int64_t index) {
-  const Draws& draws = r.args.draws;
+float draw(const Row& r, const Draws& draws, int64_t first, int share, const SplitAnchor& anchor,
+           int64_t index) {
   const float threshold = draws.threshold[r.row], certain = draws.certain_share * threshold;
-  const auto first_column = static_cast<int32_t>(r.args.column_offset + first);
+  const auto first_column = static_cast<int32_t>(r.product.column_offset + first);
   const uint32_t stream =
       kFirstDrawStream + draws.first_stream + static_cast<uint32_t>(first_column + 2 * share);
   float running =
@@ -201,7 +211,7 @@ float draw(const Row& r, int64_t first, int share, const SplitAnchor& anchor, in
     if (!large) running += q;
     const bool passed = running >= threshold;
     if (passed) running -= threshold;
-    const auto column = static_cast<int32_t>(r.args.column_offset + j);
+    const auto column = static_cast<int32_t>(r.product.column_offset + j);
     if (!(large || passed) || !(threshold < INFINITY) || draws.role[column] >= 0) continue;
     const int32_t at = draws.count[index]++;
     if (at < draws.capacity - 1) draws.elements[index * draws.capacity + at] = {2 * column + large, r.at(j)};
@@ -209,13 +219,13 @@ float draw(const Row& r, int64_t first, int share, const SplitAnchor& anchor, in
   return expected;
 }
 
-void make_thin(const Row& r) {
-  const LogitsArgs& args = r.args;
+void make(const Row& r, const ThinArgs& args) {
+  write_target_logit(r, args);
   const int64_t index = args.draws.row != nullptr ? args.draws.row[r.row] : r.row;
   const float low = args.draws.guess_low != nullptr ? args.draws.guess_low[index] : 0.0f;
   const SplitAnchor anchor = split_anchor(args.anchor[r.row], low);
-  for_tiles(args, [&](int64_t first, int64_t end) {
-    join_maximum(r, first, end);
+  for_tiles(r, [&](int64_t first, int64_t end) {
+    join_maximum(r, args.stats, first, end);
     float sum = 0, expected = 0;
     Parts parts;
     for (int64_t j = first; j < end; ++j) {
@@ -223,18 +233,21 @@ void make_thin(const Row& r) {
       sum += q;
       parts.add(args, j, r.at(j), effective_anchor(anchor), q);
     }
-    for (int share = 0; share < kShares; ++share) expected += draw(r, first, share, anchor, index);
+    for (int share = 0; share < kShares; ++share) {
+      expected += draw(r, args.draws, first, share, anchor, index);
+    }
     if (args.stats.sum == nullptr) return;
-    args.stats.sum[r.place(first)] += sum;
-    args.stats.expected[r.place(first)] += expected;
-    add_parts(args.stats, r.place(first), parts);
+    const int64_t place = r.place(args.stats, first);
+    args.stats.sum[place] += sum;
+    args.stats.expected[place] += expected;
+    add_parts(args.stats, place, parts);
   });
 }
 
-void make_top(const Row& r) {
-  const TopLogits& top = r.args.top;
+void make(const Row& r, const TopArgs& args) {
+  const TopLogits& top = args.top;
   if (top.group_max != nullptr) {
-    for_tiles(r.args, [&](int64_t first, int64_t) {
+    for_tiles(r, [&](int64_t first, int64_t) {
       for (int share = 0; share < kShares; ++share) {
         float largest = -INFINITY;
         for (int i = 0; i < kShareColumns; ++i) {
@@ -246,17 +259,19 @@ void make_top(const Row& r) {
     });
     return;
   }
-  for (int64_t j = 0; j < r.args.columns; ++j) {
+  for (int64_t j = 0; j < r.product.columns; ++j) {
     if (r.at(j) < top.threshold[r.row]) continue;
     const int32_t at = top.count[r.row]++;
-    const auto column = static_cast<int32_t>(r.args.column_offset + j);
+    const auto column = static_cast<int32_t>(r.product.column_offset + j);
     if (at < top.capacity) top.listed[r.row * top.capacity + at] = {r.at(j), column};
   }
-  make_stats(r);
+  make_stats(r, args);
 }
 
 void clear_row(const LogitsArgs& args, int64_t row) {
-  for (int64_t j = 0; j < args.out_columns; ++j) store(args, row, j, 0);
+  const StoredColumns* stored = stored_by(args);
+  if (stored == nullptr) return;
+  for (int64_t j = 0; j < stored->columns; ++j) store(*stored, args.dtype, row, j, 0);
 }
 
 void make_row(const LogitsArgs& args, int64_t row) {
@@ -266,18 +281,7 @@ void make_row(const LogitsArgs& args, int64_t row) {
   if (row >= count || (args.target != nullptr && args.target[row] == kIgnoredRow))
     return clear_row(args, row);
   const Row r(args, row);
-  switch (args.epilogue) {
-    case Epilogue::kStats:
-      return make_stats(r);
-    case Epilogue::kExps:
-      return make_exps(r);
-    case Epilogue::kGradient:
-      return make_gradient(r);
-    case Epilogue::kThin:
-      return make_thin(r);
-    case Epilogue::kTop:
-      return make_top(r);
-  }
+  std::visit([&](const auto& of_epilogue) { make(r, of_epilogue); }, args.of_epilogue);
 }
 
 }  // namespace

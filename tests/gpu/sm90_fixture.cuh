@@ -218,21 +218,20 @@ inline Options make_options(Shape shape, bool general, DType dtype) {
   return options;
 }
 
-inline LogitsArgs make_args(Epilogue epilogue, const Problem& problem, const Guarded<uint16_t>& hidden,
-                            const Guarded<uint16_t>& classifier, const Options& options) {
-  LogitsArgs args;
-  args.epilogue = epilogue;
-  args.dtype = problem.dtype;
-  args.hidden = hidden.get();
-  args.classifier = classifier.get();
-  args.hidden_stride = args.classifier_stride = problem.stride;
-  args.rows = problem.shape.rows;
-  args.columns = problem.shape.columns;
-  args.depth = problem.shape.depth;
-  args.column_offset = kColumnOffset;
-  args.scale = options.transform.scale;
-  args.softcap = options.transform.softcap;
-  return args;
+inline LogitsProduct make_product(const Problem& problem, const Guarded<uint16_t>& hidden,
+                                  const Guarded<uint16_t>& classifier, const Options& options) {
+  LogitsProduct product;
+  product.dtype = problem.dtype;
+  product.hidden = hidden.get();
+  product.classifier = classifier.get();
+  product.hidden_stride = product.classifier_stride = problem.stride;
+  product.rows = problem.shape.rows;
+  product.columns = problem.shape.columns;
+  product.depth = problem.shape.depth;
+  product.column_offset = kColumnOffset;
+  product.scale = options.transform.scale;
+  product.softcap = options.transform.softcap;
+  return product;
 }
 
 inline int processors() {
@@ -256,8 +255,15 @@ inline int64_t stored_columns(int64_t columns) {
 // exps and dz: an output of [rows, columns] in rows of `stride`. What lies past stored_columns() must stay as
 // it is.
 struct Output {
-  Output(Shape shape) : stride(stored_columns(shape.columns) + 8), data(shape.rows * stride) {}
-  int64_t stride;
+  Output(Shape shape)
+      : columns(shape.columns), stride(stored_columns(shape.columns) + 8), data(shape.rows * stride) {}
+
+  StoredColumns first_columns(int64_t count) const {
+    return {.data = data.get(), .columns = count, .stride = stride};
+  }
+  StoredColumns all_columns() const { return first_columns(columns); }
+
+  int64_t columns, stride;
   Guarded<uint16_t> data;
 };
 

@@ -38,12 +38,12 @@ class HugeLogits : public testing::TestWithParam<std::tuple<int64_t, bool>> {
     bias_.emplace(std::vector<float>(kColumns, 0.f));
   }
 
-  LogitsArgs args(Epilogue epilogue) const {
+  LogitsProduct product() const {
     Options options;
     options.transform.scale = kScale;
-    LogitsArgs args = make_args(epilogue, *problem_, *hidden_, *classifier_, options);
-    if (std::get<1>(GetParam())) args.bias = bias_->get();  // which only the general kernel takes
-    return args;
+    LogitsProduct product = make_product(*problem_, *hidden_, *classifier_, options);
+    if (std::get<1>(GetParam())) product.bias = bias_->get();  // which only the general kernel takes
+    return product;
   }
 
   static bool is_winner(int64_t i, int64_t j) { return i % 2 == j % 2; }
@@ -81,12 +81,12 @@ class HugeLogits : public testing::TestWithParam<std::tuple<int64_t, bool>> {
 };
 
 TEST_P(HugeLogits, Stats) {
-  LogitsArgs args = this->args(Epilogue::kStats);
-  const int64_t slots = plan_logits(args, processors(), false).slots;
+  StatsArgs args;
+  const int64_t slots = plan_logits({product(), args}, processors(), false).slots;
   const Guarded<float> max(slots * kRows), sum(slots * kRows);
-  args.stats = {slots, kRows, max.get(), sum.get(), nullptr, nullptr, nullptr};
+  args.stats = {.slots = slots, .stride = kRows, .max = max.get(), .sum = sum.get()};
   clear_slots(args.stats);
-  launch_logits(args, nullptr);
+  launch_logits({product(), args}, nullptr);
   check_cuda(cudaDeviceSynchronize());
   const auto maxima = max.read();
   for (int64_t i = 0; i < kRows; ++i) {
@@ -99,19 +99,17 @@ TEST_P(HugeLogits, Stats) {
 }
 
 TEST_P(HugeLogits, Exps) {
-  LogitsArgs args = this->args(Epilogue::kExps);
+  ExpsArgs args;
   const Guarded<float> anchor(maxima_);
   args.anchor = anchor.get();
   const Output out(problem_->shape);
-  args.out = out.data.get();
-  args.out_columns = args.columns;
-  args.out_stride = out.stride;
-  const int64_t slots = plan_logits(args, processors(), false).slots;
+  args.exps = out.all_columns();
+  const int64_t slots = plan_logits({product(), args}, processors(), false).slots;
   const Guarded<float> max(slots * kRows), sum(slots * kRows);
-  args.stats = {slots, kRows, max.get(), sum.get(), nullptr, nullptr, nullptr};
+  args.stats = {.slots = slots, .stride = kRows, .max = max.get(), .sum = sum.get()};
   clear_slots(args.stats);
   args.stats.max = nullptr;
-  launch_logits(args, nullptr);
+  launch_logits({product(), args}, nullptr);
   check_cuda(cudaDeviceSynchronize());
   for (int64_t i = 0; i < kRows; ++i) {
     if (!is_near(i)) {
@@ -124,7 +122,7 @@ TEST_P(HugeLogits, Exps) {
 }
 
 TEST_P(HugeLogits, Gradient) {
-  LogitsArgs args = this->args(Epilogue::kGradient);
+  GradientArgs args;
   const Guarded<float> lse(maxima_), one(std::vector<float>(kRows, 1.f)),
       zero(std::vector<float>(kRows, 0.f));
   args.lse = lse.get();
@@ -132,10 +130,8 @@ TEST_P(HugeLogits, Gradient) {
   args.g = zero.get();
   if (std::get<1>(GetParam())) args.b = zero.get();
   const Output out(problem_->shape);
-  args.out = out.data.get();
-  args.out_columns = args.columns;
-  args.out_stride = out.stride;
-  launch_logits(args, nullptr);
+  args.dz = out.all_columns();
+  launch_logits({product(), args}, nullptr);
   check_cuda(cudaDeviceSynchronize());
   expect_exps(out, 1);
 }

@@ -13,9 +13,9 @@ namespace {
 
 // Slots on the device and their join on the host.
 struct Slots {
-  Slots(const LogitsArgs& args, bool any_fewer, bool everything)
-      : count(plan_logits(args, processors(), any_fewer).slots),
-        stride(args.rows + 3),
+  Slots(const LogitsProduct& product, const EpilogueArgs& args, bool any_fewer, bool everything)
+      : count(plan_logits({product, args}, processors(), any_fewer).slots),
+        stride(product.rows + 3),
         max(count * stride),
         sum(count * stride),
         sum_offset(count * stride),
@@ -23,7 +23,7 @@ struct Slots {
         logit_sum(count * stride),
         sum_sq(count * stride),
         argmax(count * stride) {
-    view = {count, stride, max.get(), sum.get(), nullptr, nullptr, nullptr};
+    view = {.slots = count, .stride = stride, .max = max.get(), .sum = sum.get()};
     if (everything) {
       view.sum_offset = sum_offset.get();
       view.weighted = weighted.get();
@@ -133,23 +133,24 @@ void run_stats(Shape shape, DType dtype, bool general, int64_t rows, int64_t win
   const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
   const Guarded<float> bias(options.transform.bias), weights(options.class_weight);
   const Guarded<int32_t> device_targets(targets), row_count(std::vector<int32_t>{static_cast<int32_t>(rows)});
-  LogitsArgs args = make_args(Epilogue::kStats, problem, hidden, classifier, options);
-  if (rows < shape.rows) args.row_count = row_count.get();
+  LogitsProduct product = make_product(problem, hidden, classifier, options);
+  if (rows < shape.rows) product.row_count = row_count.get();
   std::vector<uint8_t> first_bits;
   for (int repeat = 0; repeat < 2; ++repeat) {
-    Slots slots(args, args.row_count != nullptr, options.general);
+    Slots slots(product, StatsArgs{}, product.row_count != nullptr, options.general);
     const Guarded<float> target_logit(shape.rows);
     for (int64_t begin = 0; begin < shape.columns; begin += window) {
-      LogitsArgs part = args;
+      LogitsProduct part = product;
+      StatsArgs args;
       part.columns = std::min(window, shape.columns - begin);
       part.classifier = classifier.get() + begin * problem.stride;
       if (!options.transform.bias.empty()) part.bias = bias.get() + begin;
-      if (!options.class_weight.empty()) part.class_weight = weights.get() + begin;
+      if (!options.class_weight.empty()) args.class_weight = weights.get() + begin;
       part.target = device_targets.get();
       part.column_offset = kColumnOffset + begin;
-      part.stats = slots.view;
-      part.target_logit = target_logit.get();
-      launch_logits(part, nullptr);
+      args.stats = slots.view;
+      args.target_logit = target_logit.get();
+      launch_logits({part, args}, nullptr);
       check_cuda(cudaDeviceSynchronize());
     }
     check_stats(problem, options, targets, slots.join(), target_logit.read(), rows);
@@ -199,11 +200,10 @@ TEST_F(Logits, SpecialLogits) {
   const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
   const Guarded<float> device_bias(bias);
   for (const bool with_bias : {false, true}) {
-    LogitsArgs args = make_args(Epilogue::kStats, problem, hidden, classifier, Options{});
-    if (with_bias) args.bias = device_bias.get();
-    Slots slots(args, false, with_bias);
-    args.stats = slots.view;
-    launch_logits(args, nullptr);
+    LogitsProduct product = make_product(problem, hidden, classifier, Options{});
+    if (with_bias) product.bias = device_bias.get();
+    Slots slots(product, StatsArgs{}, false, with_bias);
+    launch_logits({product, StatsArgs{{.stats = slots.view}}}, nullptr);
     const auto stats = slots.join();
     for (int64_t i = 0; i < shape.rows; ++i) {
       if (i == 5) {
@@ -237,23 +237,22 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
   const Guarded<float> anchor(anchors), bias(options.transform.bias);
   const Guarded<int32_t> target(targets), row_count(std::vector<int32_t>{static_cast<int32_t>(rows)});
-  LogitsArgs args = make_args(Epilogue::kExps, problem, hidden, classifier, options);
-  if (rows < shape.rows) args.row_count = row_count.get();
-  if (general) args.bias = bias.get();
-  args.target = target.get();
+  LogitsProduct product = make_product(problem, hidden, classifier, options);
+  if (rows < shape.rows) product.row_count = row_count.get();
+  if (general) product.bias = bias.get();
+  product.target = target.get();
+  ExpsArgs args;
   args.anchor = anchor.get();
   const Guarded<float> target_logit(shape.rows);
   args.target_logit = target_logit.get();
   const Output out(shape);
-  args.out = out.data.get();
-  args.out_columns = args.columns;
-  args.out_stride = out.stride;
-  Slots slots(args, true, general);
+  args.exps = out.all_columns();
+  Slots slots(product, args, true, general);
   args.stats = slots.view;
   args.stats.max = nullptr;
   args.stats.argmax = nullptr;
   args.stats.weighted = nullptr;
-  launch_logits(args, nullptr);
+  launch_logits({product, args}, nullptr);
   check_cuda(cudaDeviceSynchronize());
   const auto values = out.data.read();
   const auto sums = slots.sum.read(), target_logits = target_logit.read();
@@ -317,12 +316,11 @@ TEST_F(Logits, SumsOfLargeEqualLogits) {
   for (int64_t j = 0; j < shape.columns; ++j)
     problem.classifier_bits[j * problem.stride] = from_float(1.f, DType::kBF16);
   const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
-  LogitsArgs args = make_args(Epilogue::kStats, problem, hidden, classifier, Options{});
-  args.scale = 1;
+  LogitsProduct product = make_product(problem, hidden, classifier, Options{});
+  product.scale = 1;
   for (const bool everything : {false, true}) {
-    Slots slots(args, false, everything);
-    args.stats = slots.view;
-    launch_logits(args, nullptr);
+    Slots slots(product, StatsArgs{}, false, everything);
+    launch_logits({product, StatsArgs{{.stats = slots.view}}}, nullptr);
     for (const RowStats<double>& row : slots.join()) {
       EXPECT_EQ(row.max, 1000);
       EXPECT_NEAR(row.sum_exp, 40, 40 * 1e-6);

@@ -66,11 +66,12 @@ class Thinning {
     Guarded<int32_t> count(std::vector<int32_t>(shape_.rows, 0));
     Guarded<Draw> elements(shape_.rows * wishes_.capacity);
     Guarded<float> target_logit(std::vector<float>(shape_.rows, kUntouched));
-    LogitsArgs args = make_args(Epilogue::kThin, problem_, hidden, classifier, options_);
-    if (!options_.transform.bias.empty()) args.bias = bias.get();
-    if (wishes_.rows < shape_.rows) args.row_count = row_count.get();
-    if (wishes_.inactive_blocks) args.row_block_active = active.get();
-    args.target = target.get();
+    LogitsProduct product = make_product(problem_, hidden, classifier, options_);
+    if (!options_.transform.bias.empty()) product.bias = bias.get();
+    if (wishes_.rows < shape_.rows) product.row_count = row_count.get();
+    if (wishes_.inactive_blocks) product.row_block_active = active.get();
+    product.target = target.get();
+    ThinArgs args;
     args.target_logit = target_logit.get();
     args.anchor = anchor.get();
     args.draws.seed = seed.get();
@@ -82,7 +83,7 @@ class Thinning {
     args.draws.count = count.get();
     args.draws.elements = elements.get();
     args.draws.capacity = static_cast<int32_t>(wishes_.capacity);
-    const int slots = plan_logits(args, processors(), true).slots;
+    const int slots = plan_logits({product, args}, processors(), true).slots;
     Guarded<float> sum(std::vector<float>(slots * shape_.rows, 0.f));
     Guarded<float> expected(std::vector<float>(slots * shape_.rows, 0.f));
     if (with_sums) {
@@ -91,7 +92,7 @@ class Thinning {
       args.stats.sum = sum.get();
       args.stats.expected = expected.get();
     }
-    launch_logits(args, nullptr);
+    launch_logits({product, args}, nullptr);
     check_cuda(cudaDeviceSynchronize());
     count_ = count.read();
     elements_ = elements.read();

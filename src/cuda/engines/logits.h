@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <type_traits>
+#include <variant>
 
 #include "core/dtype.h"
 #include "core/row_lists.h"
@@ -96,9 +98,9 @@ struct TopLogits {
   int64_t groups = 0;          // floats between rows
 };
 
-// Matrices are row-major; strides in elements. Pointers are of the device.
-struct LogitsArgs {
-  Epilogue epilogue = Epilogue::kStats;
+// The product, what becomes of a dot product, and which rows there are: of all epilogues. Matrices are
+// row-major, strides in elements, pointers of the device.
+struct LogitsProduct {
   DType dtype = DType::kBF16;  // of both operands
   bool allow_tf32 = false;     // fp32 operands may be rounded to it
   // Each EngineTraits::slot_columns columns of the shard have a slot of their own, and a logit's bits are
@@ -110,36 +112,100 @@ struct LogitsArgs {
   int64_t classifier_stride = 0;  // [columns, depth], a window of the vocabulary
   int64_t rows = 0, columns = 0, depth = 0;
   const int32_t* row_count = nullptr;  // scalar: rows at or past it do not exist; null: `rows` do
+  // One for 128 rows, 0: they stay as they are; null: all are active.
+  const uint8_t* row_block_active = nullptr;
   float scale = 1;
   float softcap = 0;                           // 0: none
   const float* bias = nullptr;                 // [columns], or null
   const float* inverse_temperature = nullptr;  // [rows] 1 / T, or null: ones
-  const int32_t* target = nullptr;  // [rows] column of the shard, -1: in another one; or kIgnoredRow
-  int64_t column_offset = 0;        // of the window in the shard
-  // kStats, kTop, kExps and kThin (whose sums may be null: not wanted). Of kExps and kThin sums are relative
-  // to the anchor, `weighted` is not made, and max (null: not wanted), argmax and the optional sums are
-  // further wishes.
+  // [rows] column of the shard, -1: in another one; or kIgnoredRow. Of kStats, kThin and kTop null: no row
+  // has one.
+  const int32_t* target = nullptr;
+  int64_t column_offset = 0;  // of the window in the shard
+};
+
+// What epilogues that sum rows have in common: all but kGradient.
+struct RowSums {
   StatSlots stats;
   const float* class_weight = nullptr;  // [columns], or null: ones
   float* target_logit = nullptr;        // [rows], written where the target is in the window
-  // kExps. An input of sm90; portable, which is given whole rows, writes the maximum here. Of sm90 exps and
-  // sums are relative to effective_anchor(), the anchor but for a rounding, and what is stored is
-  // 2^kKeptExponent times the exps.
-  float* anchor = nullptr;  // [rows]
-  const uint8_t* row_block_active =
-      nullptr;  // one for 128 rows, 0: leave them as they are; null: all are active
-  // kExps, kGradient. Columns up to the next multiple of 16 bytes may be written as well: stores clip there.
-  void* out = nullptr;      // [rows, out_columns]: exps (bf16, or fp32 with fp32 operands), or dz (dtype)
-  int64_t out_columns = 0;  // the first ones, which are stored: of kGradient all; portable stores all
-  int64_t out_stride = 0;
-  // kGradient: dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse -
-  // lse_low
+};
+
+struct StatsArgs : RowSums {};
+
+// A matrix [rows, columns] of a launch's first columns. Columns up to the next multiple of 16 bytes may be
+// written as well: stores clip there.
+struct StoredColumns {
+  void* data = nullptr;
+  int64_t columns = 0;
+  int64_t stride = 0;
+};
+
+// Sums are relative to the anchor, `weighted` is not made, and max (null: not wanted), argmax and the
+// optional sums are further wishes. Where exps are kept in base 2, they and the sums are relative to
+// effective_anchor(), the anchor but for a rounding, and what is stored is 2^kKeptExponent times the exps.
+struct ExpsArgs : RowSums {
+  // Of engines whose traits say anchors_first: what exps are relative to.
+  const float* anchor = nullptr;  // [rows]
+  // Of the others, which are given whole rows: their maximum, which is their anchor, is written here.
+  float* found_anchor = nullptr;  // [rows]
+  StoredColumns exps = {};        // bf16, or fp32 with fp32 operands; without anchors_first all columns
+};
+
+// dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse - lse_low
+struct GradientArgs {
   const float* lse = nullptr;      // [rows]
   const float* lse_low = nullptr;  // [rows] what rounding took off lse; null: nothing
   const float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
-  const float* out_scale = nullptr;                                    // scalar factor of dz; null: 1
-  Draws draws;                                                         // kThin
-  TopLogits top;                                                       // kTop
+  const float* class_weight = nullptr;                                 // [columns] w, or null: ones
+  const float* factor = nullptr;                                       // scalar, of dz; null: 1
+  StoredColumns dz = {};                                               // of the operands' dtype, all columns
 };
+
+// Sums are relative to the anchor as those of kExps are, and may be null: not wanted.
+struct ThinArgs : RowSums {
+  const float* anchor = nullptr;  // [rows]
+  Draws draws = {};
+};
+
+struct TopArgs : RowSums {
+  TopLogits top = {};
+};
+
+// In the order of Epilogue.
+using EpilogueArgs = std::variant<StatsArgs, ExpsArgs, GradientArgs, ThinArgs, TopArgs>;
+template <Epilogue kEpilogue>
+using ArgsOf = std::variant_alternative_t<static_cast<size_t>(kEpilogue), EpilogueArgs>;
+static_assert(std::is_same_v<ArgsOf<Epilogue::kExps>, ExpsArgs>);
+static_assert(std::is_same_v<ArgsOf<Epilogue::kGradient>, GradientArgs>);
+static_assert(std::is_same_v<ArgsOf<Epilogue::kThin>, ThinArgs>);
+static_assert(std::is_same_v<ArgsOf<Epilogue::kTop>, TopArgs>);
+
+// A launch.
+struct LogitsArgs : LogitsProduct {
+  EpilogueArgs of_epilogue = {};
+
+  Epilogue epilogue() const { return static_cast<Epilogue>(of_epilogue.index()); }
+};
+
+// Of a launch: its slots, null of kGradient.
+inline const StatSlots* stats_of(const LogitsArgs& args) {
+  return std::visit(
+      [](const auto& of_epilogue) -> const StatSlots* {
+        if constexpr (std::is_base_of_v<RowSums, std::decay_t<decltype(of_epilogue)>>) {
+          return &of_epilogue.stats;
+        } else {
+          return nullptr;
+        }
+      },
+      args.of_epilogue);
+}
+
+// What it stores; null: nothing.
+inline const StoredColumns* stored_by(const LogitsArgs& args) {
+  if (const auto* exps = std::get_if<ExpsArgs>(&args.of_epilogue)) return &exps->exps;
+  if (const auto* gradient = std::get_if<GradientArgs>(&args.of_epilogue)) return &gradient->dz;
+  return nullptr;
+}
 
 }  // namespace headroom::cuda

@@ -9,15 +9,20 @@ namespace {
 void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kExps);
-    args.anchor = run.arena.anchor;
-    args.row_block_active = active;
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.row_block_active = active;
+    ExpsArgs args{row_sums(run, window)};
     if (run.detail.anchored && !tracks_max(run)) args.stats.max = nullptr;
-    const int64_t kept = run.detail.kept_columns;
-    args.out_columns = std::clamp<int64_t>(kept - window.first, 0, window.columns);
-    args.out = at(run.arena.exps, run.dtype(), args.out_columns > 0 ? window.first : 0);
-    args.out_stride = exps_stride(run.problem, run.detail);
-    launch_logits(run, args, run.after);
+    if (run.traits().anchors_first) {
+      args.anchor = run.arena.anchor;
+    } else {
+      args.found_anchor = run.arena.anchor;
+    }
+    const int64_t kept = std::clamp<int64_t>(run.detail.kept_columns - window.first, 0, window.columns);
+    args.exps = {.data = at(run.arena.exps, run.dtype(), kept > 0 ? window.first : 0),
+                 .columns = kept,
+                 .stride = exps_stride(run.problem, run.detail)};
+    launch_logits(run, {product, args}, run.after);
   });
 }
 

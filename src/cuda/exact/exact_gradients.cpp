@@ -180,19 +180,18 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
   const float* factor = &a.scalars->dz_unscale;  // dz is stored times dz_scale
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const Operand classifier = load_classifier(run, window);
-    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kGradient);
-    args.lse = a.lse;
-    args.lse_low = a.lse_low;
-    args.a = a.a;
-    args.b = a.b;
-    args.c = a.c;
-    args.g = a.g;
-    args.out = a.exps;
-    args.out_columns = window.columns;
-    args.out_stride = stride;
-    args.out_scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
+    const GradientArgs args{.lse = a.lse,
+                            .lse_low = a.lse_low,
+                            .a = a.a,
+                            .b = a.b,
+                            .c = a.c,
+                            .g = a.g,
+                            .class_weight = class_weight_of(run, window),
+                            .factor = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr,
+                            .dz = {.data = a.exps, .columns = window.columns, .stride = stride}};
     // The first one comes after a kernel of ours, the others after a product.
-    launch_logits(run, args, window.first == kept ? run.after : After::kAnything);
+    launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args},
+                  window.first == kept ? run.after : After::kAnything);
     if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
     const Operand dz{a.exps, stride};
     if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);

@@ -40,13 +40,10 @@ void choose_columns(const Runner& run, const ThinArena& t) {
 void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
                const Operand& columns) {
   const Window window{0, t.sizes.dense};
-  LogitsArgs args = logits_args(run, chunk, hidden, window, columns, Epilogue::kStats);
-  args.bias = t.dense_bias;
-  args.target = nullptr;
-  args.target_logit = nullptr;
-  args.class_weight = nullptr;
-  args.stats = args.stats.without_options();
-  launch_logits(run, args, run.after);
+  LogitsProduct product = logits_product(run, chunk, hidden, window, columns);
+  product.bias = t.dense_bias;
+  product.target = nullptr;
+  launch_logits(run, {product, StatsArgs{{.stats = run.arena.slots.without_options()}}}, run.after);
 }
 
 void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
@@ -97,13 +94,14 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
 }
 
 // The kernel of the first draw, over windows of the classifier. Condition: whether there are rows to draw
-// from. `set` completes its arguments.
+// from. set(product, args) completes them.
 template <class Set>
 void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
                  const Condition& condition, const Set& set) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const Operand classifier = load_classifier(run, window, condition);
-    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kThin);
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    ThinArgs args{row_sums(run, window)};
     args.anchor = run.arena.anchor;
     args.stats.weighted = nullptr;
     if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
@@ -115,8 +113,8 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
     args.draws.count = t.lists.count;
     args.draws.elements = t.lists.elements;
     args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
-    set(args);
-    launch_logits(run, args, run.after);
+    set(product, args);
+    launch_logits(run, {product, args}, run.after);
   });
 }
 
@@ -169,15 +167,16 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
     launch_gather_redraws(g, run.queue);
     const Chunk portion{true, true, 0, t.portion, g.count};
     const Operand rows{t.portion_hidden, run.depth()};
-    launch_draw(run, t, portion, rows, {g.count, sizeof(int32_t)}, [&](LogitsArgs& args) {
-      args.row_count = g.count;
-      args.target = nullptr;
-      args.inverse_temperature = t.portion_inverse_temperature;
-      args.stats = StatSlots{};  // the sums are known
-      args.anchor = t.portion_anchor;
-      args.draws.threshold = t.portion_threshold;
-      args.draws.row = g.redrawn;
-    });
+    launch_draw(run, t, portion, rows, {g.count, sizeof(int32_t)},
+                [&](LogitsProduct& product, ThinArgs& args) {
+                  product.row_count = g.count;
+                  product.target = nullptr;
+                  product.inverse_temperature = t.portion_inverse_temperature;
+                  args.stats = StatSlots{};  // the sums are known
+                  args.anchor = t.portion_anchor;
+                  args.draws.threshold = t.portion_threshold;
+                  args.draws.row = g.redrawn;
+                });
   }
 }
 
@@ -238,8 +237,8 @@ namespace {
 // sm90: sums and draws in one pass, with a guess of lse.
 void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   guess_lse(run, t, chunk, hidden);
-  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsArgs& args) {
-    args.row_block_active = run.arena.active;
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, ThinArgs& args) {
+    product.row_block_active = run.arena.active;
     args.draws.certain_share = kCertainShare;
   });
   draw_again(run, t, chunk, hidden);
@@ -261,8 +260,8 @@ void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, co
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
   launch_known_guess(g, run.queue);
-  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsArgs& args) {
-    args.row_block_active = a.active;
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, ThinArgs& args) {
+    product.row_block_active = a.active;
     args.stats = StatSlots{};
   });
 }

@@ -112,19 +112,17 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   const Arena& a = run.arena;
   const int64_t dense = t.sizes.dense, stride = padded_columns(run.problem, dense + t.sizes.hot);
   const float* scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
-  LogitsArgs args = logits_args(run, chunk, hidden, {0, dense}, columns, Epilogue::kGradient);
-  args.bias = t.dense_bias;
-  args.target = t.dense_target;
-  args.lse = a.lse;
-  args.lse_low = a.lse_low;
-  args.a = a.a;
-  args.b = a.b;
-  args.g = a.g;
-  args.out = a.exps;
-  args.out_columns = dense;
-  args.out_stride = stride;
-  args.out_scale = scale;
-  launch_logits(run, args, run.after);
+  LogitsProduct product = logits_product(run, chunk, hidden, {0, dense}, columns);
+  product.bias = t.dense_bias;
+  product.target = t.dense_target;
+  const GradientArgs args{.lse = a.lse,
+                          .lse_low = a.lse_low,
+                          .a = a.a,
+                          .b = a.b,
+                          .g = a.g,
+                          .factor = scale,
+                          .dz = {.data = a.exps, .columns = dense, .stride = stride}};
+  launch_logits(run, {product, args}, run.after);
   if (run.buffers.draw_variance != nullptr) {
     launch_relative_variance(a.exps, run.dtype(), stride, chunk.rows, dense, &a.scalars->dz_unscale,
                              t.row_threshold, static_cast<float*>(run.buffers.draw_variance), run.queue);

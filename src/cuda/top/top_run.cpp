@@ -16,15 +16,15 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidde
   int64_t group = 0;
   for_windows(0, sizes.sampled, sizes.window, [&](const Window& window) {
     const Operand classifier = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
-    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kTop);
-    args.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
-    args.target = nullptr;
-    args.stats = {};
-    args.row_block_active = active;
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
+    product.target = nullptr;
+    product.row_block_active = active;
+    TopArgs args;
     args.top.k = run.problem.top_k;
     args.top.group_max = top.group_max + group;
     args.top.groups = sizes.groups;
-    launch_logits(run, args, After::kAnything);
+    launch_logits(run, {product, args}, After::kAnything);
     group += ceil_div(window.columns, traits.top_tile) * traits.top_groups;
   });
   launch_thresholds(top, sizes, run.problem.top_k, chunk.rows, chunk.row_count, run.queue);
@@ -71,15 +71,16 @@ void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand&
   if (lists) find_thresholds(run, chunk, hidden, active, sizes);
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsArgs args = logits_args(run, chunk, hidden, window, classifier, Epilogue::kTop);
-    args.row_block_active = active;
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.row_block_active = active;
+    TopArgs args{row_sums(run, window)};
     args.top.k = run.problem.top_k;
     args.top.best = top.best;
     args.top.threshold = top.threshold;
     args.top.count = top.count;
     args.top.listed = top.listed;
     args.top.capacity = static_cast<int32_t>(sizes.capacity);
-    launch_logits(run, args, run.after);
+    launch_logits(run, {product, args}, run.after);
   });
   if (lists) choose_from_lists(run, chunk, hidden, sizes);
 }

@@ -30,7 +30,7 @@ class Portable final : public Engine {
         return times.product(m, n, args.depth) + kLaunchSeconds;
       });
     });
-    const double top = args.epilogue == Epilogue::kTop ? 4 : 0;  // bytes that are read once more
+    const double top = args.epilogue() == Epilogue::kTop ? 4 : 0;  // bytes that are read once more
     return blocks + times.moved(args.rows, args.columns, 12 + top + bytes) + kLaunchSeconds;
   }
 

@@ -16,57 +16,70 @@ const void* element(const void* data, DType dtype, int64_t index) {
 }
 
 // The part of the arguments that one block of logits sees.
-Tile tile_of(const LogitsArgs& args, const LogitsScratch& scratch, int64_t row, int64_t column) {
+Tile tile_of(const LogitsProduct& product, const LogitsScratch& scratch, int64_t row, int64_t column) {
   Tile t;
   t.z = scratch.logits;
   t.stride = scratch.columns;
   t.row = row;
   t.column = column;
-  t.rows = std::min(scratch.rows, args.rows - row);
-  t.columns = std::min(scratch.columns, args.columns - column);
-  t.strip = args.batch_invariant ? kStripColumns : t.columns;
-  t.first_slot = args.batch_invariant ? (args.column_offset + column) / kStripColumns : 0;
+  t.rows = std::min(scratch.rows, product.rows - row);
+  t.columns = std::min(scratch.columns, product.columns - column);
+  t.strip = product.batch_invariant ? kStripColumns : t.columns;
+  t.first_slot = product.batch_invariant ? (product.column_offset + column) / kStripColumns : 0;
   return t;
 }
 
-// Exps whose sums are to be those of kStats.
-bool sums_in_strips(const LogitsArgs& args) {
-  return args.batch_invariant && args.epilogue == Epilogue::kExps;
+void launch_stats(const LogitsProduct& product, const RowSums& args, const Tile& tile, const Queue& queue) {
+  const auto strips = static_cast<unsigned>((tile.columns + tile.strip - 1) / tile.strip);
+  queue.launch(stats_kernel, dim3(static_cast<unsigned>(tile.rows), strips), kRowThreads, 0, {product, args},
+               tile);
 }
 
-void launch_epilogue(const LogitsArgs& args, const Tile& tile, const Queue& queue) {
-  const auto blocks = static_cast<unsigned>(tile.rows);
-  const bool makes_stats = args.epilogue == Epilogue::kStats || args.epilogue == Epilogue::kTop;
-  if (makes_stats || sums_in_strips(args)) {
-    const auto strips = static_cast<unsigned>((tile.columns + tile.strip - 1) / tile.strip);
-    queue.launch(stats_kernel, dim3(blocks, strips), kRowThreads, 0, args, tile);
-  }
-  if (makes_stats) {
-    if (args.epilogue == Epilogue::kTop) queue.launch(top_kernel, blocks, kRowThreads, 0, args, tile);
-  } else if (args.epilogue == Epilogue::kThin) {
-    queue.launch(thin_kernel, blocks, kRowThreads, 0, args, tile);
-  } else {
-    // Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's.
-    const bool exps = args.epilogue == Epilogue::kExps;
-    const DType dtype = exps && args.dtype == DType::kF16 ? DType::kBF16 : args.dtype;
-    for_dtype(dtype, [&](auto type) {
-      using T = decltype(type);
-      if (sums_in_strips(args)) {
-        queue.launch(keep_exps_kernel<T>, blocks, kRowThreads, 0, args, tile);
-      } else if (exps) {
-        queue.launch(exps_kernel<T>, blocks, kRowThreads, 0, args, tile);
-      } else {
-        queue.launch(gradient_kernel<T>, blocks, kRowThreads, 0, args, tile);
-      }
-    });
-  }
-  check_launch("portable row kernel");
+// A block of threads a row.
+template <class Kernel, class Args>
+void launch_rows(Kernel kernel, const LogitsProduct& product, const Args& args, const Tile& tile,
+                 const Queue& queue) {
+  queue.launch(kernel, static_cast<unsigned>(tile.rows), kRowThreads, 0, RowParams<Args>{product, args},
+               tile);
+}
+
+void launch_epilogue(const LogitsProduct& product, const StatsArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  launch_stats(product, args, tile, queue);
+}
+
+// Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's. With batch_invariant sums are to
+// be those of kStats.
+void launch_epilogue(const LogitsProduct& product, const ExpsArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  if (product.batch_invariant) launch_stats(product, args, tile, queue);
+  for_dtype(product.dtype == DType::kF16 ? DType::kBF16 : product.dtype, [&](auto type) {
+    using T = decltype(type);
+    launch_rows(product.batch_invariant ? keep_exps_kernel<T> : exps_kernel<T>, product, args, tile, queue);
+  });
+}
+
+void launch_epilogue(const LogitsProduct& product, const GradientArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  for_dtype(product.dtype,
+            [&](auto type) { launch_rows(gradient_kernel<decltype(type)>, product, args, tile, queue); });
+}
+
+void launch_epilogue(const LogitsProduct& product, const ThinArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  launch_rows(thin_kernel, product, args, tile, queue);
+}
+
+void launch_epilogue(const LogitsProduct& product, const TopArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  launch_stats(product, args, tile, queue);
+  launch_rows(top_kernel, product, args.top, tile, queue);
 }
 
 }  // namespace
 
 void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) {
-  if (args.epilogue == Epilogue::kExps && (scratch.columns < args.columns || args.column_offset != 0)) {
+  if (args.epilogue() == Epilogue::kExps && (scratch.columns < args.columns || args.column_offset != 0)) {
     throw Error(Status::kInternal, "portable exps need scratch for whole rows");
   }
   const bool whole = scratch.columns >= args.columns;
@@ -92,7 +105,9 @@ void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Q
       g.a = element(args.hidden, args.dtype, row * args.hidden_stride);
       g.b = element(args.classifier, args.dtype, column * args.classifier_stride);
       gemm(g, scratch.gemm, scratch.gemm_bytes, queue);
-      launch_epilogue(args, tile, queue);
+      std::visit([&](const auto& of_epilogue) { launch_epilogue(args, of_epilogue, tile, queue); },
+                 args.of_epilogue);
+      check_launch("portable row kernel");
     }
   }
 }

@@ -8,6 +8,14 @@ namespace headroom::cuda::portable {
 
 inline constexpr int kRowThreads = 256;
 
+// What a kernel knows of a launch, in one parameter: of two, nvcc 13 makes each kernel's loops anew for each
+// transform, and stats_kernel takes 60 registers in place of 42.
+template <class Args>
+struct RowParams {
+  LogitsProduct product;
+  Args args;
+};
+
 struct Tile {
   float* z;  // [rows, stride] dot products
   int64_t stride;
@@ -19,21 +27,21 @@ struct Tile {
   int64_t first_slot;
 };
 
-__device__ inline float inverse_temperature_of(const LogitsArgs& args, int64_t row) {
-  return args.inverse_temperature != nullptr ? args.inverse_temperature[row] : 1.0f;
+__device__ inline float inverse_temperature_of(const LogitsProduct& product, int64_t row) {
+  return product.inverse_temperature != nullptr ? product.inverse_temperature[row] : 1.0f;
 }
 
 // inverse_temperature: of the row, as in slope().
-__device__ inline float transformed(const LogitsArgs& args, float dot, int64_t column,
+__device__ inline float transformed(const LogitsProduct& product, float dot, int64_t column,
                                     float inverse_temperature) {
-  float z = args.scale * dot + (args.bias != nullptr ? args.bias[column] : 0.0f);
-  if (args.softcap != 0) z = args.softcap * tanhf(z / args.softcap);
+  float z = product.scale * dot + (product.bias != nullptr ? product.bias[column] : 0.0f);
+  if (product.softcap != 0) z = product.softcap * tanhf(z / product.softcap);
   return z * inverse_temperature;
 }
 
-__device__ inline float slope(const LogitsArgs& args, float z, float inverse_temperature) {
-  if (args.softcap == 0) return 1;
-  const float t = z / (args.softcap * inverse_temperature);
+__device__ inline float slope(const LogitsProduct& product, float z, float inverse_temperature) {
+  if (product.softcap == 0) return 1;
+  const float t = z / (product.softcap * inverse_temperature);
   return 1 - t * t;
 }
 
@@ -55,9 +63,9 @@ __device__ inline void block_max(float& value, int32_t& index) {
 }
 
 // Whether the row of this block is to be computed.
-__device__ inline bool row_exists(const LogitsArgs& args, int64_t row) {
-  if (row >= existing(args.row_count, args.rows)) return false;
-  return args.row_block_active == nullptr || args.row_block_active[row / kRowBlock] != 0;
+__device__ inline bool row_exists(const LogitsProduct& product, int64_t row) {
+  if (row >= existing(product.row_count, product.rows)) return false;
+  return product.row_block_active == nullptr || product.row_block_active[row / kRowBlock] != 0;
 }
 
 // The optional sums of a row of the tile, each thread's and then (join()) those of all in thread 0.
@@ -67,7 +75,7 @@ struct Parts {
 #undef HEADROOM_MEMBER
 
   // The logit of a column of the arguments' matrices, and its exp relative to the anchor.
-  __device__ void add(const LogitsArgs& args, int64_t column, double z, double anchor, double e) {
+  __device__ void add(const RowSums& args, int64_t column, double z, double anchor, double e) {
     [[maybe_unused]] const double d = z - anchor;
     [[maybe_unused]] const double w = args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
 #define HEADROOM_SUM(name, part, kind, wanted, option, term) \
@@ -83,20 +91,23 @@ struct Parts {
 };
 
 // One block of threads for each row and strip.
-__global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads) stats_kernel(RowParams<RowSums> params, Tile tile) {
+  const LogitsProduct& product = params.product;
+  const RowSums& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(args, row)) return;
+  if (!row_exists(product, row)) return;
   float* z = tile.z + blockIdx.x * tile.stride + blockIdx.y * tile.strip;
   const int64_t slot = (tile.first_slot + blockIdx.y) * args.stats.stride + row;
   tile.column += blockIdx.y * tile.strip;
   tile.columns = min(tile.strip, tile.columns - blockIdx.y * tile.strip);
-  const float inverse_temperature = inverse_temperature_of(args, row);
+  const float inverse_temperature = inverse_temperature_of(product, row);
   const StatSlots& slots = args.stats;
-  const int64_t target = args.target == nullptr ? -1 : args.target[row] - args.column_offset - tile.column;
+  const int64_t target =
+      product.target == nullptr ? -1 : product.target[row] - product.column_offset - tile.column;
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    z[j] = transformed(args, z[j], tile.column + j, inverse_temperature);
+    z[j] = transformed(product, z[j], tile.column + j, inverse_temperature);
     if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
     if (j == target) args.target_logit[row] = z[j];
   }
@@ -118,7 +129,7 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
   mine.name = sum_of_part<double>(SumKind::kind, parts.part, largest, sum);
   HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
-  mine.argmax = args.column_offset + tile.column + at;
+  mine.argmax = product.column_offset + tile.column + at;
   const RowStats<double> all = merge(stats_of_slot(slots, tile.first_slot + blockIdx.y, row), mine);
   slots.max[slot] = static_cast<float>(all.max);
   slots.sum[slot] = static_cast<float>(all.sum_exp);
@@ -133,38 +144,42 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(LogitsArgs args, Til
 // After stats_kernel, whose logits are in z and whose maxima in the slots: the exps of whole rows, relative
 // to their maximum.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(LogitsArgs args, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(RowParams<ExpsArgs> params, Tile tile) {
+  const LogitsProduct& product = params.product;
+  const ExpsArgs& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(args, row)) return;
+  if (!row_exists(product, row)) return;
   const float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(args, row);
+  const float inverse_temperature = inverse_temperature_of(product, row);
   const StatSlots& slots = args.stats;
   float largest = -CUDART_INF_F;
   for (int64_t s = 0; s < slots.slots; ++s) {
     const float one = slots.max[s * slots.stride + row];
     if (is_better(one, 0, largest, 0)) largest = one;
   }
-  T* out = static_cast<T*>(args.out) + row * args.out_stride;
+  T* out = static_cast<T*>(args.exps.data) + row * args.exps.stride;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j], inverse_temperature));
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(product, z[j], inverse_temperature));
   }
-  if (threadIdx.x == 0) args.anchor[row] = largest;
+  if (threadIdx.x == 0) args.found_anchor[row] = largest;
 }
 
 // Of whole rows: the maximum is known before anything is stored, and is the anchor.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> params, Tile tile) {
+  const LogitsProduct& product = params.product;
+  const ExpsArgs& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(args, row)) return;
+  if (!row_exists(product, row)) return;
   float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(args, row);
-  T* out = static_cast<T*>(args.out) + row * args.out_stride;
-  const int64_t target = args.target[row];
+  const float inverse_temperature = inverse_temperature_of(product, row);
+  T* out = static_cast<T*>(args.exps.data) + row * args.exps.stride;
+  const int64_t target = product.target[row];
   float largest = -CUDART_INF_F;
   int32_t at = INT32_MAX;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    z[j] = transformed(args, z[j], j, inverse_temperature);
+    z[j] = transformed(product, z[j], j, inverse_temperature);
     if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
     if (j == target) args.target_logit[row] = z[j];
   }
@@ -175,12 +190,12 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile
     const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
     sum += e;
     parts.add(args, j, z[j], largest, e);
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(args, z[j], inverse_temperature));
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(product, z[j], inverse_temperature));
   }
   sum = block_sum<kRowThreads>(sum);
   parts.join();
   if (threadIdx.x != 0) return;
-  args.anchor[row] = largest;
+  args.found_anchor[row] = largest;
   const StatSlots& slots = args.stats;
   slots.sum[row] = static_cast<float>(sum);
 #define HEADROOM_STORE(name, part, ...) \
@@ -192,23 +207,25 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(LogitsArgs args, Tile
 }
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) gradient_kernel(LogitsArgs args, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads) gradient_kernel(RowParams<GradientArgs> params, Tile tile) {
+  const LogitsProduct& product = params.product;
+  const GradientArgs& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(args, row)) return;
+  if (!row_exists(product, row)) return;
   const float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(args, row);
-  T* out = static_cast<T*>(args.out) + row * args.out_stride + tile.column;
-  const int32_t y = args.target[row];
-  const int64_t target = y - args.column_offset - tile.column;
-  const float factor = args.out_scale != nullptr ? *args.out_scale : 1.0f;
+  const float inverse_temperature = inverse_temperature_of(product, row);
+  T* out = static_cast<T*>(args.dz.data) + row * args.dz.stride + tile.column;
+  const int32_t y = product.target[row];
+  const int64_t target = y - product.column_offset - tile.column;
+  const float factor = args.factor != nullptr ? *args.factor : 1.0f;
   const float lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0.0f;
   const RowCoefficients<float> k = {args.a[row], args.b != nullptr ? args.b[row] : 0.0f,
                                     args.c != nullptr ? args.c[row] : 0.0f, args.g[row]};
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float x = transformed(args, z[j], tile.column + j, inverse_temperature);
+    const float x = transformed(product, z[j], tile.column + j, inverse_temperature);
     const float weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1.0f;
     const float v = dz_element(k, (x - lse) - low, weight, j == target ? 1 : 0);
-    out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(args, x, inverse_temperature) * factor);
+    out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(product, x, inverse_temperature) * factor);
   }
 }
 

@@ -7,18 +7,20 @@
 namespace headroom::cuda::portable {
 
 // A thread draws over its elements of the tile, every kRowThreads-th.
-__global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads) thin_kernel(RowParams<ThinArgs> params, Tile tile) {
+  const LogitsProduct& product = params.product;
+  const ThinArgs& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(args, row)) return;
-  if (args.target != nullptr && args.target[row] == kIgnoredRow) return;
+  if (!row_exists(product, row)) return;
+  if (product.target != nullptr && product.target[row] == kIgnoredRow) return;
   const float* dots = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(args, row);
+  const float inverse_temperature = inverse_temperature_of(product, row);
   const Draws& draws = args.draws;
   const int64_t index = draws.row != nullptr ? draws.row[row] : row;
   const float anchor = args.anchor[row], threshold = draws.threshold[row];
   const float low = draws.guess_low != nullptr ? draws.guess_low[index] : 0.0f;
-  const int64_t first_column = args.column_offset + tile.column;
-  const int64_t target = args.target == nullptr ? -1 : args.target[row] - first_column;
+  const int64_t first_column = product.column_offset + tile.column;
+  const int64_t target = product.target == nullptr ? -1 : product.target[row] - first_column;
   const uint32_t stream =
       kFirstDrawStream + draws.first_stream + static_cast<uint32_t>(first_column + threadIdx.x);
   float running =
@@ -28,7 +30,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(LogitsArgs args, Tile
   double sum = 0, expected = 0;
   Parts parts;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float z = transformed(args, dots[j], tile.column + j, inverse_temperature);
+    const float z = transformed(product, dots[j], tile.column + j, inverse_temperature);
     if (j == target) args.target_logit[row] = z;
     const float q = expf((z - anchor) - low);
     if (is_better(z, static_cast<int32_t>(j), largest, at)) largest = z, at = static_cast<int32_t>(j);

@@ -92,26 +92,4 @@ struct Instance {
   constexpr bool operator==(const Instance&) const = default;
 };
 
-// Whether the plain kernel of the epilogue computes all that is asked for.
-constexpr bool is_plain(const LogitsArgs& args) {
-  if (args.dtype != DType::kBF16 || !(args.scale > 0) || args.softcap != 0 || args.bias != nullptr ||
-      args.inverse_temperature != nullptr)
-    return false;
-  // The general kernel rounds the logits once more where there is a scale: then what else is asked for would
-  // change bits.
-  if (args.batch_invariant && args.scale != 1 && args.epilogue != Epilogue::kGradient) return false;
-  switch (args.epilogue) {
-    case Epilogue::kStats:
-      return !args.stats.has_options();
-    case Epilogue::kExps:
-    case Epilogue::kThin:
-      return !args.stats.has_options() && args.stats.max == nullptr;
-    case Epilogue::kGradient:
-      return args.b == nullptr && args.c == nullptr;
-    case Epilogue::kTop:
-      return false;
-  }
-  return false;
-}
-
 }  // namespace headroom::cuda::sm90

@@ -196,24 +196,27 @@ __device__ __forceinline__ void for_each(Accumulators& acc, const Function& func
 inline constexpr int kBlock = 16;
 
 // 1 / T of a row of the tile; 1 of one that does not exist.
-__device__ __forceinline__ float inverse_temperature_of(const LogitsArgs& args, const TileView& tile,
+__device__ __forceinline__ float inverse_temperature_of(const LogitsProduct& product, const TileView& tile,
                                                         int row) {
-  return row < tile.rows() ? args.inverse_temperature[row] : 1.f;
+  return row < tile.rows() ? product.inverse_temperature[row] : 1.f;
 }
 
 // inverse_softcap() of a row's logits, which are over its temperature.
-__device__ __forceinline__ float inverse_cap_of(const KernelParams& params, const TileView& tile, int row) {
-  const LogitsArgs& args = params.args;
-  if (args.inverse_temperature == nullptr || args.softcap == 0.f) return params.inverse_cap;
-  return inverse_softcap(args.softcap * inverse_temperature_of(args, tile, row));
+template <class Args>
+__device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params, const TileView& tile,
+                                                int row) {
+  const LogitsProduct& product = params.product;
+  if (product.inverse_temperature == nullptr || product.softcap == 0.f) return params.inverse_cap;
+  return inverse_softcap(product.softcap * inverse_temperature_of(product, tile, row));
 }
 
 // z = t(scale * dot + bias) / T in place; softcap as cap (1 - 2 / (1 + exp(2 x / cap))), within 1e-6 cap.
 // Columns past the window become -inf.
-__device__ __forceinline__ void transform(Accumulators& acc, const TileView& tile, const LogitsArgs& args) {
-  const int columns = static_cast<int>(args.columns);
-  if (args.bias != nullptr) {
-    stage_columns(args.bias, tile, columns);
+__device__ __forceinline__ void transform(Accumulators& acc, const TileView& tile,
+                                          const LogitsProduct& product) {
+  const int columns = static_cast<int>(product.columns);
+  if (product.bias != nullptr) {
+    stage_columns(product.bias, tile, columns);
     const uint32_t base = vector_base(tile);
 #pragma unroll
     for (int j = 0; j < kColumnPairs; ++j) {
@@ -223,16 +226,16 @@ __device__ __forceinline__ void transform(Accumulators& acc, const TileView& til
 #pragma unroll
         for (int r = 0; r < kQuadRows; ++r) {
           float& z = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-          z = fmaf(z, args.scale, bias);
+          z = fmaf(z, product.scale, bias);
         }
       }
     }
   } else {
-    for_each(acc, [&](float z) { return z * args.scale; });
+    for_each(acc, [&](float z) { return z * product.scale; });
   }
-  if (args.softcap != 0.f) {
-    const float exponent = 2.f * kLog2E / args.softcap;
-    const float cap = args.softcap;
+  if (product.softcap != 0.f) {
+    const float exponent = 2.f * kLog2E / product.softcap;
+    const float cap = product.softcap;
 #pragma unroll
     for (int block = 0; block < kTileColumns / kBlock; ++block) {
       if (ptx::always()) {
@@ -244,10 +247,10 @@ __device__ __forceinline__ void transform(Accumulators& acc, const TileView& til
       }
     }
   }
-  if (args.inverse_temperature != nullptr) {
+  if (product.inverse_temperature != nullptr) {
 #pragma unroll
     for (int r = 0; r < kQuadRows; ++r) {
-      const float inverse = inverse_temperature_of(args, tile, tile.row(r));
+      const float inverse = inverse_temperature_of(product, tile, tile.row(r));
 #pragma unroll
       for (int i = 0; i < 2 * kColumnPairs; ++i) acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)] *= inverse;
     }
@@ -261,12 +264,12 @@ __device__ __forceinline__ float as_factor(float z) {
 }
 
 // The own row's target as a column of the window: far below 0 for kIgnoredRow, which no offset changes.
-__device__ __forceinline__ int load_target(const LogitsArgs& args, int row) {
-  return args.target[row] - static_cast<int>(args.column_offset);
+__device__ __forceinline__ int load_target(const LogitsProduct& product, int row) {
+  return product.target[row] - static_cast<int>(product.column_offset);
 }
 
-__device__ __forceinline__ bool is_ignored(const LogitsArgs& args, int target) {
-  return target == kIgnoredRow - static_cast<int>(args.column_offset);
+__device__ __forceinline__ bool is_ignored(const LogitsProduct& product, int target) {
+  return target == kIgnoredRow - static_cast<int>(product.column_offset);
 }
 
 // The own row's target as a column of this tile, -1 if it is elsewhere.

@@ -9,8 +9,8 @@ namespace headroom::cuda::sm90 {
 
 // Maximum of the general kernel's rows, taken before the exps replace the logits.
 __device__ __forceinline__ void exps_maximum(const Accumulators& acc, const TileView& tile,
-                                             const LogitsArgs& args, bool live, int64_t slot) {
-  const StatSlots& stats = args.stats;
+                                             const LogitsProduct& product, const StatSlots& stats, bool live,
+                                             int64_t slot) {
   float maxima[kQuadRows];
   int first[kQuadRows] = {};
 #pragma unroll
@@ -22,34 +22,35 @@ __device__ __forceinline__ void exps_maximum(const Accumulators& acc, const Tile
   const int column = own_of(first);
   if (!live) return;
   const float old_max = stats.max[slot];
-  if (stats.argmax != nullptr) merge_argmax(stats, slot, old_max, tile_max, args.column_offset + column);
+  if (stats.argmax != nullptr) merge_argmax(stats, slot, old_max, tile_max, product.column_offset + column);
   stats.max[slot] = ptx::max_nan(old_max, tile_max);
 }
 
 template <bool kGeneral>
 __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView& tile,
-                                              const KernelParams& params) {
-  const LogitsArgs& args = params.args;
-  const int columns = static_cast<int>(args.columns);
+                                              const KernelParams<ExpsArgs>& params) {
+  const LogitsProduct& product = params.product;
+  const ExpsArgs& args = params.args;
+  const int columns = static_cast<int>(product.columns);
   if constexpr (kGeneral) {
-    transform(acc, tile, args);
+    transform(acc, tile, product);
   } else {
     fill_tail(acc, tile, columns, -INFINITY);
   }
   const StatSlots& stats = args.stats;
   const int row = tile.own_row();
-  const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
-  const bool live = row < tile.rows() && !is_ignored(args, target);
+  const int target = row < tile.rows() && product.target != nullptr ? load_target(product, row) : -1;
+  const bool live = row < tile.rows() && !is_ignored(product, target);
   const int64_t slot = tile.slot() * stats.stride + row;
   const float old_sum = live ? stats.sum[slot] : 0.f;
   float own_anchor = live ? args.anchor[row] : 0.f;
-  store_target_logits(acc, tile, target_in_tile(tile, target, columns), kGeneral ? 1.f : args.scale,
+  store_target_logits(acc, tile, target_in_tile(tile, target, columns), kGeneral ? 1.f : product.scale,
                       args.target_logit);
   if constexpr (kGeneral) {
-    if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
-    add_logits(acc, tile, args, live, slot);
+    if (stats.max != nullptr) exps_maximum(acc, tile, product, stats, live, slot);
+    add_logits(acc, tile, columns, stats, live, slot);
   } else {
-    own_anchor = subtract_far_anchors(acc, own_anchor, args.scale);
+    own_anchor = subtract_far_anchors(acc, own_anchor, product.scale);
   }
 
   const SplitAnchor own = split_anchor(own_anchor);

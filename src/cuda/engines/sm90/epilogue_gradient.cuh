@@ -2,14 +2,14 @@
 #include "cuda/engines/sm90/epilogue_common.cuh"
 
 // dz in place of the logits: [p (a + b log p) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times
-// out_scale.
+// the factor.
 namespace headroom::cuda::sm90 {
 
 __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool live) {
   return live && vector != nullptr ? vector[row] : 0.f;
 }
 
-// The own row's numbers, those of dz times out_scale. Elements know lse without lse_low, which goes into a
+// The own row's numbers, those of dz times the factor. Elements know lse without lse_low, which goes into a
 // and b: exp(-low) (a - b low + b (z - lse)).
 struct OwnCoefficients {
   float lse;
@@ -62,7 +62,8 @@ __device__ __forceinline__ float general_element(float logit, const OwnCoefficie
 }
 
 __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoefficients& own,
-                                                 const TileView& tile, const LogitsArgs& args) {
+                                                 const TileView& tile, const GradientArgs& args,
+                                                 int columns) {
   const bool targets = any_target(own.target);
   // g t'(z) of row r's target, taken before dz replaces z.
   const auto at_target = [&](int r) {
@@ -94,7 +95,7 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
     float target_terms[kQuadRows];
 #pragma unroll
     for (int r = 0; r < kQuadRows; ++r) target_terms[r] = at_target(r);
-    stage_columns(args.class_weight, tile, static_cast<int>(args.columns));
+    stage_columns(args.class_weight, tile, columns);
     const uint32_t base = vector_base(tile);
 #pragma unroll
     for (int j = 0; j < kColumnPairs; ++j) {
@@ -117,14 +118,15 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
 
 template <bool kGeneral>
 __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileView& tile,
-                                                  const KernelParams& params) {
-  const LogitsArgs& args = params.args;
-  if constexpr (kGeneral) transform(acc, tile, args);
+                                                  const KernelParams<GradientArgs>& params) {
+  const LogitsProduct& product = params.product;
+  const GradientArgs& args = params.args;
+  if constexpr (kGeneral) transform(acc, tile, product);
   const int row = tile.own_row();
-  const int columns = static_cast<int>(args.columns);
-  const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
-  const bool live = row < tile.rows() && !is_ignored(args, target);
-  const float factor = args.out_scale == nullptr ? 1.f : *args.out_scale;
+  const int columns = static_cast<int>(product.columns);
+  const int target = row < tile.rows() && product.target != nullptr ? load_target(product, row) : -1;
+  const bool live = row < tile.rows() && !is_ignored(product, target);
+  const float factor = args.factor == nullptr ? 1.f : *args.factor;
   OwnCoefficients own{};
   own.lse = load_or_zero(args.lse, row, live);
   const float low = load_or_zero(args.lse_low, row, live);
@@ -137,9 +139,9 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
     own.a = fmaf(-low, own.b, own.a);
     own.c = load_or_zero(args.c, row, live) * factor;
     own.inverse_cap = inverse_cap_of(params, tile, row);
-    general_gradient(acc, own, tile, args);
+    general_gradient(acc, own, tile, args, columns);
   } else {
-    plain_gradient(acc, own, args.scale, params.exponent_scale);
+    plain_gradient(acc, own, product.scale, params.exponent_scale);
   }
   clear_dead_rows(acc, live);
 }

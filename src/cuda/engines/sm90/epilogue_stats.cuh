@@ -59,15 +59,14 @@ __device__ __forceinline__ void merge_argmax(const StatSlots& stats, int64_t slo
 }
 
 // The own row's sum of w_j z_ij over the tile. Leaves 0 in columns past the window.
-__device__ __forceinline__ float weighted_sum(Accumulators& acc, const TileView& tile,
-                                              const LogitsArgs& args) {
-  const int columns = static_cast<int>(args.columns);
+__device__ __forceinline__ float weighted_sum(Accumulators& acc, const TileView& tile, int columns,
+                                              const float* class_weight) {
   fill_tail(acc, tile, columns, 0.f);
   float sums[kQuadRows] = {};
-  if (args.class_weight == nullptr) {
+  if (class_weight == nullptr) {
     sum_rows(acc, sums);
   } else {
-    stage_columns(args.class_weight, tile, columns);
+    stage_columns(class_weight, tile, columns);
     const uint32_t base = vector_base(tile);
 #pragma unroll
     for (int i = 0; i < 2 * kColumnPairs; ++i) {
@@ -104,10 +103,11 @@ __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const floa
 // kTransforms: the tile has dot products; else final logits, which are left as they are.
 template <bool kGeneral, bool kTransforms = kGeneral>
 __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView& tile,
-                                               const LogitsArgs& args, float exponent_scale) {
-  const int columns = static_cast<int>(args.columns);
+                                               const LogitsProduct& product, const RowSums& args,
+                                               float exponent_scale) {
+  const int columns = static_cast<int>(product.columns);
   if constexpr (kTransforms) {
-    transform(acc, tile, args);
+    transform(acc, tile, product);
   } else if constexpr (!kGeneral) {
     fill_tail(acc, tile, columns, -INFINITY);
   }
@@ -117,10 +117,10 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
   const int64_t slot = tile.slot() * stats.stride + row;
   const float old_max = live ? stats.max[slot] : 0.f;
   const float old_sum = live ? stats.sum[slot] : 0.f;
-  const int target = live && args.target != nullptr ? load_target(args, row) : -1;
+  const int target = live && product.target != nullptr ? load_target(product, row) : -1;
 
   // Logits in units of 1 / unit: as they come from the product in the plain kernel, final in the general one.
-  const float unit = kGeneral ? 1.f : args.scale;
+  const float unit = kGeneral ? 1.f : product.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
 
   const float to_exponent = kGeneral ? kLog2E : exponent_scale;
@@ -184,7 +184,7 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
 #pragma unroll
       for (int r = 0; r < kQuadRows; ++r) first[r] = first_maximum(acc, r, maxima[r], tile);
       const int column = own_of(first);
-      if (live) merge_argmax(stats, slot, old_max, tile_max, args.column_offset + column);
+      if (live) merge_argmax(stats, slot, old_max, tile_max, product.column_offset + column);
     }
     if (stats.sum_sq != nullptr) {
       // Of a row of -inf, too, exponents are -inf.
@@ -194,9 +194,9 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
             fmaf(stats.sum_sq[slot] * old_factor, old_factor, tile_squares * tile_factor * tile_factor);
       }
     }
-    add_logits(acc, tile, args, live, slot);
+    add_logits(acc, tile, columns, stats, live, slot);
     if (stats.weighted != nullptr) {
-      const float tile_weighted = weighted_sum(acc, tile, args);
+      const float tile_weighted = weighted_sum(acc, tile, columns, args.class_weight);
       if (live) stats.weighted[slot] += tile_weighted;
     }
   }

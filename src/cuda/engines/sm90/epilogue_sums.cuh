@@ -15,8 +15,7 @@ __device__ __forceinline__ void sum_rows(const Accumulators& acc, float (&sums)[
 }
 
 // The own row's sum of logits. Columns past the window are -inf before and after.
-__device__ __forceinline__ float sum_logits(Accumulators& acc, const TileView& tile, const LogitsArgs& args) {
-  const int columns = static_cast<int>(args.columns);
+__device__ __forceinline__ float sum_logits(Accumulators& acc, const TileView& tile, int columns) {
   fill_tail(acc, tile, columns, 0.f);
   float sums[kQuadRows] = {};
   sum_rows(acc, sums);
@@ -45,11 +44,11 @@ __device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitAncho
 }
 
 // Adds it to the own row's slot, where that is wanted.
-__device__ __forceinline__ void add_logits(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
-                                           bool live, int64_t slot) {
-  if (args.stats.logit_sum == nullptr) return;
-  const float logits = sum_logits(acc, tile, args);
-  if (live) args.stats.logit_sum[slot] += logits;
+__device__ __forceinline__ void add_logits(Accumulators& acc, const TileView& tile, int columns,
+                                           const StatSlots& stats, bool live, int64_t slot) {
+  if (stats.logit_sum == nullptr) return;
+  const float logits = sum_logits(acc, tile, columns);
+  if (live) stats.logit_sum[slot] += logits;
 }
 
 }  // namespace headroom::cuda::sm90

@@ -94,18 +94,19 @@ __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, Sp
 }
 
 template <bool kGeneral>
-__device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
+__device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView& tile,
+                                              const LogitsProduct& product, const ThinArgs& args,
                                               float exponent_scale) {
-  const int columns = static_cast<int>(args.columns);
+  const int columns = static_cast<int>(product.columns);
   if constexpr (kGeneral) {
-    transform(acc, tile, args);
+    transform(acc, tile, product);
   } else {
     fill_tail(acc, tile, columns, -INFINITY);
   }
   const StatSlots& stats = args.stats;
   const int row = tile.own_row();
-  const int target = row < tile.rows() && args.target != nullptr ? load_target(args, row) : -1;
-  const bool live = row < tile.rows() && !is_ignored(args, target);
+  const int target = row < tile.rows() && product.target != nullptr ? load_target(product, row) : -1;
+  const bool live = row < tile.rows() && !is_ignored(product, target);
   const int64_t slot = tile.slot() * stats.stride + row;
   const float anchor = live ? args.anchor[row] : 0.f;
   const float own_threshold = live ? args.draws.threshold[row] : INFINITY;
@@ -114,17 +115,17 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
   // Of a kernel long before this one, so that it may be read again in place of being kept: registers.
   const uint64_t seed = __ldg(args.draws.seed);
   const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(own_index));
-  const float unit = kGeneral ? 1.f : args.scale;
+  const float unit = kGeneral ? 1.f : product.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
   const float low = live && args.draws.guess_low != nullptr ? args.draws.guess_low[own_index] : 0.f;
   const SplitAnchor own = split_anchor(anchor, low);
   if constexpr (kGeneral) {
-    if (stats.max != nullptr) exps_maximum(acc, tile, args, live, slot);
+    if (stats.max != nullptr) exps_maximum(acc, tile, product, stats, live, slot);
   } else {
-    subtract_far_anchors(acc, anchor, args.scale);
+    subtract_far_anchors(acc, anchor, product.scale);
   }
 
-  const int first_column = static_cast<int>(args.column_offset) + tile.thread_column();
+  const int first_column = static_cast<int>(product.column_offset) + tile.thread_column();
   float sums[kQuadRows], expected[kQuadRows];
   [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
 #pragma unroll
@@ -173,7 +174,7 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
       const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
       if (live) stats.sum_offset[slot] += tile_offset;
     }
-    add_logits(acc, tile, args, live, slot);
+    add_logits(acc, tile, columns, stats, live, slot);
     if (stats.sum_sq != nullptr) {
       // The anchor is read again in place of being kept: registers.
       const int again = tile.own_row();

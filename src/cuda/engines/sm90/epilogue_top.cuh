@@ -57,9 +57,9 @@ __device__ __forceinline__ void list_elements(const RowElements& row, uint64_t f
 }
 
 __device__ __forceinline__ void list_large(const Accumulators& acc, const TileView& tile,
-                                           const LogitsArgs& args) {
+                                           const TopLogits& top, int column_offset) {
   const int own_row = tile.own_row();
-  const float own_threshold = own_row < tile.rows() ? args.top.threshold[own_row] : 0.f;
+  const float own_threshold = own_row < tile.rows() ? top.threshold[own_row] : 0.f;
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     if (!ptx::always()) continue;  // a row at a time: registers are scarce
@@ -68,21 +68,21 @@ __device__ __forceinline__ void list_large(const Accumulators& acc, const TileVi
     const int row = tile.row(r);
     const uint64_t found = row < tile.rows() ? not_below(elements, threshold) : 0;
     if (!__any_sync(kWarp, found != 0)) continue;
-    list_elements(elements, found, args.top, row,
-                  static_cast<int>(args.column_offset) + tile.thread_column());
+    list_elements(elements, found, top, row, column_offset + tile.thread_column());
   }
 }
 
 // Lists are made before the statistics, beside which there are no registers for whole tiles.
-__device__ __forceinline__ void top_epilogue(Accumulators& acc, const TileView& tile, const LogitsArgs& args,
+__device__ __forceinline__ void top_epilogue(Accumulators& acc, const TileView& tile,
+                                             const LogitsProduct& product, const TopArgs& args,
                                              float exponent_scale) {
-  transform(acc, tile, args);
+  transform(acc, tile, product);
   if (args.top.group_max != nullptr) {
     store_group_maxima(acc, tile, args.top);
     return;
   }
-  list_large(acc, tile, args);
-  stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, args, exponent_scale);
+  list_large(acc, tile, args.top, static_cast<int>(product.column_offset));
+  stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, product, args, exponent_scale);
 }
 
 }  // namespace headroom::cuda::sm90

@@ -7,8 +7,11 @@
 
 namespace headroom::cuda::sm90 {
 
+// Of one epilogue's kernels.
+template <class Args>
 struct KernelParams {
-  LogitsArgs args;
+  LogitsProduct product;
+  Args args;
   float exponent_scale = 0;  // scale * log2(e)
   float inverse_cap = 0;     // inverse_softcap(): from a parameter it takes no register
   int32_t depth_blocks = 0;
@@ -41,37 +44,38 @@ __device__ __forceinline__ unsigned active_units(const uint8_t* active, int rows
 
 // By a whole warp.
 template <int kUnitRows>
-__device__ __forceinline__ ActiveRows find_active_rows(const LogitsArgs& args) {
-  ActiveRows found{static_cast<int>(args.rows), 0};
-  if (args.row_count != nullptr) found.rows = max(0, min(found.rows, *args.row_count));
+__device__ __forceinline__ ActiveRows find_active_rows(const LogitsProduct& product) {
+  ActiveRows found{static_cast<int>(product.rows), 0};
+  if (product.row_count != nullptr) found.rows = max(0, min(found.rows, *product.row_count));
   const int units = found.rows / kUnitRows + (found.rows % kUnitRows != 0);
-  if (args.row_block_active == nullptr) {
+  if (product.row_block_active == nullptr) {
     found.units = units;
     return found;
   }
   for (int first = 0; first < units; first += 32) {
-    found.units += __popc(active_units<kUnitRows>(args.row_block_active, found.rows, first));
+    found.units += __popc(active_units<kUnitRows>(product.row_block_active, found.rows, first));
   }
   return found;
 }
 
 // The unit that is number `index` of the active ones. By a whole warp.
 template <int kUnitRows>
-__device__ __forceinline__ int active_unit(const LogitsArgs& args, int rows, int index) {
-  if (args.row_block_active == nullptr) return index;
+__device__ __forceinline__ int active_unit(const LogitsProduct& product, int rows, int index) {
+  if (product.row_block_active == nullptr) return index;
   int first = 0;
-  unsigned mask = active_units<kUnitRows>(args.row_block_active, rows, first);
+  unsigned mask = active_units<kUnitRows>(product.row_block_active, rows, first);
   while (index >= __popc(mask)) {
     index -= __popc(mask);
     first += 32;
-    mask = active_units<kUnitRows>(args.row_block_active, rows, first);
+    mask = active_units<kUnitRows>(product.row_block_active, rows, first);
   }
   for (; index > 0; --index) mask &= mask - 1;
   return first + __ffs(mask) - 1;
 }
 
-__device__ __forceinline__ bool row_block_active(const LogitsArgs& args, int row, int rows) {
-  return row < rows && (args.row_block_active == nullptr || args.row_block_active[row / kRowBlockRows] != 0);
+__device__ __forceinline__ bool row_block_active(const LogitsProduct& product, int row, int rows) {
+  return row < rows &&
+         (product.row_block_active == nullptr || product.row_block_active[row / kRowBlockRows] != 0);
 }
 
 }  // namespace headroom::cuda::sm90

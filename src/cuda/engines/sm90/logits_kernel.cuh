@@ -103,21 +103,22 @@ struct RingPosition {
   }
 };
 
-template <Config kConfig>
+template <Config kConfig, class Args>
 __device__ __forceinline__ TileSchedule schedule_of(const SharedMemory<kConfig>& shared,
-                                                    const KernelParams& params) {
+                                                    const KernelParams<Args>& params) {
   return TileSchedule(params.raster, shared.load_active().units, params.column_tiles);
 }
 
 // By a warp of its own, a tile ahead of load_tiles(): the divisions take longer than loading may pause.
-template <Config kConfig>
-__device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared, const KernelParams& params) {
+template <Config kConfig, class Args>
+__device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared,
+                                           const KernelParams<Args>& params) {
   const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
   const int rank = static_cast<int>(ptx::cluster_rank());
   for (int i = 0; i < tiles; ++i) {
     const TileSchedule schedule = schedule_of(shared, params);
     const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
-    const int unit = active_unit<kConfig.unit_rows()>(params.args, shared.load_active().rows, tile.unit);
+    const int unit = active_unit<kConfig.unit_rows()>(params.product, shared.load_active().rows, tile.unit);
     if ((threadIdx.x & 31) == 0) {
       shared.store_origin(i, {unit * kConfig.unit_rows() + rank * kConfig.tile_rows(),
                               tile.column * kTileColumns + rank * (kTileColumns / kClusterBlocks)});
@@ -127,9 +128,9 @@ __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared, 
 }
 
 // By a whole warp, of which one thread issues the copies.
-template <Config kConfig>
+template <Config kConfig, class Args>
 __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
-                                           const CUtensorMap& classifier, const KernelParams& params) {
+                                           const CUtensorMap& classifier, const KernelParams<Args>& params) {
   const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
   const uint32_t half = ptx::cluster_rank() * (kConfig.classifier_bytes() / kClusterBlocks);
   RingPosition<kConfig.stages> ring;
@@ -195,12 +196,13 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
 
 template <Instance kInstance>
 __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.config>& shared,
-                                              const CUtensorMap& out, const KernelParams& params) {
+                                              const CUtensorMap& out,
+                                              const KernelParams<ArgsOf<kInstance.epilogue>>& params) {
   constexpr Config kConfig = kInstance.config;
   constexpr bool kPingPong = !kConfig.cooperative;
   constexpr DType kOutType = kInstance.epilogue == Epilogue::kGradient ? kInstance.dtype : DType::kBF16;
   constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExps ? kKeptExponent : 0;
-  const LogitsArgs& args = params.args;
+  const LogitsProduct& product = params.product;
   const TileView view{shared.view()};
 
   // Named barriers 1 and 2 order the products of the two warpgroups: each waits on its own, the other arrives
@@ -215,7 +217,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     const int tiles = schedule.tiles_of(ptx::cluster_index());
     if (i >= tiles) break;
     const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
-    const int unit = active_unit<kConfig.unit_rows()>(args, active.rows, tile.unit);
+    const int unit = active_unit<kConfig.unit_rows()>(product, active.rows, tile.unit);
     const int block = static_cast<int>(ptx::cluster_rank()) * (kConfig.cooperative ? 2 : 1) +
                       (kConfig.cooperative ? computing_warpgroup() : 0);
     view.store(unit * kConfig.unit_rows() + block * kWarpgroupRows, active.rows, tile.column * kTileColumns,
@@ -227,21 +229,23 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     const auto ring = RingPosition<kConfig.stages>::at(static_cast<uint32_t>(i) * params.depth_blocks);
     multiply_tile<kConfig, kInstance.dtype>(acc, shared, ring, params.depth_blocks, pass_on);
 
-    if (!row_block_active(args, view.first_row(), view.rows())) continue;
+    if (!row_block_active(product, view.first_row(), view.rows())) continue;
     if constexpr (kInstance.epilogue == Epilogue::kStats) {
-      stats_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+      stats_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
       exps_epilogue<kInstance.general>(acc, view, params);
     } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
-      thin_epilogue<kInstance.general>(acc, view, args, params.exponent_scale);
+      thin_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
-      top_epilogue(acc, view, args, params.exponent_scale);
+      top_epilogue(acc, view, product, params.args, params.exponent_scale);
     } else {
       gradient_epilogue<kInstance.general>(acc, view, params);
     }
+    if constexpr (kInstance.epilogue == Epilogue::kExps) {
+      if (view.first_column() >= static_cast<int>(params.args.exps.columns)) continue;
+    }
     if constexpr (kConfig.staging_buffers > 0) {
-      if (kInstance.epilogue != Epilogue::kExps || view.first_column() < static_cast<int>(args.out_columns))
-        store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
+      store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
     }
   }
   if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();
@@ -250,13 +254,14 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
 // The whole kernel; instances/define_kernel.cuh makes __global__ functions of it.
 template <Instance kInstance>
 __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, const CUtensorMap& classifier,
-                                                  const CUtensorMap& out, const KernelParams& params) {
+                                                  const CUtensorMap& out,
+                                                  const KernelParams<ArgsOf<kInstance.epilogue>>& params) {
   constexpr Config kConfig = kInstance.config;
   const SharedMemory<kConfig> shared;
   if ((shared.base() & 1023) != 0) __trap();
   wait_for_kernels_before();
   if (threadIdx.x < 32) {
-    const ActiveRows active = find_active_rows<kConfig.unit_rows()>(params.args);
+    const ActiveRows active = find_active_rows<kConfig.unit_rows()>(params.product);
     if (threadIdx.x == 0) shared.store_active(active);
   }
   __syncthreads();

@@ -62,7 +62,7 @@ class Sm90 final : public Engine {
 
  private:
   static Config config_of_args(const LogitsArgs& args) {
-    return config_for(args.epilogue, args.rows, args.depth);
+    return config_for(args.epilogue(), args.rows, args.depth);
   }
 };
 

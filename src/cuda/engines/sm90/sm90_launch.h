@@ -37,9 +37,10 @@ std::string describe(const Config& config);  // shorter
 // operands.
 bool supports(const LogitsArgs& args);
 
-// The fused product on the current device. args.stats.slots is at least plan_logits().slots (of the same
-// arguments) where the epilogue has statistics. Of exps and dz, rows past row_count are stored as 0 up to the
-// end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does not wait.
+// The fused product on the current device. Where the epilogue has statistics there are at least
+// plan_logits().slots slots (of the same arguments). Of exps and dz, rows past row_count are stored as 0 up
+// to the end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does
+// not wait.
 void launch_logits(const LogitsArgs& args, const Queue& queue, After after = After::kAnything);
 
 }  // namespace headroom::cuda::sm90

@@ -32,6 +32,33 @@ bool is_cooperative(Epilogue epilogue, int64_t rows, int64_t depth) {
   return rows > kFewRows || (rows - 1) % 512 >= 256;
 }
 
+// Whether the plain kernel of the epilogue computes all that is asked for.
+bool takes_plain(const StatsArgs& args) {
+  return !args.stats.has_options();
+}
+bool takes_plain(const ExpsArgs& args) {
+  return !args.stats.has_options() && args.stats.max == nullptr;
+}
+bool takes_plain(const GradientArgs& args) {
+  return args.b == nullptr && args.c == nullptr;
+}
+bool takes_plain(const ThinArgs& args) {
+  return !args.stats.has_options() && args.stats.max == nullptr;
+}
+bool takes_plain(const TopArgs& /*args*/) {
+  return false;
+}
+
+bool is_plain(const LogitsArgs& args) {
+  if (args.dtype != DType::kBF16 || !(args.scale > 0) || args.softcap != 0 || args.bias != nullptr ||
+      args.inverse_temperature != nullptr)
+    return false;
+  // The general kernel rounds the logits once more where there is a scale: then what else is asked for would
+  // change bits.
+  if (args.batch_invariant && args.scale != 1 && args.epilogue() != Epilogue::kGradient) return false;
+  return std::visit([](const auto& of_epilogue) { return takes_plain(of_epilogue); }, args.of_epilogue);
+}
+
 bool aligned(const void* pointer, int64_t stride) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
 }
@@ -44,7 +71,7 @@ Config config_for(Epilogue epilogue, int64_t rows, int64_t depth) {
 
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   LogitsPlan plan;
-  plan.instance = {config_for(args.epilogue, args.rows, args.depth), args.epilogue, args.dtype,
+  plan.instance = {config_for(args.epilogue(), args.rows, args.depth), args.epilogue(), args.dtype,
                    !is_plain(args)};
   plan.clusters = processors / kClusterBlocks;
   const Config& config = plan.instance.config;
@@ -73,9 +100,10 @@ std::string describe(const Config& config) {
 
 bool supports(const LogitsArgs& args) {
   if (args.dtype != DType::kBF16 && args.dtype != DType::kF16) return false;
-  if (args.dtype == DType::kF16 && args.epilogue == Epilogue::kExps) return false;
+  if (args.dtype == DType::kF16 && args.epilogue() == Epilogue::kExps) return false;
+  const StoredColumns* stored = stored_by(args);
   return aligned(args.hidden, args.hidden_stride) && aligned(args.classifier, args.classifier_stride) &&
-         (!stores(args.epilogue) || aligned(args.out, args.out_stride));
+         (stored == nullptr || aligned(stored->data, stored->stride));
 }
 
 }  // namespace headroom::cuda::sm90

@@ -10,7 +10,8 @@
   template <bool kCooperative>                                                                              \
   __global__ void __launch_bounds__(kThreads, 1) name                                                       \
       ##_kernel(const __grid_constant__ CUtensorMap hidden, const __grid_constant__ CUtensorMap classifier, \
-                const __grid_constant__ CUtensorMap out, const __grid_constant__ KernelParams params) {     \
+                const __grid_constant__ CUtensorMap out,                                                    \
+                const __grid_constant__ KernelParams<ArgsOf<epilogue>> params) {                            \
     constexpr Instance kInstance{config_of(epilogue, kCooperative), epilogue, dtype, general};              \
     run_logits_kernel<kInstance>(hidden, classifier, out, params);                                          \
   }                                                                                                         \
