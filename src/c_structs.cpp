@@ -228,7 +228,12 @@ Communicator to_communicator(const headroom_communicator& c) {
     throw_invalid("communicator.rank", "0 to " + std::to_string(c.size - 1), std::to_string(c.rank));
   }
   if (c.size > 1 && c.all_gather == nullptr) throw_invalid("communicator.all_gather", "a function", "null");
-  return {c.rank, c.size, c.host, c.all_gather, c.all_reduce, c.reduce_scatter};
+  return {.rank = c.rank,
+          .size = c.size,
+          .host = c.host,
+          .all_gather = c.all_gather,
+          .all_reduce = c.all_reduce,
+          .reduce_scatter = c.reduce_scatter};
 }
 
 Divergence to_divergence(const headroom_divergence& given) {

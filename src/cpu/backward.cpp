@@ -55,9 +55,12 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
     if (!kept) strip_logits(run, w, row, rows);
     if (!exps_first) {
       const Arena& a = run.arena;
-      const StripCoefficients k{a.lse_high.data() + row, a.lse_low.data() + row,
-                                a.a.data() + row,        a.b.data() + row,
-                                a.c.data() + row,        a.g.data() + row * run.targets()};
+      const StripCoefficients k{.lse = a.lse_high.data() + row,
+                                .lse_low = a.lse_low.data() + row,
+                                .a = a.a.data() + row,
+                                .b = a.b.data() + row,
+                                .c = a.c.data() + row,
+                                .g = a.g.data() + row * run.targets()};
       run.kernels.gradient_strip(strip, run.transform(w, row), k, dz, stride);
       continue;
     }

@@ -47,8 +47,15 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const Backend backend{"cpu",      false,         why_unavailable, describe, why_unsupported,
-                               cpu::plans, scale_on_host, cpu::divergence, nullptr};
+  static const Backend backend{.name = "cpu",
+                               .device_memory = false,
+                               .why_unavailable = why_unavailable,
+                               .describe = describe,
+                               .why_unsupported = why_unsupported,
+                               .plans = cpu::plans,
+                               .scale = scale_on_host,
+                               .divergence = cpu::divergence,
+                               .devices = nullptr};
   return backend;
 }
 

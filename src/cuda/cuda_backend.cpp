@@ -136,8 +136,15 @@ std::vector<DeviceInfo> devices(std::string* why_none) {
 }  // namespace
 
 const Backend& cuda_backend() {
-  static const Backend backend{"cuda", true,        why_unavailable,  describe, why_unsupported,
-                               plans,  cuda::scale, cuda::divergence, devices};
+  static const Backend backend{.name = "cuda",
+                               .device_memory = true,
+                               .why_unavailable = why_unavailable,
+                               .describe = describe,
+                               .why_unsupported = why_unsupported,
+                               .plans = plans,
+                               .scale = cuda::scale,
+                               .divergence = cuda::divergence,
+                               .devices = devices};
   return backend;
 }
 

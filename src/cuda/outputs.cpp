@@ -19,9 +19,15 @@ void store_matrix(const Runner& run, const void* from, DType from_dtype, const W
                   bool accumulate) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  launch_store_matrix({from, from_dtype, run.depth(), window.columns, p.hidden,
-                       at(b.d_classifier, p.d_classifier_dtype, window.first * b.d_classifier_stride),
-                       p.d_classifier_dtype, b.d_classifier_stride, accumulate},
+  launch_store_matrix({.from = from,
+                       .from_dtype = from_dtype,
+                       .from_stride = run.depth(),
+                       .rows = window.columns,
+                       .columns = p.hidden,
+                       .to = at(b.d_classifier, p.d_classifier_dtype, window.first * b.d_classifier_stride),
+                       .dtype = p.d_classifier_dtype,
+                       .to_stride = b.d_classifier_stride,
+                       .accumulate = accumulate},
                       run.queue);
 }
 

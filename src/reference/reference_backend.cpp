@@ -61,9 +61,15 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
 }  // namespace
 
 const Backend& reference_backend() {
-  static const Backend kBackend = {"reference",     false, why_unavailable, describe,
-                                   why_unsupported, plans, scale_on_host,   reference::divergence,
-                                   nullptr};
+  static const Backend kBackend{.name = "reference",
+                                .device_memory = false,
+                                .why_unavailable = why_unavailable,
+                                .describe = describe,
+                                .why_unsupported = why_unsupported,
+                                .plans = plans,
+                                .scale = scale_on_host,
+                                .divergence = reference::divergence,
+                                .devices = nullptr};
   return kBackend;
 }
 

@@ -35,12 +35,12 @@ Terms left_terms(const Runner& run) {
   const int64_t window =
       kept == run.problem.vocab ? 0 : kept + (run.problem.vocab - kept - 1) / d.vocab_window * d.vocab_window;
   const Buffers& b = run.buffers;
-  return {rest.columns,
-          run.dtype(),
-          at(run.arena.exps, run.dtype(), rest.first - window),
-          exps_stride(run.problem, d),
-          at(b.classifier, run.dtype(), rest.first * b.classifier_stride),
-          b.classifier_stride};
+  return {.count = rest.columns,
+          .dtype = run.dtype(),
+          .dz = at(run.arena.exps, run.dtype(), rest.first - window),
+          .dz_stride = exps_stride(run.problem, d),
+          .matrix = at(b.classifier, run.dtype(), rest.first * b.classifier_stride),
+          .matrix_stride = b.classifier_stride};
 }
 
 // d_hidden += dz [rows, columns] classifier [columns, D]
@@ -165,8 +165,14 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
 
 void rescale_for_lse(const Runner& run, const Chunk& chunk) {
   if (run.problem.want_d_hidden && run.products) {
-    launch_scale_rows({run.arena.d_hidden, DType::kF32, run.depth(), chunk.rows, run.depth(), chunk.row_count,
-                       run.arena.row_factor, &run.arena.scalars->dz_scale},
+    launch_scale_rows({.data = run.arena.d_hidden,
+                       .dtype = DType::kF32,
+                       .stride = run.depth(),
+                       .rows = chunk.rows,
+                       .columns = run.depth(),
+                       .row_count = chunk.row_count,
+                       .factor = run.arena.row_factor,
+                       .common = &run.arena.scalars->dz_scale},
                       run.queue);
   }
   if (run.problem.want_d_classifier) reload_hidden(run, chunk);

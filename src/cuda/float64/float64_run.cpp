@@ -30,7 +30,12 @@ void for_parts(int64_t total, int64_t width, F&& body) {
 // The dot products of a block.
 Block multiply(const Runner& run, int64_t row, int64_t rows, int64_t column, int64_t columns) {
   const Buffers& b = run.buffers;
-  const Block block{row, rows, column, columns, run.arena.block, run.size.columns};
+  const Block block{.row = row,
+                    .rows = rows,
+                    .column = column,
+                    .columns = columns,
+                    .data = run.arena.block,
+                    .stride = run.size.columns};
   Product p{};
   p.m = rows;
   p.n = columns;
@@ -107,9 +112,13 @@ void sweep_rows(const Runner& run) {
       product.adds = true;
       launch_product(product, run.stream);
     });
-    launch_store_rows({run.arena.sums, rows, p.hidden, run.arena.target + row,
-                       static_cast<double*>(b.d_hidden) + row * b.d_hidden_stride, b.d_hidden_stride,
-                       p.accumulate_d_hidden},
+    launch_store_rows({.from = run.arena.sums,
+                       .rows = rows,
+                       .columns = p.hidden,
+                       .target = run.arena.target + row,
+                       .to = static_cast<double*>(b.d_hidden) + row * b.d_hidden_stride,
+                       .stride = b.d_hidden_stride,
+                       .accumulate = p.accumulate_d_hidden},
                       run.stream);
   });
 }
@@ -141,14 +150,24 @@ void sweep_columns(const Runner& run) {
       launch_product(product, run.stream);
     });
     if (p.want_d_classifier) {
-      launch_store_rows({a.sums, columns, p.hidden, nullptr,
-                         static_cast<double*>(b.d_classifier) + column * b.d_classifier_stride,
-                         b.d_classifier_stride, p.accumulate_d_classifier},
+      launch_store_rows({.from = a.sums,
+                         .rows = columns,
+                         .columns = p.hidden,
+                         .target = nullptr,
+                         .to = static_cast<double*>(b.d_classifier) + column * b.d_classifier_stride,
+                         .stride = b.d_classifier_stride,
+                         .accumulate = p.accumulate_d_classifier},
                         run.stream);
     }
     if (p.want_d_bias) {
-      launch_store_rows({a.bias_sums, columns, 1, nullptr, static_cast<double*>(b.d_bias) + column, 1,
-                         p.accumulate_d_bias, p.bias_scale},
+      launch_store_rows({.from = a.bias_sums,
+                         .rows = columns,
+                         .columns = 1,
+                         .target = nullptr,
+                         .to = static_cast<double*>(b.d_bias) + column,
+                         .stride = 1,
+                         .accumulate = p.accumulate_d_bias,
+                         .factor = p.bias_scale},
                         run.stream);
     }
   });

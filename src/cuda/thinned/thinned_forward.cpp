@@ -165,7 +165,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
     g.redrawn = t.redrawn + g.first;
     g.count = t.redrawn_count + 1 + i;
     launch_gather_redraws(g, run.queue);
-    const Chunk portion{true, true, 0, t.portion, g.count};
+    const Chunk portion{.rows = t.portion, .row_count = g.count};
     const Operand rows{t.portion_hidden, run.depth()};
     launch_draw(run, t, portion, rows, {g.count, sizeof(int32_t)},
                 [&](LogitsProduct& product, ThinArgs& args) {
@@ -208,8 +208,15 @@ Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
 void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden) {
   const Problem& p = run.problem;
   const float* weight = run.rows.class_weight != nullptr ? run.rows.class_weight + p.vocab_start : nullptr;
-  launch_weighted_rows({run.buffers.classifier, p.classifier_dtype, run.buffers.classifier_stride,
-                        run.dtype(), p.vocab, p.hidden, weight, t.sum_parts, t.classifier_sum},
+  launch_weighted_rows({.data = run.buffers.classifier,
+                        .dtype = p.classifier_dtype,
+                        .stride = run.buffers.classifier_stride,
+                        .operand_dtype = run.dtype(),
+                        .rows = p.vocab,
+                        .columns = p.hidden,
+                        .weight = weight,
+                        .parts = t.sum_parts,
+                        .sum = t.classifier_sum},
                        run.queue);
   if (!p.needs_forward() || !sums_while_drawing(run)) return;
   const StatSlots& slots = run.arena.slots;

@@ -156,8 +156,18 @@ void dense_bias_gradient(const Runner& run, const ThinArena& t, const Operand& d
   c.factor = &a.scalars->dz_unscale;
   c.sums = t.dense_bias;
   launch_column_sums(c, run.queue);
-  launch_scatter_dense(
-      {t.columns, columns, 1, t.dense_bias, DType::kF32, 1, a.d_bias, DType::kF32, 1, false, {}}, run.queue);
+  launch_scatter_dense({.column = t.columns,
+                        .count = columns,
+                        .columns = 1,
+                        .from = t.dense_bias,
+                        .from_dtype = DType::kF32,
+                        .from_stride = 1,
+                        .to = a.d_bias,
+                        .dtype = DType::kF32,
+                        .to_stride = 1,
+                        .accumulate = false,
+                        .smoothing = {}},
+                       run.queue);
 }
 
 void dense_classifier_gradient(const Runner& run, const ThinArena& t, const Operand& dz, int64_t columns,
@@ -176,9 +186,17 @@ void dense_classifier_gradient(const Runner& run, const ThinArena& t, const Oper
   g.c_dtype = dense_gradient_dtype(p);
   g.c_stride = run.depth();
   product(run, g);
-  launch_scatter_dense({t.columns, columns, p.hidden, t.dense_gradient, dense_gradient_dtype(p), run.depth(),
-                        run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
-                        p.accumulate_d_classifier, smoothing_of_columns(run, t)},
+  launch_scatter_dense({.column = t.columns,
+                        .count = columns,
+                        .columns = p.hidden,
+                        .from = t.dense_gradient,
+                        .from_dtype = dense_gradient_dtype(p),
+                        .from_stride = run.depth(),
+                        .to = run.buffers.d_classifier,
+                        .dtype = p.d_classifier_dtype,
+                        .to_stride = run.buffers.d_classifier_stride,
+                        .accumulate = p.accumulate_d_classifier,
+                        .smoothing = smoothing_of_columns(run, t)},
                        run.queue);
 }
 
@@ -306,8 +324,15 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
   assign_roles(run, t);
   weigh(run, t);
   if (p.label_smoothing > 0) {
-    launch_weighted_rows({hidden.data, run.dtype(), hidden.stride, run.dtype(), p.tokens, p.hidden,
-                          run.arena.c, t.sum_parts, t.hidden_sum},
+    launch_weighted_rows({.data = hidden.data,
+                          .dtype = run.dtype(),
+                          .stride = hidden.stride,
+                          .operand_dtype = run.dtype(),
+                          .rows = p.tokens,
+                          .columns = p.hidden,
+                          .weight = run.arena.c,
+                          .parts = t.sum_parts,
+                          .sum = t.hidden_sum},
                          run.queue);
   }
   dense_gradients(run, t, chunk, hidden);
