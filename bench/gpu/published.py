@@ -109,6 +109,7 @@ TABLES = (  # a kind and a date
     "odd-2026-11-23",
     "random-2026-11-23",
     "host-2026-11-23",
+    "steps-2026-11-23",
 )
 
 
