@@ -80,6 +80,7 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
   app.fallthrough();  // global options may stand behind the subcommand too
 
   GlobalOptions globals;
+  globals.program = argv[0];
   app.add_flag("--json", globals.json, "Print the result as one JSON document");
   app.add_flag("--quiet,-q", globals.quiet, "No progress on stderr");
   app.add_option("--threads", globals.threads, "Threads to use; 0: all processors")

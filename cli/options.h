@@ -10,6 +10,7 @@ struct GlobalOptions {
   bool quiet = false;   // no progress on stderr
   int threads = 0;      // 0: all processors that this process may use
   std::string backend;  // empty: the best usable one
+  std::string program;  // as it was called, for commands to try next
 };
 
 // What the user typed cannot be right: exit code 2. Every other exception is a failure: exit code 1.

@@ -7,8 +7,10 @@
 #include "commands/commands.h"
 #include "commands/context.h"
 #include "commands/thinning_options.h"
+#include "commands/train_device.h"
 #include "commands/units.h"
 #include "io/atomic_file.h"
+#include "support/format.h"
 #include "support/interrupt.h"
 #include "train/demonstration.h"
 #include "train/report.h"
@@ -24,7 +26,8 @@ constexpr const char* kFooter =
     "learns its vocabulary (byte-level BPE) from the text, trains a few steps with the N x V logits in "
     "memory\n"
     "(the materialized head), starts again from the same parameters with the fused head, checks that both\n"
-    "give the same losses and gradients, and goes on with the fused head alone.\n"
+    "give the same losses and gradients, and goes on with the fused head alone. On a GPU all of it runs "
+    "there.\n"
     "\nWritten into the output folder:\n"
     "  model.safetensors  the model; also hidden and targets of a validation batch, for 'headroom loss'\n"
     "  tokenizer.json     the vocabulary, in the format of the Hugging Face tokenizers library\n"
@@ -33,13 +36,14 @@ constexpr const char* kFooter =
     "\n"
     "Ctrl-C ends training after the step at hand and writes everything (exit code 130); a second Ctrl-C\n"
     "quits at once.\n"
-    "With --steps the result depends on the seed, the text and the number of threads alone; with --minutes "
-    "the\n"
-    "number of steps is set from the speed of the first ones, and printed.\n"
+    "With --steps the result depends on the seed, the text, the device and the number of threads alone; "
+    "with\n"
+    "--minutes the number of steps is set from the speed of the first ones, and printed.\n"
     "Exit code 1 if the two heads do not agree.\n"
     "\n"
     "Examples:\n"
-    "  headroom train                                    about three minutes on two cores\n"
+    "  headroom train                                    about three minutes on two cores, one with a GPU\n"
+    "  headroom train --device cpu                       not on a GPU, also where there is one\n"
     "  headroom train --minutes 10 ~/books src/          text from a folder and another\n"
     "  headroom train --gradient thinned --threshold 2^-9\n"
     "  headroom train --steps 200 --compare-steps 0 --batch 4 --vocab 8192 notes.txt";
@@ -51,7 +55,11 @@ struct Options {
   std::string budget = "64MiB";
   std::string most_text = "32MiB";
   std::string output = "headroom-train";
+  std::string device = "auto";
 };
+
+// More would go over the same text again and again.
+constexpr double kMinutesOnGpu = 0.5;
 
 void add_options(CLI::App& command, Options& options) {
   train::Settings& s = options.settings;
@@ -60,9 +68,17 @@ void add_options(CLI::App& command, Options& options) {
       "Files and folders of text. Default: the sources of Python's standard library, else the C "
       "and C++ headers in /usr/include");
   command.add_option("--output,-o", options.output, "Folder for all results")->capture_default_str();
+  command
+      .add_option(
+          "--device", options.device,
+          "Where all of it runs: cpu, cuda:N, cuda, the first GPU that is usable, or auto, which is that "
+          "one or else the CPU")
+      ->capture_default_str();
 
   const std::string length = "How long";
-  auto* minutes = command.add_option("--minutes", s.minutes, "Minutes of training with the fused head")
+  auto* minutes = command
+                      .add_option("--minutes", s.minutes,
+                                  "Minutes of training with the fused head; on a GPU 0.5 unless given")
                       ->check(CLI::Range(0.01, 1e5))
                       ->capture_default_str()
                       ->group(length);
@@ -140,14 +156,41 @@ train::HeadGradient head_gradient(const ThinningOptions& options) {
   return {static_cast<Gradient>(problem.gradient), problem.threshold, problem.seed};
 }
 
-train::Results train_model(const train::Settings& settings, Context context,
+train::Results train_model(const train::Settings& settings, TrainDevice place,
                            const std::function<void(const std::string&)>& say) {
   try {
-    return train::run_demonstration(settings, std::move(context), say);
+    return train::run_demonstration(settings, *place.device, std::move(place.context), say);
   } catch (const Error& error) {
     if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
     throw UsageError(error.what());
   }
+}
+
+// Commands that can be pasted as they are.
+std::string what_to_try_next(const train::Settings& settings, double checkpoint_loss,
+                             const std::string& program, bool is_cuda) {
+  const std::string file = (settings.output / "model.safetensors").string();
+  std::string text = "\nWhat to try next:\n";
+  const auto add = [&](const std::string& what, const std::string& arguments) {
+    text += "  " + what + "\n    " + program + " " + arguments + "\n";
+  };
+  add("the loss of the validation text in the checkpoint, which was " + format_fixed(checkpoint_loss, 6) +
+          " here",
+      "loss --hidden " + file + ":hidden --classifier " + file + ":lm_head.weight --targets " + file +
+          ":targets");
+  if (is_cuda) {
+    add("the same model on the processors: the same losses but for rounding", "train --device cpu --steps 8");
+  } else if (settings.gradient.kind == Gradient::exact) {
+    add("the same model with thinned gradients", "train --gradient thinned --threshold 2^-9");
+  } else {
+    add("the same model with exact gradients, beside the materialized head", "train");
+  }
+  add("the head of a model of yours: workspace, cost and time before it runs",
+      "plan --model gemma-2-2b --tokens 8192 --budget 256MiB" +
+          std::string(is_cuda ? " --device cuda:0" : ""));
+  add(is_cuda ? "how fast this GPU is" : "time and memory beside materialized logits",
+      is_cuda ? "bench --device cuda:0" : "bench --shape 1024,32768,512 --thinned 2^-9");
+  return text;
 }
 
 void run(Options& options, const GlobalOptions& global, const CLI::App& command) {
@@ -165,7 +208,6 @@ void run(Options& options, const GlobalOptions& global, const CLI::App& command)
   settings.corpus.seed = settings.trainer.seed;
   settings.max_workspace_bytes = static_cast<int64_t>(parse_size("--budget", options.budget));
   settings.output = options.output;
-  settings.threads = global.threads;
   settings.quiet = global.quiet;
   // What people read goes to stdout as it happens; with --json that is left to the document.
   const auto say = [&global](const std::string& line) {
@@ -174,16 +216,21 @@ void run(Options& options, const GlobalOptions& global, const CLI::App& command)
     std::fprintf(stream, "%s\n", line.c_str());
     std::fflush(stream);
   };
-  const train::Results results = train_model(settings, make_context(global), say);
+  TrainDevice place = open_train_device(global, options.device);
+  const bool is_cuda = place.is_cuda;
+  if (is_cuda && command.count("--minutes") == 0) settings.minutes = kMinutesOnGpu;
+  settings.device_note = place.note;
+  const train::Results results = train_model(settings, std::move(place), say);
   nlohmann::ordered_json figures = train::to_json(results, settings);
   std::string written;
   for (const std::filesystem::path& path : train::write_plots(results, settings.output)) {
     written += (written.empty() ? "" : ", ") + path.filename().string();
   }
   write_text_file((settings.output / "figures.json").string(), figures.dump(1) + "\n");
-  say(train::summary(results, settings));
+  say(train::summary(results));
   say("Written to " + settings.output.string() + ": model.safetensors, tokenizer.json, figures.json, " +
       written);
+  say(what_to_try_next(settings, results.checkpoint_loss, global.program, is_cuda));
   if (global.json) print_json(figures);
   if (results.agreement && !results.agreement->holds()) {
     throw std::runtime_error("the fused and the materialized head do not agree: see the differences above");

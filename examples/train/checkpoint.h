@@ -5,14 +5,16 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "train/model.h"
+#include "train/parameter.h"
 
 namespace headroom::train {
 
-// All parameters of the model, and `hidden` [N, D] and `targets` [N] of one batch, in a safetensors file.
+// All parameters of a model, and `hidden` [N, D] and `targets` [N] of one batch, in a safetensors file.
 // hidden, lm_head.weight and targets are what `headroom loss` needs.
-void write_checkpoint(const std::filesystem::path& path, const Model& model, std::span<const float> hidden,
-                      std::span<const int32_t> targets, const std::map<std::string, std::string>& metadata);
+void write_checkpoint(const std::filesystem::path& path, const std::vector<Parameter>& parameters,
+                      std::span<const float> hidden, std::span<const int32_t> targets,
+                      const std::map<std::string, std::string>& metadata);
 
 }  // namespace headroom::train

@@ -1,12 +1,8 @@
 #include "train/demonstration.h"
 
-#include <omp.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <stdexcept>
 #include <utility>
 
 #include "io/atomic_file.h"
@@ -15,38 +11,34 @@
 #include "support/process_memory.h"
 #include "support/progress.h"
 #include "train/checkpoint.h"
-#include "train/gemm.h"
+#include "train/clock.h"
+#include "train/trainer.h"
 #include "train/vocabulary.h"
 
 namespace headroom::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Say = std::function<void(const std::string&)>;
 
 constexpr int64_t kValidations = 10;     // over the run
 constexpr int64_t kStepsToPlan = 5;      // timed before the number of steps is set
 constexpr double kLongestOverrun = 1.3;  // of the time asked for, when steps become slower
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 class Demonstration {
  public:
-  Demonstration(const Settings& settings, const Say& say) : settings_(settings), say_(say) {}
+  Demonstration(const Settings& settings, Device& device, const Say& say)
+      : settings_(settings), device_(device), say_(say) {}
 
   Results run(Context context) {
-    if (settings_.threads > 0) omp_set_num_threads(settings_.threads);
-    // A library, budget or folder that cannot work is to be known before the vocabulary is learned.
-    if (const std::string why_not = why_no_gemm(); !why_not.empty()) {
-      throw std::runtime_error("train: " + why_not);
-    }
+    // A budget or folder that cannot work is to be known before the vocabulary is learned.
     check_budget(context, settings_.trainer.batch.tokens(), settings_.vocab, settings_.trainer.model.dim,
                  settings_.max_workspace_bytes, settings_.gradient);
     std::filesystem::create_directories(settings_.output);
     std::unique_ptr<Head> fused =
-        make_fused_head(std::move(context), settings_.max_workspace_bytes, settings_.gradient);
+        device_.fused_head(std::move(context), settings_.max_workspace_bytes, settings_.gradient);
+    results_.device = {device_.name(), device_.matrix_library(), device_.peak_name()};
+    say_("device      " + results_.device.name +
+         (settings_.device_note.empty() ? "" : " (" + settings_.device_note + ")"));
     const TokenizedCorpus corpus = prepare_text();
     settings_.trainer.model.vocab = corpus.vocabulary.size();
     cli::release_free_memory();
@@ -106,7 +98,7 @@ class Demonstration {
   void describe_model(Trainer& trainer) {
     const ModelConfig& model = settings_.trainer.model;
     const int64_t tokens = settings_.trainer.batch.tokens();
-    results_.parameters = trainer.model().parameter_count();
+    results_.parameters = parameter_count(trainer.network().parameters());
     results_.tokens_per_step = tokens;
     say_("model       " + cli::format_count(results_.parameters) + " parameters: D " +
          std::to_string(model.dim) + ", " + std::to_string(model.layers) + " gated linear recurrences of " +
@@ -123,17 +115,23 @@ class Demonstration {
     run.head_seconds.push_back(step.head_seconds);
   }
 
-  void finish_head(const Trainer& trainer, HeadRun& run) {
-    run.name = trainer.head().name();
-    run.description = trainer.head().description();
-    run.workspace_bytes = trainer.head().workspace_bytes();
+  Trainer make_trainer(const TokenizedCorpus& corpus, std::unique_ptr<Head> head) {
+    return {settings_.trainer, corpus.train, corpus.validation,
+            device_.network(settings_.trainer, std::move(head))};
+  }
+
+  void finish_head(Trainer& trainer, HeadRun& run) {
+    const Head& head = trainer.network().head();
+    run.name = head.name();
+    run.description = head.description();
+    run.workspace_bytes = head.workspace_bytes();
     run.gradient_bytes = trainer.head_gradient_bytes();
-    run.peak_resident_bytes = cli::peak_resident_bytes();
+    run.peak_bytes = device_.peak_bytes();
   }
 
   void run_materialized(const TokenizedCorpus& corpus) {
-    results_.peaks_are_separate = cli::reset_peak_resident_bytes();
-    Trainer trainer(settings_.trainer, corpus.train, corpus.validation, make_materialized_head());
+    results_.peaks_are_separate = device_.reset_peak();
+    Trainer trainer = make_trainer(corpus, device_.materialized_head());
     describe_model(trainer);
     HeadRun run;
     cli::Progress progress(settings_.quiet, "materialized head", settings_.compare_steps);
@@ -143,8 +141,9 @@ class Demonstration {
       record(step, run);
       bounds_.push_back({step.loss, rate, step.gradient_norm, step.logit_bound});
       if (k == 0) {
-        first_d_hidden_.assign(trainer.d_hidden().begin(), trainer.d_hidden().end());
-        first_d_classifier_ = trainer.model().head().gradient;
+        const std::span<const float> d_hidden = trainer.network().d_hidden();
+        first_d_hidden_.assign(d_hidden.begin(), d_hidden.end());
+        first_d_classifier_ = trainer.network().parameters().back().gradient;
       }
       progress.update(k + 1, "loss " + cli::format_fixed(step.loss, 4));
     }
@@ -159,9 +158,9 @@ class Demonstration {
     const HeadSize size{tokens, settings_.trainer.model.vocab, settings_.trainer.model.dim};
     agreement.tolerance = curve_tolerances(size, bounds_);
     agreement.gradient_tolerance = gradient_tolerance(size, bounds_.front().logit_bound);
-    agreement.d_hidden_difference = relative_difference(trainer.d_hidden(), first_d_hidden_);
+    agreement.d_hidden_difference = relative_difference(trainer.network().d_hidden(), first_d_hidden_);
     agreement.d_classifier_difference =
-        relative_difference(trainer.model().head().gradient, first_d_classifier_);
+        relative_difference(trainer.network().parameters().back().gradient, first_d_classifier_);
     first_d_hidden_ = {};
     first_d_classifier_ = {};
     results_.agreement = std::move(agreement);
@@ -214,9 +213,9 @@ class Demonstration {
   }
 
   void run_fused(const TokenizedCorpus& corpus, std::unique_ptr<Head> head) {
-    Trainer trainer(settings_.trainer, corpus.train, corpus.validation, std::move(head));
+    Trainer trainer = make_trainer(corpus, std::move(head));
     if (!results_.materialized) {
-      results_.peaks_are_separate = cli::reset_peak_resident_bytes();
+      results_.peaks_are_separate = device_.reset_peak();
       describe_model(trainer);
     }
     HeadRun& run = results_.fused;
@@ -239,7 +238,7 @@ class Demonstration {
         start_agreement(trainer);
         // From here on nothing of the comparison is in memory.
         cli::release_free_memory();
-        results_.peaks_are_separate = cli::reset_peak_resident_bytes() && results_.peaks_are_separate;
+        results_.peaks_are_separate = device_.reset_peak() && results_.peaks_are_separate;
       }
       if (schedule.total == 0 && done == before_plan) {
         schedule.total = plan_steps(done, seconds_since(start), validation_seconds);
@@ -275,9 +274,10 @@ class Demonstration {
 
   void save(Trainer& trainer, int64_t done) {
     const Batch& batch = trainer.validation_batches().front();
-    results_.checkpoint_loss = trainer.loss_of(batch);
+    Network& network = trainer.network();
+    results_.checkpoint_loss = network.loss(batch);
     const ModelConfig& model = settings_.trainer.model;
-    write_checkpoint(settings_.output / "model.safetensors", trainer.model(), trainer.hidden_of(batch),
+    write_checkpoint(settings_.output / "model.safetensors", network.parameters(), network.hidden(),
                      batch.targets,
                      {{"format", "headroom-train"},
                       {"steps", std::to_string(done)},
@@ -289,6 +289,7 @@ class Demonstration {
   }
 
   Settings settings_;
+  Device& device_;
   const Say& say_;
   const Clock::time_point start_ = Clock::now();
   cli::StopRequest stop_;
@@ -300,8 +301,8 @@ class Demonstration {
 
 }  // namespace
 
-Results run_demonstration(const Settings& settings, Context context, const Say& say) {
-  return Demonstration(settings, say).run(std::move(context));
+Results run_demonstration(const Settings& settings, Device& device, Context context, const Say& say) {
+  return Demonstration(settings, device, say).run(std::move(context));
 }
 
 }  // namespace headroom::train

@@ -7,16 +7,6 @@
 namespace headroom::train {
 namespace {
 
-Problem problem_of(Pass pass, const Matrix<const float>& hidden, const Matrix<const float>& classifier,
-                   size_t max_workspace_bytes, const HeadGradient& gradient) {
-  Problem problem = make_problem(pass, hidden, classifier);
-  problem.target_dtype = dtype_of<int32_t>();
-  problem.want_d_hidden = problem.want_d_classifier = pass == Pass::forward ? 0 : 1;
-  problem.max_workspace_bytes = max_workspace_bytes;
-  set_gradient(problem, gradient.kind, gradient.threshold, gradient.seed);
-  return problem;
-}
-
 class FusedHead : public Head {
  public:
   FusedHead(Context context, int64_t max_workspace_bytes, const HeadGradient& gradient)
@@ -42,7 +32,7 @@ class FusedHead : public Head {
     const Matrix<const float> hidden{input.hidden.data(), input.tokens(), input.dim};
     const Matrix<const float> classifier{input.classifier.data(), input.vocab, input.dim};
     // Planning takes microseconds; the workspace is kept from call to call.
-    const Plan plan(context_, problem_of(pass, hidden, classifier, max_workspace_bytes_, gradient_));
+    const Plan plan(context_, head_problem(pass, hidden, classifier, max_workspace_bytes_, gradient_));
     const PlanInfo info = plan.info();
     if (!workspace_ || workspace_->bytes().size() < info.workspace_bytes) {
       workspace_.reset();
@@ -72,13 +62,23 @@ class FusedHead : public Head {
 
 }  // namespace
 
+Problem head_problem(Pass pass, const Matrix<const float>& hidden, const Matrix<const float>& classifier,
+                     size_t max_workspace_bytes, const HeadGradient& gradient) {
+  Problem problem = make_problem(pass, hidden, classifier);
+  problem.target_dtype = dtype_of<int32_t>();
+  problem.want_d_hidden = problem.want_d_classifier = pass == Pass::forward ? 0 : 1;
+  problem.max_workspace_bytes = max_workspace_bytes;
+  set_gradient(problem, gradient.kind, gradient.threshold, gradient.seed);
+  return problem;
+}
+
 void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,
                   int64_t max_workspace_bytes, const HeadGradient& gradient) {
   const Matrix<const float> hidden{nullptr, tokens, dim};
   const Matrix<const float> classifier{nullptr, vocab, dim};
   for (const Pass pass : {Pass::forward_backward, Pass::forward}) {
-    const Plan plan(context,
-                    problem_of(pass, hidden, classifier, static_cast<size_t>(max_workspace_bytes), gradient));
+    const Plan plan(
+        context, head_problem(pass, hidden, classifier, static_cast<size_t>(max_workspace_bytes), gradient));
   }
 }
 

@@ -12,6 +12,7 @@
 
 namespace headroom::train {
 
+// All in the memory that the head works on.
 struct HeadInput {
   std::span<const float> hidden;      // [N, D]
   std::span<const float> classifier;  // [V, D]
@@ -53,6 +54,10 @@ class Head {
 // Stores the logits [N, V], turns them into their own gradient in place, and multiplies: three GEMMs and one
 // N x V block of fp32. Frameworks hold two or three such blocks.
 std::unique_ptr<Head> make_materialized_head();
+
+// What the fused head computes: fp32, int32 targets, both gradients unless the pass is forward.
+Problem head_problem(Pass pass, const Matrix<const float>& hidden, const Matrix<const float>& classifier,
+                     size_t max_workspace_bytes, const HeadGradient& gradient);
 
 // Throws Error, HEADROOM_BUDGET_TOO_SMALL, when no plan of the fused head fits `max_workspace_bytes`.
 void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,

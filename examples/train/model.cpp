@@ -1,21 +1,15 @@
 #include "train/model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <string>
 
 #include "train/gemm.h"
-#include "train/random.h"
 #include "train/recurrence.h"
 #include "train/rms_norm.h"
 
 namespace headroom::train {
 namespace {
-
-void fill_normal(Parameter& parameter, double deviation, Random& random) {
-  for (float& x : parameter.value) x = static_cast<float>(deviation * random.normal());
-}
 
 // sums [columns] = column sums of m [rows, columns]; a block of columns belongs to one thread.
 void column_sums(int64_t rows, int64_t columns, const float* m, float* sums) {
@@ -32,51 +26,10 @@ void column_sums(int64_t rows, int64_t columns, const float* m, float* sums) {
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, uint64_t seed) : config_(config) {
-  const auto [vocab, dim, inner, layers] = config;
-  parameters_.emplace_back("embedding.weight", std::vector<int64_t>{vocab, dim}, true);
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const std::string prefix = "layers." + std::to_string(layer) + ".";
-    const int64_t projected = kProjectedGroups * inner;
-    parameters_.emplace_back(prefix + "norm.weight", std::vector<int64_t>{dim}, false);
-    parameters_.emplace_back(prefix + "in_proj.weight", std::vector<int64_t>{projected, dim}, true);
-    parameters_.emplace_back(prefix + "in_proj.bias", std::vector<int64_t>{projected}, false);
-    parameters_.emplace_back(prefix + "out_proj.weight", std::vector<int64_t>{dim, inner}, true);
-  }
-  parameters_.emplace_back("norm.weight", std::vector<int64_t>{dim}, false);
-  parameters_.emplace_back("lm_head.weight", std::vector<int64_t>{vocab, dim}, true);
-  activations_.resize(static_cast<size_t>(layers));
-  initialize(seed);
-}
-
-void Model::initialize(uint64_t seed) {
-  Random random(seed);
-  const auto [vocab, dim, inner, layers] = config_;
-  const double in_deviation = 1.0 / std::sqrt(static_cast<double>(dim));
-  const double out_deviation = 1.0 / std::sqrt(static_cast<double>(2 * layers * inner));
-  fill_normal(embedding(), 0.5, random);
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    auto& gain = of_layer(layer, kNormGain).value;
-    std::fill(gain.begin(), gain.end(), 1.0F);
-    fill_normal(of_layer(layer, kInProjection), in_deviation, random);
-    fill_normal(of_layer(layer, kOutProjection), out_deviation, random);
-    // Memory lengths 1 / (1 - a) from 1.1 to 64 tokens, evenly spread on a log scale over the channels.
-    auto& bias = of_layer(layer, kInBias).value;
-    for (int64_t channel = 0; channel < inner; ++channel) {
-      const double place = (static_cast<double>(channel) + 0.5) / static_cast<double>(inner);
-      const double length = 1.1 * std::pow(64.0 / 1.1, place);
-      bias[static_cast<size_t>(kForgetGate * inner + channel)] = static_cast<float>(std::log(length - 1.0));
-    }
-  }
-  std::fill(final_norm().value.begin(), final_norm().value.end(), 1.0F);
-  fill_normal(head(), 0.02, random);
-}
-
-int64_t Model::parameter_count() const {
-  int64_t count = 0;
-  for (const Parameter& parameter : parameters_) count += parameter.size();
-  return count;
-}
+Model::Model(const ModelConfig& config, uint64_t seed)
+    : config_(config),
+      parameters_(initial_parameters(config, seed)),
+      activations_(static_cast<size_t>(config.layers)) {}
 
 void Model::resize(int64_t batch, int64_t length) {
   batch_ = batch;
@@ -104,18 +57,9 @@ void Model::resize(int64_t batch, int64_t length) {
 std::span<const float> Model::forward(std::span<const int32_t> tokens, int64_t batch, int64_t length) {
   const int64_t rows = batch * length;
   const int64_t dim = config_.dim;
-  if (static_cast<int64_t>(tokens.size()) != rows) {
-    throw std::invalid_argument("tokens: expected batch * length = " + std::to_string(rows) + ", got " +
-                                std::to_string(tokens.size()));
-  }
-  for (int32_t token : tokens) {
-    if (token < 0 || token >= config_.vocab) {
-      throw std::invalid_argument("tokens: expected values in [0, " + std::to_string(config_.vocab) +
-                                  "), got " + std::to_string(token));
-    }
-  }
-  resize(batch, length);
   tokens_.assign(tokens.begin(), tokens.end());
+  check_tokens(config_, tokens_, rows);
+  resize(batch, length);
   std::vector<float>& first = activations_.empty() ? last_ : activations_.front().in;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = embedding().value.data() + tokens_[static_cast<size_t>(row)] * dim;

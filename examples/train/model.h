@@ -8,16 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "train/parameter.h"
+#include "train/model_parameters.h"
 
 namespace headroom::train {
-
-struct ModelConfig {
-  int64_t vocab = 0;
-  int64_t dim = 256;    // D, width of embedding, residual stream and hidden states
-  int64_t inner = 512;  // H, channels of one recurrence
-  int64_t layers = 2;
-};
 
 class Model {
  public:
@@ -34,17 +27,12 @@ class Model {
   const ModelConfig& config() const { return config_; }
   std::vector<Parameter>& parameters() { return parameters_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  Parameter& head() { return parameters_.back(); }  // lm_head.weight [V, D]
-  int64_t parameter_count() const;
+  Parameter& head() { return parameters_[head_place(config_)]; }
 
  private:
-  // Indices into parameters_ of layer `layer`.
-  enum LayerParameter { kNormGain, kInProjection, kInBias, kOutProjection, kLayerParameters };
-  Parameter& embedding() { return parameters_.front(); }
-  Parameter& of_layer(int64_t layer, LayerParameter which) {
-    return parameters_[static_cast<size_t>(1 + layer * kLayerParameters + which)];
-  }
-  Parameter& final_norm() { return parameters_[parameters_.size() - 2]; }
+  Parameter& embedding() { return parameters_[kEmbedding]; }
+  Parameter& of_layer(int64_t layer, LayerParameter which) { return parameters_[place_of(layer, which)]; }
+  Parameter& final_norm() { return parameters_[final_norm_place(config_)]; }
 
   struct LayerActivations {
     std::vector<float> in;           // [N, D] the residual stream before the layer
@@ -55,7 +43,6 @@ class Model {
     std::vector<float> output;       // [N, H]
   };
 
-  void initialize(uint64_t seed);
   void resize(int64_t batch, int64_t length);
   void layer_forward(int64_t layer, std::vector<float>& out);
   void layer_backward(int64_t layer, std::vector<float>& d_residual);

@@ -49,12 +49,12 @@ std::string memory_chart(const Results& results) {
   chart.subtitle = about(results);
   chart.y.label = "memory";
   chart.y.unit = plot::Unit::kBytes;
-  chart.categories = {"head: workspace", "head: with gradients", "process: peak resident"};
+  chart.categories = {"head: workspace", "head: with gradients", results.device.peak_name};
   const auto bars = [&](const std::string& label, const HeadRun& run) {
-    const auto resident = static_cast<double>(run.peak_resident_bytes);
+    const auto peak = static_cast<double>(run.peak_bytes);
     chart.series.push_back({label,
                             {static_cast<double>(run.workspace_bytes), static_cast<double>(run.head_bytes()),
-                             results.peaks_are_separate ? resident : NAN}});
+                             results.peaks_are_separate ? peak : NAN}});
   };
   if (results.materialized) bars("materialized head", *results.materialized);
   bars("fused head", results.fused);

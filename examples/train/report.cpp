@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include "support/format.h"
-#include "train/gemm.h"
 
 namespace headroom::train {
 namespace {
@@ -32,7 +31,7 @@ ordered_json run_json(const Results& results, const HeadRun& run) {
                        {"workspace_bytes", run.workspace_bytes},
                        {"gradient_bytes", run.gradient_bytes},
                        {"head_bytes", run.head_bytes()},
-                       {"peak_resident_bytes", run.peak_resident_bytes},
+                       {"peak_bytes", run.peak_bytes},
                        {"tokens_per_second", tokens_per_second(results, run)},
                        {"step_seconds_median", median_step_seconds(run.seconds)},
                        {"head_seconds_median", median_step_seconds(run.head_seconds)},
@@ -61,7 +60,7 @@ std::string agreement_text(const Agreement& agreement) {
 
 }  // namespace
 
-std::string summary(const Results& results, const Settings& settings) {
+std::string summary(const Results& results) {
   std::vector<HeadRun> runs;
   if (results.materialized) runs.push_back(*results.materialized);
   runs.push_back(results.fused);
@@ -87,8 +86,8 @@ std::string summary(const Results& results, const Settings& settings) {
   add("head: workspace", [](const HeadRun& r) { return bytes(r.workspace_bytes); });
   add("head: gradients", [](const HeadRun& r) { return bytes(r.gradient_bytes); });
   add("head: together", [](const HeadRun& r) { return bytes(r.head_bytes()); });
-  add(results.peaks_are_separate ? "process: peak resident" : "process: peak resident so far",
-      [](const HeadRun& r) { return bytes(r.peak_resident_bytes); });
+  add(results.device.peak_name + (results.peaks_are_separate ? "" : " so far"),
+      [](const HeadRun& r) { return bytes(r.peak_bytes); });
 
   std::string text = "\n";
   text += table.text();
@@ -101,16 +100,13 @@ std::string summary(const Results& results, const Settings& settings) {
           cli::format_fixed(results.fused.validation_loss.front(), 4) + " -> " +
           cli::format_fixed(results.fused.validation_loss.back(), 4) +
           (results.stop_signal != 0 ? " (interrupted)" : "") + "\n";
-  const std::string file = (settings.output / "model.safetensors").string();
-  text += "\nThe checkpoint holds a batch of validation text, loss " +
-          cli::format_fixed(results.checkpoint_loss, 6) + "; evaluate it with\n  headroom loss --hidden " +
-          file + ":hidden --classifier " + file + ":lm_head.weight --targets " + file + ":targets\n";
   return text;
 }
 
 ordered_json to_json(const Results& results, const Settings& settings) {
   const TrainerConfig& trainer = settings.trainer;
   ordered_json json;
+  json["device"] = results.device.name;
   json["text"] = {{"source", results.text.source},
                   {"files", results.text.files},
                   {"bytes", results.text.bytes},
@@ -123,7 +119,7 @@ ordered_json to_json(const Results& results, const Settings& settings) {
                    {"dim", trainer.model.dim},
                    {"inner", trainer.model.inner},
                    {"layers", trainer.model.layers},
-                   {"gemm", gemm_library()}};
+                   {"gemm", results.device.matrix_library}};
   json["training"] = {{"batch", trainer.batch.batch},
                       {"sequence_length", trainer.batch.length},
                       {"tokens_per_step", results.tokens_per_step},
@@ -147,7 +143,8 @@ ordered_json to_json(const Results& results, const Settings& settings) {
                          {"d_classifier_difference", agreement.d_classifier_difference},
                          {"gradient_tolerance", agreement.gradient_tolerance}};
   }
-  json["peak_resident_bytes_are_separate"] = results.peaks_are_separate;
+  json["peak_bytes_are_of"] = results.device.peak_name;
+  json["peak_bytes_are_separate"] = results.peaks_are_separate;
   json["checkpoint_loss"] = results.checkpoint_loss;
   json["total_seconds"] = results.total_seconds;
   return json;

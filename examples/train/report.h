@@ -11,7 +11,7 @@
 namespace headroom::train {
 
 // The closing comparison, for people.
-std::string summary(const Results& results, const Settings& settings);
+std::string summary(const Results& results);
 
 // All figures.
 nlohmann::ordered_json to_json(const Results& results, const Settings& settings);

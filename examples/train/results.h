@@ -20,6 +20,12 @@ struct TextFacts {
   double seconds = 0.0;  // to read, learn the vocabulary and encode
 };
 
+struct DeviceFacts {
+  std::string name;
+  std::string matrix_library;
+  std::string peak_name;
+};
+
 // What one head did; entry k of a vector belongs to step k + 1.
 struct HeadRun {
   std::string name;
@@ -31,18 +37,19 @@ struct HeadRun {
   std::vector<double> validation_loss;
   int64_t workspace_bytes = 0;
   int64_t gradient_bytes = 0;
-  int64_t peak_resident_bytes = 0;  // of the process while this head trained
+  int64_t peak_bytes = 0;  // the most that was held while this head trained, as DeviceFacts name it
   int64_t head_bytes() const { return workspace_bytes + gradient_bytes; }
 };
 
 struct Results {
+  DeviceFacts device;
   TextFacts text;
   int64_t parameters = 0;
   int64_t tokens_per_step = 0;
   std::optional<HeadRun> materialized;
   HeadRun fused;
   std::optional<Agreement> agreement;
-  bool peaks_are_separate = true;  // peak_resident_bytes could be reset between the runs
+  bool peaks_are_separate = true;  // peak_bytes could be reset between the runs
   int stop_signal = 0;             // that ended training early; 0: none
   int64_t planned_steps = 0;
   double training_seconds = 0.0;  // of the fused run, validation included

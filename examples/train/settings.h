@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "train/corpus.h"
+#include "train/head.h"
 #include "train/schedule.h"
-#include "train/trainer.h"
+#include "train/trainer_config.h"
 
 namespace headroom::train {
 
@@ -18,9 +20,9 @@ struct Settings {
   int64_t steps = 0;
   int64_t compare_steps = 8;  // with both heads; 0: no comparison
   int64_t max_workspace_bytes = int64_t{64} << 20;
-  HeadGradient gradient;  // of the fused head
-  int threads = 0;        // of the model's body; 0: all
-  bool quiet = false;     // no progress on stderr
+  HeadGradient gradient;    // of the fused head
+  std::string device_note;  // for people, beside the device's name
+  bool quiet = false;       // no progress on stderr
   std::filesystem::path output = "headroom-train";
 };
 

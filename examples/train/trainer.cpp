@@ -1,20 +1,15 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "train/clock.h"
+
 namespace headroom::train {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 double largest_row_norm(std::span<const float> matrix, int64_t columns) {
   double largest = 0.0;
@@ -50,59 +45,42 @@ double sum_of_magnitudes(std::span<const float> values) {
 }
 
 Trainer::Trainer(const TrainerConfig& config, std::span<const int32_t> train,
-                 std::span<const int32_t> validation, std::unique_ptr<Head> head)
+                 std::span<const int32_t> validation, std::unique_ptr<Network> network)
     : config_(config),
-      model_(config.model, config.seed),
-      optimizer_(config.optimizer, model_.parameters()),
       batches_(train, config.batch, config.seed ^ kDataStream),
       validation_(even_batches(validation, config.batch, config.validation_batches)),
-      head_(std::move(head)),
-      d_hidden_(static_cast<size_t>(config.batch.tokens() * config.model.dim)) {}
-
-HeadInput Trainer::head_input(std::span<const float> hidden, const Batch& batch) {
-  return {hidden, model_.head().value, batch.targets, config_.model.vocab, config_.model.dim};
-}
+      network_(std::move(network)) {}
 
 StepResult Trainer::step(double learning_rate, bool with_bounds) {
   StepResult result{};
   const Clock::time_point start = Clock::now();
-  const Batch batch = batches_.next();
-  const std::span<const float> hidden =
-      model_.forward(batch.tokens, config_.batch.batch, config_.batch.length);
-  const Clock::time_point head_start = Clock::now();
-  result.loss = head_->loss_and_gradients(head_input(hidden, batch), d_hidden_, model_.head().gradient);
-  result.head_seconds = seconds_since(head_start);
+  const HeadLoss head = network_->loss_and_gradients(batches_.next());
+  result.loss = head.loss;
+  result.head_seconds = head.head_seconds;
   if (!std::isfinite(result.loss)) {
     throw std::runtime_error("the loss is not finite: training diverged; try a smaller --learning-rate");
   }
-  model_.backward(d_hidden_);
-  optimizer_.step(model_.parameters(), learning_rate);
+  network_->update(learning_rate);
   result.seconds = seconds_since(start);
   if (!with_bounds) return result;
-  for (const Parameter& p : model_.parameters()) result.gradient_norm += sum_of_magnitudes(p.gradient);
+  const std::vector<Parameter>& parameters = network_->parameters();
+  for (const Parameter& p : parameters) result.gradient_norm += sum_of_magnitudes(p.gradient);
+  const int64_t dim = config_.model.dim;
   result.logit_bound =
-      largest_row_norm(hidden, config_.model.dim) * largest_row_norm(model_.head().value, config_.model.dim);
+      largest_row_norm(network_->hidden(), dim) * largest_row_norm(parameters.back().value, dim);
   return result;
-}
-
-std::span<const float> Trainer::hidden_of(const Batch& batch) {
-  return model_.forward(batch.tokens, config_.batch.batch, config_.batch.length);
-}
-
-double Trainer::loss_of(const Batch& batch) {
-  return head_->loss(head_input(hidden_of(batch), batch));
 }
 
 Validation Trainer::validate() {
   const Clock::time_point start = Clock::now();
   double sum = 0.0;
-  for (const Batch& batch : validation_) sum += loss_of(batch);
+  for (const Batch& batch : validation_) sum += network_->loss(batch);
   return {sum / static_cast<double>(validation_.size()), seconds_since(start)};
 }
 
 int64_t Trainer::head_gradient_bytes() const {
-  return static_cast<int64_t>((d_hidden_.size() + model_.parameters().back().gradient.size()) *
-                              sizeof(float));
+  const int64_t rows = config_.batch.tokens() + config_.model.vocab;  // of d_hidden and d_classifier
+  return rows * config_.model.dim * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace headroom::train

@@ -5,7 +5,7 @@ backend are known to the list of them alone, exact plans and thinned ones not to
 files of one name; everything outside src knows the public headers only. The command line is
 built in layers: its support, files and charts know no command, the demonstration in examples/train stands on these, and
 commands on all of them; other examples on nothing. CUDA's own headers are known under src/cuda, bench and tests/gpu
-only, to the examples on CUDA, and to the memory of devices that the tests share.
+only, to the examples on CUDA, the demonstration's too, and to the memory of devices that the tests share.
 """
 
 import pathlib
@@ -32,7 +32,7 @@ ENGINE_LIST = "src/cuda/engines/engines.cpp"
 # Folders that know nothing of each other.
 PEERS = ("cuda/exact/", "cuda/thinned/")
 CUDA_TESTS = ("tests/gpu/", "tests/cuda_on_cpu/", "tests/support/device_memory.cpp")
-CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", *CUDA_TESTS)
+CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "examples/train/cuda/", *CUDA_TESTS)
 
 # Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
 C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h", "assert.h", "float.h", "limits.h"}

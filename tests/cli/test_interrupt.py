@@ -71,7 +71,9 @@ def train(start, run, tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"{k} is a number, {k * k} its square.\n" for k in range(4000)))
 
     def call(*arguments, **keywords):
-        process = start("train", "text.txt", "--minutes", 5, "--vocab", 400, "-o", "out", *arguments, **keywords)
+        process = start(
+            "train", "text.txt", "--device", "cpu", "--minutes", 5, "--vocab", 400, "-o", "out", *arguments, **keywords
+        )
         lines = []
         for line in process.stdout:  # until the first row of the table: training has begun
             lines.append(line)

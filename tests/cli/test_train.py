@@ -29,7 +29,7 @@ def test_without_onednn_all_but_training_works(without_onednn):
         assert process.returncode == 0, process.stderr
     process = without_onednn("bench", "--shape", "8,16,8", "--repeat", "1")
     assert process.returncode == 0, process.stderr
-    process = without_onednn("train", "--steps", "1")
+    process = without_onednn("train", "--device", "cpu", "--steps", "1")
     assert process.returncode == 1 and process.stdout == ""
     if "not in this build" in process.stderr:
         pytest.skip("this build has no train command")
@@ -52,8 +52,8 @@ def test_rows_of_the_table_stand_on_lines_of_their_own(binary, run, tmp_path):
         pytest.skip("this build has no train command")
     (tmp_path / "text.txt").write_text("".join(f"{k} is a number, {k * k} its square.\n" for k in range(4000)))
     ours, theirs = pty.openpty()
-    arguments = ["train", "text.txt", "--steps", "120", "--compare-steps", "0", "--vocab", "400", "--dim", "128",
-                 "--inner", "128", "--batch", "4", "--validation-batches", "1"]  # fmt: skip
+    arguments = ["train", "text.txt", "--device", "cpu", "--steps", "120", "--compare-steps", "0", "--vocab", "400",
+                 "--dim", "128", "--inner", "128", "--batch", "4", "--validation-batches", "1"]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([binary, *arguments], cwd=tmp_path, env=environment, stdout=theirs, stderr=theirs)
     os.close(theirs)

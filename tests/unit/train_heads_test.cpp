@@ -144,7 +144,7 @@ Curve train_with(std::unique_ptr<Head> head) {
   TrainerConfig config;
   config.model = {.vocab = 300, .dim = 16, .inner = 24, .layers = 2};
   config.batch = {4, 16};
-  Trainer trainer(config, text, text, std::move(head));
+  Trainer trainer(config, text, text, make_host_network(config, std::move(head)));
   Curve curve;
   for (int k = 0; k < 8; ++k) {
     const double rate = 3e-3 * (k + 1) / 8;
