@@ -1,5 +1,7 @@
 """Where the demonstration runs: --device, the same training on a GPU as on the CPU, and what it says at its end."""
 
+import os
+import pathlib
 import re
 import shlex
 
@@ -52,7 +54,20 @@ def test_without_a_usable_gpu_auto_is_the_cpu_and_says_why(train, ok):
     assert result.out.startswith("device      this machine's processors (no GPU: ")
 
 
+@pytest.fixture
+def onednn_or_plain_loops(run, binary, monkeypatch):
+    """The processors multiply matrices: where oneDNN is not installed, by the stand-in that tests/gpu builds."""
+    refusal = run("train", "--device", "cpu", "--steps", "1", "--budget", "1")
+    if "oneDNN" not in refusal.err:
+        return
+    folder = pathlib.Path(binary).resolve().parents[1] / "tests" / "gpu" / "plain_dnnl"
+    if not (folder / "libdnnl.so.3").exists():
+        pytest.skip(f"neither oneDNN nor {folder} is here")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}")
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("onednn_or_plain_loops")
 def test_a_gpu_trains_the_model_that_the_cpu_trains(train, cuda_device):
     steps = ["train", "--steps", "4", "--compare-steps", "4", "--device"]
     on_cpu, on_gpu = (train("--json", *steps, device).json for device in ("cpu", "auto"))

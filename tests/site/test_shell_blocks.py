@@ -15,6 +15,7 @@ SMALLER = {
     "headroom bench": "headroom bench --shape 64,1000,32 --quiet",
     "headroom bench --shape 1024,32768,512": "headroom bench --shape 64,1000,32 --quiet",
     "headroom train": "headroom train --help",  # ./scripts/test's stage cli trains
+    "headroom train --device cpu": "headroom train --device cpu --help",
     "headroom check": "headroom check --help",  # and checks
 }
 # By their beginning.
