@@ -179,7 +179,8 @@ std::string what_to_try_next(const train::Settings& settings, double checkpoint_
       "loss --hidden " + file + ":hidden --classifier " + file + ":lm_head.weight --targets " + file +
           ":targets");
   if (is_cuda) {
-    add("the same model on the processors: the same losses but for rounding", "train --device cpu --steps 8");
+    add("this on the processors: there the losses are the same but for rounding",
+        "train --device cpu --steps 8");
   } else if (settings.gradient.kind == Gradient::exact) {
     add("the same model with thinned gradients", "train --gradient thinned --threshold 2^-9");
   } else {
