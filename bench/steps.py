@@ -18,6 +18,7 @@ so.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import shlex
@@ -79,12 +80,16 @@ def show(record: StepRecord, args: argparse.Namespace) -> None:
 
 
 def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) -> None:
-    from step_heads import chosen_heads
-    from step_models import chosen_specs, sized
+    from step_heads import chosen_heads, import_libraries
+    from step_models import chosen_specs, import_model, sized
     from step_rounds import ModelBench
 
     specs, heads = chosen_specs(args.models), chosen_heads(args.heads)
     tiny = not args.device.startswith("cuda")
+    import_libraries()
+    for spec in specs:
+        with contextlib.suppress(Exception):  # its rows say what is wrong
+            import_model(spec)
     for index, spec in enumerate(specs):
         share = deadline.share(len(specs) - index)
         if share.left() <= 0:

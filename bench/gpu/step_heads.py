@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -158,6 +159,23 @@ def headroom_plain_criterion(**options: Any) -> Prepare:
         return loss
 
     return prepare
+
+
+MODULES = (
+    "headroom.transformers",
+    "headroom.compat.fla",
+    "liger_kernel.transformers.monkey_patch",
+    "cut_cross_entropy",
+    "trl.trainer.utils",
+    "fla.models",
+)
+
+
+def import_libraries() -> None:
+    """All that are installed, before any time is limited: an import that is cut off cannot be taken up again."""
+    for name in MODULES:
+        with contextlib.suppress(Exception):  # the head's own row says what is wrong
+            importlib.import_module(name)
 
 
 BUDGET, THINNED = {"max_workspace_bytes": BUDGET_MIB * MIB}, {"gradient": "thinned", "threshold": THRESHOLD}

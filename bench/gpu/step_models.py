@@ -109,17 +109,28 @@ def sized(spec: Spec, tiny: bool, layers: int | None, sequences: int | None, len
     )
 
 
+def make_config(spec: Spec) -> Any:
+    if spec.fla:
+        import fla.models as library  # which registers its classes with transformers
+    else:
+        import transformers as library
+    config = getattr(library, spec.config_class)(**spec.config)
+    config.use_cache = False
+    return config
+
+
+def import_model(spec: Spec) -> None:
+    """What building it imports."""
+    import transformers
+
+    transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(make_config(spec))]
+
+
 def build_model(spec: Spec, device: str) -> nn.Module:
     """In bf16, in training mode, from the same seed every time."""
     import transformers
 
-    if spec.fla:
-        import fla.models  # which registers its classes with transformers
-
-        config = getattr(fla.models, spec.config_class)(**spec.config)
-    else:
-        config = getattr(transformers, spec.config_class)(**spec.config)
-    config.use_cache = False
+    config = make_config(spec)
     torch.manual_seed(0)
     with torch.device(device):
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
