@@ -31,7 +31,7 @@ int64_t padded_hidden(const Problem& p) {
 }
 
 int64_t padded_columns(const Problem& p, int64_t columns) {
-  return rounded_up(columns, kLineBytes, operand_dtype(p));
+  return rounded_up(columns, 16, operand_dtype(p));
 }
 
 bool writes_d_classifier(const Problem& p) {
@@ -59,7 +59,8 @@ int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
 }
 
 int64_t exps_stride(const Problem& p, const PlanDetail& d) {
-  return padded_columns(p, std::max(d.kept_columns, d.kept_columns < p.vocab ? d.vocab_window : 0));
+  const int64_t columns = std::max(d.kept_columns, d.kept_columns < p.vocab ? d.vocab_window : 0);
+  return rounded_up(columns, kLineBytes, operand_dtype(p));
 }
 
 int64_t kept_window(const Problem& p, const PlanDetail& d) {
