@@ -16,7 +16,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 MARKERS = ("s", "D", "^", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 
 
-def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
+def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,7 +40,7 @@ def _plain_logarithm(axis: Any, low: float, high: float) -> None:
     axis.set_ticks([], minor=True)
 
 
-def _save(figure: Any, folder: pathlib.Path, name: str, form: str) -> pathlib.Path:
+def save_figure(figure: Any, folder: pathlib.Path, name: str, form: str) -> pathlib.Path:
     from matplotlib import pyplot
 
     path = folder / f"{name}.{form}"
@@ -64,7 +64,7 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path,
     if not any(row.ours for row in rows):
         return []
     title = f"Forward and backward, N {shape.tokens}, V {shape.vocab}, D {shape.hidden}"
-    figure, axes = _axes(title, "peak memory beyond inputs and gradients, MiB", "milliseconds")
+    figure, axes = new_axes(title, "peak memory beyond inputs and gradients, MiB", "milliseconds")
     widest, slowest, fastest = 1.0, 0.0, float("inf")
     own, other = iter(COLORS), 0
     for label, points in lines.items():
@@ -88,7 +88,7 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path,
     _plain_logarithm(axes.xaxis, 1.0, widest)
     _plain_logarithm(axes.yaxis, fastest, slowest)
     figure.legend(loc="outside right upper")
-    return [_save(figure, folder, f"time-against-memory-{shape.name}", form)]
+    return [save_figure(figure, folder, f"time-against-memory-{shape.name}", form)]
 
 
 def plot_memory_against_vocabulary(record: Record, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
@@ -106,7 +106,7 @@ def plot_memory_against_vocabulary(record: Record, folder: pathlib.Path, form: s
                     lines.setdefault(row.method, []).append(point)
         if len(shapes) < LEAST_POINTS or not lines:
             continue
-        figure, axes = _axes(
+        figure, axes = new_axes(
             f"Forward and backward, N {tokens}, D {hidden}", "vocabulary", "MiB beyond inputs and gradients"
         )
         for method, points in lines.items():
@@ -114,7 +114,7 @@ def plot_memory_against_vocabulary(record: Record, folder: pathlib.Path, form: s
             axes.plot([v for v, _ in points], [m for _, m in points], style, label=method)
         axes.set_yscale("log")
         axes.legend(fontsize="small")
-        found.append(_save(figure, folder, f"memory-against-vocabulary-n{tokens}-d{hidden}", form))
+        found.append(save_figure(figure, folder, f"memory-against-vocabulary-n{tokens}-d{hidden}", form))
     return found
 
 
@@ -127,7 +127,7 @@ def plot_share_of_bare_products(record: Record, folder: pathlib.Path, form: str)
         shapes = [shape.name for shape in record.shapes if any(row.shape == shape.name for row in rows)]
         if not rows:
             continue
-        figure, axes = _axes(what, "", "speed, % of the bare products'")
+        figure, axes = new_axes(what, "", "speed, % of the bare products'")
         width = 0.8 / len(methods)
         for index, method in enumerate(methods):
             share = {row.shape: 100.0 / row.burst_ratio for row in rows if row.method == method and row.burst_ratio}
@@ -136,7 +136,7 @@ def plot_share_of_bare_products(record: Record, folder: pathlib.Path, form: str)
         axes.axhline(100, color="black", linestyle="--")
         axes.set_xticks([i + 0.4 for i in range(len(shapes))], shapes, rotation=30, ha="right")
         axes.legend(fontsize="small")
-        found.append(_save(figure, folder, f"share-of-bare-products-{pass_}", form))
+        found.append(save_figure(figure, folder, f"share-of-bare-products-{pass_}", form))
     return found
 
 
@@ -157,7 +157,7 @@ def plot_time_against_budget(record: Record, folder: pathlib.Path, form: str) ->
     if not lines:
         return []
     what = "workspace" if any(row.extra_mib is not None for row in record.rows) else "budget"
-    figure, axes = _axes("Forward and backward", f"{what}, MiB", "time, in that of the three bare products")
+    figure, axes = new_axes("Forward and backward", f"{what}, MiB", "time, in that of the three bare products")
     for label, points, color, marker in zip(lines, lines.values(), COLORS * len(lines), MARKERS * len(lines)):
         places, ratios = zip(*points)
         axes.plot(places, ratios, marker=marker, color=color, label=label)
@@ -167,7 +167,7 @@ def plot_time_against_budget(record: Record, folder: pathlib.Path, form: str) ->
     sizes = [mib for points in lines.values() for mib, _ in points]
     _plain_logarithm(axes.xaxis, min(sizes), max(sizes))
     axes.legend(fontsize="small")
-    return [_save(figure, folder, "time-against-budget", form)]
+    return [save_figure(figure, folder, "time-against-budget", form)]
 
 
 def draw_all(record: Record, folder: str, form: str = "svg", most: int = 8) -> list[pathlib.Path]:

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md whose figures are in bench/records, and their plots.
+"""The tables of the results' pages in docs/ whose figures are in bench/records, and their plots.
 
     python bench/gpu/published.py            writes tables and plots
     python bench/gpu/published.py --check    says whether the tables are those of the records
@@ -22,6 +22,7 @@ from table import markdown, number
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
+TRAINING = ROOT / "docs" / "results_training.md"
 PLOTTED = ("gemma-2-2b", "llama-3-8b")  # against memory
 
 
@@ -118,24 +119,35 @@ def loaded(name: str) -> Any:
     return load_steps([path]) if name.startswith("steps") else load(path)
 
 
-def with_tables(text: str) -> str:
+def page_of(name: str) -> pathlib.Path:
+    return TRAINING if name.startswith("steps") else RESULTS
+
+
+def with_tables(page: pathlib.Path, text: str) -> str:
     for name in TABLES:
+        if page_of(name) != page:
+            continue
         table = KINDS[name.partition("-")[0]]
         before, after = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
         head, _, rest = text.partition(before)
         _, found, tail = rest.partition(after)
         if not found:
-            raise SystemExit(f"{RESULTS}: expected {before.strip()} and {after.strip()}")
+            raise SystemExit(f"{page}: expected {before.strip()} and {after.strip()}")
         text = head + before + "\n".join(table(loaded(name))) + after + tail
     return text
 
 
 def main() -> None:
-    text = RESULTS.read_text()
-    made = with_tables(text)
+    for page in (RESULTS, TRAINING):
+        text = page.read_text()
+        made = with_tables(page, text)
+        if "--check" in sys.argv[1:]:
+            if made != text:
+                raise SystemExit(f"{page}: tables differ from bench/records")
+        else:
+            page.write_text(made)
     if "--check" in sys.argv[1:]:
-        raise SystemExit(0 if made == text else "docs/results.md: tables differ from bench/records")
-    RESULTS.write_text(made)
+        return
     folder = ROOT / "docs" / "plots"
     plot_time_against_budget(load(str(RECORDS / "budgets-2026-11-22.json")), folder, "svg")
     record = load(str(RECORDS / "heads-2026-11-22.json"))

@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import Any
 
-from plots import COLORS, MARKERS, _axes, _save
+from plots import COLORS, MARKERS, new_axes, save_figure
 from record import Record
 from table import markdown, number
 
@@ -158,7 +158,7 @@ def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path, form: 
     if not rows:
         return []
     title = f"Whole training steps, {model.model}, {model.sequences} x {model.length} tokens, V {model.vocab}"
-    figure, axes = _axes(title, "peak memory beyond weights and optimizer, GiB", "tokens a second")
+    figure, axes = new_axes(title, "peak memory beyond weights and optimizer, GiB", "tokens a second")
     own = other = 0
     for row in rows:
         if row.ours:
@@ -171,7 +171,7 @@ def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path, form: 
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.1 * max(row.tokens_per_second or 0.0 for row in rows))
     figure.legend(loc="outside right upper")
-    return [_save(figure, folder, f"steps-{model.model}", form)]
+    return [save_figure(figure, folder, f"steps-{model.model}", form)]
 
 
 def draw_steps(record: StepRecord, folder: str, form: str) -> list[pathlib.Path]:

@@ -15,10 +15,11 @@ from record import load
 
 
 def test_the_tables_of_the_results_are_those_of_the_records() -> None:
-    text = published.RESULTS.read_text()
-    assert published.with_tables(text) == text
+    for page in (published.RESULTS, published.TRAINING):
+        text = page.read_text()
+        assert published.with_tables(page, text) == text
     with pytest.raises(SystemExit, match="expected <!-- heads-2026-11-22 -->"):
-        published.with_tables("")
+        published.with_tables(published.RESULTS, "")
 
 
 def test_every_record_is_published_and_says_what_it_is_of() -> None:

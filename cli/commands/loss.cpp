@@ -124,11 +124,9 @@ void read_config(Options& options, const CLI::App& command) {
 
 ordered_json make_report(const Options& options, const LossInputs& in, const LossResult& result) {
   const auto valid = static_cast<double>(in.valid_tokens);
-  ordered_json report{{"loss", result.loss},
-                      {"reduction", options.reduction},
-                      {"nll", result.mean_nll},
-                      {"perplexity", std::exp(result.mean_nll)}};
+  ordered_json report{{"loss", result.loss}, {"reduction", options.reduction}, {"nll", result.mean_nll}};
   const bool one_target = in.targets_per_token == 0;
+  if (one_target) report["perplexity"] = std::exp(result.mean_nll);
   if (one_target) report["token_accuracy"] = static_cast<double>(result.correct_tokens) / valid;
   report["tokens"] = in.tokens;
   report["valid_tokens"] = in.valid_tokens;
@@ -168,7 +166,7 @@ void print_text(const Options& options, const ordered_json& report) {
   const auto number = [&](const char* key, int digits) { return format_number(report[key], digits); };
   Table table({"loss (" + options.reduction + ")", number("loss", 9)});
   table.add({"negative log likelihood", number("nll", 9)});
-  table.add({"perplexity", number("perplexity", 7)});
+  if (report.contains("perplexity")) table.add({"perplexity", number("perplexity", 7)});
   const auto add_share = [&](const std::string& label, const char* key) {
     if (report.contains(key)) table.add({label, format_number(report[key].get<double>() * 100, 4) + " %"});
   };

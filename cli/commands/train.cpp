@@ -166,31 +166,41 @@ train::Results train_model(const train::Settings& settings, TrainDevice place,
   }
 }
 
-// Commands that can be pasted as they are.
+// As one word of a shell.
+std::string quoted(const std::string& text) {
+  std::string found = "'";
+  for (const char c : text) found += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return found + "'";
+}
+
+// Commands that can be pasted as they are, and leave this run's results where they are. cuda: "cuda:N", or
+// empty on the host.
 std::string what_to_try_next(const train::Settings& settings, double checkpoint_loss,
-                             const std::string& program, bool is_cuda) {
+                             const std::string& program, const std::string& cuda) {
   const std::string file = (settings.output / "model.safetensors").string();
   std::string text = "\nWhat to try next:\n";
   const auto add = [&](const std::string& what, const std::string& arguments) {
-    text += "  " + what + "\n    " + program + " " + arguments + "\n";
+    text += "  " + what + "\n    " + quoted(program) + " " + arguments + "\n";
   };
   add("the loss of the validation text in the checkpoint, which was " + format_fixed(checkpoint_loss, 6) +
           " here",
-      "loss --hidden " + file + ":hidden --classifier " + file + ":lm_head.weight --targets " + file +
-          ":targets");
-  if (is_cuda) {
-    add("this on the processors: there the losses are the same but for rounding",
-        "train --device cpu --steps 8");
+      "loss --hidden " + quoted(file + ":hidden") + " --classifier " + quoted(file + ":lm_head.weight") +
+          " --targets " + quoted(file + ":targets"));
+  if (!cuda.empty()) {
+    add("the first steps of the default model on the processors, with a GPU's losses but for rounding",
+        "train --device cpu --steps 8 -o headroom-train-cpu");
   } else if (settings.gradient.kind == Gradient::exact) {
-    add("the same model with thinned gradients", "train --gradient thinned --threshold 2^-9");
+    add("the default model with thinned gradients",
+        "train --gradient thinned --threshold 2^-9 -o headroom-train-thinned");
   } else {
-    add("the same model with exact gradients, beside the materialized head", "train");
+    add("the default model with exact gradients, beside the materialized head",
+        "train -o headroom-train-exact");
   }
+  const std::string device = cuda.empty() ? "" : " --device " + cuda;
   add("the head of a model of yours: workspace, cost and time before it runs",
-      "plan --model gemma-2-2b --tokens 8192 --budget 256MiB" +
-          std::string(is_cuda ? " --device cuda:0" : ""));
-  add(is_cuda ? "how fast this GPU is" : "time and memory beside materialized logits",
-      is_cuda ? "bench --device cuda:0" : "bench --shape 1024,32768,512 --thinned 2^-9");
+      "plan --model gemma-2-2b --tokens 8192 --budget 256MiB" + device);
+  add(cuda.empty() ? "time and memory beside materialized logits" : "how fast this GPU is",
+      cuda.empty() ? "bench --shape 1024,32768,512 --thinned 2^-9" : "bench" + device);
   return text;
 }
 
@@ -218,8 +228,8 @@ void run(Options& options, const GlobalOptions& global, const CLI::App& command)
     std::fflush(stream);
   };
   TrainDevice place = open_train_device(global, options.device);
-  const bool is_cuda = place.is_cuda;
-  if (is_cuda && command.count("--minutes") == 0) settings.minutes = kMinutesOnGpu;
+  const std::string cuda = place.cuda;
+  if (!cuda.empty() && command.count("--minutes") == 0) settings.minutes = kMinutesOnGpu;
   settings.device_note = place.note;
   const train::Results results = train_model(settings, std::move(place), say);
   nlohmann::ordered_json figures = train::to_json(results, settings);
@@ -231,7 +241,7 @@ void run(Options& options, const GlobalOptions& global, const CLI::App& command)
   say(train::summary(results));
   say("Written to " + settings.output.string() + ": model.safetensors, tokenizer.json, figures.json, " +
       written);
-  say(what_to_try_next(settings, results.checkpoint_loss, global.program, is_cuda));
+  say(what_to_try_next(settings, results.checkpoint_loss, global.program, cuda));
   if (global.json) print_json(figures);
   if (results.agreement && !results.agreement->holds()) {
     throw std::runtime_error("the fused and the materialized head do not agree: see the differences above");

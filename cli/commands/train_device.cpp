@@ -22,19 +22,20 @@ int first_usable(std::string& why_none) {
 }
 
 TrainDevice on_host(const GlobalOptions& globals, std::string note) {
-  return {train::make_host_device(globals.threads), make_context(globals), false, std::move(note)};
+  return {train::make_host_device(), make_context(globals), {}, std::move(note)};
 }
 
 TrainDevice on_cuda(const GlobalOptions& globals, int ordinal) {
   return {train::make_cuda_device(ordinal),
           make_context(globals, {}, {.ordinal = ordinal, .model = {}}),
-          true,
+          "cuda:" + std::to_string(ordinal),
           {}};
 }
 
 }  // namespace
 
 TrainDevice open_train_device(const GlobalOptions& globals, const std::string& text) {
+  train::set_host_threads(globals.threads);  // beside a GPU, too
   if (text != "auto" && text != "cpu" && !text.starts_with("cuda")) {
     throw UsageError("--device: expected auto, cpu, cuda or cuda:N, got '" + text + "'");
   }
@@ -56,8 +57,16 @@ TrainDevice open_train_device(const GlobalOptions& globals, const std::string& t
   }
   std::string why_none;
   const int ordinal = first_usable(why_none);
-  if (ordinal >= 0) return on_cuda(globals, ordinal);
-  if (text == "auto" && backend.empty()) return on_host(globals, "no GPU: " + why_none);
+  const bool may_be_host = text == "auto" && backend.empty();
+  if (ordinal >= 0) {
+    try {
+      return on_cuda(globals, ordinal);
+    } catch (const std::exception& error) {  // such as a GPU whose memory others hold
+      if (!may_be_host) throw;
+      why_none = error.what();
+    }
+  }
+  if (may_be_host) return on_host(globals, "no GPU: " + why_none);
   throw std::runtime_error("--device: expected a usable CUDA device, got " + text + ": " + why_none);
 }
 

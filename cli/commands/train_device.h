@@ -12,7 +12,7 @@ namespace headroom::cli {
 struct TrainDevice {
   std::unique_ptr<train::Device> device;
   Context context;
-  bool is_cuda;
+  std::string cuda;  // "cuda:N"; empty: the host
   std::string note;  // why it is no GPU, where that was left to this program; else empty
 };
 

@@ -36,7 +36,10 @@ class Device {
   virtual bool reset_peak() = 0;  // false: it goes on counting from the start
 };
 
+// Threads of what runs on the host, beside a GPU as well; 0: as many as OpenMP takes.
+void set_host_threads(int threads);
+
 // This machine's processors and memory. Throws std::runtime_error where oneDNN cannot be opened.
-std::unique_ptr<Device> make_host_device(int threads);
+std::unique_ptr<Device> make_host_device();
 
 }  // namespace headroom::train

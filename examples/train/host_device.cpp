@@ -31,11 +31,14 @@ class HostDevice : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_host_device(int threads) {
+void set_host_threads(int threads) {
+  if (threads > 0) omp_set_num_threads(threads);
+}
+
+std::unique_ptr<Device> make_host_device() {
   if (const std::string why_not = why_no_gemm(); !why_not.empty()) {
     throw std::runtime_error("train: " + why_not);
   }
-  if (threads > 0) omp_set_num_threads(threads);
   return std::make_unique<HostDevice>();
 }
 

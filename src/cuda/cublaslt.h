@@ -18,7 +18,7 @@ enum : int { kWorkspaceBytes = 1, kReductionSchemes = 3, kAlignA = 5, kAlignB = 
 enum : int { kModeHost = 0, kModeDevice = 1 };  // cublasLtPointerMode_t
 // Split-K partial sums go through the workspace in fp32 and in a fixed order; never in place, never in the
 // output's dtype.
-enum : uint32_t { kReduceNone = 0, kReduceInWorkspace = 2 };  // cublasLtReductionScheme_t
+enum : uint32_t { kReduceInWorkspace = 2 };  // cublasLtReductionScheme_t
 
 struct Algorithm {  // cublasLtMatmulAlgo_t
   uint64_t data[8];

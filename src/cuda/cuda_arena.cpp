@@ -7,16 +7,16 @@
 
 namespace headroom::cuda {
 
-// A row that begins within a line of the L2 cache costs the copies of tiles, ours and cuBLAS's, a part of
-// another line for each of theirs: with rows of 16 bytes' multiples products took up to 1.2 times as long.
-static constexpr int64_t kLineBytes = 128;
-
 DType operand_dtype(const Problem& p) {
   if (p.compute_dtype != DType::kF32) return p.compute_dtype;
   return p.hidden_dtype == p.classifier_dtype ? p.hidden_dtype : DType::kF32;
 }
 
 namespace {
+
+// A row that begins within a line of the L2 cache costs the copies of tiles, ours and cuBLAS's, a part of
+// another line for each of theirs: with rows of 16 bytes' multiples products took up to 1.2 times as long.
+constexpr int64_t kLineBytes = 128;
 
 int64_t rounded_up(int64_t elements, int64_t bytes, DType dtype) {
   const auto lanes = bytes / static_cast<int64_t>(size_of(dtype));

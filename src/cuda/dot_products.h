@@ -4,9 +4,9 @@
 
 namespace headroom::cuda {
 
-// Queues C = A B^T in fp32, where an element's bits are those of its row of A and its row of B alone: its sum
-// has the order of k. For few columns, and where cuBLASLt has nothing of that kind; without tensor cores it
-// is some ten times slower. Of g: m, n, k, operands, strides, and C in fp32.
+// Queues C = A B^T in fp32, where an element's bits are those of its row of A and its row of B alone, as its
+// sum has the order of k. cuBLASLt offers no algorithm that takes all sizes; without tensor cores this is
+// some ten times slower than the best of its. Of g: m, n, k, operands, strides, and C in fp32.
 void launch_dot_products(const Gemm& g, const Queue& queue);
 
 }  // namespace headroom::cuda

@@ -2,21 +2,16 @@
 
 #include <library_types.h>
 
-#include <algorithm>
 #include <bit>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "core/status.h"
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
-#include "cuda/dot_products.h"
 #include "cuda/queue.h"
 
 namespace headroom::cuda {
@@ -58,12 +53,6 @@ int64_t whole_pieces(int64_t extent, DType dtype) {
   return extent / lanes * lanes;
 }
 
-std::string sizes_of(const Gemm& g) {
-  std::string text = "m " + std::to_string(g.m) + ", n " + std::to_string(g.n) + ", k " + std::to_string(g.k);
-  text += ", strides " + std::to_string(g.a_stride) + ", " + std::to_string(g.b_stride);
-  return text + ", " + std::to_string(g.c_stride);
-}
-
 // A product as far as its algorithm goes.
 struct Form {
   Gemm g;  // its pointers are not looked at
@@ -72,7 +61,7 @@ struct Form {
 };
 
 using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, int, bool, bool,
-                       bool, bool, bool, uint32_t, uint32_t, uint32_t, size_t>;
+                       bool, bool, uint32_t, uint32_t, uint32_t, size_t>;
 
 Key key_of(int device, const Form& form) {
   const Gemm& g = form.g;
@@ -90,7 +79,6 @@ Key key_of(int device, const Form& form) {
           g.transpose_b,
           g.beta != 0,
           g.alpha != nullptr,
-          g.one_algorithm,
           form.align_a,
           form.align_b,
           form.align_c,
@@ -104,18 +92,6 @@ Form largest_of_class(Form form) {
   int64_t& rows = form.g.transpose_a ? form.g.k : form.g.m;
   const auto step = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)) / 16);
   if (step > 0) rows = (rows + step - 1) / step * step;
-  return form;
-}
-
-constexpr int64_t kMostRows = 8192;  // of a product by Gemm::one_algorithm
-
-// The form that Gemm::one_algorithm is looked for: sizes of a block of logits, rows at multiples of 16 bytes.
-Form without_sizes(Form form) {
-  constexpr int64_t kRows = 1024, kColumns = 4096, kLanes = 8;
-  form.g.m = kRows;
-  form.g.n = kColumns;
-  form.g.a_stride = form.g.b_stride = (form.g.k + kLanes - 1) / kLanes * kLanes;
-  form.g.c_stride = kColumns;
   return form;
 }
 
@@ -149,30 +125,24 @@ class Operation {
   }
 
   lt::Algorithm find_algorithm(CublasLt::Handle handle, const Form& form) const {
-    return find_algorithms(handle, form, 1).front().algorithm;
-  }
-
-  // The best first, at least one.
-  std::vector<lt::Heuristic> find_algorithms(CublasLt::Handle handle, const Form& form, int most) const {
     void* preference = nullptr;
     check_lt(f.preference_create(&preference), "PreferenceCreate");
     const auto set = [&](int attribute, auto value) {
       check_lt(f.preference_set(preference, attribute, &value, sizeof value), "PreferenceSetAttribute");
     };
     set(lt::kWorkspaceBytes, form.scratch_bytes);
-    set(lt::kReductionSchemes, uint32_t{form.g.one_algorithm ? lt::kReduceNone : lt::kReduceInWorkspace});
+    set(lt::kReductionSchemes, uint32_t{lt::kReduceInWorkspace});
     set(lt::kAlignA, form.align_b);
     set(lt::kAlignB, form.align_a);
     set(lt::kAlignC, form.align_c);
     set(lt::kAlignD, form.align_c);
-    std::vector<lt::Heuristic> results(static_cast<size_t>(most));
+    lt::Heuristic best;
     int found = 0;
-    const int status = f.heuristic(handle, desc, a, b, c, c, preference, most, results.data(), &found);
+    const int status = f.heuristic(handle, desc, a, b, c, c, preference, 1, &best, &found);
     f.preference_destroy(preference);
     check_lt(status, "no algorithm for this product");
     if (found == 0) throw Error(Status::kInternal, "cuBLASLt: no algorithm for this product");
-    results.resize(static_cast<size_t>(found));
-    return results;
+    return best.algorithm;
   }
 
   bool takes(CublasLt::Handle handle, const Form& form, const lt::Algorithm& other) const {
@@ -188,25 +158,6 @@ class Operation {
   void* c = nullptr;
   lt::Algorithm algorithm{};
 };
-
-// The first algorithm for these sizes that takes others, too: few rows and columns and many. None: there is
-// no such.
-std::optional<lt::Algorithm> algorithm_of_any_size(const CublasLt& f, CublasLt::Handle handle,
-                                                   const Form& form) {
-  constexpr int kMostResults = 32;
-  constexpr std::pair<int64_t, int64_t> kSizes[] = {{1, 8},    {7, 1000},      {129, 8},
-                                                    {1, 4096}, {kMostRows, 8}, {kMostRows, 4096}};
-  std::vector<lt::Heuristic> results = Operation(f, form).find_algorithms(handle, form, kMostResults);
-  for (const auto& [rows, columns] : kSizes) {
-    Form other = form;
-    other.g.m = rows;
-    other.g.n = columns;
-    const Operation op(f, other);
-    std::erase_if(results, [&](const lt::Heuristic& r) { return !op.takes(handle, other, r.algorithm); });
-  }
-  if (results.empty()) return std::nullopt;
-  return results.front().algorithm;
-}
 
 // What is remembered of products; forgotten when it is too many.
 class Known {
@@ -230,39 +181,17 @@ class Known {
     const auto at = operations_.find(key);
     if (at != operations_.end()) return at->second;
     auto made = std::make_shared<Operation>(f, form);
-    if (form.g.one_algorithm) {
-      made->algorithm = one_algorithm(f, handle, device, form).value();
-      if (!made->takes(handle, form, made->algorithm)) {
-        throw Error(Status::kInternal, "cuBLASLt: the algorithm for any size refuses " + sizes_of(form.g));
-      }
-    } else {
-      const Form largest = largest_of_class(form);
-      made->algorithm = algorithm(f, handle, device, largest);
-      if (key_of(device, largest) != key && !made->takes(handle, form, made->algorithm)) {
-        made->algorithm = made->find_algorithm(handle, form);
-      }
+    const Form largest = largest_of_class(form);
+    made->algorithm = algorithm(f, handle, device, largest);
+    if (key_of(device, largest) != key && !made->takes(handle, form, made->algorithm)) {
+      made->algorithm = made->find_algorithm(handle, form);
     }
     if (operations_.size() >= kMost) operations_.clear();
     return operations_.emplace(key, std::move(made)).first->second;
   }
 
-  bool has_one_algorithm(const CublasLt& f, CublasLt::Handle handle, int device, const Form& form) {
-    const std::lock_guard lock(mutex_);
-    return one_algorithm(f, handle, device, form).has_value();
-  }
-
  private:
   static constexpr size_t kMost = 4096;
-
-  // The answer is kept for good: another one would change bits.
-  const std::optional<lt::Algorithm>& one_algorithm(const CublasLt& f, CublasLt::Handle handle, int device,
-                                                    const Form& form) {
-    const Form any = without_sizes(form);
-    const Key key = key_of(device, any);
-    const auto at = one_algorithms_.find(key);
-    if (at != one_algorithms_.end()) return at->second;
-    return one_algorithms_.emplace(key, algorithm_of_any_size(f, handle, any)).first->second;
-  }
 
   const lt::Algorithm& algorithm(const CublasLt& f, CublasLt::Handle handle, int device, const Form& form) {
     const Key key = key_of(device, form);
@@ -275,33 +204,8 @@ class Known {
   std::mutex mutex_;
   std::map<int, CublasLt::Handle> handles_;  // by device, kept for the life of the process
   std::map<Key, lt::Algorithm> algorithms_;
-  std::map<Key, std::optional<lt::Algorithm>> one_algorithms_;
   std::map<Key, std::shared_ptr<const Operation>> operations_;
 };
-
-Form form_of(const Gemm& g, size_t scratch_bytes) {
-  Form form{g, alignment_of(g.a, g.a_stride, g.operand_dtype), alignment_of(g.b, g.b_stride, g.operand_dtype),
-            alignment_of(g.c, g.c_stride, g.c_dtype), scratch_bytes};
-  if (g.one_algorithm) form.align_a = form.align_b = form.align_c = 16;
-  return form;
-}
-
-// On the current device.
-struct Library {
-  const CublasLt* functions;
-  int device;
-  CublasLt::Handle handle;
-};
-
-Library library() {
-  std::string why_not;
-  Library found{};
-  found.functions = cublaslt(&why_not);
-  if (found.functions == nullptr) throw Error(Status::kBackendUnavailable, why_not);
-  check(cudaGetDevice(&found.device), "cudaGetDevice");
-  found.handle = Known::instance().handle(*found.functions, found.device);
-  return found;
-}
 
 void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
   // cuBLASLt refuses scratch that is not aligned to 256 bytes.
@@ -316,14 +220,20 @@ void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t s
     scratch_bytes -= kScratchAlignment;
   }
   if (g.m == 0 || g.n == 0 || g.k == 0) throw Error(Status::kInternal, "matrix product without elements");
-  const Library lt = library();
-  const CublasLt* f = lt.functions;
-  const std::shared_ptr<const Operation> op =
-      Known::instance().operation(*f, lt.handle, lt.device, form_of(g, scratch_bytes));
+  std::string why_not;
+  const CublasLt* f = cublaslt(&why_not);
+  if (f == nullptr) throw Error(Status::kBackendUnavailable, why_not);
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  Form form{g, alignment_of(g.a, g.a_stride, g.operand_dtype), alignment_of(g.b, g.b_stride, g.operand_dtype),
+            alignment_of(g.c, g.c_stride, g.c_dtype), scratch_bytes};
+  Known& known = Known::instance();
+  const CublasLt::Handle handle = known.handle(*f, device);
+  const std::shared_ptr<const Operation> op = known.operation(*f, handle, device, form);
   const float one = 1;
   const float* alpha = g.alpha != nullptr ? g.alpha : &one;
   const float* beta = g.alpha != nullptr ? g.zero_one + (g.beta != 0 ? 1 : 0) : &g.beta;
-  check_lt(f->matmul(lt.handle, op->desc, alpha, g.b, op->a, g.a, op->b, beta, g.c, op->c, g.c, op->c,
+  check_lt(f->matmul(handle, op->desc, alpha, g.b, op->a, g.a, op->b, beta, g.c, op->c, g.c, op->c,
                      &op->algorithm, scratch, scratch_bytes, stream),
            "Matmul");
 }
@@ -332,11 +242,11 @@ const void* element(const void* data, DType dtype, int64_t index) {
   return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
 }
 
-// Rows [first, first + rows) of a product.
+// Rows [first, first + rows) of a product with a transposed A.
 Gemm rows_of(const Gemm& g, int64_t first, int64_t rows) {
   Gemm part = g;
   part.m = rows;
-  part.a = element(g.a, g.operand_dtype, g.transpose_a ? first : first * g.a_stride);
+  part.a = element(g.a, g.operand_dtype, first);
   part.c = const_cast<void*>(element(g.c, g.c_dtype, first * g.c_stride));
   return part;
 }
@@ -347,15 +257,6 @@ Gemm terms_of(const Gemm& g, int64_t first, int64_t terms) {
   part.k = terms;
   part.a = element(g.a, g.operand_dtype, first);
   part.b = element(g.b, g.operand_dtype, g.transpose_b ? first : first * g.b_stride);
-  return part;
-}
-
-// Columns [first, first + columns) of a product with a transposed B.
-Gemm columns_of(const Gemm& g, int64_t first, int64_t columns) {
-  Gemm part = g;
-  part.n = columns;
-  part.b = element(g.b, g.operand_dtype, first * g.b_stride);
-  part.c = const_cast<void*>(element(g.c, g.c_dtype, first));
   return part;
 }
 
@@ -377,22 +278,9 @@ void multiply_in_parts(const Gemm& g, void* scratch, size_t scratch_bytes, cudaS
   }
 }
 
-// The few columns that are no whole 16 bytes, or all, are plain dot products.
-void gemm_by_one_algorithm(const Gemm& g, const Queue& queue) {
-  const Library lt = library();
-  const bool has = Known::instance().has_one_algorithm(*lt.functions, lt.handle, lt.device, form_of(g, 0));
-  const int64_t whole = has ? whole_pieces(g.n, DType::kBF16) : 0;
-  for (int64_t row = 0; whole > 0 && row < g.m; row += kMostRows) {
-    const Gemm part = columns_of(rows_of(g, row, std::min(kMostRows, g.m - row)), 0, whole);
-    queue.call([part](cudaStream_t stream) { multiply(part, nullptr, 0, stream); });
-  }
-  if (whole < g.n) launch_dot_products(columns_of(g, whole, g.n - whole), queue);
-}
-
 }  // namespace
 
 void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, const Queue& queue) {
-  if (g.one_algorithm) return gemm_by_one_algorithm(g, queue);
   queue.call([=](cudaStream_t stream) { multiply_in_parts(g, scratch, scratch_bytes, stream); });
 }
 

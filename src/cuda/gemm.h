@@ -27,9 +27,6 @@ struct Gemm {
   // alpha.
   const float* alpha = nullptr;
   const float* zero_one = nullptr;
-  // One algorithm whatever m, n and the strides are, without split sums, so that an element's bits are those
-  // of its rows of A and B alone: A as it is, B transposed, rows of all three at multiples of 16 bytes.
-  bool one_algorithm = false;
 };
 
 // Scratch that cuBLASLt may use for split-K sums.

@@ -34,7 +34,7 @@ def test_devices_that_cannot_be_are_refused(run, refused):
 
 
 def test_a_run_ends_with_commands_to_try_next(train, run, binary):
-    result = train("train", "--device", "cpu", "--steps", "2", "--compare-steps", "1")
+    result = train("train", "--device", "cpu", "--steps", "2", "--compare-steps", "1", "-o", "it's mine")
     _, _, rest = result.out.partition("What to try next:\n")
     commands = [shlex.split(line) for line in rest.splitlines() if line.startswith("    ")]
     assert 2 <= len(commands) <= 4
@@ -45,6 +45,7 @@ def test_a_run_ends_with_commands_to_try_next(train, run, binary):
     assert loss.json["loss"] == pytest.approx(float(told[1]), abs=1e-5)
     for command in commands[1:]:
         assert run(command[1], "--help").code == 0
+        assert command[1] != "train" or "-o" in command  # what was written above stays
 
 
 def test_without_a_usable_gpu_auto_is_the_cpu_and_says_why(train, ok):

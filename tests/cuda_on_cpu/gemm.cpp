@@ -1,11 +1,11 @@
 // cuda::gemm() without cuBLASLt: sums in float64, rounded to float32 once.
 #include "cuda/gemm.h"
+#include "cuda/queue.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "cuda/cublaslt.h"
-#include "cuda/dot_products.h"
 #include "cuda/queue.h"
 
 namespace headroom::cuda {
@@ -56,7 +56,6 @@ void multiply(const Gemm& g) {
 
 void gemm(const Gemm& g, void* /*scratch*/, size_t /*scratch_bytes*/, const Queue& queue) {
   if (g.m == 0 || g.n == 0) return;
-  if (g.one_algorithm) return launch_dot_products(g, queue);
   queue.call([g](cudaStream_t) { multiply(g); });
 }
 

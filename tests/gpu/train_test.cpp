@@ -46,7 +46,7 @@ std::vector<int32_t> some_text(int64_t vocab) {
 }
 
 std::unique_ptr<Device> host() {
-  return make_host_device(0);
+  return make_host_device();
 }
 std::unique_ptr<Device> gpu() {
   return make_cuda_device(0);

@@ -313,6 +313,6 @@ def _row_weight(
         else:
             divisor = _options.checked_num_items(num_items, reduction)
         weight = (weight.double() / divisor).to(dtype)
-        if in_loss is not None and num_items is not None:  # which may be 0
+        if in_loss is not None and num_items is not None:  # num_items may be 0
             weight = torch.where(in_loss, weight, 0)
     return weight.reshape(-1)

@@ -47,12 +47,12 @@ class _RowSums:
         gradient: what is to be written, ``[R, D]``.
         buffer: of the sums of a range, ``[rows, D]``; None where they are the gradient's own rows.
         index: which row of the gradient each sum is, None for the same.
+        unit: of the sums, if they have one.
     """
 
-    def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None = None) -> None:
-        self.gradient, self._buffer, self._index = gradient, buffer, index
+    def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None, unit: Unit | None) -> None:
+        self.gradient, self._buffer, self._index, self._unit = gradient, buffer, index, unit
         self._first = 0
-        self.unit: Unit | None = None  # of the sums
 
     def begin(self, first: int) -> None:
         """The range that begins with this row."""
@@ -66,8 +66,8 @@ class _RowSums:
     def store(self, start: int, end: int) -> None:
         """Of the range, rows that are complete."""
         sums = self.rows(start, end)
-        if self.unit is not None:
-            sums *= self.unit.inverse
+        if self._unit is not None:
+            sums *= self._unit.inverse
         if self._buffer is None:
             return
         if self._index is None:
@@ -92,16 +92,13 @@ class GradientSums:
         if wants.hidden:
             new = torch.empty if p.index is None else torch.zeros
             gradient = new((p.all_rows, p.width), dtype=hidden.dtype, device=p.device)
-            self.hidden = _RowSums(gradient, None if p.writes_hidden else p.new(rows, p.width), p.index)
+            self.hidden = _RowSums(gradient, None if p.writes_hidden else p.new(rows, p.width), p.index, unit)
         if wants.weight:
             gradient = torch.empty((p.vocab, p.width), dtype=weight.dtype, device=p.device)
-            self.weight = _RowSums(gradient, None if p.writes_weight else p.new(columns, p.width))
+            self.weight = _RowSums(gradient, None if p.writes_weight else p.new(columns, p.width), None, unit)
         if wants.bias:
             self.bias = p.new(p.vocab)
             self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
-        for sums in (self.hidden, self.weight):
-            if sums is not None:
-                sums.unit = unit
 
     def add(self, dz: Tensor, hidden: Tensor, weight: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> None:
         """dz: ``[rows, columns]`` of logits before softcap and scale; hidden ``[rows, D]``, weight ``[columns, D]``."""

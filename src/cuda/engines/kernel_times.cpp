@@ -12,6 +12,7 @@ namespace {
 constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained
 constexpr double kFloat32Share = 0.08;        // of that rate
 constexpr double kTF32Share = 0.45;           // of fp32 operands that may be rounded
+constexpr double kDotProductsFlop = 1.7e11;   // of a processor, without tensor cores
 constexpr double kBytesPerSecond = 4e12;
 
 // Tiles that cuBLASLt's products come in.
@@ -38,6 +39,11 @@ double KernelTimes::product(int64_t m, int64_t n, int64_t k) const {
     if (best == 0 || seconds < best) best = seconds;
   }
   return best + kLaunchSeconds;
+}
+
+double KernelTimes::dot_products(int64_t m, int64_t n, int64_t k) const {
+  const double flop = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  return flop / (kDotProductsFlop * static_cast<double>(processors_)) + kLaunchSeconds;
 }
 
 double KernelTimes::moved(int64_t rows, int64_t columns, double bytes) const {

@@ -16,6 +16,8 @@ class KernelTimes {
 
   // A plain product [m, n, k] of cuBLASLt's: the last wave of tiles costs as much as a full one.
   double product(int64_t m, int64_t n, int64_t k) const;
+  // The same as plain dot products.
+  double dot_products(int64_t m, int64_t n, int64_t k) const;
   // A pass over [rows, columns] with so many bytes for each element.
   double moved(int64_t rows, int64_t columns, double bytes) const;
 

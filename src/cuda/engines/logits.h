@@ -176,6 +176,7 @@ struct TopArgs : RowSums {
 using EpilogueArgs = std::variant<StatsArgs, ExpsArgs, GradientArgs, ThinArgs, TopArgs>;
 template <Epilogue kEpilogue>
 using ArgsOf = std::variant_alternative_t<static_cast<size_t>(kEpilogue), EpilogueArgs>;
+static_assert(std::is_same_v<ArgsOf<Epilogue::kStats>, StatsArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kExps>, ExpsArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kGradient>, GradientArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kThin>, ThinArgs>);

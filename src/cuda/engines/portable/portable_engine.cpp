@@ -25,9 +25,11 @@ class Portable final : public Engine {
 
   double seconds(const LogitsArgs& args, const LogitsScratch& scratch, double bytes,
                  const KernelTimes& times) const override {
+    const bool is_invariant = args.batch_invariant && args.epilogue() != Epilogue::kGradient;
     const double blocks = KernelTimes::in_parts(args.rows, scratch.rows, [&](int64_t m) {
       return KernelTimes::in_parts(args.columns, scratch.columns, [&](int64_t n) {
-        return times.product(m, n, args.depth) + kLaunchSeconds;
+        return (is_invariant ? times.dot_products(m, n, args.depth) : times.product(m, n, args.depth)) +
+               kLaunchSeconds;
       });
     });
     const double top = args.epilogue() == Epilogue::kTop ? 4 : 0;  // bytes that are read once more

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/check.h"
+#include "cuda/dot_products.h"
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/engines/portable/thin_kernel.cuh"
 #include "cuda/engines/portable/top_kernel.cuh"
@@ -96,7 +97,7 @@ void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Q
   g.c = scratch.logits;
   g.c_stride = scratch.columns;
   g.k = args.depth;
-  g.one_algorithm = args.batch_invariant;
+  const bool is_invariant = args.batch_invariant && args.epilogue() != Epilogue::kGradient;
   for (int64_t row = 0; row < args.rows; row += scratch.rows) {
     for (int64_t column = 0; column < args.columns; column += scratch.columns) {
       const Tile tile = tile_of(args, scratch, row, column);
@@ -104,7 +105,11 @@ void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Q
       g.n = tile.columns;
       g.a = element(args.hidden, args.dtype, row * args.hidden_stride);
       g.b = element(args.classifier, args.dtype, column * args.classifier_stride);
-      gemm(g, scratch.gemm, scratch.gemm_bytes, queue);
+      if (is_invariant) {
+        launch_dot_products(g, queue);
+      } else {
+        gemm(g, scratch.gemm, scratch.gemm_bytes, queue);
+      }
       std::visit([&](const auto& of_epilogue) { launch_epilogue(args, of_epilogue, tile, queue); },
                  args.of_epilogue);
       check_launch("portable row kernel");
