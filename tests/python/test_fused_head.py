@@ -139,6 +139,15 @@ def test_arguments_that_would_have_no_effect_are_refused():
         FusedHead(5, 11, gradient="thinned", batch_invariant=True)
 
 
+def test_several_targets_a_row_are_refused():
+    head, hidden = FusedHead(5, 11), torch.randn(3, 5)
+    labels = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    with pytest.raises(ValueError, match=r"labels: expected one for each row, got shape \[3, 2\]"):
+        head(hidden, labels)
+    with pytest.raises(TypeError, match="target_weight"):
+        head(hidden, labels, target_weight=torch.ones(3, 2))
+
+
 def test_batch_invariant():
     head = FusedHead(5, 11, reduction="none", batch_invariant=True)
     hidden, labels = torch.randn(7, 5), torch.randint(0, 11, (7,))

@@ -188,6 +188,7 @@ def refusals(mesh):
     refused("a part of the target", leaf(hidden, mesh, "0"), local, target[:2])
     refused("plain bias", everywhere, local, target, linear_bias=bias.requires_grad_())
     refused("shift over parts", leaf(hidden, mesh, "1"), local, target, shift=1)
+    refused("several targets", everywhere, local, target[..., None], target_weight=torch.ones(*target.shape, 1))
     refused("main_grad", leaf(hidden, mesh, "0"), leaf(weight, mesh, "R"), target, main_grad=torch.zeros(14, D))
     found["partial"] = headroom.linear_cross_entropy(
         DTensor.from_local(hidden / 2, mesh, [Partial()]), distribute_tensor(weight, mesh, [placement("0")]), target
@@ -205,4 +206,5 @@ def test_what_is_not_known_is_refused(two):
         assert found["a part of the target"].startswith("ValueError: target: expected shape [4, 3]")
         assert found["plain bias"].startswith("TypeError: linear_bias: expected a DTensor")
         assert found["shift over parts"].startswith("UnsupportedError: shift: expected 0")
+        assert found["several targets"].startswith("UnsupportedError: target: expected one for each row of a DTensor")
         assert found["main_grad"].startswith("UnsupportedError: main_grad: expected None")
