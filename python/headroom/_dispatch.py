@@ -45,8 +45,7 @@ def choose(a: Arguments, learned: Learned, names: tuple[str, ...]) -> Choice:
     stats = (*names, "argmax") if "correct_count" in names else names
     flags = Flags(want_counts=any(name in _stats.COUNTS for name in names), stats=_stats.of_rows(stats))
     if any(trained) and not later:
-        wanted: dict[str, Any] = dict(zip(Flags._fields, trained))
-        flags = flags._replace(**wanted, want_draw_stats=want_draw_stats)
+        flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
         return Choice(trained, _c.FORWARD_BACKWARD, flags, thinned, False, False)
     keeps_draws = thinned and any(trained)
     if any(trained):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import _stats
 
 # Of the operators' schemas and of the flags, to be raised when one of them changes. Packed flags hold it, so that code
 # which PyTorch compiled for another version of this package is not found in its caches on disk: these know neither.
-SCHEMAS = 8
+SCHEMAS = 9
 _SCHEMAS_BIT = 40
 _STATS_BIT = 16
 
@@ -38,6 +38,10 @@ class Flags(NamedTuple):
 
     def wants(self) -> Wants:
         return Wants(*map(bool, self[: len(Wants._fields)]))
+
+    def with_gradients(self, wants: Wants) -> Flags:
+        fields: dict[str, Any] = dict(zip(Flags._fields, wants))
+        return self._replace(**fields)
 
     def learns_numbers(self) -> bool:
         return self.want_d_scale or self.want_d_temperature

@@ -156,13 +156,13 @@ def refuse(group: Group, device: torch.device, error: Exception) -> None:
 def shard_of(
     group: Group, device: torch.device, fields: dict[str, Any], own: Own, targets: Tensor | None
 ) -> tuple[Shard, bool]:
-    """The rank's shard, and whether the ranks have compared their configurations.
+    """The rank's shard, and whether the configuration is new: then all ranks have compared it, and go on to
+    compare_plans and keep.
 
     fields: what all ranks have in common, by the names of arguments. targets: those that all ranks have in common, too;
     None: they will.
     """
-    known, key = _known(group), (tuple(fields.items()), own)
-    found = known.get(key)
+    found = _known(group).get(_key(fields, own))
     checksum = 0
     if device.type == "cpu":
         checksum = _sum_of(targets)
@@ -179,13 +179,22 @@ def shard_of(
             raise InvalidArgumentError(f"rank {rank} of the group refused its arguments: {report.error}")
     _check_fields(reports)
     _check_targets([report.targets for report in reports])
-    found = _placed(reports, dist.get_rank(group))
-    known.put(key, found)
-    return found, True
+    return _placed(reports, dist.get_rank(group)), True
+
+
+def _key(fields: dict[str, Any], own: Own) -> Any:
+    return tuple(fields.items()), own
+
+
+def keep(group: Group, fields: dict[str, Any], own: Own, shard: Shard) -> None:
+    """Of a configuration that all ranks have plans for: it is not compared again."""
+    _known(group).put(_key(fields, own), shard)
 
 
 def compare_plans(group: Group, chunk: int | None, error: Exception | None) -> None:
-    """Raises on every rank where one has no plan, or one with other chunks of tokens."""
+    """Raises on every rank where one lacks a plan, or has one with other chunks of tokens.
+
+    chunk: of the pass that exchanges statistics; error: of this rank, in planning that pass or a later one."""
     reports = _reports(group, (chunk, None if error is None else f"{type(error).__name__}: {error}"))
     if error is not None:
         raise error

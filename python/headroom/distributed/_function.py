@@ -14,7 +14,7 @@ from .._arguments import Arguments, Number, Seed, temperatures
 from .._dispatch import choose
 from .._options import shape_text
 from .._torch import RESULTS
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, UnsupportedError
 from ..functional import LinearCrossEntropyOutput, collect
 from ..functional import linear_cross_entropy as of_whole_vocabulary
 from . import _agreement, _ops
@@ -74,14 +74,14 @@ def linear_cross_entropy(
         main_grad: a buffer of the shard's shape.
 
     All other arguments, results and costs are those of :func:`headroom.linear_cross_entropy`. Per-token results are of
-    all tokens.
+    all tokens. ``max_workspace_bytes`` must fit a backward pass that comes later, too, or the forward pass is refused.
 
     A configuration (shapes, dtypes and options) that is new is compared by all ranks. Where one differs, all of them
     raise; docs/parallel.md has what is noticed on which device.
 
     Raises:
         InvalidArgumentError: ranks that differ, by the name of what differs; shards that do not make a vocabulary.
-        NotImplementedError: thinned gradients and ``batch_invariant``.
+        NotImplementedError: thinned gradients, ``batch_invariant`` and several targets a row.
         CommunicationError: a collective failed.
         And what :func:`headroom.linear_cross_entropy` raises.
     """
@@ -196,7 +196,9 @@ class _Call:
             sequence_parallel,
             own_targets,
         )
-        self.keywords = options | ranks._asdict() | {"flags": choice.flags.packed()}
+        # Of a forward pass the gradients to come, too, which the ranks plan before it.
+        flags = choice.flags.with_gradients(choice.trained).packed()
+        self.keywords = options | ranks._asdict() | {"flags": flags}
 
     def __call__(self) -> Tensor | LinearCrossEntropyOutput:
         if self.pass_ == _c.FORWARD_BACKWARD:
@@ -223,6 +225,10 @@ def _refuse_unsupported(a: Arguments) -> None:
 def _rows_of_all(a: Arguments, ranks: int, sequence_parallel: bool) -> tuple[int, ...]:
     """The shape of the targets of all tokens."""
     own = tuple(a.input.shape[:-1])
+    if a.has_several_targets():
+        raise UnsupportedError(
+            f"target: expected one for each row in a group of ranks, got shape {shape_text(a.target.shape)}"
+        )
     if not sequence_parallel:
         _checks.check_shape("target", a.target, own, "that of input without its last dimension")
         return own

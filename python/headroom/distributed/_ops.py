@@ -60,7 +60,7 @@ def _fake(pass_: int, args: Sequence[Any], keywords: dict[str, Any], keeps_weigh
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
-    found, shard = _passes.forward(_c.FORWARD, inputs, options, flags, ranks)
+    found, shard = _passes.forward(_c.FORWARD, inputs, args[_INPUT_COUNT], options, flags, ranks)
     *told, _draws = _all(_c.FORWARD, found, inputs, options, flags, ranks)
     return *told, shard.packed()
 
@@ -144,7 +144,7 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 )
 def forward_backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
-    found, _ = _passes.forward(_c.FORWARD_BACKWARD, inputs, options, flags, ranks)
+    found, _ = _passes.forward(_c.FORWARD_BACKWARD, inputs, None, options, flags, ranks)
     return _all(_c.FORWARD_BACKWARD, found, inputs, options, flags, ranks)  # type: ignore[no-any-return]
 
 

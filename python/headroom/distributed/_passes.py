@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from .. import _c
-from .._flags import Flags
+from .. import _c, _stats
+from .._flags import Flags, Wants
 from .._run import Tensors
-from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned
+from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned, stats_dtype
 from ..errors import InvalidArgumentError
 from . import _agreement
 from ._agreement import Group, Own, Shard
-from ._run import add_up, find, gathered
+from ._run import Pass, add_up, find, find_on_all, gathered
 
 
 class Ranks(NamedTuple):
@@ -51,7 +51,9 @@ def _text(tensor: Tensor | None) -> str | None:
     return None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _fields(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, ranks: Ranks) -> dict[str, Any]:
+def _fields(
+    pass_: int, inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], flags: Flags, ranks: Ranks
+) -> dict[str, Any]:
     """What all ranks have in common."""
     wanted = tuple(name for name, on in flags.wants()._asdict().items() if on)
     names = {"token_weight": inputs.token_weight, "weight": inputs.class_weight, "temperature": inputs.row_temperature}
@@ -66,6 +68,7 @@ def _fields(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, r
         **{f"tensor {name}": _text(tensor) for name, tensor in names.items()},
         **options,
         "tensors that require grad": wanted,
+        "main_grad": None if main_grad is None else "given",
         "gradients together with the loss": pass_ != _c.FORWARD,
         "return_stats": flags.stats + (("counts",) if flags.want_counts else ()),
         "vocab_start given": ranks.vocab_start >= 0,
@@ -96,27 +99,68 @@ def _all_tokens(inputs: Inputs, ranks: Ranks, group: Group) -> Inputs:
     return found._replace(**more)
 
 
-def forward(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, ranks: Ranks) -> tuple[Tensors, Shard]:
-    """A forward pass, or both in one. options: as the operators take them."""
+def _check_main_grad(main_grad: Tensor | None, weight: Tensor) -> None:
+    if main_grad is not None and weight.numel() > 0 and main_grad.data_ptr() == weight.data_ptr():
+        raise ValueError("main_grad: expected a buffer of its own, got the memory of weight_shard")
+
+
+def forward(
+    pass_: int, inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], flags: Flags, ranks: Ranks
+) -> tuple[Tensors, Shard]:
+    """A forward pass, or both in one. options: as the operators take them; flags: of a forward pass with the gradients
+    that its backward pass will be asked for."""
     group = group_of(ranks)
     try:
         options = resolved(inputs, options)
+        if flags.want_d_weight:
+            _check_main_grad(main_grad, inputs.weight)
     except Exception as error:
         _agreement.refuse(group, inputs.hidden.device, error)
         raise
-    own, fields = _own(inputs, ranks), _fields(pass_, inputs, options, flags, ranks)
+    own, fields = _own(inputs, ranks), _fields(pass_, inputs, main_grad, options, flags, ranks)
     targets = None if ranks.own_targets else inputs.target
-    shard, compared = _agreement.shard_of(group, inputs.hidden.device, fields, own, targets)
+    shard, is_new = _agreement.shard_of(group, inputs.hidden.device, fields, own, targets)
     if inputs.class_weight is not None and inputs.class_weight.shape[0] != shard.total:
         raise InvalidArgumentError(
             f"weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
             f"got {list(inputs.class_weight.shape)}"
         )
     inputs = _all_tokens(inputs, ranks, group)
-    tensors = readable(inputs, options["num_items"])
-    found = find(group, shard, pass_, tensors, options, flags, compared)(tensors)
+    now = flags.with_gradients(Wants()) if pass_ == _c.FORWARD else flags
+    asked = Pass(pass_, readable(inputs, options["num_items"]), options, now)
+    if is_new:
+        later = _to_come(inputs, main_grad, options, flags) if pass_ == _c.FORWARD else []
+        run = find_on_all(group, shard, asked, later)
+        _agreement.keep(group, fields, own, shard)
+    else:
+        run = find(group, shard, asked)
+    found = run(asked.tensors)
     add_up(group, ranks.group_size, found, ranks.sequence_parallel)
     return found, shard
+
+
+def _backward_pass(
+    inputs: Inputs, saved: dict[str, Tensor | None], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
+) -> Pass:
+    more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}
+    if "grad_entropy" not in more:
+        more.pop("entropy", None)
+    if main_grad is not None and flags.want_d_weight:
+        more["d_classifier"] = main_grad
+    return Pass(_c.BACKWARD, readable(inputs, options["num_items"]) | more, options, flags)
+
+
+def _to_come(inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> list[Pass]:
+    """The backward passes of a forward pass with these flags: of the loss alone, and of the loss and every statistic
+    that may have a gradient. Other ones, of some of these gradients, need no more memory."""
+    if not any(flags.wants()):
+        return []
+    row = torch.empty(inputs.hidden.shape[:1], dtype=stats_dtype(inputs.hidden), device="meta")  # layouts count alone
+    loss = row if options["reduction"] == "none" else row.new_empty(())
+    saved: dict[str, Tensor | None] = {"lse": row, "lse_low": row, "entropy": row, "grad_loss": loss}
+    stats: dict[str, Tensor | None] = {f"grad_{name}": row for name in _stats.DIFFERENTIABLE if name in flags.stats}
+    wanted = Flags().with_gradients(flags.wants())
+    return [_backward_pass(inputs, saved | more, main_grad, options, wanted) for more in ({}, stats)]
 
 
 def backward(
@@ -132,14 +176,7 @@ def backward(
     group = group_of(ranks)
     options = resolved(inputs, options)
     inputs = _all_tokens(inputs, ranks, group)
-    more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}
-    if "grad_entropy" not in more:
-        more.pop("entropy", None)
-    if main_grad is not None and flags.want_d_weight:
-        if main_grad.numel() > 0 and main_grad.data_ptr() == inputs.weight.data_ptr():
-            raise ValueError("main_grad: expected a buffer of its own, got the memory of weight_shard")
-        more["d_classifier"] = main_grad
-    tensors = readable(inputs, options["num_items"]) | more
-    found = find(group, shard, _c.BACKWARD, tensors, options, flags, False)(tensors)
+    asked = _backward_pass(inputs, saved, main_grad, options, flags)
+    found = find(group, shard, asked)(asked.tensors)
     add_up(group, ranks.group_size, found, ranks.sequence_parallel)
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -43,14 +44,21 @@ class _Exchange:
             return 1
 
 
+class Pass(NamedTuple):
+    """What a run is made for; of the tensors the layouts alone count."""
+
+    kind: int
+    tensors: Tensors
+    options: dict[str, Any]
+    flags: Flags
+
+
 class GroupRun(Run):
     """One pass of a rank's shard over tensors of one layout."""
 
-    def __init__(
-        self, group: Group, shard: Shard, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags
-    ) -> None:
+    def __init__(self, group: Group, shard: Shard, asked: Pass) -> None:
         self._group, self._shard = group, shard
-        super().__init__(pass_, tensors, options, flags)
+        super().__init__(*asked)
 
     def _specified(self, spec: _plan.Spec) -> _plan.Spec:
         shard = self._shard
@@ -75,25 +83,29 @@ class GroupRun(Run):
 _runs: Cache[Any, GroupRun] = Cache(256)
 
 
-def find(
-    group: Group, shard: Shard, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags, compares: bool
-) -> GroupRun:
-    """compares: whether all ranks compare their plans."""
+def find(group: Group, shard: Shard, asked: Pass) -> GroupRun:
+    kind, tensors, options, flags = asked
     hidden, weight = tensors["hidden"], tensors["classifier"]
-    key = (group.group_name, id(group), shard, pass_, flags, hidden.device, place(hidden, weight))
+    key = (group.group_name, id(group), shard, kind, flags, hidden.device, place(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
-    found, error = _runs.get(key), None
+    found = _runs.get(key)
     if found is None:
-        try:
-            found = GroupRun(group, shard, pass_, tensors, options, flags)
-        except Exception as refused:
-            if not compares:
-                raise
-            error = refused
-    if compares:
-        compare_plans(group, None if found is None else found.plan.info.token_chunk, error)
+        found = GroupRun(group, shard, asked)
+        _runs.put(key, found)
+    return found
+
+
+def find_on_all(group: Group, shard: Shard, asked: Pass, later: Sequence[Pass]) -> GroupRun:
+    """The same where every rank has one, and those of passes that come later; else all of them raise."""
+    found, error = None, None
+    try:
+        found = find(group, shard, asked)
+        for other in later:
+            find(group, shard, other)
+    except Exception as refused:
+        error = refused
+    compare_plans(group, None if found is None else found.plan.info.token_chunk, error)
     assert found is not None
-    _runs.put(key, found)
     return found
 
 

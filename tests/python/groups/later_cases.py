@@ -1,0 +1,172 @@
+"""Backward passes that come after their forward pass: what one rank cannot do there all of them learn before."""
+
+import contextlib
+
+import headroom
+import headroom.distributed
+import pytest
+import torch
+import torch.distributed as dist
+from headroom import _c, _plan
+from headroom.distributed import _run
+
+from groups.fault_cases import call, refused
+from groups.group_cases import D, Data, objective
+from groups.ranks import sizes
+
+HIDDEN, TOKENS, VOCAB = 64, 24, 3000  # of a head that more threads plan otherwise
+LATER = {"reduction": "none"}
+
+
+def least_budget(pass_, ranks, threads=1):
+    """Of a float32 head whose shards have VOCAB rows each."""
+    gradients = {} if pass_ == _c.FORWARD else {"want_d_hidden": True, "want_d_classifier": True}
+    spec = _plan.Spec(
+        pass_, TOKENS, VOCAB, HIDDEN, reduction=_c.REDUCTIONS["none"], group_size=ranks.size, group_vocab=VOCAB,
+        vocab_total=VOCAB * ranks.size, max_workspace_bytes=1, **gradients,
+    )  # fmt: skip
+    with pytest.raises(headroom.BudgetTooSmallError) as caught:
+        _plan.Plan(spec, threads)
+    return caught.value.required_bytes
+
+
+def large_head(ranks, budget, requires_grad=True):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator).requires_grad_(requires_grad)
+    shard = torch.randn(VOCAB, HIDDEN, generator=generator).requires_grad_(requires_grad)
+    target = torch.randint(0, VOCAB * ranks.size, (TOKENS,), generator=generator)
+    return headroom.distributed.linear_cross_entropy(
+        hidden, shard, target, group=ranks.group, max_workspace_bytes=budget, **LATER
+    )
+
+
+def case_budget_that_no_backward_pass_fits(ranks):
+    budget = least_budget(_c.FORWARD, ranks)
+    assert budget < least_budget(_c.BACKWARD, ranks)
+    assert torch.isfinite(large_head(ranks, budget, requires_grad=False)).all()
+    for _ in range(2):
+        with pytest.raises(headroom.BudgetTooSmallError, match="max_workspace_bytes: expected at least"):
+            large_head(ranks, budget)
+
+
+@sizes(2)
+def case_budget_that_one_ranks_backward_pass_does_not_fit(ranks):
+    """More threads need more memory. The second call is of a configuration that was compared before."""
+    budget = least_budget(_c.BACKWARD, ranks)
+    assert least_budget(_c.FORWARD, ranks, 2) <= budget
+    if least_budget(_c.BACKWARD, ranks, 2) <= budget:
+        return  # this machine's kernels have the same plan for both
+    mine = ranks.rank == 1
+    error = headroom.BudgetTooSmallError if mine else headroom.InvalidArgumentError
+    match = "max_workspace_bytes: expected at least"
+    try:
+        torch.set_num_threads(2 if mine else 1)
+        for _ in range(2):
+            with pytest.raises(error, match=match if mine else f"rank 1 of the group has no plan.*{match}"):
+                large_head(ranks, budget).sum().backward()
+    finally:
+        torch.set_num_threads(1)
+    large_head(ranks, budget).sum().backward()
+
+
+@sizes(2, 3)
+def case_gradients_that_one_rank_alone_wants(ranks):
+    data = Data(ranks)
+    leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+    match = "tensors that require grad: expected the same .* on rank 1"
+    both = LATER | {"input": leaf, "shard": shard}
+    refused_later(ranks, match, normal=both, input=data.input)
+    refused_later(ranks, match, normal=both, shard=shard.detach())
+    refused_later(ranks, match, normal=both, scale=torch.tensor(1.0, requires_grad=True))
+    with torch.no_grad() if ranks.rank == 1 else contextlib.nullcontext(), pytest.raises(ValueError, match=match):
+        call(ranks, data, **both)
+    call(ranks, data, **both).sum().backward()
+    assert leaf.grad is not None and shard.grad is not None
+
+
+def refused_later(ranks, match, error=ValueError, normal=None, **options):
+    """As refused, where a head without gradients is of other options."""
+    data = Data(ranks)
+    with pytest.raises(error, match=match):
+        call(ranks, data, **(normal or {}) | (options if ranks.rank == 1 else {})).sum().backward()
+
+
+@sizes(2)
+def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
+    data = Data(ranks, torch.float32)
+    leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+    buffer = torch.zeros_like(shard)
+    both = {"input": leaf, "shard": shard, "main_grad": buffer}
+    for reduction in ("none", "mean"):
+        refused_later(ranks, "main_grad: expected the same .* got 'given' on rank 0 and None on rank 1",
+                      normal=both | {"reduction": reduction}, main_grad=None)  # fmt: skip
+    for error, wrong in (
+        (TypeError, buffer.bfloat16()),
+        (ValueError, buffer[1:]),
+        (ValueError, shard.detach()),
+    ):
+        error, match = (error, "main_grad") if ranks.rank == 1 else (ValueError, "rank 1 .* refused .*: main_grad")
+        refused_later(ranks, match, error, normal=both | LATER, main_grad=wrong)
+    call(ranks, data, **both | LATER).sum().backward()
+    assert (buffer != 0).any() and shard.grad is None
+
+
+@sizes(2)
+def case_several_targets_a_row(ranks):
+    target = Data(ranks).target[:, None].expand(-1, 2)
+    match = "target: expected one for each row in a group of ranks, got shape .*24, 2"
+    refused(ranks, match, NotImplementedError, on="all", target=target)
+    refused(ranks, "target_weight", TypeError, on="all", target=target, target_weight=torch.ones(target.shape))
+    error = NotImplementedError if ranks.rank == 1 else ValueError
+    refused(ranks, match if ranks.rank == 1 else "rank 1 .* refused .* target: expected one for each row", error,
+            target=target)  # fmt: skip
+
+
+@contextlib.contextmanager
+def counted(owner, name):
+    """Calls of owner.name meanwhile."""
+    found, original = [], getattr(owner, name)
+
+    def counting(*args, **keywords):
+        found.append(args)
+        return original(*args, **keywords)
+
+    setattr(owner, name, counting)
+    try:
+        yield found
+    finally:
+        setattr(owner, name, original)
+
+
+PLANNED = {
+    "plain": {},
+    "statistics": {"return_stats": ("entropy", "nll", "lse")},
+    "temperature": {"temperature": "@temperature", "num_items": 7, "reduction": "mean", "return_stats": ("nll", "lse")},
+    "main_grad": {"main_grad": True},
+    "learned": {"scale": True},
+    "gathered": {"sequence_parallel": True},
+}
+
+
+def case_the_backward_pass_is_the_one_that_was_planned(ranks):
+    """Of a configuration that is new; what is known is not compared again."""
+    for index, (name, options) in enumerate(PLANNED.items()):
+        options = options | {"z_loss": 0.125 * (index + 1)}  # so that no pass is that of an other case
+        data = Data(ranks, torch.float32, seed=3)
+        if options.get("sequence_parallel"):
+            count = data.input.shape[0] // ranks.size
+            data.input = data.input[ranks.rank * count : (ranks.rank + 1) * count]
+        given = {key: getattr(data, value[1:]) if isinstance(value, str) and value[0] == "@" else value
+                 for key, value in (LATER | options).items()}  # fmt: skip
+        if "main_grad" in options:
+            given["main_grad"] = torch.zeros(data.rows_here, D)
+        if "scale" in options:
+            given["scale"] = torch.tensor(0.5, requires_grad=True)
+        given["linear_bias"] = data.bias[data.shard].clone().requires_grad_()
+        for is_new in (True, False):
+            leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+            with counted(dist, "all_gather_object") as compared, counted(_run, "GroupRun") as planned:
+                out = call(ranks, data, input=leaf, shard=shard, **given)
+                assert (len(compared), len(planned)) == ((2, 3) if is_new else (0, 0)), name
+                objective(out, data, given["reduction"]).backward()
+                assert (len(compared), len(planned)) == ((2, 3) if is_new else (0, 0)), name
