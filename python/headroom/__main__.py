@@ -9,7 +9,11 @@ from . import _c
 
 
 def main() -> int:
-    """Becomes the program of this package's folder ``bin``."""
+    """Becomes the program of this package's folder ``bin``; ``headroom model`` is Python's own."""
+    if sys.argv[1:2] == ["model"]:
+        from .cost_model.command import main as model
+
+        return model(sys.argv[2:])
     name = "headroom.exe" if sys.platform == "win32" else "headroom"
     for folder in _c.package_folders():
         program = folder / "bin" / name

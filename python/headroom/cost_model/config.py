@@ -1,0 +1,228 @@
+"""What a model is, as far as a step's cost depends on it: from fields, or from a config.json of Hugging Face."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+MIXERS = ("attention", "gla", "gated_deltanet", "kda")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A language model of equal layers, each a mixer of tokens and a gated MLP.
+
+    Attributes:
+        mixer: ``attention``, ``gla``, ``gated_deltanet`` or ``kda``.
+        vocab: V, rows of the head.
+        hidden: D.
+        layers: their number.
+        intermediate: width of the MLP.
+        heads: of queries and keys.
+        head_dim: columns of a head's queries and keys; 0: hidden / heads.
+        kv_heads: heads of keys and values of attention; 0: as ``heads``.
+        value_heads: heads of values of a linear RNN; 0: as ``heads``.
+        value_dim: columns of a head's values of a linear RNN; 0: as ``head_dim``.
+        conv_size: taps of a linear RNN's short convolutions; 0: none.
+        qkv_bias: attention's queries, keys and values have biases.
+        qk_norm: attention's queries and keys are normalized.
+        gemma_norms: norms are Gemma 3's: in float32, and after attention and MLP, too.
+        sliding_layers: layers of attention whose window is ``window`` tokens, given as a mask.
+        window: tokens; 0: none.
+        softcap: the logits are capped.
+        tied: the head's weight is the embedding's.
+    """
+
+    mixer: str
+    vocab: int
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: int
+    head_dim: int = 0
+    kv_heads: int = 0
+    value_heads: int = 0
+    value_dim: int = 0
+    conv_size: int = 0
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    gemma_norms: bool = False
+    sliding_layers: int = 0
+    window: int = 0
+    softcap: bool = False
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mixer not in MIXERS:
+            raise ValueError(f"mixer: expected one of {', '.join(MIXERS)}, got {self.mixer!r}")
+        for name in ("vocab", "hidden", "layers", "intermediate", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected a number of at least 1, got {getattr(self, name)}")
+        for name in ("head_dim", "kv_heads", "value_heads", "value_dim", "conv_size", "sliding_layers", "window"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected a number of at least 0, got {getattr(self, name)}")
+        if self.sliding_layers > self.layers:
+            raise ValueError(f"sliding_layers: expected at most the {self.layers} layers, got {self.sliding_layers}")
+        if self.head_dim == 0 and self.hidden % self.heads != 0:
+            raise ValueError(
+                f"head_dim: expected to be given, as hidden {self.hidden} is no multiple of heads {self.heads}"
+            )
+        defaults = {"head_dim": self.head_dim or self.hidden // self.heads}
+        defaults |= {"kv_heads": self.kv_heads or self.heads, "value_heads": self.value_heads or self.heads}
+        defaults["value_dim"] = self.value_dim or defaults["head_dim"]
+        for name, value in defaults.items():
+            object.__setattr__(self, name, value)
+
+
+class _Entries:
+    """Of a configuration; an error names the entry and what was expected."""
+
+    def __init__(self, entries: Mapping[str, Any], model_type: str) -> None:
+        self.entries, self.model_type = entries, model_type
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.entries.get(name)
+        return default if value is None else value
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"config: {name}: expected a whole number, got {value!r} (model type {self.model_type!r})")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ValueError(f"config: {name}: expected a number, got {value!r} (model type {self.model_type!r})")
+        return float(value)
+
+    def expect(self, **expected: Any) -> None:
+        """Refuses what the model of cost does not know; each name with the values that it knows, the default first."""
+        for name, values in expected.items():
+            got = self.get(name, values[0])
+            if got not in values:
+                known = " or ".join(repr(value) for value in values)
+                raise ValueError(f"config: {name}: expected {known}, got {got!r} (model type {self.model_type!r})")
+
+    def sizes(self) -> dict[str, Any]:
+        names = {"vocab": "vocab_size", "hidden": "hidden_size", "layers": "num_hidden_layers"}
+        return {name: self.whole(entry) for name, entry in names.items()}
+
+
+def _sliding_layers(entries: _Entries, layers: int, window: int, default: int) -> int:
+    types = entries.get("layer_types")
+    if window == 0:
+        return 0
+    if types is None:
+        return default
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ValueError(
+                f"config: layer_types: expected 'full_attention' or 'sliding_attention', got {kind!r} "
+                f"(model type {entries.model_type!r})"
+            )
+    return int(sum(kind == "sliding_attention" for kind in types[:layers]))
+
+
+def _attention(entries: _Entries) -> Model:
+    kind, sizes = entries.model_type, entries.sizes()
+    gemma = kind == "gemma3_text"
+    activations = ("gelu_pytorch_tanh",) if gemma else ("silu",)
+    entries.expect(attention_dropout=(0.0, 0), mlp_bias=(False,))
+    entries.expect(**{"hidden_activation" if gemma else "hidden_act": activations})
+    if kind != "qwen2":
+        entries.expect(attention_bias=(False,))
+    window, default = 0, sizes["layers"]
+    if gemma:
+        pattern = entries.whole("sliding_window_pattern", 6)
+        window, default = entries.whole("sliding_window", 4096), sizes["layers"] - sizes["layers"] // pattern
+    elif kind == "mistral" or (kind in ("qwen2", "qwen3") and entries.get("use_sliding_window", False)):
+        window = entries.whole("sliding_window", 0)
+        default -= entries.whole("max_window_layers", 0) if kind != "mistral" else 0
+    heads = entries.whole("num_attention_heads")
+    return Model(
+        "attention",
+        **sizes,
+        intermediate=entries.whole("intermediate_size"),
+        heads=heads,
+        head_dim=entries.whole("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(kind, 0)),
+        kv_heads=entries.whole("num_key_value_heads", heads),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind in ("qwen3", "gemma3_text"),
+        gemma_norms=gemma,
+        sliding_layers=_sliding_layers(entries, sizes["layers"], window, max(default, 0)),
+        window=window,
+        softcap=entries.get("final_logit_softcapping") is not None,
+        tied=bool(entries.get("tie_word_embeddings", gemma)),
+    )
+
+
+def _linear_rnn(entries: _Entries) -> Model:
+    """Entries that are missing are flash-linear-attention 0.6.0's defaults."""
+    kind, sizes = entries.model_type, entries.sizes()
+    hidden = sizes["hidden"]
+    entries.expect(attn=(None,), attnres_block_size=(None,), fuse_norm=(True,), fuse_swiglu=(True,))
+    entries.expect(hidden_act=("swish",), attn_mode=("chunk",))
+    width = entries.whole("intermediate_size", 0)
+    if width == 0:  # GatedMLP of modules/mlp.py: 2/3 of hidden_ratio D, rounded up to a multiple of 256
+        width = -(-int(hidden * entries.number("hidden_ratio", 4) * 2 / 3) // 256) * 256
+    heads = entries.whole("num_heads", {"gla": 4, "gated_deltanet": 6, "kda": 16}[kind])
+    if kind == "gla":
+        entries.expect(use_output_gate=(True,), feature_map=(None,), num_kv_heads=(None, heads), use_gk=(True,))
+        dims = [round(hidden * entries.number(f"expand_{x}", y)) // max(heads, 1) for x, y in (("k", 0.5), ("v", 1.0))]
+        short = entries.get("use_short_conv", False)
+    else:
+        entries.expect(use_gate=(True,))
+        dim = entries.whole("head_dim", 256 if kind == "gated_deltanet" else 128)
+        dims = [dim, int(dim * entries.number("expand_v", 2.0 if kind == "gated_deltanet" else 1.0))]
+        short = entries.get("use_short_conv", True)
+    return Model(
+        kind,
+        **sizes,
+        intermediate=width,
+        heads=heads,
+        head_dim=dims[0],
+        value_heads=entries.whole("num_v_heads", heads) if kind != "gla" else heads,
+        value_dim=dims[1],
+        conv_size=entries.whole("conv_size", 4) if short else 0,
+        tied=bool(entries.get("tie_word_embeddings", False)),
+    )
+
+
+_READERS = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma3_text"), _attention)
+_READERS |= dict.fromkeys(("gla", "gated_deltanet", "kda"), _linear_rnn)
+
+
+def from_config(config: Mapping[str, Any]) -> Model:
+    """The model of a configuration's entries.
+
+    Raises:
+        ValueError: a model type, or an entry of one, whose layers are not known here; it is named.
+    """
+    while isinstance(config.get("text_config"), Mapping):  # of a model that sees images, too
+        config = {key: value for key, value in config.items() if key == "tie_word_embeddings"} | dict(
+            config["text_config"]
+        )
+    kind = config.get("model_type")
+    if kind not in _READERS:
+        raise ValueError(
+            f"config: model_type: expected one of {', '.join(_READERS)}, got {kind!r}; a Model takes fields"
+        )
+    return _READERS[kind](_Entries(config, kind))
+
+
+def read_config(path: str | os.PathLike[str]) -> Model:
+    """The model of a ``config.json``, or of a folder with one."""
+    path = os.fspath(path)
+    file = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    try:
+        with open(file, encoding="utf-8") as stream:
+            config = json.load(stream)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"config: {file}: expected a JSON file that can be read, got {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"config: {file}: expected a JSON object, got {type(config).__name__}")
+    return from_config(config)

@@ -1,0 +1,236 @@
+"""The model of cost: configurations, batches that fit, sweeps, the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import headroom
+import pytest
+from headroom.cost_model import Batch, Head, Model, draw, from_config, largest_batch, predict, read_config, sweep
+from headroom.cost_model.command import main, parse_bytes, parse_fields, parse_threshold
+
+SIZES = {"vocab": 32000, "hidden": 512, "layers": 4, "intermediate": 1536, "heads": 8}
+MODEL = Model("attention", **SIZES)
+FIELDS = "mixer=attention," + ",".join(f"{name}={value}" for name, value in SIZES.items())
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "tie_word_embeddings": True,
+}
+GIB = 1 << 30
+
+
+def test_a_config_and_fields_are_one_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_config(tmp_path) == read_config(tmp_path / "config.json") == from_config(LLAMA) == MODEL
+    assert from_config({"text_config": LLAMA}) == MODEL
+    assert from_config(LLAMA | {"tie_word_embeddings": False}) == dataclasses.replace(MODEL, tied=False)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "mamba"}, "config: model_type: expected one of llama, .*, got 'mamba'"),
+        ({"model_type": None}, "model_type: expected .* got None"),
+        ({"hidden_size": "512"}, "config: hidden_size: expected a whole number, got '512'"),
+        ({"num_hidden_layers": None}, "config: num_hidden_layers: expected a whole number, got None"),
+        ({"attention_bias": True}, "config: attention_bias: expected False, got True"),
+        ({"hidden_act": "relu"}, "config: hidden_act: expected 'silu', got 'relu'"),
+        ({"num_attention_heads": 7}, "head_dim: expected to be given"),
+        ({"vocab_size": 0}, "vocab: expected a number of at least 1, got 0"),
+        ({"model_type": "gla", "attn": {"layers": [1]}}, "config: attn: expected None"),
+        ({"model_type": "kda", "fuse_norm": False}, "config: fuse_norm: expected True, got False"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8, "layer_types": ["x"]}, "layer_types"),
+    ],
+)
+def test_configurations_that_are_not_known(change, message):
+    with pytest.raises(ValueError, match=message):
+        from_config({key: value for key, value in (LLAMA | change).items() if value is not None})
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="config: .*config.json: expected a JSON"):
+            read_config(tmp_path)
+    with pytest.raises(ValueError, match="no-such-file"):
+        read_config(tmp_path / "no-such-file")
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: Batch(0, 1), "sequences: expected a number of at least 1, got 0"),
+        (lambda: Head("fast"), "head: expected one of .*, got 'fast'"),
+        (lambda: Head("whole", 1 << 20), "max_workspace_bytes: expected a head of Headroom's, got 'whole'"),
+        (lambda: Model("rnn", **SIZES), "mixer: expected one of .*, got 'rnn'"),
+        (lambda: Model("attention", **SIZES, sliding_layers=5), "sliding_layers: expected at most the 4 layers"),
+        (lambda: predict(MODEL, Batch(1, 64), Head("whole"), optimizer="lion"), "optimizer: expected one of"),
+        (lambda: predict(MODEL, Batch(1, 64), Head("whole"), checkpoint=5), "checkpoint: expected 0 to the 4 layers"),
+        (lambda: predict(MODEL, Batch(1, 64), Head("whole"), device="tpu"), "device: expected one of .*, got 'tpu'"),
+        (lambda: sweep(MODEL, Batch(1, 64), [], "layers", [1]), "over: expected one of tokens, vocab"),
+        (lambda: sweep(MODEL, Batch(1, 64), [], "tokens", [65]), "values: expected multiples of the length 64, got 65"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_budget_that_is_too_small():
+    with pytest.raises(headroom.BudgetTooSmallError):
+        predict(MODEL, Batch(1, 4096), Head("headroom", 1 << 10))
+    assert largest_batch(MODEL, 4096, Head("headroom", 1 << 10), 100 * GIB) == 0
+    assert sweep(MODEL, Batch(1, 4096), [Head("headroom", 1 << 10)], "vocab", [32000]) == []
+
+
+@pytest.mark.parametrize("head", [Head("upcast"), Head("headroom"), Head("headroom", 64 << 20), Head("thinned")])
+def test_the_largest_batch_fits_and_one_more_does_not(head):
+    memory = 20 * GIB
+    most = largest_batch(MODEL, 1024, head, memory)
+    assert predict(MODEL, Batch(most, 1024), head).peak_bytes <= memory
+    assert predict(MODEL, Batch(most + 1, 1024), head).peak_bytes > memory
+    assert largest_batch(MODEL, 1024, head, 1) == 0
+
+
+def test_headroom_holds_what_its_plan_says():
+    tokens, batch = 4096, Batch(4, 1024)
+    plan = headroom.plan(tokens, 32000, 512, dtype="bfloat16", device="h200", max_workspace_bytes=64 << 20)
+    cost = predict(MODEL, batch, Head("headroom", 64 << 20)).head
+    assert cost.held_bytes == plan.workspace_bytes + 2 * (32000 + tokens) * 512
+    assert cost.seconds == plan.predicted_seconds and cost.flop == plan.cost_f * 2 * tokens * 32000 * 512
+
+
+def test_whole_logits():
+    """12 bytes a logit in float32, 6 in bf16; a softcap keeps two more."""
+    batch = Batch(4, 1024)
+    logits = batch.tokens * 32000
+    assert predict(MODEL, batch, Head("upcast")).head.held_bytes == 12 * logits
+    assert predict(MODEL, batch, Head("whole")).head.held_bytes == 6 * logits
+    capped = dataclasses.replace(MODEL, softcap=True)
+    assert predict(capped, batch, Head("upcast")).head.held_bytes == 14 * logits
+
+
+def test_checkpointing_trades_memory_for_the_layers_forward_pass():
+    batch, head = Batch(4, 1024), Head("headroom", 32 << 20)  # so that the layers are the peak
+    plain, every, pairs = (predict(MODEL, batch, head, checkpoint=size) for size in (0, 1, 2))
+    assert every.saved_bytes - pairs.saved_bytes == 2 * (2 * 512 * batch.tokens)  # two inputs of layers fewer
+    assert every.saved_bytes < plain.saved_bytes
+    assert every.peak_bytes < pairs.peak_bytes < plain.peak_bytes
+    assert plain.layers_seconds < every.layers_seconds == pairs.layers_seconds < 1.5 * plain.layers_seconds
+    assert plain.model_flop == every.model_flop
+
+
+def test_optimizers():
+    bytes_a_parameter = {"adamw": 4, "adamw-fp32": 8, "adamw-fp32-master": 12, "sgd": 0, "sgd-momentum": 2}
+    for name, size in bytes_a_parameter.items():
+        step = predict(MODEL, Batch(1, 64), Head("whole"), optimizer=name)
+        assert step.optimizer_bytes == size * step.parameters
+
+
+def test_many_parameters_and_few_tokens_peak_with_the_gradients():
+    step = predict(dataclasses.replace(MODEL, vocab=1000, layers=40), Batch(1, 16), Head("headroom"))
+    assert step.peak_at == "gradients" and step.peak_bytes >= 2 * step.weight_bytes + step.optimizer_bytes
+
+
+def test_shares_are_of_the_whole():
+    step = predict(MODEL, Batch(4, 1024), Head("upcast"))
+    assert step.seconds == step.layers_seconds + step.optimizer_seconds + step.head_seconds
+    for share in (step.head_time_share, step.head_memory_share, step.head_flop_share):
+        assert 0 < share < 1
+    assert step.head_flop_share == pytest.approx(6 * 4096 * 32000 * 512 / step.model_flop)
+
+
+@pytest.mark.parametrize("over, values", [("tokens", [1024, 4096]), ("vocab", [32000, 64000])])
+def test_a_chart(over, values, tmp_path):
+    pytest.importorskip("matplotlib")
+    points = sweep(MODEL, Batch(1, 1024), [Head("upcast"), Head("thinned")], over, values)
+    assert [(point.value, point.head.kind) for point in points] == [
+        (v, k) for v in values for k in ("upcast", "thinned")
+    ]
+    draw(points, over, tmp_path / "a.svg")
+    draw(points, over, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_text().count("<svg") == 1
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_chart_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="needs matplotlib, which is not installed"):
+        draw([], "vocab", tmp_path / "a.svg")
+
+
+def test_options_are_read():
+    assert parse_bytes("256MiB") == 256 << 20 and parse_bytes("1.5GB") == 1_500_000_000 and parse_bytes("7") == 7
+    assert parse_threshold("2^-9") == 2**-9 and parse_threshold("0.5") == 0.5
+    assert parse_fields("mixer=gla,tied=false,vocab=3") == {"mixer": "gla", "tied": False, "vocab": 3}
+
+
+def test_the_command_says_what_the_functions_say(capsys):
+    heads = ["--heads", "upcast,headroom:64MiB", "--length", "1024", "--sequences", "4"]
+    assert main(["--fields", FIELDS, *heads, "--memory", "20GiB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["predicted"] and found["model"] == dataclasses.asdict(MODEL)
+    for entry, head in zip(found["steps"], (Head("upcast"), Head("headroom", 64 << 20))):
+        step = predict(MODEL, Batch(4, 1024), head)
+        assert entry["head"] == head.name and entry["peak_bytes"] == step.peak_bytes
+        assert entry["seconds"] == step.seconds
+        assert entry["largest_batch_sequences"] == largest_batch(MODEL, 1024, head, 20 * GIB)
+    assert main(["--fields", FIELDS, *heads]) == 0
+    out = capsys.readouterr().out
+    assert "predicted" in out and "headroom 64 MiB" in out
+
+
+def test_a_head_without_a_plan_does_not_hide_the_others(capsys):
+    assert main(["--fields", FIELDS, "--heads", "whole,headroom:1KiB"]) == 0
+    out = capsys.readouterr().out
+    assert "whole" in out and "max_workspace_bytes: expected at least" in out
+
+
+def test_a_sweep_from_the_command(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    svg = tmp_path / "vocab.svg"
+    options = ["--sweep", "vocab", "--values", "32768,65536", "--heads", "whole", "--svg", str(svg)]
+    assert main(["--fields", FIELDS, *options]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 and svg.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "expected --config, or --fields with mixer, vocab, .*; missing: mixer"),
+        (["--fields", "speed=3"], "fields: expected names out of mixer, .*, got 'speed'"),
+        (["--fields", "vocab=many"], "fields: vocab: expected a number, got 'many'"),
+        (["--fields", FIELDS, "--heads", "headroom:lots"], "heads: headroom:lots: expected a size"),
+        (["--fields", FIELDS, "--svg", "x.svg"], "expected --sweep"),
+        (["--config", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_wrong_usage(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("headroom model: error: ")
+    assert re.search(message, error), error
+
+
+def test_it_is_a_command_of_the_package_and_a_module():
+    """Needs no PyTorch: none is imported."""
+    folder = str(Path(headroom.__file__).parents[1])
+    code = "import sys; sys.path.insert(0, {!r}); sys.argv[1:] = {!r}; import runpy; "
+    code += "runpy.run_module({!r}, run_name='__main__', alter_sys=True)"
+    for module, words in (("headroom", ["model"]), ("headroom.cost_model", [])):
+        arguments = [*words, "--fields", FIELDS, "--heads", "thinned"]
+        script = code.format(folder, arguments, module)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode == 0 and "thinned" in done.stdout, done.stderr
+    check = f"import sys; sys.path.insert(0, {folder!r}); import headroom.cost_model; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
