@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -24,6 +25,13 @@ def help_of(*words: str) -> str:
     return done.stdout.strip()
 
 
+def help_of_model() -> str:
+    """Of the one command that is Python's."""
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"), COLUMNS="110")
+    command = [sys.executable, "-m", "headroom.cost_model", "--help"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def page() -> str:
     first = help_of()
     names = re.findall(r"^  ([a-z]+) {2,}", first[first.index("Subcommands:") :].split("\n\n")[0], re.MULTILINE)
@@ -36,4 +44,11 @@ def page() -> str:
     ]
     for words in [(), *((name,) for name in names)]:
         lines += ["", f"## {' '.join(('headroom', *words))}", "", "```text", help_of(*words), "```"]
+    lines += [
+        "",
+        "## headroom model",
+        "",
+        "Of the Python package alone, there also as `python -m headroom.cost_model`:",
+    ]
+    lines += ["[a model of cost](../cost_model.md).", "", "```text", help_of_model(), "```"]
     return "\n".join(lines) + "\n"

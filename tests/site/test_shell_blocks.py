@@ -1,10 +1,12 @@
 """Every command of the documentation: run as it stands, run at a smaller size, or named here with the reason why."""
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 
 import blocks
 import numpy
@@ -32,6 +34,14 @@ NOT_RUN = {
     "OMP_WAIT_POLICY=": "the same",
     "python -m pytest": "runs in stage python of ./scripts/test",
 }
+MODEL = {  # the configuration of a model, tiny
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+}
 COMMAND = re.compile(r"^    ((?:OMP_WAIT_POLICY=passive )?(?:python|headroom|\./scripts)\b.*)$", re.MULTILINE)
 
 
@@ -58,6 +68,8 @@ def place(tmp_path_factory):
     (folder / "bin").mkdir()
     (folder / "bin" / "headroom").symlink_to(shutil.which(os.environ["HEADROOM_CLI"]))
     random = numpy.random.default_rng(0)
+    (folder / "my-model").mkdir()
+    (folder / "my-model" / "config.json").write_text(json.dumps(MODEL))
     numpy.save(folder / "h.npy", random.standard_normal((12, 8), dtype="f4"))
     weight = random.standard_normal((50, 8), dtype="f4")
     numpy.save(folder / "w.npy", weight)
@@ -72,7 +84,8 @@ def place(tmp_path_factory):
 def test_command(where, command, place):
     if any(command.startswith(beginning) for beginning in NOT_RUN):
         pytest.skip(next(reason for beginning, reason in NOT_RUN.items() if command.startswith(beginning)))
-    environment = dict(os.environ, PATH=os.pathsep.join([str(place / "bin"), os.environ["PATH"]]))
+    path = [str(place / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]]
+    environment = dict(os.environ, PATH=os.pathsep.join(path), PYTHONPATH=str(blocks.ROOT / "python"))
     program = ["bash", "-ec", SMALLER.get(command, command)]
     done = subprocess.run(program, cwd=place, env=environment, capture_output=True, text=True)
     if "expected one of cpu, reference, got cuda" in done.stderr:

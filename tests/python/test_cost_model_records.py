@@ -1,0 +1,123 @@
+"""Predictions beside what was measured on an H200: bench/records. The page of the documentation has the same tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from headroom.cost_model import Batch, Head, from_config, parameters, predict
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "bench").is_dir():
+    pytest.skip("the records are in the source tree", allow_module_level=True)
+sys.path.append(str(ROOT / "bench" / "gpu"))
+from step_models import BY_NAME  # noqa: E402
+
+GIB = 1 << 30
+TYPES = {"LlamaConfig": "llama", "Gemma3TextConfig": "gemma3_text", "Qwen3Config": "qwen3", "GLAConfig": "gla"}
+HEADS = {
+    "stock": Head("upcast"),  # of a model of flash-linear-attention: in-place
+    "headroom": Head("headroom"),
+    "headroom 256 MiB": Head("headroom", 256 << 20),
+    "headroom thinned 2^-9": Head("thinned"),
+}
+STEPS = json.loads((ROOT / "bench/records/steps-2026-11-23.json").read_text())
+ROWS = {(row["model"], row["head"]): row for row in STEPS["steps"]}
+MODELS = {row["model"]: row for row in STEPS["models"]}
+# The exact head of linear-rnn-1.3b alone, back to back: gla-1.3b's, and llama-1b's but for 0.2% of the vocabulary.
+ALONE_MS = next(
+    row["sustained_ms"]
+    for row in json.loads((ROOT / "bench/records/products-2026-11-23.json").read_text())["rows"]
+    if (row["shape"], row["method"]) == ("linear-rnn-1.3b", "headroom unlimited")
+)
+MISSED = {("llama-1b", "headroom thinned 2^-9"), ("gla-1.3b", "headroom"), ("gla-1.3b", "headroom 256 MiB")}
+
+
+def model_of(name):
+    spec = BY_NAME[name]
+    return from_config(spec.config | {"model_type": TYPES[spec.config_class]}), Batch(spec.sequences, spec.length)
+
+
+def prediction(name, head):
+    model, batch = model_of(name)
+    chosen = Head("in-place") if head == "stock" and BY_NAME[name].fla else HEADS[head]
+    return predict(model, batch, chosen)
+
+
+def percent(predicted, measured):
+    return 100 * (predicted / measured - 1)
+
+
+def shown(error, digits):
+    return f"{round(error, digits) + 0.0:+.{digits}f}%"  # no -0.0
+
+
+def memory_table():
+    yield "| model | head | measured, GiB | predicted, GiB | error | measured, ms | predicted, ms | error |"
+    for name in MODELS:
+        for head in HEADS:
+            step, row = prediction(name, head), ROWS[name, head]
+            peak, ms = step.peak_bytes / GIB, 1e3 * step.seconds
+            memory = f"{row['peak_gib']:.2f} | {peak:.2f} | {shown(percent(peak, row['peak_gib']), 1)}"
+            yield f"| {name} | {head} | {memory} | {row['ms']:.1f} | {ms:.1f} | {shown(percent(ms, row['ms']), 1)} |"
+
+
+def shares():
+    """Model, head, measured and predicted share of a step's time. A head's measured time is that of the exact one
+    alone, and what the steps with the two differ by."""
+    for name in ("llama-1b", "gla-1.3b"):
+        alone = ALONE_MS * MODELS[name]["vocab"] / 128000
+        for head in HEADS:
+            row = ROWS[name, head]
+            measured = (alone + row["ms"] - ROWS[name, "headroom"]["ms"]) / row["ms"]
+            yield name, head, measured, prediction(name, head).head_time_share
+
+
+def share_table():
+    yield "| model | head | measured share of a step | predicted | error |"
+    for name, head, measured, predicted in shares():
+        error = percent(predicted, measured)
+        yield f"| {name} | {head} | {100 * measured:.1f}% | {100 * predicted:.1f}% | {shown(error, 0)} |"
+
+
+def gain_table():
+    """What a head takes less than the stock head: both in whole steps, so that it needs no head alone."""
+    yield "| model | head | ms saved of the stock head's step, measured | predicted |"
+    for name in MODELS:
+        for head in list(HEADS)[1:]:
+            measured = ROWS[name, "stock"]["ms"] - ROWS[name, head]["ms"]
+            predicted = 1e3 * (prediction(name, "stock").seconds - prediction(name, head).seconds)
+            yield f"| {name} | {head} | {measured:.1f} | {predicted:.1f} |"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_and_states(name):
+    model, _ = model_of(name)
+    assert parameters(model) == MODELS[name]["parameters"]
+    step = prediction(name, "headroom")
+    assert step.weight_bytes / GIB == pytest.approx(MODELS[name]["weights_gib"], rel=1e-3)
+    assert step.optimizer_bytes / GIB == pytest.approx(MODELS[name]["optimizer_gib"], rel=1e-3)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", MODELS)
+def test_peak_memory_within_a_tenth(name, head):
+    step = prediction(name, head)
+    assert abs(percent(step.peak_bytes / GIB, ROWS[name, head]["peak_gib"])) <= 10
+
+
+@pytest.mark.parametrize("name, head, measured, predicted", list(shares()), ids=str)
+def test_share_of_time_within_a_tenth(name, head, measured, predicted):
+    within = abs(percent(predicted, measured)) <= 10
+    assert within == ((name, head) not in MISSED), "docs/cost_model.md says which are missed"
+
+
+@pytest.mark.parametrize("table", [memory_table, share_table, gain_table], ids=lambda table: table.__name__)
+def test_the_page_has_these_figures(table):
+    page = (ROOT / "docs/cost_model.md").read_text()
+    expected = list(table())
+    print("\n".join(expected))
+    missing = [line for line in expected if line not in page]
+    assert not missing, "\n".join(missing)
