@@ -8,6 +8,7 @@ void write_checkpoint(const std::filesystem::path& path, const std::vector<Param
                       std::span<const float> hidden, std::span<const int32_t> targets,
                       const std::map<std::string, std::string>& metadata) {
   std::vector<cli::TensorToWrite> tensors;
+  tensors.reserve(parameters.size() + 2);
   for (const Parameter& parameter : parameters) {
     tensors.push_back(
         {parameter.name, cli::ElementType::kF32, parameter.shape, std::as_bytes(std::span(parameter.value))});
