@@ -101,8 +101,27 @@ def _spec(
     )
 
 
-def _place(device: int | str | None) -> int | str:
-    return _plan.HOST if device is None else device
+def _place(device: Any) -> int | str:
+    """An ordinal of a CUDA device, the host, or the name of a model."""
+    if device is None:
+        return _plan.HOST
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device
+    name = str(device).lower() if isinstance(getattr(device, "type", device), str) else None
+    if name is None:
+        raise TypeError(
+            'device: expected a torch.device, "cpu", "cuda", "cuda:N", an ordinal of a CUDA device, a model of one '
+            f'("a100", "h100", "h200") or None, got {type(device).__name__}'
+        )
+    kind, _, ordinal = name.partition(":")
+    if kind == "cpu":
+        return _plan.HOST
+    if kind != "cuda":
+        return name
+    if ordinal.isdigit():
+        return int(ordinal)
+    torch = sys.modules.get("torch")  # whose current device "cuda" is
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 
 
 def plan(
@@ -117,7 +136,7 @@ def plan(
     max_workspace_bytes: int | None = None,
     threads: int | None = None,
     backend: str | None = None,
-    device: int | str | None = None,
+    device: Any = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
     batch_invariant: bool = False,
@@ -137,8 +156,8 @@ def plan(
         max_workspace_bytes: hard bound of memory beyond inputs and outputs; None: as the fastest plan wants.
         threads: None: PyTorch's number where PyTorch is in use, else the machine's.
         backend: by name; None: the first of :func:`backends` that can run the problem.
-        device: ordinal of the CUDA device that holds the tensors, or the model of one that need not be here:
-            ``"a100"``, ``"h100"``, ``"h200"``; None: they are in host memory.
+        device: that holds the tensors: a ``torch.device``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or the ordinal of a CUDA
+            device; or the model of one that need not be here: ``"a100"``, ``"h100"``, ``"h200"``. None: the CPU.
         gradient: ``"exact"``, ``"thinned"`` or ``"always-thinned"``.
         threshold: of thinned gradients, in [2^-126, 1].
         batch_invariant: as in :func:`headroom.linear_cross_entropy`.
@@ -168,14 +187,14 @@ def plans(
     max_workspace_bytes: int | None = None,
     threads: int | None = None,
     backend: str | None = None,
-    device: int | str | None = None,
+    device: Any = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
     batch_invariant: bool = False,
     top_k: int = 0,
     targets_per_row: int = 0,
 ) -> list[PlanInfo]:
-    """All plans considered for the same arguments as :func:`plan`'s, fitting or not."""
+    """The plans among which :func:`plan` chooses, for the same arguments: those that fit the budget."""
     sizes = (tokens, vocab, hidden)
     method: dict[str, Any] = {"gradient": gradient, "threshold": threshold, "batch_invariant": batch_invariant}
     method |= {"top_k": top_k, "targets_per_row": targets_per_row}

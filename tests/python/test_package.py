@@ -42,6 +42,21 @@ def test_plan_for_a_model_of_device():
     assert top.kind == "forward" and "lists of" in top.config
     with pytest.raises(headroom.BackendUnavailableError, match="expected one of a100, h100, h200, got h9000"):
         headroom.plan(8, 8, 8, device="h9000")
+    assert headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="H200") == plan
+
+
+def test_the_device_of_a_plan():
+    on_host = headroom.plan(64, 1000, 32)
+    for device in ("cpu", torch.device("cpu"), torch.zeros(1).device):
+        assert headroom.plan(64, 1000, 32, device=device) == on_host
+    if torch.cuda.is_available():
+        assert headroom.plan(64, 1000, 32, device="cuda:0") == headroom.plan(64, 1000, 32, device=0)
+    else:
+        with pytest.raises((headroom.BackendUnavailableError, headroom.UnsupportedError), match="cuda"):
+            headroom.plan(64, 1000, 32, device=torch.device("cuda", 0))
+    for device in (1.5, True, [0]):
+        with pytest.raises(TypeError, match="device: expected a torch.device, "):
+            headroom.plan(64, 1000, 32, device=device)
 
 
 def test_plan():

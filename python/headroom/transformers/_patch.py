@@ -72,6 +72,7 @@ def patch(
         UnsupportedError: a head that is no plain linear layer; and in training, a transform of the logits that is not
             known, or a handshake that failed.
     """
+    _options.budget(max_workspace_bytes)
     _options.check_gradient(gradient)
     _options.checked_threshold(threshold)
     _options.check_batch_invariant(batch_invariant, gradient)
