@@ -17,5 +17,5 @@ target_include_directories(planner PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT
 target_include_directories(planner SYSTEM PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/include)
 target_link_libraries(planner PRIVATE headroom_internal headroom_options)
 target_link_options(planner PRIVATE
-  -sSINGLE_FILE -sMODULARIZE -sEXPORT_NAME=createHeadroomPlanner -sENVIRONMENT=web,node -sFILESYSTEM=0
+  -sSINGLE_FILE -sMODULARIZE -sEXPORT_NAME=createHeadroomPlanner -sENVIRONMENT=web,node
   -sALLOW_MEMORY_GROWTH -sEXPORTED_FUNCTIONS=_headroom_planner -sEXPORTED_RUNTIME_METHODS=ccall)

@@ -90,6 +90,22 @@ def test_numbers_are_those_of_the_command_line_for_random_problems(page, native)
     assert 5 <= refused <= 30 and beyond_32_bits >= 3
 
 
+def test_a_page_has_no_files(page):
+    """A model's name is never taken for a file of that name, whatever ran before."""
+    answers = page.run(
+        """
+        const answers = new Set();
+        for (let i = 0; i < 1000; i++) {
+          const size = String(1 + i * 7919 % 1000003), device = ["h200", "a100"][i % 2];
+          planner.library.run(["plan", "--tokens", "9".repeat(i % 200 + 1), "--vocab", "7", "--hidden", "8"]);
+          const model = ["plan", "--model", "tests", "--tokens", size, "--device", device];
+          answers.add(planner.library.run([...model, ...(i % 5 ? ["--budget", `${size}KiB`] : [])]).err);
+        }
+        return [...answers];"""
+    )
+    assert len(answers) == 1 and "--model: no model 'tests' in the table" in answers[0]
+
+
 def test_the_state_is_in_the_address_and_comes_back(page, native):
     for state in random_states(native, 6):
         show(page, state)
