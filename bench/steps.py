@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "bench" / "gpu"))
 if os.environ.get("HEADROOM_LIBRARY"):
     sys.path.insert(0, str(ROOT / "python"))
 
-from limits import Deadline, end_process_at  # noqa: E402
+from limits import Deadline, reported_by  # noqa: E402
 from step_record import StepRecord, draw_steps, load_steps, render_steps  # noqa: E402
 
 GRACE = 0.95  # of the minutes; the rest is for the step under way, the table and the plots
@@ -139,12 +139,8 @@ def main() -> int:
         record.save()
         show(record, args)
 
-    timer = end_process_at(START, 60 * args.minutes, last_words)
-    try:
+    with reported_by(START, 60 * args.minutes, last_words):
         measure(record, args, Deadline(START, 60 * args.minutes * GRACE))
-    finally:
-        timer.cancel()
-        last_words()
     return 0
 
 

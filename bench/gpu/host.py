@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from clock import Clock  # noqa: E402
 from data import Inputs, make_inputs  # noqa: E402
 from host_parts import call_and_queue_us, planning_us, without_recordings  # noqa: E402
-from limits import Deadline, end_process_at, step_limit  # noqa: E402
+from limits import Deadline, reported_by, step_limit  # noqa: E402
 from methods import MIB, Loss, Method, peer_methods  # noqa: E402
 from record import Record, Row  # noqa: E402
 from run import describe_machine, package_versions  # noqa: E402
@@ -312,17 +312,13 @@ def main() -> int:
         record.save()
         print(render(record), flush=True)
 
-    timer = end_process_at(START, 60 * args.minutes, last_words)
     deadline, clock = Deadline(START, 60 * args.minutes * 0.9), Clock(args.device)
-    try:
+    with reported_by(START, 60 * args.minutes, last_words):
         for index, shape in enumerate(shapes):
             measure_shape(record, clock, shape, methods, deadline, len(shapes) - index)
             clock.release()
         if any(method.ours for method in methods) and deadline.left() > 0:
             measure_parts(record, clock, shapes[0], next((m for m in methods if m.name == "canonical"), None))
-    finally:
-        timer.cancel()
-        last_words()
     return 0
 
 

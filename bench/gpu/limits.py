@@ -45,8 +45,9 @@ def step_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def end_process_at(start: float, seconds: float, report: Callable[[], None]) -> threading.Timer:
-    """Reports and ends the process at that time even if a call hangs. Exit status 3."""
+@contextlib.contextmanager
+def reported_by(start: float, seconds: float, report: Callable[[], None]) -> Iterator[None]:
+    """Reports at the end of the block, or at that time, even if a call hangs: then the process ends with status 3."""
 
     def end() -> None:
         print(f"time is up after {seconds:.0f} s: ending with what was measured", flush=True)
@@ -59,4 +60,8 @@ def end_process_at(start: float, seconds: float, report: Callable[[], None]) -> 
     timer = threading.Timer(max(0.1, start + seconds - time.monotonic()), end)
     timer.daemon = True
     timer.start()
-    return timer
+    try:
+        yield
+    finally:
+        timer.cancel()
+        report()

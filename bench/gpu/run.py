@@ -33,7 +33,7 @@ sys.path.insert(0, str(HERE))
 if os.environ.get("HEADROOM_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
-from limits import Deadline, end_process_at  # noqa: E402
+from limits import Deadline, reported_by  # noqa: E402
 from record import Record, load  # noqa: E402
 from shapes import BUDGET_GRID_MIB, GRIDS, Shape, parse_budgets, parse_shapes, random_shapes  # noqa: E402
 from table import render  # noqa: E402
@@ -202,12 +202,8 @@ def main() -> int:
         record.save()
         show(record, args)
 
-    timer = end_process_at(START, 60 * args.minutes, last_words)
-    try:
+    with reported_by(START, 60 * args.minutes, last_words):
         measure(record, args, shapes, Deadline(START, 60 * args.minutes * GRACE))
-    finally:
-        timer.cancel()
-        last_words()
     return 0
 
 

@@ -126,8 +126,10 @@ ordered_json make_report(const Options& options, const LossInputs& in, const Los
   const auto valid = static_cast<double>(in.valid_tokens);
   ordered_json report{{"loss", result.loss}, {"reduction", options.reduction}, {"nll", result.mean_nll}};
   const bool one_target = in.targets_per_token == 0;
-  if (one_target) report["perplexity"] = std::exp(result.mean_nll);
-  if (one_target) report["token_accuracy"] = static_cast<double>(result.correct_tokens) / valid;
+  if (one_target) {
+    report["perplexity"] = std::exp(result.mean_nll);
+    report["token_accuracy"] = static_cast<double>(result.correct_tokens) / valid;
+  }
   report["tokens"] = in.tokens;
   report["valid_tokens"] = in.valid_tokens;
   if (one_target) report["correct_tokens"] = result.correct_tokens;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
 import sys
 from collections.abc import Collection
 from typing import Any
@@ -113,13 +114,13 @@ def _place(device: Any) -> int | str:
             'device: expected a torch.device, "cpu", "cuda", "cuda:N", an ordinal of a CUDA device, a model of one '
             f'("a100", "h100", "h200") or None, got {type(device).__name__}'
         )
-    kind, _, ordinal = name.partition(":")
-    if kind == "cpu":
-        return _plan.HOST
-    if kind != "cuda":
+    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", name)
+    if found is None:
         return name
-    if ordinal.isdigit():
-        return int(ordinal)
+    if found[1] == "cpu":
+        return _plan.HOST
+    if found[2] is not None:
+        return int(found[2])
     torch = sys.modules.get("torch")  # whose current device "cuda" is
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 

@@ -54,6 +54,8 @@ def test_the_device_of_a_plan():
     else:
         with pytest.raises((headroom.BackendUnavailableError, headroom.UnsupportedError), match="cuda"):
             headroom.plan(64, 1000, 32, device=torch.device("cuda", 0))
+    with pytest.raises(headroom.BackendUnavailableError, match="expected one of a100, h100, h200, got cuda:x"):
+        headroom.plan(64, 1000, 32, device="cuda:x")
     for device in (1.5, True, [0]):
         with pytest.raises(TypeError, match="device: expected a torch.device, "):
             headroom.plan(64, 1000, 32, device=device)

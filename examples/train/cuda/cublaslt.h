@@ -52,7 +52,7 @@ struct CublasLt {
   std::string why_not;  // empty: all of them are there
 };
 
-// Looked for where the library looks: HEADROOM_CUBLASLT, else what the dynamic linker finds.
+// The file that HEADROOM_CUBLASLT names, else what the dynamic linker finds.
 const CublasLt& cublaslt();
 
 }  // namespace headroom::train::cuda

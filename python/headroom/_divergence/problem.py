@@ -84,6 +84,8 @@ class Problem:
             return sizes.Costs(fixed, row, column, element)
         if not self.gradient_in_place:
             element += self.dtypes[0].itemsize
+        if self.dtypes[0] == torch.float16:  # upstream gradients in their unit, and what finds it
+            fixed += 2 * size * self.rows
         if wants.bias:
             fixed += size * self.vocab
             row += self.dtypes[0].itemsize

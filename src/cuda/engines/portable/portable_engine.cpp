@@ -25,10 +25,10 @@ class Portable final : public Engine {
 
   double seconds(const LogitsArgs& args, const LogitsScratch& scratch, double bytes,
                  const KernelTimes& times) const override {
-    const bool is_invariant = args.batch_invariant && args.epilogue() != Epilogue::kGradient;
+    const bool are_dot_products = multiplies_by_dot_products(args);
     const double blocks = KernelTimes::in_parts(args.rows, scratch.rows, [&](int64_t m) {
       return KernelTimes::in_parts(args.columns, scratch.columns, [&](int64_t n) {
-        return (is_invariant ? times.dot_products(m, n, args.depth) : times.product(m, n, args.depth)) +
+        return (are_dot_products ? times.dot_products(m, n, args.depth) : times.product(m, n, args.depth)) +
                kLaunchSeconds;
       });
     });

@@ -97,7 +97,6 @@ void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Q
   g.c = scratch.logits;
   g.c_stride = scratch.columns;
   g.k = args.depth;
-  const bool is_invariant = args.batch_invariant && args.epilogue() != Epilogue::kGradient;
   for (int64_t row = 0; row < args.rows; row += scratch.rows) {
     for (int64_t column = 0; column < args.columns; column += scratch.columns) {
       const Tile tile = tile_of(args, scratch, row, column);
@@ -105,7 +104,7 @@ void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Q
       g.n = tile.columns;
       g.a = element(args.hidden, args.dtype, row * args.hidden_stride);
       g.b = element(args.classifier, args.dtype, column * args.classifier_stride);
-      if (is_invariant) {
+      if (multiplies_by_dot_products(args)) {
         launch_dot_products(g, queue);
       } else {
         gemm(g, scratch.gemm, scratch.gemm_bytes, queue);

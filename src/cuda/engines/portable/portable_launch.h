@@ -6,6 +6,12 @@ namespace headroom::cuda::portable {
 // With batch_invariant a block of threads sums a strip of a row, which has a slot of its own.
 inline constexpr int64_t kStripColumns = 1536;
 
+// Whether logits are to have the same bits for any number of rows, which cuBLASLt's products have not: those
+// of batch_invariant, but for gradients, which make no such promise.
+inline bool multiplies_by_dot_products(const LogitsArgs& args) {
+  return args.batch_invariant && args.epilogue() != Epilogue::kGradient;
+}
+
 // LogitsArgs on any device of compute capability 8.0 and more: fp32 logits of a block of rows and columns at
 // a time, never rounded. Operands are bf16, fp16 or fp32. One slot a row, but with batch_invariant. kExps:
 // all columns of the shard at once, and scratch has as many.
