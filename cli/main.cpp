@@ -23,9 +23,26 @@ void add_train(CLI::App& app, const GlobalOptions&) {
 }
 #endif
 
+// The package's own `headroom` runs this one command itself, and this program for all others.
+void add_model(CLI::App& app, const GlobalOptions&) {
+  CLI::App* command = app.add_subcommand("model", "The cost of a training step (Python package only)");
+  command->prefix_command()->fallthrough(false);
+  command->set_help_flag();
+  command->callback([] {
+    throw headroom::cli::UsageError(
+        "model: expected the Python package's headroom, got the program without it; pip install it, or run "
+        "python -m headroom.cost_model with its folder python/ in PYTHONPATH");
+  });
+}
+
 constexpr headroom::cli::AddCommand kCommands[] = {
-    headroom::cli::add_info_command,  headroom::cli::add_plan_command,  headroom::cli::add_loss_command,
-    headroom::cli::add_check_command, headroom::cli::add_bench_command, add_train,
+    headroom::cli::add_info_command,
+    headroom::cli::add_plan_command,
+    headroom::cli::add_loss_command,
+    headroom::cli::add_check_command,
+    headroom::cli::add_bench_command,
+    add_train,
+    add_model,
 };
 
 }  // namespace

@@ -39,11 +39,13 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   if (verbose == nullptr || std::strcmp(verbose, "1") != 0) return;
   std::fprintf(
       stderr,
-      "headroom: N %lld, V %lld, D %lld: %s on %s (%s), workspace %llu bytes, %.2f F; %s because: %s\n",
+      "headroom: N %lld, V %lld, D %lld: %s on %s (%s), %lld tokens and %lld columns at once, %lld columns "
+      "kept, workspace %llu bytes, %.2f F; %s because: %s\n",
       static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
       static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
-      static_cast<unsigned long long>(plan.workspace_bytes), plan.cost_f, plan.implementation.c_str(),
-      plan.reason.c_str());
+      static_cast<long long>(plan.token_chunk), static_cast<long long>(plan.vocab_window),
+      static_cast<long long>(plan.kept_columns), static_cast<unsigned long long>(plan.workspace_bytes),
+      plan.cost_f, plan.implementation.c_str(), plan.reason.c_str());
 }
 
 }  // namespace

@@ -96,7 +96,8 @@ def seen_plan() -> Iterator[list[str]]:
     def run(plan: Any, *args: Any, **kwargs: Any) -> Any:
         info = plan.info
         size = f"{info.workspace_bytes / MIB:.2f} MiB"
-        texts[:] = [f"{info.kind}, {info.cost_f:g} F, {size}, {info.backend} {info.config}".strip()]
+        parts = f"{info.token_chunk} tokens and {info.vocab_window} columns at once, {info.kept_columns} kept"
+        texts[:] = [f"{info.kind}, {info.cost_f:g} F, {size}, {info.backend} {info.config}, {parts}"]
         return original(plan, *args, **kwargs)
 
     _plan.run = run

@@ -1,16 +1,20 @@
 #include <headroom/headroom.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include "commands/commands.h"
 #include "commands/context.h"
 #include "commands/device_option.h"
 #include "commands/head_config.h"
 #include "commands/loss_options.h"
+#include "commands/plan_text.h"
 #include "commands/thinning_options.h"
 #include "commands/units.h"
 #include "io/file_error.h"
@@ -125,27 +129,53 @@ Problem make_problem(const PlanOptions& options) {
   return problem;
 }
 
-// Those without a budget and those for the budget, each once, fastest first.
+bool is_same(const PlanInfo& plan, const PlanInfo& other) {
+  return plan.kind == other.kind && plan.workspace_bytes == other.workspace_bytes;
+}
+
+uint64_t least_bytes(const std::vector<PlanInfo>& plans) {
+  uint64_t least = UINT64_MAX;
+  for (const PlanInfo& plan : plans) least = std::min(least, plan.workspace_bytes);
+  return least;
+}
+
+// The plans of no budget, of the problem's own, and of halves of the largest plan's bytes down to the
+// smallest budget that works, fastest first.
 std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem) {
-  Problem unbounded = problem;
-  unbounded.max_workspace_bytes = 0;
-  std::vector<PlanInfo> plans = context.plans(unbounded);
-  Problem smallest = problem;
-  smallest.max_workspace_bytes = 1;  // brings the plan that needs least
-  std::vector<Problem> further{smallest};
-  if (problem.max_workspace_bytes != 0) further.push_back(problem);
-  for (const Problem& other : further) {
-    for (const PlanInfo& plan : context.plans(other)) {
-      const bool known = std::any_of(plans.begin(), plans.end(), [&](const PlanInfo& old) {
-        return old.kind == plan.kind && old.workspace_bytes == plan.workspace_bytes;
-      });
-      if (!known) plans.push_back(plan);
-    }
-  }
-  std::stable_sort(plans.begin(), plans.end(), [](const PlanInfo& a, const PlanInfo& b) {
-    return a.predicted_seconds < b.predicted_seconds;
+  std::vector<PlanInfo> found;
+  const auto add_plans_within = [&](uint64_t budget) {
+    Problem bounded = problem;
+    bounded.max_workspace_bytes = budget;
+    const std::vector<PlanInfo> plans = context.plans(bounded);
+    found.insert(found.end(), plans.begin(), plans.end());
+  };
+  add_plans_within(0);
+  add_plans_within(1);  // brings the plan that needs least
+  if (problem.max_workspace_bytes != 0) add_plans_within(problem.max_workspace_bytes);
+  uint64_t most = 0;
+  for (const PlanInfo& plan : found) most = std::max(most, plan.workspace_bytes);
+  const uint64_t least = least_bytes(found);
+  for (uint64_t budget = std::bit_floor(most); budget > least; budget /= 2) add_plans_within(budget);
+  std::stable_sort(found.begin(), found.end(), [](const PlanInfo& a, const PlanInfo& b) {
+    return std::tie(a.predicted_seconds, a.workspace_bytes) <
+           std::tie(b.predicted_seconds, b.workspace_bytes);
   });
-  return plans;
+  return found;
+}
+
+// Those that show time against memory: each takes a tenth less of it than the one before. The chosen one is
+// always among them.
+std::vector<PlanInfo> useful_plans(const std::vector<PlanInfo>& found, const PlanInfo* chosen) {
+  std::vector<PlanInfo> useful;
+  double last = std::numeric_limits<double>::infinity();
+  for (const PlanInfo& plan : found) {
+    const bool is_chosen = chosen != nullptr && is_same(*chosen, plan);
+    if (!is_chosen && static_cast<double>(plan.workspace_bytes) > 0.9 * last) continue;
+    if (!useful.empty() && is_same(useful.back(), plan)) continue;
+    last = static_cast<double>(plan.workspace_bytes);
+    useful.push_back(plan);
+  }
+  return useful;
 }
 
 ordered_json problem_json(const Problem& problem) {
@@ -168,59 +198,11 @@ ordered_json problem_json(const Problem& problem) {
           {"budget_bytes", problem.max_workspace_bytes}};
 }
 
-void print_text(const ordered_json& result, const std::string& model) {
-  const auto& problem = result["problem"];
-  std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
-            << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
-            << format_count(problem["hidden"]) << ", " << problem["dtype"].get<std::string>()
-            << (!problem["gradients"]            ? ", loss only"
-                : problem["gradient"] == "exact" ? ", loss and gradients"
-                                                 : ", loss and thinned gradients")
-            << ", on " << result["device"].get<std::string>() << "\n\n";
-  Table table({"plan", "workspace", "cost", "time, predicted", "fits", "token chunk", "backend", "config"});
-  for (const auto& plan : result["plans"]) {
-    table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
-               format_bytes(plan["workspace_bytes"].get<double>()), format_number(plan["cost_f"], 3) + " F",
-               format_seconds(plan["predicted_seconds"]), plan["fits"] ? "yes" : "no",
-               plan["token_chunk"] == 0 ? "-" : format_count(plan["token_chunk"]),
-               plan["backend"].get<std::string>(), plan["config"].get<std::string>()});
-  }
-  std::cout << table.text();
-  const auto& materialized = result["materialized"];
-  const auto& any = result["plans"].front();
-  std::cout << "\nkernels: " << any["implementation"].get<std::string>() << " ("
-            << any["reason"].get<std::string>()
-            << ")\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
-            << "budget: "
-            << (problem["budget_bytes"] == 0 ? "none" : format_bytes(problem["budget_bytes"].get<double>()))
-            << ", the smallest that works: " << format_bytes(result["smallest_budget_bytes"].get<double>())
-            << " (" << result["smallest_budget_bytes"] << " bytes)\n"
-            << "materialized instead: " << format_bytes(materialized["logits_bytes"].get<double>())
-            << " of float32 logits";
-  if (problem["gradients"]) {
-    std::cout << ", " << format_bytes(materialized["logits_and_gradient_bytes"].get<double>())
-              << " with their gradient";
-  }
-  std::cout << "\n";
-  if (!result["chosen"].is_null()) {
-    const double workspace = result["chosen"]["workspace_bytes"].get<double>();
-    if (workspace > 0) {
-      const double held = materialized[problem["gradients"] ? "logits_and_gradient_bytes" : "logits_bytes"];
-      std::cout << "the chosen plan (*) holds 1/" << format_number(held / workspace, 3) << " of that\n";
-    }
-  }
-}
-
 void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App& command) {
   std::optional<Model> model;
   if (!options.model.empty()) model = read_model(options, command);
   const Problem problem = make_problem(options);
   const Context context = make_context(globals, {}, parse_device_or_model(globals, options.device));
-  const std::vector<PlanInfo> plans = all_plans(context, problem);
-  const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);
-  uint64_t smallest = plans.empty() ? 0 : plans.front().workspace_bytes;
-  for (const PlanInfo& plan : plans) smallest = std::min(smallest, plan.workspace_bytes);
-
   std::unique_ptr<PlanInfo> chosen;
   std::string refusal;
   try {
@@ -229,11 +211,13 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
     if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
     refusal = error.what();
   }
+  const std::vector<PlanInfo> plans = all_plans(context, problem);
+  const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);
   ordered_json list = ordered_json::array();
-  for (const PlanInfo& plan : plans) {
+  for (const PlanInfo& plan : useful_plans(plans, chosen.get())) {
     ordered_json entry = plan_json(plan);
     entry["fits"] = problem.max_workspace_bytes == 0 || plan.workspace_bytes <= problem.max_workspace_bytes;
-    entry["chosen"] = chosen && chosen->kind == plan.kind && chosen->workspace_bytes == plan.workspace_bytes;
+    entry["chosen"] = chosen && is_same(*chosen, plan);
     list.push_back(entry);
   }
   ordered_json result{
@@ -241,14 +225,15 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
       {"problem", problem_json(problem)},
       {"f_flop", 2 * elements * static_cast<double>(problem.hidden)},
       {"plans", list},
+      {"words", words_of(list)},
       {"chosen", chosen ? plan_json(*chosen) : ordered_json(nullptr)},
-      {"smallest_budget_bytes", smallest},
+      {"smallest_budget_bytes", least_bytes(plans)},
       {"materialized", {{"logits_bytes", 4 * elements}, {"logits_and_gradient_bytes", 8 * elements}}}};
   if (model) result["model"] = model->facts;
   if (globals.json) {
     print_json(result);
   } else {
-    print_text(result, model ? model->name : "");
+    print_plans(result, model ? model->name : "");
   }
   if (!refusal.empty()) throw std::runtime_error(refusal);
 }

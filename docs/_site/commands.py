@@ -42,7 +42,7 @@ def page() -> str:
         "Every command takes `--json`; sizes are written `256MiB` or `1GB`.",
         "[C, C++ and the command line](../c_and_cpp.md) shows uses.",
     ]
-    for words in [(), *((name,) for name in names)]:
+    for words in [(), *((name,) for name in names if name != "model")]:  # Python's, below
         lines += ["", f"## {' '.join(('headroom', *words))}", "", "```text", help_of(*words), "```"]
     lines += [
         "",

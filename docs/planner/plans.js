@@ -32,6 +32,8 @@ function showPlans(state, result) {
     row.classList.toggle("chosen", result.plans[i].chosen);
     row.classList.toggle("over", !result.plans[i].fits);
   });
+  document.getElementById("words").replaceChildren(
+    ...result.words.flatMap(({ word, meaning }) => [element("dt", word), element("dd", meaning)]));
   const first = result.plans[0];
   document.getElementById("kernels").textContent = first
     ? `Kernels: ${first.implementation} (${first.reason}). One F is the work of one bare matrix product of the head, ` +

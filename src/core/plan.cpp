@@ -1,10 +1,26 @@
 #include "core/plan.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 
 #include "core/status.h"
 
 namespace headroom {
+namespace {
+
+// "27050240 bytes (25.8 MiB)", rounded up: so many MiB are enough.
+std::string bytes_text(uint64_t bytes) {
+  std::string text = std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
+  if (bytes < 1024) return text;
+  const bool is_small = bytes < 1024 * 1024;
+  const double size = static_cast<double>(bytes) / (is_small ? 1024.0 : 1024.0 * 1024.0);
+  char rounded[64];
+  std::snprintf(rounded, sizeof rounded, " (%.1f %s)", std::ceil(10 * size) / 10, is_small ? "KiB" : "MiB");
+  return text + rounded;
+}
+
+}  // namespace
 
 const char* plan_kind_name(PlanKind kind) {
   switch (kind) {
@@ -38,9 +54,9 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
   }
   if (best != nullptr) return *best;
   throw Error(Status::kBudgetTooSmall, "max_workspace_bytes: expected at least " +
-                                           std::to_string(smallest->workspace_bytes) +
+                                           bytes_text(smallest->workspace_bytes) +
                                            " for this problem (plan " + plan_kind_name(smallest->kind) +
-                                           "), got " + std::to_string(max_workspace_bytes));
+                                           "), got " + bytes_text(max_workspace_bytes));
 }
 
 }  // namespace headroom

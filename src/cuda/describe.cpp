@@ -54,12 +54,7 @@ std::string description_of(const Problem& p, const PlanDetail& d) {
   if (p.top_k > 0 && d.engine->traits().top_groups > 0) {
     text += ", lists of " + std::to_string(top_sizes(p, d).capacity);
   }
-  if (d.vocab_window < p.vocab) text += ", window " + std::to_string(d.vocab_window);
-  if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
-    text += ", exps of " + std::to_string(d.kept_columns) + " columns kept";
-  }
-  if (d.token_chunk < p.tokens) text += ", chunk " + std::to_string(d.token_chunk);
-  if (d.rounds_between_chunks) text += ", dC rounded for each";
+  if (d.rounds_between_chunks) text += ", dC rounded for each chunk";
   return text;
 }
 

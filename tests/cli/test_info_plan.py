@@ -64,13 +64,30 @@ def test_plan_json(ok):
     assert kept["whole"] == 32768
 
 
+def test_plans_show_time_against_memory_and_explain_their_words(ok):
+    problem = ["plan", "--model", "gemma-2-2b", "-N", 8192, "--device", "h200", "--budget", "100MiB"]
+    result = ok("--json", *problem).json
+    plans = result["plans"]
+    (chosen,) = (plan for plan in plans if plan["chosen"])
+    assert chosen["workspace_bytes"] == result["chosen"]["workspace_bytes"] <= 100 << 20
+    assert plans[-1]["workspace_bytes"] == result["smallest_budget_bytes"]
+    for before, after in zip(plans, plans[1:], strict=False):
+        assert after["predicted_seconds"] >= before["predicted_seconds"]
+        assert after["chosen"] or after["workspace_bytes"] <= 0.9 * before["workspace_bytes"]
+    assert len(plans) >= 8 and plans[-2]["workspace_bytes"] < 2 * plans[-1]["workspace_bytes"]
+    text = ok(*problem).out
+    for word in ("vocab_chunks", "rows in d_hidden", "ping-pong", "dC rounded"):
+        assert f"\n{word}: " in text
+    assert "\nthinned: " not in text
+
+
 def test_plans_say_which_kernels_and_why(ok, run):
     problem = ["plan", "-N", 64, "-V", 512, "-D", 32]
     chosen = ok("--json", *problem, "--backend", "cpu").json["chosen"]
     assert chosen["implementation"] and chosen["reason"]
     asked = ok("--json", *problem, "--backend", f"cpu:{chosen['implementation']}").json["chosen"]
     assert asked == chosen | {"reason": "asked for"}
-    assert f"kernels: {chosen['implementation']} ({chosen['reason']})" in ok(*problem, "--backend", "cpu").out
+    assert f"kernels: cpu, {chosen['implementation']} ({chosen['reason']})" in ok(*problem, "--backend", "cpu").out
     assert ok("--json", *problem, "--dtype", "f64").json["chosen"]["reason"] == "float64 operands"
     assert "kernels: " in run(*problem, "--budget", "1B").out
 

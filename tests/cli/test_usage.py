@@ -89,6 +89,11 @@ def test_wrong_usage_names_what_is_wrong_and_where_help_is(run):
     assert "headroom loss --help" in result.err
 
 
+def test_the_command_of_the_python_package_is_named_as_such(refused):
+    for arguments in ([], ["--help"], ["--config", "config.json"]):
+        refused(2, "model: expected the Python package's headroom", "model", *arguments)
+
+
 def test_a_small_budget_is_refused_under_the_name_that_the_user_typed(run):
     error = run("plan", "--model", "gpt2", "--budget", "1KiB").err
     assert "error: --budget: expected at least" in error and "max_workspace_bytes" not in error

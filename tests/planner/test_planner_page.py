@@ -70,6 +70,9 @@ def check_against(native, page):
         assert {key: shown[key] for key in (*PLAN_KEYS, "chosen", "config")} == {
             key: plan[key] for key in (*PLAN_KEYS, "chosen", "config")
         }
+    assert page.run("return [...document.querySelectorAll('#words > *')].map(e => e.textContent)") == [
+        text for entry in expected["words"] for text in (entry["word"], entry["meaning"])
+    ]
     gradients = expected["problem"]["gradients"]
     logits = expected["materialized"]["logits_and_gradient_bytes" if gradients else "logits_bytes"]
     assert page.bar("materialized") == logits

@@ -38,8 +38,22 @@ TEST(Plan, ARefusalNamesTheSmallestBudget) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), Status::kBudgetTooSmall);
-    EXPECT_STREQ(error.what(),
-                 "max_workspace_bytes: expected at least 100 for this problem (plan vocab_chunks), got 99");
+    EXPECT_STREQ(
+        error.what(),
+        "max_workspace_bytes: expected at least 100 bytes for this problem (plan vocab_chunks), got 99 "
+        "bytes");
+  }
+}
+
+TEST(Plan, BytesOfARefusalAreRoundedUp) {
+  try {
+    choose_plan({plan(PlanKind::kWhole, 27050240, 1)}, 1 << 10);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "max_workspace_bytes: expected at least 27050240 bytes (25.8 MiB) for this problem (plan whole), "
+        "got 1024 bytes (1.0 KiB)");
   }
 }
 

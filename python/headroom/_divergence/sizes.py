@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ..errors import BudgetTooSmallError
@@ -35,12 +36,21 @@ class Tile(NamedTuple):
 LEAST_TILE = Tile(16, 64)  # smaller ones would take more calls than products
 
 
+def _text(size: int) -> str:
+    """As the library writes bytes: "27050240 bytes (25.8 MiB)", rounded up, so that so many MiB are enough."""
+    text = f"{size} byte{'' if size == 1 else 's'}"
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{text} ({math.ceil(10 * size / unit) / 10:.1f} {name})"
+    return text
+
+
 def _limit(budget: int, device: str, costs: Costs, least: int) -> int:
     """Bytes that a pass may have."""
     if budget == 0:
         return max(least, costs.fixed + MOST_BYTES[device])
     if budget < least:
-        message = f"max_workspace_bytes: expected at least {least} for this problem, got {budget}"
+        message = f"max_workspace_bytes: expected at least {_text(least)} for this problem, got {_text(budget)}"
         raise BudgetTooSmallError(message, required_bytes=least)
     return budget
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import check_integers
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
 from ._logits import Logits, Session, Term
@@ -27,7 +28,9 @@ def cross_entropy(
     """The loss of ``logits`` [N, V] at ``target`` [N], with the arguments of PyTorch's function."""
     if size_average is not None or reduce is not None:
         raise logits.refuse("cross_entropy() with size_average or reduce")
-    if len(logits.shape) != 2 or target.dim() != 1 or target.is_floating_point():
+    if target.dim() == 1:
+        check_integers("labels", target)
+    if len(logits.shape) != 2 or target.dim() != 1:
         raise logits.refuse(
             f"cross_entropy() of logits of shape {list(logits.shape)} and a target of {target.dtype} and shape "
             f"{list(target.shape)}; expected [N, V] and [N] indices"

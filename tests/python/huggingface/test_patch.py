@@ -232,6 +232,14 @@ def test_a_loss_that_is_not_of_the_head_is_refused(llama):
         llama(**inputs(llama))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_labels_that_are_no_indices_are_named(llama, dtype):
+    batch = inputs(llama)
+    headroom.transformers.patch(llama)
+    with pytest.raises(TypeError, match=f"(labels|target): expected int64 or int32 class indices, got {dtype}"):
+        llama(**batch | {"labels": batch["labels"].to(dtype)})
+
+
 def test_a_head_that_is_no_plain_linear_layer_is_refused(llama):
     class Linear4bit(torch.nn.Linear):
         def forward(self, input):

@@ -1,0 +1,111 @@
+#include "commands/plan_text.h"
+
+#include <algorithm>
+#include <array>
+#include <iostream>
+
+#include "support/format.h"
+
+namespace headroom::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Word {
+  const char* text;     // as it stands in the column "plan" or "config"
+  const char* meaning;  // of it there
+};
+
+// docs/budgets.md, "Words of a plan", says the same at length.
+constexpr std::array kWords{
+    Word{"whole", "the exponentials of all logits are kept from the loss to the gradients: 3 F"},
+    Word{"token_chunks", "those of some tokens at once: 3 F"},
+    Word{"vocab_chunks", "those of some columns, or of none: the other logits are computed again"},
+    Word{"thinned", "gradients of drawn elements, whose mean is the exact gradient"},
+    Word{"forward", "the loss alone: 1 F"},
+    Word{"ping-pong", "warpgroups take turns at tiles of 128 tokens x 192 columns"},
+    Word{"256x192", "warpgroups share a tile of 256 tokens x 192 columns"},
+    Word{"rows in place", "hidden states are read where they are"},
+    Word{"rows in d_hidden", "tokens that count are gathered where their gradient will be"},
+    Word{"rows copied", "tokens that count are gathered in the workspace"},
+    Word{"classifier copied", "windows of the classifier are converted or padded in the workspace"},
+    Word{"dC rounded", "each chunk of tokens adds to a classifier's gradient of its own dtype, not of fp32"},
+    Word{"block", "columns that a thread makes at once, in tiles of tokens x columns in registers"},
+    Word{"lists of", "the most elements that a row of the lists can hold"},
+    Word{"d_classifier after all rows",
+         "the classifier's gradient has a pass of its own, for a product more"},
+};
+
+std::string columns_text(const ordered_json& columns) {
+  return columns == 0 ? "-" : format_count(columns);
+}
+
+void print_table(const ordered_json& plans) {
+  Table table({"plan", "workspace", "cost", "time, predicted", "fits", "tokens at once", "columns at once",
+               "columns kept", "config"});
+  for (const auto& plan : plans) {
+    table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
+               format_bytes(plan["workspace_bytes"].get<double>()), format_number(plan["cost_f"], 3) + " F",
+               format_seconds(plan["predicted_seconds"]), plan["fits"] ? "yes" : "no",
+               columns_text(plan["token_chunk"]), columns_text(plan["vocab_window"]),
+               columns_text(plan["kept_columns"]), plan["config"].get<std::string>()});
+  }
+  std::cout << table.text();
+}
+
+}  // namespace
+
+ordered_json words_of(const ordered_json& plans) {
+  ordered_json words = ordered_json::array();
+  for (const Word& word : kWords) {
+    const bool is_there = std::any_of(plans.begin(), plans.end(), [&](const auto& plan) {
+      return plan["plan"] == word.text ||
+             plan["config"].template get<std::string>().find(word.text) != std::string::npos;
+    });
+    if (is_there) words.push_back({{"word", word.text}, {"meaning", word.meaning}});
+  }
+  return words;
+}
+
+void print_plans(const ordered_json& result, const std::string& model) {
+  const auto& problem = result["problem"];
+  std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
+            << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
+            << format_count(problem["hidden"]) << ", " << problem["dtype"].get<std::string>()
+            << (!problem["gradients"]            ? ", loss only"
+                : problem["gradient"] == "exact" ? ", loss and gradients"
+                                                 : ", loss and thinned gradients")
+            << ", on " << result["device"].get<std::string>() << "\n\n";
+  print_table(result["plans"]);
+  std::cout << "\n";
+  for (const auto& entry : result["words"]) {
+    std::cout << entry["word"].get<std::string>() << ": " << entry["meaning"].get<std::string>() << "\n";
+  }
+  const auto& materialized = result["materialized"];
+  const auto& any = result["plans"].front();
+  std::cout << "\nkernels: " << any["backend"].get<std::string>() << ", "
+            << any["implementation"].get<std::string>() << " (" << any["reason"].get<std::string>()
+            << ")\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
+            << "budget: "
+            << (problem["budget_bytes"] == 0 ? "none" : format_bytes(problem["budget_bytes"].get<double>()))
+            << ", the smallest that works: " << format_bytes(result["smallest_budget_bytes"].get<double>())
+            << " (" << result["smallest_budget_bytes"] << " bytes)\n"
+            << "materialized instead: " << format_bytes(materialized["logits_bytes"].get<double>())
+            << " of float32 logits";
+  if (problem["gradients"]) {
+    std::cout << ", " << format_bytes(materialized["logits_and_gradient_bytes"].get<double>())
+              << " with their gradient";
+  }
+  std::cout << "\n";
+  if (!result["chosen"].is_null()) {
+    const double workspace = result["chosen"]["workspace_bytes"].get<double>();
+    const double held = materialized[problem["gradients"] ? "logits_and_gradient_bytes" : "logits_bytes"];
+    if (workspace > held) {
+      std::cout << "the chosen plan (*) holds more than that, as the logits are small\n";
+    } else if (workspace > 0) {
+      std::cout << "the chosen plan (*) holds 1/" << format_number(held / workspace, 3) << " of that\n";
+    }
+  }
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,14 @@
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace headroom::cli {
+
+// The words in the plans' names and configurations that need one, and what they mean.
+nlohmann::ordered_json words_of(const nlohmann::ordered_json& plans);
+
+// What `headroom plan --json` prints, as text on stdout: a table of the plans, what the words in it mean, and
+// the sizes beside them. model: a name for the first line, or empty.
+void print_plans(const nlohmann::ordered_json& result, const std::string& model);
+
+}  // namespace headroom::cli
