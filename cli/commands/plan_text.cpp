@@ -29,7 +29,9 @@ constexpr std::array kWords{
     Word{"rows in d_hidden", "tokens that count are gathered where their gradient will be"},
     Word{"rows copied", "tokens that count are gathered in the workspace"},
     Word{"classifier copied", "windows of the classifier are converted or padded in the workspace"},
-    Word{"dC rounded", "each chunk of tokens adds to a classifier's gradient of its own dtype, not of fp32"},
+    Word{"dC rounded",
+         "each chunk of tokens adds to a classifier's gradient of its own dtype; chosen where it gains 4% a "
+         "chunk"},
     Word{"block", "columns that a thread makes at once, in tiles of tokens x columns in registers"},
     Word{"lists of", "the most elements that a row of the lists can hold"},
     Word{"d_classifier after all rows",

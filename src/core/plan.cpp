@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "core/status.h"
 
@@ -47,10 +48,10 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
   for (const Plan& plan : candidates) {
     if (plan.workspace_bytes < smallest->workspace_bytes) smallest = &plan;
     if (max_workspace_bytes != 0 && plan.workspace_bytes > max_workspace_bytes) continue;
-    const bool faster =
-        best == nullptr || plan.predicted_seconds < best->predicted_seconds ||
-        (plan.predicted_seconds == best->predicted_seconds && plan.workspace_bytes < best->workspace_bytes);
-    if (faster) best = &plan;
+    const auto rank = [](const Plan& p) {
+      return std::pair(p.predicted_seconds * p.handicap, p.workspace_bytes);
+    };
+    if (best == nullptr || rank(plan) < rank(*best)) best = &plan;
   }
   if (best != nullptr) return *best;
   throw Error(Status::kBudgetTooSmall, "max_workspace_bytes: expected at least " +

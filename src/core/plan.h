@@ -43,6 +43,7 @@ struct Plan {
   uint64_t draws_bytes = 0;      // of Buffers::draws
   double cost_f = 0;             // work in units of F = 2NVD FLOP
   double predicted_seconds = 0;
+  double handicap = 1;  // times the seconds where plans are compared: what a rounding must gain
   int threads = 1;
   std::string implementation;  // which kernels, by the name that BackendOptions::isa takes
   std::string reason;          // why these, for people
@@ -56,7 +57,8 @@ struct Plan {
   std::shared_ptr<const BackendPlan> backend_plan;
 };
 
-// The fastest of those within the budget (0: no budget). Throws kBudgetTooSmall naming the smallest need.
+// The fastest of those within the budget (0: no budget), each with its handicap. Throws kBudgetTooSmall
+// naming the smallest need.
 const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes);
 
 }  // namespace headroom

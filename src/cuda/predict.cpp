@@ -190,9 +190,13 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
   seconds += predict.copied_hidden(rows);
   seconds *= chunks;
   if (whole_copy) seconds += predict.copied_classifier(p.vocab);
-  if (d.rounds_between_chunks) seconds *= 1 + kChunkRounding * (chunks - 1);
   // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
   return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);
+}
+
+double rounding_handicap(const Problem& p, int64_t chunk, const PlanDetail& d) {
+  if (!d.rounds_between_chunks) return 1;
+  return 1 + kChunkRounding * static_cast<double>(ceil_div(std::max<int64_t>(p.tokens, 1), chunk) - 1);
 }
 
 }  // namespace headroom::cuda

@@ -6,10 +6,13 @@
 
 namespace headroom::cuda {
 
-// What a plan will take, in seconds: for choosing between plans, from products' whole waves of tiles, bytes
-// and launches. Of a thinned plan it is what a flat softmax takes, at most. The figures are an H200's; other
-// devices are scaled by their processors.
+// What a plan will take, in seconds: from products' whole waves of tiles, bytes and launches. Of a thinned
+// plan it is what a flat softmax takes, at most. The figures are an H200's; other devices are scaled by their
+// processors.
 double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,
                        const Device& device);
+
+// Plan::handicap of d_classifier's roundings between chunks of tokens.
+double rounding_handicap(const Problem& problem, int64_t token_chunk, const PlanDetail& detail);
 
 }  // namespace headroom::cuda

@@ -259,7 +259,12 @@ class Search {
   // Of no plan of the kind and chunk less is predicted.
   double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
     if (traits_.keeps_windows && can_keep_exps()) d.kept_columns = p_.vocab;
-    return predict_seconds(p_, kind, chunk, d, device_);
+    return ranked_seconds(kind, chunk, d);
+  }
+
+  // Where candidates are compared.
+  double ranked_seconds(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
+    return predict_seconds(p_, kind, chunk, d, device_) * rounding_handicap(p_, chunk, d);
   }
 
   // The columns that are not kept, in windows of equal size: as few as fit, and `more` widths from there on.
@@ -351,7 +356,7 @@ class Search {
     const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
     const bool fits = budget_ == 0 || made.bytes <= budget_;
     if (!smaller && !fits) return;
-    made.seconds = predict_seconds(p_, kind, chunk, d, device_);
+    made.seconds = ranked_seconds(kind, chunk, d);
     if (smaller) smallest_ = made;
     if (!fits) return;
     const auto [at, is_new] = best_.try_emplace(kind, made);
@@ -365,7 +370,8 @@ class Search {
     const PlanDetail& d = candidate.detail;
     Plan plan = plan_of(p_, d);
     plan.workspace_bytes = candidate.bytes;
-    plan.predicted_seconds = candidate.seconds;
+    plan.handicap = rounding_handicap(p_, d.token_chunk, d);
+    plan.predicted_seconds = candidate.seconds / plan.handicap;
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = choice_.engine->name();
     plan.reason = choice_.reason;

@@ -236,6 +236,12 @@ TEST_P(Plans, TheSmallestBudgetIsNamedAndTight) {
   }
 }
 
+// What another plan may be faster by: a rounding of d_classifier, one a chunk of tokens, must gain 4%.
+double handicap_of(const headroom::Problem& problem, const headroom::PlanInfo& plan) {
+  const int64_t chunk = std::max<int64_t>(plan.token_chunk, 1);
+  return 1 + 0.04 * static_cast<double>((std::max<int64_t>(problem.tokens, 1) - 1) / chunk);
+}
+
 // A list of plans: the chosen one is in it, and is the fastest.
 TEST_P(Plans, TheFastestIsChosen) {
   for (const Case& c : cases_for(GetParam())) {
@@ -245,7 +251,7 @@ TEST_P(Plans, TheFastestIsChosen) {
     EXPECT_GT(chosen.cost_f, 0);
     bool listed = false;
     for (const headroom::PlanInfo& plan : context_.plans(problem)) {
-      EXPECT_LE(chosen.predicted_seconds, plan.predicted_seconds);
+      EXPECT_LE(chosen.predicted_seconds, plan.predicted_seconds * handicap_of(problem, plan));
       listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
     }
     EXPECT_TRUE(listed) << describe(c);
