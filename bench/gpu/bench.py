@@ -9,7 +9,7 @@ import torch
 
 from accuracy import check_shape
 from clock import Clock
-from data import make_inputs
+from data import make_inputs, with_ignored
 from limits import Deadline
 from methods import Method
 from record import Record
@@ -28,6 +28,7 @@ class Settings:
     prepare_seconds: float = 60.0
     data: list[str] = dataclasses.field(default_factory=list)
     timing_data: str = "std1"
+    ignored: float = 0.0  # share of the tokens without a target, of the timing
     peer_errors: bool = False
     time: bool = True
 
@@ -45,7 +46,7 @@ class ShapeBench:
         share = ERRORS_SHARE if peers else NO_PEERS_ERRORS_SHARE
         errors_end = Deadline(deadline.end - total, share * total)
         check_shape(self.record, clock, self.shape, settings.data, ours, errors_end)
-        inputs = make_inputs(self.shape, settings.timing_data, settings.device)
+        inputs = with_ignored(make_inputs(self.shape, settings.timing_data, settings.device), settings.ignored)
         timing = ShapeTiming(self.record, clock, self.shape, inputs, settings.time, settings.timing_data)
         for method in ours:
             timing.add(method, max(settings.prepare_seconds, 1.0))

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shapes import Shape
+from shapes import Shape, checked_share
 
+IGNORED = -100  # the target that all libraries take for none
 CANDIDATES = 16  # likely tokens a row of the peaked data
 DATA = ("std1", "std3", "std8", "peaked")
 _trained: dict[str, str] = {}  # name of a shape: file
@@ -73,3 +74,11 @@ def _peaked(shape: Shape, weight: Tensor, generator: torch.Generator) -> tuple[T
         hidden += (16.0 - ranks[candidate].log()) * weight[ids[:, candidate]]
     pick = torch.multinomial((1.0 / ranks).expand(shape.tokens, CANDIDATES), 1, generator=generator)
     return hidden, ids.gather(1, pick).squeeze(1)
+
+
+def with_ignored(inputs: Inputs, share: float) -> Inputs:
+    """That share of the tokens, drawn evenly, has no target."""
+    count = round(checked_share(share) * len(inputs.target))
+    generator = torch.Generator(device=inputs.target.device).manual_seed(3)
+    rows = torch.randperm(len(inputs.target), device=inputs.target.device, generator=generator)[:count]
+    return inputs._replace(target=inputs.target.index_fill(0, rows, IGNORED))

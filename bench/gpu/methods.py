@@ -124,13 +124,13 @@ def _torch_fused() -> list[Method]:
     return found
 
 
-def _apple() -> list[Method]:
+def _apple(*implementations: str) -> list[Method]:
     from cut_cross_entropy import linear_cross_entropy as cce
 
     def make(impl: str) -> Loss:
         return lambda e, c, y: cce(e, c, y, impl=impl)
 
-    return [Method(f"apple {impl}", make(impl), slow_to_prepare=True) for impl in ("cce", "cce_exact")]
+    return [Method(f"apple {impl}", make(impl), slow_to_prepare=True) for impl in implementations]
 
 
 def _liger() -> list[Method]:
@@ -172,25 +172,30 @@ PEERS: dict[str, Callable[[], list[Method]]] = {
     "canonical": lambda: [Method("canonical", _canonical)],
     "torch-fused": _torch_fused,
     "liger": _liger,
-    "apple": _apple,
+    "apple": lambda: _apple("cce", "cce_exact"),
     "verl": _verl,
     "fla": _fla,
     "torch-compile": _torch_compile,
     "quack": _quack,
 }
+# By name only.
+MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
+    "apple-kahan": lambda: _apple("cce_kahan", "cce_kahan_full_c"),
+}
 
 
 def peer_methods(which: str) -> tuple[list[Method], list[str]]:
-    """Methods of ``auto`` (all), ``none`` or names of PEERS, and why the others are missing."""
+    """Methods of ``auto`` (all of PEERS), ``none`` or names, and why the others are missing."""
+    known = PEERS | MORE_PEERS
     names = list(PEERS) if which == "auto" else [] if which == "none" else which.split(",")
-    unknown = [name for name in names if name not in PEERS]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"--peers: expected auto, none or names out of {', '.join(PEERS)}; got {unknown[0]!r}")
+        raise ValueError(f"--peers: expected auto, none or names out of {', '.join(known)}; got {unknown[0]!r}")
     found: list[Method] = []
     missing = []
     for name in names:
         try:
-            found += PEERS[name]()
+            found += known[name]()
         except Exception as error:  # not installed, or broken in whatever way its import is
             missing.append(f"peer {name} is not available: {type(error).__name__}: {str(error)[:200]}")
     return found, missing

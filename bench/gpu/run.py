@@ -3,8 +3,8 @@
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid nvidia|cce|budget|memory|odd |
         --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--implementations auto,portable,sm90]
-        [--data std1,std3,std8,peaked] [--timing-data std1] [--thinned 8,9,11] [--minutes 9] [--json out.json]
-        [--plots folder]
+        [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--thinned 8,9,11] [--minutes 9]
+        [--json out.json] [--plots folder]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json [--plots folder]      table and plots of an earlier run
 
@@ -35,7 +35,7 @@ if os.environ.get("HEADROOM_LIBRARY"):
 
 from limits import Deadline, reported_by  # noqa: E402
 from record import Record, load  # noqa: E402
-from shapes import BUDGET_GRID_MIB, GRIDS, Shape, parse_budgets, parse_shapes, random_shapes  # noqa: E402
+from shapes import BUDGET_GRID_MIB, GRIDS, Shape, checked_share, parse_budgets, parse_shapes, random_shapes  # noqa: E402
 from table import render  # noqa: E402
 
 GRACE = 0.92  # of the minutes; the rest is for what is under way, the table and the plots
@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--implementations", default="auto", help="auto (the library's choice), portable, sm90")
     found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
     found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
+    found.add_argument("--ignored", type=float, default=0.0, help="share of tokens without a target, of the timing")
     found.add_argument("--thinned", default="8,9,11", help="thresholds 2^-K of thinned gradients; none to leave out")
     found.add_argument(
         "--train-on",
@@ -143,6 +144,7 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
         prepare_seconds=args.prepare_seconds,
         data=[] if args.data == "none" or args.grid == "memory" else args.data.split(","),
         timing_data=args.timing_data,
+        ignored=args.ignored,
         peer_errors=args.peer_errors,
         time=args.grid != "memory",
     )
@@ -187,6 +189,7 @@ def main() -> int:
             shapes = [trained_shape(args)]
         if args.budgets:
             parse_budgets(args.budgets)
+        checked_share(args.ignored)
     except ValueError as error:
         parser().error(str(error))
     import torch

@@ -103,3 +103,10 @@ def parse_budgets(text: str) -> list[int | None]:
         else:
             raise ValueError(f"--budgets: expected MiB (a positive integer) or 'unlimited', got {word!r}")
     return budgets
+
+
+def checked_share(share: float) -> float:
+    """Of tokens without a target."""
+    if not 0 <= share < 1:
+        raise ValueError(f"--ignored: expected a share of at least 0 and below 1, got {share}")
+    return share

@@ -17,12 +17,12 @@ import bars
 import host
 import table
 from clock import Clock
-from data import DATA, make_inputs, use_trained
+from data import DATA, make_inputs, use_trained, with_ignored
 from limits import Deadline, StepTimeout, step_limit
 from methods import Method, peer_methods
 from record import Accuracy, Gemms, Record, Row, load
 from reference import make_reference, relative_error
-from shapes import GRIDS, Shape, parse_budgets, parse_shapes, random_shapes
+from shapes import GRIDS, Shape, checked_share, parse_budgets, parse_shapes, random_shapes
 from timing import ShapeTiming
 
 RUN = pathlib.Path(__file__).resolve().parent / "run.py"
@@ -70,6 +70,15 @@ def test_shapes_and_budgets_are_parsed() -> None:
         parse_budgets("-3")
     with pytest.raises(ValueError, match="--peers: expected"):
         peer_methods("nobody")
+    with pytest.raises(ValueError, match="--ignored: expected a share"):
+        checked_share(1.0)
+
+
+def test_ignored_tokens_are_that_share() -> None:
+    inputs = make_inputs(SMALL, "std1", "cpu")
+    found = with_ignored(inputs, 0.25)
+    assert (found.target == -100).sum() == 12 and (inputs.target >= 0).all()
+    assert with_ignored(inputs, 0.0).target.equal(inputs.target)
 
 
 @pytest.mark.parametrize("kind", DATA)

@@ -1,0 +1,85 @@
+"""One call of a study: its time, its device, and cells that are measured once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import torch
+
+from clock import Clock
+from limits import Deadline, StepTimeout, step_limit
+from step_rounds import fewer_configurations
+from studies.record import Cell, StudyRecord
+from timing import describe
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of the command line, for the studies that know them."""
+
+    device: str = "cuda"
+    data: pathlib.Path | None = None  # what prepare wrote
+    checkpoints: pathlib.Path | None = None  # of models in training; default: beside the record
+    heads: tuple[str, ...] = ()  # empty: the study's own
+    models: tuple[str, ...] = ()
+    tune: int | None = 2  # configurations that Triton tries of each kernel of flash-linear-attention's layers
+    rounds: int = 5
+    cap_gib: float = 80e9 / 2**30  # of the allocator, where the largest batch is looked for
+    tiny: bool = False  # a try-out on the CPU
+
+
+class Session:
+    def __init__(self, record: StudyRecord, options: Options, seconds: float) -> None:
+        self.record, self.options = record, options
+        self.deadline = Deadline(time.monotonic(), seconds)
+        self.clock = Clock(options.device)
+        self.left_out: list[str] = []
+
+    @property
+    def cuda(self) -> bool:
+        return self.clock.cuda
+
+    def cell(self, key: str, work: Callable[[], Cell], most: float = float("inf"), least: float = 0.0) -> Cell | None:
+        """What is in the record, or what ``work`` finds within ``most`` seconds; None where it was not measured. It is
+        not begun when less than ``least`` seconds are left."""
+        if self.record.final(key):
+            return self.record.ok(key)
+        left = min(most, self.deadline.left())
+        if left <= least:
+            self.left_out.append(key)
+            return None
+        start = time.monotonic()
+        try:
+            with step_limit(left):
+                cell = {"status": "ok"} | work()
+        except StepTimeout as error:
+            cell = {"status": "cut off", "reason": str(error)}
+        except torch.OutOfMemoryError as error:
+            cell = {"status": "out of memory", "reason": describe(error)}
+        except ImportError as error:
+            cell = {"status": "not installed", "reason": describe(error)}
+        except Exception as error:
+            traceback.print_exc()
+            cell = {"status": "failed", "reason": describe(error)}
+        cell["seconds"] = round(time.monotonic() - start, 1)
+        self.clock.release()
+        self.record.put(key, cell)
+        print(f"{key}: {cell['status']} {cell.get('reason', '')} ({cell['seconds']:.1f} s)", flush=True)
+        return self.record.ok(key)
+
+    @contextlib.contextmanager
+    def tuning(self) -> Iterator[None]:
+        """Inside, Triton's autotuners try few configurations. Heads are prepared outside, with all of theirs."""
+        try:
+            with fewer_configurations(self.options.tune):
+                yield
+        except ImportError:  # no Triton: nothing is tuned
+            yield
+
+    def chosen(self, own: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:
+        return asked or own

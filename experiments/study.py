@@ -1,0 +1,121 @@
+"""Studies of whole training runs with other heads. docs/studies says what each asks, predicts and found.
+
+    python experiments/study.py grids [--minutes 5]                    heads alone, at the shapes of papers and blogs
+    python experiments/study.py pages [--check]                        tables and plots of docs/studies, of the records
+
+A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is
+not measured again. HEADROOM_LIBRARY names libheadroom.so. --cache FOLDER keeps what Triton and TorchInductor compiled
+and tuned. --device cpu --tiny tries a study out at tiny sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pathlib
+import shlex
+import sys
+import time
+
+START = time.monotonic()
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from studies import RECORDS  # noqa: E402  # which puts the folders of what is imported below on the path
+
+GRACE = 0.95  # of the minutes; the rest is for what is under way and the record
+# name: module of studies, minutes
+STUDIES = {"grids": ("grids", 5.0)}
+PACKAGES = ("triton", "liger-kernel", "fla-core", "cut-cross-entropy", "transformers", "trl")
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = found.add_subparsers(dest="command", required=True)
+    pages = commands.add_parser("pages", help="tables and plots of docs/studies")
+    pages.add_argument("--check", action="store_true", help="only say whether the tables are those of the records")
+    for name, (_, minutes) in STUDIES.items():
+        study = commands.add_parser(name)
+        study.add_argument("--record", type=pathlib.Path, help=f"default: bench/records/studies/{name}.json")
+        study.add_argument("--minutes", type=float, default=minutes)
+        study.add_argument("--data", type=pathlib.Path, help="a folder that prepare wrote")
+        study.add_argument("--checkpoints", type=pathlib.Path, help="of models in training (default: beside --data)")
+        study.add_argument("--heads", default="", help="names, separated by commas (default: the study's own)")
+        study.add_argument("--models", default="", help="names, separated by commas (default: the study's own)")
+        study.add_argument("--rounds", type=int, default=5)
+        study.add_argument(
+            "--tune", type=int, default=2, help="configurations that Triton tries of each kernel of models' layers"
+        )
+        study.add_argument("--cap-gb", type=float, default=80.0, help="of the allocator, for the largest batch, 10^9")
+        study.add_argument("--cache", type=pathlib.Path, help="folder of Triton's and TorchInductor's caches")
+        study.add_argument("--device", default="cuda")
+        study.add_argument("--tiny", action="store_true", help="tiny sizes, for a try-out on the CPU")
+    return found
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.cache:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(args.cache.resolve() / "triton"))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.cache.resolve() / "inductor"))
+    import torch
+
+    from limits import reported_by
+    from run import describe_machine, package_versions
+    from studies.heads import NAMES
+    from studies.record import StudyRecord
+    from studies.session import Options, Session
+
+    unknown = [name for name in words(args.heads) if name not in NAMES]
+    if unknown:
+        parser().error(f"--heads: expected names out of {', '.join(NAMES)}; got {unknown[0]!r}")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no CUDA device: nothing is measured (try --device cpu --tiny)", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"studies.{STUDIES[args.command][0]}")
+    record = StudyRecord(args.command, args.record or RECORDS / f"{args.command}.json")
+    command = " ".join(["python", "experiments/study.py", *map(shlex.quote, sys.argv[1:])])
+    about = describe_machine(args.device) | {"command": command, "packages": package_versions(PACKAGES)}
+    record.begin(about)
+    options = Options(
+        device=args.device,
+        data=args.data,
+        checkpoints=args.checkpoints,
+        heads=words(args.heads),
+        models=words(args.models),
+        tune=args.tune,
+        rounds=args.rounds,
+        cap_gib=args.cap_gb * 1e9 / 2**30,
+        tiny=args.tiny,
+    )
+    session = Session(record, options, 60 * args.minutes * GRACE - (time.monotonic() - START))
+
+    def last_words() -> None:
+        record.save()
+        if session.left_out:
+            print(f"left for the next call: {', '.join(session.left_out)}")
+        print(
+            f"{record.path}: {sum(record.final(key) for key in record.cells)} cells, {time.monotonic() - START:.0f} s"
+        )
+
+    with reported_by(START, 60 * args.minutes, last_words):
+        module.run(session)
+    return 0
+
+
+def main() -> int:
+    args = parser().parse_args()
+    if args.command == "pages":
+        from studies import pages
+
+        pages.write(args.check)
+        return 0
+    return run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
