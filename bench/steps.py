@@ -120,7 +120,7 @@ def main() -> int:
         return 0
     import torch
 
-    from run import describe_machine, package_versions
+    from machine import describe_machine, package_versions
     from step_heads import chosen_heads
     from step_models import chosen_specs
 

@@ -1,6 +1,12 @@
 """Studies of whole training runs with other heads. docs/studies says what each asks, predicts and found.
 
+    python experiments/study.py prepare --data FOLDER --text FILES [--wikitext FILE] [--instructions FILE]      no GPU
     python experiments/study.py grids [--minutes 5]                    heads alone, at the shapes of papers and blogs
+    python experiments/study.py mve --data FOLDER                      a small linear RNN with every head
+    python experiments/study.py scale                                  models of 24 layers: memory, batches, speed
+    python experiments/study.py crossover                              heads alone over the vocabulary
+    python experiments/study.py accumulation --data FOLDER             losses and gradient errors of trained models
+    python experiments/study.py sparsity --data FOLDER                 the same models, fine-tuned
     python experiments/study.py pages [--check]                        tables and plots of docs/studies, of the records
 
 A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is
@@ -12,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import pathlib
 import shlex
@@ -25,17 +32,32 @@ sys.path.insert(0, str(HERE))
 from studies import RECORDS  # noqa: E402  # which puts the folders of what is imported below on the path
 
 GRACE = 0.95  # of the minutes; the rest is for what is under way and the record
-# name: module of studies, minutes
-STUDIES = {"grids": ("grids", 5.0)}
+# name, which is a module of studies: minutes
+STUDIES = {
+    "grids": 5.0,
+    "mve": 6.0,
+    "scale": 4.5,
+    "crossover": 1.5,
+    "accumulation": 6.0,
+    "sparsity": 1.5,
+}
 PACKAGES = ("triton", "liger-kernel", "fla-core", "cut-cross-entropy", "transformers", "trl")
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = found.add_subparsers(dest="command", required=True)
+    prepare = commands.add_parser("prepare", help="tokenizer and token files; needs no GPU")
+    prepare.add_argument("--data", type=pathlib.Path, required=True, help="the folder to write")
+    prepare.add_argument("--text", nargs="+", type=pathlib.Path, required=True, help="files (.xz too) and folders")
+    prepare.add_argument("--wikitext", type=pathlib.Path, help="WikiText-2's test set")
+    prepare.add_argument("--instructions", type=pathlib.Path, help="GSM8K: lines of JSON, question and answer")
+    prepare.add_argument("--vocab", type=int, default=32768)
+    prepare.add_argument("--tokens", type=int, default=1000 * 16384 + 1, help="most to train on")
+    prepare.add_argument("--megabytes", type=float, default=180.0, help="most text to read")
     pages = commands.add_parser("pages", help="tables and plots of docs/studies")
     pages.add_argument("--check", action="store_true", help="only say whether the tables are those of the records")
-    for name, (_, minutes) in STUDIES.items():
+    for name, minutes in STUDIES.items():
         study = commands.add_parser(name)
         study.add_argument("--record", type=pathlib.Path, help=f"default: bench/records/studies/{name}.json")
         study.add_argument("--minutes", type=float, default=minutes)
@@ -58,14 +80,14 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, start: float) -> int:
     if args.cache:
         os.environ.setdefault("TRITON_CACHE_DIR", str(args.cache.resolve() / "triton"))
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.cache.resolve() / "inductor"))
     import torch
 
     from limits import reported_by
-    from run import describe_machine, package_versions
+    from machine import describe_machine, package_versions
     from studies.heads import NAMES
     from studies.record import StudyRecord
     from studies.session import Options, Session
@@ -76,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print("no CUDA device: nothing is measured (try --device cpu --tiny)", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"studies.{STUDIES[args.command][0]}")
+    module = importlib.import_module(f"studies.{args.command}")
     record = StudyRecord(args.command, args.record or RECORDS / f"{args.command}.json")
     command = " ".join(["python", "experiments/study.py", *map(shlex.quote, sys.argv[1:])])
     about = describe_machine(args.device) | {"command": command, "packages": package_versions(PACKAGES)}
@@ -92,29 +114,35 @@ def run(args: argparse.Namespace) -> int:
         cap_gib=args.cap_gb * 1e9 / 2**30,
         tiny=args.tiny,
     )
-    session = Session(record, options, 60 * args.minutes * GRACE - (time.monotonic() - START))
+    session = Session(record, options, 60 * args.minutes * GRACE - (time.monotonic() - start))
 
     def last_words() -> None:
         record.save()
         if session.left_out:
             print(f"left for the next call: {', '.join(session.left_out)}")
         print(
-            f"{record.path}: {sum(record.final(key) for key in record.cells)} cells, {time.monotonic() - START:.0f} s"
+            f"{record.path}: {sum(record.final(key) for key in record.cells)} cells, {time.monotonic() - start:.0f} s"
         )
 
-    with reported_by(START, 60 * args.minutes, last_words):
+    with reported_by(start, 60 * args.minutes, last_words):
         module.run(session)
     return 0
 
 
-def main() -> int:
-    args = parser().parse_args()
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    if args.command == "prepare":
+        from studies import corpus
+
+        files = (args.data, args.text, args.wikitext, args.instructions)
+        print(json.dumps(corpus.prepare(*files, args.vocab, args.tokens, args.megabytes), indent=1))
+        return 0
     if args.command == "pages":
         from studies import pages
 
         pages.write(args.check)
         return 0
-    return run(args)
+    return run(args, START if arguments is None else time.monotonic())
 
 
 if __name__ == "__main__":

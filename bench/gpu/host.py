@@ -34,9 +34,9 @@ from clock import Clock  # noqa: E402
 from data import Inputs, make_inputs  # noqa: E402
 from host_parts import call_and_queue_us, planning_us, without_recordings  # noqa: E402
 from limits import Deadline, reported_by, step_limit  # noqa: E402
+from machine import describe_machine, package_versions  # noqa: E402
 from methods import MIB, Loss, Method, peer_methods  # noqa: E402
 from record import Record, Row  # noqa: E402
-from run import describe_machine, package_versions  # noqa: E402
 from shapes import Shape, parse_shapes  # noqa: E402
 from table import markdown, number  # noqa: E402
 from timing import describe, pass_call  # noqa: E402

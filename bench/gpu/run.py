@@ -18,10 +18,8 @@ time is met when both the burst and the sustained ratio meet it.
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import pathlib
-import shlex
 import subprocess
 import sys
 import time
@@ -34,6 +32,7 @@ if os.environ.get("HEADROOM_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 from limits import Deadline, reported_by  # noqa: E402
+from machine import describe_machine, package_versions  # noqa: E402
 from record import Record, load  # noqa: E402
 from shapes import BUDGET_GRID_MIB, GRIDS, Shape, checked_share, parse_budgets, parse_shapes, random_shapes  # noqa: E402
 from table import render  # noqa: E402
@@ -73,43 +72,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--plots", metavar="FOLDER")
     found.add_argument("--plot-format", choices=["svg", "png"], default="svg")
     return found
-
-
-def describe_machine(device: str) -> dict[str, str]:
-    """Date, versions, driver, command: what a figure means nothing without."""
-    import torch
-
-    found = {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python", f"bench/gpu/{pathlib.Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]),
-        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
-        "device": "CPU",
-    }
-    if device.startswith("cuda"):
-        found["device"] = torch.cuda.get_device_name()
-        query = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
-        try:
-            found["driver, power limit, top clock"] = subprocess.run(
-                query, capture_output=True, text=True, timeout=20, check=True
-            ).stdout.strip()
-        except (OSError, subprocess.SubprocessError) as error:
-            found["driver"] = f"unknown ({type(error).__name__})"
-    return found
-
-
-PACKAGES = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
-
-
-def package_versions(names: tuple[str, ...] = PACKAGES) -> str:
-    from importlib import metadata
-
-    found = []
-    for name in names:
-        try:
-            found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found)
 
 
 def show(record: Record, args: argparse.Namespace) -> None:

@@ -1,14 +1,13 @@
-"""Two language models up to their last hidden states: a transformer, and a gated linear RNN (GLA)."""
+"""Language models up to their last hidden states: a transformer, and linear RNNs (GLA, Gated DeltaNet, KDA)."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
-
-MODELS = ("transformer", "gla")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +17,9 @@ class Size:
     layers: int = 8
     heads: int = 16
     length: int = 1024  # tokens of a sequence
+    tied: bool = False  # the head is the embedding
+    expand_k: float = 0.5  # of GLA: widths of all keys and values, in that of the model
+    expand_v: float = 1.0
 
 
 def rotary(length: int, dim: int) -> Tensor:
@@ -51,26 +53,50 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, length, dim))  # type: ignore[no-any-return]
 
 
-class GatedLinear(nn.Module):
-    """Gated linear attention of flash-linear-attention."""
+class LinearMixer(nn.Module):
+    """A layer of flash-linear-attention in the place of attention."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, layer: str, size: Size, **options: object) -> None:
         super().__init__()
         try:
-            from fla.layers import GatedLinearAttention
+            import fla.layers
         except ImportError as error:
-            raise SystemExit("--model gla needs flash-linear-attention (pip install flash-linear-attention)") from error
-        self.mix = GatedLinearAttention(hidden_size=size.dim, num_heads=max(1, size.heads // 4), mode="chunk")
+            raise SystemExit("linear RNNs need flash-linear-attention (pip install flash-linear-attention)") from error
+        self.mix = getattr(fla.layers, layer)(hidden_size=size.dim, mode="chunk", **options)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mix(x)[0]  # type: ignore[no-any-return]
+
+
+def gla(size: Size) -> nn.Module:
+    heads = max(1, size.heads // 4)
+    return LinearMixer("GatedLinearAttention", size, num_heads=heads, expand_k=size.expand_k, expand_v=size.expand_v)
+
+
+def gated_deltanet(size: Size) -> nn.Module:
+    """Keys of three quarters of the width, values of twice that, as its models have it."""
+    width = min(128, size.dim // 4)
+    return LinearMixer("GatedDeltaNet", size, head_dim=width, num_heads=max(1, 3 * size.dim // (4 * width)), expand_v=2)
+
+
+def kda(size: Size) -> nn.Module:
+    width = min(128, size.dim)
+    return LinearMixer("KimiDeltaAttention", size, head_dim=width, num_heads=size.dim // width)
+
+
+MIXERS: dict[str, Callable[[Size], nn.Module]] = {
+    "transformer": Attention,
+    "gla": gla,
+    "gated_deltanet": gated_deltanet,
+    "kda": kda,
+}
 
 
 class Block(nn.Module):
     def __init__(self, kind: str, size: Size) -> None:
         super().__init__()
         self.norms = nn.ModuleList([nn.RMSNorm(size.dim), nn.RMSNorm(size.dim)])
-        self.mix = Attention(size) if kind == "transformer" else GatedLinear(size)
+        self.mix = MIXERS[kind](size)
         self.up = nn.Linear(size.dim, 4 * size.dim, bias=False)
         self.down = nn.Linear(4 * size.dim, size.dim, bias=False)
 
@@ -80,16 +106,16 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tokens [B, L] to hidden states [B, L, D]. ``head`` is the classifier's weight, not tied."""
+    """Tokens [B, L] to hidden states [B, L, D]. ``head`` is the classifier's weight."""
 
     def __init__(self, kind: str, size: Size) -> None:
         super().__init__()
-        if kind not in MODELS:
-            raise ValueError(f"--model: expected one of {', '.join(MODELS)}, got {kind!r}")
+        if kind not in MIXERS:
+            raise ValueError(f"--model: expected one of {', '.join(MIXERS)}, got {kind!r}")
         self.embedding = nn.Embedding(size.vocab, size.dim)
         self.blocks = nn.ModuleList([Block(kind, size) for _ in range(size.layers)])
         self.norm = nn.RMSNorm(size.dim)
-        self.head = nn.Parameter(torch.empty(size.vocab, size.dim))
+        self.head = self.embedding.weight if size.tied else nn.Parameter(torch.empty(size.vocab, size.dim))
         for parameter in (self.embedding.weight, self.head):
             nn.init.normal_(parameter, std=0.02)
         for name, parameter in self.blocks.named_parameters():
@@ -105,4 +131,5 @@ class LanguageModel(nn.Module):
     def counts(self) -> tuple[int, int]:
         """Parameters of the blocks, and of embedding and head."""
         blocks = sum(p.numel() for p in self.blocks.parameters())
-        return blocks, self.embedding.weight.numel() + self.head.numel()
+        outer = {id(p): p.numel() for p in (self.embedding.weight, self.head)}
+        return blocks, sum(outer.values())

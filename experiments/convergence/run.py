@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     hidden.add_argument("--file", type=pathlib.Path, required=True)
     hidden.add_argument("--tokens", type=int, default=8192)
     for command in (train, hidden):
-        command.add_argument("--model", choices=["transformer", "gla"], default="transformer")
+        command.add_argument("--model", choices=["transformer", "gla", "gated_deltanet", "kda"], default="transformer")
         command.add_argument("--dim", type=int, default=1024 if command is train else 2048)
         command.add_argument("--layers", type=int, default=8 if command is train else 4)
         command.add_argument("--attention-heads", type=int, default=16)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 
-from studies import PAGES, paper_tables
+from studies import PAGES, paper_tables, rnn_tables
 
 Table = Callable[[], list[str]]
-TABLES: dict[str, dict[str, Table]] = {"papers.md": paper_tables.TABLES}
+TABLES: dict[str, dict[str, Table]] = {"papers.md": paper_tables.TABLES, "linear_rnn.md": rnn_tables.TABLES}
 
 
 def with_tables(page: pathlib.Path, text: str) -> str:

@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-STUDY = pathlib.Path(__file__).resolve().parents[1] / "study.py"
-sys.path.insert(0, str(STUDY.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+import study  # noqa: E402
 from studies import pages  # noqa: E402
 from studies.heads import make_head  # noqa: E402
 from studies.record import StudyRecord  # noqa: E402
 from studies.session import Options, Session  # noqa: E402
 
 
-def study(*words: object) -> str:
-    command = [sys.executable, str(STUDY), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def run(*words: object) -> None:
+    assert study.main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder that prepare wrote, of a small text."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "text").mkdir()
+    for index in range(500):
+        (folder / "text" / f"{index}.py").write_text(f"def f_{index}(x):\n    return x + {index}\n" * 4)
+    (folder / "wiki.txt").write_text("A line of text , with words in it .\n" * 200)
+    lines = [json.dumps({"question": f"What is {i} + 1 ?", "answer": f"It is {i + 1}."}) for i in range(80)]
+    (folder / "instructions.jsonl").write_text("\n".join(lines))
+    words = ["--text", folder / "text", "--wikitext", folder / "wiki.txt", "--instructions"]
+    run("prepare", "--data", folder, *words, folder / "instructions.jsonl", "--vocab", 400, "--tokens", 3000)
+    return folder
+
+
+def tiny(name: str, record: pathlib.Path, *words: object) -> dict[str, dict[str, Any]]:
+    """The cells of a study at tiny sizes."""
+    run(name, "--device", "cpu", "--tiny", "--record", record, "--minutes", 5, *words)
+    cells: dict[str, dict[str, Any]] = json.loads(record.read_text())["cells"]
+    assert cells and {cell["status"] for cell in cells.values()} == {"ok"}, cells
+    return cells
 
 
 def test_the_tables_of_the_pages_are_those_of_the_records() -> None:
@@ -70,10 +91,112 @@ def test_heads_that_are_missing_or_unknown() -> None:
 
 def test_grids(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("headroom", exc_type=ImportError)
-    words = ["grids", "--device", "cpu", "--tiny", "--record", tmp_path / "grids.json", "--minutes", 1]
-    study(*words)
-    cells = json.loads((tmp_path / "grids.json").read_text())["cells"]
-    assert len(cells) == 25 and {cell["status"] for cell in cells.values()} == {"ok"}
+    cells = tiny("grids", tmp_path / "grids.json")
     rows = cells["chunks/llama-3-8b"]["rows"]
-    assert "headroom 512 MiB" in {row["method"] for row in rows} and all(row["burst_ms"] for row in rows)
-    assert "ok" not in study(*words)  # nothing is measured again
+    assert len(cells) == 7 and all(row["burst_ms"] for row in rows)
+    assert "headroom 512 MiB" in {row["method"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory, data: pathlib.Path) -> pathlib.Path:
+    """A folder of records of the studies of linear RNNs at tiny sizes."""
+    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("records")
+    words = ["--data", data, "--checkpoints", folder / "checkpoints", "--rounds", 2]
+    for name in ("scale", "crossover", "accumulation", "sparsity"):
+        tiny(name, folder / f"{name}.json", *words)
+    tiny("mve", folder / "mve.json", *words, "--models", "recurrence")
+    return folder
+
+
+def cells_of(records: pathlib.Path, name: str) -> dict[str, dict[str, Any]]:
+    return StudyRecord(name, records / f"{name}.json").cells
+
+
+def test_prepared_instructions_say_what_is_to_be_predicted(data: pathlib.Path) -> None:
+    import tokenizers
+
+    from studies.corpus import load_instructions, load_wikitext
+
+    found = load_instructions(data)
+    tokenizer = tokenizers.Tokenizer.from_file(str(data / "tokenizer.json"))
+    answers = tokenizer.decode([int(i) for i, chosen in zip(found.ids, found.answered) if chosen])
+    assert answers.startswith("It is 1.") and "What" not in answers and answers.count("It is") == 80
+    assert len(found.ids) == len(found.answered) and len(load_wikitext(data)) > 100
+
+
+def test_mve_goes_on_from_a_checkpoint(tmp_path: pathlib.Path, data: pathlib.Path, records: pathlib.Path) -> None:
+    cells = cells_of(records, "mve")
+    whole = cells["run/headroom"]
+    assert whole["step"] == 6 and set(whole["validation"]) == {"0", "3", "6"} and len(whole["loss"]) == 6
+    assert whole["validation"]["6"] == pytest.approx(cells["run/eager"]["validation"]["6"], abs=0.02)
+    assert cells["batch/thinned/x4"]["batch"] == 8
+
+    # As a call leaves it that ends in the middle of a run.
+    from studies import lm, mve
+
+    options = Options(device="cpu", data=data, tiny=True, models=("recurrence",), checkpoints=tmp_path / "other")
+    session = Session(StudyRecord("mve", tmp_path / "half.json"), options, 600.0)
+    session.record.begin({"date": "today"})
+    settings = mve.settings(session)
+    trainer = lm.make_trainer(session, settings, lm.load_data(data), "headroom")
+    for _ in range(3):
+        trainer.advance()
+    trainer.save(lm.checkpoint_path(session, "run/headroom"))
+    session.record.put("run/headroom", {"status": "partial", "loss": {"1": 1.0}, "validation": {"0": 6.0}})
+    found = lm.trained(session, "run/headroom", settings, "headroom")
+    assert found is not None and found["step"] == 6 and set(found["loss"]) == {"1", "4", "5", "6"}
+    assert found["validation"]["6"] == pytest.approx(whole["validation"]["6"], abs=1e-5)
+
+
+def test_scale(records: pathlib.Path) -> None:
+    cells = cells_of(records, "scale")
+    assert set(cells) == {f"transformer/B{batch}" for batch in (1, 4, 8, 16)}
+    rows = {row["head"]: row for row in cells["transformer/B8"]["rows"]}
+    assert set(rows) == {"eager", "headroom", "thinned", "no head"}
+    assert rows["headroom"]["loss"] == pytest.approx(rows["eager"]["loss"], rel=0.01) and rows["thinned"]["ms"]
+
+
+def test_accumulation_and_sparsity(records: pathlib.Path) -> None:
+    cells = cells_of(records, "accumulation")
+    errors = cells["recurrence/errors"]["heads"]
+    assert errors["headroom"]["d_hidden"] <= 2 * errors["unavoidable"]["d_hidden"] + 2.0**-8
+    assert errors["thinned"]["d_hidden"] < 1 and cells["transformer/thinned/wikitext2"]["perplexity"] > 1
+    found = cells_of(records, "sparsity")["recurrence"]
+    assert 0 <= found["above"] <= 1 and found["above_a_row"] <= 400 and 0 < found["kept_a_row"] <= 400
+    assert found["times"]["headroom"]["gradients"] > 0
+
+
+def test_tables_of_records(records: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from studies import heads, rnn_tables
+
+    monkeypatch.setattr(heads, "BASELINE", "eager")
+    monkeypatch.setattr(heads, "ALL", ("eager", "headroom", "thinned"))
+    monkeypatch.setattr(rnn_tables, "RECORDS", tmp_path)
+    assert rnn_tables.mve_criteria() == rnn_tables.NOT_RUN
+    for path in records.glob("*.json"):
+        (tmp_path / path.name).write_text(path.read_text())
+    record = StudyRecord("mve", tmp_path / "mve.json")
+    for key, cell in record.cells.items():  # which the CPU does not measure
+        cell["peak_gib"] = {"eager": 4.0, "headroom": 1.9, "thinned": 2.1}[key.split("/")[1]]
+        cell["tokens_per_second"] = 1000.0 + 500 * key.endswith("x4")
+        cell["step_ms"] = [10.0]
+    record.save()
+    tables = {name: table() for name, table in rnn_tables.TABLES.items() if name != "scale-largest"}
+    assert all(len(lines) > 2 and lines[-1] != rnn_tables.NOT_RUN[0] for lines in tables.values())
+    row = next(line for line in tables["mve-criteria"] if line.startswith("| headroom"))
+    assert "yes: -52%" in row and "yes: +50.0% with 8 sequences" in row and "yes: +0.0%" in row
+    assert "**no**: -48%" in next(line for line in tables["mve-criteria"] if line.startswith("| thinned"))
+
+
+def test_blocks_that_a_filter_keeps() -> None:
+    from studies.sparsity import BLOCK, kept_blocks, softmax_statistics
+
+    p = torch.zeros(BLOCK + 3, 3 * BLOCK + 1)
+    p[5, 2 * BLOCK] = p[BLOCK + 1, 3 * BLOCK] = 0.5
+    assert kept_blocks(p).tolist() == [[False, False, True, False], [False, False, False, True]]
+    weight = torch.zeros(2 * BLOCK, 4)
+    weight[7] = 40.0
+    found = softmax_statistics(torch.ones(BLOCK, 4), weight)
+    assert found["above_a_row"] == 1 and found["blocks"] == 0.5 and found["kept_a_row"] == pytest.approx(1, abs=1e-5)

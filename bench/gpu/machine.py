@@ -1,0 +1,46 @@
+"""What a figure means nothing without: date, device, versions, command."""
+
+from __future__ import annotations
+
+import datetime
+import pathlib
+import shlex
+import subprocess
+import sys
+
+
+def describe_machine(device: str) -> dict[str, str]:
+    """Date, versions, driver, command: what a figure means nothing without."""
+    import torch
+
+    found = {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(["python", f"bench/gpu/{pathlib.Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]),
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
+        "device": "CPU",
+    }
+    if device.startswith("cuda"):
+        found["device"] = torch.cuda.get_device_name()
+        query = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
+        try:
+            found["driver, power limit, top clock"] = subprocess.run(
+                query, capture_output=True, text=True, timeout=20, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError) as error:
+            found["driver"] = f"unknown ({type(error).__name__})"
+    return found
+
+
+PACKAGES = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
+
+
+def package_versions(names: tuple[str, ...] = PACKAGES) -> str:
+    from importlib import metadata
+
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)

@@ -1,0 +1,286 @@
+"""Tables of docs/studies/linear_rnn.md, of the records of mve, scale, crossover, accumulation and sparsity."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from step_record import load_steps
+from studies import RECORDS, ROOT, heads
+from studies.record import Cell, StudyRecord
+from table import markdown, number
+
+NOT_RUN = ["This has not run."]
+EARLIER_STEPS = ROOT / "bench" / "records" / "steps-2026-11-23.json"
+PEAK_FLOP = 989e12  # of an H200, dense bf16, by its datasheet
+
+
+def record_of(study: str) -> StudyRecord:
+    return StudyRecord(study, RECORDS / f"{study}.json")
+
+
+def with_sources(record: StudyRecord, lines: list[str]) -> list[str]:
+    return [*lines, "", *(f"- {line}" for line in record.about())] if lines else NOT_RUN
+
+
+def yes(condition: bool, figure: str) -> str:
+    return f"{'yes' if condition else '**no**'}: {figure}"
+
+
+def last_validation(cell: Cell) -> float:
+    return float(cell["validation"][str(max(map(int, cell["validation"])))])
+
+
+def run_speed(cell: Cell) -> float:
+    """Tokens a second of a run."""
+    return float(1e3 * cell["tokens"] / statistics.median(cell["step_ms"]))
+
+
+def mve_runs() -> list[str]:
+    record = record_of("mve")
+    base = record.ok(f"run/{heads.BASELINE}")
+    lines = []
+    for name in heads.ALL:
+        cell = record.ok(f"run/{name}")
+        if cell is None:
+            continue
+        loss, speed, peak = last_validation(cell), run_speed(cell), cell.get("peak_gib")
+        cells = [name, number(loss, ".4f"), f"{speed:,.0f}", number(peak)]
+        if base is not None:
+            cells[1] += f" ({loss - last_validation(base):+.4f})"
+            cells[2] += f" ({speed / run_speed(base):.3f})"
+            cells[3] += f" ({peak / base['peak_gib']:.3f})" if peak else ""
+        lines.append(cells)
+    head = ["head", "validation loss (minus baseline)", "tokens/s (x baseline)", "peak GiB (x baseline)"]
+    return with_sources(record, markdown(head, lines) if lines else [])
+
+
+def best_batch(record: StudyRecord, name: str, most_gib: float) -> Cell | None:
+    """The fastest of the larger batches whose peak is no more than the baseline's at its own batch."""
+    found = [record.ok(key) for key in record.cells if key.startswith(f"batch/{name}/")]
+    fits = [cell for cell in found if cell is not None and cell.get("peak_gib", float("inf")) <= most_gib]
+    return max(fits, key=lambda cell: cell["tokens_per_second"], default=None)
+
+
+def mve_criteria() -> list[str]:
+    """Each criterion of the proposal for each head, yes or no with its figure."""
+    record = record_of("mve")
+    base = record.ok(f"run/{heads.BASELINE}")
+    first = record.ok(f"batch/{heads.BASELINE}/x1")
+    if base is None or "peak_gib" not in base:
+        return NOT_RUN
+    head = ["head", "memory -50% or more", "speed within 5% at the same batch", "+10% or more with a larger batch"]
+    head += ["loss within 0.01", "failed: slower", "failed: diverges"]
+    lines = []
+    for name in heads.ALL:
+        cell = record.ok(f"run/{name}")
+        if cell is None or name == heads.BASELINE:
+            continue
+        memory = cell["peak_gib"] / base["peak_gib"] - 1
+        speed = run_speed(cell) / run_speed(base)
+        loss = last_validation(cell) - last_validation(base)
+        larger = best_batch(record, name, base["peak_gib"])
+        gain = larger["tokens_per_second"] / first["tokens_per_second"] - 1 if larger and first else None
+        cells = [name, yes(memory <= -0.5, f"{memory:+.0%}"), yes(speed >= 0.95, f"{speed - 1:+.1%}")]
+        if larger is None or gain is None:
+            cells.append("-")
+        else:
+            cells.append(yes(gain >= 0.1, f"{gain:+.1%} with {larger['batch']} sequences"))
+        cells += [yes(abs(loss) <= 0.01, f"{loss:+.4f}")]
+        cells += ["yes" if speed < 0.95 else "no", "yes" if abs(loss) > 0.1 else "no"]
+        lines.append(cells)
+    return with_sources(record, markdown(head, lines))
+
+
+def scale_same() -> list[str]:
+    """All heads at the baseline's batch, and the share of the head, which is what the step takes beyond none."""
+    record = record_of("scale")
+    lines: list[str] = []
+    for key, cell in record.cells.items():
+        if not key.endswith("/B8") or cell["status"] != "ok":
+            continue
+        rows = [row for row in cell["rows"] if row["status"] == "ok"]
+        body = next((row for row in rows if row["head"] == "no head"), None)
+        base = next((row for row in rows if row["head"] == heads.BASELINE), None)
+        cells = []
+        for row in rows:
+            share = 1 - body["ms"] / row["ms"] if body and row is not body else None
+            memory = 1 - body["peak_gib"] / row["peak_gib"] if body and row is not body and row["peak_gib"] else None
+            line = [row["head"], f"{row['tokens_per_second']:,.0f}", number(row["ms"], ".1f")]
+            line += [number(row["tokens_per_second"] / base["tokens_per_second"] if base else None, ".3f")]
+            line += [number(row["peak_gib"]), ratio(row["peak_gib"], base["peak_gib"] if base else None)]
+            lines_share = ["-" if value is None else f"{value:.1%}" for value in (share, memory)]
+            cells.append(line + lines_share)
+        model = cell["model"]
+        lines += ["", f"{model['model']}, {model['sequences']} x {model['length']} tokens:", ""]
+        head = ["head", "tokens/s", "ms a step", "x baseline", "peak GiB", "x baseline", "of the time", "of the memory"]
+        lines += markdown(head, cells)
+    return with_sources(record, lines)
+
+
+def ratio(a: float | None, b: float | None) -> str:
+    return number(a / b if a is not None and b else None, ".3f")
+
+
+def scale_largest() -> list[str]:
+    """Under the cap: how many sequences fit, and what they bring."""
+    record = record_of("scale")
+    lines = []
+    for key in record.cells:
+        model, _, name = key.partition("/largest/")
+        cell, base = record.ok(key), record.ok(f"{model}/largest/{heads.BASELINE}")
+        same = record.ok(f"{model}/B8")
+        if not name or cell is None:
+            continue
+        rows = {row["head"]: row["tokens_per_second"] for row in same["rows"]} if same else {}
+        small = rows.get(heads.BASELINE)
+        line = [model, name, str(cell["batch"]), ratio(cell["batch"], base["batch"] if base else None)]
+        line += [f"{cell['tokens_per_second']:,.0f}", ratio(cell["tokens_per_second"], small)]
+        lines.append([*line, ratio(cell["tokens_per_second"], base["tokens_per_second"] if base else None)])
+    head = ["model", "head", "sequences", "x baseline", "tokens/s", "x baseline with 8", "x baseline's largest"]
+    return with_sources(record, markdown(head, lines) if lines else [])
+
+
+def scale_batches() -> list[str]:
+    """Tokens a second over the batch, in brackets the share of the GPU's peak."""
+    record = record_of("scale")
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for key, cell in record.cells.items():
+        model, _, batch = key.partition("/B")
+        if not batch or cell["status"] != "ok":
+            continue
+        for row in cell["rows"]:
+            if row["status"] == "ok" and row["tokens_per_second"]:
+                share = cell["model_flop"] / (1e-3 * row["ms"]) / PEAK_FLOP if cell.get("model_flop") else None
+                text = f"{row['tokens_per_second']:,.0f}" + (f" ({share:.0%})" if share else "")
+                found.setdefault((model, row["head"]), {})[int(batch)] = text
+    batches = sorted({batch for cells in found.values() for batch in cells})
+    lines = [[*key, *(cells.get(batch, "-") for batch in batches)] for key, cells in found.items() if len(cells) > 2]
+    head = ["model", "head", *(f"{batch} sequences" for batch in batches)]
+    return with_sources(record, markdown(head, lines) if lines else [])
+
+
+def scale_earlier() -> list[str]:
+    """GLA of an earlier record, where the baseline is flash-linear-attention's own head."""
+    record = load_steps([str(EARLIER_STEPS)])
+    rows = [row for row in record.steps if row.model == "gla-1.3b"]
+    base = next(row for row in rows if row.head == "stock")
+    lines = [
+        [row.head, f"{row.tokens_per_second:,.0f}", ratio(row.tokens_per_second, base.tokens_per_second)]
+        + [number(row.peak_gib), ratio(row.peak_gib, base.peak_gib)]
+        for row in rows
+    ]
+    return markdown(["head", "tokens/s", "x stock (1.08 was predicted)", "peak GiB", "x stock (0.6)"], lines)
+
+
+def crossover() -> list[str]:
+    """Loss and gradients over the vocabulary: milliseconds, in that of torch.compile, and MiB beyond gradients."""
+    record = record_of("crossover")
+    found: dict[int, dict[str, Any]] = {}
+    for key in record.cells:
+        cell = record.ok(key)
+        if cell is not None:
+            rows = [row for row in cell["rows"] if row["pass_"] == "gradients"]
+            found[cell["shape"]["vocab"]] = {row["method"]: row for row in rows}
+    methods = list(dict.fromkeys(method for rows in found.values() for method in rows))
+    lines = []
+    for method in methods:
+        line = [method]
+        for vocab in sorted(found):
+            row, base = found[vocab].get(method), found[vocab].get("torch.compile")
+            if row is None or row["status"] != "ok":
+                line.append("-" if row is None else row["status"])
+                continue
+            mib = f", {row['extra_mib'] - row['gradient_mib']:,.0f} MiB" if row["extra_mib"] is not None else ""
+            line.append(
+                f"{number(row['burst_ms'])} ({ratio(row['burst_ms'], base['burst_ms'] if base else None)}){mib}"
+            )
+        lines.append(line)
+    head = ["head", *(f"V {vocab:,}" for vocab in sorted(found))]
+    return with_sources(record, markdown(head, lines) if lines else [])
+
+
+def accumulation_losses() -> list[str]:
+    record = record_of("accumulation")
+    runs = {key: cell for key in record.cells if "validation" in (cell := record.ok(key) or {})}
+    lines = []
+    for key, cell in runs.items():
+        model, _, name = key.partition("/")
+        exact, wiki = runs.get(f"{model}/headroom"), record.ok(f"{key}/wikitext2")
+        loss = last_validation(cell)
+        line = [model, name, number(loss, ".4f"), "-" if exact is None else f"{loss - last_validation(exact):+.4f}"]
+        lines.append([*line, number(wiki["perplexity"] if wiki else None), number(statistics.median(cell["step_ms"]))])
+    head = ["model", "head", "validation loss", "minus exact", "WikiText-2 perplexity", "ms a step"]
+    return with_sources(record, markdown(head, lines) if lines else [])
+
+
+def accumulation_errors() -> list[str]:
+    record = record_of("accumulation")
+    found = {key.partition("/")[0]: cell["heads"] for key in record.cells if "heads" in (cell := record.ok(key) or {})}
+    names = list(dict.fromkeys(name for rows in found.values() for name in rows))
+
+    def cell_of(row: dict[str, Any] | None) -> str:
+        return "-" if row is None or "d_hidden" not in row else f"{row['d_hidden']:.2%} / {row['d_weight']:.2%}"
+
+    lines = [[name, *(cell_of(rows.get(name)) for rows in found.values())] for name in names]
+    return with_sources(record, markdown(["head", *found], lines) if lines else [])
+
+
+def sparsity() -> list[str]:
+    record = record_of("sparsity")
+    found = {key: cell for key in record.cells if (cell := record.ok(key)) is not None}
+    what = {
+        "elements above 2^-12": lambda c: f"{c['above']:.3%}",
+        "the same a row": lambda c: f"{c['above_a_row']:.1f}",
+        "blocks of 128 x 128 with such an element": lambda c: f"{c['blocks']:.1%}",
+        "the same, vocabulary sorted by mean logit": lambda c: f"{c['sorted_blocks']:.1%}",
+        "elements a row that thinning keeps at 2^-9": lambda c: f"{c['kept_a_row']:.1f}",
+        "error of thinned dE, dC": lambda c: " / ".join(f"{c['errors']['thinned'][n]:.2%}" for n in ERRORS),
+        "error of cce's dE, dC": lambda c: " / ".join(f"{c['errors']['cce'][n]:.2%}" for n in ERRORS),
+    }
+    lines = [[name, *(safely(make, cell) for cell in found.values())] for name, make in what.items()]
+    return with_sources(record, markdown(["", *found], lines) if found else [])
+
+
+ERRORS = ("d_hidden", "d_weight")
+
+
+def safely(make: Callable[[Cell], str], cell: Cell) -> str:
+    try:
+        return make(cell)
+    except KeyError:
+        return "-"
+
+
+def sparsity_times() -> list[str]:
+    """Backward is both minus the loss."""
+    record = record_of("sparsity")
+    lines = []
+    for key in record.cells:
+        cell = record.ok(key)
+        if cell is None:
+            continue
+        base = cell["times"].get(heads.BASELINE)
+        for name, row in cell["times"].items():
+            backward = row["gradients"] - row["loss"]
+            base_backward = base["gradients"] - base["loss"] if base else None
+            speed = base_backward / backward if base_backward and backward > 0 else None
+            lines.append([key, name, number(row["loss"]), number(row["gradients"]), number(backward), number(speed)])
+    head = ["model", "head", "loss, ms", "both, ms", "backward, ms", "speed of backward, x baseline"]
+    return with_sources(record, markdown(head, lines) if lines else [])
+
+
+TABLES = {
+    "mve-criteria": mve_criteria,
+    "mve-runs": mve_runs,
+    "scale-earlier": scale_earlier,
+    "scale-same": scale_same,
+    "scale-largest": scale_largest,
+    "scale-batches": scale_batches,
+    "crossover": crossover,
+    "accumulation-losses": accumulation_losses,
+    "accumulation-errors": accumulation_errors,
+    "sparsity": sparsity,
+    "sparsity-times": sparsity_times,
+}

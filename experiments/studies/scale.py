@@ -1,0 +1,186 @@
+"""Whole steps of models of 24 layers and width 2048: share of the head, the largest batch under a cap of memory, and
+whether larger batches are worth it. The steps are those of bench/steps.py; their heads are these studies' own."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from limits import Deadline
+from step_heads import Head, Loss
+from step_models import BY_NAME, TINY, TINY_ATTENTION, Spec, Training, last_hidden, random_tokens, sized
+from step_record import StepRecord
+from step_rounds import ModelBench
+from studies import heads
+from studies.record import Cell
+from studies.session import Session
+
+GIB = 1 << 30
+LENGTH = 2048
+BATCHES = (8, 4, 1, 16)  # the first is the baseline's
+BODY = "no head"
+OWN_HEADS = (heads.BASELINE, "liger", "cce_kahan", "cce_kahan_full_c", "fla", "headroom", "headroom 160 MiB", "thinned")
+LARGEST_HEADS = {  # for each of the models, by default
+    "gla": (heads.BASELINE, "thinned", "headroom", "cce_kahan"),
+    "transformer": (heads.BASELINE, "thinned"),
+}
+WIDE = {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24}
+SPECS = {
+    "gla": BY_NAME["gla-1.3b"],
+    "transformer": Spec(
+        "transformer-1.3b",
+        "LlamaConfig",
+        WIDE
+        | {"intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128}
+        | {"tie_word_embeddings": False},
+        TINY | TINY_ATTENTION,
+    ),
+    "gated_deltanet": Spec("gdn-1.3b", "GatedDeltaNetConfig", WIDE | {"num_heads": 6, "head_dim": 256}, TINY, fla=True),
+    "kda": Spec("kda-1.3b", "KDAConfig", WIDE | {"num_heads": 16, "head_dim": 128}, TINY, fla=True),
+}
+
+
+def targets(tokens: Tensor) -> Tensor:
+    """[B * L]: the next token; of the last ones none."""
+    return functional.pad(tokens[:, 1:], (0, 1), value=-100).flatten()
+
+
+def by_function(name: str) -> Head:
+    """A head that is given the last hidden states. Ratios of the bench are to the head that it calls ``stock``."""
+
+    def prepare(model: Any, tokens: Tensor) -> Loss:
+        target = targets(tokens)
+        if name == BODY:
+            return lambda: last_hidden(model, tokens).float().mean()
+        if name == heads.BASELINE and "torch._dynamo" in sys.modules:  # each batch is compiled anew
+            torch.compiler.reset()
+        head = heads.make_head(name)
+        return lambda: head(last_hidden(model, tokens).flatten(0, 1), model.lm_head.weight, target)
+
+    return Head("stock" if name == heads.BASELINE else name, prepare, name in heads.OURS)
+
+
+def spec_of(session: Session, model: str, batch: int) -> Spec:
+    return sized(SPECS[model], session.options.tiny, None, batch, 24 if session.options.tiny else LENGTH)
+
+
+def steps(session: Session, model: str, batch: int, names: tuple[str, ...], seconds: float) -> Cell:
+    """All heads at one batch, interleaved: tokens a second and peak memory."""
+    record = StepRecord(None, {})
+    bench = ModelBench(record, spec_of(session, model, batch), session.options.device, 40.0, session.options.tune)
+    chosen = [by_function(name) for name in (*names, BODY)]
+    bench.run(chosen, session.options.rounds, Deadline(time.monotonic(), seconds))
+    rows = [dataclasses.asdict(row) for row in record.steps]
+    for row in rows:
+        row["head"] = heads.BASELINE if row["head"] == "stock" else row["head"]
+    found = {"rows": rows, "model": dataclasses.asdict(record.models[0]), "notes": record.notes}
+    return found | {"model_flop": model_flop(bench.spec)}
+
+
+def model_flop(spec: Spec) -> float | None:
+    """Of a step, by the model of cost, which needs the native library."""
+    try:
+        from headroom.cost_model import Batch, Head, from_config, predict
+
+        from step_models import make_config
+
+        model = from_config(make_config(spec).to_dict())
+        return predict(model, Batch(spec.sequences, spec.length), Head("upcast")).model_flop
+    except Exception as error:
+        print(f"no count of FLOP: {error}")
+        return None
+
+
+def largest(session: Session, model: str, head: str, start: int) -> Cell:
+    """The most sequences whose step fits under the cap, from a guess on, and the time of that step."""
+    cap = session.options.cap_gib * GIB
+    total = torch.cuda.get_device_properties(0).total_memory
+    training = Training(spec_of(session, model, 1), session.options.device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
+    tried: dict[int, float] = {}
+    try:
+        batch, step = start, 0
+        while batch >= 1 and batch not in tried and len(tried) < 6:
+            tried[batch] = timed_step(session, training, model, head, batch)
+            step = 1 if tried[batch] else -1
+            batch += step
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    fits = [batch for batch, ms in tried.items() if ms]
+    if not fits:
+        return {"status": "refused", "reason": f"no batch of {sorted(tried)} fits"}
+    best = max(fits)
+    return {
+        "batch": best,
+        "ms": tried[best],
+        "tokens_per_second": 1e3 * best * LENGTH / tried[best],
+        "cap_gib": cap / GIB,
+    }
+
+
+def timed_step(session: Session, training: Training, model: str, head: str, batch: int) -> float:
+    """Milliseconds of a step, the median of three after two; 0 where memory does not do."""
+    tokens = random_tokens(spec_of(session, model, batch), session.options.device)
+    try:
+        with session.tuning():
+            last_hidden(training.model, tokens).float().mean().backward()
+        training.finish_step()
+        loss = by_function(head).prepare(training.model, tokens)
+
+        def step() -> None:
+            loss().backward()
+            training.finish_step()
+
+        for _ in range(2):
+            step()
+        return sorted(session.clock.back_to_back_ms([step])[0] for _ in range(3))[1]
+    except torch.OutOfMemoryError:
+        return 0.0
+    finally:
+        training.forget()
+        session.clock.release()
+
+
+def guess(session: Session, model: str, head: str) -> int:
+    """From the peaks of two batches; a step's memory is a line over the batch."""
+    peaks: dict[int, float] = {}
+    for batch in BATCHES:
+        cell = session.record.ok(f"{model}/B{batch}")
+        rows = [] if cell is None else [row for row in cell["rows"] if row["head"] == head and row["peak_gib"]]
+        peaks |= {batch: row["peak_gib"] for row in rows}
+    if len(peaks) < 2:
+        return 8
+    low, high = min(peaks), max(peaks)
+    slope = (peaks[high] - peaks[low]) / (high - low)
+    return max(1, int((0.985 * session.options.cap_gib - peaks[low]) / slope + low))
+
+
+def run(session: Session) -> None:
+    """Baseline batch of each model, a second batch, the largest, then the rest of the sweep."""
+    tiny = session.options.tiny
+    models = session.options.models or (("transformer",) if tiny else ("gla", "transformer"))
+    names = session.options.heads or (("eager", "headroom", "thinned") if tiny else OWN_HEADS)
+    sweep = tuple(name for name in names if name in (heads.BASELINE, "eager", "headroom", "thinned"))
+
+    def at(model: str, batch: int, chosen: tuple[str, ...], seconds: float) -> None:
+        work = min(seconds, session.deadline.left() - 5)
+        key = f"{model}/B{batch}"
+        session.cell(key, lambda: steps(session, model, batch, chosen, work), seconds + 20, least=20 if not tiny else 0)
+
+    for model in models:
+        largest_heads = LARGEST_HEADS.get(model, LARGEST_HEADS["transformer"])
+        at(model, BATCHES[0], names, 100.0)
+        at(model, BATCHES[1], tuple(name for name in names if name in largest_heads or tiny), 40.0)
+        for head in largest_heads if session.cuda else ():
+            if head in names:
+                key = f"{model}/largest/{head}"
+                session.cell(key, lambda: largest(session, model, head, guess(session, model, head)), 45.0, least=12.0)
+    for batch in BATCHES[2:]:
+        for model in models:
+            at(model, batch, sweep, 30.0)
