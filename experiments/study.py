@@ -7,6 +7,7 @@
     python experiments/study.py crossover                              heads alone over the vocabulary
     python experiments/study.py accumulation --data FOLDER             losses and gradient errors of trained models
     python experiments/study.py sparsity --data FOLDER                 the same models, fine-tuned
+    python experiments/study.py fine_tuning --data FOLDER              a Llama of 1.2 billion parameters with Trainer
     python experiments/study.py pages [--check]                        tables and plots of docs/studies, of the records
 
 A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is
@@ -40,6 +41,7 @@ STUDIES = {
     "crossover": 1.5,
     "accumulation": 6.0,
     "sparsity": 1.5,
+    "fine_tuning": 5.0,
 }
 PACKAGES = ("triton", "liger-kernel", "fla-core", "cut-cross-entropy", "transformers", "trl")
 
@@ -88,17 +90,18 @@ def run(args: argparse.Namespace, start: float) -> int:
 
     from limits import reported_by
     from machine import describe_machine, package_versions
-    from studies.heads import NAMES
+    from studies import heads
     from studies.record import StudyRecord
     from studies.session import Options, Session
 
-    unknown = [name for name in words(args.heads) if name not in NAMES]
-    if unknown:
-        parser().error(f"--heads: expected names out of {', '.join(NAMES)}; got {unknown[0]!r}")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print("no CUDA device: nothing is measured (try --device cpu --tiny)", file=sys.stderr)
         return 2
     module = importlib.import_module(f"studies.{args.command}")
+    known = getattr(module, "WAYS", heads.NAMES)
+    unknown = [name for name in words(args.heads) if name not in known]
+    if unknown:
+        parser().error(f"--heads: expected names out of {', '.join(known)}; got {unknown[0]!r}")
     record = StudyRecord(args.command, args.record or RECORDS / f"{args.command}.json")
     command = " ".join(["python", "experiments/study.py", *map(shlex.quote, sys.argv[1:])])
     about = describe_machine(args.device) | {"command": command, "packages": package_versions(PACKAGES)}

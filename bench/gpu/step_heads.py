@@ -75,14 +75,18 @@ def stock(model: Any, tokens: Tensor) -> Loss:
     return lambda: model(input_ids=tokens, labels=tokens).loss
 
 
-def liger(model: Any, tokens: Tensor) -> Loss:
+def liger_patch(model: Any) -> None:
     """Its patch of the model with everything off but the head."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
     options = {name: False for name, p in inspect.signature(apply).parameters.items() if isinstance(p.default, bool)}
     options["fused_linear_cross_entropy"] = True
-    return patched(lambda target: apply(**options, model=target), model, tokens)
+    apply(**options, model=model)
+
+
+def liger(model: Any, tokens: Tensor) -> Loss:
+    return patched(liger_patch, model, tokens)
 
 
 def liger_function(model: Any, tokens: Tensor) -> Loss:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 
-from studies import PAGES, paper_tables, rnn_tables
+from studies import PAGES, PLOTS, fine_tables, paper_tables, rnn_tables
 
 Table = Callable[[], list[str]]
-TABLES: dict[str, dict[str, Table]] = {"papers.md": paper_tables.TABLES, "linear_rnn.md": rnn_tables.TABLES}
+TABLES: dict[str, dict[str, Table]] = {
+    "papers.md": paper_tables.TABLES,
+    "linear_rnn.md": rnn_tables.TABLES,
+    "fine_tuning.md": fine_tables.TABLES,
+}
 
 
 def with_tables(page: pathlib.Path, text: str) -> str:
@@ -31,3 +35,6 @@ def write(check: bool) -> None:
             raise SystemExit(f"{page}: tables differ from the records; python experiments/study.py pages writes them")
         if not check:
             page.write_text(made)
+    if not check:
+        for path in [*fine_tables.draw(PLOTS), *rnn_tables.draw(PLOTS)]:
+            print(f"plot: {path}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+from plots import COLORS, MARKERS, new_axes, save_figure
 from step_record import load_steps
 from studies import RECORDS, ROOT, heads
 from studies.record import Cell, StudyRecord
@@ -271,7 +273,51 @@ def sparsity_times() -> list[str]:
     return with_sources(record, markdown(head, lines) if lines else [])
 
 
+def batch_points() -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """Tokens a second over the batch, of each model and head."""
+    record = record_of("scale")
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for key in record.cells:
+        model, _, batch = key.partition("/B")
+        cell = record.ok(key)
+        for row in cell["rows"] if cell is not None and batch else []:
+            if row["status"] == "ok" and row["tokens_per_second"] and row["head"] in PLOTTED:
+                found.setdefault((model, row["head"]), []).append((int(batch), row["tokens_per_second"]))
+        model, _, name = key.partition("/largest/")
+        if cell is not None and name in PLOTTED:
+            found.setdefault((model, name), []).append((cell["batch"], cell["tokens_per_second"]))
+    return {key: sorted(points) for key, points in found.items() if len(points) > 1}
+
+
+def draw(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Speed over the batch; nothing before there is a record."""
+    points = batch_points()
+    if not points:
+        return []
+    figure, axes = new_axes("Whole steps over the batch", "sequences of 2,048 tokens", "tokens a second")
+    models = list(dict.fromkeys(model for model, _ in points))
+    for (model, name), line in points.items():
+        style = ("-", "--", ":", "-.")[models.index(model) % 4]
+        color = COLORS[PLOTTED.index(name)]
+        axes.plot(*zip(*line), style, marker=MARKERS[PLOTTED.index(name)], color=color, label=f"{model}, {name}")
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside right upper")
+    return [save_figure(figure, folder, "study-batches", "svg")]
+
+
+def batches_picture() -> list[str]:
+    points = batch_points()
+    if not points:
+        return NOT_RUN
+    ends = ", ".join(
+        f"{model} with {name} {line[-1][1]:,.0f} at {line[-1][0]}" for (model, name), line in points.items()
+    )
+    return [f"![Tokens a second over the batch; with the largest one {ends} sequences.](../plots/study-batches.svg)"]
+
+
+PLOTTED = (heads.BASELINE, "eager", "headroom", "thinned")
 TABLES = {
+    "scale-picture": batches_picture,
     "mve-criteria": mve_criteria,
     "mve-runs": mve_runs,
     "scale-earlier": scale_earlier,

@@ -184,6 +184,7 @@ def test_tables_of_records(records: pathlib.Path, tmp_path: pathlib.Path, monkey
         cell["step_ms"] = [10.0]
     record.save()
     tables = {name: table() for name, table in rnn_tables.TABLES.items() if name != "scale-largest"}
+    assert tables.pop("scale-picture")[0].startswith("![Tokens a second")
     assert all(len(lines) > 2 and lines[-1] != rnn_tables.NOT_RUN[0] for lines in tables.values())
     row = next(line for line in tables["mve-criteria"] if line.startswith("| headroom"))
     assert "yes: -52%" in row and "yes: +50.0% with 8 sequences" in row and "yes: +0.0%" in row
@@ -200,3 +201,54 @@ def test_blocks_that_a_filter_keeps() -> None:
     weight[7] = 40.0
     found = softmax_statistics(torch.ones(BLOCK, 4), weight)
     assert found["above_a_row"] == 1 and found["blocks"] == 0.5 and found["kept_a_row"] == pytest.approx(1, abs=1e-5)
+
+
+def test_fine_tuning(tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from studies import fine_tables
+
+    words = ["--data", data, "--checkpoints", tmp_path / "checkpoints"]
+    cells = tiny("fine_tuning", tmp_path / "fine_tuning.json", *words)
+    assert set(cells) == {"start", "stock", "headroom", "thinned"}
+    assert cells["stock"]["held_out"][0] == cells["thinned"]["held_out"][0] != cells["stock"]["held_out"][1]
+    assert len(cells["headroom"]["losses"]) == 4
+    assert cells["headroom"]["losses"] == pytest.approx(cells["stock"]["losses"], abs=0.02)
+    monkeypatch.setattr(fine_tables, "RECORDS", tmp_path)
+    assert any(line.startswith("| thinned |") for line in fine_tables.runs())
+    assert fine_tables.memory() == fine_tables.NOT_RUN  # which the CPU does not measure
+    record = StudyRecord("fine_tuning", tmp_path / "fine_tuning.json")
+    for name in ("stock", "headroom"):
+        now = dict.fromkeys(fine_tables.CATEGORIES, 1024.0)
+        record.cells[name]["memory"] = {"at_peak": now, "timeline": [now] * 3}
+    record.save()
+    assert "| stock | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 6.00 |" in fine_tables.memory()
+    pytest.importorskip("matplotlib")
+    paths = fine_tables.draw(tmp_path)
+    assert len(paths) == 2 and all(">headroom</text>" in path.read_text() for path in paths)
+
+
+def test_memory_of_a_step_by_category() -> None:
+    from studies.snapshot import CATEGORIES, Event, Marks, categorized, shortened
+
+    events = [
+        Event(1, 10),  # an activation
+        Event(2, 30),  # the head's, from here on
+        Event(3, 5),
+        Event(2, -30),
+        Event(2, 7),  # at the address of a gradient, but given back
+        Event(2, -7),
+        Event(1, -10),  # the layers' backward pass
+        Event(2, 4),  # a gradient
+        Event(9, -2),  # from before the step
+        Event(5, 3),  # the optimizer's
+        Event(2, -4),
+    ]
+    held = {"weights": 100, "other": 2}
+    timeline, peak = categorized(events, Marks(head=1, layers=6, optimizer=9), held, {2})
+    assert peak == 3 and timeline[peak] == dict(zip(CATEGORIES, (100, 0, 0, 10, 35, 2)))
+    assert timeline[9] == dict(zip(CATEGORIES, (100, 0, 4, 0, 5, 0)))
+    assert timeline[-1] == dict(zip(CATEGORIES, (100, 3, 0, 0, 5, 0)))
+    short = shortened(timeline, 4)
+    assert len(short) == 4 and short[1]["head"] == 0.0 and sum(timeline[peak].values()) == 147

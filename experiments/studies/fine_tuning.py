@@ -1,0 +1,226 @@
+"""Fine-tuning with transformers' Trainer, the head put in by each library: loss curves, time of a step, memory by
+category.
+
+The model is Llama's of 1.2 billion parameters, built from its configuration and trained for a moment on the spot; all
+heads start from the same weights and see the same batches of instruction text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import train
+from step_heads import liger_patch
+from step_models import BY_NAME, build_model, last_hidden, sized
+from studies import lm
+from studies.corpus import load_data, load_instructions
+from studies.heads import make_head
+from studies.record import Cell
+from studies.session import Session
+from studies.snapshot import StepSnapshot
+
+GIB = 1 << 30
+LENGTH, BATCH = 1024, 8
+START_STEPS, STEPS = 60, 100
+START_RATE, RATE = 3e-4, 5e-5
+HELD_OUT = 32  # sequences
+WARM, LOOKED_AT = 10, 6  # steps that are not timed; the step whose memory is recorded
+START = "start"
+Patch = Callable[[Any], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a head gets into the Trainer: by a patch of the model, or by a loss of the Trainer's own."""
+
+    patch: Patch | None = None
+    loss: Callable[[Any, Tensor, Tensor], Tensor] | None = None
+
+
+def headroom_patch(**options: Any) -> Patch:
+    def patch(model: Any) -> object:
+        import headroom.transformers
+
+        return headroom.transformers.patch(model, **options)
+
+    return patch
+
+
+def apple(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+    """By its function, as its patches are for transformers 4.48."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    found: Tensor = linear_cross_entropy(last_hidden(model, tokens), model.lm_head.weight, labels, shift=True)
+    return found
+
+
+WAYS = {
+    "stock": Way(),
+    "headroom": Way(headroom_patch()),
+    "headroom 256 MiB": Way(headroom_patch(max_workspace_bytes=256 << 20)),
+    "thinned": Way(headroom_patch(gradient="thinned", threshold=2.0**-9)),
+    "liger": Way(liger_patch),
+    "cce": Way(loss=apple),
+}
+
+
+def sequences(session: Session) -> list[dict[str, Tensor]]:
+    """Instruction text, packed; questions have no labels."""
+    assert session.options.data is not None
+    length = 24 if session.options.tiny else LENGTH
+    found = load_instructions(session.options.data)
+    ids, answered = (torch.from_numpy(part.astype("int64")) for part in found)
+    count = len(ids) // length
+    tokens = ids[: count * length].view(count, length)
+    labels = tokens.masked_fill(answered[: count * length].view(count, length) == 0, -100)
+    return [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels)]
+
+
+def new_model(session: Session) -> Any:
+    spec = sized(BY_NAME["llama-1b"], session.options.tiny, None, None, None)
+    return build_model(spec, session.options.device)
+
+
+def start(session: Session) -> Cell:
+    """A moment of training on plain text, with the exact head."""
+    tiny = session.options.tiny
+    model, head = new_model(session), make_head("headroom")
+    rows = train.sequences(load_data(session.options.data).train, 24 if tiny else LENGTH)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=START_RATE, fused=session.cuda)
+    losses = []
+    for step in range(3 if tiny else START_STEPS):
+        index = torch.arange(step * BATCH, (step + 1) * BATCH) % len(rows)
+        batch = rows[index].to(session.options.device)
+        loss = head(last_hidden(model, batch[:, :-1]).flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+    path = lm.checkpoint_path(session, f"fine-tuning/{START}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), path)
+    return {"losses": [round(float(loss), 4) for loss in (losses[0], losses[-1])], "steps": len(losses)}
+
+
+def trainer_of(session: Session, model: Any, way: Way, rows: list[dict[str, Tensor]], folder: str, steps: int) -> Any:
+    import transformers
+
+    class StudyTrainer(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if way.loss is not None:
+                return way.loss(model, inputs["input_ids"], inputs["labels"])
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    class Watch(transformers.TrainerCallback):
+        """Times steps, and looks at the memory of one."""
+
+        def __init__(self) -> None:
+            self.ms: list[float] = []
+            self.memory: dict[str, Any] = {}
+            self.snapshot: StepSnapshot | None = None
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if session.cuda and state.global_step == LOOKED_AT:
+                optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+                self.snapshot = StepSnapshot(model, model.base_model.norm, optimizer)
+            if session.cuda and state.global_step == WARM:
+                torch.cuda.reset_peak_memory_stats()
+            session.clock.wait()
+            self.began = time.perf_counter()
+
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            if self.snapshot is not None:
+                self.snapshot.optimizer_begins()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            session.clock.wait()
+            if self.snapshot is not None:
+                self.memory = self.snapshot.finish()
+                self.snapshot = None
+            elif state.global_step > WARM or not session.cuda:
+                self.ms.append(1e3 * (time.perf_counter() - self.began))
+
+    watch = Watch()
+    arguments = transformers.TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=2 if session.options.tiny else BATCH,
+        max_steps=steps,
+        learning_rate=RATE,
+        warmup_steps=5,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        optim="adamw_torch_fused" if session.cuda else "adamw_torch",
+        use_cpu=not session.cuda,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_drop_last=True,
+        seed=0,
+    )
+    found = StudyTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=transformers.default_data_collator,
+        callbacks=[watch],
+    )
+    found.remove_callback(transformers.PrinterCallback)
+    found.watch = watch
+    return found
+
+
+@torch.no_grad()
+def held_out_loss(session: Session, model: Any, rows: list[dict[str, Tensor]]) -> float:
+    """Exact, of all heads."""
+    exact, total, count = make_head("headroom"), 0.0, 0
+    for row in rows:
+        tokens, labels = (row[name].unsqueeze(0).to(session.options.device) for name in ("input_ids", "labels"))
+        target = labels[:, 1:].flatten()
+        number = int((target != -100).sum())
+        if number:
+            hidden = last_hidden(model, tokens[:, :-1]).flatten(0, 1)
+            total += number * float(exact(hidden, model.lm_head.weight, target))
+            count += number
+    return total / count
+
+
+def tuned(session: Session, name: str) -> Cell:
+    way, tiny = WAYS[name], session.options.tiny
+    rows = sequences(session)
+    held_out = HELD_OUT if len(rows) > 4 * HELD_OUT else len(rows) // 4
+    model = new_model(session)
+    model.load_state_dict(torch.load(lm.checkpoint_path(session, f"fine-tuning/{START}"), weights_only=True))
+    before = held_out_loss(session, model, rows[:held_out])
+    if way.patch is not None:
+        way.patch(model)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(session, model, way, rows[held_out:], folder, 4 if tiny else STEPS)
+        trainer.train()
+    watch = trainer.watch
+    losses = [round(item["loss"], 4) for item in trainer.state.log_history if "loss" in item]
+    found: Cell = {"losses": losses, "ms": statistics.median(watch.ms), "memory": watch.memory}
+    if session.cuda:
+        found["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    found["held_out"] = [round(before, 4), round(held_out_loss(session, model, rows[:held_out]), 4)]
+    found["tokens"] = trainer.args.per_device_train_batch_size * len(rows[0]["input_ids"])
+    return found
+
+
+def run(session: Session) -> None:
+    names = session.options.heads or (("stock", "headroom", "thinned") if session.options.tiny else tuple(WAYS))
+    if not lm.checkpoint_path(session, f"fine-tuning/{START}").is_file():
+        session.record.cells.pop(START, None)  # made again from the same seed
+    if session.cell(START, lambda: start(session), most=90.0) is None:
+        return
+    for name in names:
+        session.cell(name, lambda: tuned(session, name), most=75.0, least=0.0 if session.options.tiny else 20.0)
