@@ -66,7 +66,7 @@ def pictures() -> list[str]:
         return NOT_RUN
     ends = ", ".join(f"{name} {cell['losses'][-1]:.3f}" for name, cell in heads.items())
     lines = [f"![Training loss of each head over the steps; the last ones are: {ends}.](../plots/{LOSS}.svg)"]
-    peaks = {name: cell["memory"]["at_peak"] for name, cell in heads.items() if cell["memory"]}
+    peaks = {name: cell["memory"]["at_peak"] for name, cell in heads.items() if "at_peak" in cell["memory"]}
     if peaks:
         said = ", ".join(f"{name} {sum(sizes.values()) / GIB_IN_MIB:.1f}" for name, sizes in peaks.items())
         text = f"Memory of one step by category, a part a head; peaks in GiB: {said}."
@@ -86,7 +86,7 @@ def draw(folder: pathlib.Path) -> list[pathlib.Path]:
         axes.plot(steps, cell["losses"], color=color, label=name, linewidth=1.2, marker=marker, markevery=(index, 12))
     figure.legend(loc="outside right upper")
     found = [save_figure(figure, folder, LOSS, "svg")]
-    timelines = {name: cell["memory"]["timeline"] for name, cell in heads.items() if cell["memory"]}
+    timelines = {name: cell["memory"]["timeline"] for name, cell in heads.items() if "timeline" in cell["memory"]}
     return found + ([draw_memory(timelines, folder)] if timelines else [])
 
 

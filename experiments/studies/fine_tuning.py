@@ -26,6 +26,7 @@ from studies.heads import make_head
 from studies.record import Cell
 from studies.session import Session
 from studies.snapshot import StepSnapshot
+from timing import describe
 
 GIB = 1 << 30
 LENGTH, BATCH = 1024, 8
@@ -128,10 +129,18 @@ def trainer_of(session: Session, model: Any, way: Way, rows: list[dict[str, Tens
             self.memory: dict[str, Any] = {}
             self.snapshot: StepSnapshot | None = None
 
+        def guarded(self, action: Callable[[], Any]) -> Any:
+            """The allocator's record is no public interface: a run does not fail with it."""
+            try:
+                return action()
+            except Exception as error:
+                self.memory, self.snapshot = {"reason": describe(error)}, None
+                return None
+
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if session.cuda and state.global_step == LOOKED_AT:
                 optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
-                self.snapshot = StepSnapshot(model, model.base_model.norm, optimizer)
+                self.snapshot = self.guarded(lambda: StepSnapshot(model, model.base_model.norm, optimizer))
             if session.cuda and state.global_step == WARM:
                 torch.cuda.reset_peak_memory_stats()
             session.clock.wait()
@@ -139,12 +148,12 @@ def trainer_of(session: Session, model: Any, way: Way, rows: list[dict[str, Tens
 
         def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             if self.snapshot is not None:
-                self.snapshot.optimizer_begins()
+                self.guarded(self.snapshot.optimizer_begins)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.clock.wait()
             if self.snapshot is not None:
-                self.memory = self.snapshot.finish()
+                self.memory = self.guarded(self.snapshot.finish) or self.memory
                 self.snapshot = None
             elif state.global_step > WARM or not session.cuda:
                 self.ms.append(1e3 * (time.perf_counter() - self.began))

@@ -14,7 +14,14 @@ from table import markdown, number
 EARLIER = ("heads-2026-11-22", "products-2026-11-23")  # of bench/records, which have some of the shapes
 MIB = 1 << 20
 OURS = ("headroom unlimited", "headroom 2560 MiB", "headroom 160 MiB", "headroom thinned 2^-9")
-PEERS = ("torch.compile", "canonical", "apple cce", "apple cce_kahan", "apple cce_kahan_full_c", "apple cce_exact")
+PEERS: tuple[str, ...] = (
+    "torch.compile",
+    "canonical",
+    "apple cce",
+    "apple cce_kahan",
+    "apple cce_kahan_full_c",
+    "apple cce_exact",
+)
 PEERS += ("liger", "liger fp32", "fla")
 
 

@@ -77,10 +77,21 @@ def steps(session: Session, model: str, batch: int, names: tuple[str, ...], seco
     chosen = [by_function(name) for name in (*names, BODY)]
     bench.run(chosen, session.options.rounds, Deadline(time.monotonic(), seconds))
     rows = [dataclasses.asdict(row) for row in record.steps]
+    if not any(row["status"] == "ok" for row in rows):
+        return {"status": "failed", "reason": "; ".join(record.notes) or rows[0]["reason"]}
     for row in rows:
         row["head"] = heads.BASELINE if row["head"] == "stock" else row["head"]
     found = {"rows": rows, "model": dataclasses.asdict(record.models[0]), "notes": record.notes}
     return found | {"model_flop": model_flop(bench.spec)}
+
+
+def warm(session: Session, model: str) -> Cell:
+    """Compiles and tunes the layers' kernels, which their caches keep."""
+    training = Training(spec_of(session, model, BATCHES[0]), session.options.device)
+    with session.tuning():
+        last_hidden(training.model, training.tokens).float().mean().backward()
+    session.clock.wait()
+    return {"parameters": training.parameters}
 
 
 def model_flop(spec: Spec) -> float | None:
@@ -174,6 +185,8 @@ def run(session: Session) -> None:
         session.cell(key, lambda: steps(session, model, batch, chosen, work), seconds + 20, least=20 if not tiny else 0)
 
     for model in models:
+        if session.cuda and session.cell(f"{model}/warm", lambda: warm(session, model)) is None:
+            continue
         largest_heads = LARGEST_HEADS.get(model, LARGEST_HEADS["transformer"])
         at(model, BATCHES[0], names, 100.0)
         at(model, BATCHES[1], tuple(name for name in names if name in largest_heads or tiny), 40.0)

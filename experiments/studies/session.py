@@ -56,7 +56,7 @@ class Session:
         start = time.monotonic()
         try:
             with step_limit(left):
-                cell = {"status": "ok"} | work()
+                cell: Cell = {"status": "ok"} | work()
         except StepTimeout as error:
             cell = {"status": "cut off", "reason": str(error)}
         except torch.OutOfMemoryError as error:
