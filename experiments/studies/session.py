@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import pathlib
 import time
 import traceback
@@ -75,10 +76,8 @@ class Session:
     @contextlib.contextmanager
     def tuning(self) -> Iterator[None]:
         """Inside, Triton's autotuners try few configurations. Heads are prepared outside, with all of theirs."""
-        try:
-            with fewer_configurations(self.options.tune):
-                yield
-        except ImportError:  # no Triton: nothing is tuned
+        has_triton = importlib.util.find_spec("triton") is not None
+        with fewer_configurations(self.options.tune if has_triton else None):
             yield
 
     def chosen(self, own: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:

@@ -252,3 +252,83 @@ def test_memory_of_a_step_by_category() -> None:
     assert timeline[-1] == dict(zip(CATEGORIES, (100, 3, 0, 0, 5, 0)))
     short = shortened(timeline, 4)
     assert len(short) == 4 and short[1]["head"] == 0.0 and sum(timeline[peak].values()) == 147
+
+
+def test_memory_of_a_step_is_recorded_around_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the allocator's record, which only a GPU has."""
+    from studies import snapshot
+
+    trace: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [list(trace)]})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
+
+    def take(address: int, size: int, action: str = "alloc") -> None:
+        trace.append({"action": "snapshot"})
+        trace.append({"action": action, "addr": address, "size": size << 20})
+
+    body, norm, last = torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)
+    model = torch.nn.Sequential(body, norm, last)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    found = snapshot.StepSnapshot(model, norm, optimizer)
+    body.register_forward_hook(lambda *_: take(1, 3))
+    body.register_full_backward_hook(lambda *_: take(3, 4))
+    last.register_forward_hook(lambda *_: take(2, 5))
+    model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    take(2, 5, "free_completed")
+    assert model[0].weight.grad is not None
+    take(model[0].weight.grad.data_ptr(), 1)
+    found.optimizer_begins()
+    take(7, 2)
+    result = found.finish()
+    assert result["at_peak"] == {**dict.fromkeys(snapshot.CATEGORIES, 0.0), "head": 5.0, "activations": 7.0}
+    end = result["timeline"][-1]
+    assert (end["head"], end["gradients"], end["optimizer"], end["activations"]) == (0.0, 1.0, 2.0, 7.0)
+
+
+def test_the_largest_batch_is_looked_for_from_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from studies import scale
+
+    record = StudyRecord("scale")
+    record.begin({})
+    session = Session(record, Options(device="cpu", tiny=True, cap_gib=20.0), 60.0)
+    peaks = {8: 10.0, 4: 6.0}
+    for batch, peak in peaks.items():
+        rows = [{"head": "thinned", "peak_gib": peak}]
+        record.put(f"transformer/B{batch}", {"status": "ok", "rows": rows})
+    assert scale.guess(session, "transformer", "thinned") == 17 and scale.guess(session, "transformer", "liger") == 8
+    properties = type("Properties", (), {"total_memory": 140 << 30})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    for fits, start, expected in ((19, 17, 19), (15, 17, 15), (17, 17, 17)):
+        tried: list[int] = []
+
+        def step(*arguments: Any, limit: int = fits, seen: list[int] = tried) -> float:
+            seen.append(arguments[-1])
+            return 2.0 if arguments[-1] <= limit else 0.0
+
+        monkeypatch.setattr(scale, "timed_step", step)
+        assert scale.largest(session, "transformer", "thinned", start)["batch"] == expected, tried
+    assert fractions == [pytest.approx(20 / 140), 1.0] * 3
+
+
+def test_a_step_of_a_batch_takes_time_or_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from step_models import Training
+    from studies import scale
+
+    session = Session(StudyRecord("scale"), Options(device="cpu", tiny=True), 60.0)
+    training = Training(scale.spec_of(session, "transformer", 1), "cpu")
+    assert scale.timed_step(session, training, "transformer", "eager", 3) > 0
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(scale.heads, "make_head", lambda _: fails)
+    assert scale.timed_step(session, training, "transformer", "eager", 3) == 0
