@@ -1,122 +1,159 @@
-// Rows of two heads, whose products are there: divergences, and gradients of the student's logits.
-#include "core/divergence.h"
-
+// Rows of two heads, whose products are there: divergences, and gradients of the student's logits. Both
+// kernels are to take as long as their bytes: a thread has 8 columns of both heads on their way at once.
 #include <algorithm>
 
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/divergence_head.cuh"
 
 namespace headroom::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kColumns = 4;                 // a thread's in one block of the gradient
-constexpr int64_t kMostColumnBlocks = 512;  // the rest of a long row is another turn of these
-
-// Row `row` of one head. T: of products, biases and logits.
+constexpr int kValueThreads = 512, kGradientThreads = 256;
+// Blocks of a multiprocessor, at least: 64 registers a thread. Numbers in double take what they need.
 template <class T>
-struct DeviceRow {
-  const T* dots;
-  const T* bias;
-  T scale, softcap, bias_scale;
+constexpr int kValueBlocks = std::is_same_v<T, float> ? 2 : 1;
+template <class T>
+constexpr int kGradientBlocks = std::is_same_v<T, float> ? 4 : 1;
+constexpr int64_t kGradientTurns = 4;       // of a block over the columns of a row, at least
+constexpr int64_t kMostColumnBlocks = 512;  // the rest of a long row is more turns of these
 
-  __device__ DeviceRow(const HeadProducts& head, int64_t row)
-      : dots(static_cast<const T*>(head.data) + row * head.stride),
-        bias(static_cast<const T*>(head.bias)),
-        scale(static_cast<T>(head.scale)),
-        softcap(static_cast<T>(head.softcap)),
-        bias_scale(static_cast<T>(head.bias_scale)) {}
+// Joins a block's values, the same in all threads and in the same order every time.
+template <class T, class Join>
+__device__ T joined_over_block(T value, Join join) {
+  constexpr int kWarps = kValueThreads / 32;
+  __shared__ T of_warps[kWarps];
+  for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  T all = of_warps[0];
+  for (int i = 1; i < kWarps; ++i) all = join(all, of_warps[i]);
+  __syncthreads();
+  return all;
+}
 
-  __device__ T operator()(int64_t j) const {
-    const T z = bias == nullptr ? scale * dots[j] : std::fma(scale, dots[j], bias_scale * bias[j]);
-    return softcap == 0 ? z : softcap * std::tanh(z / softcap);
+__device__ double sum_over_block(double value) {
+  return joined_over_block(value, [](double a, double b) { return a + b; });
+}
+
+// Sums of exp(z - max), and of these times z - max, of a part of a row, in LogBase's base. -inf adds nothing;
+// a NaN, or an infinite maximum, leaves NaN in the sums.
+template <class T>
+class LogSums {
+ public:
+  T max = -std::numeric_limits<T>::max();
+
+  // z: over `factor`. The sums change their maximum once for all of them.
+  template <int kCount>
+  __device__ void add(const T (&z)[kCount], T factor) {
+    T high = max;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) high = ::max(high, z[k]);
+    move_to(high, factor);
+    T exp = 0, offset = 0;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const T below = (z[k] - max) * factor, e = LogBase<T>::exp(below);
+      exp += e;
+      offset = std::fma(e, ::max(below, kFar), offset);
+    }
+    exp_ += exp;
+    offset_ += offset;
   }
 
-  // dz / d(s x + b); 0 where z has reached the softcap.
-  __device__ T slope(T z) const {
-    const T ratio = softcap == 0 ? T(0) : z / softcap;
-    return bias_scale * std::fma(-ratio, ratio, T(1));
+  // Those of the whole row, in every thread.
+  __device__ void join_over_block(T factor) {
+    move_to(joined_over_block(max, [](T a, T b) { return ::max(a, b); }), factor);
+    exps = sum_over_block(static_cast<double>(exp_));
+    offsets = sum_over_block(static_cast<double>(offset_));
   }
+
+  double exps = 0, offsets = 0;  // after join_over_block()
+
+ private:
+  static constexpr T kFar = -2000;  // exp() of this is 0, also in double
+
+  __device__ void move_to(T high, T factor) {
+    if (!(high > max)) return;
+    const T shift = ::max((max - high) * factor, kFar), ratio = LogBase<T>::exp(shift);
+    offset_ = ratio * std::fma(exp_, shift, offset_);
+    exp_ *= ratio;
+    max = high;
+  }
+
+  T exp_ = 0, offset_ = 0;
 };
 
-// Sums of exp(z - max), and of these times z - max, of a part of a row.
+// Writes lse and entropy of a row, by thread 0. Returns lse in LogBase's base.
 template <class T>
-struct OnlineSums {
-  T max, exp, offset;
-};
-
-template <class T>
-__device__ OnlineSums<T> no_sums() {
-  return {-std::numeric_limits<T>::infinity(), 0, 0};
-}
-
-// A part without columns, or of -inf alone, adds nothing. A NaN stays one, in the sums.
-template <class T>
-__device__ OnlineSums<T> merged(const OnlineSums<T>& a, const OnlineSums<T>& b) {
-  if (a.exp == 0) return b;
-  if (b.exp == 0) return a;
-  const bool a_is_high = a.max >= b.max;
-  const T shift = a_is_high ? b.max - a.max : a.max - b.max, factor = std::exp(shift);
-  const T high_exp = a_is_high ? a.exp : b.exp, low_exp = a_is_high ? b.exp : a.exp;
-  const T high_offset = a_is_high ? a.offset : b.offset, low_offset = a_is_high ? b.offset : a.offset;
-  return {a_is_high ? a.max : b.max, high_exp + low_exp * factor,
-          high_offset + times_log(factor, low_offset + low_exp * shift)};
-}
-
-template <class T>
-__device__ OnlineSums<T> merged_over_block(OnlineSums<T> mine) {
-  __shared__ OnlineSums<T> all[kThreads];
-  all[threadIdx.x] = mine;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) all[threadIdx.x] = merged(all[threadIdx.x], all[threadIdx.x + half]);
-    __syncthreads();
+__device__ T put_sums(void* lse, void* entropy, int64_t row, const LogSums<T>& sums, const HeadRow<T>& head) {
+  const double log_exps = LogBase<T>::log(sums.exps);
+  if (threadIdx.x == 0) {
+    put<T>(lse, row, static_cast<double>(head.unit()) * sums.max + head.nats() * log_exps);
+    put<T>(entropy, row, head.nats() * (log_exps - sums.offsets / sums.exps));
   }
-  const OnlineSums<T> found = all[0];
-  __syncthreads();
-  return found;
+  return static_cast<T>(static_cast<double>(head.factor) * sums.max + log_exps);
 }
 
-template <class T>
-__device__ OnlineSums<T> sums_of_row(const DeviceRow<T>& z, int64_t columns) {
-  OnlineSums<T> sums = no_sums<T>();
-  for (int64_t j = threadIdx.x; j < columns; j += kThreads) {
-    const T value = z(j);
-    if (value == -std::numeric_limits<T>::infinity()) continue;
-    sums = merged(sums, OnlineSums<T>{value, 1, 0});
+template <bool kIsMixed, class T, int kCount>
+__device__ DivergenceTerms<T> sum_of_terms(const Mixture<T>& mixture, const T (&log_p)[kCount],
+                                           const T (&log_q)[kCount]) {
+  DivergenceTerms<T> sum{0, 0};
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const auto terms = divergence_terms<kIsMixed>(mixture, log_p[k], log_q[k]);
+    sum.student += terms.student;
+    sum.teacher += terms.teacher;
   }
-  return merged_over_block(sums);
+  return sum;
 }
 
+// A block a row, all of whose columns are there. The second turn over them goes backwards: what the first one
+// read last may still be in the L2 cache.
 template <class T>
-__device__ T lse_of(const OnlineSums<T>& sums) {
-  return static_cast<T>(static_cast<double>(sums.max) + std::log(static_cast<double>(sums.exp)));
-}
-
-// A block a row, all of whose columns are there.
-template <class T>
-__global__ void __launch_bounds__(kThreads) divergence_values_kernel(const __grid_constant__ Divergence d) {
-  const int64_t row = blockIdx.x;
-  const DeviceRow<T> student(d.student, row), teacher(d.teacher, row);
+__global__ void __launch_bounds__(kValueThreads, kValueBlocks<T>)
+    divergence_values_kernel(const __grid_constant__ Divergence d) {
+  using Columns = TurnColumns<kValueThreads>;
+  const int64_t row = blockIdx.x, turns = (d.columns + Columns::kOfBlock - 1) / Columns::kOfBlock;
+  const HeadRow<T> student(d.student, row), teacher(d.teacher, row);
+  T x[Columns::kCount], y[Columns::kCount];
+  LogSums<T> of_student, of_teacher;
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    const Columns columns(turn, d.columns);
+    if (!columns.any_exists()) break;
+    student.load(columns, x);
+    teacher.load(columns, y);
+    student.finish(columns, x);
+    of_student.add(x, student.factor);
+    teacher.finish(columns, y);
+    of_teacher.add(y, teacher.factor);
+  }
+  of_student.join_over_block(student.factor);
+  of_teacher.join_over_block(teacher.factor);
+  const T student_log = put_sums(d.student_lse, d.entropy, row, of_student, student);
+  const T teacher_log = put_sums<T>(d.teacher_lse, nullptr, row, of_teacher, teacher);
   const Mixture<T> mixture{static_cast<T>(d.beta), static_cast<T>(1 - d.beta)};
-  const OnlineSums<T> sums = sums_of_row(student, d.columns);
-  const T student_lse = lse_of(sums), teacher_lse = lse_of(sums_of_row(teacher, d.columns));
+  const bool is_mixed = !mixture.is_student() && !mixture.is_teacher();
   T student_sum = 0, teacher_sum = 0;
-  for (int64_t j = threadIdx.x; j < d.columns; j += kThreads) {
-    const auto column = divergence_column(mixture, student(j) - student_lse, teacher(j) - teacher_lse);
-    student_sum += column.student_term;
-    teacher_sum += column.teacher_term;
+  for (int64_t turn = turns - 1; turn >= 0; --turn) {
+    const Columns columns(turn, d.columns);
+    if (!columns.any_exists()) continue;
+    student.load(columns, x);
+    teacher.load(columns, y);
+    student.finish(columns, x);
+    teacher.finish(columns, y);
+    student.to_log_probs(student_log, x);
+    teacher.to_log_probs(teacher_log, y);
+    const auto part = is_mixed ? sum_of_terms<true>(mixture, x, y) : sum_of_terms<false>(mixture, x, y);
+    student_sum += part.student;
+    teacher_sum += part.teacher;
   }
-  const double student_kl = block_sum<kThreads>(static_cast<double>(student_sum));
-  const double teacher_kl = block_sum<kThreads>(static_cast<double>(teacher_sum));
+  const double student_kl = sum_over_block(static_cast<double>(student_sum));
+  const double teacher_kl = sum_over_block(static_cast<double>(teacher_sum));
   if (threadIdx.x != 0) return;
   const Mixture<double> wide{d.beta, 1 - d.beta};
-  put<T>(d.student_lse, row, student_lse);
-  put<T>(d.teacher_lse, row, teacher_lse);
   put<T>(d.student_kl, row, student_kl);
   put<T>(d.divergence, row, divergence_of(wide, student_kl, teacher_kl));
-  const double exps = sums.exp;
-  put<T>(d.entropy, row, std::log(exps) - static_cast<double>(sums.offset) / exps);
 }
 
 template <class T, class G>
@@ -128,36 +165,79 @@ __device__ G rounded_to(T value) {
   }
 }
 
+template <class G, class Columns, class T>
+__device__ __forceinline__ void store(const Columns& columns, const T (&values)[Columns::kCount], G* row) {
+  if (columns.all_exist() && is_aligned4(row)) {
+#pragma unroll
+    for (int k = 0; k < Columns::kCount; k += 4) {
+      Vector4<G> piece;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) piece.x[i] = rounded_to<T, G>(values[k + i]);
+      store4(piece, row + columns.at(k));
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < Columns::kCount; ++k) {
+      if (columns.exists(k)) row[columns.at(k)] = rounded_to<T, G>(values[k]);
+    }
+  }
+}
+
+template <bool kIsMixed, class T, int kCount>
+__device__ void multiply_by_slopes(const Mixture<T>& mixture, const T (&log_p)[kCount],
+                                   const T (&log_q)[kCount], T student_kl, T (&out)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    out[k] *= divergence_slope<kIsMixed>(mixture, log_p[k], log_q[k], student_kl);
+  }
+}
+
 // Row blockIdx.x, and columns by blockIdx.y. Every element is read by the thread that writes it, so that G
 // may take the place of the student's products. G: of the gradient.
 template <class T, class G>
-__global__ void __launch_bounds__(kThreads) divergence_gradient_kernel(const __grid_constant__ Divergence d) {
+__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<T>)
+    divergence_gradient_kernel(const __grid_constant__ Divergence d) {
+  using Columns = TurnColumns<kGradientThreads>;
   const int64_t row = blockIdx.x;
-  const DeviceRow<T> student(d.student, row), teacher(d.teacher, row);
+  const HeadRow<T> student(d.student, row), teacher(d.teacher, row);
   const Mixture<T> mixture{static_cast<T>(d.beta), static_cast<T>(1 - d.beta)};
-  const T student_lse = static_cast<const T*>(d.student_lse)[row];
-  const T teacher_lse = static_cast<const T*>(d.teacher_lse)[row];
+  const bool is_mixed = !mixture.is_student() && !mixture.is_teacher();
+  const auto log_sum = [row](const void* lse) {
+    return static_cast<T>(double{LogBase<T>::kLogE} * static_cast<const T*>(lse)[row]);
+  };
+  const T student_log = log_sum(d.student_lse), teacher_log = log_sum(d.teacher_lse);
   const T student_kl = static_cast<const T*>(d.student_kl)[row];
   const T grad = static_cast<const T*>(d.grad)[row];
   G* out = static_cast<G*>(d.d_logits) + row * d.d_logits_stride;
-  const int64_t step = int64_t{gridDim.y} * kThreads;
-  for (int64_t j = int64_t{blockIdx.y} * kThreads + threadIdx.x; j < d.columns; j += step) {
-    T g = 0;
+  for (int64_t turn = blockIdx.y;; turn += gridDim.y) {
+    const Columns columns(turn, d.columns);
+    if (!columns.any_exists()) return;
+    T slopes[Columns::kCount] = {};
     if (grad != 0) {
-      const T z = student(j), log_q = teacher(j) - teacher_lse;
-      const auto column = divergence_column(mixture, z - student_lse, log_q);
-      const T q = mixture.is_student() ? std::exp(log_q) : T(0);
-      g = grad * student.slope(z) * divergence_slope(mixture, column, q, student_kl);
+      T x[Columns::kCount], y[Columns::kCount];
+      student.load(columns, x);
+      teacher.load(columns, y);
+      student.finish(columns, x);
+      teacher.finish(columns, y);
+      student.slopes_of(x, grad, slopes);
+      student.to_log_probs(student_log, x);
+      teacher.to_log_probs(teacher_log, y);
+      if (is_mixed) {
+        multiply_by_slopes<true>(mixture, x, y, student_kl, slopes);
+      } else {
+        multiply_by_slopes<false>(mixture, x, y, student_kl, slopes);
+      }
     }
-    out[j] = rounded_to<T, G>(g);
+    store<G>(columns, slopes, out);
   }
 }
 
 template <class Kernel>
 void launch_gradient(Kernel kernel, const Divergence& d, const Queue& queue) {
-  const int64_t blocks = (d.columns + kColumns * kThreads - 1) / (kColumns * kThreads);
-  const dim3 grid(static_cast<unsigned>(d.rows), static_cast<unsigned>(std::min(blocks, kMostColumnBlocks)));
-  queue.launch(kernel, grid, kThreads, 0, d);
+  constexpr int64_t kOfBlock = kGradientTurns * TurnColumns<kGradientThreads>::kOfBlock;
+  const int64_t blocks = std::min((d.columns + kOfBlock - 1) / kOfBlock, kMostColumnBlocks);
+  queue.launch(kernel, dim3(static_cast<unsigned>(d.rows), static_cast<unsigned>(blocks)), kGradientThreads,
+               0, d);
 }
 
 }  // namespace
@@ -166,7 +246,7 @@ void launch_divergence(const Divergence& d, const Queue& queue) {
   const bool is_float64 = d.dtype == DType::kF64;
   if (d.stage == DivergenceStage::kValues) {
     const auto kernel = is_float64 ? divergence_values_kernel<double> : divergence_values_kernel<float>;
-    queue.launch(kernel, dim3(static_cast<unsigned>(d.rows)), kThreads, 0, d);
+    queue.launch(kernel, dim3(static_cast<unsigned>(d.rows)), kValueThreads, 0, d);
   } else if (is_float64) {
     launch_gradient(divergence_gradient_kernel<double, double>, d, queue);
   } else {

@@ -177,6 +177,10 @@ template <class T>
 void __stcs(T* at, std::type_identity_t<T> value) {
   *at = value;
 }
+template <class T>
+void __stcg(T* at, std::type_identity_t<T> value) {
+  *at = value;
+}
 
 // Arithmetic.
 using std::isfinite;

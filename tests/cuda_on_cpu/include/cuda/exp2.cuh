@@ -1,5 +1,5 @@
 #pragma once
-// In the place of the library's header of this name, which has one instruction of a GPU.
+// In the place of the library's header of this name, which has two instructions of a GPU.
 #include <cfloat>
 #include <cmath>
 
@@ -8,6 +8,10 @@ namespace headroom::cuda {
 inline float exp2_approx(float x) {
   const float y = std::exp2(x);
   return y < FLT_MIN ? 0.0f : y;
+}
+
+inline float log2_approx(float x) {
+  return std::log2(x >= 0 && x < FLT_MIN ? 0.0f : x);
 }
 
 }  // namespace headroom::cuda

@@ -1,0 +1,273 @@
+#pragma once
+// Rows of two heads as headroom_divergence_run gets them, the header's formulas beside it, and what may
+// differ.
+#include <gtest/gtest.h>
+#include <headroom/divergence.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "device_memory.h"
+#include "engine.h"
+#include "formats.h"
+#include "random.h"
+
+namespace headroom_test {
+
+using Values = std::vector<double>;
+
+struct Head {
+  Values products, bias;  // [rows, columns]; [columns] or nothing; as they are stored
+  double scale = 1, softcap = 0;
+};
+
+struct TwoHeads {
+  int64_t rows = 3, columns = 100;
+  double beta = 0.5, temperature = 1;
+  Head student, teacher;
+  Values grad;  // [rows]
+  headroom_dtype dtype = HEADROOM_F32, gradient_dtype = HEADROOM_F32;
+  Layout student_layout, teacher_layout, gradient_layout;
+  bool in_place = false;
+  int64_t window = 0;  // of columns whose gradients are made at once; 0: all
+
+  double product(const Head& head, int64_t i, int64_t j) const {
+    return head.products[static_cast<size_t>(i * columns + j)];
+  }
+};
+
+struct RowsFound {
+  Values student_lse, teacher_lse, student_kl, divergence, entropy, gradient;
+};
+
+inline constexpr Values RowsFound::*kRowNumbers[] = {&RowsFound::student_lse, &RowsFound::teacher_lse,
+                                                     &RowsFound::student_kl, &RowsFound::divergence,
+                                                     &RowsFound::entropy};
+inline constexpr const char* kRowNames[] = {"student_lse", "teacher_lse", "student_kl", "divergence",
+                                            "entropy"};
+
+// Normal products of a spread, and upstream gradients; the teacher's are other ones.
+inline TwoHeads random_heads(uint64_t seed, int64_t rows, int64_t columns, double spread = 2) {
+  Random random(seed);
+  TwoHeads p;
+  p.rows = rows;
+  p.columns = columns;
+  for (Head* head : {&p.student, &p.teacher}) {
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      head->products.push_back(rounded(spread * random.normal(), HEADROOM_F32));
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) p.grad.push_back(rounded(random.normal(), HEADROOM_F32));
+  return p;
+}
+
+inline Values random_bias(uint64_t seed, int64_t columns) {
+  Random random(seed);
+  Values bias;
+  for (int64_t j = 0; j < columns; ++j) bias.push_back(rounded(random.normal(), HEADROOM_F32));
+  return bias;
+}
+
+// Both stages on an engine. What lies between and beside the elements must stay as it was.
+class RowsRun {
+ public:
+  explicit RowsRun(const TwoHeads& p)
+      : p_(p),
+        student_(p.dtype, p.rows, p.columns, p.student_layout),
+        teacher_(p.dtype, p.rows, p.columns, p.teacher_layout),
+        student_bias_(p.dtype, static_cast<int64_t>(p.student.bias.size()), 1),
+        teacher_bias_(p.dtype, static_cast<int64_t>(p.teacher.bias.size()), 1),
+        grad_(p.dtype, p.rows, 1),
+        gradient_(p.gradient_dtype, p.rows, p.columns, p.gradient_layout) {
+    student_.fill(p.student.products);
+    teacher_.fill(p.teacher.products);
+    student_bias_.fill(p.student.bias);
+    teacher_bias_.fill(p.teacher.bias);
+    grad_.fill(p.grad);
+    for (size_t i = 0; i < std::size(kRowNumbers); ++i) numbers_.emplace_back(p.dtype, p.rows, 1);
+  }
+
+  RowsFound on(const Engine& engine) {
+    const headroom::Context context = make_context(engine);
+    std::vector<Tensor*> all = {&student_, &teacher_, &student_bias_, &teacher_bias_, &grad_, &gradient_};
+    for (Tensor& each : numbers_) all.push_back(&each);
+    if (engine.is_device()) {
+      DeviceMirror mirror;
+      for (Tensor* each : all) mirror.add(each->memory());
+      mirror.upload(0);
+      run(
+          context, [&](Tensor& t) { return static_cast<std::byte*>(mirror.of(t.data())); }, mirror.stream());
+      mirror.download();
+    } else {
+      run(
+          context, [](Tensor& t) { return static_cast<std::byte*>(t.data()); }, nullptr);
+    }
+    for (Tensor* each : all) EXPECT_EQ(each->violation(), "");
+    RowsFound found;
+    for (size_t i = 0; i < numbers_.size(); ++i) found.*kRowNumbers[i] = numbers_[i].values();
+    found.gradient = (p_.in_place ? student_ : gradient_).values();
+    return found;
+  }
+
+ private:
+  template <class Place>
+  void run(const headroom::Context& context, Place place, void* stream) {
+    headroom_divergence d;
+    headroom_divergence_init(&d);
+    d.dtype = p_.dtype;
+    d.gradient_dtype = p_.in_place ? p_.dtype : p_.gradient_dtype;
+    d.rows = p_.rows;
+    d.beta = p_.beta;
+    d.temperature = p_.temperature;
+    d.student_scale = p_.student.scale;
+    d.student_softcap = p_.student.softcap;
+    d.teacher_scale = p_.teacher.scale;
+    d.teacher_softcap = p_.teacher.softcap;
+    d.student_stride = student_.stride();
+    d.teacher_stride = teacher_.stride();
+    d.student_lse = place(numbers_[0]);
+    d.teacher_lse = place(numbers_[1]);
+    d.student_kl = place(numbers_[2]);
+    d.divergence = place(numbers_[3]);
+    d.entropy = place(numbers_[4]);
+    d.grad = place(grad_);
+    Tensor& out = p_.in_place ? student_ : gradient_;
+    d.d_logits_stride = out.stride();
+    const auto stage = [&](headroom_divergence_stage which, int64_t first, int64_t count) {
+      const auto skip = static_cast<size_t>(first);
+      d.stage = which;
+      d.columns = count;
+      d.student = place(student_) + skip * size_of(p_.dtype);
+      d.teacher = place(teacher_) + skip * size_of(p_.dtype);
+      if (!p_.student.bias.empty()) d.student_bias = place(student_bias_) + skip * size_of(p_.dtype);
+      if (!p_.teacher.bias.empty()) d.teacher_bias = place(teacher_bias_) + skip * size_of(p_.dtype);
+      d.d_logits = place(out) + skip * size_of(out.dtype());
+      headroom::check(headroom_divergence_run(context.handle(), &d, stream));
+    };
+    stage(HEADROOM_DIVERGENCE_VALUES, 0, p_.columns);
+    const int64_t window = p_.window == 0 ? p_.columns : p_.window;
+    for (int64_t first = 0; first < p_.columns; first += window) {
+      stage(HEADROOM_DIVERGENCE_GRADIENT, first, std::min(window, p_.columns - first));
+    }
+  }
+
+  const TwoHeads& p_;
+  Tensor student_, teacher_, student_bias_, teacher_bias_, grad_, gradient_;
+  std::deque<Tensor> numbers_;
+};
+
+// A row by the header's formulas, in T: float64 is the truth, float32 the naive computation.
+template <class T>
+class PlainRow {
+ public:
+  PlainRow(const TwoHeads& p, int64_t row) : beta(static_cast<T>(p.beta)) {
+    lse_p = log_probs(p, p.student, row, &log_p);
+    lse_q = log_probs(p, p.teacher, row, &log_q);
+    const T none = -std::numeric_limits<T>::infinity();
+    T of_p = 0, of_q = 0;
+    for (size_t j = 0; j < log_p.size(); ++j) {
+      const T a = log_p[j], b = log_q[j], high = std::max(a, b);
+      T mixed = p.beta == 0 ? a : p.beta == 1 ? b : high;
+      if (p.beta > 0 && p.beta < 1 && high > none) {
+        mixed += std::log((1 - beta) * std::exp(a - high) + beta * std::exp(b - high));
+      }
+      ratio_p.push_back(a == mixed ? 0 : a - mixed);
+      ratio_q.push_back(b == mixed ? 0 : b - mixed);
+      of_p += times_log(std::exp(a), ratio_p[j]);
+      of_q += times_log(std::exp(b), ratio_q[j]);
+      entropy -= times_log(std::exp(a), a);
+    }
+    student_kl = of_p;
+    divergence = p.beta == 0 ? of_q : p.beta == 1 ? of_p : beta * of_q + (1 - beta) * of_p;
+    const T grad = static_cast<T>(p.grad[static_cast<size_t>(row)]);
+    for (size_t j = 0; j < log_p.size(); ++j) {
+      const T pj = std::exp(log_p[j]), part = p.beta == 1 ? T(1) : 1 - beta;
+      const T slope = p.beta == 0 ? pj - std::exp(log_q[j]) : times_log(pj, part * (ratio_p[j] - student_kl));
+      gradient.push_back(grad == 0 ? 0 : grad * slope * slopes_[j] / static_cast<T>(p.temperature));
+    }
+  }
+
+  T beta, lse_p = 0, lse_q = 0, student_kl = 0, divergence = 0, entropy = 0;
+  T size = 0;  // of the largest finite logit before softcaps
+  std::vector<T> log_p, log_q, ratio_p, ratio_q, gradient;
+
+ private:
+  static T times_log(T x, T log_y) { return x == 0 ? T(0) : x * log_y; }
+
+  T log_probs(const TwoHeads& p, const Head& head, int64_t row, std::vector<T>* out) {
+    const auto cap = static_cast<T>(head.softcap), temperature = static_cast<T>(p.temperature);
+    T max = -std::numeric_limits<T>::infinity(), sum = 0;
+    slopes_.resize(static_cast<size_t>(p.columns), 1);
+    for (int64_t j = 0; j < p.columns; ++j) {
+      T z = static_cast<T>(head.scale) * static_cast<T>(p.product(head, row, j));
+      if (!head.bias.empty()) z += static_cast<T>(head.bias[static_cast<size_t>(j)]);
+      if (std::isfinite(z)) size = std::max(size, std::fabs(z) / temperature);
+      const T bounded = cap == 0 ? T(0) : std::tanh(z / cap);
+      if (&head == &p.student) slopes_[static_cast<size_t>(j)] = 1 - bounded * bounded;
+      out->push_back((cap == 0 ? z : cap * bounded) / temperature);
+      max = std::max(max, out->back());
+    }
+    for (const T z : *out) sum += std::exp(z - max);
+    const T lse = max + std::log(sum);
+    for (T& z : *out) z -= lse;
+    return lse;
+  }
+
+  std::vector<T> slopes_;  // of the student's softcap
+};
+
+// One number beside the truth; infinities and NaNs must be the same.
+inline testing::AssertionResult near(double got, double exact, double bound, headroom_dtype dtype) {
+  if (got == exact || (std::isnan(got) && std::isnan(exact))) return testing::AssertionSuccess();
+  const double error = std::fabs(got - exact);
+  if (error <= bound + rounding_unit(dtype) * std::fabs(exact) + subnormal_unit(dtype)) {
+    return testing::AssertionSuccess();
+  }
+  return testing::AssertionFailure() << "got " << got << ", expected " << exact << " +- " << bound;
+}
+
+// Every number is as near to float64's as twice the naive computation's in float32, of its row, and what the
+// rounding of logits costs: of a logit of size Z it is eps Z, and so it is of lse, which all columns share.
+// So a probability has that relative error and the log of a ratio twice that absolute one.
+inline void expect_near_truth(const TwoHeads& p, const RowsFound& got) {
+  const double eps = p.dtype == HEADROOM_F64 ? 0x1p-52 : 0x1p-23;
+  const auto distance = [](double a, double b) { return std::isfinite(a - b) ? std::fabs(a - b) : 0; };
+  for (int64_t i = 0; i < p.rows; ++i) {
+    const auto row = static_cast<size_t>(i);
+    const PlainRow<double> truth(p, i);
+    const PlainRow<float> naive_row(p, i);
+    const auto fair = [&](double naive, double exact) {
+      return p.dtype == HEADROOM_F64 ? 0 : 2 * distance(naive, exact);
+    };
+    const double unit = eps * (4 + truth.size);
+    double value = 0, largest_ratio = 0, naive_gradient = 0;
+    for (size_t j = 0; j < truth.log_p.size(); ++j) {
+      const double ratios = distance(truth.ratio_p[j], 0) + distance(truth.ratio_q[j], 0);
+      value += unit * (std::exp(truth.log_p[j]) + std::exp(truth.log_q[j])) * (8 + 2 * ratios);
+      largest_ratio = std::max(largest_ratio, distance(truth.ratio_p[j], 0));
+      naive_gradient = std::max(naive_gradient, fair(naive_row.gradient[j], truth.gradient[j]));
+    }
+    const auto expect = [&](const char* name, const Values& all, double exact, double naive, double bound) {
+      EXPECT_TRUE(near(all[row], exact, bound + fair(naive, exact), p.dtype)) << name << " of row " << i;
+    };
+    expect("student_lse", got.student_lse, truth.lse_p, naive_row.lse_p, unit);
+    expect("teacher_lse", got.teacher_lse, truth.lse_q, naive_row.lse_q, unit);
+    expect("student_kl", got.student_kl, truth.student_kl, naive_row.student_kl, value);
+    expect("divergence", got.divergence, truth.divergence, naive_row.divergence, value);
+    expect("entropy", got.entropy, truth.entropy, naive_row.entropy, unit * (1 + truth.size));
+    for (size_t j = 0; j < truth.gradient.size(); ++j) {
+      const double pj = std::exp(truth.log_p[j]), qj = std::exp(truth.log_q[j]);
+      const double parts = 2 * (pj + qj) + pj * (8 + 2 * distance(truth.ratio_p[j], 0) + 2 * largest_ratio);
+      const double bound = std::fabs(p.grad[row]) / p.temperature * unit * parts;
+      ASSERT_TRUE(near(got.gradient[row * truth.gradient.size() + j], truth.gradient[j],
+                       bound + naive_gradient, p.in_place ? p.dtype : p.gradient_dtype))
+          << "gradient of row " << i << ", column " << j;
+    }
+  }
+}
+
+}  // namespace headroom_test

@@ -1,0 +1,252 @@
+// headroom_divergence_run on every engine beside float64: of any shape and layout, in windows of columns, and
+// of values that no softmax likes.
+#include "divergence_fixture.h"
+
+namespace headroom_test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kBetas[] = {0, 0x1p-100, 0.1, 0.5, 0.999, 1 - 0x1p-40, 1};
+
+std::string bits_of(const Values& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)};
+}
+
+class Divergences : public testing::TestWithParam<Engine> {
+ protected:
+  RowsFound run(const TwoHeads& p) const { return RowsRun(p).on(GetParam()); }
+  void check(const TwoHeads& p) const {
+    SCOPED_TRACE("beta " + std::to_string(p.beta) + ", " + std::to_string(p.rows) + " x " +
+                 std::to_string(p.columns));
+    expect_near_truth(p, run(p));
+  }
+};
+
+TEST_P(Divergences, OfEveryBeta) {
+  for (const double beta : kBetas) {
+    TwoHeads p = random_heads(1, 3, 1029);
+    p.beta = beta;
+    p.grad[1] = 0;
+    check(p);
+    const RowsFound found = run(p);
+    for (int64_t j = 0; j < p.columns; ++j) {
+      ASSERT_EQ(found.gradient[static_cast<size_t>(p.columns + j)], 0);
+    }
+  }
+}
+
+TEST_P(Divergences, WithEveryTransform) {
+  for (const double beta : {0.0, 0.3, 1.0}) {
+    for (const int transforms : {1, 2, 4, 7}) {
+      TwoHeads p = random_heads(2, 2, 700);
+      p.beta = beta;
+      if ((transforms & 1) != 0) {
+        p.student.scale = 0.7;
+        p.teacher.scale = -1.3;
+        p.temperature = 1.7;
+      }
+      if ((transforms & 2) != 0) p.student.bias = random_bias(3, 700);
+      if ((transforms & 2) != 0) p.teacher.bias = random_bias(4, 700);
+      if ((transforms & 4) != 0) p.student.softcap = 3;
+      if ((transforms & 4) != 0) p.teacher.softcap = 5;
+      check(p);
+    }
+    TwoHeads flat = random_heads(2, 2, 700);
+    flat.beta = beta;
+    flat.student.scale = 0;
+    check(flat);
+  }
+}
+
+TEST_P(Divergences, OfAnyShape) {
+  const int64_t shapes[][2] = {{1, 1},    {1, 2},    {5, 3},    {2, 7},   {1, 511},
+                               {2, 2047}, {1, 2049}, {2, 4097}, {1, 9001}};
+  for (const auto& shape : shapes) {
+    for (const double beta : {0.0, 0.4, 1.0}) {
+      TwoHeads p = random_heads(5, shape[0], shape[1]);
+      p.beta = beta;
+      check(p);
+    }
+  }
+  EXPECT_TRUE(run(random_heads(6, 0, 9)).divergence.empty());
+}
+
+// Rows that begin anywhere have the same bits as those that begin where loads are wide.
+TEST_P(Divergences, WhereverRowsBegin) {
+  for (const headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+    TwoHeads p = random_heads(7, 3, 4104);
+    p.gradient_dtype = dtype;
+    check(p);
+    const RowsFound expected = run(p);
+    for (const int64_t skew : {1, 2, 3}) {
+      p.student_layout = {skew, skew};
+      p.teacher_layout = {4, 3 - skew};
+      p.gradient_layout = {skew - 1, 4 - skew};
+      const RowsFound found = run(p);
+      for (size_t i = 0; i < std::size(kRowNumbers); ++i) {
+        EXPECT_EQ(bits_of(found.*kRowNumbers[i]), bits_of(expected.*kRowNumbers[i])) << kRowNames[i];
+      }
+      EXPECT_EQ(bits_of(found.gradient), bits_of(expected.gradient)) << skew;
+    }
+  }
+}
+
+TEST_P(Divergences, InPlaceAndInWindowsTheGradientIsTheSame) {
+  for (const double beta : {0.0, 0.4, 1.0}) {
+    TwoHeads p = random_heads(8, 3, 5003);
+    p.beta = beta;
+    p.student.bias = random_bias(9, 5003);
+    const RowsFound expected = run(p);
+    for (const int64_t window : {0, 1000, 2051, 4999}) {
+      for (const bool in_place : {false, true}) {
+        p.window = window;
+        p.in_place = in_place;
+        const RowsFound found = run(p);
+        EXPECT_EQ(bits_of(found.divergence), bits_of(expected.divergence));
+        EXPECT_EQ(bits_of(found.gradient), bits_of(expected.gradient)) << window << in_place;
+      }
+    }
+  }
+}
+
+TEST_P(Divergences, SameBitsEveryTime) {
+  const TwoHeads p = random_heads(10, 4, 6001);
+  const RowsFound first = run(p);
+  for (int again = 0; again < 3; ++again) {
+    const RowsFound found = run(p);
+    for (const auto number : kRowNumbers) EXPECT_EQ(bits_of(found.*number), bits_of(first.*number));
+    EXPECT_EQ(bits_of(found.gradient), bits_of(first.gradient));
+  }
+}
+
+// A row's numbers do not depend on the rows beside it.
+TEST_P(Divergences, OfARowAlone) {
+  const TwoHeads p = random_heads(11, 3, 2500);
+  const RowsFound all = run(p);
+  TwoHeads one = p;
+  one.rows = 1;
+  for (Head* head : {&one.student, &one.teacher}) {
+    head->products = Values(head->products.begin() + 2500, head->products.begin() + 5000);
+  }
+  one.grad = {p.grad[1]};
+  const RowsFound alone = run(one);
+  for (const auto number : kRowNumbers) EXPECT_EQ((alone.*number)[0], (all.*number)[1]);
+  EXPECT_EQ(bits_of(alone.gradient),
+            bits_of(Values(all.gradient.begin() + 2500, all.gradient.begin() + 5000)));
+}
+
+TEST_P(Divergences, OfEqualHeadsAreNothing) {
+  for (const double beta : kBetas) {
+    TwoHeads p = random_heads(12, 3, 3000, 5);
+    p.teacher = p.student;
+    p.beta = beta;
+    const RowsFound found = run(p);
+    for (const double x : found.divergence) EXPECT_EQ(x, 0);
+    for (const double x : found.student_kl) EXPECT_EQ(x, 0);
+    for (const double x : found.gradient) ASSERT_EQ(x, 0);
+  }
+}
+
+// An error of a log ratio changes the divergence by about |p - q| times it, and those of probabilities, which
+// have nothing to do with one another, by the root of the sum of their squares.
+TEST_P(Divergences, OfNearlyEqualHeads) {
+  for (const double beta : {0.0, 0.1, 0.5, 0.9, 1.0}) {
+    for (const double apart : {1e-2, 1e-3, 1e-5}) {
+      TwoHeads p = random_heads(13, 4, 5000);
+      p.beta = beta;
+      for (size_t i = 0; i < p.student.products.size(); ++i) {
+        p.teacher.products[i] = rounded(p.student.products[i] * (1 + apart), HEADROOM_F32);
+      }
+      const RowsFound found = run(p);
+      for (int64_t i = 0; i < p.rows; ++i) {
+        const PlainRow<double> truth(p, i);
+        double distance = 0, squares = 0;
+        for (size_t j = 0; j < truth.log_p.size(); ++j) {
+          const double pj = std::exp(truth.log_p[j]), qj = std::exp(truth.log_q[j]);
+          distance += std::fabs(pj - qj);
+          squares += pj * pj + qj * qj;
+        }
+        const double unit = 0x1p-23 * (4 + truth.size);
+        EXPECT_NEAR(found.divergence[static_cast<size_t>(i)], truth.divergence,
+                    2 * unit * distance + 0x1p-21 * std::sqrt(squares) + 0x1p-18 * truth.divergence)
+            << "beta " << beta << " apart " << apart;
+      }
+    }
+  }
+}
+
+TEST_P(Divergences, OfHugeLogits) {
+  for (const double beta : {0.0, 0.1, 0.5, 1.0}) {
+    TwoHeads p = random_heads(14, 3, 3000, 1e4);
+    p.beta = beta;
+    check(p);
+    for (double& x : p.student.products) x = std::fabs(x) / 1e4 + 1e4;  // all far from 0
+    check(p);
+  }
+}
+
+// Biases of -inf, as of tokens that a model must not say.
+TEST_P(Divergences, OfExcludedColumns) {
+  for (const double beta : {0.0, 0.1, 0.5, 1.0}) {
+    for (const int who : {1, 2, 3}) {
+      TwoHeads p = random_heads(15, 2, 2500);
+      p.beta = beta;
+      p.student.bias = p.teacher.bias = Values(2500, 0);
+      for (size_t j = 0; j < 2500; j += j < 1200 ? 1 : 7) {
+        if ((who & 1) != 0) p.student.bias[j] = -kInfinity;
+        if ((who & 2) != 0) p.teacher.bias[j] = -kInfinity;
+      }
+      const bool is_infinite = (beta == 0 && who == 1) || (beta == 1 && who == 2);
+      if (!is_infinite) check(p);
+      const RowsFound found = run(p);
+      for (const double x : found.divergence) EXPECT_EQ(std::isinf(x), is_infinite) << beta << ' ' << who;
+      for (size_t j = 0; beta != 1 && j < found.gradient.size(); ++j) {
+        ASSERT_TRUE(std::isfinite(found.gradient[j])) << beta << ' ' << who << ' ' << j;
+      }
+    }
+  }
+}
+
+TEST_P(Divergences, ANanOrAnInfinityIsToldOfItsRow) {
+  for (const double beta : {0.0, 0.5, 1.0}) {
+    for (const double bad : {kNan, kInfinity}) {
+      for (const bool is_student : {true, false}) {
+        for (const int64_t column : {0, 2100, 2499}) {
+          TwoHeads p = random_heads(16, 3, 2500);
+          p.beta = beta;
+          p.grad[2] = 0;
+          const RowsFound expected = run(p);
+          Values& products = (is_student ? p.student : p.teacher).products;
+          products[static_cast<size_t>(2500 + column)] = products[static_cast<size_t>(5000 + column)] = bad;
+          const RowsFound found = run(p);
+          EXPECT_EQ(found.divergence[0], expected.divergence[0]);
+          EXPECT_TRUE(std::isnan(found.divergence[1]) && std::isnan(found.divergence[2]));
+          for (size_t j = 0; j < 2500; ++j) {
+            ASSERT_EQ(found.gradient[j], expected.gradient[j]);
+            ASSERT_TRUE(std::isnan(found.gradient[2500 + j])) << beta << bad << is_student << ' ' << j;
+            ASSERT_EQ(found.gradient[5000 + j], 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Divergences, InFloat64) {
+  if (!GetParam().has_float64()) GTEST_SKIP() << "no float64";
+  for (const double beta : {0.0, 0.1, 1.0}) {
+    TwoHeads p = random_heads(17, 2, 4700);
+    p.dtype = p.gradient_dtype = HEADROOM_F64;
+    p.beta = beta;
+    p.student.bias = random_bias(18, 4700);
+    p.teacher.softcap = 7;
+    check(p);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Divergences, testing::ValuesIn(engines()),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+}  // namespace
+}  // namespace headroom_test
