@@ -67,7 +67,7 @@ void refuse_without_device(const BackendOptions& options) {
 
 namespace {
 
-void check_group(const Problem& problem, const Communicator* group) {
+void check_group(const Problem& problem, const Buffers& buffers, const Communicator* group) {
   if (!problem.in_group() && group != nullptr) {
     throw_invalid("plan", "one with group_size for a run of a group", "one without");
   }
@@ -78,6 +78,9 @@ void check_group(const Problem& problem, const Communicator* group) {
                   std::to_string(group->size));
   }
   if (group->size == 1) return;
+  if (buffers.target_log_probs != nullptr && group->all_reduce == nullptr) {
+    throw_invalid("communicator.all_reduce", "a function, as each rank has some of target_log_probs", "null");
+  }
   const GroupDHidden sum = problem.group_d_hidden;
   if (sum == GroupDHidden::kSum && group->all_reduce == nullptr) {
     throw_invalid("communicator.all_reduce", "a function, as d_hidden is added up", "null");
@@ -87,7 +90,11 @@ void check_group(const Problem& problem, const Communicator* group) {
   }
 }
 
-void add_up_d_hidden(const Problem& p, const Buffers& buffers, void* stream, const Communicator& group) {
+// What ranks have parts of. Of a log-probability one rank has all and the others 0: no sum rounds it.
+void add_up(const Problem& p, const Buffers& buffers, void* stream, const Communicator& group) {
+  if (buffers.target_log_probs != nullptr) {
+    group.sum(buffers.target_log_probs, p.tokens * p.targets_per_row, p.stats_dtype(), stream);
+  }
   const int64_t count = p.tokens * p.hidden;
   if (p.group_d_hidden == GroupDHidden::kSum) group.sum(buffers.d_hidden, count, p.d_hidden_dtype, stream);
   if (p.group_d_hidden == GroupDHidden::kSumOfOwn) {
@@ -100,7 +107,7 @@ void add_up_d_hidden(const Problem& p, const Buffers& buffers, void* stream, con
 void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
          void* stream, const Communicator* group) {
   refuse_without_device(planned.options);
-  check_group(planned.problem, group);
+  check_group(planned.problem, buffers, group);
   const Buffers valid = validated(planned.problem, buffers);
   if (workspace_bytes < planned.plan.workspace_bytes) {
     throw_invalid("workspace_bytes", "at least " + std::to_string(planned.plan.workspace_bytes),
@@ -123,7 +130,7 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
     check_targets(planned.problem, valid.targets);
   }
   planned.plan.backend_plan->run(valid, Workspace(workspace), stream, group);
-  if (group != nullptr) add_up_d_hidden(planned.problem, valid, stream, *group);
+  if (group != nullptr) add_up(planned.problem, valid, stream, *group);
 }
 
 }  // namespace headroom

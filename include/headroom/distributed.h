@@ -7,6 +7,9 @@
  * the gradients of the rank's own rows of the classifier and of its bias; and its part of d_hidden, which is
  * a sum over ranks.
  *
+ * Of several targets a row each rank knows those of its own columns: target_log_probs of all of them are an
+ * all_reduce, in which one rank has the number and the others 0.
+ *
  * Of a chunk of tokens every rank reduces its logits to a few numbers a row, one all-gather brings those of
  * all ranks to all of them, and each merges them in the order of ranks. So gradients come in the same run as
  * the loss, from kept exponentials where the plan keeps them (3 products).

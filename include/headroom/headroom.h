@@ -194,7 +194,7 @@ typedef struct headroom_problem {
   int32_t group_d_hidden;  /* headroom_group_d_hidden, of a group */
   int64_t group_vocab;     /* rows of the group's largest shard; 0 (default): vocab */
   int64_t targets_per_row; /* K: the targets of a row, at most 64; 0 (default): one, without a weight of its
-                              own. Not of a shard, and not with class weights or thinned gradients */
+                              own. Not of a shard on its own, with class weights or thinned gradients */
 } headroom_problem;
 
 /* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are

@@ -167,7 +167,7 @@ def _check_rows(tensors: Tensors) -> None:
         )
 
 
-def _allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
     """As torch.empty of contiguous tensors, in half of its time."""
     strides: list[int] = []
     step = 1
@@ -187,6 +187,8 @@ def _refuse_freed(tensors: Tensors) -> None:
 class Run:
     """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
 
+    targets_name = "target"  # in messages
+
     def __init__(self, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) -> None:
         hidden, weight = tensors["hidden"], tensors["classifier"]
         _check_rows(tensors)
@@ -199,7 +201,7 @@ class Run:
         if pass_ == _c.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
         self._workspace_bytes = self.plan.info.workspace_bytes
-        self._new_workspace = _allocator((self._workspace_bytes,), torch.uint8, self.device)
+        self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
         self._scale: float = options["scale"]
         self._temperature: float = options["temperature"]
         rounds = options["compute_dtype"] != _c.F32
@@ -217,7 +219,7 @@ class Run:
             del returned["d_classifier"]
         self._has_counts = "counts" in returned and returned.pop("counts").wanted
         self._writes = [
-            (name, _allocator(shape, dtype, self.device)) for name, (shape, dtype, wanted) in returned.items() if wanted
+            (name, allocator(shape, dtype, self.device)) for name, (shape, dtype, wanted) in returned.items() if wanted
         ]
         one_target = "target_weight" not in tensors
         self._has_correct_count = one_target and "want_argmax" in _stats.wants(flags.stats)
@@ -247,15 +249,16 @@ class Run:
             if self._has_correct_count:
                 buffers.correct_count = counts.data_ptr()
         try:
-            self._launch(buffers)
+            self._launch(buffers, written)
         except InvalidTargetError as error:
-            raise InvalidTargetError(_options.target_message(str(error), tensors["targets"].shape)) from None
+            shape = tensors["targets"].shape
+            raise InvalidTargetError(_options.target_message(str(error), shape, self.targets_name)) from None
         except InvalidArgumentError:
             _refuse_freed(tensors)
             raise
         return self._with_numbers(written, tensors) if self._learns_numbers else written
 
-    def _launch(self, buffers: _c.Buffers) -> None:
+    def _launch(self, buffers: _c.Buffers, written: Tensors) -> None:
         if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
             return _plan.run_on_host(self.plan, buffers)
         # From PyTorch's allocators; on CUDA freed when this returns, to be used again in stream order.

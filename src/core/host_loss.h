@@ -53,16 +53,17 @@ void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std:
   }
 }
 
-// The log-probabilities of the targets of a row that is not ignored, from their logits, one for each.
+// The log-probabilities of the targets of a row that is not ignored, from their logits, one for each; 0 of
+// those that other ranks have.
 template <class T>
 void write_target_log_probs(const Problem& problem, const Buffers& buffers, int64_t row,
                             std::span<const T> logits, const LogSumExp<double>& lse) {
   if (buffers.target_log_probs == nullptr) return;
   for (size_t i = 0; i < logits.size(); ++i) {
     const auto k = static_cast<int64_t>(i);
-    const bool is_none = target_of_row(problem, buffers.targets, row, k) == problem.ignore_index;
+    const bool is_told = is_here(problem, target_of_row(problem, buffers.targets, row, k));
     store_from_double(buffers.target_log_probs, problem.stats_dtype(), row * problem.targets_per_row + k,
-                      is_none ? 0 : lse.log_p(double{logits[i]}));
+                      is_told ? lse.log_p(double{logits[i]}) : 0);
   }
 }
 

@@ -20,6 +20,12 @@ inline int64_t target_of_row(const Problem& problem, const void* targets, int64_
   return load_as_int64(targets, problem.target_dtype, (row + problem.shift) * problem.target_count() + k);
 }
 
+// Whether a target is one of the columns at hand, and not ignore_index.
+inline bool is_here(const Problem& problem, int64_t target) {
+  const int64_t column = target - problem.vocab_start;
+  return target != problem.ignore_index && column >= 0 && column < problem.vocab;
+}
+
 // The first one that is not ignore_index, or ignore_index: by it a row counts as one that has a target.
 inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row) {
   if (!has_targets(problem, row)) return problem.ignore_index;

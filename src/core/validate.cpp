@@ -237,7 +237,7 @@ void check_targets_per_row(const Problem& p) {
   if (p.targets_per_row == 0) return;
   require(!p.has_class_weight, "has_class_weight",
           "0 with targets_per_row: multiply the weights of the targets by those of their classes", "1");
-  require(!p.is_shard() && !p.in_group(), "targets_per_row", "0 for a shard of the vocabulary",
+  require(!p.is_open_shard(), "targets_per_row", "0 for a shard of the vocabulary without group_size",
           text(p.targets_per_row));
   require(p.gradient == GradientMethod::kExact, "targets_per_row", "0 with thinned gradients",
           text(p.targets_per_row));

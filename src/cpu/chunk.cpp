@@ -21,9 +21,9 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
                           s.hidden_units * run.kernels.pair,
                           run.arena.hidden_rows.data() + i * s.hidden_stride);
   for (int64_t k = 0; k < run.targets(); ++k) {
-    const int64_t target = target_of_row(p, run.buffers.targets, row, k), column = target - p.vocab_start;
-    const bool is_here = target != p.ignore_index && column >= 0 && column < p.vocab;
-    run.arena.target[static_cast<size_t>(i * run.targets() + k)] = is_here ? column : -1;
+    const int64_t target = target_of_row(p, run.buffers.targets, row, k);
+    run.arena.target[static_cast<size_t>(i * run.targets() + k)] =
+        is_here(p, target) ? target - p.vocab_start : -1;
   }
   if (p.has_temperature) {
     run.arena.inverse_temperature[static_cast<size_t>(i)] =

@@ -92,10 +92,17 @@ void finish_targets(const Runner& run, int64_t i, int64_t row) {
     return;
   }
   stats.target_logit = target_logit_of(run.problem, run.buffers, row, logits);
-  write_target_log_probs(run.problem, run.buffers, row, logits, log_sum_exp_parts(stats));
 }
 
 }  // namespace
+
+void tell_rows(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
+  for (int64_t i = row; i < row_end && run.problem.targets_per_row > 0; ++i) {
+    write_target_log_probs(run.problem, run.buffers, run.arena.rows[static_cast<size_t>(chunk.first + i)],
+                           run.target_logits(i), log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]));
+  }
+  write_top_rows(run, chunk, row, row_end);
+}
 
 ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& groups, TaskGroups::Id rows)
     : run_(run),
@@ -165,7 +172,7 @@ void ForwardStage::finish(int64_t, int64_t task, int) const {
   for (int64_t i = row; i < row_end; ++i) {
     finish_targets(run_, i, run_.arena.rows[static_cast<size_t>(chunk_.first + i)]);
   }
-  write_top_rows(run_, chunk_, row, row_end);
+  if (run_.group == nullptr) tell_rows(run_, chunk_, row, row_end);
   if (draws_) settle_draws(run_, chunk_, row, row_end);
 }
 

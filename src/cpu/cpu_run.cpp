@@ -65,6 +65,9 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   groups.run(run.pool, run.schedule.threads);
   join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(static_cast<size_t>(chunk.count)),
                   run.arena.gathered);
+  run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
+    tell_rows(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
+  });
   TaskGroups rest(run.arena.groups);
   finish_chunk(run, loss, writer, chunk, rest, {});
 }

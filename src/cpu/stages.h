@@ -48,6 +48,9 @@ class ForwardStage {
   TaskGroups::Id stats_ = TaskGroups::kNone;
 };
 
+// Of the chunk's rows [row, row_end) what is told beside the losses, whose statistics are of all ranks.
+void tell_rows(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end);
+
 // backward.cpp: gradients of the blocks [blocks.start, blocks.end) from the chunk's rows, in windows. The
 // sums of a window run beside the gradients of the logits of the next.
 class BackwardStage {

@@ -91,7 +91,7 @@ void write_targets(const Problem& p, const Buffers& b, int64_t row, const LogSum
   double z[kMostTargetsPerRow] = {};
   for (int64_t k = 0; k < p.targets_per_row; ++k) {
     const int64_t target = target_of_row(p, b.targets, row, k);
-    if (target != p.ignore_index) z[k] = logit(p, b, row, target).z;
+    if (is_here(p, target)) z[k] = logit(p, b, row, target - p.vocab_start).z;
   }
   write_target_log_probs<double>(p, b, row, {z, static_cast<size_t>(p.targets_per_row)}, lse);
 }
@@ -151,10 +151,15 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
     RowStats<double>& stats = s.stats[static_cast<size_t>(i)];
     stats = row_stats(p, b, row, top);
     write_top<double>(p, b, row, top, log_sum_exp_parts(stats));
-    if (b.target_log_probs != nullptr) write_targets(p, b, row, log_sum_exp_parts(stats));
   });
   if (group != nullptr) {
     join_over_group(p, *group, parallel_for, s.stats.first(static_cast<size_t>(count)), s.gathered);
+  }
+  if (b.target_log_probs != nullptr) {
+    parallel_for(count, [&](int64_t i, int) {
+      const auto at = static_cast<size_t>(i);
+      write_targets(p, b, s.rows[at], log_sum_exp_parts(s.stats[at]));
+    });
   }
   HostLossWriter writer(context);
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) writer.add(s.rows[i], s.stats[i]);

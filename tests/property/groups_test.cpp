@@ -53,6 +53,10 @@ class Groups : public testing::TestWithParam<Engine> {
   Case grouped(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
     while (!GetParam().can_run(c.problem)) c = random_case(seed += 10'000, limits);
+    if (seed % 3 == 1) {
+      Random random(seed);
+      give_targets(random, &c, random.pick<int64_t>({1, 2, 5, 64}), random.pick<double>({-1, 0, 0}), 1.5);
+    }
     headroom::Problem& p = c.problem;
     p.top_k = 0;
     p.accumulate_d_hidden = 0;
@@ -211,6 +215,27 @@ TEST_P(Groups, GroupOfOneIsThePlainRun) {
   c.problem.d_hidden_dtype = stats_dtype(c.problem);
   const Outputs plain = solve(context_, c);
   EXPECT_STREQ(first_difference(plain, solve_in_group(c, {700}, 0)), "");
+}
+
+TEST_P(Groups, LogProbabilitiesNeedAnAllReduce) {
+  Case c = plain_case(10, {8, 30, 4}, GetParam().plain_dtype());
+  Random random(1);
+  give_targets(random, &c, 3, 0, 1);
+  RankGroup group(2, GetParam().is_device());
+  const auto problems = cut(pass_problem(c, headroom::Pass::forward), {10, 20}, headroom::GroupDHidden::part);
+  try {
+    group.run([&](int rank, const headroom::Communicator& given) {
+      headroom::Communicator communicator = given;
+      communicator.all_reduce = nullptr;
+      run_pass(context_, problems[static_cast<size_t>(rank)], c, nullptr, &communicator);
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const headroom::Error& error) {
+    EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+    EXPECT_STREQ(
+        error.what(),
+        "communicator.all_reduce: expected a function, as each rank has some of target_log_probs, got null");
+  }
 }
 
 TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {

@@ -1,4 +1,4 @@
-"""Parallel heads: ``headroom.linear_cross_entropy`` where the ranks of a group hold shards of the vocabulary.
+"""Parallel heads: the functions of ``headroom`` where the ranks of a group hold shards of the vocabulary.
 
 docs/parallel.md has what is exchanged, what is the same on every rank to the bit, and what is refused.
 """
@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from ._function import linear_cross_entropy
 from ._labels import next_labels
+from ._log_probs import linear_log_probs
 
-__all__ = ["linear_cross_entropy", "next_labels"]
+__all__ = ["linear_cross_entropy", "linear_log_probs", "next_labels"]

@@ -112,11 +112,11 @@ def _check_fields(reports: list[_Report]) -> None:
             raise InvalidArgumentError(f"{name}: expected the same on all ranks of the group, got {got}")
 
 
-def _check_targets(targets: list[int]) -> None:
+def _check_targets(targets: list[int], name: str) -> None:
     others = [rank for rank, target in enumerate(targets) if target != targets[0]]
     if others:
         raise InvalidArgumentError(
-            f"target: expected the same on all ranks of the group, got others on {_ranks(others)} than on rank 0"
+            f"{name}: expected the same on all ranks of the group, got others on {_ranks(others)} than on rank 0"
         )
 
 
@@ -154,7 +154,7 @@ def refuse(group: Group, device: torch.device, error: Exception) -> None:
 
 
 def shard_of(
-    group: Group, device: torch.device, fields: dict[str, Any], own: Own, targets: Tensor | None
+    group: Group, device: torch.device, fields: dict[str, Any], own: Own, targets: Tensor | None, targets_name: str
 ) -> tuple[Shard, bool]:
     """The rank's shard, and whether the configuration is new: then all ranks have compared it, and go on to
     compare_plans and keep.
@@ -168,7 +168,7 @@ def shard_of(
         checksum = _sum_of(targets)
         headers = _header(group, [_digest(fields), found is None, checksum])
         if not any(is_new for _, is_new, _ in headers) and len({digest for digest, _, _ in headers}) == 1:
-            _check_targets([targets_of for _, _, targets_of in headers])
+            _check_targets([targets_of for _, _, targets_of in headers], targets_name)
             assert found is not None
             return found, False
     elif found is not None:
@@ -178,7 +178,7 @@ def shard_of(
         if report.error is not None:
             raise InvalidArgumentError(f"rank {rank} of the group refused its arguments: {report.error}")
     _check_fields(reports)
-    _check_targets([report.targets for report in reports])
+    _check_targets([report.targets for report in reports], targets_name)
     return _placed(reports, dist.get_rank(group)), True
 
 

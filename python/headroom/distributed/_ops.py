@@ -20,12 +20,12 @@ from . import _passes
 from ._agreement import Shard
 from ._passes import Ranks, results_of
 
-_RANKS = "str group, int group_size, int vocab_start, int vocab_total, bool sequence_parallel, bool own_targets"
+RANKS = "str group, int group_size, int vocab_start, int vocab_total, bool sequence_parallel, bool own_targets"
 _INPUT_COUNT = len(Inputs._fields)
 _RESULTS = (*RESULTS[_c.FORWARD][:-1], "shard")  # a Shard, which the backward pass reads, in the place of draws
 
 
-def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], Flags, Ranks]:
+def split(keywords: dict[str, Any]) -> tuple[dict[str, Any], Flags, Ranks]:
     """Options of the problem, flags, and the group."""
     options = dict(keywords)
     ranks = Ranks(**{name: options.pop(name) for name in Ranks._fields})
@@ -45,7 +45,7 @@ def _all(pass_: int, found: Tensors, inputs: Inputs, options: dict[str, Any], fl
 
 
 def _fake(pass_: int, args: Sequence[Any], keywords: dict[str, Any], keeps_weight: bool = False) -> Any:
-    inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
+    inputs, (options, flags, ranks) = _inputs(args), split(keywords)
     wanted = results_of(pass_, inputs, options["reduction"], flags, ranks, keeps_weight)
     return tuple(inputs.hidden.new_empty(result.shape, dtype=result.dtype) for result in wanted.values())
 
@@ -56,10 +56,10 @@ def _fake(pass_: int, args: Sequence[Any], keywords: dict[str, Any], keeps_weigh
 @torch.library.custom_op(
     "headroom::group_forward",
     mutates_args=(),
-    schema=f"({INPUTS}, Tensor? main_grad, *, {OPTIONS}, {_RANKS}) -> ({_LOSSES}, Tensor lse_low, Tensor shard)",
+    schema=f"({INPUTS}, Tensor? main_grad, *, {OPTIONS}, {RANKS}) -> ({_LOSSES}, Tensor lse_low, Tensor shard)",
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
-    inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
+    inputs, (options, flags, ranks) = _inputs(args), split(keywords)
     found, shard = _passes.forward(_c.FORWARD, inputs, args[_INPUT_COUNT], options, flags, ranks)
     *told, _draws = _all(_c.FORWARD, found, inputs, options, flags, ranks)
     return *told, shard.packed()
@@ -72,7 +72,7 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 
 
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    _, flags, _ = _split(keyword_only_inputs)
+    _, flags, _ = split(keyword_only_inputs)
     found = dict(zip(_RESULTS, output))
     entropy = found["entropy"] if "entropy" in flags.stats else None
     options = {name: value for name, value in keyword_only_inputs.items() if name != "flags"}
@@ -100,7 +100,7 @@ forward.register_autograd(_backward_of_forward, setup_context=_save_forward)
 @torch.library.custom_op(
     "headroom::group_backward",
     mutates_args=(),
-    schema=f"({INPUTS}, {_UPSTREAM}, *, {OPTIONS}, {_RANKS}) -> ({_GRADIENTS})",
+    schema=f"({INPUTS}, {_UPSTREAM}, *, {OPTIONS}, {RANKS}) -> ({_GRADIENTS})",
 )
 def backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     return _gradients(args, None, keywords)
@@ -109,14 +109,14 @@ def backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 @torch.library.custom_op(
     "headroom::group_backward_into",
     mutates_args=("main_grad",),
-    schema=f"({INPUTS}, {_UPSTREAM}, Tensor(a!) main_grad, *, {OPTIONS}, {_RANKS}) -> ({_GRADIENTS})",
+    schema=f"({INPUTS}, {_UPSTREAM}, Tensor(a!) main_grad, *, {OPTIONS}, {RANKS}) -> ({_GRADIENTS})",
 )
 def backward_into(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     return _gradients(args[:-1], args[-1], keywords)
 
 
 def _gradients(args: Sequence[Tensor | None], main_grad: Tensor | None, keywords: dict[str, Any]) -> tuple[Tensor, ...]:
-    inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
+    inputs, (options, flags, ranks) = _inputs(args), split(keywords)
     saved = dict(zip(_SAVED, args[_INPUT_COUNT:]))
     shard = saved.pop("draws")
     assert shard is not None
@@ -140,10 +140,10 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 @torch.library.custom_op(
     "headroom::group_forward_backward",
     mutates_args=(),
-    schema=f"({INPUTS}, *, {OPTIONS}, {_RANKS}) -> ({_LOSSES}, {_DRAW_STATS}, {_GRADIENTS})",
+    schema=f"({INPUTS}, *, {OPTIONS}, {RANKS}) -> ({_LOSSES}, {_DRAW_STATS}, {_GRADIENTS})",
 )
 def forward_backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
-    inputs, (options, flags, ranks) = _inputs(args), _split(keywords)
+    inputs, (options, flags, ranks) = _inputs(args), split(keywords)
     found, _ = _passes.forward(_c.FORWARD_BACKWARD, inputs, None, options, flags, ranks)
     return _all(_c.FORWARD_BACKWARD, found, inputs, options, flags, ranks)  # type: ignore[no-any-return]
 

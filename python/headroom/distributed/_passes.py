@@ -15,7 +15,7 @@ from .._torch import Inputs, Result, contiguous, readable, resolved, results, ro
 from ..errors import InvalidArgumentError
 from . import _agreement
 from ._agreement import Group, Own, Shard
-from ._run import Pass, add_up, find, find_on_all, gathered
+from ._run import Asks, Pass, add_up, find, find_on_all, gathered
 
 
 class Ranks(NamedTuple):
@@ -52,18 +52,31 @@ def _text(tensor: Tensor | None) -> str | None:
 
 
 def _fields(
-    pass_: int, inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], flags: Flags, ranks: Ranks
+    pass_: int,
+    inputs: Inputs,
+    main_grad: Tensor | None,
+    options: dict[str, Any],
+    flags: Flags,
+    ranks: Ranks,
+    asks: Asks,
 ) -> dict[str, Any]:
     """What all ranks have in common."""
     wanted = tuple(name for name, on in flags.wants()._asdict().items() if on)
-    names = {"token_weight": inputs.token_weight, "weight": inputs.class_weight, "temperature": inputs.row_temperature}
+    names = {
+        "token_weight": inputs.token_weight,
+        "weight": inputs.class_weight,
+        "temperature": inputs.row_temperature,
+        "target_weight": inputs.target_weight,
+    }
     device = inputs.hidden.device.type
     return {
         "device": device,
+        "function": asks.function,
         "sequence_parallel": ranks.sequence_parallel,
         "input": _text(inputs.hidden),
         "weight_shard": f"{inputs.weight.dtype} [*, {inputs.weight.shape[1]}]",
-        "target": _text(inputs.target),
+        asks.targets_name: _text(inputs.target),
+        "k": asks.top_k,
         "linear_bias": None if inputs.bias is None else str(inputs.bias.dtype),
         **{f"tensor {name}": _text(tensor) for name, tensor in names.items()},
         **options,
@@ -95,6 +108,9 @@ def _all_tokens(inputs: Inputs, ranks: Ranks, group: Group) -> Inputs:
     if not ranks.own_targets:
         return found
     rows = {name: getattr(inputs, name) for name in ("target", "token_weight", "row_temperature")}
+    weights = inputs.target_weight
+    if weights is not None and weights.shape[0] == inputs.hidden.shape[0]:
+        rows["target_weight"] = weights  # else upstream gradients, which are of all tokens
     more = {name: gathered(group, ranks.group_size, row) for name, row in rows.items() if row is not None}
     return found._replace(**more)
 
@@ -105,7 +121,13 @@ def _check_main_grad(main_grad: Tensor | None, weight: Tensor) -> None:
 
 
 def forward(
-    pass_: int, inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], flags: Flags, ranks: Ranks
+    pass_: int,
+    inputs: Inputs,
+    main_grad: Tensor | None,
+    options: dict[str, Any],
+    flags: Flags,
+    ranks: Ranks,
+    asks: Asks = Asks(),
 ) -> tuple[Tensors, Shard]:
     """A forward pass, or both in one. options: as the operators take them; flags: of a forward pass with the gradients
     that its backward pass will be asked for."""
@@ -117,9 +139,9 @@ def forward(
     except Exception as error:
         _agreement.refuse(group, inputs.hidden.device, error)
         raise
-    own, fields = _own(inputs, ranks), _fields(pass_, inputs, main_grad, options, flags, ranks)
+    own, fields = _own(inputs, ranks), _fields(pass_, inputs, main_grad, options, flags, ranks, asks)
     targets = None if ranks.own_targets else inputs.target
-    shard, is_new = _agreement.shard_of(group, inputs.hidden.device, fields, own, targets)
+    shard, is_new = _agreement.shard_of(group, inputs.hidden.device, fields, own, targets, asks.targets_name)
     if inputs.class_weight is not None and inputs.class_weight.shape[0] != shard.total:
         raise InvalidArgumentError(
             f"weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
@@ -127,7 +149,7 @@ def forward(
         )
     inputs = _all_tokens(inputs, ranks, group)
     now = flags.with_gradients(Wants()) if pass_ == _c.FORWARD else flags
-    asked = Pass(pass_, readable(inputs, options["num_items"]), options, now)
+    asked = Pass(pass_, readable(inputs, options["num_items"]), options, now, asks)
     if is_new:
         later = _to_come(inputs, main_grad, options, flags) if pass_ == _c.FORWARD else []
         run = find_on_all(group, shard, asked, later)

@@ -6,29 +6,31 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _c, _plan
 from .._cache import Cache
 from .._flags import Flags
-from .._run import Run, Tensors, layouts, place, stream_of
-from .._torch import DTYPES
+from .._run import Run, Tensors, allocator, layouts, place, stream_of
+from .._torch import DTYPES, stats_dtype
 from ..errors import CommunicationError
 from ._agreement import Group, Shard, compare_plans
 from ._collectives import all_gather, reduce_scatter
 
 
 class _Exchange:
-    """The communicator of one run: its all-gather is that of torch.distributed, on the run's workspace."""
+    """The communicator of one run: its all-gather is that of torch.distributed, on the run's workspace, and so is its
+    all-reduce, on what the run writes."""
 
-    def __init__(self, group: Group, shard: Shard, workspace: Tensor) -> None:
-        self._group, self._shard, self._workspace = group, shard, workspace
+    def __init__(self, group: Group, shard: Shard, workspace: Tensor, written: Tensors) -> None:
+        self._group, self._shard, self._workspace, self._written = group, shard, workspace, written
         self.error: BaseException | None = None
-        self._callback = _c.ALL_GATHER(self._all_gather)
+        self._callbacks = _c.ALL_GATHER(self._all_gather), _c.ALL_REDUCE(self._all_reduce)
         self.communicator: Any = _c.make("headroom_communicator")
         self.communicator.rank, self.communicator.size = shard.rank, shard.ranks
-        self.communicator.all_gather = self._callback
+        self.communicator.all_gather, self.communicator.all_reduce = self._callbacks
 
     def _all_gather(self, send: int, receive: int, count: int, dtype: int, stream: int, host: int) -> int:
         try:
@@ -43,6 +45,24 @@ class _Exchange:
             self.error = error
             return 1
 
+    def _all_reduce(self, data: int, count: int, dtype: int, stream: int, host: int) -> int:
+        try:
+            dist.all_reduce(next(t for t in self._written.values() if t.data_ptr() == data), group=self._group)
+            return 0
+        except BaseException as error:
+            self.error = error
+            return 1
+
+
+class Asks(NamedTuple):
+    """Whose forward pass it is, and what it tells beside losses and statistics."""
+
+    function: str = "linear_cross_entropy"
+    targets_name: str = "target"
+    tells: tuple[str, ...] = ()  # names of headroom_buffers
+    columns: int = 0  # of each of them
+    top_k: int = 0
+
 
 class Pass(NamedTuple):
     """What a run is made for; of the tensors the layouts alone count."""
@@ -51,14 +71,21 @@ class Pass(NamedTuple):
     tensors: Tensors
     options: dict[str, Any]
     flags: Flags
+    asks: Asks = Asks()
 
 
 class GroupRun(Run):
     """One pass of a rank's shard over tensors of one layout."""
 
     def __init__(self, group: Group, shard: Shard, asked: Pass) -> None:
-        self._group, self._shard = group, shard
-        super().__init__(*asked)
+        kind, tensors, options, flags, asks = asked
+        self._group, self._shard, self._asks = group, shard, asks
+        self.targets_name = asks.targets_name
+        super().__init__(kind, tensors, options, flags)
+        hidden = tensors["hidden"]
+        for name in asks.tells:
+            dtype = torch.int64 if name == "top_ids" else stats_dtype(hidden)
+            self._writes.append((name, allocator((hidden.shape[0], asks.columns), dtype, self.device)))
 
     def _specified(self, spec: _plan.Spec) -> _plan.Spec:
         shard = self._shard
@@ -68,11 +95,12 @@ class GroupRun(Run):
             vocab_total=shard.total,
             group_size=shard.ranks,
             group_vocab=shard.largest,
+            top_k=self._asks.top_k,
         )
 
-    def _launch(self, buffers: _c.Buffers) -> None:
+    def _launch(self, buffers: _c.Buffers, written: Tensors) -> None:
         workspace = self._new_workspace()
-        exchange = _Exchange(self._group, self._shard, workspace)
+        exchange = _Exchange(self._group, self._shard, workspace, written)
         stream = None if self._ordinal is None else stream_of(self._ordinal)
         try:
             _plan.run_group(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
@@ -84,9 +112,9 @@ _runs: Cache[Any, GroupRun] = Cache(256)
 
 
 def find(group: Group, shard: Shard, asked: Pass) -> GroupRun:
-    kind, tensors, options, flags = asked
+    kind, tensors, options, flags, asks = asked
     hidden, weight = tensors["hidden"], tensors["classifier"]
-    key = (group.group_name, id(group), shard, kind, flags, hidden.device, place(hidden, weight))
+    key = (group.group_name, id(group), shard, kind, flags, asks, hidden.device, place(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
     found = _runs.get(key)
     if found is None:

@@ -115,6 +115,12 @@ __device__ inline bool in_range(const RowInputs& in, int64_t target) {
   return target >= 0 && target < in.vocab_total;
 }
 
+// Whether a target is one of the shard's columns, and not ignore_index.
+__device__ inline bool is_here(const RowInputs& in, int64_t target) {
+  const int64_t column = target - in.vocab_start;
+  return target != in.ignore_index && column >= 0 && column < in.vocab;
+}
+
 // The outputs of a row that is not computed: 0, or NaN where the target is out of range.
 template <class T>
 __device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int64_t row, bool is_invalid) {

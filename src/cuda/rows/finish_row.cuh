@@ -96,14 +96,15 @@ __device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>&
   return static_cast<float>(sum > 0x1p100 ? 0x1p100 : sum < 0x1p-120 ? 0x1p-120 : sum);
 }
 
-// sum_k q_k z_k over the row's targets, where it has several; by a warp. A weight of 0 takes no part.
+// sum_k q_k z_k over the row's targets in this shard, where it has several; by a warp. A weight of 0 takes no
+// part.
 __device__ inline double sum_of_targets(const RowInputs& in, const Arena& arena, int64_t r, int64_t row,
                                         int lane) {
   if (in.targets_per_row == 0) return 0;
   double sum = 0;
   for (int64_t k = lane; k < in.targets_per_row; k += 32) {
     const double q = target_weight_of(in, in.target_weight, row, k);
-    if (q != 0 && target_of(in, row, k) != in.ignore_index) {
+    if (q != 0 && is_here(in, target_of(in, row, k))) {
       sum += q * double{arena.target_logits[r * in.targets_per_row + k]};
     }
   }
@@ -111,7 +112,8 @@ __device__ inline double sum_of_targets(const RowInputs& in, const Arena& arena,
   return sum;
 }
 
-// The log-probabilities of the row's targets, where it has several; by a warp, after finish_row().
+// The log-probabilities of the row's targets, where it has several, and 0 of those in other shards; by a
+// warp, after finish_row().
 __device__ inline void put_target_log_probs(const RowInputs& in, const Arena& arena, const Buffers& out,
                                             int64_t r, int64_t computed, int lane) {
   if (in.targets_per_row == 0 || arena.target[computed] == kIgnoredRow) return;
@@ -119,9 +121,9 @@ __device__ inline void put_target_log_probs(const RowInputs& in, const Arena& ar
   const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
   const int64_t row = arena.row_map[computed];
   for (int64_t k = lane; k < in.targets_per_row; k += 32) {
-    const bool is_none = target_of(in, row, k) == in.ignore_index;
+    const bool is_told = is_here(in, target_of(in, row, k));
     put(out.target_log_probs, row * in.targets_per_row + k,
-        is_none ? 0 : lse.log_p(arena.target_logits[r * in.targets_per_row + k]));
+        is_told ? lse.log_p(arena.target_logits[r * in.targets_per_row + k]) : 0);
   }
 }
 
@@ -149,9 +151,9 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   double largest = 0;
   RowStats<double> stats =
       in_group ? stats_of_group(f.group, r, lane) : stats_of_row(in, arena, f, r, local, &largest, lane);
-  const double target_logits = sum_of_targets(in, arena, r, row, lane);
+  const double target_logits = in_group ? 0 : sum_of_targets(in, arena, r, row, lane);
   if (lane != 0) return;
-  if (in.targets_per_row > 0) stats.target_logit = target_logits;
+  if (in.targets_per_row > 0 && !in_group) stats.target_logit = target_logits;
   RowStats<double> shown = stats;
   if (!in_group && f.anchored && f.has_max) shown = rebase(stats, largest);
   put_stats(out, row, shown);
@@ -220,16 +222,17 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
   const int32_t column = arena.target[computed];
   float a = arena.a[r];
   const float g = arena.g[r];
+  const float sum = arena.row_factor[r];
   // Then only targets have a gradient, and their entries are large instead: of several, which are relative to
-  // the sum of exps, no larger than an operand can be.
+  // the sum of exps, no larger than an operand can be. The sum is that of all ranks of a group: where it is
+  // more than these columns' can be, so is a.
   if (has_several) {
-    const float least = 0x1p-30f * g;
+    const float least = fmaxf(0x1p-30f, 0x1p-97f * sum) * g;
     if (fabsf(a) < fabsf(least)) a = least;
   } else if (a == 0 && column >= 0 && column < k.columns) {
     a = 1e-20f * g;
   }
   const float unit = k.base_2 ? ldexpf(1, kKeptExponent) : 1.0f;
-  const float sum = arena.row_factor[r];
   float factor = a / sum;
   if (column >= 0 && column < k.columns && !has_several) {
     const float z = arena.target_logit[r], anchor = arena.anchor[r];

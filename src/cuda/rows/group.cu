@@ -35,6 +35,8 @@ __global__ void __launch_bounds__(kThreads)
     if (local != kIgnoredRow) {
       double largest = 0;
       stats = stats_of_row(in, arena, f.stats, r, local, &largest, lane);
+      const double target_logits = sum_of_targets(in, arena, r, arena.row_map[f.first + r], lane);
+      if (in.targets_per_row > 0) stats.target_logit = target_logits;
       stats = told(stats, f.stats, largest);
     }
   }

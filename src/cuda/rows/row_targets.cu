@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowInputs in, T
   if (r >= existing(t.row_count, t.rows) || t.target[r] == kIgnoredRow) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t target = target_of(in, t.row_map[r], item % in.targets_per_row);
-  if (target == in.ignore_index) {
+  if (!is_here(in, target)) {
     if (lane == 0) t.logits[item] = 0;
     return;
   }

@@ -50,7 +50,8 @@ void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk,
 RowInputs with_joined(RowInputs in, const JoinedTargets& joined);
 void launch_join_targets(const RowInputs& in, const void* weight, DType weight_dtype, const JoinedTargets& to,
                          const Queue& queue);
-// Logits of the targets of a chunk's rows, of operands as the products see them; 0 of ignore_index.
+// Logits of the targets of a chunk's rows, of operands as the products see them; 0 of ignore_index, and of
+// those in other shards.
 struct TargetLogits {
   int64_t rows, columns;
   const int32_t *row_count, *row_map, *target;  // of the chunk

@@ -45,7 +45,7 @@ class Data:
         return self.rows[dist.get_rank()]
 
     def to(self, dtype):
-        other = object.__new__(Data)
+        other = object.__new__(type(self))
         other.__dict__ |= {
             name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value
             for name, value in vars(self).items()
@@ -113,8 +113,8 @@ def outputs(out):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0):
-    data = Data(ranks, dtype, seed)
+def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data):
+    data = kind(ranks, dtype, seed)
     out, gradients = of_group(ranks, data, options, has_bias)
     truth, exact = of_whole(data.to(torch.float64), options, has_bias)
     naive, rounded = of_whole(data, options, has_bias)

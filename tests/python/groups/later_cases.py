@@ -10,7 +10,7 @@ import torch.distributed as dist
 from headroom import _c, _plan
 from headroom.distributed import _run
 
-from groups.fault_cases import call, refused
+from groups.fault_cases import call
 from groups.group_cases import D, Data, objective
 from groups.ranks import sizes
 
@@ -109,17 +109,6 @@ def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
         refused_later(ranks, match, error, normal=both | LATER, main_grad=wrong)
     call(ranks, data, **both | LATER).sum().backward()
     assert (buffer != 0).any() and shard.grad is None
-
-
-@sizes(2)
-def case_several_targets_a_row(ranks):
-    target = Data(ranks).target[:, None].expand(-1, 2)
-    match = "target: expected one for each row in a group of ranks, got shape .*24, 2"
-    refused(ranks, match, NotImplementedError, on="all", target=target)
-    refused(ranks, "target_weight", TypeError, on="all", target=target, target_weight=torch.ones(target.shape))
-    error = NotImplementedError if ranks.rank == 1 else ValueError
-    refused(ranks, match if ranks.rank == 1 else "rank 1 .* refused .* target: expected one for each row", error,
-            target=target)  # fmt: skip
 
 
 @contextlib.contextmanager
