@@ -188,8 +188,8 @@ typedef struct headroom_problem {
   int32_t has_grad_target_logit; /* backward only, as has_grad_nll */
   int32_t batch_invariant; /* 1: the bits of a row's statistics do not depend on other rows, its place, the
                               budget, the plan or the pass. d_hidden's may. Not with thinned gradients */
-  int64_t top_k;      /* forward passes: so many of the largest logits of each row, at most 64 and vocab; 0
-                         (default): none. Not of a shard, and not with keeps_draws */
+  int64_t top_k;      /* forward passes: so many of the largest logits of each row, at most 64 and vocab (of a
+                         group vocab_total); 0 (default): none. Not of a shard on its own, or with keeps_draws */
   int32_t group_size; /* >= 1: a shard of so many ranks (distributed.h), vocab may be 0; 0 (default): none */
   int32_t group_d_hidden;  /* headroom_group_d_hidden, of a group */
   int64_t group_vocab;     /* rows of the group's largest shard; 0 (default): vocab */

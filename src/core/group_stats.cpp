@@ -25,13 +25,81 @@ void for_numbers(const Problem& p, RowStats<double>& stats, const Body& body) {
 #undef HEADROOM_NUMBER
 }
 
-}  // namespace
-
-int64_t group_numbers(const Problem& p) {
+int64_t statistics_of(const Problem& p) {
   int64_t count = 0;
   RowStats<double> any;
   for_numbers(p, any, [&](double&, int64_t) { ++count; });
   return count;
+}
+
+// What all ranks have told of rows: [ranks, numbers, rows], of the largest logits behind the statistics.
+struct Told {
+  const Problem& p;
+  std::span<double> numbers;
+  int64_t rows = 0;
+  int64_t statistics = statistics_of(p);
+  int64_t of_rank = group_numbers(p);
+
+  double& at(int64_t rank, int64_t number, int64_t row) const {
+    return numbers[static_cast<size_t>((rank * of_rank + number) * rows + row)];
+  }
+  double& logit(int64_t rank, int64_t i, int64_t row) const { return at(rank, statistics + 2 * i, row); }
+  double& id(int64_t rank, int64_t i, int64_t row) const { return at(rank, statistics + 2 * i + 1, row); }
+};
+
+RowStats<double> merged(const Told& told, int64_t row, int64_t ranks) {
+  RowStats<double> all;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    RowStats<double> part;
+    for_numbers(told.p, part, [&](double& number, int64_t index) { number = told.at(rank, index, row); });
+    all = merge(all, part);
+  }
+  return all;
+}
+
+template <class T>
+void merge_top(const Told& told, int64_t row, int64_t ranks, std::span<TopLogit<T>> best) {
+  int64_t count = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    for (int64_t i = 0; i < told.p.top_k && told.id(rank, i, row) >= 0; ++i) {
+      const auto id = static_cast<int64_t>(told.id(rank, i, row));
+      count = insert_top(best, count, {static_cast<T>(told.logit(rank, i, row)), id});
+    }
+  }
+}
+
+template <class T>
+void join(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
+          std::span<RowStats<double>> rows, std::span<TopLogit<T>> top, std::span<double> scratch) {
+  if (group.size == 1) return;
+  const auto count = static_cast<int64_t>(rows.size());
+  const Told told{p, scratch, count};
+  const auto top_of = [&](int64_t row) {
+    return top.subspan(static_cast<size_t>(row * p.top_k), static_cast<size_t>(p.top_k));
+  };
+  for (int64_t row = 0; row < count; ++row) {
+    for_numbers(p, rows[static_cast<size_t>(row)],
+                [&](double& number, int64_t index) { told.at(group.rank, index, row) = number; });
+    for (int64_t i = 0; i < p.top_k; ++i) {
+      const TopLogit<T>& mine = top_of(row)[static_cast<size_t>(i)];
+      told.logit(group.rank, i, row) = mine.z;
+      told.id(group.rank, i, row) = static_cast<double>(mine.id);
+    }
+  }
+  group.gather(scratch.data(), told.of_rank * count, DType::kF64, nullptr);
+  parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int64_t task, int) {
+    const int64_t end = std::min(count, (task + 1) * kTaskRows);
+    for (int64_t row = task * kTaskRows; row < end; ++row) {
+      rows[static_cast<size_t>(row)] = merged(told, row, group.size);
+      if (p.top_k > 0) merge_top(told, row, group.size, top_of(row));
+    }
+  });
+}
+
+}  // namespace
+
+int64_t group_numbers(const Problem& p) {
+  return statistics_of(p) + 2 * p.top_k;
 }
 
 void count_gathers(const Problem& p, DType dtype, int64_t token_chunk, Plan* plan) {
@@ -41,30 +109,15 @@ void count_gathers(const Problem& p, DType dtype, int64_t token_chunk, Plan* pla
 }
 
 void join_over_group(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
-                     std::span<RowStats<double>> rows, std::span<double> scratch) {
-  if (group.size == 1) return;
-  const auto count = static_cast<int64_t>(rows.size());
-  const int64_t numbers = group_numbers(p);
-  const auto at = [&](int64_t rank, int64_t index, int64_t row) -> double& {
-    return scratch[static_cast<size_t>((rank * numbers + index) * count + row)];
-  };
-  for (int64_t row = 0; row < count; ++row) {
-    for_numbers(p, rows[static_cast<size_t>(row)],
-                [&](double& number, int64_t index) { at(group.rank, index, row) = number; });
-  }
-  group.gather(scratch.data(), numbers * count, DType::kF64, nullptr);
-  parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int64_t task, int) {
-    const int64_t end = std::min(count, (task + 1) * kTaskRows);
-    for (int64_t row = task * kTaskRows; row < end; ++row) {
-      RowStats<double> all;
-      for (int64_t rank = 0; rank < group.size; ++rank) {
-        RowStats<double> part;
-        for_numbers(p, part, [&](double& number, int64_t index) { number = at(rank, index, row); });
-        all = merge(all, part);
-      }
-      rows[static_cast<size_t>(row)] = all;
-    }
-  });
+                     std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
+                     std::span<double> scratch) {
+  join(p, group, parallel_for, rows, top, scratch);
+}
+
+void join_over_group(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
+                     std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
+                     std::span<double> scratch) {
+  join(p, group, parallel_for, rows, top, scratch);
 }
 
 }  // namespace headroom

@@ -7,11 +7,13 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/row_stats.h"
+#include "core/top_k.h"
 
 namespace headroom {
 
 // What ranks of a group tell each other of a row on host memory: the statistics that the problem wants, in
-// float64, [numbers, rows] a rank, so that nothing is rounded on the way.
+// float64, [numbers, rows] a rank, so that nothing is rounded on the way; and with top_k their largest
+// logits and the ids of these.
 
 // How many numbers of a row.
 int64_t group_numbers(const Problem& problem);
@@ -21,8 +23,13 @@ int64_t group_numbers(const Problem& problem);
 void count_gathers(const Problem& problem, DType dtype, int64_t token_chunk, Plan* plan);
 
 // Statistics of this rank's columns become those of all ranks', merged in the order of ranks: the same bits
-// on each of them. scratch: [size, group_numbers(), rows].
+// on each of them. So do the largest logits of rows: top is [rows, top_k], in order, with the id -1 where
+// this rank's columns are fewer. scratch: [size, group_numbers(), rows].
 void join_over_group(const Problem& problem, const Communicator& group, const ParallelFor& parallel_for,
-                     std::span<RowStats<double>> rows, std::span<double> scratch);
+                     std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
+                     std::span<double> scratch);
+void join_over_group(const Problem& problem, const Communicator& group, const ParallelFor& parallel_for,
+                     std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
+                     std::span<double> scratch);
 
 }  // namespace headroom

@@ -215,7 +215,7 @@ void check_pass(const Problem& p) {
 }
 
 void check_top_k(const Problem& p) {
-  const int64_t most = std::min(kMostTopK, p.vocab);
+  const int64_t most = std::min(kMostTopK, p.in_group() ? p.vocab_total : p.vocab);
   require(
       p.top_k >= 0 && p.top_k <= most, "top_k",
       "0 (none) or a number in [1, " + text(most) + "], the smaller one of " + text(kMostTopK) + " and vocab",
@@ -223,7 +223,7 @@ void check_top_k(const Problem& p) {
   if (p.top_k == 0) return;
   require(p.pass == Pass::kForward, "top_k",
           "0 in a pass with gradients, as it is an option of forward passes", text(p.top_k));
-  require(!p.is_shard() && p.group_size <= 1, "top_k", "0 for a shard of the vocabulary", text(p.top_k));
+  require(!p.is_open_shard(), "top_k", "0 for a shard of the vocabulary without group_size", text(p.top_k));
   require(!p.keeps_draws, "top_k", "0 in a forward pass that keeps draws", text(p.top_k));
   require(!p.batch_invariant, "top_k", "0 with batch_invariant, whose passes all make the same sums",
           text(p.top_k));

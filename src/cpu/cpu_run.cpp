@@ -63,8 +63,9 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   if (run.group == nullptr || !forward) return finish_chunk(run, loss, writer, chunk, groups, loaded);
   // The ranks meet between the passes, in the thread that runs the plan.
   groups.run(run.pool, run.schedule.threads);
+  mark_missing_top(run, chunk);
   join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(static_cast<size_t>(chunk.count)),
-                  run.arena.gathered);
+                  run.arena.top.best, run.arena.gathered);
   run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
     tell_rows(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
   });

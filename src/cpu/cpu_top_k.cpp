@@ -43,6 +43,15 @@ void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip
   }
 }
 
+void mark_missing_top(const Runner& run, const Chunk& chunk) {
+  for (int64_t i = 0; i < chunk.count && run.problem.top_k > 0; ++i) {
+    for (TopLogit<float>& none :
+         best_of_row(run, i).subspan(static_cast<size_t>(run.arena.top.rows[static_cast<size_t>(i)].count))) {
+      none = {0, -1};
+    }
+  }
+}
+
 void write_top_rows(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
   if (run.problem.top_k == 0) return;
   for (int64_t i = row; i < row_end; ++i) {

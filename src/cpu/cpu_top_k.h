@@ -44,6 +44,8 @@ void begin_top(const Runner& run, const Chunk& chunk);
 // After the strip's statistics, of which `max` has one a row.
 void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip, const float* max,
                 int64_t block, int64_t row);
+// Of a group, when all blocks are added: the id -1 where there are fewer columns.
+void mark_missing_top(const Runner& run, const Chunk& chunk);
 // Ids and log-probabilities of the chunk's rows [row, row_end), whose statistics are complete.
 void write_top_rows(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end);
 

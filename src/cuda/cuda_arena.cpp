@@ -84,6 +84,11 @@ GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
 #undef HEADROOM_NEXT
   static_assert(sizeof(int32_t) == sizeof(float));
   if (p.want_argmax) g.slots.argmax = reinterpret_cast<int32_t*>(next());
+  if (p.top_k > 0) {
+    g.top_logit = next();
+    number += p.top_k - 1;
+    g.top_id = reinterpret_cast<int32_t*>(next());
+  }
   return g;
 }
 

@@ -63,6 +63,9 @@ int64_t kept_window(const Problem& problem, const PlanDetail& detail);
 struct GroupStats {
   StatSlots slots;                // as many as ranks; 0: no group
   float* target_logit = nullptr;  // as the slots: 0 where the target is in another shard
+  // [top_k, rows] of a slot: the largest logits of its columns, in order; the id -1 where columns are fewer.
+  float* top_logit = nullptr;
+  int32_t* top_id = nullptr;
 };
 GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
 

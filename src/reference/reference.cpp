@@ -1,5 +1,6 @@
 #include "reference/reference.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/group_stats.h"
@@ -72,11 +73,13 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
   return stats;
 }
 
-// top: becomes the row's largest logits in order, as many as it has room for.
+// top: becomes the row's largest logits in order, as many as it has room for; the id -1 where columns are
+// fewer.
 RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top) {
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
   int64_t found = 0;
+  std::ranges::fill(top, TopLogit<double>{0, -1});
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z = logit(p, b, row, j).z;
     if (!top.empty()) found = insert_top(top, found, {z, p.vocab_start + j});
@@ -144,23 +147,20 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
              const ParallelFor& parallel_for, const Communicator* group) {
   const Buffers& b = context.buffers;
   write_ignored_defaults(p, b);
-  parallel_for(count, [&](int64_t i, int worker) {
-    const auto k = static_cast<size_t>(p.top_k);
-    const auto top = s.top.subspan(static_cast<size_t>(worker) * k, k);
-    const int64_t row = s.rows[static_cast<size_t>(i)];
-    RowStats<double>& stats = s.stats[static_cast<size_t>(i)];
-    stats = row_stats(p, b, row, top);
-    write_top<double>(p, b, row, top, log_sum_exp_parts(stats));
+  const auto k = static_cast<size_t>(p.top_k);
+  const auto top_of = [&](int64_t i) { return s.top.subspan(static_cast<size_t>(i) * k, k); };
+  parallel_for(count, [&](int64_t i, int) {
+    s.stats[static_cast<size_t>(i)] = row_stats(p, b, s.rows[static_cast<size_t>(i)], top_of(i));
   });
   if (group != nullptr) {
-    join_over_group(p, *group, parallel_for, s.stats.first(static_cast<size_t>(count)), s.gathered);
+    join_over_group(p, *group, parallel_for, s.stats.first(static_cast<size_t>(count)), s.top, s.gathered);
   }
-  if (b.target_log_probs != nullptr) {
-    parallel_for(count, [&](int64_t i, int) {
-      const auto at = static_cast<size_t>(i);
-      write_targets(p, b, s.rows[at], log_sum_exp_parts(s.stats[at]));
-    });
-  }
+  parallel_for(count, [&](int64_t i, int) {
+    const int64_t row = s.rows[static_cast<size_t>(i)];
+    const LogSumExp<double> lse = log_sum_exp_parts(s.stats[static_cast<size_t>(i)]);
+    write_top<double>(p, b, row, top_of(i), lse);
+    if (b.target_log_probs != nullptr) write_targets(p, b, row, lse);
+  });
   HostLossWriter writer(context);
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) writer.add(s.rows[i], s.stats[i]);
   writer.finish();
@@ -285,7 +285,7 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   if (problem.in_group() && problem.needs_forward()) {
     s.gathered = workspace.take<double>(problem.group_size * group_numbers(problem) * problem.tokens);
   }
-  s.top = workspace.take<TopLogit<double>>(threads * problem.top_k);
+  s.top = workspace.take<TopLogit<double>>(problem.tokens * problem.top_k);
   if (problem.needs_backward()) {
     s.coefficients = workspace.take<RowCoefficients<double>>(problem.tokens);
     s.lse = workspace.take<LogSumExp<double>>(problem.tokens);

@@ -19,7 +19,7 @@ struct Scratch {
   std::span<RowCoefficients<double>> coefficients;  // [N] backward
   std::span<LogSumExp<double>> lse;                 // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
-  std::span<TopLogit<double>> top;                  // [threads, top_k]
+  std::span<TopLogit<double>> top;                  // [N, top_k]
   int64_t seed = 0;                                 // thinned
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -58,7 +59,6 @@ class Groups : public testing::TestWithParam<Engine> {
       give_targets(random, &c, random.pick<int64_t>({1, 2, 5, 64}), random.pick<double>({-1, 0, 0}), 1.5);
     }
     headroom::Problem& p = c.problem;
-    p.top_k = 0;
     p.accumulate_d_hidden = 0;
     c.d_hidden_start.clear();
     c.d_hidden_layout = {};
@@ -207,6 +207,61 @@ TEST_P(Groups, ChunksOfTokensExchangeOnceEach) {
   }
   if (GetParam().backend != "reference") {
     EXPECT_GT(chunks.size(), 1u);
+  }
+}
+
+// Equal logits on several ranks, of which the smallest ids come first; shards of fewer columns than k, and
+// one so small that a device's sample of it has too few groups.
+TEST_P(Groups, LargestLogitsOfAllShards) {
+  for (const auto& [sizes, k] : {std::pair<Sizes, int64_t>{{7, 0, 30, 1, 2}, 40},
+                                 {{3000, 10'000, 500}, 64},
+                                 {{500, 400}, 1},
+                                 {{0, 900}, 5},
+                                 {{15'000, 15'011}, 8}}) {
+    const int64_t vocab = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    Case c = plain_case(static_cast<uint64_t>(k), {33, vocab, 16}, GetParam().plain_dtype());
+    c.mode = Mode::kForward;
+    c.problem.has_bias = c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+    c.bias.clear();
+    c.problem.want_argmax = 1;
+    c.problem.top_k = k;
+    c.targets[5] = c.problem.ignore_index;
+    expect_group_agrees(c, Expected(c), sizes);
+    for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
+    const Outputs got = run_ranks(c, headroom::Pass::forward, sizes, 0, nullptr);
+    for (size_t row = 0; row < 33; ++row) {
+      if (row == 5) continue;
+      EXPECT_EQ(got.top_ids[row * static_cast<size_t>(k)], got.argmax[row]);
+      for (size_t r = 0; r < std::min<size_t>(static_cast<size_t>(k), static_cast<size_t>(vocab / 10)); ++r) {
+        EXPECT_EQ(got.top_ids[row * static_cast<size_t>(k) + r],
+                  std::fmod(got.argmax[row], 10) + 10 * static_cast<double>(r));
+      }
+    }
+  }
+}
+
+// NaN before infinity before numbers, and masked columns last, by the first ids.
+TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
+  Case c = plain_case(3, {4, 60, 8}, GetParam().plain_dtype());
+  c.mode = Mode::kForward;
+  c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+  c.problem.top_k = 60;
+  c.problem.bias_dtype = HEADROOM_F32;
+  std::fill(c.hidden.begin(), c.hidden.end(), 0.0);
+  for (size_t j = 0; j < 60; ++j) c.bias[j] = static_cast<double>((j * 17) % 60) / 8;
+  c.bias[50] = c.bias[20] = NAN;
+  c.bias[7] = c.bias[41] = INFINITY;
+  c.bias[3] = c.bias[59] = -INFINITY;
+  std::vector<double> expected(60);
+  std::iota(expected.begin(), expected.end(), 0.0);
+  std::ranges::stable_sort(expected, [&](double a, double b) {
+    const double x = c.bias[static_cast<size_t>(a)], y = c.bias[static_cast<size_t>(b)];
+    return std::isnan(x) ? !std::isnan(y) : x > y;
+  });
+  const Outputs got = run_ranks(c, headroom::Pass::forward, {10, 0, 35, 15}, 0, nullptr);
+  for (std::ptrdiff_t row = 0; row < 4; ++row) {
+    EXPECT_EQ(std::vector<double>(got.top_ids.begin() + 60 * row, got.top_ids.begin() + 60 * (row + 1)),
+              expected);
   }
 }
 

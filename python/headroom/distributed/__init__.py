@@ -8,5 +8,6 @@ from __future__ import annotations
 from ._function import linear_cross_entropy
 from ._labels import next_labels
 from ._log_probs import linear_log_probs
+from ._top_k import linear_top_k
 
-__all__ = ["linear_cross_entropy", "linear_log_probs", "next_labels"]
+__all__ = ["linear_cross_entropy", "linear_log_probs", "linear_top_k", "next_labels"]

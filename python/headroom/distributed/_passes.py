@@ -147,6 +147,10 @@ def forward(
             f"weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
             f"got {list(inputs.class_weight.shape)}"
         )
+    if asks.top_k > shard.total:
+        raise InvalidArgumentError(
+            f"k: expected a number in [1, {shard.total}], the rows of all ranks' shards, got {asks.top_k}"
+        )
     inputs = _all_tokens(inputs, ranks, group)
     now = flags.with_gradients(Wants()) if pass_ == _c.FORWARD else flags
     asked = Pass(pass_, readable(inputs, options["num_items"]), options, now, asks)

@@ -30,15 +30,20 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r >= f.rows) return;
   RowStats<double> stats;
-  if (r < existing(f.row_count, f.rows)) {
-    const int32_t local = arena.target[f.first + r];
-    if (local != kIgnoredRow) {
-      double largest = 0;
-      stats = stats_of_row(in, arena, f.stats, r, local, &largest, lane);
-      const double target_logits = sum_of_targets(in, arena, r, arena.row_map[f.first + r], lane);
-      if (in.targets_per_row > 0) stats.target_logit = target_logits;
-      stats = told(stats, f.stats, largest);
-    }
+  const bool is_computed = r < existing(f.row_count, f.rows) && arena.target[f.first + r] != kIgnoredRow;
+  if (is_computed) {
+    double largest = 0;
+    stats = stats_of_row(in, arena, f.stats, r, arena.target[f.first + r], &largest, lane);
+    const double target_logits = sum_of_targets(in, arena, r, arena.row_map[f.first + r], lane);
+    if (in.targets_per_row > 0) stats.target_logit = target_logits;
+    stats = told(stats, f.stats, largest);
+  }
+  for (int64_t i = lane; i < in.top_k; i += 32) {
+    // Of an empty shard nothing has been found, nor of rows that are not computed.
+    const TopEntry<float> entry = arena.top.best[r * in.top_k + i];
+    const bool is_one = is_computed && entry.column >= 0 && entry.column < in.vocab;
+    mine.top_logit[i * f.rows + r] = is_one ? entry.z : 0;
+    mine.top_id[i * f.rows + r] = is_one ? static_cast<int32_t>(in.vocab_start + entry.column) : -1;
   }
   if (lane != 0) return;
   mine.slots.max[r] = static_cast<float>(stats.max);

@@ -142,6 +142,62 @@ __global__ void __launch_bounds__(kThreads)
   put(out.top_log_probs, at, (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_low[r]});
 }
 
+// A logit and its global id; -1: none, which all others come before.
+struct GroupEntry {
+  float z;
+  int32_t id;
+};
+
+__device__ bool comes_before(const GroupEntry& a, const GroupEntry& b) {
+  if (a.id < 0 || b.id < 0) return a.id >= 0;
+  return headroom::is_better(a.z, a.id, b.z, b.id);
+}
+
+// The first entry of a rank's list that comes behind another one.
+__device__ GroupEntry next_of(const GroupStats& group, int64_t rank, int64_t r, const TopRows& rows,
+                              const GroupEntry& last, bool is_first) {
+  const auto entry = [&](int i) {
+    const int64_t at = rank * group.slots.stride + i * rows.rows + r;
+    return GroupEntry{group.top_logit[at], group.top_id[at]};
+  };
+  int begin = 0, end = rows.k;
+  while (begin < end && !is_first) {
+    const int middle = (begin + end) / 2;
+    if (comes_before(last, entry(middle))) {
+      end = middle;
+    } else {
+      begin = middle + 1;
+    }
+  }
+  return begin < rows.k ? entry(begin) : GroupEntry{0, -1};
+}
+
+// One warp a row, which merges the lists of all ranks; there are k entries at least.
+__global__ void __launch_bounds__(kThreads)
+    write_group_top_kernel(Arena arena, GroupStats group, int64_t first, TopRows rows, Buffers out) {
+  const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (r >= existing(rows.row_count, rows.rows) || rows.target[r] == kIgnoredRow) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
+  const int64_t at = int64_t{arena.row_map[first + r]} * rows.k;
+  GroupEntry last{0, -1};
+  for (int i = 0; i < rows.k; ++i) {
+    GroupEntry best{0, -1};
+    for (int64_t rank = lane; rank < group.slots.slots; rank += 32) {
+      const GroupEntry next = next_of(group, rank, r, rows, last, i == 0);
+      if (comes_before(next, best)) best = next;
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      const GroupEntry other{__shfl_xor_sync(~0u, best.z, step), __shfl_xor_sync(~0u, best.id, step)};
+      if (comes_before(other, best)) best = other;
+    }
+    last = best;
+    if (lane != 0) continue;
+    if (out.top_ids != nullptr) out.top_ids[at + i] = best.id;
+    put(out.top_log_probs, at + i, lse.log_p(best.z));
+  }
+}
+
 }  // namespace
 
 void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* sample, const Queue& queue) {
@@ -171,6 +227,13 @@ void launch_write_top(const Arena& arena, int64_t first, const TopRows& rows, co
   queue.launch(write_top_kernel, blocks_for(rows.rows * rows.k, kThreads), kThreads, 0, arena, first, rows,
                out);
   check_launch("write_top");
+}
+
+void launch_write_group_top(const Arena& arena, const GroupStats& group, int64_t first, const TopRows& rows,
+                            const Buffers& out, const Queue& queue) {
+  queue.launch(write_group_top_kernel, blocks_for(rows.rows, kWarps), kThreads, 0, arena, group, first, rows,
+               out);
+  check_launch("write_group_top");
 }
 
 }  // namespace headroom::cuda

@@ -48,4 +48,8 @@ void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& re
 void launch_write_top(const Arena& arena, int64_t first, const TopRows& rows, const Buffers& out,
                       const Queue& queue);
 
+// The same of a group, from what all ranks have told.
+void launch_write_group_top(const Arena& arena, const GroupStats& group, int64_t first, const TopRows& rows,
+                            const Buffers& out, const Queue& queue);
+
 }  // namespace headroom::cuda

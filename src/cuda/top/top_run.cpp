@@ -66,6 +66,7 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hid
 void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand& hidden,
                            const uint8_t* active) {
   const TopArena& top = run.arena.top;
+  if (run.problem.vocab == 0) return;  // a rank's
   const bool lists = run.traits().top_groups > 0;
   const TopSizes sizes = lists ? top_sizes(run.problem, run.detail) : TopSizes{};
   if (lists) find_thresholds(run, chunk, hidden, active, sizes);
@@ -86,6 +87,11 @@ void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand&
 }
 
 void write_top(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  if (p.group_size > 1) {
+    return launch_write_group_top(run.arena, group_stats(p, run.arena.gathered, chunk.rows), chunk.first,
+                                  rows_of(run, chunk), run.buffers, run.queue);
+  }
   launch_write_top(run.arena, chunk.first, rows_of(run, chunk), run.buffers, run.queue);
 }
 

@@ -20,13 +20,29 @@ int64_t columns_for_groups(const Problem& p, const EngineTraits& traits) {
   return kGroupsOfK * p.top_k * traits.top_tile / traits.top_groups;
 }
 
+// Of a vocabulary of so many columns.
+int64_t step_of(const Problem& p, const EngineTraits& traits, int64_t vocab) {
+  return std::clamp<int64_t>(vocab / columns_for_groups(p, traits), kLeastStep, kMostStep);
+}
+
+// A shard's is its own, unless its sample would then be larger than that of the largest shard, for which
+// there is memory.
+int64_t step_of(const Problem& p, const EngineTraits& traits) {
+  int64_t step = step_of(p, traits, p.vocab);
+  if (!p.in_group()) return step;
+  const int64_t most = ceil_div(p.group_vocab, step_of(p, traits, p.group_vocab));
+  while (ceil_div(p.vocab, step) > most) ++step;
+  return step;
+}
+
 }  // namespace
 
 TopSizes top_sizes(const Problem& p, const PlanDetail& d) {
   const EngineTraits traits = d.engine->traits();
   TopSizes s;
-  s.step = std::clamp<int64_t>(p.vocab / columns_for_groups(p, traits), kLeastStep, kMostStep);
+  s.step = step_of(p, traits);
   s.sampled = ceil_div(p.vocab, s.step);
+  if (s.sampled == 0) return s;  // an empty shard
   s.window =
       d.copies_classifier && d.vocab_window < p.vocab ? std::min(s.sampled, d.vocab_window) : s.sampled;
   const auto groups_of = [&](int64_t columns) {

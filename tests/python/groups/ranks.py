@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 SECONDS = 480  # for all cases of a size; a collective that nobody joins ends after a quarter of it
 
 
-MODULES = ("groups.group_cases", "groups.fault_cases", "groups.later_cases", "groups.target_cases")
+MODULES = [f"groups.{name}_cases" for name in ("group", "fault", "later", "target", "top_k")]
 
 
 def cases_of(size):
