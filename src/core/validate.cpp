@@ -133,7 +133,6 @@ void check_group(const Problem& p) {
   check_product("tokens x group_vocab", p.tokens, p.group_vocab);
   check_product("group_vocab x hidden", p.group_vocab, p.hidden);
   require(p.gradient == GradientMethod::kExact, "gradient", "exact in a group of ranks", "thinned");
-  require(!p.batch_invariant, "batch_invariant", "0 in a group of ranks", "1");
   if (p.group_d_hidden == GroupDHidden::kPart) return;
   require(p.want_d_hidden, "group_d_hidden", "0 (HEADROOM_D_HIDDEN_PART) without want_d_hidden",
           text(static_cast<int64_t>(p.group_d_hidden)));

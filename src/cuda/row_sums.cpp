@@ -22,8 +22,12 @@ void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, cons
 }
 
 bool tracks_max(const Runner& run) {
+  const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  bool tracks = run.problem.want_argmax || b.max != nullptr || b.max_logit != nullptr;
+  // Ranks tell each other sums relative to their maxima where they have these: always, if what is asked for
+  // may change no bits.
+  if (p.batch_invariant && p.group_size > 1) return true;
+  bool tracks = p.want_argmax || b.max != nullptr || b.max_logit != nullptr;
 #define HEADROOM_TRACKS(name, part, kind, ...) \
   tracks = tracks || (SumKind::kind != SumKind::kPlain && b.name != nullptr);
   HEADROOM_ROW_SUMS(HEADROOM_TRACKS)

@@ -72,7 +72,7 @@ class Groups : public testing::TestWithParam<Engine> {
   // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits
   // on all of them; gradients are put together.
   Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, size_t budget,
-                    const Outputs* known) const {
+                    const Outputs* known, bool only_losses = false) const {
     RankGroup group(static_cast<int>(sizes.size()), GetParam().is_device());
     headroom::Problem whole = pass_problem(c, pass);
     whole.max_workspace_bytes = budget;
@@ -83,7 +83,7 @@ class Groups : public testing::TestWithParam<Engine> {
     std::vector<Outputs> found(sizes.size());
     group.run([&](int rank, const headroom::Communicator& communicator) {
       found[static_cast<size_t>(rank)] =
-          run_pass(context_, problems[static_cast<size_t>(rank)], c, known, &communicator);
+          run_pass(context_, problems[static_cast<size_t>(rank)], c, known, &communicator, only_losses);
     });
     Outputs out = found[0];
     out.d_classifier.clear();
@@ -262,6 +262,51 @@ TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
   for (std::ptrdiff_t row = 0; row < 4; ++row) {
     EXPECT_EQ(std::vector<double>(got.top_ids.begin() + 60 * row, got.top_ids.begin() + 60 * (row + 1)),
               expected);
+  }
+}
+
+// For one cut of the vocabulary a row has the same bits in any batch, place, plan and pass, and whatever is
+// told of it.
+TEST_P(Groups, BatchInvariantRows) {
+  const int64_t vocab = GetParam().is_device() ? 4000 : 1100;
+  Case c = plain_case(12, {260, vocab, 24}, GetParam().plain_dtype());
+  c.problem.batch_invariant = 1;
+  c.problem.reduction = HEADROOM_REDUCTION_NONE;
+  c.problem.d_hidden_dtype = stats_dtype(c.problem);
+  for (size_t row = 0; row < 260; row += 37) {  // exps relative to their targets leave the range of fp32
+    for (size_t k = 0; k < 24; ++k) c.hidden[24 * row + k] *= 64;
+  }
+  c.targets[7] = c.problem.ignore_index;
+  const Sizes sizes{vocab / 2 + 13, 0, vocab / 2 - 13};
+  const Outputs all = run_ranks(c, headroom::Pass::forward, sizes, 0, nullptr);
+  const auto rows_of = [&](const std::vector<double>& values, size_t first, size_t count) {
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(first);
+    return std::vector<double>(begin, begin + static_cast<std::ptrdiff_t>(count));
+  };
+  for (const auto& [first, count] : {std::pair<size_t, size_t>{0, 260}, {37, 1}, {5, 7}, {74, 128}}) {
+    Case some = c;
+    some.problem.tokens = static_cast<int64_t>(count);
+    some.hidden = rows_of(c.hidden, 24 * first, 24 * count);
+    some.targets.assign(c.targets.begin() + static_cast<std::ptrdiff_t>(first),
+                        c.targets.begin() + static_cast<std::ptrdiff_t>(first + count));
+    const auto expect_same = [&](const Outputs& got, const char* what) {
+      SCOPED_TRACE(testing::Message() << what << ", rows " << first << " and " << count - 1 << " more");
+      for (const auto member : {&Outputs::lse, &Outputs::lse_low, &Outputs::loss}) {
+        EXPECT_TRUE(same_bits(got.*member, rows_of(all.*member, first, count)));
+      }
+    };
+    for (const headroom::Pass pass : {headroom::Pass::forward, headroom::Pass::forward_backward}) {
+      std::set<size_t> budgets{0};
+      for (const headroom::PlanInfo& plan :
+           context_.plans(cut(pass_problem(some, pass), sizes, headroom::GroupDHidden::sum)[0])) {
+        budgets.insert(plan.workspace_bytes);
+      }
+      for (const size_t budget : budgets) {
+        SCOPED_TRACE(budget);
+        expect_same(run_ranks(some, pass, sizes, budget, nullptr), "all that is told");
+        expect_same(run_ranks(some, pass, sizes, budget, nullptr, true), "losses alone");
+      }
+    }
   }
 }
 

@@ -22,7 +22,8 @@ std::vector<double> slice(const std::vector<double>& values, int64_t begin, int6
 // The tensors of one run.
 class Run {
  public:
-  Run(const headroom::Problem& problem, const Case& c) : p_(problem), c_(c), stats_(stats_dtype(problem)) {}
+  Run(const headroom::Problem& problem, const Case& c, bool only_losses)
+      : p_(problem), c_(c), stats_(stats_dtype(problem)), only_losses_(only_losses) {}
 
   Outputs run(const headroom::Context& context, const Outputs* known, const headroom::Communicator* group) {
     group_ = group;
@@ -176,6 +177,12 @@ class Run {
 
   void add_forward_outputs() {
     const int64_t n = p_.tokens;
+    if (only_losses_) {
+      b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
+      b_.lse = vector_output("lse", n, &out_.lse);
+      b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
+      return;
+    }
     b_.max = vector_output("max", n, &out_.max);
     add_row_fields(kRowSums);
     if (p_.want_argmax) b_.argmax = count_output("argmax", n, &out_.argmax);
@@ -249,6 +256,7 @@ class Run {
   const headroom::Communicator* group_ = nullptr;
   const Case& c_;
   headroom_dtype stats_;
+  const bool only_losses_;
   std::deque<Named> inputs_;  // deque: the tensors never move
   std::deque<Named> outputs_;
   headroom::Buffers b_;
@@ -283,8 +291,8 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
 }
 
 Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
-                 const Outputs* known, const headroom::Communicator* group) {
-  return Run(problem, c).run(context, known, group);
+                 const Outputs* known, const headroom::Communicator* group, bool only_losses) {
+  return Run(problem, c, only_losses).run(context, known, group);
 }
 
 Outputs solve(const headroom::Context& context, const Case& c, size_t max_workspace_bytes) {

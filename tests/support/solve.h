@@ -30,8 +30,10 @@ headroom::Problem pass_problem(const Case& c, headroom::Pass pass);
 // the planned size and is full of NaN, and outputs begin as NaN; anything written outside an output, or into
 // an input, fails the test. On a device all of this holds of its copies of the memory. known: lse (and
 // entropy, and draws) for a backward pass. group: of a problem with group_size.
+// only_losses: of what a forward pass tells loss, lse and lse_low alone.
 Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
-                 const Outputs* known = nullptr, const headroom::Communicator* group = nullptr);
+                 const Outputs* known = nullptr, const headroom::Communicator* group = nullptr,
+                 bool only_losses = false);
 
 // Runs the passes of the case's mode and returns the outputs of all.
 Outputs solve(const headroom::Context& context, const Case& c, size_t max_workspace_bytes = 0);

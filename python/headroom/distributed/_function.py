@@ -72,6 +72,7 @@ def linear_cross_entropy(
         linear_bias: the shard's, ``[V_r]``.
         weight: class weights of the whole vocabulary, the same on every rank.
         main_grad: a buffer of the shard's shape.
+        batch_invariant: True: for one cut of the vocabulary a row has the same bits in any batch, as on one device.
 
     All other arguments, results and costs are those of :func:`headroom.linear_cross_entropy`. Per-token results are of
     all tokens. ``max_workspace_bytes`` must fit a backward pass that comes later, too, or the forward pass is refused.
@@ -81,7 +82,7 @@ def linear_cross_entropy(
 
     Raises:
         InvalidArgumentError: ranks that differ, by the name of what differs; shards that do not make a vocabulary.
-        NotImplementedError: thinned gradients and ``batch_invariant``.
+        NotImplementedError: thinned gradients.
         CommunicationError: a collective failed.
         And what :func:`headroom.linear_cross_entropy` raises.
     """
@@ -185,8 +186,6 @@ def _refuse_unsupported(a: Arguments) -> None:
     _options.check_gradient(a.gradient)
     if a.gradient != "exact":
         raise NotImplementedError(f'gradient: expected "exact" in a group of ranks, got "{a.gradient}"')
-    if a.batch_invariant:
-        raise NotImplementedError("batch_invariant: expected False in a group of ranks, got True")
 
 
 def _check_class_weight(weight: Tensor, input: Tensor) -> None:

@@ -39,6 +39,7 @@ def linear_log_probs(
     softcap: Number | None = None,
     temperature: Number = 1.0,
     max_workspace_bytes: int | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """:func:`headroom.linear_log_probs` of a head whose rows are spread over the ranks of a group.
 
@@ -61,7 +62,7 @@ def linear_log_probs(
     group = checked_group(group)
     shared: dict[str, Any] = dict(
         linear_bias=linear_bias, ignore_index=ignore_index, scale=scale, softcap=softcap, temperature=temperature,
-        max_workspace_bytes=max_workspace_bytes,
+        max_workspace_bytes=max_workspace_bytes, batch_invariant=batch_invariant,
     )  # fmt: skip
     if is_whole_head(dist.get_world_size(group), weight_shard, vocab_start, vocab_total):
         return of_whole_vocabulary(input, weight_shard, ids, **shared)

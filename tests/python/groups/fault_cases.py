@@ -31,6 +31,7 @@ def case_options_that_differ(ranks):
     refused(ranks, "reduction: expected the same .* got 'mean' on rank 0 and 'sum' on ranks? 1", on=0,
             normal={"reduction": "sum"}, reduction="mean")  # fmt: skip
     refused(ranks, "ignore_index: expected the same", ignore_index=3)
+    refused(ranks, "batch_invariant: expected the same", batch_invariant=True)
     refused(ranks, "return_stats: expected the same", return_stats=True)
     refused(
         ranks, "sequence_parallel: expected the same .* got False on rank.* and True on rank 1", sequence_parallel=True
@@ -96,7 +97,6 @@ def case_shards_that_make_no_vocabulary(ranks):
 @sizes(2)
 def case_what_groups_do_not_do(ranks):
     refused(ranks, "gradient: expected", NotImplementedError, on="all", gradient="thinned")
-    refused(ranks, "batch_invariant: expected False", NotImplementedError, on="all", batch_invariant=True)
     refused(ranks, "max_workspace_bytes: expected at least", on="all", max_workspace_bytes=64)
     refused(ranks, "kept_count only with", on="all", return_stats=("kept_count",))
 
