@@ -1,0 +1,37 @@
+"""Predictions of a head whose vocabulary ranks share."""
+
+import pytest
+from headroom.cost_model import groups
+
+
+def test_the_formula_says_what_was_measured_at_two_ranks():
+    found = groups.fitted()
+    for name, measured in groups.MEASURED.items():
+        for told, ms in zip(found[name], measured):
+            assert abs(told - ms) <= 0.15 * ms, name
+
+
+def test_more_ranks_have_fewer_columns_and_more_to_exchange():
+    costs = [groups.group_cost(4096, 256_000, 2304, ranks) for ranks in (1, 2, 8, 64)]
+    assert costs[0].seconds == costs[0].product_seconds
+    products = [cost.product_seconds for cost in costs]
+    assert products == sorted(products, reverse=True)
+    exchanges = [cost.seconds - cost.product_seconds for cost in costs]
+    assert exchanges == sorted(exchanges)
+
+
+def test_a_sequence_parallel_head_gathers_and_scatters_what_the_other_adds_up():
+    plain = groups.group_cost(8192, 131_072, 4096, 8)
+    shared = groups.group_cost(8192, 131_072, 4096, 8, sequence_parallel=True)
+    more_calls = shared.gather_seconds + shared.reduction_seconds - plain.reduction_seconds
+    assert more_calls == pytest.approx(groups.CALL_SECONDS)
+
+
+def test_budgets_and_refusals():
+    cost = groups.group_cost(8192, 131_072, 4096, 2, max_workspace_bytes=512 << 20)
+    assert cost.workspace_bytes <= 512 << 20
+    with pytest.raises(ValueError, match="ranks: expected a number in .1, 128., that of the columns, got 129"):
+        groups.group_cost(16, 128, 64, 129)
+    with pytest.raises(ValueError, match="device: expected one of"):
+        groups.group_cost(16, 128, 64, 2, device="abacus")
+    assert groups.table([1, 2]).count("\n") == 7
