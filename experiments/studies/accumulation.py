@@ -10,7 +10,7 @@ from data import Inputs
 from models import Size
 from reference import make_reference, relative_error
 from studies import heads, lm
-from studies.corpus import VOCAB, load_data, load_wikitext
+from studies.corpus import load_data, load_wikitext
 from studies.record import Cell
 from studies.session import Session
 from timing import describe
@@ -23,10 +23,10 @@ TOKENS = 8000  # whose gradients are checked: no power of two, see bench/gpu/ref
 
 
 def settings(session: Session, model: str) -> train.Settings:
+    vocab = load_data(session.options.data).vocab
     if session.options.tiny:
-        vocab = load_data(session.options.data).vocab
         return lm.tiny_settings(model, vocab, 6, session.options.device)
-    size = Size(VOCAB, dim=512, layers=6, heads=8, length=1024)
+    size = Size(vocab, dim=512, layers=6, heads=8, length=1024)
     return train.Settings(
         model, size, 1000, batch=16, rate=1e-3, warmup=100, validate_every=250, device=session.options.device
     )

@@ -14,7 +14,7 @@ from text import Documents
 from tokens import Data, encode, load, load_tokens, save_tokens
 from tokens import prepare as prepare_tokens
 
-VOCAB = 32768
+VOCAB = 32768  # of the minimum viable experiment
 Ids = NDArray[np.uint32]
 
 

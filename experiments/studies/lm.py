@@ -87,7 +87,7 @@ def trained(session: Session, key: str, settings: train.Settings, head: str, mos
                 times.append(round(1e3 * float(item["step_seconds"]), 3))  # type: ignore[arg-type]
         trainer.save(path)
         found |= {"step": trainer.step, "step_ms": times, "tokens": settings.batch * settings.size.length}
-        found["parameters"] = sum(trainer.model.counts())
+        found |= {"parameters": sum(trainer.model.counts()), "vocab": settings.size.vocab}
         if trainer.step < settings.steps:
             return found | {"status": "partial"}
         found |= memory_of_step(session, trainer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import train
 from models import Size
 from studies import heads, lm
-from studies.corpus import VOCAB, load_data
+from studies.corpus import load_data
 from studies.record import Cell
 from studies.session import Session
 
@@ -20,10 +20,10 @@ TINY_HEADS = ("eager", "headroom", "thinned")
 
 def settings(session: Session) -> train.Settings:
     model = (session.options.models or ("gla",))[0]
+    vocab = load_data(session.options.data).vocab
     if session.options.tiny:
-        data = load_data(session.options.data)
-        return lm.tiny_settings(model, data.vocab, 6, session.options.device)
-    size = Size(VOCAB, dim=256, layers=2, heads=16, length=2048, tied=True, expand_k=1.0, expand_v=2.0)
+        return lm.tiny_settings(model, vocab, 6, session.options.device)
+    size = Size(vocab, dim=256, layers=2, heads=16, length=2048, tied=True, expand_k=1.0, expand_v=2.0)
     return train.Settings(
         model, size, STEPS, batch=8, rate=1e-3, warmup=30, validate_every=100, device=session.options.device
     )
