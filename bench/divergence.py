@@ -1,11 +1,12 @@
 """Divergence of a student's and a teacher's head: headroom.linear_divergence, TRL's function, and whole logits.
 
-    python bench/divergence.py --device cuda --dtype bfloat16 --shape 8192,151936,2048,4096 --budget 1024
+    python bench/divergence.py --device cuda --dtype bfloat16 --shape 8192,151936,2048,4096 --budget 1024 --kernels
     python bench/divergence.py                                    # on the CPU, float32, 512,32768,256,512
 
 Forward and backward of all, interleaved, with an upstream gradient for each token (as TRL's trainer has it) and, of
 headroom, with a mean as well; times are medians, beside those of the bare products of the plan. Memory is the peak over
 inputs and gradients: on a GPU of PyTorch's allocator, on the CPU of the resident set, each in a process of its own.
+--kernels adds, on a GPU, one more step of each under torch.profiler: the time of its kernels, by kind.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--beta", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--skip", default="", help="names that are left out, such as whole,trl")
+    parser.add_argument("--kernels", action="store_true", help="on a GPU, also the time of each kind of kernel")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -127,6 +129,37 @@ class Heads:
         self.step(name)
         return (peak() - before - gradients) / MIB
 
+    def print_kernels(self, name: str) -> None:
+        """Of one step, by kind; with the rate of the bytes that the row kernels have to move."""
+        from torch.profiler import ProfilerActivity, profile
+
+        rows, vocab = self.student.shape[0], self.weight.shape[0]
+        logits = 2 * 4 * rows * vocab  # of both heads, in float32
+        size = self.student.element_size()
+        moved = {"values": 2 * logits, "gradients": logits + size * rows * vocab}
+        self.step(name)
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            seconds = self.step(name)
+        kinds: dict[str, list[float]] = {}
+        for event in found.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                kind = next((k for k, pattern in KINDS.items() if re.search(pattern, event.name)), event.name[:60])
+                kinds.setdefault(kind, []).append(event.time_range.elapsed_us() / 1e3)
+        total = sum(map(sum, kinds.values()))
+        print(f"  {name}: {1e3 * seconds:.1f} ms with the profiler, of which {total:.1f} ms are kernels")
+        for kind, times in sorted(kinds.items(), key=lambda item: -sum(item[1])):
+            rate = f", {moved[kind] / sum(times) / 1e9:.2f} TB/s" if kind in moved else ""
+            print(f"  {sum(times):8.2f} ms {100 * sum(times) / total:5.1f}%  {kind}, {len(times)} kernels{rate}")
+
+
+# Kinds of kernels by their names; what none of these matches is named as it is.
+KINDS = {
+    "values": "divergence_values",
+    "gradients": "divergence_gradient",
+    "products": "gemm|nvjet|cutlass|xmma|splitK",
+    "copies, sums and scalings": "elementwise|Memcpy|Memset|index|reduce|copy",
+}
+
 
 def peak() -> int:
     """Bytes of the resident set at its largest."""
@@ -162,6 +195,8 @@ def main() -> None:
             f"{name:26} {1e3 * statistics.median(found):9.1f} ms ({1e3 * min(found):.1f} to {1e3 * max(found):.1f}), "
             f"{extra:.0f} MiB over inputs and gradients"
         )
+        if options.kernels and heads.student.is_cuda:
+            heads.print_kernels(name)
 
 
 if __name__ == "__main__":

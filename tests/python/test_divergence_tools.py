@@ -9,6 +9,7 @@ import divergence_oracle as oracle
 import headroom
 import pytest
 import torch
+from headroom._divergence import gradients, passes, problem, sizes
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -62,6 +63,53 @@ def test_opcheck(name):
     if name == "divergence_with_gradient":
         args, options = (*args, torch.rand(7)), options | {"wants": [True] * 3}
     torch.library.opcheck(getattr(torch.ops.headroom, name).default, args, options)
+
+
+def products_as_on_cuda(monkeypatch):
+    """Of bfloat16 operands, with float32 results or rounded once; without, PyTorch has none on the CPU."""
+
+    def multiply(a, b, out, *, factor=1.0, add=False):
+        found = factor * (a.float() @ b.float())
+        out.copy_(out + found if add else found)
+
+    for module in (passes, gradients):
+        monkeypatch.setattr(module, "multiply", multiply)
+    monkeypatch.setattr(problem, "operand_dtype", lambda hidden, *_: hidden.dtype)
+
+
+@pytest.mark.parametrize("vocab", [531, 1000])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_gradients_of_16_bit_products(reduction, mask, vocab, monkeypatch):
+    """A weight's gradient that is one product for each window is what a sum in float32 rounds to."""
+    products_as_on_cuda(monkeypatch)
+    case = oracle.make((40,), vocab, dtype=torch.bfloat16, bias=False, reduction=reduction, beta=0.5)
+    if mask:
+        case.options["mask"] = torch.arange(40) % 3 != 0
+    truth = oracle.evaluate(case, torch.float64)
+    for budget in (None, 60_000, 30_000):
+        found = []
+        for at_once in (True, False):
+            with monkeypatch.context() as patch:
+                if not at_once:
+                    patch.setattr(problem.Problem, "rounds_weight_once", False)
+                found.append(oracle.run(headroom.linear_divergence, case, max_workspace_bytes=budget))
+        for name in ("d_student_input", "d_student_weight"):
+            assert torch.equal(found[0][name], found[1][name])
+            error = (found[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
+            assert error < 2.0**-7  # dz and the gradient are rounded once each, relative to themselves
+
+
+def test_tiles_have_aligned_rows_and_fit():
+    for rows in (1, 16, 17, 97, 8192):
+        for columns in (1, 63, 65, 513, 50257):
+            costs = sizes.Costs(fixed=100, row=7, column=300, element=10)
+            least = costs.bytes(min(rows, 16), min(columns, 64), min(columns, 64))
+            for budget in (least, least + 1, 2 * least, 50 * least):
+                tile = sizes.windows(costs, rows, columns, budget, "cuda")
+                assert costs.bytes(tile.rows, tile.window, tile.window) <= budget
+                assert tile.window == columns or tile.window % sizes.ALIGNED == 0
+                assert 1 <= tile.rows <= rows and 1 <= tile.window <= columns
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])

@@ -81,7 +81,7 @@ class GradientSums:
 
     Args:
         rows, columns: of the ranges that are added up at once.
-        tile_rows: the most of a tile.
+        tile_rows: the most of a tile; with all of them, each range of columns is one product.
         unit: of dz, if it has one; sums are in float32 then.
     """
 
@@ -95,7 +95,8 @@ class GradientSums:
             self.hidden = _RowSums(gradient, None if p.writes_hidden else p.new(rows, p.width), p.index, unit)
         if wants.weight:
             gradient = torch.empty((p.vocab, p.width), dtype=weight.dtype, device=p.device)
-            self.weight = _RowSums(gradient, None if p.writes_weight else p.new(columns, p.width), None, unit)
+            is_direct = p.writes_weight or (p.rounds_weight_once and tile_rows >= p.rows)
+            self.weight = _RowSums(gradient, None if is_direct else p.new(columns, p.width), None, unit)
         if wants.bias:
             self.bias = p.new(p.vocab)
             self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)

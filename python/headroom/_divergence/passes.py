@@ -28,7 +28,17 @@ def _multiply_rows(hiddens: list[Tensor], weights: list[Operand], window: int, o
 
 def _gradient_tile(p: Problem, products: Products) -> Tensor:
     """Where the gradients of a tile's logits go."""
-    return products.student if p.gradient_in_place else torch.empty_like(products.student, dtype=p.dtypes[0])
+    rows, columns = products.student.shape
+    return products.student if p.gradient_in_place else p.new_tile(rows, columns, p.dtypes[0])
+
+
+def _windows(p: Problem, wants: Wants) -> sizes.Tile:
+    """Those of the gradients."""
+    rows = max(1, p.rows)
+    tile = sizes.windows(p.costs(wants, whole=False), rows, p.vocab, p.budget, p.device.type)
+    if tile.rows < rows:
+        return tile
+    return sizes.windows(p.costs(wants, whole=False, all_rows=True), rows, p.vocab, p.budget, p.device.type)
 
 
 def values(p: Problem) -> RowNumbers:
@@ -47,7 +57,7 @@ def values(p: Problem) -> RowNumbers:
 def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor, bias_dtype: torch.dtype | None) -> Gradients:
     """From the values of rows that count and upstream gradients ``[rows]``: the logits are made again, a window of the
     vocabulary at a time. One product of each head, and one of the student's for hidden states and for the weight."""
-    tile = sizes.windows(p.costs(wants, whole=False), max(1, p.rows), p.vocab, p.budget, p.device.type)
+    tile = _windows(p, wants)
     hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
     both = p.new_products(tile.rows, tile.window)
     dz, unit = _gradient_tile(p, both), unit_of(p.dtypes[0], grad)

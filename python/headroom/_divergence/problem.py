@@ -71,8 +71,13 @@ class Problem:
     def writes_weight(self) -> bool:
         return self.weights[0].dtype == self.stats
 
-    def costs(self, wants: Wants | None, whole: bool) -> sizes.Costs:
-        """wants: None for values alone. whole: in tiles of whole rows."""
+    @property
+    def rounds_weight_once(self) -> bool:
+        """Whether one product over all rows makes the gradient of weights as it is stored."""
+        return self.weights[0].dtype == self.dtypes[0] == torch.bfloat16
+
+    def costs(self, wants: Wants | None, whole: bool, all_rows: bool = False) -> sizes.Costs:
+        """wants: None for values alone. whole: in tiles of whole rows; all_rows: of all rows."""
         size, indexed = self.stats.itemsize, self.index is not None
         fixed = size * self.vocab * self._copied_biases
         if indexed:  # the index, and numbers of the rows that count before they are told of all
@@ -92,7 +97,7 @@ class Problem:
         if wants.hidden and not self.writes_hidden:
             row += self.hiddens[0].dtype.itemsize * self.width if indexed else 0
             row, fixed = (row + size * self.width, fixed) if whole else (row, fixed + size * self.width * self.rows)
-        if wants.weight and not self.writes_weight:
+        if wants.weight and not (self.writes_weight or (all_rows and self.rounds_weight_once)):
             column, fixed = (
                 (column, fixed + size * self.width * self.vocab) if whole else (column + size * self.width, fixed)
             )
@@ -108,8 +113,11 @@ class Problem:
     def new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.stats, device=self.device)
 
+    def new_tile(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty((rows, sizes.padded(columns)), dtype=dtype, device=self.device)[:, :columns]
+
     def new_products(self, rows: int, columns: int) -> Products:
-        return Products(self.new(rows, columns), self.new(rows, columns))
+        return Products(*(self.new_tile(rows, columns, self.stats) for _ in Products._fields))
 
     def of_counted_rows(self, numbers: Tensor) -> Tensor:
         """``[N]`` to ``[rows]``"""

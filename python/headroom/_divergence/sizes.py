@@ -15,6 +15,15 @@ MOST_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 LEAST_ROWS = {"cpu": 64, "cuda": 1024}
 
 
+# Rows of tiles begin at multiples of so many columns: 16 bytes of 16-bit numbers. Products and the row kernels take
+# several times as long without.
+ALIGNED = 8
+
+
+def padded(columns: int) -> int:
+    return -(-columns // ALIGNED) * ALIGNED
+
+
 class Costs(NamedTuple):
     """Bytes of one pass beside its outputs, in tiles of some rows and of whole rows or windows of columns."""
 
@@ -25,7 +34,7 @@ class Costs(NamedTuple):
 
     def bytes(self, rows: int, window: int, columns: int) -> int:
         """Of tiles of so many columns, of whose weights a window is copied at once."""
-        return self.fixed + self.row * rows + self.column * window + self.element * rows * columns
+        return self.fixed + self.row * rows + self.column * window + self.element * rows * padded(columns)
 
 
 class Tile(NamedTuple):
@@ -62,19 +71,35 @@ def whole_rows(costs: Costs, rows: int, columns: int, budget: int, device: str) 
     if costs.column > 0:  # a quarter for copies of weights: the rows have the rest
         left = limit - costs.bytes(1, 0, columns)
         window = max(1, min(columns, left // costs.column, (limit - costs.fixed) // (4 * costs.column)))
-    fitting = (limit - costs.fixed - costs.column * window) // (costs.row + costs.element * columns)
+    fitting = (limit - costs.fixed - costs.column * window) // (costs.row + costs.element * padded(columns))
     return Tile(max(1, min(rows, fitting)), window)
 
 
+def _half(size: int, unit: int) -> int:
+    """In whole units."""
+    return -(-size // (2 * unit)) * unit
+
+
 def windows(costs: Costs, rows: int, columns: int, budget: int, device: str) -> Tile:
-    """Tiles of windows of columns, with about as many rows."""
+    """Tiles of windows of columns, with about as many rows or all of them.
+
+    On CUDA as few windows as fit, all alike, since each of them reads and writes the sums of the hidden states'
+    gradient once; on the CPU that gains nothing.
+    """
     least_rows, least_window = min(rows, LEAST_TILE.rows), min(columns, LEAST_TILE.window)
     limit = _limit(budget, device, costs, costs.bytes(least_rows, least_window, least_window))
     found = Tile(rows, columns)
     while costs.bytes(found.rows, found.window, found.window) > limit:
-        half = (max(found) + 1) // 2
-        found = Tile(half, found.window) if found.rows > found.window else Tile(found.rows, half)
-    return found
+        if found.rows > LEAST_TILE.rows and (found.rows > found.window or found.window <= LEAST_TILE.window):
+            found = Tile(_half(found.rows, LEAST_TILE.rows), found.window)
+        else:
+            found = Tile(found.rows, _half(found.window, LEAST_TILE.window))
+    if device == "cpu" or found.window == columns:
+        return found
+    unit = LEAST_TILE.window
+    most = (limit - costs.fixed - costs.row * found.rows) // (costs.column + costs.element * found.rows) // unit * unit
+    count = -(-columns // most)
+    return Tile(found.rows, min(columns, -(-columns // (count * unit)) * unit))
 
 
 def keeps_logits(costs: Costs, rows: int, columns: int, budget: int, device: str) -> bool:
