@@ -15,9 +15,9 @@ MOST_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 LEAST_ROWS = {"cpu": 64, "cuda": 1024}
 
 
-# Rows of tiles begin at multiples of so many columns: 16 bytes of 16-bit numbers. Products and the row kernels take
-# several times as long without.
-ALIGNED = 8
+# Rows of tiles begin at multiples of so many columns, lines of 128 bytes in 16 bits: products take longer over others,
+# several times as long where rows are no whole 16 bytes.
+ALIGNED = 64
 
 
 def padded(columns: int) -> int:
