@@ -9,8 +9,9 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kValueThreads = 512, kGradientThreads = 256;
-// Blocks of a multiprocessor, at least: 64 registers a thread. Numbers in double take what they need.
+constexpr int kValueThreads = 384, kGradientThreads = 256;
+// Blocks of a multiprocessor, at least: 80 and 64 registers a thread, of which none is spilled on any target.
+// Numbers in double take what they need.
 template <class T>
 constexpr int kValueBlocks = std::is_same_v<T, float> ? 2 : 1;
 template <class T>
