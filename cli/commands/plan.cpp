@@ -277,9 +277,9 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_option("--dtype", options->dtype, "Of hidden and classifier: f32, bf16, f16 or f64")
       ->capture_default_str();
   command->add_option("--classifier-dtype", options->classifier_dtype, "Of the classifier, where it differs");
-  add_device_option(
-      *command, options->device,
-      "Of the tensors: cpu, cuda:N, or a model of device that need not be here: a100, h100, h200");
+  add_device_option(*command, options->device,
+                    "Of the tensors: cpu, cuda:N, or a model of device that need not be here, such as a100, "
+                    "rtx-4090 or h200");
   command->add_flag("--no-grad", options->no_grad, "The loss only");
   command->add_flag("--freeze-hidden", options->freeze_hidden, "No gradient of the hidden states");
   command->add_flag("--freeze-classifier", options->freeze_classifier, "No gradient of the classifier");

@@ -120,12 +120,12 @@ typedef struct headroom_context_options {
   size_t struct_size;
   const char* backend; /* "cuda", "cpu" or "reference"; null: the first that can run a problem */
   const char* isa;     /* instruction set of the CPU backend, or implementation of the CUDA backend ("sm90",
-                          "portable"), by name; null: the best of this machine */
+                          "mma", "portable"), by name; null: the best of this machine */
   int32_t threads;     /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
   headroom_parallel_for parallel_for; /* null: OpenMP */
   void* pool;                         /* passed to parallel_for */
   int32_t device; /* where buffers are: HEADROOM_HOST_MEMORY (default), or the ordinal of a CUDA device */
-  const char* device_model; /* "a100", "h100" or "h200": plans are for such a device, which need not be here,
+  const char* device_model; /* "h200", "rtx-4090", ...: plans are for such a device, which need not be here,
                                and nothing can be run; null: for the device above */
 } headroom_context_options;
 

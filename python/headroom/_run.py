@@ -48,7 +48,7 @@ _allows_tf32 = _tf32_switch()
 
 
 def _asked() -> str | None:
-    return os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")  # sm90 or portable in place of the library's choice
+    return os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")  # sm90, mma or portable in place of the library's choice
 
 
 def place(hidden: Tensor, weight: Tensor) -> Any:

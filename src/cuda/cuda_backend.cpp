@@ -37,11 +37,19 @@ std::string engine_names(const char* between) {
 // Which of them for which operands.
 std::string engines_of(const Device& device) {
   const auto name_for = [&](DType operands) {
-    const auto takes = [&](const cuda::Engine* engine) { return engine->why_not(device, operands).empty(); };
+    const auto takes = [&](const cuda::Engine* engine) {
+      return engine->why_not_unasked().empty() && engine->why_not(device, operands).empty();
+    };
     return std::string((*std::find_if(cuda::engines().begin(), cuda::engines().end(), takes))->name());
   };
   const std::string halves = name_for(DType::kBF16), others = name_for(DType::kF32);
-  return halves == others ? others : halves + " for 16-bit operands, " + others + " for others";
+  std::string text = halves == others ? others : halves + " for 16-bit operands, " + others + " for others";
+  for (const cuda::Engine* engine : cuda::engines()) {
+    if (engine->why_not_unasked().empty() || !engine->why_not_on(device).empty()) continue;
+    text += "; " + std::string(engine->name()) + " only when asked for (cuda:" + engine->name() +
+            "): " + engine->why_not_unasked();
+  }
+  return text;
 }
 
 std::string why_unavailable(const BackendOptions& options) {

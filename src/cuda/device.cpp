@@ -34,6 +34,8 @@ Device ask(int ordinal) {
   device.capability = properties.major * 10 + properties.minor;
   device.processors = properties.multiProcessorCount;
   device.memory_bytes = properties.totalGlobalMem;
+  device.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+  device.l2_bytes = properties.l2CacheSize;
   if (device.capability < 80) {
     device.why_not =
         device.name + " has compute capability " + device.capability_text() + ", 8.0 or newer is needed";

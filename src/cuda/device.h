@@ -11,6 +11,11 @@ struct Device {
   int capability = 0;  // 90 for Hopper
   int processors = 0;  // streaming multiprocessors
   uint64_t memory_bytes = 0;
+  int64_t shared_bytes = 0;  // of shared memory that a thread block may have
+  int64_t l2_bytes = 0;
+  // By the vendor, of a model; 0: not known.
+  double flops = 0;  // dense products of 16-bit operands
+  double bytes_per_second = 0;
   std::string why_not;  // empty when usable
 
   std::string capability_text() const {  // "9.0"

@@ -166,7 +166,7 @@ class Search {
 
   // A window of at most so many columns, whose tiles leave few processors idle at their end.
   int64_t in_whole_waves(int64_t most, int64_t chunk) const {
-    const EngineTiles tile = choice_.engine->tiles(launch_of(StatsArgs{}, chunk), device_.processors);
+    const EngineTiles tile = choice_.engine->tiles(launch_of(StatsArgs{}, chunk), device_);
     if (most >= p_.vocab) return most;
     if (tile.rows == 0) return p_.batch_invariant ? most / window_step_ * window_step_ : most;
     const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
@@ -324,7 +324,7 @@ class Search {
   }
 
   int64_t slots_of_launch(const EpilogueArgs& epilogue, int64_t chunk) const {
-    return choice_.engine->slots(launch_of(epilogue, chunk), device_.processors);
+    return choice_.engine->slots(launch_of(epilogue, chunk), device_);
   }
 
   // A launch over the whole vocabulary, as far as its sizes go.

@@ -27,7 +27,7 @@ LAYERS = {
 }
 BACKENDS = ("reference", "cpu", "cuda")
 # Engines of the CUDA backend, which no file of src/ knows but their own and the list of them.
-ENGINES = ("cuda/engines/sm90/", "cuda/engines/portable/")
+ENGINES = ("cuda/engines/sm90/", "cuda/engines/mma/", "cuda/engines/portable/")
 ENGINE_LIST = "src/cuda/engines/engines.cpp"
 # Folders that know nothing of each other.
 PEERS = ("cuda/exact/", "cuda/thinned/")

@@ -117,7 +117,21 @@ def test_plans_for_a_model_of_device(ok, refused):
     assert ok(*problem, "a100").json["chosen"]["implementation"] == "portable"
     assert ok(*problem, "h200", "--backend", "cuda:portable").json["chosen"]["reason"] == "asked for"
     assert ok(*problem, "h200", "--budget", "160MiB").json["chosen"]["workspace_bytes"] <= 160 * 2**20
-    refused(2, "expected one of a100, h100, h200, got h9000", "plan", "--model", "gpt2", "--device", "h9000")
+    for device in ("a10", "l40s", "rtx-4090", "rtx-5090", "b200"):
+        chosen = ok(*problem, device).json["chosen"]
+        assert chosen["implementation"] == "portable" and "mma only when asked for" in chosen["reason"]
+        asked = ok(*problem, device, "--backend", "cuda:mma").json["chosen"]
+        assert (asked["implementation"], asked["reason"]) == ("mma", "asked for")
+    refused(1, "mma needs both operands in bf16", *problem[1:], "a10", "--dtype", "f32", "--backend", "cuda:mma")
+    refused(
+        2,
+        "rtx-4090, rtx-5090, h100, h200, b200, got h9000",
+        "plan",
+        "--model",
+        "gpt2",
+        "--device",
+        "h9000",
+    )
 
 
 @pytest.mark.gpu

@@ -1,11 +1,14 @@
 #include "grid.h"
 
+#include <algorithm>
 #include <array>
 #include <barrier>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -61,10 +64,17 @@ struct Warp {
   std::vector<std::unique_ptr<Group>> groups;  // by mask
 };
 
+struct Copy {
+  uint32_t to;
+  const void* from;
+  int bytes;
+};
+
 struct Thread {
   uint3 index{};
   unsigned number = 0;
   size_t any_calls = 0;
+  std::deque<std::vector<Copy>> copies{1};  // groups that are not done; the last one is open
   bool has_ended = false;
   context::fiber fiber;
 };
@@ -108,13 +118,26 @@ class Block {
     return any_[call % 3];
   }
 
-  const Lanes& exchange(unsigned mask, uint64_t mine) {
+  void wait_for_named(int barrier, unsigned threads) {
+    if (barrier < 0 || barrier >= 16) fail("there are 16 barriers");
+    Named& named = named_[barrier];
+    const uint64_t generation = named.generation;
+    ++progress_;
+    if (++named.arrived == threads) {
+      named.arrived = 0;
+      ++named.generation;
+    }
+    while (named.generation == generation) pause();
+  }
+
+  const Lanes& exchange(unsigned mask, uint64_t mine, const uint32_t* words = nullptr, size_t count = 0) {
     Group& group = group_of(mask);
     const unsigned lane = running_->number % kWarp;
     if ((mask >> lane & 1) == 0) fail("a lane is not in its own mask");
     const uint64_t generation = group.generation;
     Lanes& lanes = group.lanes[generation % 2];
     lanes.value[lane] = mine;
+    std::copy_n(words, count, lanes.words[lane]);
     ++progress_;
     if (++group.arrived == static_cast<unsigned>(__builtin_popcount(mask))) {
       group.arrived = 0;
@@ -135,11 +158,48 @@ class Block {
   void* shared() {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(shared_.data()) + 15) / 16 * 16);
   }
+  void* shared_at(uint32_t offset, size_t bytes) {
+    if (size_t{offset} + bytes > grid_.shared_bytes) fail("shared memory past its end");
+    if (offset % std::min<size_t>(bytes, 16) != 0) fail("shared memory that is not aligned");
+    return static_cast<char*>(shared()) + offset;
+  }
+
+  void copy_async(const Copy& copy) {
+    if (copy.bytes < 0 || copy.bytes > 16 || reinterpret_cast<uintptr_t>(copy.from) % 16 != 0) {
+      fail("a copy to shared memory that no device takes");
+    }
+    shared_at(copy.to, 16);
+    is_late_ = is_late_ * 6364136223846793005u + 1442695040888963407u;
+    if (is_late_ >> 63 != 0) {
+      running_->copies.back().push_back(copy);
+    } else {
+      finish(copy);
+    }
+  }
+  void copy_async_commit() { running_->copies.emplace_back(); }
+  void copy_async_wait(size_t pending) {
+    std::deque<std::vector<Copy>>& groups = running_->copies;
+    for (; groups.size() > pending + 1; groups.pop_front()) {
+      for (const Copy& copy : groups.front()) finish(copy);
+    }
+  }
+
   const char* kernel() const { return grid_.kernel; }
 
   static thread_local Block* current;
 
  private:
+  struct Named {
+    unsigned arrived = 0;
+    uint64_t generation = 0;
+  };
+
+  void finish(const Copy& copy) {
+    auto* to = static_cast<char*>(shared_at(copy.to, 16));
+    std::memset(to, 0, 16);
+    std::memcpy(to, copy.from, static_cast<size_t>(copy.bytes));
+  }
+
   void begin_all() {
     threads_.resize(count_);
     unsigned number = 0;
@@ -197,6 +257,8 @@ class Block {
   unsigned count_ = 0, ended_ = 0, arrived_ = 0;
   uint64_t generation_ = 0, progress_ = 0;
   std::array<int, 3> any_{};
+  std::array<Named, 16> named_{};
+  uint64_t is_late_ = 1;
   std::vector<Warp> warps_;
   std::vector<uint64_t> shared_;
   std::vector<Thread> threads_;
@@ -241,14 +303,32 @@ void wait_for_block() {
 int any_of_block(int value) {
   return here().any(value);
 }
+void wait_for_named(int barrier, unsigned threads) {
+  here().wait_for_named(barrier, threads);
+}
 void wait_for_grid() {
   here().wait_for_others();
 }
 void* dynamic_shared_memory() {
   return here().shared();
 }
+void* shared_at(uint32_t offset, size_t bytes) {
+  return here().shared_at(offset, bytes);
+}
 const Lanes& exchange(unsigned mask, uint64_t mine) {
   return here().exchange(mask, mine);
+}
+const Lanes& exchange_words(const uint32_t* mine, size_t count) {
+  return here().exchange(~0u, 0, mine, count);
+}
+void copy_async(uint32_t to, const void* from, int bytes) {
+  here().copy_async({to, from, bytes});
+}
+void copy_async_commit() {
+  here().copy_async_commit();
+}
+void copy_async_wait(size_t pending) {
+  here().copy_async_wait(pending);
 }
 int lane_of_warp() {
   return static_cast<int>(here().number() % kWarp);

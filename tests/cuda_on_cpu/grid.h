@@ -25,15 +25,29 @@ void wait_for_block();
 int any_of_block(int value);
 // Of a cooperative launch's blocks.
 void wait_for_grid();
+// So many of the block's threads.
+void wait_for_named(int barrier, unsigned threads);
 void* dynamic_shared_memory();
+// Bytes of it by their offset, which must be inside.
+void* shared_at(uint32_t offset, size_t bytes);
 
 // What each lane of a warp has given.
 struct Lanes {
   uint64_t value[32];
+  uint32_t words[32][6];
 };
 // Waits for all lanes of the mask. What is returned is there until the next but one call with this mask.
 const Lanes& exchange(unsigned mask, uint64_t mine);
+// The same of several words, by all lanes.
+const Lanes& exchange_words(const uint32_t* mine, size_t count);
 int lane_of_warp();
+
+// A thread's copies into shared memory: 16 bytes, those past `bytes` are 0. As on a device they may be done
+// at once or only when they are waited for; some are, some are not.
+void copy_async(uint32_t to, const void* from, int bytes);
+void copy_async_commit();
+// All groups of copies but the last `pending` are done.
+void copy_async_wait(size_t pending);
 
 [[noreturn]] void fail(const char* what);
 

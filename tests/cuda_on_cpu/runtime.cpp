@@ -10,6 +10,8 @@
 namespace {
 
 constexpr int kProcessors = 3;
+constexpr size_t kSharedBytes = size_t{163} << 10;
+constexpr int kL2Bytes = 4 << 20;
 constexpr size_t kMemoryBytes = size_t{8} << 30;
 constexpr size_t kAlignment = 512;
 
@@ -41,6 +43,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->major = 9;
   properties->multiProcessorCount = kProcessors;
   properties->totalGlobalMem = kMemoryBytes;
+  properties->sharedMemPerBlockOptin = kSharedBytes;
+  properties->l2CacheSize = kL2Bytes;
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {

@@ -6,7 +6,7 @@
 #include "core/thinning.h"
 #include "cuda/anchor.h"
 #include "cuda/engines/portable/row_kernels.cuh"
-#include "cuda/engines/sm90/config.h"
+#include "cuda/engines/sm90/sm90_config.h"
 #include "cuda/engines/sm90/sm90_launch.h"
 #include "cuda/exp2.cuh"
 #include "cuda/softcap.h"

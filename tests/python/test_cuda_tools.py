@@ -54,9 +54,11 @@ def test_a_first_run_is_captured_after_warm_up(dtype, shape):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("place", ["cuda", "cpu"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("implementation", ["", "portable"])
+@pytest.mark.parametrize("implementation", ["", "mma", "portable"])
 def test_learned_scale(implementation, reduction, place, dtype, monkeypatch):
     """On the device or on the CPU, where reading it does not wait."""
+    if implementation == "mma" and dtype not in (torch.bfloat16, torch.float16):
+        pytest.skip("mma takes 16-bit operands")
     monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
     problem = make((11,), 23, 9, (dtype,) * 3, bias=True, reduction=reduction)
     leaves = [t.detach().cuda().requires_grad_() for t in (problem.input, problem.linear_weight, problem.linear_bias)]
@@ -78,8 +80,10 @@ def test_learned_scale(implementation, reduction, place, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("place", ["cuda", "cpu"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("implementation", ["", "portable"])
+@pytest.mark.parametrize("implementation", ["", "mma", "portable"])
 def test_learned_temperature(implementation, reduction, place, dtype, monkeypatch):
+    if implementation == "mma" and dtype not in (torch.bfloat16, torch.float16):
+        pytest.skip("mma takes 16-bit operands")
     monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
     problem = make((11,), 23, 9, (dtype,) * 3, bias=True, reduction=reduction, temperature=0.5)
     leaves = [t.detach().cuda().requires_grad_() for t in (problem.input, problem.linear_weight, problem.linear_bias)]

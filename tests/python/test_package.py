@@ -40,7 +40,10 @@ def test_plan_for_a_model_of_device():
     assert (plan.backend, plan.implementation) == ("cuda", "sm90")
     top = headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="h200", gradients=(), top_k=8)
     assert top.kind == "forward" and "lists of" in top.config
-    with pytest.raises(headroom.BackendUnavailableError, match="expected one of a100, h100, h200, got h9000"):
+    with pytest.raises(
+        headroom.BackendUnavailableError,
+        match="expected one of a100, .*, b200, got h9000",
+    ):
         headroom.plan(8, 8, 8, device="h9000")
     assert headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="H200") == plan
 
@@ -54,7 +57,10 @@ def test_the_device_of_a_plan():
     else:
         with pytest.raises((headroom.BackendUnavailableError, headroom.UnsupportedError), match="cuda"):
             headroom.plan(64, 1000, 32, device=torch.device("cuda", 0))
-    with pytest.raises(headroom.BackendUnavailableError, match="expected one of a100, h100, h200, got cuda:x"):
+    with pytest.raises(
+        headroom.BackendUnavailableError,
+        match="expected one of a100, .*, b200, got cuda:x",
+    ):
         headroom.plan(64, 1000, 32, device="cuda:x")
     for device in (1.5, True, [0]):
         with pytest.raises(TypeError, match="device: expected a torch.device, "):

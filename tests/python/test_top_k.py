@@ -149,9 +149,11 @@ def test_numpy_equals_torch(options):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-@pytest.mark.parametrize("implementation", ["", "portable"])
+@pytest.mark.parametrize("implementation", ["", "mma", "portable"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_on_cuda(dtype, implementation, monkeypatch):
+    if implementation == "mma" and dtype not in (torch.bfloat16, torch.float16):
+        pytest.skip("mma takes 16-bit operands")
     monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
     input, weight, bias = tensors((300,), vocab=30_000, hidden=64, dtype=dtype)
     z = logits_of(input, weight, bias, softcap=20.0)

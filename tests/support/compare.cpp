@@ -86,10 +86,11 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
     return out;
   }
   out.exp = 0x1p-23;  // expf
-  // A matrix instruction of 16-bit operands adds 16 products to its sum at a time and cuts off what is over:
-  // twice the error of a rounding.
-  if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / 16);
-  if (engine.isa == "sm90") {
+  // A matrix instruction of 16-bit operands adds 16 products to its sum at a time, before compute capability
+  // 9.0 8, and cuts off what is over: twice the error of a rounding.
+  const double at_a_time = engine.isa == "mma" ? 8 : 16;
+  if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / at_a_time);
+  if (engine.is_fused()) {
     out.exp = 0x1p-22;         // ex2.approx
     out.logit_roundings += 3;  // its argument to base 2: of log2(e), of the scale and of the anchor times it
     // The softcap as cap - 2 cap / (1 + 2^x): near 0 an error of 2.5 x 2^-23 cap, by 2^x, the sum and the

@@ -67,7 +67,7 @@ std::vector<Engine> host_engines() {
 
 std::vector<Engine> device_engines() {
   std::vector<Engine> found;
-  for (const char* isa : {"sm90", "portable"}) {
+  for (const char* isa : {"sm90", "mma", "portable"}) {
     if (usable({"cuda", isa})) found.push_back({"cuda", isa});
   }
   return found;

@@ -18,11 +18,13 @@ struct Engine {
   bool is_reference() const { return backend == "reference"; }
   // Buffers are in the memory of CUDA device 0.
   bool is_device() const { return backend == "cuda"; }
+  // Of CUDA's, those of 16-bit operands alone, whose exponentials are in base 2.
+  bool is_fused() const { return isa == "sm90" || isa == "mma"; }
   // Whether it can run problems in float64.
   bool has_float64() const { return is_reference() || (is_device() && isa == "portable"); }
   bool can_run(const headroom_problem& problem) const {
     if (is_device() && problem.gradient != HEADROOM_EXACT && rounds_short_operands(problem)) return false;
-    if (isa == "sm90" && !has_short_operands(problem)) return false;
+    if (is_fused() && !has_short_operands(problem)) return false;
     return has_float64() || problem.hidden_dtype != HEADROOM_F64;
   }
   // The same with thinned gradients.
@@ -31,7 +33,7 @@ struct Engine {
     return can_run(problem) && (problem.label_smoothing == 0 || problem.softcap == 0);
   }
   // The most precise format of operands that it can run, but for float64.
-  headroom_dtype plain_dtype() const { return isa == "sm90" ? HEADROOM_BF16 : HEADROOM_F32; }
+  headroom_dtype plain_dtype() const { return is_fused() ? HEADROOM_BF16 : HEADROOM_F32; }
   // Products of operands in the same 16-bit format.
   static bool has_short_operands(const headroom_problem& problem) {
     const headroom_dtype hidden = product_dtype(problem, problem.hidden_dtype);

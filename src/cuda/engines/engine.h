@@ -57,12 +57,14 @@ class Engine {
   }
   // Why it is chosen.
   virtual std::string reason() const = 0;
+  // Not empty: it is chosen only where it is asked for by name, and why.
+  virtual std::string why_not_unasked() const { return ""; }
 
   // Of a launch, whose sizes, dtype, epilogue and options are looked at, and which pointers are null: the
   // slots of statistics that it needs, some of its rows perhaps left out; its tiles; its configuration, for
   // people.
-  virtual int slots(const LogitsArgs& args, int processors) const = 0;
-  virtual EngineTiles tiles(const LogitsArgs& args, int processors) const = 0;
+  virtual int slots(const LogitsArgs& args, const Device& device) const = 0;
+  virtual EngineTiles tiles(const LogitsArgs& args, const Device& device) const = 0;
   virtual std::string config(const LogitsArgs& args) const = 0;
   // What it will take, with so many bytes stored for each logit.
   virtual double seconds(const LogitsArgs& args, const LogitsScratch& scratch, double bytes,

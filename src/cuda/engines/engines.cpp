@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_arena.h"
 #include "cuda/engines/engine.h"
+#include "cuda/engines/mma/mma_engine.h"
 #include "cuda/engines/portable/portable_engine.h"
 #include "cuda/engines/sm90/sm90_engine.h"
 #include "cuda/top/top_sizes.h"
@@ -9,7 +10,7 @@
 namespace headroom::cuda {
 
 const std::vector<const Engine*>& engines() {
-  static const std::vector<const Engine*> all{&sm90::engine(), &portable::engine()};
+  static const std::vector<const Engine*> all{&sm90::engine(), &mma::engine(), &portable::engine()};
   return all;
 }
 
@@ -28,11 +29,17 @@ Choice choose_engine(const Problem& problem, const Device& device, const std::st
   if (const Engine* engine = engine_named(asked); engine != nullptr && refusal(*engine).empty()) {
     return {engine, "asked for"};
   }
-  std::string reason;  // of the preferred one that does not take it
+  std::string reason;   // of the preferred one that does not take it
+  std::string unasked;  // of those that would, were they asked for
   for (const Engine* engine : engines()) {
     const std::string against = refusal(*engine);
-    if (against.empty()) return {engine, reason.empty() ? engine->reason() : reason};
-    if (reason.empty()) reason = against;
+    if (!against.empty()) {
+      if (reason.empty()) reason = against;
+    } else if (const std::string why = engine->why_not_unasked(); !why.empty()) {
+      unasked += std::string("; ") + engine->name() + " only when asked for: " + why;
+    } else {
+      return {engine, (reason.empty() ? engine->reason() : reason + unasked)};
+    }
   }
   return {engines().back(), reason};
 }

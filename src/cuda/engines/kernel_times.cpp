@@ -9,10 +9,11 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained
-constexpr double kFloat32Share = 0.08;        // of that rate
-constexpr double kTF32Share = 0.45;           // of fp32 operands that may be rounded
-constexpr double kDotProductsFlop = 1.7e11;   // of a processor, without tensor cores
+constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained on an H200,
+constexpr double kProcessors = 132, kFlops = 989.5e12, kMemory = 4.8e12;  // of which the vendor says this
+constexpr double kFloat32Share = 0.08;                                    // of that rate
+constexpr double kTF32Share = 0.45;          // of fp32 operands that may be rounded
+constexpr double kDotProductsFlop = 1.7e11;  // of a processor, without tensor cores
 constexpr double kBytesPerSecond = 4e12;
 
 // Tiles that cuBLASLt's products come in.
@@ -24,10 +25,18 @@ double share_of(const Problem& problem) {
   return problem.allow_tf32 ? kTF32Share : kFloat32Share;
 }
 
+// Of a processor beside an H200's: by the vendor's figures where they are known.
+double rate_beside(const Device& device, double processors) {
+  return device.flops > 0 ? device.flops * kProcessors / (kFlops * processors) : 1;
+}
+
 }  // namespace
 
 KernelTimes::KernelTimes(const Problem& problem, const Device& device)
-    : processors_(std::max(device.processors, 1)), rate_(kFlopPerProcessor * share_of(problem)) {}
+    : device_(device),
+      processors_(std::max(device.processors, 1)),
+      rate_(kFlopPerProcessor * share_of(problem) * rate_beside(device, static_cast<double>(processors_))),
+      memory_rate_(kBytesPerSecond * (device.bytes_per_second > 0 ? device.bytes_per_second / kMemory : 1)) {}
 
 double KernelTimes::product(int64_t m, int64_t n, int64_t k) const {
   double best = 0;
@@ -47,7 +56,7 @@ double KernelTimes::dot_products(int64_t m, int64_t n, int64_t k) const {
 }
 
 double KernelTimes::moved(int64_t rows, int64_t columns, double bytes) const {
-  return static_cast<double>(rows) * static_cast<double>(columns) * bytes / kBytesPerSecond;
+  return static_cast<double>(rows) * static_cast<double>(columns) * bytes / memory_rate_;
 }
 
 }  // namespace headroom::cuda

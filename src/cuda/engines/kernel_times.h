@@ -8,8 +8,9 @@ namespace headroom::cuda {
 
 inline constexpr double kLaunchSeconds = 4e-6;
 
-// What kernels take, from products' whole waves of tiles and from bytes. The figures are an H200's; other
-// devices are scaled by their processors.
+// What kernels take, from products' whole waves of tiles and from bytes. The figures are measured on an H200;
+// what is told of other devices is a prediction: these figures in the ratio of the vendor's where they are
+// known (device_models.cpp), else of processors.
 class KernelTimes {
  public:
   KernelTimes(const Problem& problem, const Device& device);
@@ -21,6 +22,7 @@ class KernelTimes {
   // A pass over [rows, columns] with so many bytes for each element.
   double moved(int64_t rows, int64_t columns, double bytes) const;
 
+  const Device& device() const { return device_; }
   int64_t processors() const { return processors_; }
   double flop_per_processor() const { return rate_; }
 
@@ -32,8 +34,10 @@ class KernelTimes {
   }
 
  private:
+  const Device& device_;
   int64_t processors_;
-  double rate_;  // of products of the problem's operands
+  double rate_;         // of products of the problem's operands
+  double memory_rate_;  // bytes a second
 };
 
 }  // namespace headroom::cuda

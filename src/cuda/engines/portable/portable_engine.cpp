@@ -17,10 +17,10 @@ class Portable final : public Engine {
   std::string why_not_of(DType /*operands*/) const override { return ""; }
   std::string reason() const override { return "no other engine"; }
 
-  int slots(const LogitsArgs& args, int /*processors*/) const override {
+  int slots(const LogitsArgs& args, const Device& /*device*/) const override {
     return args.batch_invariant ? static_cast<int>((args.columns + kStripColumns - 1) / kStripColumns) : 1;
   }
-  EngineTiles tiles(const LogitsArgs& /*args*/, int /*processors*/) const override { return {}; }
+  EngineTiles tiles(const LogitsArgs& /*args*/, const Device& /*device*/) const override { return {}; }
   std::string config(const LogitsArgs& /*args*/) const override { return "portable"; }
 
   double seconds(const LogitsArgs& args, const LogitsScratch& scratch, double bytes,

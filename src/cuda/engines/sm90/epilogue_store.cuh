@@ -3,30 +3,19 @@
 
 #include <cstdint>
 
-#include "cuda/engines/sm90/epilogue_common.cuh"
+#include "cuda/engines/fused/epilogue_common.cuh"
 #include "cuda/engines/sm90/ptx/cluster.cuh"
+#include "cuda/engines/sm90/ptx/registers.cuh"
 #include "cuda/engines/sm90/ptx/stmatrix.cuh"
 #include "cuda/engines/sm90/ptx/tma.cuh"
 
 namespace headroom::cuda::sm90 {
 
-// Two numbers rounded to 16 bits, then times 2^kExponent.
-template <DType kType, int kExponent>
-__device__ __forceinline__ uint32_t pack_scaled(float low, float high) {
-  static_assert(kExponent == 0 || kType == DType::kBF16);
-  const uint32_t packed = ptx::pack<kType>(low, high);
-  if constexpr (kExponent == 0) {
-    return packed;
-  } else {
-    return ptx::scale_bf16x2<kExponent>(packed);
-  }
-}
-
 // Stores a warpgroup's tile, times 2^kExponent, as 16-bit numbers: 128 x 64 pieces go to a swizzled buffer in
 // shared memory and from there, while the next is prepared, by the copy engine, which leaves out what lies
 // past the matrix. staging: the first computing warpgroup's buffers, followed by the other's.
 template <Config kConfig, DType kType, int kExponent>
-__device__ __forceinline__ void store_tile(const Accumulators& acc, const TileView& tile,
+__device__ __forceinline__ void store_tile(const Accumulators& acc, const TileView<kLayout>& tile,
                                            const CUtensorMap* out, uint32_t staging) {
 #pragma unroll
   for (int piece = 0; piece < kTileColumns / kStoreColumns; ++piece) {
@@ -55,8 +44,8 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const TileVi
         const float* d = acc[half] + piece * 32 + quarter * 8;
         ptx::store_matrices(
             buffer + (half * 64 + row) * 128 + ((chunk ^ (row & 7)) << 4),
-            pack_scaled<kType, kExponent>(d[0], d[1]), pack_scaled<kType, kExponent>(d[2], d[3]),
-            pack_scaled<kType, kExponent>(d[4], d[5]), pack_scaled<kType, kExponent>(d[6], d[7]));
+            ptx::pack_scaled<kType, kExponent>(d[0], d[1]), ptx::pack_scaled<kType, kExponent>(d[2], d[3]),
+            ptx::pack_scaled<kType, kExponent>(d[4], d[5]), ptx::pack_scaled<kType, kExponent>(d[6], d[7]));
       }
     }
     ptx::fence_shared_to_copy_engine();

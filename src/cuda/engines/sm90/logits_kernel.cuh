@@ -3,19 +3,20 @@
 
 #include <cstdint>
 
-#include "cuda/engines/sm90/config.h"
-#include "cuda/engines/sm90/epilogue_exps.cuh"
-#include "cuda/engines/sm90/epilogue_gradient.cuh"
-#include "cuda/engines/sm90/epilogue_stats.cuh"
+#include "cuda/engines/fused/epilogue_exps.cuh"
+#include "cuda/engines/fused/epilogue_gradient.cuh"
+#include "cuda/engines/fused/epilogue_stats.cuh"
+#include "cuda/engines/fused/epilogue_thin.cuh"
+#include "cuda/engines/fused/epilogue_top.cuh"
+#include "cuda/engines/fused/kernel_params.cuh"
+#include "cuda/engines/fused/tile_view.cuh"
 #include "cuda/engines/sm90/epilogue_store.cuh"
-#include "cuda/engines/sm90/epilogue_thin.cuh"
-#include "cuda/engines/sm90/epilogue_top.cuh"
-#include "cuda/engines/sm90/kernel_params.cuh"
 #include "cuda/engines/sm90/ptx/cluster.cuh"
 #include "cuda/engines/sm90/ptx/mbarrier.cuh"
 #include "cuda/engines/sm90/ptx/registers.cuh"
 #include "cuda/engines/sm90/ptx/tma.cuh"
 #include "cuda/engines/sm90/ptx/wgmma.cuh"
+#include "cuda/engines/sm90/sm90_config.h"
 #include "cuda/launch.cuh"
 
 // One persistent kernel: logits of tiles by wgmma, each tile handed to an epilogue while it is in registers.
@@ -203,7 +204,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
   constexpr DType kOutType = kInstance.epilogue == Epilogue::kGradient ? kInstance.dtype : DType::kBF16;
   constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExps ? kKeptExponent : 0;
   const LogitsProduct& product = params.product;
-  const TileView view{shared.view()};
+  const TileView<kLayout> view{shared.view()};
 
   // Named barriers 1 and 2 order the products of the two warpgroups: each waits on its own, the other arrives
   // there.

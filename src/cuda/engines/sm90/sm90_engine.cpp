@@ -34,12 +34,12 @@ class Sm90 final : public Engine {
 
   std::string reason() const override { return "compute capability 9.0, 16-bit operands"; }
 
-  int slots(const LogitsArgs& args, int processors) const override {
-    return plan_logits(args, processors, /*any_fewer=*/true).slots;
+  int slots(const LogitsArgs& args, const Device& device) const override {
+    return plan_logits(args, device.processors, /*any_fewer=*/true).slots;
   }
 
-  EngineTiles tiles(const LogitsArgs& args, int processors) const override {
-    return {config_of_args(args).unit_rows(), kTileColumns, std::max(processors / kClusterBlocks, 1)};
+  EngineTiles tiles(const LogitsArgs& args, const Device& device) const override {
+    return {config_of_args(args).unit_rows(), kTileColumns, std::max(device.processors / kClusterBlocks, 1)};
   }
 
   std::string config(const LogitsArgs& args) const override { return describe(config_of_args(args)); }
@@ -47,7 +47,7 @@ class Sm90 final : public Engine {
   // Tiles, one for each pair of processors at a time.
   double seconds(const LogitsArgs& args, const LogitsScratch& /*scratch*/, double /*bytes*/,
                  const KernelTimes& times) const override {
-    const EngineTiles tile = tiles(args, static_cast<int>(times.processors()));
+    const EngineTiles tile = tiles(args, times.device());
     const int64_t count = ceil_div(args.rows, tile.rows) * ceil_div(args.columns, tile.columns);
     // Of one processor's half of a tile.
     const double flop = static_cast<double>(tile.rows * tile.columns) * static_cast<double>(args.depth);

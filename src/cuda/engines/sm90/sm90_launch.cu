@@ -2,16 +2,14 @@
 
 #include <cuda_runtime.h>
 
-#include <limits>
-
 #include "core/status.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
+#include "cuda/engines/fused/fused_args.h"
+#include "cuda/engines/fused/kernel_params.cuh"
 #include "cuda/engines/sm90/instances/instances.h"
-#include "cuda/engines/sm90/kernel_params.cuh"
 #include "cuda/engines/sm90/tensor_map.h"
 #include "cuda/launch.cuh"
-#include "cuda/softcap.h"
 
 namespace headroom::cuda::sm90 {
 namespace {
@@ -44,82 +42,6 @@ const void* find_kernel(const Instance& instance) {
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
 }
 
-void require(bool condition, const char* what) {
-  if (!condition) throw Error(Status::kInternal, std::string("sm90 logits: ") + what);
-}
-
-void check_slots(const LogitsProduct& product, const StatSlots& stats, const LogitsPlan& plan) {
-  require(stats.sum == nullptr || (stats.stride >= product.rows && stats.slots >= 1),
-          "at least one slot for all rows");
-  require(
-      !product.batch_invariant || (stats.slots >= plan.slots && product.column_offset % kTileColumns == 0),
-      "a slot for each tile of columns, and windows of whole tiles");
-  require(stats.argmax == nullptr || stats.max != nullptr, "argmax needs slots of maxima");
-}
-
-void check_statistics(const LogitsProduct& product, const StatSlots& stats, const LogitsPlan& plan) {
-  require(stats.sum != nullptr && stats.max != nullptr, "slots of sums and maxima must be given");
-  check_slots(product, stats, plan);
-}
-
-void check_epilogue(const LogitsProduct& product, const StatsArgs& args, const LogitsPlan& plan) {
-  check_statistics(product, args.stats, plan);
-}
-
-void check_epilogue(const LogitsProduct& product, const ExpsArgs& args, const LogitsPlan& plan) {
-  require(args.stats.sum != nullptr, "slots must be given");
-  check_slots(product, args.stats, plan);
-  require(args.anchor != nullptr, "anchors must be given");
-  require(args.exps.columns <= product.columns, "more columns are stored than there are");
-}
-
-void check_epilogue(const LogitsProduct& product, const GradientArgs& args, const LogitsPlan& /*plan*/) {
-  require(args.lse != nullptr && args.a != nullptr && args.g != nullptr, "lse, a and g must be given");
-  require(args.dz.columns == product.columns, "dz is stored of all columns");
-}
-
-void check_epilogue(const LogitsProduct& product, const ThinArgs& args, const LogitsPlan& plan) {
-  check_slots(product, args.stats, plan);
-  require(args.anchor != nullptr, "anchors must be given");
-  require(args.draws.elements != nullptr && (args.stats.sum == nullptr || args.stats.expected != nullptr),
-          "lists, and slots of expected counts beside the sums', must be given");
-}
-
-void check_epilogue(const LogitsProduct& product, const TopArgs& args, const LogitsPlan& plan) {
-  if (args.top.group_max != nullptr) return;
-  check_statistics(product, args.stats, plan);
-  require(args.top.threshold != nullptr && args.top.count != nullptr && args.top.listed != nullptr,
-          "thresholds and lists, or room for maxima, must be given");
-}
-
-void check_arguments(const LogitsArgs& args, const LogitsPlan& plan) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;
-  require(supports(args), "operands must be 16-bit with rows aligned to 16 bytes");
-  require(args.rows <= kMost && args.columns <= kMost && args.depth <= kMost, "sizes must be below 2^31");
-  require(plan.units * ((args.columns + kTileColumns - 1) / kTileColumns) <= kMost, "more than 2^31 tiles");
-  std::visit([&](const auto& of_epilogue) { check_epilogue(args, of_epilogue, plan); }, args.of_epilogue);
-}
-
-template <class Args>
-KernelParams<Args> params_of(const LogitsProduct& product, const Args& args, const Raster& raster) {
-  KernelParams<Args> params;
-  params.product = product;
-  params.args = args;
-  params.exponent_scale = product.scale * 1.4426950408889634f;
-  params.inverse_cap = inverse_softcap(product.softcap);
-  params.depth_blocks = static_cast<int32_t>((product.depth + kBlockDepth - 1) / kBlockDepth);
-  params.column_tiles = static_cast<int32_t>((product.columns + kTileColumns - 1) / kTileColumns);
-  params.raster = raster;
-  return params;
-}
-
-// Slots that sums may go to: as many as there are tiles where none are made, or each tile has its own.
-int slots_of(const LogitsArgs& args) {
-  const StatSlots* stats = stats_of(args);
-  const bool any = stats == nullptr || stats->sum == nullptr || args.batch_invariant;
-  return any ? std::numeric_limits<int>::max() : static_cast<int>(std::min<int64_t>(stats->slots, 1024));
-}
-
 }  // namespace
 
 void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
@@ -128,14 +50,9 @@ void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
   check(cudaGetDevice(&device), "cudaGetDevice");
   const bool any_fewer = args.row_count != nullptr || args.row_block_active != nullptr;
   const LogitsPlan plan = plan_logits(args, query_device(device).processors, any_fewer);
-  check_arguments(args, plan);
   const Instance& instance = plan.instance;
   const Config& config = instance.config;
-
-  const int slots = slots_of(args);
-  Raster raster = make_raster(plan.clusters, config.turns(), plan.preferred_units, slots);
-  require(plan.units < raster.tail_units + raster.main.units || raster.main.slots <= slots, "too few slots");
-  if (args.batch_invariant) raster.first_slot = static_cast<int32_t>(args.column_offset / kTileColumns);
+  const Raster raster = checked_raster(args, plan.tiling, "sm90");
 
   const CUtensorMap hidden =
       make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());
@@ -157,14 +74,14 @@ void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(plan.clusters * kClusterBlocks));
+  launch.gridDim = dim3(static_cast<unsigned>(plan.tiling.workers * kClusterBlocks));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes());
   launch.attrs = attributes;
   launch.numAttrs = may_overlap(after, queue) ? 2 : 1;
   std::visit(
       [&](const auto& of_epilogue) {
-        auto params = params_of(args, of_epilogue, raster);
+        auto params = params_of(args, of_epilogue, raster, kBlockDepth);
         void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&classifier),
                              const_cast<CUtensorMap*>(&out), &params};
         queue.launch(launch, kernel, arguments);

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/engines/fused/fused_args.h"
 #include "cuda/engines/logits.h"
-#include "cuda/engines/sm90/config.h"
-#include "cuda/engines/sm90/tile_schedule.h"
+#include "cuda/engines/sm90/sm90_config.h"
 #include "cuda/launch.h"
 
 namespace headroom::cuda {
@@ -16,10 +16,8 @@ namespace headroom::cuda::sm90 {
 // What a launch decides from the problem and the device alone.
 struct LogitsPlan {
   Instance instance;
-  int clusters = 0;
-  int preferred_units = 0;  // of a raster group
-  int64_t units = 0;        // of rows
-  int slots = 0;            // of statistics, to be provided
+  Tiling tiling;  // workers are clusters
+  int slots = 0;  // of statistics, to be provided
 };
 
 // The tiles of a launch.
@@ -32,10 +30,6 @@ LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer);
 // For people: tiles, stages, groups, slots and why.
 std::string describe(const LogitsPlan& plan);
 std::string describe(const Config& config);  // shorter
-
-// Whether launch_logits() takes such a problem: 16-bit operands, rows of 16-byte multiples, exps of bf16
-// operands.
-bool supports(const LogitsArgs& args);
 
 // The fused product on the current device. Where the epilogue has statistics there are at least
 // plan_logits().slots slots (of the same arguments). Of exps and dz, rows past row_count are stored as 0 up

@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 #include "cuda/check.h"
-#include "cuda/engines/sm90/config.h"
+#include "cuda/engines/sm90/sm90_config.h"
 
 namespace headroom::cuda::sm90 {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-// Thread-block clusters and the named barriers of one block.
+// Thread-block clusters, and arrivals at the named barriers of one block.
 namespace headroom::cuda::sm90::ptx {
 
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -24,10 +24,6 @@ __device__ __forceinline__ void cluster_sync() {
 // The same where the lanes of a warp may come apart.
 __device__ __forceinline__ void cluster_sync_diverged() {
   asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-}
-
-__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Arrives without waiting.

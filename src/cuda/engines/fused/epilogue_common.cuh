@@ -2,79 +2,14 @@
 #include <cstdint>
 
 #include "cuda/anchor.h"
+#include "cuda/engines/fused/kernel_params.cuh"
+#include "cuda/engines/fused/ptx/math.cuh"
+#include "cuda/engines/fused/tile_view.cuh"
 #include "cuda/engines/logits.h"
-#include "cuda/engines/sm90/config.h"
-#include "cuda/engines/sm90/kernel_params.cuh"
-#include "cuda/engines/sm90/ptx/cluster.cuh"
-#include "cuda/engines/sm90/ptx/math.cuh"
-#include "cuda/engines/sm90/ptx/registers.cuh"
 #include "cuda/softcap.h"
 
-// What the epilogues share. A thread holds, of its warpgroup's 128 x 192 tile, 48 elements of each of four
-// rows:
-//   acc[r / 2][4 j + 2 (r % 2) + b]: row 64 (r / 2) + 16 warp + 8 (r % 2) + lane / 4, column 8 j + 2 (lane %
-//   4) + b
-// for r in 0..3, j in 0..23, b in 0..1. The four lanes of a quad share their four rows; lane q owns row r =
-// q: it alone reads and writes the row's vectors and slots, so the 128 threads own the 128 rows.
-namespace headroom::cuda::sm90 {
-
-inline constexpr int kQuadRows = 4;                    // of a thread
-inline constexpr int kColumnPairs = kTileColumns / 8;  // of a thread in a row
-inline constexpr unsigned kWarp = 0xffffffffu;
-
-using Accumulators = float[2][kTileColumns / 2];
-
-__device__ __forceinline__ int lane_index() {
-  return ptx::thread_index() & 31;
-}
-
-// What an epilogue must know of its tile. The numbers live in shared memory, 16 bytes a warp, and are read
-// where they are needed: beside 192 accumulators registers are scarce.
-struct TileView {
-  uint32_t area;  // [vector of warpgroup 1 | 2] [numbers of the 8 computing warps]
-
-  // By a whole warp. first_row: of the warpgroup's 128 rows; rows: those at or past it do not exist;
-  // first_column: of the tile in the window.
-  __device__ __forceinline__ void store(int first_row, int rows, int first_column, int slot) const {
-    __syncwarp();  // all lanes have read those of the tile before
-    if (lane_index() == 0) {
-      asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(numbers()), "r"(first_row), "r"(rows),
-                   "r"(first_column), "r"(slot)
-                   : "memory");
-    }
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ int first_row() const { return load<0>(); }
-  __device__ __forceinline__ int rows() const { return load<4>(); }
-  __device__ __forceinline__ int first_column() const { return load<8>(); }
-  __device__ __forceinline__ int slot() const { return load<12>(); }
-  // Room for one vector over the tile's columns.
-  __device__ __forceinline__ uint32_t vector() const {
-    return area + (ptx::thread_index() / 128 - 1) * kVectorBytes;
-  }
-
-  __device__ __forceinline__ int row(int r) const {
-    const int thread = ptx::thread_index() & 127;
-    return first_row() + (r >> 1) * 64 + (thread >> 5) * 16 + (r & 1) * 8 + ((thread & 31) >> 2);
-  }
-  __device__ __forceinline__ int own_row() const { return row(ptx::thread_index() & 3); }
-  // Of the thread's elements the column at j = b = 0.
-  __device__ __forceinline__ int thread_column() const {
-    return first_column() + (ptx::thread_index() & 3) * 2;
-  }
-
- private:
-  __device__ __forceinline__ uint32_t numbers() const {
-    return area + 2 * kVectorBytes + (ptx::thread_index() / 32 - 4) * 16;
-  }
-  template <int kOffset>
-  __device__ __forceinline__ int load() const {
-    int number;
-    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(numbers() + kOffset));
-    return number;
-  }
-};
+// What the epilogues share.
+namespace headroom::cuda::fused {
 
 template <class T>
 __device__ __forceinline__ T from_owner(T value, int r) {
@@ -141,7 +76,8 @@ __device__ __forceinline__ float subtract_far_anchors(Accumulators& acc, float o
 
 // Gives the logits of columns past the window a value. With -inf nothing is added by them and no maximum is
 // theirs.
-__device__ __forceinline__ void fill_tail(Accumulators& acc, const TileView& tile, int columns, float value) {
+template <class View>
+__device__ __forceinline__ void fill_tail(Accumulators& acc, const View& tile, int columns, float value) {
   if (tile.first_column() + kTileColumns <= columns) return;
   const int limit = columns - tile.thread_column();
 #pragma unroll
@@ -158,28 +94,27 @@ __device__ __forceinline__ void fill_tail(Accumulators& acc, const TileView& til
 // Puts the tile's part of a vector over the window's columns in shared memory, for load_column(); 0 past the
 // window. By the whole warpgroup. From shared memory an element costs one instruction and no register for its
 // address.
-__device__ __forceinline__ void stage_columns(const float* vector, const TileView& tile, int columns) {
+template <class View>
+__device__ __forceinline__ void stage_columns(const float* vector, const View& tile, int columns) {
   const int thread = ptx::thread_index();
-  const int barrier = 3 + thread / 128 - 1;
   const int first = tile.first_column();
   const uint32_t staged = tile.vector();
-  ptx::named_barrier_sync(barrier, 128);  // the vector before this one is no longer read
+  tile.sync();  // the vector before this one is no longer read
   for (int i = thread & 127; i < kTileColumns; i += 128) {
     const int column = first + i;
     const float value = column < columns ? vector[column] : 0.f;
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(staged + i * 4), "f"(value) : "memory");
+    ptx::store_shared(staged + i * 4, value);
   }
-  ptx::named_barrier_sync(barrier, 128);
+  tile.sync();
 }
 
 // base: tile.vector() + 8 * (lane % 4).
 __device__ __forceinline__ float load_column(uint32_t base, int j, int b) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(base + 32 * j + 4 * b));
-  return value;
+  return ptx::load_shared_float(base + 32 * j + 4 * b);
 }
 
-__device__ __forceinline__ uint32_t vector_base(const TileView& tile) {
+template <class View>
+__device__ __forceinline__ uint32_t vector_base(const View& tile) {
   return tile.vector() + 8 * (ptx::thread_index() & 3);
 }
 
@@ -196,15 +131,15 @@ __device__ __forceinline__ void for_each(Accumulators& acc, const Function& func
 inline constexpr int kBlock = 16;
 
 // 1 / T of a row of the tile; 1 of one that does not exist.
-__device__ __forceinline__ float inverse_temperature_of(const LogitsProduct& product, const TileView& tile,
+template <class View>
+__device__ __forceinline__ float inverse_temperature_of(const LogitsProduct& product, const View& tile,
                                                         int row) {
   return row < tile.rows() ? product.inverse_temperature[row] : 1.f;
 }
 
 // inverse_softcap() of a row's logits, which are over its temperature.
-template <class Args>
-__device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params, const TileView& tile,
-                                                int row) {
+template <class Args, class View>
+__device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params, const View& tile, int row) {
   const LogitsProduct& product = params.product;
   if (product.inverse_temperature == nullptr || product.softcap == 0.f) return params.inverse_cap;
   return inverse_softcap(product.softcap * inverse_temperature_of(product, tile, row));
@@ -212,8 +147,8 @@ __device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params
 
 // z = t(scale * dot + bias) / T in place; softcap as cap (1 - 2 / (1 + exp(2 x / cap))), within 1e-6 cap.
 // Columns past the window become -inf.
-__device__ __forceinline__ void transform(Accumulators& acc, const TileView& tile,
-                                          const LogitsProduct& product) {
+template <class View>
+__device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product) {
   const int columns = static_cast<int>(product.columns);
   if (product.bias != nullptr) {
     stage_columns(product.bias, tile, columns);
@@ -273,7 +208,8 @@ __device__ __forceinline__ bool is_ignored(const LogitsProduct& product, int tar
 }
 
 // The own row's target as a column of this tile, -1 if it is elsewhere.
-__device__ __forceinline__ int target_in_tile(const TileView& tile, int target, int columns) {
+template <class View>
+__device__ __forceinline__ int target_in_tile(const View& tile, int target, int columns) {
   const int first = tile.first_column();
   return target >= first && target < columns && target - first < kTileColumns ? target - first : -1;
 }
@@ -306,8 +242,9 @@ __device__ __forceinline__ bool has_target(int target) {
 }
 
 // Writes the logits of targets, multiplied by unit.
-__device__ __forceinline__ void store_target_logits(const Accumulators& acc, const TileView& tile,
-                                                    int own_target, float unit, float* target_logit) {
+template <class View>
+__device__ __forceinline__ void store_target_logits(const Accumulators& acc, const View& tile, int own_target,
+                                                    float unit, float* target_logit) {
   if (target_logit == nullptr || !any_target(own_target)) return;
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
@@ -342,4 +279,4 @@ __device__ __forceinline__ void clear_dead_rows(Accumulators& acc, bool own_live
   }
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

@@ -1,14 +1,15 @@
 #pragma once
 #include <type_traits>
 
-#include "cuda/engines/sm90/epilogue_stats.cuh"
+#include "cuda/engines/fused/epilogue_stats.cuh"
 
 // Exps relative to the row's anchor, in place of the logits, and their row sums. With softcap what is stored
 // is the exp times the slope of t, which is what the gradient needs; the sums are of the plain exps.
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
 // Maximum of the general kernel's rows, taken before the exps replace the logits.
-__device__ __forceinline__ void exps_maximum(const Accumulators& acc, const TileView& tile,
+template <class View>
+__device__ __forceinline__ void exps_maximum(const Accumulators& acc, const View& tile,
                                              const LogitsProduct& product, const StatSlots& stats, bool live,
                                              int64_t slot) {
   float maxima[kQuadRows];
@@ -26,8 +27,11 @@ __device__ __forceinline__ void exps_maximum(const Accumulators& acc, const Tile
   stats.max[slot] = ptx::max_nan(old_max, tile_max);
 }
 
-template <bool kGeneral>
-__device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView& tile,
+// Pairs of columns that the compiler may work on at once where it is to work in pieces.
+inline constexpr int kExpsPairs = 8;
+
+template <bool kGeneral, class View>
+__device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& tile,
                                               const KernelParams<ExpsArgs>& params) {
   const LogitsProduct& product = params.product;
   const ExpsArgs& args = params.args;
@@ -65,20 +69,24 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
     float sum[2] = {}, sum_offset[2] = {};
     const auto make_exps = [&](auto squares) {
 #pragma unroll
-      for (int j = 0; j < kColumnPairs; ++j) {
+      for (int first = 0; first < kColumnPairs; first += kExpsPairs) {
+        if (kGeneral && View::kInPieces && !ptx::always()) continue;
 #pragma unroll
-        for (int b = 0; b < 2; ++b) {
-          float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-          const float exponent =
-              kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, params.exponent_scale, shift);
-          const float p = ptx::exp2_approx(exponent);
-          sum[b] += p;
-          if constexpr (kGeneral) {
-            sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
-            if constexpr (decltype(squares)::value) sum_squares[r] = fmaf(p, p, sum_squares[r]);
-            element = p * softcap_slope(as_factor(element), inverse_cap);
-          } else {
-            element = p;
+        for (int j = first; j < first + kExpsPairs; ++j) {
+#pragma unroll
+          for (int b = 0; b < 2; ++b) {
+            float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
+            const float exponent =
+                kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, params.exponent_scale, shift);
+            const float p = ptx::exp2_approx(exponent);
+            sum[b] += p;
+            if constexpr (kGeneral) {
+              sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
+              if constexpr (decltype(squares)::value) sum_squares[r] = fmaf(p, p, sum_squares[r]);
+              element = p * softcap_slope(as_factor(element), inverse_cap);
+            } else {
+              element = p;
+            }
           }
         }
       }
@@ -106,4 +114,4 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const TileView&
   clear_dead_rows(acc, live);
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

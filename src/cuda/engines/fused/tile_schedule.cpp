@@ -1,4 +1,4 @@
-#include "cuda/engines/sm90/tile_schedule.h"
+#include "cuda/engines/fused/tile_schedule.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <tuple>
 
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 namespace {
 
 constexpr int kUnlimited = 255;
@@ -172,4 +172,4 @@ int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any
   return slots;
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

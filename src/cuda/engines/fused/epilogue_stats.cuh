@@ -1,9 +1,9 @@
 #pragma once
-#include "cuda/engines/sm90/epilogue_sums.cuh"
+#include "cuda/engines/fused/epilogue_sums.cuh"
 
 // Row statistics of a tile, merged into the own row's slot. The slot is read before the work on the tile
 // begins, so that the load is long done when it is needed.
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
 // Which of the thread's 48 elements of row r equal the row's maximum (are NaN, if that is NaN): bit 2 j + b.
 // Masks, as 48 predicates would spill.
@@ -12,25 +12,22 @@ __device__ __forceinline__ uint64_t maximum_mask(const Accumulators& acc, int r,
 #pragma unroll
   for (int i = 0; i < 2 * kColumnPairs; ++i) {
     const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
-    uint32_t equal;
-    asm("set.eq.u32.f32 %0, %1, %2;" : "=r"(equal) : "f"(z), "f"(row_max));
-    (i < 32 ? low : high) |= equal & (1u << (i & 31));
+    (i < 32 ? low : high) |= ptx::mask_equal(z, row_max) & (1u << (i & 31));
   }
   if (__any_sync(kWarp, row_max != row_max)) {
 #pragma unroll
     for (int i = 0; i < 2 * kColumnPairs; ++i) {
       const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
-      uint32_t nan;
-      asm("set.nan.u32.f32 %0, %1, %2;" : "=r"(nan) : "f"(z), "f"(z));
-      (i < 32 ? low : high) |= nan & (1u << (i & 31));
+      (i < 32 ? low : high) |= ptx::mask_nan(z) & (1u << (i & 31));
     }
   }
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
 // The row's lowest column in this tile whose logit is its maximum.
+template <class View>
 __device__ __forceinline__ int first_maximum(const Accumulators& acc, int r, float row_max,
-                                             const TileView& tile) {
+                                             const View& tile) {
   const int bit = __ffsll(static_cast<long long>(maximum_mask(acc, r, row_max))) - 1;
   int column = bit < 0 ? 0x7fffffff : tile.thread_column() + 8 * (bit >> 1) + (bit & 1);
   column = min(column, __shfl_xor_sync(kWarp, column, 1));
@@ -59,7 +56,8 @@ __device__ __forceinline__ void merge_argmax(const StatSlots& stats, int64_t slo
 }
 
 // The own row's sum of w_j z_ij over the tile. Leaves 0 in columns past the window.
-__device__ __forceinline__ float weighted_sum(Accumulators& acc, const TileView& tile, int columns,
+template <class View>
+__device__ __forceinline__ float weighted_sum(Accumulators& acc, const View& tile, int columns,
                                               const float* class_weight) {
   fill_tail(acc, tile, columns, 0.f);
   float sums[kQuadRows] = {};
@@ -101,8 +99,8 @@ __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const floa
 }
 
 // kTransforms: the tile has dot products; else final logits, which are left as they are.
-template <bool kGeneral, bool kTransforms = kGeneral>
-__device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView& tile,
+template <bool kGeneral, bool kTransforms = kGeneral, class View>
+__device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& tile,
                                                const LogitsProduct& product, const RowSums& args,
                                                float exponent_scale) {
   const int columns = static_cast<int>(product.columns);
@@ -202,4 +200,4 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const TileView
   }
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

@@ -1,14 +1,15 @@
 #pragma once
-#include "cuda/engines/sm90/epilogue_common.cuh"
-#include "cuda/engines/sm90/epilogue_stats.cuh"
-#include "cuda/engines/sm90/epilogue_thin.cuh"
+#include "cuda/engines/fused/epilogue_common.cuh"
+#include "cuda/engines/fused/epilogue_stats.cuh"
+#include "cuda/engines/fused/epilogue_thin.cuh"
 
 // Row statistics, and lists of the large logits of rows: those that are not below the row's threshold. With
 // group_max the maxima alone of the columns that a thread holds, from which thresholds are made: the same
 // products in the same order, so no maximum is above what the lists are made from.
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
-__device__ __forceinline__ void store_group_maxima(const Accumulators& acc, const TileView& tile,
+template <class View>
+__device__ __forceinline__ void store_group_maxima(const Accumulators& acc, const View& tile,
                                                    const TopLogits& top) {
   const int64_t group = tile.first_column() / kTileColumns * kTopGroups + (ptx::thread_index() & 3);
 #pragma unroll
@@ -31,9 +32,7 @@ __device__ __forceinline__ uint64_t not_below(const RowElements& row, float thre
   uint32_t low = 0, high = 0;
 #pragma unroll
   for (int i = 0; i < 2 * kColumnPairs; ++i) {
-    uint32_t found;
-    asm("set.geu.u32.f32 %0, %1, %2;" : "=r"(found) : "f"(row.at(i)), "f"(threshold));
-    (i < 32 ? low : high) |= found & (1u << (i & 31));
+    (i < 32 ? low : high) |= ptx::mask_not_below(row.at(i), threshold) & (1u << (i & 31));
   }
   return static_cast<uint64_t>(high) << 32 | low;
 }
@@ -56,8 +55,9 @@ __device__ __forceinline__ void list_elements(const RowElements& row, uint64_t f
   }
 }
 
-__device__ __forceinline__ void list_large(const Accumulators& acc, const TileView& tile,
-                                           const TopLogits& top, int column_offset) {
+template <class View>
+__device__ __forceinline__ void list_large(const Accumulators& acc, const View& tile, const TopLogits& top,
+                                           int column_offset) {
   const int own_row = tile.own_row();
   const float own_threshold = own_row < tile.rows() ? top.threshold[own_row] : 0.f;
 #pragma unroll
@@ -73,7 +73,8 @@ __device__ __forceinline__ void list_large(const Accumulators& acc, const TileVi
 }
 
 // Lists are made before the statistics, beside which there are no registers for whole tiles.
-__device__ __forceinline__ void top_epilogue(Accumulators& acc, const TileView& tile,
+template <class View>
+__device__ __forceinline__ void top_epilogue(Accumulators& acc, const View& tile,
                                              const LogitsProduct& product, const TopArgs& args,
                                              float exponent_scale) {
   transform(acc, tile, product);
@@ -85,4 +86,4 @@ __device__ __forceinline__ void top_epilogue(Accumulators& acc, const TileView& 
   stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, product, args, exponent_scale);
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

@@ -1,13 +1,13 @@
 #pragma once
 #include "core/thinning.h"
-#include "cuda/engines/sm90/epilogue_stats.cuh"
+#include "cuda/engines/fused/epilogue_stats.cuh"
 
 // The first draw of thinned gradients (core/thinning.h), and row sums relative to the guess, which is the
 // anchor. A thread draws over its 48 columns of a row of the tile: it keeps large q, and of the others one
 // whenever their running sum, which starts at a random share of the threshold, passes the next multiple of
 // it. So nothing is kept unless the plain sum of the 48, which is needed anyway, is as much as a large
 // element or the rest of that share: one comparison.
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
 // The thread's 48 elements of one row.
 struct RowElements {
@@ -93,8 +93,8 @@ __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, Sp
   }
 }
 
-template <bool kGeneral>
-__device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView& tile,
+template <bool kGeneral, class View>
+__device__ __forceinline__ void thin_epilogue(Accumulators& acc, const View& tile,
                                               const LogitsProduct& product, const ThinArgs& args,
                                               float exponent_scale) {
   const int columns = static_cast<int>(product.columns);
@@ -187,4 +187,4 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const TileView&
   }
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

@@ -1,6 +1,6 @@
-// The schedule of the sm90 kernels, on the host: every tile once, one writer for every (slot, row), few
+// The schedule of the fused kernels, on the host: every tile once, one writer for every (slot, row), few
 // slots.
-#include "cuda/engines/sm90/tile_schedule.h"
+#include "cuda/engines/fused/tile_schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 namespace {
 
 constexpr int kUnlimited = 1 << 20;
@@ -19,8 +19,10 @@ struct Device {
   int turns;
 };
 
-// 132 SMs (H100 SXM, H200), 114 (H100 PCIe), 78 (H20), odd ones, and one cluster only.
-const Device kDevices[] = {{66, 2}, {66, 1}, {57, 2}, {39, 2}, {61, 2}, {7, 2}, {1, 2}, {1, 1}};
+// 132 SMs (H100 SXM, H200) in clusters of two, 114 (H100 PCIe), 78 (H20), odd ones, and one cluster only; one
+// by one those of A100, A10, RTX 3090, RTX 4090, H200, L40S, B200 and RTX 5090.
+const Device kDevices[] = {{66, 2},  {66, 1}, {57, 2}, {39, 2},  {61, 2},  {7, 2},   {1, 2},   {1, 1},
+                           {108, 1}, {72, 1}, {82, 1}, {128, 1}, {132, 1}, {142, 1}, {148, 1}, {170, 1}};
 
 // Walks the tiles as the kernel does and checks that each is visited once, by a single writer of its slot.
 void check_schedule(const Raster& raster, Device device, int units, int column_tiles, int most_slots) {
@@ -152,4 +154,4 @@ TEST(TileSchedule, LastTileOfALargeProblem) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

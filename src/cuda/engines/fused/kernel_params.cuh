@@ -1,11 +1,13 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/anchor.h"
+#include "cuda/engines/fused/tile.h"
+#include "cuda/engines/fused/tile_schedule.h"
 #include "cuda/engines/logits.h"
-#include "cuda/engines/sm90/config.h"
-#include "cuda/engines/sm90/tile_schedule.h"
+#include "cuda/softcap.h"
 
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
 // Of one epilogue's kernels.
 template <class Args>
@@ -18,6 +20,21 @@ struct KernelParams {
   int32_t column_tiles = 0;
   Raster raster;
 };
+
+// block_depth: elements of depth in a stage of the pipeline.
+template <class Args>
+KernelParams<Args> params_of(const LogitsProduct& product, const Args& args, const Raster& raster,
+                             int64_t block_depth) {
+  KernelParams<Args> params;
+  params.product = product;
+  params.args = args;
+  params.exponent_scale = product.scale * kLog2E;
+  params.inverse_cap = inverse_softcap(product.softcap);
+  params.depth_blocks = static_cast<int32_t>((product.depth + block_depth - 1) / block_depth);
+  params.column_tiles = static_cast<int32_t>(tiles_of_columns(product.columns));
+  params.raster = raster;
+  return params;
+}
 
 // The part of the problem that one launch works on: rows below row_count, in units that have an active block
 // of rows. Units are numbered without the others. Found once by a warp of each block and kept in shared
@@ -78,4 +95,4 @@ __device__ __forceinline__ bool row_block_active(const LogitsProduct& product, i
          (product.row_block_active == nullptr || product.row_block_active[row / kRowBlockRows] != 0);
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

@@ -1,9 +1,9 @@
 #pragma once
-#include "cuda/engines/sm90/epilogue_common.cuh"
+#include "cuda/engines/fused/epilogue_common.cuh"
 
 // dz in place of the logits: [p (a + b log p) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times
 // the factor.
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
 __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool live) {
   return live && vector != nullptr ? vector[row] : 0.f;
@@ -61,9 +61,9 @@ __device__ __forceinline__ float general_element(float logit, const OwnCoefficie
          softcap_slope(as_factor(logit), row.inverse_cap);
 }
 
+template <class View>
 __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoefficients& own,
-                                                 const TileView& tile, const GradientArgs& args,
-                                                 int columns) {
+                                                 const View& tile, const GradientArgs& args, int columns) {
   const bool targets = any_target(own.target);
   // g t'(z) of row r's target, taken before dz replaces z.
   const auto at_target = [&](int r) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
   }
 }
 
-template <bool kGeneral>
-__device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileView& tile,
+template <bool kGeneral, class View>
+__device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const View& tile,
                                                   const KernelParams<GradientArgs>& params) {
   const LogitsProduct& product = params.product;
   const GradientArgs& args = params.args;
@@ -146,4 +146,4 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const TileV
   clear_dead_rows(acc, live);
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

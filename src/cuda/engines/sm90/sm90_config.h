@@ -3,20 +3,18 @@
 
 #include "core/dtype.h"
 #include "core/host_device.h"
+#include "cuda/engines/fused/tile.h"
 #include "cuda/engines/logits.h"
 
 namespace headroom::cuda::sm90 {
 
-inline constexpr int kTileColumns = 192;    // of the classifier, one tile
-inline constexpr int kWarpgroupRows = 128;  // of hidden, one computing warpgroup: two wgmma of 64
+using namespace fused;
+
 inline constexpr int kBlockDepth = 64;    // elements of depth in a pipeline stage: one 128-byte swizzled row
 inline constexpr int kClusterBlocks = 2;  // thread blocks of a cluster, side by side along rows
-inline constexpr int kVectorBytes =
-    kTileColumns * 4;                     // bias or class weights of a tile, per computing warpgroup
 inline constexpr int kThreads = 384;      // one loading and two computing warpgroups
-inline constexpr int kStoreColumns = 64;  // of an output tile in one store
-inline constexpr int kTopGroups =
-    4;  // of a tile, whose maxima kTop tells: the columns of each lane of a quad
+// A warpgroup's tile is two wgmma of 64 rows.
+inline constexpr TileLayout kLayout{.first_thread = 128, .half_rows = 64, .warp_rows = 16};
 inline constexpr int kSharedLimit = 232448;
 
 // How a thread block works. Ping-pong: each computing warpgroup has a 128 x 192 tile of its own, and one's
@@ -41,16 +39,11 @@ struct Config {
   // Two barriers a stage, 8 bytes about rows, 16 of two tiles' origins and their barrier, 16 for each of the
   // 8 computing warps.
   HEADROOM_HD constexpr int shared_bytes() const {
-    return stages * (stage_bytes() + 16) + staging_bytes() + 2 * kVectorBytes + 8 + 16 + 8 + 8 * 16;
+    return stages * (stage_bytes() + 16) + staging_bytes() + 2 * kVectorBytes + 8 + 16 + 8 + 8 * kViewBytes;
   }
 
   constexpr bool operator==(const Config&) const = default;
 };
-
-// Whether tiles are stored.
-constexpr bool stores(Epilogue epilogue) {
-  return epilogue == Epilogue::kExps || epilogue == Epilogue::kGradient;
-}
 
 // Whether there are cooperative tiles. Never where elements are drawn or listed: what many hits take is
 // exposed then, 2.4 of 12 ms with a uniform softmax at (8192, 128256, 4096).

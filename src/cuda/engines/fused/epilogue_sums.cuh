@@ -1,9 +1,9 @@
 #pragma once
-#include "cuda/engines/sm90/epilogue_common.cuh"
+#include "cuda/engines/fused/epilogue_common.cuh"
 
 // The optional sums of general kernels that have a pass over the tile of their own, where they are wanted: a
 // loop that sums all at once has not enough registers.
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
 // Adds up each of the thread's rows.
 __device__ __forceinline__ void sum_rows(const Accumulators& acc, float (&sums)[kQuadRows]) {
@@ -15,7 +15,8 @@ __device__ __forceinline__ void sum_rows(const Accumulators& acc, float (&sums)[
 }
 
 // The own row's sum of logits. Columns past the window are -inf before and after.
-__device__ __forceinline__ float sum_logits(Accumulators& acc, const TileView& tile, int columns) {
+template <class View>
+__device__ __forceinline__ float sum_logits(Accumulators& acc, const View& tile, int columns) {
   fill_tail(acc, tile, columns, 0.f);
   float sums[kQuadRows] = {};
   sum_rows(acc, sums);
@@ -28,7 +29,7 @@ __device__ __forceinline__ float sum_logits(Accumulators& acc, const TileView& t
 // The own row's sum of the squares of its exps relative to the anchor.
 __device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitAnchor own) {
   // Not the anchor of other loops to the compiler, which would else keep what both compute of 192 elements.
-  asm volatile("" : "+f"(own.far), "+f"(own.shift));
+  ptx::forget(own.far, own.shift);
   float sums[kQuadRows] = {};
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
@@ -44,11 +45,12 @@ __device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitAncho
 }
 
 // Adds it to the own row's slot, where that is wanted.
-__device__ __forceinline__ void add_logits(Accumulators& acc, const TileView& tile, int columns,
+template <class View>
+__device__ __forceinline__ void add_logits(Accumulators& acc, const View& tile, int columns,
                                            const StatSlots& stats, bool live, int64_t slot) {
   if (stats.logit_sum == nullptr) return;
   const float logits = sum_logits(acc, tile, columns);
   if (live) stats.logit_sum[slot] += logits;
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

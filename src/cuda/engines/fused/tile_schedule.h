@@ -18,7 +18,7 @@
 //
 // Where a row's sums are not to depend on how many rows and clusters there are, every column tile has a slot
 // of its own (Raster::first_slot): more slots, the same tiles for each cluster.
-namespace headroom::cuda::sm90 {
+namespace headroom::cuda::fused {
 
 inline constexpr int kMaxMainUnits = 24;
 inline constexpr int kTails = 3 * kMaxMainUnits;  // and at least 24 + kMaxMainUnits
@@ -108,4 +108,4 @@ int raster_slots(const Raster& raster, int64_t units);
 // Slots to provide. any_fewer: the device may find fewer units than these.
 int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any_fewer);
 
-}  // namespace headroom::cuda::sm90
+}  // namespace headroom::cuda::fused

@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/engines/fused/tile_schedule.h"
+#include "cuda/engines/logits.h"
+
+// What fused engines make of a launch's arguments.
+namespace headroom::cuda::fused {
+
+// Whether the plain kernel of the epilogue computes all that is asked for: bf16 operands, a positive scale,
+// and nothing optional.
+bool is_plain(const LogitsArgs& args);
+
+// 16-bit operands, rows of 16-byte multiples, exps of bf16 operands.
+bool supports(const LogitsArgs& args);
+
+// Slots of a row where batch_invariant gives each tile of columns its own.
+int64_t slots_of_tiles(const LogitsArgs& args);
+
+// How a launch cuts its rows and columns into tiles (tile_schedule.h).
+struct Tiling {
+  int workers = 0;          // clusters, or blocks
+  int turns = 1;            // of a worker's warpgroups
+  int preferred_units = 0;  // of a raster group
+  int64_t units = 0;        // of rows
+};
+
+// Slots to provide. any_fewer: the device may find fewer units than these.
+int slots_of_tiling(const LogitsArgs& args, const Tiling& tiling, bool any_fewer);
+
+// The raster of a launch's slots. Throws an internal error with the engine's name where the arguments are not
+// what logits.h says.
+Raster checked_raster(const LogitsArgs& args, const Tiling& tiling, const char* engine);
+
+// "stats", ...
+const char* epilogue_name(Epilogue epilogue);
+
+}  // namespace headroom::cuda::fused

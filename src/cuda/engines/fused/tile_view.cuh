@@ -1,0 +1,76 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/engines/fused/ptx/shared_memory.cuh"
+#include "cuda/engines/fused/ptx/thread.cuh"
+#include "cuda/engines/fused/tile.h"
+
+// A thread holds, of its warpgroup's 128 x 192 tile, 48 elements of each of four rows:
+//   acc[r / 2][4 j + 2 (r % 2) + b]: row half_rows (r / 2) + warp_rows warp + 8 (r % 2) + lane / 4, column
+//   8 j + 2 (lane % 4) + b
+// for r in 0..3, j in 0..23, b in 0..1, with the numbers of a TileLayout. That is how wgmma and mma.sync
+// leave blocks of 16 rows. The four lanes of a quad share their four rows; lane q owns row r = q: it alone
+// reads and writes the row's vectors and slots, so the 128 threads own the 128 rows.
+namespace headroom::cuda::fused {
+
+inline constexpr int kQuadRows = 4;                    // of a thread
+inline constexpr int kColumnPairs = kTileColumns / 8;  // of a thread in a row
+inline constexpr unsigned kWarp = 0xffffffffu;
+
+using Accumulators = float[2][kTileColumns / 2];
+
+__device__ __forceinline__ int lane_index() {
+  return ptx::thread_index() & 31;
+}
+
+// What an epilogue must know of its tile. The numbers live in shared memory, 16 bytes a warp, and are read
+// where they are needed: beside 192 accumulators registers are scarce.
+template <TileLayout kLayout>
+struct TileView {
+  static constexpr bool kInPieces = kLayout.in_pieces;
+
+  uint32_t area;  // [vector of each warpgroup] [numbers of each warp]
+
+  // By a whole warp. first_row: of the warpgroup's 128 rows; rows: those at or past it do not exist;
+  // first_column: of the tile in the window.
+  __device__ __forceinline__ void store(int first_row, int rows, int first_column, int slot) const {
+    __syncwarp();  // all lanes have read those of the tile before
+    if (lane_index() == 0) ptx::store_shared(numbers(), first_row, rows, first_column, slot);
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ int first_row() const { return load<0>(); }
+  __device__ __forceinline__ int rows() const { return load<4>(); }
+  __device__ __forceinline__ int first_column() const { return load<8>(); }
+  __device__ __forceinline__ int slot() const { return load<12>(); }
+  // The warpgroup: 0 or 1.
+  __device__ __forceinline__ int warpgroup() const {
+    return ptx::thread_index() / 128 - kLayout.first_thread / 128;
+  }
+  // Room for one vector over the tile's columns.
+  __device__ __forceinline__ uint32_t vector() const { return area + warpgroup() * kVectorBytes; }
+  // All threads of the warpgroup.
+  __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(3 + warpgroup(), 128); }
+
+  __device__ __forceinline__ int row(int r) const {
+    const int thread = ptx::thread_index() & 127;
+    return first_row() + (r >> 1) * kLayout.half_rows + (thread >> 5) * kLayout.warp_rows + (r & 1) * 8 +
+           ((thread & 31) >> 2);
+  }
+  __device__ __forceinline__ int own_row() const { return row(ptx::thread_index() & 3); }
+  // Of the thread's elements the column at j = b = 0.
+  __device__ __forceinline__ int thread_column() const {
+    return first_column() + (ptx::thread_index() & 3) * 2;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t numbers() const {
+    return area + 2 * kVectorBytes + (ptx::thread_index() / 32 - kLayout.first_thread / 32) * kViewBytes;
+  }
+  template <int kOffset>
+  __device__ __forceinline__ int load() const {
+    return ptx::load_shared_int(numbers() + kOffset);
+  }
+};
+
+}  // namespace headroom::cuda::fused

@@ -1,0 +1,67 @@
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "cuda/engines/fused/tile.h"
+#include "cuda/engines/logits.h"
+
+namespace headroom::cuda::fused::ptx {}
+
+namespace headroom::cuda::mma {
+
+using namespace fused;
+namespace ptx {
+using namespace fused::ptx;
+}
+
+inline constexpr int kBlockRows = 256;  // of hidden, one tile of a thread block: two warpgroups' rows
+inline constexpr int kBlockDepth = 32;  // elements of depth in a stage
+inline constexpr int kWarps = 8;
+inline constexpr int kThreads = 32 * kWarps;
+// In epilogues a warp has 32 rows one after another and all columns of the tile.
+inline constexpr TileLayout kLayout{.first_thread = 0, .half_rows = 16, .warp_rows = 32, .in_pieces = true};
+
+// In products two warps, a pair, have 64 rows, and 96 columns each: of the bytes that a warp reads of shared
+// memory the most is made so. Afterwards they exchange halves (exchange.cuh).
+inline constexpr int kPairRows = 64;
+inline constexpr int kWarpColumns = kTileColumns / 2;
+
+inline constexpr int kRowBytes = kBlockDepth * 2;  // of an operand in a stage
+inline constexpr int kHiddenBytes = kBlockRows * kRowBytes;
+inline constexpr int kClassifierBytes = kTileColumns * kRowBytes;
+inline constexpr int kStageBytes = kHiddenBytes + kClassifierBytes;
+// The stage that was read last, for each warp to pass elements through.
+inline constexpr int kPassBytes = kStageBytes / kWarps;
+
+// Tiles of which copies and products know at once: kMostStages - 1 stages ahead of one of a block of depth.
+inline constexpr int kOrigins = 8;
+inline constexpr int kOriginBytes = 16;
+
+// Of a ring with products, the stage after next being copied: what 99 and 163 KB of shared memory hold.
+inline constexpr int kFewStages = 3;
+inline constexpr int kMostStages = 5;
+
+constexpr int shared_bytes(int stages) {
+  return stages * kStageBytes + 2 * kVectorBytes + kWarps * kViewBytes + kOrigins * kOriginBytes + 16;
+}
+
+// What a device's blocks have room for; 0: too little.
+constexpr int stages_of(int64_t shared_limit) {
+  if (shared_bytes(kMostStages) <= shared_limit) return kMostStages;
+  return shared_bytes(kFewStages) <= shared_limit ? kFewStages : 0;
+}
+
+static_assert(stages_of(99 << 10) == kFewStages && stages_of(163 << 10) == kMostStages);
+static_assert(kMostStages + 2 <= kOrigins);
+
+// One compiled kernel.
+struct Instance {
+  Epilogue epilogue = Epilogue::kStats;
+  DType dtype = DType::kBF16;
+  // Bias, softcap, temperatures, any scale and the optional sums; plain: a positive scale only.
+  bool general = false;
+
+  constexpr bool operator==(const Instance&) const = default;
+};
+
+}  // namespace headroom::cuda::mma

@@ -1,0 +1,88 @@
+#include "cuda/engines/mma/mma_engine.h"
+
+#include <algorithm>
+
+#include "cuda/cuda_sizes.h"
+#include "cuda/engines/mma/mma_launch.h"
+
+namespace headroom::cuda::mma {
+namespace {
+
+// Of a tile, after its products: 192 elements of a thread, of which the exponentials alone take 2 us of the
+// units for them, and what passes between warps.
+constexpr double kEpilogueSeconds = 4e-6;
+
+// What mma.sync reaches of a device's products: all of them where there is nothing faster; of Hopper's 0.63
+// (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024); of Blackwell's for
+// data centers, whose processors have twice Hopper's, half of that.
+double share_of_products(const Device& device) {
+  if (device.capability / 10 == 9) return 0.63;
+  return device.capability / 10 == 10 ? 0.31 : 1;
+}
+
+class Mma final : public Engine {
+ public:
+  const char* name() const override { return "mma"; }
+
+  EngineTraits traits() const override {
+    return {.base_2 = true,
+            .anchors_first = true,
+            .keeps_windows = true,
+            .sums_while_drawing = true,
+            .needs_scratch = false,
+            .draw_cost = 1,
+            .top_tile = kTileColumns,
+            .top_groups = kTopGroups,
+            .slot_columns = kTileColumns};
+  }
+
+  std::string why_not_on(const Device& device) const override {
+    if (stages_of(device.shared_bytes) > 0) return "";
+    return "mma needs " + std::to_string(shared_bytes(kFewStages)) + " bytes of shared memory a block, not " +
+           std::to_string(device.shared_bytes);
+  }
+
+  std::string why_not_of(DType operands) const override {
+    if (operands == DType::kBF16 || operands == DType::kF16) return "";
+    return "mma needs both operands in bf16, or both in fp16";
+  }
+
+  std::string why_not_unasked() const override { return "its time has not been measured on a GPU yet"; }
+
+  std::string reason() const override { return "16-bit operands"; }
+
+  int slots(const LogitsArgs& args, const Device& device) const override {
+    return plan_logits(args, device, /*any_fewer=*/true).slots;
+  }
+
+  EngineTiles tiles(const LogitsArgs& /*args*/, const Device& device) const override {
+    return {kBlockRows, kTileColumns, std::max(device.processors, 1)};
+  }
+
+  std::string config(const LogitsArgs& /*args*/) const override { return "mma 256x192"; }
+
+  // Tiles, one for each processor at a time, each with its epilogue: a prediction, measured nowhere yet.
+  double seconds(const LogitsArgs& args, const LogitsScratch& /*scratch*/, double /*bytes*/,
+                 const KernelTimes& times) const override {
+    const EngineTiles tile = tiles(args, times.device());
+    const int64_t count = ceil_div(args.rows, tile.rows) * ceil_div(args.columns, tile.columns);
+    const double flop = 2.0 * static_cast<double>(tile.rows * tile.columns) * static_cast<double>(args.depth);
+    const double products = flop / (times.flop_per_processor() * share_of_products(times.device()));
+    return static_cast<double>(ceil_div(count, tile.at_once)) * (products + kEpilogueSeconds) +
+           3 * kLaunchSeconds;
+  }
+
+  void launch(const LogitsArgs& args, const LogitsScratch& /*scratch*/, const Queue& queue,
+              After after) const override {
+    launch_logits(args, queue, after);
+  }
+};
+
+}  // namespace
+
+const Engine& engine() {
+  static const Mma only;
+  return only;
+}
+
+}  // namespace headroom::cuda::mma

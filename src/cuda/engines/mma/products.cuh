@@ -1,0 +1,68 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/engines/fused/tile_view.cuh"
+#include "cuda/engines/mma/ptx/ldmatrix.cuh"
+#include "cuda/engines/mma/ptx/mma_sync.cuh"
+#include "cuda/engines/mma/ring.cuh"
+
+// Products of a warp: 64 rows, those of its pair, by 96 columns.
+//
+// The warp keeps 32 of these rows and gives the other 32 away (exchange.cuh). Blocks of 16 rows m = 0, 1 are
+// those that it keeps, m = 2, 3 the others: acc[m % 2][48 (m / 2) + 4 j + i] is element i of D (mma_sync.cuh)
+// of block m and columns 8 j.. of the warp's.
+namespace headroom::cuda::mma {
+
+__device__ __forceinline__ int warp_index() {
+  return ptx::thread_index() >> 5;
+}
+
+// Where a lane's first addresses for ldmatrix are in a stage, of the first 16 elements of depth. The other 16
+// are two chunks on: bit 5 of the address is the other one, whatever the row's chunks are exchanged by.
+struct FragmentOffsets {
+  uint32_t kept, given;  // of rows of hidden
+  uint32_t classifier;
+
+  __device__ static __forceinline__ FragmentOffsets of_thread() {
+    const int lane = lane_index(), warp = warp_index();
+    // Lanes 0..15 give the rows of elements 0..7, lanes 16..31 those of 8..15: a[0..3] in this order.
+    const uint32_t of_lane = chunk_offset(lane & 15, lane >> 4);
+    const int first = warp * (kPairRows / 2);
+    FragmentOffsets at;
+    at.kept = first * kRowBytes + of_lane;
+    at.given = (first ^ (kPairRows / 2)) * kRowBytes + of_lane;
+    // Lanes 0..7 and 8..15 give 8 columns, elements 0..7 and 8..15 of depth: b0 and b1; the other lanes those
+    // of the next 8 columns.
+    at.classifier = kHiddenBytes + (warp & 1) * (kWarpColumns * kRowBytes) +
+                    chunk_offset((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+    return at;
+  }
+};
+
+// Adds a stage's products.
+template <DType kType>
+__device__ __forceinline__ void multiply_stage(Accumulators& acc, uint32_t stage) {
+  const FragmentOffsets at = FragmentOffsets::of_thread();
+#pragma unroll
+  for (int step = 0; step < kBlockDepth / 16; ++step) {
+    const uint32_t flip = step * 32;
+    uint32_t a[4][4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      ptx::load_matrices(a[m], (stage + (m < 2 ? at.kept : at.given) + m % 2 * 16 * kRowBytes) ^ flip);
+    }
+#pragma unroll
+    for (int j = 0; j < kWarpColumns / 8; j += 2) {
+      uint32_t b[4];
+      ptx::load_matrices(b, (stage + at.classifier + j * 8 * kRowBytes) ^ flip);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        float* d = acc[m & 1] + (m >> 1) * (kWarpColumns / 2) + 4 * j;
+        ptx::multiply<kType>(d, a[m], b[0], b[1]);
+        ptx::multiply<kType>(d + 4, a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+}  // namespace headroom::cuda::mma

@@ -1,0 +1,135 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/engines/fused/kernel_params.cuh"
+#include "cuda/engines/fused/ptx/shared_memory.cuh"
+#include "cuda/engines/fused/ptx/thread.cuh"
+#include "cuda/engines/mma/mma_config.h"
+#include "cuda/engines/mma/ptx/copy_async.cuh"
+
+// Shared memory, and the ring of stages through which operands come.
+namespace headroom::cuda::mma {
+
+template <class Args>
+struct MmaParams : KernelParams<Args> {
+  int32_t stages = 0;  // kFewStages or kMostStages
+  int32_t ahead = 0;   // tiles that copies may be ahead of products
+};
+
+// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles]. What is known here is not kept in
+// registers, of which there are none to spare beside 192 accumulators.
+struct SharedMemory {
+  int stages;
+
+  __device__ __forceinline__ static uint32_t stage(int index) {
+    return ptx::dynamic_shared_address() + index * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t view() const { return stage(stages); }
+  __device__ __forceinline__ uint32_t origin(int tile) const {
+    return view() + 2 * kVectorBytes + kWarps * kViewBytes + tile % kOrigins * kOriginBytes;
+  }
+  __device__ __forceinline__ uint32_t active_rows() const {
+    return view() + 2 * kVectorBytes + kWarps * kViewBytes + kOrigins * kOriginBytes;
+  }
+  __device__ __forceinline__ void store_active(ActiveRows active, int tiles) const {
+    ptx::store_shared(active_rows(), active.rows, active.units, tiles, 0);
+  }
+  // Of the block.
+  __device__ __forceinline__ int tiles() const { return ptx::load_shared_int(active_rows() + 8); }
+  __device__ __forceinline__ ActiveRows load_active() const {
+    return {ptx::load_shared_int(active_rows()), ptx::load_shared_int(active_rows() + 4)};
+  }
+
+  // Of the block's i-th tile, where its rows and columns begin, and its slot.
+  __device__ __forceinline__ void store_origin(int i, int row, int column, int slot) const {
+    ptx::store_shared(origin(i), row, column, slot, 0);
+  }
+  __device__ __forceinline__ int4 load_origin(int i) const { return ptx::load_shared_int4(origin(i)); }
+};
+
+// By a whole warp: of the block's i-th tile, if there is one.
+template <class Args>
+__device__ __forceinline__ void find_origin(const SharedMemory& shared, const MmaParams<Args>& params,
+                                            int i) {
+  if (i >= shared.tiles()) return;
+  const TileSchedule schedule(params.raster, shared.load_active().units, params.column_tiles);
+  const Tile tile = schedule.at(static_cast<int>(blockIdx.x) + i * schedule.clusters());
+  const int unit = active_unit<kBlockRows>(params.product, shared.load_active().rows, tile.unit);
+  if ((ptx::thread_index() & 31) == 0) {
+    shared.store_origin(i, unit * kBlockRows, tile.column * kTileColumns, tile.slot);
+  }
+}
+
+// A row of a stage has 32 elements, four chunks of 16 bytes; chunk c of row r lies where c xor (r / 2 mod 4)
+// would. Banks are of 4 bytes, so 8 chunks one after another have all of them. The same chunk of 8 rows, one
+// matrix of ldmatrix, lies in 4 (r mod 2) + (c xor (r / 2 mod 4)) modulo 8: each of the 8 once. A quarter of
+// a warp copies two whole rows: each of the 8 once, too.
+__device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
+  return row * kRowBytes + ((chunk ^ (row >> 1 & 3)) << 4);
+}
+
+// Rows first_row.. of a matrix [rows, depth], a stage's block of depth of it: a quad of lanes a row, 64 rows
+// at a time. What is outside of the matrix becomes 0.
+template <int kRows>
+__device__ __forceinline__ void copy_rows(uint32_t to, const void* matrix, int64_t stride, int first_row,
+                                          int rows, int first_depth, int depth) {
+  const int thread = ptx::thread_index();
+  const int chunk = thread & 3;
+  const int row = first_row + (thread >> 2);
+  const int left = depth - first_depth - chunk * 8;  // elements
+  const int bytes = left <= 0 ? 0 : left < 8 ? 2 * left : 16;
+  const char* from = static_cast<const char*>(matrix) + 2 * (row * stride + (first_depth + chunk * 8));
+  const uint32_t place = to + chunk_offset(thread >> 2, chunk);
+#pragma unroll
+  for (int i = 0; i < kRows / (kThreads / 4); ++i) {
+    const int at = i * (kThreads / 4);
+    const bool exists = row + at < rows && bytes > 0;
+    ptx::copy_async(place + at * kRowBytes, exists ? from + 2 * at * stride : matrix, exists ? bytes : 0);
+  }
+}
+
+// Copies of the block's tiles one after another, a stage at a time.
+class Loader {
+ public:
+  // From its blocks of depth number `step` on, all tiles counted through.
+  __device__ __forceinline__ Loader(int step, int depth_blocks)
+      : tile_(step / depth_blocks), block_(step % depth_blocks) {}
+
+  // Starts those of the next stage into `stage`, if there is one, and makes a group of them.
+  template <class Args>
+  __device__ __forceinline__ void copy_next(const SharedMemory& shared, const MmaParams<Args>& params,
+                                            int stage) {
+    if (tile_ < shared.tiles()) {
+      const int4 origin = shared.load_origin(tile_);
+      const LogitsProduct& product = params.product;
+      const uint32_t to = shared.stage(stage);
+      copy_rows<kBlockRows>(to, product.hidden, product.hidden_stride, origin.x,
+                            static_cast<int>(product.rows), block_ * kBlockDepth,
+                            static_cast<int>(product.depth));
+      copy_rows<kTileColumns>(to + kHiddenBytes, product.classifier, product.classifier_stride, origin.y,
+                              static_cast<int>(product.columns), block_ * kBlockDepth,
+                              static_cast<int>(product.depth));
+    }
+    if (++block_ == params.depth_blocks) {
+      block_ = 0;
+      ++tile_;
+    }
+    ptx::copy_async_commit();
+  }
+
+ private:
+  int tile_;
+  int block_;  // of depth
+};
+
+// Until the stage that is read next has come: all but the copies of those behind it.
+__device__ __forceinline__ void wait_for_stage(int stages) {
+  if (stages == kFewStages) {
+    ptx::copy_async_wait<kFewStages - 2>();
+  } else {
+    ptx::copy_async_wait<kMostStages - 2>();
+  }
+  __syncthreads();
+}
+
+}  // namespace headroom::cuda::mma

@@ -1,0 +1,116 @@
+// The mma engine as plans know it: never chosen unasked, what it refuses, its stages, slots and groups of
+// rows.
+#include <gtest/gtest.h>
+
+#include "core/plan.h"
+#include "cuda/cuda_plans.h"
+#include "cuda/device_models.h"
+#include "cuda/engines/engine.h"
+#include "cuda/engines/fused/tile_schedule.h"
+#include "cuda/engines/mma/mma_launch.h"
+
+namespace headroom::cuda::mma {
+namespace {
+
+Device ampere() {
+  Device device;
+  device.name = "a device";
+  device.capability = 80;
+  device.processors = 108;
+  device.memory_bytes = uint64_t{80} << 30;
+  device.shared_bytes = 163 << 10;
+  device.l2_bytes = 40 << 20;
+  return device;
+}
+
+headroom::Problem problem_of(DType dtype) {
+  headroom::Problem p;
+  p.pass = Pass::kForwardBackward;
+  p.tokens = 8192;
+  p.vocab = 128256;
+  p.hidden = 4096;
+  p.hidden_dtype = p.classifier_dtype = dtype;
+  p.want_d_hidden = p.want_d_classifier = true;
+  return p;
+}
+
+TEST(MmaPlans, ChosenOnlyWhenAskedFor) {
+  const headroom::Problem p = problem_of(DType::kBF16);
+  const Choice unasked = choose_engine(p, ampere(), "");
+  EXPECT_STREQ(unasked.engine->name(), "portable");
+  EXPECT_NE(unasked.reason.find("mma only when asked for: its time has not been measured"), std::string::npos)
+      << unasked.reason;
+  const Choice asked = choose_engine(p, ampere(), "mma");
+  EXPECT_STREQ(asked.engine->name(), "mma");
+  EXPECT_EQ(asked.reason, "asked for");
+  for (const Plan& plan : make_plans(p, ampere(), "mma", 0)) EXPECT_EQ(plan.implementation, "mma");
+}
+
+TEST(MmaPlans, RefusesOthersByName) {
+  const Engine& mma = *engine_named("mma");
+  EXPECT_EQ(mma.why_not(ampere(), DType::kF32), "mma needs both operands in bf16, or both in fp16");
+  Device small = ampere();
+  small.shared_bytes = 64 << 10;
+  EXPECT_EQ(mma.why_not(small, DType::kBF16), "mma needs 87824 bytes of shared memory a block, not 65536");
+}
+
+LogitsArgs launch_of(int64_t rows, int64_t columns, int64_t depth) {
+  LogitsArgs args;
+  args.rows = rows;
+  args.columns = columns;
+  args.depth = depth;
+  args.of_epilogue = StatsArgs{};
+  return args;
+}
+
+TEST(MmaPlans, StagesFollowSharedMemory) {
+  Device device = ampere();
+  for (const auto& [kilobytes, stages] : {std::pair{99, 3}, {100, 3}, {163, 5}, {227, 5}}) {
+    device.shared_bytes = int64_t{kilobytes} << 10;
+    EXPECT_EQ(plan_logits(launch_of(8192, 128256, 4096), device, false).stages, stages) << kilobytes;
+    EXPECT_LE(shared_bytes(stages), device.shared_bytes);
+  }
+}
+
+// Groups of rows stay in L2, or are as long as a wave of tiles is wide; slots are few.
+TEST(MmaPlans, GroupsFollowL2) {
+  Device device = ampere();
+  const LogitsPlan large = plan_logits(launch_of(1 << 16, 128256, 4096), device, false);
+  EXPECT_EQ(large.tiling.preferred_units, 9);  // sqrt(108 192 / 256), more than 16 MiB of 2 MiB each
+  device.processors = 72;
+  device.l2_bytes = 6 << 20;
+  EXPECT_EQ(plan_logits(launch_of(1 << 16, 128256, 4096), device, false).tiling.preferred_units, 7);
+  device.l2_bytes = 72 << 20;
+  EXPECT_EQ(plan_logits(launch_of(1 << 16, 128256, 4096), device, false).tiling.preferred_units, 14);
+  EXPECT_LE(large.slots, 33);
+}
+
+// Of all devices whose facts are known: plans by this engine and by the other, all of whose times follow the
+// vendor's rates.
+TEST(MmaPlans, EveryModelOfDeviceHasPlans) {
+  const headroom::Problem p = problem_of(DType::kBF16);
+  const double flop = 3 * 2.0 * 8192 * 128256 * 4096;
+  for (const char* name : {"a100", "a10", "l40s", "rtx-4090", "rtx-5090", "h100", "h200", "b200"}) {
+    const Device* device = device_model(name);
+    ASSERT_NE(device, nullptr) << name;
+    EXPECT_NE(known_models().find(name), std::string::npos);
+    EXPECT_EQ(stages_of(device->shared_bytes), device->shared_bytes < 160'000 ? kFewStages : kMostStages);
+    for (const char* engine : {"mma", "portable"}) {
+      const Plan plan = choose_plan(make_plans(p, *device, engine, 0), 0);
+      EXPECT_EQ(plan.implementation, engine) << name;
+      EXPECT_GT(plan.predicted_seconds, flop / device->flops) << name << ' ' << engine;
+      EXPECT_LT(plan.predicted_seconds, 3 * flop / device->flops) << name << ' ' << engine;
+    }
+  }
+}
+
+TEST(MmaPlans, EachTileHasItsSlotWhereRowsDoNotDependOnTheBatch) {
+  LogitsArgs args = launch_of(300, 1000, 64);
+  args.batch_invariant = true;
+  EXPECT_EQ(plan_logits(args, ampere(), true).slots, 6);
+  args.column_offset = 192;
+  EXPECT_EQ(plan_logits(args, ampere(), true).slots, 7);
+}
+
+}  // namespace
+}  // namespace headroom::cuda::mma
