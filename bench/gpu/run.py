@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seed", type=int, default=0, help="of --random")
     found.add_argument("--budgets", help="MiB or unlimited (default: unlimited,2560,160)")
     found.add_argument("--peers", default="auto", help="auto, none or names")
-    found.add_argument("--implementations", default="auto", help="auto (the library's choice), portable, sm90")
+    found.add_argument("--implementations", default="auto", help="auto (the library's choice), mma, portable, sm90")
     found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
     found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
     found.add_argument("--ignored", type=float, default=0.0, help="share of tokens without a target, of the timing")

@@ -15,6 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import bars
 import host
+import mma
 import table
 from clock import Clock
 from data import DATA, make_inputs, use_trained, with_ignored
@@ -276,3 +277,29 @@ def test_a_hanging_run_ends_with_its_results(tmp_path: pathlib.Path) -> None:
     words = ["--device", "cpu", "--shapes", "4096x65536x256", "--peers", "none", "--minutes", "0.15"]
     done = subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=120)
     assert "### Bars" in done.stdout and ("time is up" in done.stdout or done.returncode == 0)
+
+
+def made_up_round(slower: float) -> list[dict]:
+    return [
+        {"what": "ceiling", "device": "whole", "blocks": 132, "flop": 6e12, "seconds": [0.01, 0.01, 0.02]},
+        {"what": "loss", "device": "whole", "blocks": 132, "flop": 5.4e12, "seconds": [0.01 * slower]},
+        {"what": "Triton's product", "device": "whole", "flop": 5e12, "why_not": "no peer"},
+    ]
+
+
+def test_shares_of_the_ceiling_of_the_same_round(tmp_path):
+    rounds = [made_up_round(slower) for slower in (1.0, 2.0, 1.0)]
+    assert mma.shares(rounds) == [["whole", "ceiling", "600", "1.000"], ["whole", "loss", "540", "0.900"]]
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"date": "d", "device": "none", "command": "c", "shapes": {"s": rounds}}))
+    command = [sys.executable, str(RUN.parent / "mma.py"), "--show", str(record)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "| whole | loss | 540 | 0.900 |" in shown and "no peer" in shown
+
+
+def test_the_program_that_fails_is_named(tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho no device >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(SystemExit, match="exit status 1: no device"):
+        mma.measured(program, SMALL, 1.0)

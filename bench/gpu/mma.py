@@ -1,0 +1,120 @@
+"""The engine on mma.sync beside the most that the instruction gives, and Triton's product with the same instructions.
+
+    python bench/gpu/mma.py [--program build/dev/tests/gpu/headroom_gpu_mma_times]
+        [--shapes 8192x128256x4096,8192x256000x2304,8192x151936x1024] [--rounds 4] [--minutes 6] [--json FILE]
+    python bench/gpu/mma.py --show FILE
+
+In each round the program (tests/gpu/mma_times.cu) and Triton take turns. Figures are medians, as shares of the ceiling
+of the same round: register-only mma.sync on as many thread blocks. "a100" and "rtx-4090" are this device with no more
+processors and shared memory than those have; groups of rows are made for their L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from shapes import Shape, parse_shapes  # noqa: E402
+from table import markdown  # noqa: E402
+
+PROGRAM = HERE.parents[1] / "build" / "dev" / "tests" / "gpu" / "headroom_gpu_mma_times"
+SHAPES = "8192x128256x4096,8192x256000x2304,8192x151936x1024"
+LAUNCHES = 10  # of Triton's product in a round
+
+
+def measured(program: pathlib.Path, shape: Shape, seconds: float) -> list[dict[str, Any]]:
+    """What the program writes: a measurement a line."""
+    sizes = [shape.tokens, shape.vocab, shape.hidden, seconds]
+    process = subprocess.run(
+        [str(program), *map(str, sizes)], capture_output=True, text=True, timeout=120 + 10 * seconds, check=False
+    )
+    if process.returncode != 0:
+        raise SystemExit(f"{program}: exit status {process.returncode}: {process.stderr.strip()}")
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def triton_product(shape: Shape) -> dict[str, Any]:
+    """bf16 logits by Triton without Hopper's instructions; says so, in place of times, where it has used them."""
+    os.environ["DISABLE_MMA_V3"] = "1"
+    import mma_triton
+
+    return mma_triton.measure(shape.tokens, shape.vocab, shape.hidden, LAUNCHES)
+
+
+def rates(round_: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    """FLOP a second by what and device."""
+    return {(m["what"], m["device"]): m["flop"] / statistics.median(m["seconds"]) for m in round_ if m.get("seconds")}
+
+
+def shares(rounds: list[list[dict[str, Any]]]) -> list[list[str]]:
+    """A row for each device and measurement: TFLOP/s, and its share of the ceiling."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for round_ in rounds:
+        by = rates(round_)
+        for (what, device), rate in by.items():
+            found.setdefault((device, what), []).append((rate, rate / by["ceiling", device]))
+    rows = []
+    for (device, what), values in found.items():
+        rate = statistics.median(value[0] for value in values)
+        share = statistics.median(value[1] for value in values)
+        rows.append([device, what, f"{rate * 1e-12:.0f}", f"{share:.3f}"])
+    return rows
+
+
+def show(record: dict[str, Any]) -> None:
+    for facts in ("date", "device", "command"):
+        print(f"{facts}: {record[facts]}")
+    for name, rounds in record["shapes"].items():
+        print(f"\n{name}, {len(rounds)} rounds\n")
+        print("\n".join(markdown(["device", "what", "TFLOP/s", "of the ceiling"], shares(rounds))))
+        for note in sorted({m["why_not"] for round_ in rounds for m in round_ if m.get("why_not")}):
+            print(note)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", type=pathlib.Path, default=PROGRAM)
+    parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--show", type=pathlib.Path, metavar="FILE")
+    asked = parser.parse_args()
+    if asked.show:
+        show(json.loads(asked.show.read_text()))
+        return 0
+    import torch
+
+    from run import describe_machine
+
+    if not torch.cuda.is_available():
+        raise SystemExit("needs a GPU")
+    shapes = parse_shapes(asked.shapes)
+    record: dict[str, Any] = {**describe_machine("cuda"), "shapes": {}}
+    end = time.monotonic() + 60 * asked.minutes
+    seconds = max(1.0, 60 * asked.minutes / (4 * asked.rounds * len(shapes)))
+    for _ in range(asked.rounds):
+        for shape in shapes:
+            if time.monotonic() > end:
+                break
+            round_ = measured(asked.program, shape, seconds)
+            round_.append(triton_product(shape))
+            record["shapes"].setdefault(shape.name, []).append(round_)
+            if asked.json:
+                asked.json.write_text(json.dumps(record))
+    show(record)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+"""A plain bf16 product in Triton: tiles in groups, pointers and no copy engine. With DISABLE_MMA_V3 it is made of
+mma.sync and cp.async, as on an A100."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+CONFIGS = [
+    triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8}, num_stages=stages, num_warps=8)
+    for m, n in ((128, 256), (256, 128), (128, 128))
+    for k, stages in ((32, 4), (64, 3))
+]
+
+
+@triton.autotune(configs=CONFIGS, key=["rows", "columns", "depth"])
+@triton.jit
+def product(
+    hidden,
+    weight,
+    logits,
+    rows,
+    columns,
+    depth,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    number = tl.program_id(0)
+    across = tl.cdiv(columns, BLOCK_N)
+    first = number // (GROUP * across) * GROUP
+    tall = min(tl.cdiv(rows, BLOCK_M) - first, GROUP)
+    i = first + number % (GROUP * across) % tall
+    j = number % (GROUP * across) // tall
+    row = (i * BLOCK_M + tl.arange(0, BLOCK_M)) % rows
+    column = (j * BLOCK_N + tl.arange(0, BLOCK_N)) % columns
+    k = tl.arange(0, BLOCK_K)
+    a = hidden + row[:, None].to(tl.int64) * depth + k[None, :]
+    b = weight + column[None, :].to(tl.int64) * depth + k[:, None]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for _ in range(0, tl.cdiv(depth, BLOCK_K)):
+        sums = tl.dot(tl.load(a), tl.load(b), sums)
+        a += BLOCK_K
+        b += BLOCK_K
+    row = i * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = j * BLOCK_N + tl.arange(0, BLOCK_N)
+    out = logits + row[:, None].to(tl.int64) * columns + column[None, :]
+    tl.store(out, sums.to(tl.bfloat16), mask=(row[:, None] < rows) & (column[None, :] < columns))
+
+
+def measure(rows: int, columns: int, depth: int, launches: int) -> dict[str, Any]:
+    """Seconds of each launch, or why there are none."""
+    found: dict[str, Any] = {"what": "Triton's product", "device": "whole", "flop": 2.0 * rows * columns * depth}
+    if depth % 64 != 0:
+        return {**found, "why_not": "Triton's product is of depths that 64 divides"}
+    hidden = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
+    logits = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+
+    def launch() -> Any:
+        def grid(meta: dict[str, int]) -> tuple[int]:
+            return (triton.cdiv(rows, meta["BLOCK_M"]) * triton.cdiv(columns, meta["BLOCK_N"]),)
+
+        return product[grid](hidden, weight, logits, rows, columns, depth)
+
+    code = launch().asm["ptx"]
+    if "wgmma" in code or "mma.sync" not in code:
+        return {**found, "why_not": "Triton has used Hopper's instructions: no peer"}
+    torch.cuda.synchronize()
+    seconds = []
+    for _ in range(launches):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        launch()
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end) * 1e-3)
+    return {**found, "seconds": seconds}

@@ -1,0 +1,237 @@
+// How long the mma engine's kernels take, beside the most that mma.sync gives: what bench/gpu/mma.py runs.
+//
+//   headroom_gpu_mma_times ROWS COLUMNS DEPTH SECONDS
+//
+// Writes a line for each measurement: what, on which device (all of it, or as much as an A100 or an RTX 4090
+// has), blocks, FLOP of a launch, and the seconds of a launch. All take turns for so many seconds.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "cuda/engines/mma/mma_config.h"
+#include "cuda/engines/mma/mma_launch.h"
+#include "cuda/engines/mma/ptx/mma_sync.cuh"
+#include "cuda/queue.h"
+#include "cuda/rows/rows.h"
+
+namespace headroom::cuda::mma::times {
+namespace {
+
+void require(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+template <class T>
+T* on_device(const std::vector<T>& values) {
+  T* data = nullptr;
+  require(cudaMalloc(&data, values.size() * sizeof(T)), "cudaMalloc");
+  require(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  return data;
+}
+
+// mma.sync of operands in registers, and nothing else: as many warps as the engine has, 24 independent sums
+// of 16 x 8 in each, operands of random bits. What a launch of the engine is a share of.
+constexpr int kSums = 24, kTurns = 4096;
+
+__global__ void __launch_bounds__(kThreads, 1) ceiling_kernel(const uint32_t* bits, float* out, int turns) {
+  const int thread = static_cast<int>(threadIdx.x);
+  uint32_t a[4][4], b[6][2];
+  for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = bits[(i * kThreads + thread) & 0xffff];
+  for (int i = 0; i < 12; ++i) b[i / 2][i % 2] = bits[((16 + i) * kThreads + thread) & 0xffff];
+  float d[kSums][4] = {};
+  for (int turn = 0; turn < turns; ++turn) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) ptx::multiply<DType::kBF16>(d[i], a[i % 4], b[i / 4][0], b[i / 4][1]);
+  }
+  float sum = 0;
+  for (const auto& each : d) sum += each[0] + each[1] + each[2] + each[3];
+  if (sum == 12345.0f) out[blockIdx.x] = sum;
+}
+
+struct Measurement {
+  std::string what;
+  std::string device;
+  int blocks;
+  double flop;
+  std::function<void()> launch;
+  std::vector<float> seconds = {};
+};
+
+float seconds_of(const std::function<void()>& launch) {
+  static const auto make = [] {
+    cudaEvent_t event = nullptr;
+    require(cudaEventCreate(&event), "cudaEventCreate");
+    return event;
+  };
+  static const cudaEvent_t begin = make(), end = make();
+  require(cudaEventRecord(begin), "cudaEventRecord");
+  launch();
+  require(cudaEventRecord(end), "cudaEventRecord");
+  require(cudaEventSynchronize(end), "cudaEventSynchronize");
+  float milliseconds = 0;
+  require(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+  return milliseconds * 1e-3f;
+}
+
+// bf16 of a normal distribution, drawn once and repeated with an odd period.
+uint16_t* random_matrix(int64_t rows, int64_t columns, float spread, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<uint16_t> period(1'000'003), values(static_cast<size_t>(rows * columns));
+  for (uint16_t& value : period) value = float_to_bf16(normal(random));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = period[i % period.size()];
+  return on_device(values);
+}
+
+class Launches {
+ public:
+  Launches(int64_t rows, int64_t columns, int64_t depth) : rows_(rows), columns_(columns) {
+    product_.hidden = random_matrix(rows, depth, 1, 1);
+    product_.classifier = random_matrix(columns, depth, 1, 2);
+    product_.hidden_stride = product_.classifier_stride = product_.depth = depth;
+    product_.rows = rows;
+    product_.columns = columns;
+    product_.scale = 3.0f / std::sqrt(static_cast<float>(depth));  // logits of a standard deviation of 3
+    std::vector<int32_t> targets(static_cast<size_t>(rows));
+    for (int64_t i = 0; i < rows; ++i) targets[i] = static_cast<int32_t>(i * 7919 % columns);
+    product_.target = on_device(targets);
+    target_logit_ = on_device(std::vector<float>(static_cast<size_t>(rows)));
+  }
+
+  std::function<void()> loss(const Device& device) {
+    StatsArgs args;
+    args.stats = slots(StatsArgs{}, device);
+    args.target_logit = target_logit_;
+    return launch(args, device);
+  }
+  std::function<void()> kept_exps(const Device& device) {
+    ExpsArgs args;
+    args.stats = slots(ExpsArgs{}, device);
+    args.target_logit = target_logit_;
+    // Near the maximum of normal logits, whose exps then sum up to about 1.
+    args.anchor = on_device(std::vector<float>(static_cast<size_t>(rows_), lse()));
+    const int64_t stride = (columns_ + 7) / 8 * 8;
+    if (exps_ == nullptr) require(cudaMalloc(&exps_, static_cast<size_t>(rows_ * stride) * 2), "cudaMalloc");
+    args.exps = {exps_, columns_, stride};
+    return launch(args, device);
+  }
+  // A row keeps what is above 2^-9 of its sum, and draws the rest.
+  std::function<void()> draw(const Device& device) {
+    ThinArgs args;
+    args.stats = slots(ThinArgs{}, device);
+    args.stats.expected = on_device(std::vector<float>(static_cast<size_t>(args.stats.slots * rows_)));
+    args.target_logit = target_logit_;
+    args.anchor = on_device(std::vector<float>(static_cast<size_t>(rows_), lse()));
+    args.draws.seed = on_device(std::vector<uint64_t>{1});
+    args.draws.role = on_device(std::vector<int32_t>(static_cast<size_t>(columns_), -1));
+    args.draws.threshold = on_device(std::vector<float>(static_cast<size_t>(rows_), 0x1p-9f));
+    int32_t* count = on_device(std::vector<int32_t>(static_cast<size_t>(rows_)));
+    args.draws.count = count;
+    args.draws.capacity = 2048;
+    args.draws.elements = on_device(std::vector<Draw>(static_cast<size_t>(rows_) * 2048));
+    const auto kernel = launch(args, device);
+    return [kernel, count, bytes = static_cast<size_t>(rows_) * 4] {
+      require(cudaMemsetAsync(count, 0, bytes), "cudaMemset");
+      kernel();
+    };
+  }
+
+ private:
+  // Of normal logits: ln V + variance / 2.
+  float lse() const { return std::log(static_cast<float>(columns_)) + 4.5f; }
+
+  StatSlots slots(const EpilogueArgs& epilogue, const Device& device) {
+    LogitsArgs args{product_, epilogue};
+    StatSlots found;
+    found.slots = plan_logits(args, device, false).slots;
+    found.stride = rows_;
+    const auto count = static_cast<size_t>(found.slots * rows_);
+    found.sum = on_device(std::vector<float>(count));
+    if (std::holds_alternative<StatsArgs>(epilogue))
+      found.max = on_device(std::vector<float>(count, -INFINITY));
+    return found;
+  }
+
+  std::function<void()> launch(const EpilogueArgs& epilogue, const Device& device) const {
+    return [args = LogitsArgs{product_, epilogue}, device] {
+      launch_logits(args, device, Queue(cudaStream_t{}));
+    };
+  }
+
+  int64_t rows_, columns_;
+  LogitsProduct product_;
+  float* target_logit_ = nullptr;
+  void* exps_ = nullptr;
+};
+
+Device like(Device device, int processors, int64_t shared_bytes, int64_t l2_bytes) {
+  device.processors = std::min(device.processors, processors);
+  device.shared_bytes = std::min(device.shared_bytes, shared_bytes);
+  device.l2_bytes = std::min(device.l2_bytes, l2_bytes);
+  return device;
+}
+
+void run(int64_t rows, int64_t columns, int64_t depth, double seconds) {
+  const Device& whole = query_device(0);
+  Launches launches(rows, columns, depth);
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<uint32_t> bits(1 << 16);
+  for (uint32_t& word : bits) {
+    word = static_cast<uint32_t>(float_to_bf16(normal(random))) << 16 | float_to_bf16(normal(random));
+  }
+  const uint32_t* operands = on_device(bits);
+  float* out = on_device(std::vector<float>(1024));
+  const double flop =
+      2.0 * static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
+
+  std::vector<Measurement> all;
+  const std::pair<const char*, Device> devices[] = {{"whole", whole},
+                                                    {"a100", like(whole, 108, 163 << 10, 40 << 20)},
+                                                    {"rtx-4090", like(whole, 128, 99 << 10, 72 << 20)}};
+  for (const auto& [name, device] : devices) {
+    const int blocks = device.processors;
+    const double ceiling = 2.0 * 16 * 8 * 16 * kSums * kTurns * kWarps * blocks;
+    all.push_back({"ceiling", name, blocks, ceiling, [=] {
+                     ceiling_kernel<<<static_cast<unsigned>(blocks), kThreads>>>(operands, out, kTurns);
+                   }});
+    all.push_back({"loss", name, blocks, flop, launches.loss(device)});
+    all.push_back({"kept exps", name, blocks, flop, launches.kept_exps(device)});
+    all.push_back({"draw", name, blocks, flop, launches.draw(device)});
+  }
+  for (const Measurement& each : all) each.launch();
+  require(cudaDeviceSynchronize(), "a kernel");
+  const auto begin = std::chrono::steady_clock::now();
+  do {
+    for (Measurement& each : all) each.seconds.push_back(seconds_of(each.launch));
+  } while (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds);
+  for (const Measurement& each : all) {
+    std::printf("{\"what\": \"%s\", \"device\": \"%s\", \"blocks\": %d, \"flop\": %.0f, \"seconds\": [",
+                each.what.c_str(), each.device.c_str(), each.blocks, each.flop);
+    for (size_t i = 0; i < each.seconds.size(); ++i)
+      std::printf("%s%.9g", i == 0 ? "" : ", ", each.seconds[i]);
+    std::printf("]}\n");
+  }
+}
+
+}  // namespace
+}  // namespace headroom::cuda::mma::times
+
+int main(int count, char** arguments) {
+  if (count != 5) {
+    std::fprintf(stderr, "%s ROWS COLUMNS DEPTH SECONDS\n", arguments[0]);
+    return 2;
+  }
+  headroom::cuda::mma::times::run(std::atoll(arguments[1]), std::atoll(arguments[2]),
+                                  std::atoll(arguments[3]), std::atof(arguments[4]));
+}
