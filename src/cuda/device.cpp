@@ -10,6 +10,7 @@
 
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
+#include "cuda/device_models.h"
 
 namespace headroom::cuda {
 namespace {
@@ -36,6 +37,7 @@ Device ask(int ordinal) {
   device.memory_bytes = properties.totalGlobalMem;
   device.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   device.l2_bytes = properties.l2CacheSize;
+  add_rates(device);
   if (device.capability < 80) {
     device.why_not =
         device.name + " has compute capability " + device.capability_text() + ", 8.0 or newer is needed";

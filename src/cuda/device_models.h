@@ -9,6 +9,10 @@ namespace headroom::cuda {
 // not known.
 const Device* device_model(const std::string& name);
 
+// The vendor's rates of a device that is here, where it is one of the models: with that name, so many
+// processors and about as much memory.
+void add_rates(Device& device);
+
 // "a100, h100, ..."
 std::string known_models();
 

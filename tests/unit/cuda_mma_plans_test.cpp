@@ -104,6 +104,26 @@ TEST(MmaPlans, EveryModelOfDeviceHasPlans) {
   }
 }
 
+TEST(MmaPlans, ADeviceThatIsAModelHasItsRates) {
+  const auto rates = [](const char* name, int capability, int processors, double gigabytes) {
+    Device device;
+    device.name = name;
+    device.capability = capability;
+    device.processors = processors;
+    device.memory_bytes = static_cast<uint64_t>(gigabytes * 1e9);
+    add_rates(device);
+    return std::pair{device.flops, device.bytes_per_second};
+  };
+  const std::pair unknown{0.0, 0.0};
+  EXPECT_EQ(rates("NVIDIA A100-SXM4-80GB", 80, 108, 85.1), (std::pair{312e12, 2039e9}));
+  EXPECT_EQ(rates("NVIDIA A100-SXM4-40GB", 80, 108, 42.4), unknown);
+  EXPECT_EQ(rates("NVIDIA A10", 86, 72, 23.7), (std::pair{125e12, 600e9}));
+  EXPECT_EQ(rates("NVIDIA A10G", 86, 80, 23.7), unknown);
+  EXPECT_EQ(rates("NVIDIA GeForce RTX 4090", 89, 128, 25.3), (std::pair{165.2e12, 1008e9}));
+  EXPECT_EQ(rates("NVIDIA GeForce RTX 4090 Laptop GPU", 89, 76, 17), unknown);
+  EXPECT_EQ(rates("NVIDIA H200", 90, 132, 150.1), (std::pair{989.5e12, 4800e9}));
+}
+
 TEST(MmaPlans, EachTileHasItsSlotWhereRowsDoNotDependOnTheBatch) {
   LogitsArgs args = launch_of(300, 1000, 64);
   args.batch_invariant = true;
