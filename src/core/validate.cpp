@@ -215,10 +215,10 @@ void check_pass(const Problem& p) {
 
 void check_top_k(const Problem& p) {
   const int64_t most = std::min(kMostTopK, p.in_group() ? p.vocab_total : p.vocab);
-  require(
-      p.top_k >= 0 && p.top_k <= most, "top_k",
-      "0 (none) or a number in [1, " + text(most) + "], the smaller one of " + text(kMostTopK) + " and vocab",
-      text(p.top_k));
+  require(p.top_k >= 0 && p.top_k <= most, "top_k",
+          "0 (none) or a number in [1, " + text(most) + "], the smaller one of " + text(kMostTopK) +
+              (p.in_group() ? " and vocab_total" : " and vocab"),
+          text(p.top_k));
   if (p.top_k == 0) return;
   require(p.pass == Pass::kForward, "top_k",
           "0 in a pass with gradients, as it is an option of forward passes", text(p.top_k));

@@ -68,9 +68,6 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
   p.gradient = HEADROOM_THINNED;
   expect_refused(p, "gradient: expected exact in a group of ranks, got thinned");
   p = group_problem();
-  p.batch_invariant = 1;
-  expect_refused(p, "batch_invariant: expected 0 in a group of ranks, got 1");
-  p = group_problem();
   p.accumulate_d_hidden = 1;
   expect_refused(p, "accumulate_d_hidden: expected 0 where d_hidden is added up over a group, got 1");
   p = group_problem();
@@ -83,8 +80,12 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
   p = group_problem();
   p.pass = HEADROOM_FORWARD;
   p.want_d_hidden = p.want_d_classifier = p.group_d_hidden = 0;
+  p.top_k = 41;
+  expect_refused(
+      p, "top_k: expected 0 (none) or a number in [1, 40], the smaller one of 64 and vocab_total, got 41");
   p.top_k = 2;
-  expect_refused(p, "top_k: expected 0 for a shard of the vocabulary, got 2");
+  p.group_size = p.group_vocab = 0;
+  expect_refused(p, "top_k: expected 0 for a shard of the vocabulary without group_size, got 2");
 }
 
 TEST_F(Group, PlansTellWhatIsExchanged) {
