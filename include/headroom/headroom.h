@@ -240,7 +240,7 @@ typedef struct headroom_buffers {
    */
   int64_t* invalid_targets;
   const void* num_items; /* scalar stats: the mean's divisor, in place of the problem's num_items */
-  /* Thinned gradients only. */
+  /* Thinned gradients only; the counts and variances not in a group of ranks. */
   void* draws; /* draws_bytes, 64-byte aligned, with keeps_draws: OUTPUT of a forward pass, INPUT of backward
                   passes of the same sizes, options, threshold and seed */
   const void* seed;    /* scalar int64 in place of the problem's seed, where the workspace is */

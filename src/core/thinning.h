@@ -13,6 +13,10 @@
 // more, independently: as if the guess had been lse all along, an element p < threshold is kept with
 // probability p / threshold at the weight threshold. The target is not drawn: its gradient is exact.
 //
+// In a group of ranks there is one draw alone: an element p < threshold is kept while uniform * threshold <
+// p, whatever the guess was. So the same seed keeps the same elements for any cut of the vocabulary, and in
+// the float64 reference.
+//
 // The second draw's uniform belongs to the element (draw_uniform(draw_bits(seed, row, global column))), and
 // an element stays while uniform * threshold < weight. Weights fall as lse rises, so what is left out by a
 // lower bound of lse would be left out by lse too: a list that fills up early is thinned by what is known of

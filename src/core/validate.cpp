@@ -132,7 +132,6 @@ void check_group(const Problem& p) {
           text(p.group_vocab));
   check_product("tokens x group_vocab", p.tokens, p.group_vocab);
   check_product("group_vocab x hidden", p.group_vocab, p.hidden);
-  require(p.gradient == GradientMethod::kExact, "gradient", "exact in a group of ranks", "thinned");
   if (p.group_d_hidden == GroupDHidden::kPart) return;
   require(p.want_d_hidden, "group_d_hidden", "0 (HEADROOM_D_HIDDEN_PART) without want_d_hidden",
           text(static_cast<int64_t>(p.group_d_hidden)));
@@ -352,6 +351,9 @@ Buffers validated(const Problem& p, Buffers b) {
           "null without thinned gradients", "a pointer");
   require((p.is_thinned() && p.needs_backward()) || (b.kept_count == nullptr && b.draw_variance == nullptr),
           "kept_count, draw_variance", "null without a pass that makes thinned gradients", "a pointer");
+  require(!p.in_group() || (b.kept_count == nullptr && b.draw_variance == nullptr),
+          "kept_count, draw_variance", "null in a group of ranks, of which each knows its own elements alone",
+          "a pointer");
   need(b.d_hidden, rows && p.want_d_hidden, "d_hidden", "want_d_hidden");
   need(b.d_classifier, columns && p.want_d_classifier, "d_classifier", "want_d_classifier");
   need(b.d_bias, columns && p.want_d_bias, "d_bias", "want_d_bias");

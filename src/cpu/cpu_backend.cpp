@@ -41,6 +41,9 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   if (problem.is_thinned() && (problem.vocab > kMost || problem.tokens > kMost)) {
     return "thinned gradients take at most 2^31 - 1 tokens and classifier rows";
   }
+  if (problem.is_thinned() && problem.in_group() && problem.vocab_total > kMost) {
+    return "thinned gradients take a vocab_total of at most 2^31 - 1 in a group of ranks";
+  }
   return "";
 }
 

@@ -130,7 +130,7 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
     merged_before = merged;
     merged = groups.add(tasks, {computed, merged}, TaskBody::of<&ForwardStage::merge>(*this), w);
   }
-  stats_ = groups.add(tasks, {merged}, TaskBody::of<&ForwardStage::finish>(*this));
+  stats_ = groups.add(tasks, {merged, begun}, TaskBody::of<&ForwardStage::finish>(*this));
 }
 
 Window ForwardStage::window(int64_t w) const {
@@ -173,7 +173,7 @@ void ForwardStage::finish(int64_t, int64_t task, int) const {
     finish_targets(run_, i, run_.arena.rows[static_cast<size_t>(chunk_.first + i)]);
   }
   if (run_.group == nullptr) tell_rows(run_, chunk_, row, row_end);
-  if (draws_) settle_draws(run_, chunk_, row, row_end);
+  if (draws_ && !run_.joins_group()) settle_draws(run_, chunk_, row, row_end);
 }
 
 }  // namespace headroom::cpu

@@ -120,6 +120,9 @@ struct DrawRow {
   float* q = nullptr;          // [padded_columns] scratch
   int32_t* columns = nullptr;  // out: of the block, ascending; room for a vector more than padded_columns
   float* logits = nullptr;     // out: their z, as much room
+  // Of draw_each_row: each element is kept by itself while its uniform * threshold < q. Stream: of column 0.
+  uint32_t row_bits = 0, stream = 0;
+  uint64_t seed = 0;
 };
 
 // One row of logits of one vocabulary block, of which the large ones are wanted.
@@ -170,6 +173,7 @@ struct Kernels : KernelFacts {
   void (*exp_row)(const float* x, int64_t count, float* out) = nullptr;
   // How many elements were kept.
   int64_t (*draw_row)(const DrawRow&) = nullptr;
+  int64_t (*draw_each_row)(const DrawRow&) = nullptr;
   // Elements of a row of logits that are not below `least`, NaNs among them: how many.
   int64_t (*select_row)(const SelectRow&) = nullptr;
   void (*add_rows)(const AddRows&) = nullptr;

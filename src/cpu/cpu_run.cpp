@@ -60,15 +60,9 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   std::optional<ForwardStage> forward;
   if (run.problem.needs_forward()) forward.emplace(run, chunk, groups, load.rows());
   const Loaded loaded{load.rows(), load.panels(), forward ? forward->stats() : TaskGroups::kNone};
-  if (run.group == nullptr || !forward) return finish_chunk(run, loss, writer, chunk, groups, loaded);
-  // The ranks meet between the passes, in the thread that runs the plan.
+  if (!run.joins_group()) return finish_chunk(run, loss, writer, chunk, groups, loaded);
   groups.run(run.pool, run.schedule.threads);
-  mark_missing_top(run, chunk);
-  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(static_cast<size_t>(chunk.count)),
-                  run.arena.top.best, run.arena.gathered);
-  run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
-    tell_rows(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
-  });
+  join_group(run, chunk);
   TaskGroups rest(run.arena.groups);
   finish_chunk(run, loss, writer, chunk, rest, {});
 }
@@ -93,6 +87,15 @@ void run_exact(const Runner& run, const HostLoss& loss) {
 }
 
 }  // namespace
+
+void join_group(const Runner& run, const Chunk& chunk) {
+  mark_missing_top(run, chunk);
+  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(static_cast<size_t>(chunk.count)),
+                  run.arena.top.best, run.arena.gathered);
+  run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
+    tell_rows(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
+  });
+}
 
 void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
                   const Communicator* group) const {

@@ -31,6 +31,8 @@ struct Runner {
   const Communicator* group;  // null: none
   int64_t row_count = 0;      // rows that are not ignored
 
+  // Whether ranks meet between the passes over the logits and the rows.
+  bool joins_group() const { return group != nullptr && problem.needs_forward(); }
   // Of a row; and their logits, of the chunk's row.
   int64_t targets() const { return problem.target_count(); }
   std::span<const float> target_logits(int64_t row) const {
@@ -123,6 +125,10 @@ class BlockTasks {
 // or from the buffers.
 void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t row_begin,
                        int64_t row_end);
+
+// cpu_run.cpp: the statistics of the chunk's rows become those of all ranks, which are told. In the thread
+// that runs the plan, between two loops.
+void join_group(const Runner& run, const Chunk& chunk);
 
 // The losses of the chunk's rows, in order.
 inline void write_losses(const Runner& run, const Chunk& chunk, HostLossWriter& writer) {

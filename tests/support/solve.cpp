@@ -214,7 +214,7 @@ class Run {
 
   void add_gradients() {
     const int64_t d = p_.hidden;
-    if (p_.gradient != HEADROOM_EXACT) {
+    if (p_.gradient != HEADROOM_EXACT && p_.group_size == 0) {
       b_.draw_variance = vector_output("draw_variance", p_.tokens, &out_.draw_variance);
       b_.kept_count = static_cast<int32_t*>(
           output("kept_count", HEADROOM_I32, p_.tokens, 1, &out_.kept_count, {0, c_.skew}).data());

@@ -65,9 +65,6 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
   p.pass = HEADROOM_BACKWARD;
   expect_refused(p, "group_vocab: expected 0 without group_size, got 25");
   p = group_problem();
-  p.gradient = HEADROOM_THINNED;
-  expect_refused(p, "gradient: expected exact in a group of ranks, got thinned");
-  p = group_problem();
   p.accumulate_d_hidden = 1;
   expect_refused(p, "accumulate_d_hidden: expected 0 where d_hidden is added up over a group, got 1");
   p = group_problem();

@@ -2,7 +2,7 @@
 
 A rank that is called otherwise than the others would run other collectives, and all would wait for ever. So a
 configuration that is new to a rank is compared by all of them, which raise the same error where it differs. Which ranks
-have one that is new is told by a header of three numbers that goes before every run on the CPU. On CUDA, where a header
+have one that is new is told by a header of four numbers that goes before every run on the CPU. On CUDA, where a header
 would be waited for, ranks compare what is new to them, and a rank whose configuration changes alone is not noticed.
 """
 
@@ -41,13 +41,19 @@ class Shard(NamedTuple):
     rank: int
     ranks: int
 
-    def packed(self) -> Tensor:
-        """As a forward pass saves it for its backward pass; on the CPU."""
-        return torch.tensor(self, dtype=torch.int64)
+    def packed(self, seed: int = 0) -> Tensor:
+        """As a forward pass saves it for its backward pass, with the seed of its draw; on the CPU."""
+        return torch.tensor((*self, seed), dtype=torch.int64)
 
     @classmethod
-    def unpacked(cls, tensor: Tensor) -> Shard:
-        return cls(*tensor.tolist())
+    def unpacked(cls, tensor: Tensor) -> tuple[Shard, int]:
+        *fields, seed = tensor.tolist()
+        return cls(*fields), seed
+
+    @classmethod
+    def fake(cls) -> Tensor:
+        """Of the size that packed() has."""
+        return torch.empty(len(cls._fields) + 1, dtype=torch.int64, device="cpu")
 
 
 class _Report(NamedTuple):
@@ -56,6 +62,7 @@ class _Report(NamedTuple):
     fields: dict[str, Any]
     own: Own
     targets: int
+    seed: int
     error: str | None
 
 
@@ -149,15 +156,29 @@ def _placed(reports: list[_Report], rank: int) -> Shard:
 def refuse(group: Group, device: torch.device, error: Exception) -> None:
     """Tells the other ranks that this one's arguments are refused; on the CPU, where they listen."""
     if device.type == "cpu":
-        _header(group, [0, 1, 0])
-        _reports(group, _Report({}, Own(0, None, 0), 0, f"{type(error).__name__}: {error}"))
+        _header(group, [0, 1, 0, 0])
+        _reports(group, _Report({}, Own(0, None, 0), 0, 0, f"{type(error).__name__}: {error}"))
+
+
+def _agreed_seed(fields: dict[str, Any], seeds: list[int]) -> int:
+    """Of all ranks, which were given it; or rank 0's, where each has drawn its own."""
+    if fields["seed"] == "given" and len(set(seeds)) > 1:
+        got = " and ".join(f"{seed} on rank {rank}" for rank, seed in enumerate(seeds))
+        raise InvalidArgumentError(f"seed: expected the same on all ranks of the group, got {got}")
+    return seeds[0]
 
 
 def shard_of(
-    group: Group, device: torch.device, fields: dict[str, Any], own: Own, targets: Tensor | None, targets_name: str
-) -> tuple[Shard, bool]:
-    """The rank's shard, and whether the configuration is new: then all ranks have compared it, and go on to
-    compare_plans and keep.
+    group: Group,
+    device: torch.device,
+    fields: dict[str, Any],
+    own: Own,
+    targets: Tensor | None,
+    targets_name: str,
+    seed: int,
+) -> tuple[Shard, bool, int]:
+    """The rank's shard; whether the configuration is new: then all ranks have compared it, and go on to compare_plans
+    and keep; and the seed of all.
 
     fields: what all ranks have in common, by the names of arguments. targets: those that all ranks have in common, too;
     None: they will.
@@ -166,20 +187,21 @@ def shard_of(
     checksum = 0
     if device.type == "cpu":
         checksum = _sum_of(targets)
-        headers = _header(group, [_digest(fields), found is None, checksum])
-        if not any(is_new for _, is_new, _ in headers) and len({digest for digest, _, _ in headers}) == 1:
-            _check_targets([targets_of for _, _, targets_of in headers], targets_name)
+        headers = _header(group, [_digest(fields), found is None, checksum, seed])
+        if not any(header[1] for header in headers) and len({header[0] for header in headers}) == 1:
+            _check_targets([header[2] for header in headers], targets_name)
             assert found is not None
-            return found, False
+            return found, False, _agreed_seed(fields, [header[3] for header in headers])
     elif found is not None:
-        return found, False
-    reports = _reports(group, _Report(fields, own, checksum, None))
+        return found, False, seed
+    reports = _reports(group, _Report(fields, own, checksum, seed, None))
     for rank, report in enumerate(reports):
         if report.error is not None:
             raise InvalidArgumentError(f"rank {rank} of the group refused its arguments: {report.error}")
     _check_fields(reports)
     _check_targets([report.targets for report in reports], targets_name)
-    return _placed(reports, dist.get_rank(group)), True
+    agreed = _agreed_seed(fields, [report.seed for report in reports])
+    return _placed(reports, dist.get_rank(group)), True, agreed
 
 
 def _key(fields: dict[str, Any], own: Own) -> Any:

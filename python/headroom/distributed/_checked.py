@@ -58,7 +58,7 @@ def ranks_of(
     group: Any, vocab_start: int | None, vocab_total: int | None, sequence_parallel: bool, own_targets: bool
 ) -> Ranks:
     start, total = _classes("vocab_start", vocab_start), _classes("vocab_total", vocab_total)
-    return Ranks(group.group_name, dist.get_world_size(group), start, total, sequence_parallel, own_targets)
+    return Ranks(group.group_name, dist.get_world_size(group), start, total, sequence_parallel, own_targets, False)
 
 
 def check_sequence_parallel(input: Tensor, sequence_parallel: Any) -> None:

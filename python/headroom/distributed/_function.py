@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _arguments, _c, _checks, _numbers, _options
+from .. import _arguments, _c, _checks, _numbers, _options, _stats
 from .._arguments import Arguments, Number, Seed, temperatures
-from .._dispatch import choose
+from .._dispatch import choose, pass_over_draw, with_seed
 from .._options import shape_text
 from .._torch import RESULTS
+from ..errors import UnsupportedError
 from ..functional import LinearCrossEntropyOutput, collect
 from ..functional import linear_cross_entropy as of_whole_vocabulary
 from . import _ops
@@ -72,6 +74,8 @@ def linear_cross_entropy(
         linear_bias: the shard's, ``[V_r]``.
         weight: class weights of the whole vocabulary, the same on every rank.
         main_grad: a buffer of the shard's shape.
+        seed: of thinned gradients: the same seed keeps the same elements for any cut of the vocabulary. A number must
+            be the same on every rank; of None and of generators rank 0's is taken.
         batch_invariant: True: for one cut of the vocabulary a row has the same bits in any batch, as on one device.
 
     All other arguments, results and costs are those of :func:`headroom.linear_cross_entropy`. Per-token results are of
@@ -82,7 +86,7 @@ def linear_cross_entropy(
 
     Raises:
         InvalidArgumentError: ranks that differ, by the name of what differs; shards that do not make a vocabulary.
-        NotImplementedError: thinned gradients.
+        UnsupportedError: thinned gradients on CUDA, and the statistics of a draw.
         CommunicationError: a collective failed.
         And what :func:`headroom.linear_cross_entropy` raises.
     """
@@ -141,7 +145,6 @@ class _Call:
         vocab_total: int | None,
         sequence_parallel: bool,
     ) -> None:
-        _refuse_unsupported(a)
         _checks.check_operands(a.input, a.linear_weight, a.linear_bias, a.target, least_vocab=0)
         check_sequence_parallel(a.input, sequence_parallel)
         self.rows, own_targets = rows_of(a, dist.get_world_size(group), sequence_parallel, "target")
@@ -153,19 +156,25 @@ class _Call:
                 _options.check_several_targets(a.weight, a.gradient)
             _check_class_weight(a.weight, a.input)
         learned = _arguments.learned(a)
-        self.names = _options.stats_names(a.return_stats, a.gradient, several)
+        self.names = _stats_names(a, several)
         a = _arguments.without_number_tensors(a)
         options = _arguments.options_of(a)
         options["sequence_length"] = self.rows[-1] if self.rows else 1
         choice = choose(a, learned, self.names)
         inputs = _arguments.inputs_of(a, learned.wanted(choice.trained))
+        if choice.draws:
+            inputs = with_seed(a, inputs)
+        elif choice.passes_over_draw:
+            pass_over_draw(a)
         options, numbers = _numbers.split(options, False)
         self.inputs = inputs if numbers is None else inputs._replace(numbers=numbers)
         self.pass_, self.reduction, self.main_grad = choice.pass_, a.reduction, a.main_grad
         self.return_stats, self.differentiable = a.return_stats, a.differentiable_stats
         ranks = ranks_of(group, vocab_start, vocab_total, sequence_parallel, own_targets)
+        ranks = ranks._replace(seed_given=not (a.seed is None or isinstance(a.seed, torch.Generator)))
         # Of a forward pass the gradients to come, too, which the ranks plan before it.
-        flags = choice.flags.with_gradients(choice.trained).packed()
+        # Draws are not kept: a backward pass makes them again, from the same seed.
+        flags = choice.flags.with_gradients(choice.trained)._replace(keeps_draws=False).packed()
         self.keywords = options | ranks._asdict() | {"flags": flags}
 
     def __call__(self) -> Tensor | LinearCrossEntropyOutput:
@@ -182,10 +191,12 @@ class _Call:
         return collect(loss, found, self.rows, self.names, self.differentiable)
 
 
-def _refuse_unsupported(a: Arguments) -> None:
-    _options.check_gradient(a.gradient)
-    if a.gradient != "exact":
-        raise NotImplementedError(f'gradient: expected "exact" in a group of ranks, got "{a.gradient}"')
+def _stats_names(a: Arguments, several: bool) -> tuple[str, ...]:
+    names = _options.stats_names(a.return_stats, a.gradient, several)
+    for name in names:
+        if name in _stats.DRAW_STATS:
+            raise UnsupportedError(f"return_stats: expected no {name} in a group of ranks, got it")
+    return names
 
 
 def _check_class_weight(weight: Tensor, input: Tensor) -> None:

@@ -116,7 +116,7 @@ class _Call:
 def _log_probs(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), split(keywords)
     asks = Asks("linear_log_probs", "ids", ("target_log_probs",), int(inputs.target.shape[-1]))
-    found, shard = _passes.forward(_c.FORWARD, inputs, None, options, flags, ranks, asks)
+    found, shard, _ = _passes.forward(_c.FORWARD, inputs, None, options, flags, ranks, asks)
     return found["target_log_probs"], found["lse"], found["lse_low"], shard.packed()
 
 
@@ -125,8 +125,7 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (_, _, ranks) = _inputs(args), split(keywords)
     rows, stats = ranks.tokens(inputs), stats_dtype(inputs.hidden)
     shapes: tuple[tuple[int, ...], ...] = ((rows, inputs.target.shape[-1]), (rows,), (rows,))
-    shard = torch.empty(len(Shard._fields), dtype=torch.int64, device="cpu")
-    return *(inputs.hidden.new_empty(shape, dtype=stats) for shape in shapes), shard
+    return *(inputs.hidden.new_empty(shape, dtype=stats) for shape in shapes), Shard.fake()
 
 
 def _inputs(args: Sequence[Any]) -> Inputs:

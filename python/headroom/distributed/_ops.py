@@ -20,7 +20,10 @@ from . import _passes
 from ._agreement import Shard
 from ._passes import Ranks, results_of
 
-RANKS = "str group, int group_size, int vocab_start, int vocab_total, bool sequence_parallel, bool own_targets"
+RANKS = (
+    "str group, int group_size, int vocab_start, int vocab_total, bool sequence_parallel, bool own_targets, "
+    "bool seed_given"
+)
 _INPUT_COUNT = len(Inputs._fields)
 _RESULTS = (*RESULTS[_c.FORWARD][:-1], "shard")  # a Shard, which the backward pass reads, in the place of draws
 
@@ -60,15 +63,15 @@ def _fake(pass_: int, args: Sequence[Any], keywords: dict[str, Any], keeps_weigh
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), split(keywords)
-    found, shard = _passes.forward(_c.FORWARD, inputs, args[_INPUT_COUNT], options, flags, ranks)
+    found, shard, seed = _passes.forward(_c.FORWARD, inputs, args[_INPUT_COUNT], options, flags, ranks)
     *told, _draws = _all(_c.FORWARD, found, inputs, options, flags, ranks)
-    return *told, shard.packed()
+    return *told, shard.packed(seed)
 
 
 @forward.register_fake
 def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     *told, _draws = _fake(_c.FORWARD, args, keywords)
-    return *told, torch.empty(len(Shard._fields), dtype=torch.int64, device="cpu")
+    return *told, Shard.fake()
 
 
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -120,7 +123,7 @@ def _gradients(args: Sequence[Tensor | None], main_grad: Tensor | None, keywords
     saved = dict(zip(_SAVED, args[_INPUT_COUNT:]))
     shard = saved.pop("draws")
     assert shard is not None
-    found = _passes.backward(Shard.unpacked(shard), inputs, saved, main_grad, options, flags, ranks)
+    found = _passes.backward(*Shard.unpacked(shard), inputs, saved, main_grad, options, flags, ranks)
     return _all(_c.BACKWARD, found, inputs, options, flags, ranks)  # type: ignore[no-any-return]
 
 
@@ -144,7 +147,7 @@ def _(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
 )
 def forward_backward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags, ranks) = _inputs(args), split(keywords)
-    found, _ = _passes.forward(_c.FORWARD_BACKWARD, inputs, None, options, flags, ranks)
+    found, _, _ = _passes.forward(_c.FORWARD_BACKWARD, inputs, None, options, flags, ranks)
     return _all(_c.FORWARD_BACKWARD, found, inputs, options, flags, ranks)  # type: ignore[no-any-return]
 
 

@@ -27,6 +27,7 @@ class Ranks(NamedTuple):
     vocab_total: int  # -1: as many as all have
     sequence_parallel: bool  # input holds the rank's tokens
     own_targets: bool  # so does what is given for each token
+    seed_given: bool  # in the place of one that each rank draws
 
     def tokens(self, inputs: Inputs) -> int:
         """Of all ranks."""
@@ -80,6 +81,7 @@ def _fields(
         "linear_bias": None if inputs.bias is None else str(inputs.bias.dtype),
         **{f"tensor {name}": _text(tensor) for name, tensor in names.items()},
         **options,
+        "seed": None if inputs.seed is None else "given" if ranks.seed_given else "drawn",
         "tensors that require grad": wanted,
         "main_grad": None if main_grad is None else "given",
         "gradients together with the loss": pass_ != _c.FORWARD,
@@ -128,9 +130,9 @@ def forward(
     flags: Flags,
     ranks: Ranks,
     asks: Asks = Asks(),
-) -> tuple[Tensors, Shard]:
-    """A forward pass, or both in one. options: as the operators take them; flags: of a forward pass with the gradients
-    that its backward pass will be asked for."""
+) -> tuple[Tensors, Shard, int]:
+    """A forward pass, or both in one; and the seed of the draws. options: as the operators take them; flags: of a
+    forward pass with the gradients that its backward pass will be asked for."""
     group = group_of(ranks)
     try:
         options = resolved(inputs, options)
@@ -141,7 +143,10 @@ def forward(
         raise
     own, fields = _own(inputs, ranks), _fields(pass_, inputs, main_grad, options, flags, ranks, asks)
     targets = None if ranks.own_targets else inputs.target
-    shard, is_new = _agreement.shard_of(group, inputs.hidden.device, fields, own, targets, asks.targets_name)
+    device = inputs.hidden.device
+    seed = 0 if inputs.seed is None or device.type != "cpu" else int(inputs.seed)
+    shard, is_new, seed = _agreement.shard_of(group, device, fields, own, targets, asks.targets_name, seed)
+    inputs = _with_seed(inputs, seed)
     if inputs.class_weight is not None and inputs.class_weight.shape[0] != shard.total:
         raise InvalidArgumentError(
             f"weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
@@ -153,7 +158,8 @@ def forward(
         )
     inputs = _all_tokens(inputs, ranks, group)
     now = flags.with_gradients(Wants()) if pass_ == _c.FORWARD else flags
-    asked = Pass(pass_, readable(inputs, options["num_items"]), options, now, asks)
+    read = inputs._replace(seed=None) if pass_ == _c.FORWARD else inputs  # only gradients are drawn
+    asked = Pass(pass_, readable(read, options["num_items"]), options, now, asks)
     if is_new:
         later = _to_come(inputs, main_grad, options, flags) if pass_ == _c.FORWARD else []
         run = find_on_all(group, shard, asked, later)
@@ -162,7 +168,14 @@ def forward(
         run = find(group, shard, asked)
     found = run(asked.tensors)
     add_up(group, ranks.group_size, found, ranks.sequence_parallel)
-    return found, shard
+    return found, shard, seed
+
+
+def _with_seed(inputs: Inputs, seed: int) -> Inputs:
+    """With the one that all ranks have agreed on; on CUDA, where thinned gradients are refused, as it is."""
+    if inputs.seed is None or inputs.seed.device.type != "cpu":
+        return inputs
+    return inputs._replace(seed=torch.full((), seed, dtype=torch.int64))
 
 
 def _backward_pass(
@@ -191,6 +204,7 @@ def _to_come(inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], 
 
 def backward(
     shard: Shard,
+    seed: int,
     inputs: Inputs,
     saved: dict[str, Tensor | None],
     main_grad: Tensor | None,
@@ -201,7 +215,7 @@ def backward(
     """The backward pass of a rank's shard, as _run.run_backward; the sums over the vocabulary are known."""
     group = group_of(ranks)
     options = resolved(inputs, options)
-    inputs = _all_tokens(inputs, ranks, group)
+    inputs = _with_seed(_all_tokens(inputs, ranks, group), seed)
     asked = _backward_pass(inputs, saved, main_grad, options, flags)
     found = find(group, shard, asked)(asked.tensors)
     add_up(group, ranks.group_size, found, ranks.sequence_parallel)

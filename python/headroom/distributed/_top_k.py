@@ -85,5 +85,5 @@ def linear_top_k(
         inputs = inputs if numbers is None else inputs._replace(numbers=numbers)
         ranks = ranks_of(group, vocab_start, vocab_total, sequence_parallel, own_rows)
     asks = Asks("linear_top_k", "target", ("top_ids", "top_log_probs"), k, k)
-    found, _ = _passes.forward(_c.FORWARD, inputs, None, options, Flags(), ranks, asks)
+    found, _, _ = _passes.forward(_c.FORWARD, inputs, None, options, Flags(), ranks, asks)
     return LinearTopK(found["top_ids"].reshape((*rows, k)), found["top_log_probs"].reshape((*rows, k)))

@@ -52,6 +52,7 @@ consteval Kernels make_kernels(const KernelFacts& facts) {
   k.store_row = store_row;
   k.exp_row = exp_row;
   k.draw_row = draw_row;
+  k.draw_each_row = draw_each_row;
   k.select_row = select_row;
   k.add_rows = add_rows;
   k.dot_rows = dot_rows;

@@ -43,6 +43,39 @@ int64_t draw_row(const DrawRow& row) {
   return count;
 }
 
+// draw_uniform() of draw_stream_bits().
+HWY_INLINE VF uniform_lanes(const DrawRow& row, int64_t j) {
+  const DF df;
+  const hn::RebindToUnsigned<DF> du;
+  const auto mix = [&](auto h, uint32_t factor) { return hn::Mul(h, hn::Set(du, factor)); };
+  auto h = hn::Iota(du, row.stream + static_cast<uint32_t>(j));
+  h = hn::Add(mix(h, 0x85ebca77u), hn::Set(du, row.row_bits + static_cast<uint32_t>(row.seed >> 32)));
+  h = mix(hn::Xor(h, hn::ShiftRight<16>(h)), 0x7feb352du);
+  h = mix(hn::Xor(h, hn::ShiftRight<15>(h)), 0x846ca68bu);
+  h = hn::ShiftRight<9>(hn::Xor(h, hn::ShiftRight<16>(h)));
+  const hn::RebindToSigned<DF> di;
+  return hn::Mul(hn::Add(hn::ConvertTo(df, hn::BitCast(di, h)), hn::Set(df, 0.5f)), hn::Set(df, 0x1p-23f));
+}
+
+int64_t draw_each_row(const DrawRow& row) {
+  const DF df;
+  const hn::RebindToSigned<DF> di;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF guess = hn::Set(df, row.guess);
+  const VF threshold = hn::Set(df, row.threshold);
+  int64_t count = 0;
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF z = hn::LoadU(df, row.z + j);
+    const VF q = exp_lanes(hn::Sub(z, guess));
+    const auto kept = hn::Or(hn::Ge(q, threshold), hn::Lt(hn::Mul(uniform_lanes(row, j), threshold), q));
+    if (hn::AllFalse(df, kept)) continue;
+    const auto columns = hn::Iota(di, static_cast<int32_t>(j));
+    hn::CompressStore(columns, hn::RebindMask(di, kept), di, row.columns + count);
+    count += static_cast<int64_t>(hn::CompressStore(z, kept, df, row.logits + count));
+  }
+  return count;
+}
+
 template <DType kType>
 HWY_INLINE VF load_lanes(const void* row, int64_t j) {
   if constexpr (kType == DType::kF32) return hn::LoadU(DF(), static_cast<const float*>(row) + j);

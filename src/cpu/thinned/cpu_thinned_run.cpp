@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/stages.h"
+#include "cpu/thinned/draw.h"
 #include "cpu/thinned/sparse_gradients.h"
 
 namespace headroom::cpu {
@@ -15,6 +16,12 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
     const LoadStage load(run, chunk, groups);
     const ForwardStage forward(run, chunk, groups, load.rows());
     groups.run(run.pool, run.schedule.threads);
+  }
+  if (run.joins_group()) {
+    join_group(run, chunk);
+    run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
+      settle_draws(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
+    });
   }
   if (p.needs_forward()) write_losses(run, chunk, writer);
   if (p.needs_backward()) finish_rows(run, loss, chunk);

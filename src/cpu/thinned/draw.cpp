@@ -20,8 +20,10 @@ constexpr float kNoGuess = std::numeric_limits<float>::lowest();
 // so they may be off in their last bits.
 constexpr float kGuessMargin = 0x1p-10f;
 
-// A float below what is known of lse by more than its own rounding.
-float guess_below(double known) {
+// A float below what is known of lse by more than its own rounding; in a group, whose elements are drawn
+// once, by more than that of exps, too, so that what lse would keep is drawn.
+float guess_below(const Problem& p, double known) {
+  if (p.in_group()) known -= kGuessMargin;
   return std::max(static_cast<float>(known - std::fabs(known) * 0x1p-20), kNoGuess);
 }
 
@@ -47,7 +49,7 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   if (p.softcap > 0) z = p.softcap * std::tanh(z / p.softcap);
   z *= inverse_temperature_of_row(p, b, row);
   if (!std::isfinite(z)) return kNoGuess;
-  return guess_below(z - kGuessMargin);
+  return guess_below(p, z - kGuessMargin);
 }
 
 }  // namespace
@@ -60,7 +62,7 @@ void begin_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t row
     // A backward pass knows lse itself; of shards it is that of all.
     if (run.problem.pass == Pass::kBackward) {
       const double lse = load_as_double(run.buffers.lse, run.problem.stats_dtype(), run.arena.rows[at]);
-      d.guess[at] = std::isfinite(lse) ? guess_below(lse) : kNoGuess;
+      d.guess[at] = std::isfinite(lse) ? guess_below(run.problem, lse) : kNoGuess;
     } else {
       d.guess[at] = first_guess(run, chunk, i);
     }
@@ -76,7 +78,7 @@ void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, int
     if (start == 0) continue;
     float guess = d.guess[static_cast<size_t>(chunk.first + i)];
     if (run.problem.needs_forward() && std::isfinite(known.value())) {
-      guess = std::max(guess, guess_below(known.value()));
+      guess = std::max(guess, guess_below(run.problem, known.value()));
     }
     d.guess[static_cast<size_t>(window + chunk.first + i)] = guess;
   }
@@ -89,19 +91,28 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
   const int64_t first_column = block * run.shape.vocab_block;
   const float* guess = d.guess.data() + draw_window_of(block) * p.tokens + chunk.first + row;
   const auto threshold = static_cast<float>(p.threshold);
-  const uint32_t stream = kFirstDrawStream + static_cast<uint32_t>(p.vocab_start + first_column);
+  const auto seed = static_cast<uint64_t>(d.seed[0]);
+  const auto first_stream = static_cast<uint32_t>(p.vocab_start + first_column);
+  const bool each = p.in_group();
   float sum[kMaxStripRows];
   for (int i = 0; i < strip.rows; ++i) sum[i] = stats.max[i] - guess[i];
   run.kernels.exp_row(sum, strip.rows, sum);
   for (int i = 0; i < strip.rows; ++i) {
+    const auto source = static_cast<uint32_t>(run.arena.rows[static_cast<size_t>(chunk.first + row + i)]);
+    const float largest = sum[i];
     sum[i] *= stats.sum_exp[i];  // of the q of all columns
-    const int64_t source = run.arena.rows[static_cast<size_t>(chunk.first + row + i)];
-    const float offset =
-        draw_uniform(draw_bits(static_cast<uint64_t>(d.seed[0]), static_cast<uint32_t>(source), stream));
+    const float offset = draw_uniform(draw_bits(seed, source, kFirstDrawStream + first_stream));
+    constexpr float kBelow = 1 - 0x1p-16f;  // further than the rounding of sums and exps
+    constexpr float kLeastUniform = 0x1p-24f;
     // Most blocks of most rows end here: the draw does not reach its first multiple of the threshold.
-    constexpr float kBelow = 1 - 0x1p-16f;  // further than the two sums' rounding
-    if (sum[i] + offset * threshold < threshold * kBelow) continue;
+    if (each ? largest < threshold * (kLeastUniform * kBelow)
+             : sum[i] + offset * threshold < threshold * kBelow) {
+      continue;
+    }
     DrawRow draw;
+    draw.row_bits = draw_row_bits(seed, source);
+    draw.stream = first_stream;
+    draw.seed = seed;
     draw.z = strip.z + i * strip.stride;
     draw.padded_columns = strip.padded_columns;
     draw.guess = guess[i];
@@ -110,7 +121,7 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
     draw.q = w.thinned.q.data();
     draw.columns = w.thinned.columns.data();
     draw.logits = w.thinned.logits.data();
-    const int64_t count = run.kernels.draw_row(draw);
+    const int64_t count = (each ? run.kernels.draw_each_row : run.kernels.draw_row)(draw);
     if (count == 0) continue;
     const LogSumExp<double> lse{stats.max[i], std::log(stats.sum_exp[i])};
     add_to_list(run, chunk, row + i, {first_column, draw.columns, draw.logits, count, lse});

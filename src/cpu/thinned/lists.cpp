@@ -79,6 +79,7 @@ void settle_list(const Runner& run, int64_t i, const LogSumExp<double>& lse) {
 Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse) {
   const Draws& d = run.arena.thinned.draws;
   const Problem& p = run.problem;
+  const auto threshold = static_cast<float>(p.threshold);
   const int64_t window = draw_window_of(element.index / run.shape.vocab_block);
   const double guess = d.guess[static_cast<size_t>(window * p.tokens + i)];
   const auto probability = static_cast<float>(std::exp(lse.log_p(element.value)));
@@ -86,8 +87,8 @@ Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const 
   const uint32_t bits = draw_bits(static_cast<uint64_t>(d.seed[0]),
                                   static_cast<uint32_t>(run.arena.rows[static_cast<size_t>(i)]),
                                   static_cast<uint32_t>(p.vocab_start + element.index));
-  return {thinned_weight(probability, p_over_q, static_cast<float>(p.threshold), draw_uniform(bits)),
-          probability};
+  if (p.in_group()) return {second_draw(probability, threshold, draw_uniform(bits)), probability};
+  return {thinned_weight(probability, p_over_q, threshold, draw_uniform(bits)), probability};
 }
 
 }  // namespace headroom::cpu

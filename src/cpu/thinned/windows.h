@@ -23,7 +23,7 @@ inline int64_t draw_window_start(int64_t window) {
 }
 
 inline int64_t draw_windows(int64_t blocks) {
-  return draw_window_of(blocks - 1) + 1;
+  return blocks == 0 ? 0 : draw_window_of(blocks - 1) + 1;
 }
 
 }  // namespace headroom::cpu

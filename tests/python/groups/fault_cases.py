@@ -96,7 +96,6 @@ def case_shards_that_make_no_vocabulary(ranks):
 
 @sizes(2)
 def case_what_groups_do_not_do(ranks):
-    refused(ranks, "gradient: expected", NotImplementedError, on="all", gradient="thinned")
     refused(ranks, "max_workspace_bytes: expected at least", on="all", max_workspace_bytes=64)
     refused(ranks, "kept_count only with", on="all", return_stats=("kept_count",))
 

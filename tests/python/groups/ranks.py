@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 SECONDS = 480  # for all cases of a size; a collective that nobody joins ends after a quarter of it
 
 
-MODULES = [f"groups.{name}_cases" for name in ("group", "fault", "later", "target", "top_k", "invariance")]
+MODULES = [f"groups.{name}_cases" for name in ("group", "fault", "later", "target", "top_k", "invariance", "thinned")]
 
 
 def cases_of(size):

@@ -1,0 +1,106 @@
+"""Thinned gradients: the same seed keeps the same elements for any cut, those of the float64 head of one process."""
+
+import headroom
+import headroom.distributed
+import pytest
+import torch
+
+from groups.fault_cases import call, refused
+from groups.group_cases import Data, assert_close, objective
+from groups.ranks import sizes
+
+THINNED = {"gradient": "always-thinned", "threshold": 1 / 8}
+
+
+def gradients(ranks, data, **options):
+    leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+    loss = call(ranks, data, input=leaf, shard=shard, **THINNED | options)
+    objective(loss, data, options.get("reduction", "mean")).backward()
+    return loss.detach(), leaf.grad, shard.grad
+
+
+def of_whole(data, **options):
+    leaf, weight = data.input.clone().requires_grad_(), data.weight.clone().requires_grad_()
+    loss = headroom.linear_cross_entropy(leaf, weight, data.target, **THINNED | options)
+    objective(loss, data, options.get("reduction", "mean")).backward()
+    return loss.detach(), leaf.grad, weight.grad
+
+
+def case_thinned_gradients(ranks):
+    for options in ({}, {"label_smoothing": 0.1, "reduction": "sum"}, {"reduction": "none", "z_loss": 0.1}):
+        for dtype in (torch.float64, torch.float32):
+            for seed in (5, 6):
+                data = Data(ranks, dtype)
+                wide = data.to(torch.float64)
+                exact = of_whole(wide, seed=seed, **options)
+                rounded = of_whole(data.to(torch.float32).to(torch.float64), seed=seed, **options)
+                got = gradients(ranks, data, seed=seed, **options)
+                logit = (wide.input @ wide.weight.T).abs().max()
+                for name, one, near, whole in zip(("loss", "input", "weight"), got, rounded, exact):
+                    part = data.shard if name == "weight" else slice(None)
+                    pair = (near, whole) if name == "loss" else (near[part], whole[part])
+                    assert_close(name, one, *pair, max(1, logit) * whole.abs().max(), ranks)
+        again = gradients(ranks, data, seed=6, **options)
+        assert all(torch.equal(one, other) for one, other in zip(got, again))
+        others = gradients(ranks, data, seed=7, **options)
+        assert not torch.equal(got[1], others[1])
+
+
+def case_thinned_gradients_of_rank_0s_seed(ranks):
+    """Ranks draw seeds of their own, and rank 0's is taken, in a later backward pass, too."""
+    data = Data(ranks)
+    for reduction in ("mean", "none"):
+        torch.manual_seed(11 + ranks.rank)
+        state = torch.get_rng_state()
+        got = gradients(ranks, data, reduction=reduction)
+        assert not torch.equal(torch.get_rng_state(), state), "every rank's generator moves on"
+        again = gradients(ranks, data, reduction=reduction)
+        assert not torch.equal(got[1], again[1])
+        torch.manual_seed(11 + ranks.rank)
+        assert torch.equal(gradients(ranks, data, reduction=reduction)[1], got[1])
+
+
+def case_thinned_gradients_sequence_parallel_and_compiled(ranks):
+    data = Data(ranks)
+    _, exact, weight = of_whole(data, seed=3)
+    count = data.input.shape[0] // ranks.size
+    mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
+
+    def step(hidden, shard, target):
+        return headroom.distributed.linear_cross_entropy(
+            hidden, shard, target, group=ranks.group, sequence_parallel=True, seed=3, **THINNED
+        )
+
+    for run in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        leaf, shard = data.input[mine].clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+        run(leaf, shard, data.target).backward()
+        torch.testing.assert_close(leaf.grad, exact[mine], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(shard.grad, weight[data.shard], rtol=1e-12, atol=1e-14)
+
+
+def case_thinned_gradients_are_unbiased(ranks):
+    data = Data(ranks, torch.float32, shape=(12,))
+    exact = of_whole(data.to(torch.float64), gradient="exact")[1]
+    every = torch.stack([gradients(ranks, data, seed=seed, threshold=0.25)[1] for seed in range(200)]).double()
+    allowed = 5 * every.std(0) / 200**0.5 + 1e-6
+    assert ((every.mean(0) - exact).abs() <= allowed).all()
+
+
+@sizes(2)
+def case_thinned_gradients_that_one_rank_asks_for_otherwise(ranks):
+    data = Data(ranks)
+    leaf = data.input.clone().requires_grad_()
+    normal = THINNED | {"input": leaf, "seed": 4}
+    for _ in range(2):  # of a configuration that is new, and then known
+        refused(ranks, "seed: expected the same .* got 4 on rank 0 and 9 on rank 1", normal=normal, seed=9)
+        call(ranks, data, **normal)
+    refused(ranks, "threshold: expected the same", normal=normal, threshold=0.5)
+    refused(ranks, "gradient: expected the same .*'always-thinned' on rank 0 and 'exact' on rank 1", normal=normal,
+            gradient="exact", seed=None)  # fmt: skip
+    refused(ranks, "seed: expected the same .*'given' on rank 0 and 'drawn' on rank 1", normal=normal, seed=None)
+    refused(ranks, "return_stats: expected no kept_count in a group", headroom.UnsupportedError, on="all",
+            normal=normal, return_stats=("kept_count",))  # fmt: skip
+    refused(ranks, "label_smoothing: expected 0 with thinned gradients", on="all", normal=normal, label_smoothing=0.1,
+            softcap=3.0)  # fmt: skip
+    with pytest.raises(ValueError, match="batch_invariant"):
+        call(ranks, data, **normal, batch_invariant=True)
