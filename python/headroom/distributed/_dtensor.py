@@ -27,7 +27,8 @@ from . import _fsdp
 
 Placements = tuple[Placement, ...]
 _PARAMETERS = ("linear_weight", "linear_bias", "scale", "temperature")
-_OF_ROWS = ("target", "token_weight", "row_temperature")
+_OF_TARGETS = ("target", "target_weight")  # which have one more dimension where rows have several
+_OF_ROWS = (*_OF_TARGETS, "token_weight", "row_temperature")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -43,8 +44,6 @@ def linear_cross_entropy(a: Arguments) -> Any:
 
     a = _without_fsdp(a)
     if isinstance(a.input, DTensor) or isinstance(a.linear_weight, DTensor):
-        if a.has_several_targets() or a.target_weight is not None:
-            raise UnsupportedError("target: expected one for each row of a DTensor, got several")
         return _Call(a).run()
     for name, value in a._asdict().items():
         if isinstance(value, DTensor):
@@ -168,8 +167,10 @@ class _Call:
         self.a = a
         self.layout = layout = _layout(a)
         self.gathered = _gathered_dim(layout)
-        self.names = _options.stats_names(a.return_stats, a.gradient)
-        if a.shift and any(p.is_shard() and p.dim == a.target.dim() - 1 for p in layout.given):  # type: ignore[attr-defined]
+        self.names = _options.stats_names(a.return_stats, a.gradient, a.has_several_targets())
+        if a.has_several_targets():
+            _options.check_several_targets(a.weight, a.gradient)
+        if a.shift and any(p.is_shard() and p.dim == a.input.dim() - 2 for p in layout.given):  # type: ignore[attr-defined]
             raise UnsupportedError(
                 f"shift: expected 0 where the last dimension of target is sharded, got {a.shift} with placements "
                 f"{layout.given}: pass labels that are shifted already"
@@ -190,7 +191,6 @@ class _Call:
             found = of_plain(**keywords)
         else:
             shard = keywords.pop("linear_weight")
-            del keywords["target_weight"]  # refused above
             found = of_group(
                 keywords.pop("input"),
                 shard,
@@ -232,10 +232,12 @@ class _Call:
         return _local(layout.input, layout.given, layout.given).movedim(dim, 0)
 
     def _of_rows(self, name: str, value: Tensor | None) -> Tensor | None:
-        """This rank's part of what has the target's shape; a plain tensor holds all of it."""
+        """This rank's part of what there is for each token; a plain tensor holds all of it."""
         if value is None:
             return None
         shape = self.a.input.shape[:-1]
+        if name in _OF_TARGETS and self.a.has_several_targets():
+            shape = shape + self.a.target.shape[-1:]
         if tuple(value.shape) != tuple(shape):
             called = "temperature" if name == "row_temperature" else name
             raise ValueError(
@@ -269,11 +271,14 @@ class _Call:
     def _divisor(self, given: Arguments) -> Tensor:
         """Of the mean over the tokens of all ranks: the sum of token_weight * w_y over valid rows."""
         target, weights, steps = given.target, given.token_weight, given.shift
-        if steps:
-            target = target[..., steps:]
-            weights = None if weights is None else weights[..., : weights.shape[-1] - steps]
         ignored = -100 if given.ignore_index is None else given.ignore_index
-        valid = (target != ignored).to(stats_dtype(given.input))
+        is_valid = target != ignored
+        if given.has_several_targets():
+            is_valid = is_valid.any(-1)
+        if steps:
+            target, is_valid = target[..., steps:], is_valid[..., steps:]
+            weights = None if weights is None else weights[..., : weights.shape[-1] - steps]
+        valid = is_valid.to(stats_dtype(given.input))
         if given.weight is not None:
             valid = valid * given.weight.to(valid.dtype)[target.long().clamp(0, given.weight.shape[0] - 1)]
         if weights is not None:

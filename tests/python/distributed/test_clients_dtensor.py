@@ -94,6 +94,36 @@ def test_a_plain_target_holds_all_tokens(two):
     check(two, "0", "R", vocab=13, reduction="none", with_target=False)
 
 
+def several_targets(mesh, hidden_at, weight_at, reduction, as_dtensors):
+    hidden, weight, bias, target, _ = problem(13)
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(0, 13, (BATCH, LENGTH, 3), generator=generator)
+    ids[target == -100] = -100
+    q = torch.rand(BATCH, LENGTH, 3, generator=generator)
+    options = {"reduction": reduction, "shift": 0 if "1" in hidden_at else 1}
+    plain = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
+    expected = headroom.linear_cross_entropy(plain[0], plain[1], ids, linear_bias=plain[2], target_weight=q, **options)
+    (expected * factors(expected)).sum().backward()
+    leaves = [leaf(t, mesh, at) for t, at in ((hidden, hidden_at), (weight, weight_at), (bias, weight_at))]
+    if as_dtensors:
+        ids, q = (leaf(t.float(), mesh, hidden_at).detach() for t in (ids, q))
+        ids = ids.long()
+    loss = headroom.linear_cross_entropy(
+        leaves[0], leaves[1], ids, linear_bias=leaves[2], target_weight=q, **options
+    ).full_tensor()
+    (loss * factors(loss)).sum().backward()
+    torch.testing.assert_close(loss, expected)
+    for one, whole in zip(leaves, plain, strict=True):
+        torch.testing.assert_close(one.grad.full_tensor(), whole.grad)
+
+
+@pytest.mark.parametrize("as_dtensors", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("hidden", "weight"), [("R", "R"), ("0", "R"), ("1", "R"), ("R", "0"), ("0", "0"), ("1", "0")])
+def test_several_targets(two, hidden, weight, reduction, as_dtensors):
+    two(several_targets, hidden, weight, reduction, as_dtensors)
+
+
 def on_a_mesh_of_two_dimensions(mesh, reduction, hidden_at, vocab_at):
     """Tokens and the vocabulary over dimensions of a mesh that are not the same."""
     import torch.distributed as dist
@@ -188,7 +218,7 @@ def refusals(mesh):
     refused("a part of the target", leaf(hidden, mesh, "0"), local, target[:2])
     refused("plain bias", everywhere, local, target, linear_bias=bias.requires_grad_())
     refused("shift over parts", leaf(hidden, mesh, "1"), local, target, shift=1)
-    refused("several targets", everywhere, local, target[..., None], target_weight=torch.ones(*target.shape, 1))
+    refused("several targets", everywhere, local, target[..., None], target_weight=torch.ones(*target.shape, 2))
     refused("main_grad", leaf(hidden, mesh, "0"), leaf(weight, mesh, "R"), target, main_grad=torch.zeros(14, D))
     found["partial"] = headroom.linear_cross_entropy(
         DTensor.from_local(hidden / 2, mesh, [Partial()]), distribute_tensor(weight, mesh, [placement("0")]), target
@@ -206,5 +236,5 @@ def test_what_is_not_known_is_refused(two):
         assert found["a part of the target"].startswith("ValueError: target: expected shape [4, 3]")
         assert found["plain bias"].startswith("TypeError: linear_bias: expected a DTensor")
         assert found["shift over parts"].startswith("UnsupportedError: shift: expected 0")
-        assert found["several targets"].startswith("UnsupportedError: target: expected one for each row of a DTensor")
+        assert found["several targets"].startswith("ValueError: target_weight: expected shape [4, 3, 1]")
         assert found["main_grad"].startswith("UnsupportedError: main_grad: expected None")
