@@ -163,16 +163,18 @@ std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem) 
   return found;
 }
 
-// Those that show time against memory: each takes a tenth less of it than the one before. The chosen one is
-// always among them.
+// Those that show time against memory: each takes a tenth less of it than all before. The chosen one and the
+// smallest are always among them.
 std::vector<PlanInfo> useful_plans(const std::vector<PlanInfo>& found, const PlanInfo* chosen) {
   std::vector<PlanInfo> useful;
-  double last = std::numeric_limits<double>::infinity();
+  double least = std::numeric_limits<double>::infinity();
+  const uint64_t smallest = least_bytes(found);
   for (const PlanInfo& plan : found) {
-    const bool is_chosen = chosen != nullptr && is_same(*chosen, plan);
-    if (!is_chosen && static_cast<double>(plan.workspace_bytes) > 0.9 * last) continue;
-    if (!useful.empty() && is_same(useful.back(), plan)) continue;
-    last = static_cast<double>(plan.workspace_bytes);
+    const auto bytes = static_cast<double>(plan.workspace_bytes);
+    const bool is_due = bytes <= 0.9 * least || (chosen != nullptr && is_same(*chosen, plan)) ||
+                        (plan.workspace_bytes == smallest && bytes < least);
+    if (!is_due || (!useful.empty() && is_same(useful.back(), plan))) continue;
+    least = std::min(least, bytes);
     useful.push_back(plan);
   }
   return useful;

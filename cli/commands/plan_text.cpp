@@ -30,9 +30,14 @@ constexpr std::array kWords{
     Word{"rows copied", "tokens that count are gathered in the workspace"},
     Word{"classifier copied", "windows of the classifier are converted or padded in the workspace"},
     Word{"dC rounded",
-         "each chunk of tokens adds to a classifier's gradient of its own dtype; chosen where it gains 4% a "
-         "chunk"},
-    Word{"block", "columns that a thread makes at once, in tiles of tokens x columns in registers"},
+         "each chunk of tokens adds to a classifier's gradient of its own dtype, which must save 4% of the "
+         "time"},
+    Word{"portable", "the kernels of any such device: products by cuBLASLt, or by the compiler's vectors"},
+    Word{"avx512", "AVX-512, and tiles of tokens x columns in its registers"},
+    Word{"avx2", "AVX2, and tiles of tokens x columns in its registers"},
+    Word{"kept ", "blocks of columns whose exponentials are kept, of all"},
+    Word{"windows", "blocks between merges of statistics; windows of gradients at once x blocks of each"},
+    Word{"block ", "columns that a thread makes at once"},
     Word{"lists of", "the most elements that a row of the lists can hold"},
     Word{"d_classifier after all rows",
          "the classifier's gradient has a pass of its own, for a product more"},

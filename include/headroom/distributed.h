@@ -57,8 +57,8 @@ typedef struct headroom_communicator {
   int32_t size;
   void* host;
   headroom_all_gather all_gather;
-  headroom_all_reduce all_reduce;         /* null where no plan asks for it */
-  headroom_reduce_scatter reduce_scatter; /* the same */
+  headroom_all_reduce all_reduce; /* null where no plan adds up d_hidden and no run has target_log_probs */
+  headroom_reduce_scatter reduce_scatter; /* null where no plan asks for it */
 } headroom_communicator;
 
 /* As the functions of headroom.h: a communicator of one rank without functions. */

@@ -15,4 +15,11 @@ double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chun
 // Plan::handicap of d_classifier's roundings between chunks of tokens.
 double rounding_handicap(const Problem& problem, int64_t token_chunk, const PlanDetail& detail);
 
+// With it: where candidates are compared.
+inline double ranked_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk,
+                             const PlanDetail& detail, const Device& device) {
+  return predict_seconds(problem, kind, token_chunk, detail, device) *
+         rounding_handicap(problem, token_chunk, detail);
+}
+
 }  // namespace headroom::cuda

@@ -259,12 +259,7 @@ class Search {
   // Of no plan of the kind and chunk less is predicted.
   double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
     if (traits_.keeps_windows && can_keep_exps()) d.kept_columns = p_.vocab;
-    return ranked_seconds(kind, chunk, d);
-  }
-
-  // Where candidates are compared.
-  double ranked_seconds(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
-    return predict_seconds(p_, kind, chunk, d, device_) * rounding_handicap(p_, chunk, d);
+    return ranked_seconds(p_, kind, chunk, d, device_);
   }
 
   // The columns that are not kept, in windows of equal size: as few as fit, and `more` widths from there on.
@@ -356,7 +351,7 @@ class Search {
     const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
     const bool fits = budget_ == 0 || made.bytes <= budget_;
     if (!smaller && !fits) return;
-    made.seconds = ranked_seconds(kind, chunk, d);
+    made.seconds = ranked_seconds(p_, kind, chunk, d, device_);
     if (smaller) smallest_ = made;
     if (!fits) return;
     const auto [at, is_new] = best_.try_emplace(kind, made);

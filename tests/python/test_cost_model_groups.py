@@ -32,6 +32,7 @@ def test_budgets_and_refusals():
     assert cost.workspace_bytes <= 512 << 20
     with pytest.raises(ValueError, match="ranks: expected a number in .1, 128., that of the columns, got 129"):
         groups.group_cost(16, 128, 64, 129)
-    with pytest.raises(ValueError, match="device: expected one of"):
-        groups.group_cost(16, 128, 64, 2, device="abacus")
+    for device in ("abacus", "a100"):
+        with pytest.raises(ValueError, match=f"device: expected one of h100, h200, whose links .* got {device}"):
+            groups.group_cost(16, 128, 64, 2, device=device)
     assert groups.table([1, 2]).count("\n") == 7

@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from .. import _c, _plan
-from .devices import find_device
 
 CALL_SECONDS = 60e-6
 NVLINK_SHARE = 268e9 / 450e9  # measured of the peak
@@ -26,6 +25,7 @@ RANKS_OF_NODE = 8
 # Of two ranks, the least and the most of three heads in ms: all-gather of three statistics; all-reduce of d_hidden in
 # bf16 and float32; its reduce-scatter in float32; all-gather of hidden in bf16.
 HEADS = ((4096, 256_000, 2304), (8192, 131_072, 4096), (16_384, 128_000, 2048))
+LINKED = ("h100", "h200")  # by NVLink 4, in nodes with a network adapter of 50 GB/s for each
 MEASURED = {
     "all-gather of statistics": (0.06, 0.06),
     "all-reduce of d_hidden, bf16": (0.13, 0.31),
@@ -85,9 +85,10 @@ def group_cost(
     """What a bf16 head takes whose vocabulary ``ranks`` GPUs share: eight of a node, or nodes of eight.
 
     Raises:
-        ValueError: fewer columns than ranks, or an unknown device.
+        ValueError: fewer columns than ranks, or a device whose links are not known here.
     """
-    find_device(device)
+    if device not in LINKED:
+        raise ValueError(f"device: expected one of {', '.join(LINKED)}, whose links are known here, got {device}")
     if not 1 <= ranks <= vocab:
         raise ValueError(f"ranks: expected a number in [1, {vocab}], that of the columns, got {ranks}")
     shard = -(-vocab // ranks)
@@ -136,7 +137,7 @@ def table(ranks: Sequence[int] = (1, 2, 8, 64, 1024), device: str = "h200") -> s
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description="Predicted times of a head whose vocabulary ranks share.")
-    parser.add_argument("--device", default="h200", help="a100, h100 or h200")
+    parser.add_argument("--device", default="h200", help=" or ".join(LINKED))
     parser.add_argument("--ranks", default="1,2,8,64,1024", help="with commas")
     arguments = parser.parse_args()
     print(table([int(count) for count in arguments.ranks.split(",")], arguments.device))

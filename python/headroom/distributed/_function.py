@@ -101,7 +101,10 @@ def linear_cross_entropy(
             batch_invariant=batch_invariant,
         )  # fmt: skip
         return of_whole_vocabulary(input, weight_shard, target, **options)  # type: ignore[no-any-return, call-overload]
-    row_temperature, temperature = temperatures(temperature, getattr(target, "shape", ()))
+    rows = getattr(target, "shape", ())
+    if len(rows) == len(getattr(input, "shape", ())):  # several targets a row
+        rows = rows[:-1]
+    row_temperature, temperature = temperatures(temperature, rows)
     arguments = Arguments(
         input,
         weight_shard,

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kValueThreads, kValueBlocks<T>)
   using Columns = TurnColumns<kValueThreads>;
   const int64_t row = blockIdx.x, turns = (d.columns + Columns::kOfBlock - 1) / Columns::kOfBlock;
   const HeadRow<T> student(d.student, row), teacher(d.teacher, row);
-  T x[Columns::kCount], y[Columns::kCount];
+  alignas(16) T x[Columns::kCount], y[Columns::kCount];
   LogSums<T> of_student, of_teacher;
   for (int64_t turn = 0; turn < turns; ++turn) {
     const Columns columns(turn, d.columns);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<T>)
     if (!columns.any_exists()) return;
     T slopes[Columns::kCount] = {};
     if (grad != 0) {
-      T x[Columns::kCount], y[Columns::kCount];
+      alignas(16) T x[Columns::kCount], y[Columns::kCount];
       student.load(columns, x);
       teacher.load(columns, y);
       student.finish(columns, x);
