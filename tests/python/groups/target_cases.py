@@ -75,6 +75,18 @@ def case_targets_sequence_parallel(ranks):
         torch.testing.assert_close(shard.grad, weight.grad[data.shard], rtol=1e-12, atol=1e-14)
 
 
+@sizes(2)
+def case_one_token_a_rank_with_its_own_temperature(ranks):
+    data = Targets(ranks, shape=(2,))
+    mine = slice(ranks.rank, ranks.rank + 1)
+    expected = headroom.linear_cross_entropy(data.input, data.weight, data.target, temperature=data.temperature)
+    loss = headroom.distributed.linear_cross_entropy(
+        data.input[mine], data.weight[data.shard], data.target[mine], group=ranks.group, sequence_parallel=True,
+        temperature=data.temperature[mine],
+    )  # fmt: skip
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
 def log_probs_of_whole(data, options):
     leaves = [t.clone().requires_grad_() for t in (data.input, data.weight, data.bias)]
     found = headroom.linear_log_probs(leaves[0], leaves[1], data.target, linear_bias=leaves[2], **options)
