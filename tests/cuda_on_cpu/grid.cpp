@@ -62,6 +62,7 @@ struct Group {
 
 struct Warp {
   std::vector<std::unique_ptr<Group>> groups;  // by mask
+  unsigned sleeps = 0;                         // turns that it lets pass
 };
 
 struct Copy {
@@ -96,7 +97,9 @@ class Block {
     gridDim = grid_.blocks;
     begin_all();
     while (ended_ < count_) {
-      const uint64_t before = progress_;
+      uint64_t before = progress_;
+      resume_some();
+      if (progress_ != before) continue;
       for (Thread& thread : threads_) resume(thread);
       if (progress_ == before) fail("threads wait for others that never come to the same barrier");
     }
@@ -169,8 +172,7 @@ class Block {
       fail("a copy to shared memory that no device takes");
     }
     shared_at(copy.to, 16);
-    is_late_ = is_late_ * 6364136223846793005u + 1442695040888963407u;
-    if (is_late_ >> 63 != 0) {
+    if (next_random() % 2 != 0) {
       running_->copies.back().push_back(copy);
     } else {
       finish(copy);
@@ -224,6 +226,27 @@ class Block {
     }
   }
 
+  // All warps but those that sleep, some for long: they are ahead of each other as far as barriers let them,
+  // as on a device.
+  void resume_some() {
+    if (warps_.size() == 1) return;
+    for (unsigned warp = 0; warp < warps_.size(); ++warp) {
+      unsigned& sleeps = warps_[warp].sleeps;
+      if (sleeps == 0 && next_random() % 32 == 0) sleeps = next_random() % 128;
+      if (sleeps > 0) {
+        --sleeps;
+        continue;
+      }
+      const unsigned end = std::min(count_, (warp + 1) * kWarp);
+      for (unsigned i = warp * kWarp; i < end; ++i) resume(threads_[i]);
+    }
+  }
+
+  uint64_t next_random() {
+    random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+    return random_ >> 33;
+  }
+
   void resume(Thread& thread) {
     if (thread.has_ended) return;
     running_ = &thread;
@@ -258,7 +281,7 @@ class Block {
   uint64_t generation_ = 0, progress_ = 0;
   std::array<int, 3> any_{};
   std::array<Named, 16> named_{};
-  uint64_t is_late_ = 1;
+  uint64_t random_ = 1;
   std::vector<Warp> warps_;
   std::vector<uint64_t> shared_;
   std::vector<Thread> threads_;

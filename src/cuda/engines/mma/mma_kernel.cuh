@@ -50,7 +50,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
   }
   __syncthreads();
   Loader first(0, params.depth_blocks);
-  for (int i = 0; i + 1 < params.stages; ++i) first.copy_next(shared, params, i);
+  for (int i = 0; i + 1 < params.stages; ++i) first.copy_both(shared, params, shared.stage(i));
+  wait_for_stage<1>(params.stages);
 
   for (int i = 0; i < shared.tiles(); ++i) {
     if (warp_index() == 0) find_origin(shared, params, i + params.ahead);
@@ -68,10 +69,26 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
     Loader loader(next, params.depth_blocks);
     int last = next % params.stages;  // the stage that was read last
     for (int k = 0; k < params.depth_blocks; ++k) {
-      wait_for_stage(params.stages);
-      loader.copy_next(shared, params, last);
+      const uint32_t free = shared.stage(last);
       last = last + 1 == params.stages ? 0 : last + 1;
-      if (multiplies) multiply_stage<kInstance.dtype>(acc, shared.stage(last));
+      const uint32_t stage = shared.stage(last);
+      const FragmentOffsets at = FragmentOffsets::of_thread();
+      Fragments fragments;
+      if (multiplies) {
+        fragments.load(at, stage, 0);
+        multiply_step<kInstance.dtype>(acc, fragments, at, stage, 0, [](int) {});
+        fragments.load(at, stage, 1);
+        // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
+        // read then.
+        wait_for_stage<2>(params.stages);
+        multiply_step<kInstance.dtype>(acc, fragments, at, stage, 1, [&](int i) {
+          if (i == 0) loader.copy_hidden(shared, params, free);
+          if (i == 2) loader.copy_classifier(shared, params, free);
+        });
+      } else {
+        wait_for_stage<2>(params.stages);
+        loader.copy_both(shared, params, free);
+      }
     }
     __syncthreads();  // the last stage has been read, and is room for what passes between warps
     if (!is_active) continue;

@@ -39,29 +39,44 @@ struct FragmentOffsets {
   }
 };
 
-// Adds a stage's products.
-template <DType kType>
-__device__ __forceinline__ void multiply_stage(Accumulators& acc, uint32_t stage) {
-  const FragmentOffsets at = FragmentOffsets::of_thread();
-#pragma unroll
-  for (int step = 0; step < kBlockDepth / 16; ++step) {
-    const uint32_t flip = step * 32;
-    uint32_t a[4][4];
+// Operands of 16 elements of depth: all of the warp's rows, and the next 16 of its columns.
+struct Fragments {
+  uint32_t a[4][4];
+  uint32_t b[4];
+
+  // step: 0 or 1, of the stage.
+  __device__ __forceinline__ void load(const FragmentOffsets& at, uint32_t stage, int step) {
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      ptx::load_matrices(a[m], (stage + (m < 2 ? at.kept : at.given) + m % 2 * 16 * kRowBytes) ^ flip);
+      ptx::load_matrices(a[m], (stage + (m < 2 ? at.kept : at.given) + m % 2 * 16 * kRowBytes) ^ (32 * step));
     }
+    load_columns(at, stage, step, 0);
+  }
+  __device__ __forceinline__ void load_columns(const FragmentOffsets& at, uint32_t stage, int step,
+                                               int first) {
+    ptx::load_matrices(b, (stage + at.classifier + first * kRowBytes) ^ (32 * step));
+  }
+};
+
+// Pieces of a step: 16 columns each.
+inline constexpr int kPieces = kWarpColumns / 16;
+
+// Adds a step's products, whose fragments have been loaded; between(i) is called after piece i.
+template <DType kType, class Between>
+__device__ __forceinline__ void multiply_step(Accumulators& acc, Fragments& fragments,
+                                              const FragmentOffsets& at, uint32_t stage, int step,
+                                              const Between& between) {
 #pragma unroll
-    for (int j = 0; j < kWarpColumns / 8; j += 2) {
-      uint32_t b[4];
-      ptx::load_matrices(b, (stage + at.classifier + j * 8 * kRowBytes) ^ flip);
+  for (int i = 0; i < kPieces; ++i) {
+    const uint32_t b[4] = {fragments.b[0], fragments.b[1], fragments.b[2], fragments.b[3]};
+    if (i + 1 < kPieces) fragments.load_columns(at, stage, step, 16 * (i + 1));
 #pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        float* d = acc[m & 1] + (m >> 1) * (kWarpColumns / 2) + 4 * j;
-        ptx::multiply<kType>(d, a[m], b[0], b[1]);
-        ptx::multiply<kType>(d + 4, a[m], b[2], b[3]);
-      }
+    for (int m = 0; m < 4; ++m) {
+      float* d = acc[m & 1] + (m >> 1) * (kWarpColumns / 2) + 8 * i;
+      ptx::multiply<kType>(d, fragments.a[m], b[0], b[1]);
+      ptx::multiply<kType>(d + 4, fragments.a[m], b[2], b[3]);
     }
+    between(i);
   }
 }
 

@@ -95,20 +95,25 @@ class Loader {
   __device__ __forceinline__ Loader(int step, int depth_blocks)
       : tile_(step / depth_blocks), block_(step % depth_blocks) {}
 
-  // Starts those of the next stage into `stage`, if there is one, and makes a group of them.
+  // Starts those of the next stage's hidden rows into `stage`, if there is one.
   template <class Args>
-  __device__ __forceinline__ void copy_next(const SharedMemory& shared, const MmaParams<Args>& params,
-                                            int stage) {
+  __device__ __forceinline__ void copy_hidden(const SharedMemory& shared, const MmaParams<Args>& params,
+                                              uint32_t stage) const {
+    if (tile_ >= shared.tiles()) return;
+    const LogitsProduct& product = params.product;
+    copy_rows<kBlockRows>(stage, product.hidden, product.hidden_stride, shared.load_origin(tile_).x,
+                          static_cast<int>(product.rows), block_ * kBlockDepth,
+                          static_cast<int>(product.depth));
+  }
+  // Then those of its classifier's rows, makes a group of both and goes on to the stage after.
+  template <class Args>
+  __device__ __forceinline__ void copy_classifier(const SharedMemory& shared, const MmaParams<Args>& params,
+                                                  uint32_t stage) {
+    const LogitsProduct& product = params.product;
     if (tile_ < shared.tiles()) {
-      const int4 origin = shared.load_origin(tile_);
-      const LogitsProduct& product = params.product;
-      const uint32_t to = shared.stage(stage);
-      copy_rows<kBlockRows>(to, product.hidden, product.hidden_stride, origin.x,
-                            static_cast<int>(product.rows), block_ * kBlockDepth,
-                            static_cast<int>(product.depth));
-      copy_rows<kTileColumns>(to + kHiddenBytes, product.classifier, product.classifier_stride, origin.y,
-                              static_cast<int>(product.columns), block_ * kBlockDepth,
-                              static_cast<int>(product.depth));
+      copy_rows<kTileColumns>(stage + kHiddenBytes, product.classifier, product.classifier_stride,
+                              shared.load_origin(tile_).y, static_cast<int>(product.columns),
+                              block_ * kBlockDepth, static_cast<int>(product.depth));
     }
     if (++block_ == params.depth_blocks) {
       block_ = 0;
@@ -116,20 +121,29 @@ class Loader {
     }
     ptx::copy_async_commit();
   }
+  template <class Args>
+  __device__ __forceinline__ void copy_both(const SharedMemory& shared, const MmaParams<Args>& params,
+                                            uint32_t stage) {
+    copy_hidden(shared, params, stage);
+    copy_classifier(shared, params, stage);
+  }
 
  private:
   int tile_;
   int block_;  // of depth
 };
 
-// Until the stage that is read next has come: all but the copies of those behind it.
+// Until all stages have come but so many of those that are under way, where all of the ring but the one that
+// is read are.
+template <int kBehind>
 __device__ __forceinline__ void wait_for_stage(int stages) {
   if (stages == kFewStages) {
-    ptx::copy_async_wait<kFewStages - 2>();
+    ptx::copy_async_wait<kFewStages - 1 - kBehind>();
   } else {
-    ptx::copy_async_wait<kMostStages - 2>();
+    ptx::copy_async_wait<kMostStages - 1 - kBehind>();
   }
-  __syncthreads();
+  // By its number, as warps with products and warps without them come to it in different places.
+  ptx::named_barrier_sync(1, kThreads);
 }
 
 }  // namespace headroom::cuda::mma
