@@ -1,6 +1,6 @@
 // Each form of the instructions that the sm90 kernels are made of, on its own.
+#include "cuda/engines/fused/ptx/math.cuh"
 #include "cuda/engines/sm90/ptx/cluster.cuh"
-#include "cuda/engines/sm90/ptx/math.cuh"
 #include "cuda/engines/sm90/ptx/mbarrier.cuh"
 #include "cuda/engines/sm90/ptx/registers.cuh"
 #include "cuda/engines/sm90/ptx/stmatrix.cuh"
