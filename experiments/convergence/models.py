@@ -61,7 +61,9 @@ class LinearMixer(nn.Module):
         try:
             import fla.layers
         except ImportError as error:
-            raise SystemExit("linear RNNs need flash-linear-attention (pip install flash-linear-attention)") from error
+            raise ImportError(
+                f"linear RNNs need flash-linear-attention (pip install flash-linear-attention): {error}"
+            ) from error
         self.mix = getattr(fla.layers, layer)(hidden_size=size.dim, mode="chunk", **options)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     hidden.add_argument("--file", type=pathlib.Path, required=True)
     hidden.add_argument("--tokens", type=int, default=8192)
     for command in (train, hidden):
-        command.add_argument("--model", choices=["transformer", "gla", "gated_deltanet", "kda"], default="transformer")
+        command.add_argument("--model", default="transformer", help="the kind of its layers, of models.py's MIXERS")
         command.add_argument("--dim", type=int, default=1024 if command is train else 2048)
         command.add_argument("--layers", type=int, default=8 if command is train else 4)
         command.add_argument("--attention-heads", type=int, default=16)
@@ -179,7 +179,15 @@ def hidden(args: argparse.Namespace) -> None:
 
 def main() -> int:
     args = parser().parse_args()
-    {"prepare": prepare, "train": train_heads, "report": show, "hidden": hidden}[args.command](args)
+    if args.command in ("train", "hidden"):
+        from models import MIXERS
+
+        if args.model not in MIXERS:
+            parser().error(f"--model: expected one of {', '.join(MIXERS)}, got {args.model!r}")
+    try:
+        {"prepare": prepare, "train": train_heads, "report": show, "hidden": hidden}[args.command](args)
+    except ImportError as error:  # of a model's or a head's package
+        raise SystemExit(str(error)) from error
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -115,3 +116,17 @@ def test_errors_name_what_was_expected() -> None:
         make_head("sparse")
     with pytest.raises(ValueError, match="--model: expected one of transformer, gla"):
         LanguageModel("rnn", Size(50, 32, 1, 2, 12))
+    command = [sys.executable, str(HERE / "run.py"), "hidden", "--data", "d", "--file", "f", "--model", "rnn"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "--model: expected one of transformer, gla" in done.stderr
+
+
+def test_a_model_whose_package_is_missing(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
+    pytest.importorskip("headroom", exc_type=ImportError)
+    if importlib.util.find_spec("fla") is not None:
+        pytest.skip("flash-linear-attention is here")
+    with pytest.raises(ImportError, match="linear RNNs need flash-linear-attention"):
+        LanguageModel("gla", Size(50, 32, 1, 2, 12))
+    words = ["hidden", "--data", str(data), "--file", str(tmp_path / "h.pt"), *SMALL, "--model", "gla"]
+    done = subprocess.run([sys.executable, str(HERE / "run.py"), *words], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("linear RNNs need flash-linear-attention"), done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import time
 from collections.abc import Iterator
@@ -41,6 +42,21 @@ def sequences(ids: NDArray[np.uint32], length: int) -> Tensor:
     count = (len(ids) - 1) // length
     wide = torch.from_numpy(ids[: count * length + 1].astype(np.int64))
     return wide.unfold(0, length + 1, length)
+
+
+def comparable(settings: Settings) -> dict[str, object]:
+    """What decides a run, as JSON has it: not its device, how long it is and how often it is looked at."""
+    free = ("device", "steps", "validate_every", "validation_batches")
+    found: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(settings)))
+    return {name: value for name, value in found.items() if name not in free}
+
+
+def save_whole(state: object, path: pathlib.Path) -> None:
+    """The file is the old one or the new one, whole, also when the process ends in between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    torch.save(state, partial)
+    os.replace(partial, path)
 
 
 class Trainer:
@@ -108,11 +124,17 @@ class Trainer:
         state["random"] = torch.get_rng_state()
         if self.settings.device.startswith("cuda"):
             state["cuda_random"] = torch.cuda.get_rng_state()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path)
+        state["settings"] = comparable(self.settings)
+        save_whole(state, path)
 
     def restore(self, path: pathlib.Path) -> None:
+        """Raises ValueError where the file is of other settings."""
         state = torch.load(path, map_location=self.settings.device, weights_only=True)
+        wanted, found = comparable(self.settings), state.get("settings")
+        if found is not None and found != wanted:
+            other = {name: value for name, value in found.items() if wanted.get(name) != value}
+            asked = {name: wanted.get(name) for name in other}
+            raise ValueError(f"checkpoint {path}: expected one of {asked}, got one of {other}: name another folder")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
