@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from timing import describe
 
 CATEGORIES = ("weights", "optimizer", "gradients", "activations", "head", "other")
 MIB = 1 << 20
@@ -90,34 +94,59 @@ class StepSnapshot:
     def __init__(self, model: nn.Module, norm: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
         self.marks, self.gradients = Marks(), set[int]()
+        self.problem = ""  # of a hook: the step goes on without its record
         weights = bytes_of(model.parameters())
         states = bytes_of(t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
         everything = torch.cuda.memory_allocated()
         self.held = {"weights": weights, "optimizer": states, "other": max(0, everything - weights - states)}
-        self.hook = norm.register_forward_hook(self._head_begins)
-        torch.cuda.memory._record_memory_history("all", context=None, clear_history=True)
+        self.hooks: list[RemovableHandle] = [norm.register_forward_hook(self._head_begins)]
+        try:
+            torch.cuda.memory._record_memory_history("all", context=None, clear_history=True)
+        except BaseException:
+            self.close()
+            raise
 
     def _trace(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
         return [item for item in found if item["action"] in ("alloc", "free_completed")]
 
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """The allocator's record is no public interface: what fails with it is noted, and raised by finish alone."""
+        try:
+            yield
+        except Exception as error:
+            self.problem = self.problem or describe(error)
+
     def _head_begins(self, _: nn.Module, __: Any, output: Tensor) -> None:
-        self.marks.head = len(self._trace())
-        if output.requires_grad:
-            output.register_hook(self._head_ends)
+        with self._noting():
+            self.marks.head = len(self._trace())
+            if output.requires_grad:
+                self.hooks.append(output.register_hook(self._head_ends))
 
     def _head_ends(self, _: Tensor) -> None:
-        self.marks.layers = len(self._trace())
+        with self._noting():
+            self.marks.layers = len(self._trace())
 
     def optimizer_begins(self) -> None:
-        self.marks.optimizer = len(self._trace())
-        self.gradients = {p.grad.data_ptr() for p in self.model.parameters() if p.grad is not None}
+        with self._noting():
+            self.marks.optimizer = len(self._trace())
+            self.gradients = {p.grad.data_ptr() for p in self.model.parameters() if p.grad is not None}
+
+    def close(self) -> None:
+        """The hooks are removed and nothing is recorded any more. May be called again."""
+        while self.hooks:
+            self.hooks.pop().remove()
+        torch.cuda.memory._record_memory_history(None)
 
     def finish(self) -> dict[str, Any]:
-        """MiB of each category at the peak, and over the step."""
-        items = self._trace()
-        torch.cuda.memory._record_memory_history(None)
-        self.hook.remove()
+        """MiB of each category at the peak, and over the step. Raises RuntimeError where a hook failed."""
+        try:
+            if self.problem:
+                raise RuntimeError(f"the step's memory was not recorded: {self.problem}")
+            items = self._trace()
+        finally:
+            self.close()
         signs = {"alloc": 1, "free_completed": -1}
         events = [Event(item["addr"], signs[item["action"]] * item["size"]) for item in items]
         timeline, peak = categorized(events, self.marks, self.held, self.gradients)
