@@ -12,7 +12,8 @@
 
 A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is
 not measured again. HEADROOM_LIBRARY names libheadroom.so. --cache FOLDER keeps what Triton and TorchInductor compiled
-and tuned. --device cpu --tiny tries a study out at tiny sizes.
+and tuned. --device cpu --tiny tries a study out at tiny sizes, in a temporary folder or beside its --record. A cell of
+a record is of one model, list of heads and so on: a call that asks for others is refused, and takes another --record.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import os
 import pathlib
 import shlex
 import sys
+import tempfile
 import time
 
 START = time.monotonic()
@@ -61,7 +63,11 @@ def parser() -> argparse.ArgumentParser:
     pages.add_argument("--check", action="store_true", help="only say whether the tables are those of the records")
     for name, minutes in STUDIES.items():
         study = commands.add_parser(name)
-        study.add_argument("--record", type=pathlib.Path, help=f"default: bench/records/studies/{name}.json")
+        study.add_argument(
+            "--record",
+            type=pathlib.Path,
+            help=f"default: bench/records/studies/{name}.json; of --tiny a temporary file",
+        )
         study.add_argument("--minutes", type=float, default=minutes)
         study.add_argument("--data", type=pathlib.Path, help="a folder that prepare wrote")
         study.add_argument("--checkpoints", type=pathlib.Path, help="of models in training (default: beside --data)")
@@ -82,6 +88,15 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def places(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path | None]:
+    """The record's file and the folder of checkpoints (None: beside the data). A try-out has its own, else it would go
+    among the measured ones."""
+    if not args.tiny:
+        return args.record or RECORDS / f"{args.command}.json", args.checkpoints
+    record = args.record or pathlib.Path(tempfile.mkdtemp(prefix="headroom-study-")) / f"{args.command}.json"
+    return record, args.checkpoints or record.parent / "checkpoints"
+
+
 def run(args: argparse.Namespace, start: float) -> int:
     if args.cache:
         os.environ.setdefault("TRITON_CACHE_DIR", str(args.cache.resolve() / "triton"))
@@ -91,7 +106,7 @@ def run(args: argparse.Namespace, start: float) -> int:
     from limits import reported_by
     from machine import describe_machine, package_versions
     from studies import heads
-    from studies.record import StudyRecord
+    from studies.record import SettingsDiffer, StudyRecord
     from studies.session import Options, Session
 
     if args.device.startswith("cuda") and not torch.cuda.is_available():
@@ -102,14 +117,18 @@ def run(args: argparse.Namespace, start: float) -> int:
     unknown = [name for name in words(args.heads) if name not in known]
     if unknown:
         parser().error(f"--heads: expected names out of {', '.join(known)}; got {unknown[0]!r}")
-    record = StudyRecord(args.command, args.record or RECORDS / f"{args.command}.json")
+    path, checkpoints = places(args)
+    record = StudyRecord(args.command, path)
     command = " ".join(["python", "experiments/study.py", *map(shlex.quote, sys.argv[1:])])
     about = describe_machine(args.device) | {"command": command, "packages": package_versions(PACKAGES)}
-    record.begin(about)
+    try:
+        record.begin(about, {"tiny": args.tiny, "device": args.device.split(":")[0]})
+    except SettingsDiffer as error:
+        parser().error(str(error))
     options = Options(
         device=args.device,
         data=args.data,
-        checkpoints=args.checkpoints,
+        checkpoints=checkpoints,
         heads=words(args.heads),
         models=words(args.models),
         tune=args.tune,
@@ -128,7 +147,11 @@ def run(args: argparse.Namespace, start: float) -> int:
         )
 
     with reported_by(start, 60 * args.minutes, last_words):
-        module.run(session)
+        try:
+            module.run(session)
+        except SettingsDiffer as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     return 0
 
 

@@ -55,13 +55,17 @@ def gradient_errors(inputs: Inputs, names: tuple[str, ...]) -> dict[str, dict[st
     return found
 
 
-def errors(session: Session, model: str) -> Cell:
-    trainer = lm.restored(session, settings(session, model), f"{model}/headroom")
+def error_heads(session: Session) -> tuple[str, ...]:
+    return session.options.heads or (("eager", "headroom", "thinned") if session.options.tiny else ERROR_HEADS)
+
+
+def errors(session: Session, model: str, head: str) -> Cell:
+    trainer = lm.restored(session, settings(session, model), f"{model}/{head}")
     count = -(-TOKENS // trainer.settings.size.length)
     hidden, weight, target = lm.states(trainer, trainer.validation[:count])
     count = min(TOKENS, len(target))
-    names = session.options.heads or (("eager", "headroom", "thinned") if session.options.tiny else ERROR_HEADS)
-    return {"heads": gradient_errors(Inputs(hidden[:count], weight, target[:count]), names), "tokens": count}
+    inputs = Inputs(hidden[:count], weight, target[:count])
+    return {"heads": gradient_errors(inputs, error_heads(session)), "tokens": count}
 
 
 def wikitext(session: Session, model: str, head: str) -> Cell:
@@ -73,10 +77,13 @@ def wikitext(session: Session, model: str, head: str) -> Cell:
     }
 
 
-def run_one(session: Session, model: str, head: str) -> None:
-    if lm.trained(session, f"{model}/{head}", settings(session, model), head) is not None:
-        session.cell(f"{model}/{head}/wikitext2", lambda: wikitext(session, model, head), most=30.0)
-        torch.cuda.empty_cache() if session.cuda else None
+def run_one(session: Session, model: str, head: str) -> bool:
+    """Is it trained to its last step?"""
+    if lm.trained(session, f"{model}/{head}", settings(session, model), head) is None:
+        return False
+    session.cell(f"{model}/{head}/wikitext2", lambda: wikitext(session, model, head), most=30.0, least=10.0)
+    torch.cuda.empty_cache() if session.cuda else None
+    return True
 
 
 def run(session: Session) -> None:
@@ -88,6 +95,6 @@ def run(session: Session) -> None:
     if not tiny:  # GLA's runs are the comparison; the others' first runs are for their states
         order.sort(key=lambda pair: (pair[0] != models[0] and pair[1] != names[0], pair[0] != models[0]))
     for model, name in order:
-        run_one(session, model, name)
-        if name == names[0]:
-            session.cell(f"{model}/errors", lambda: errors(session, model), most=60.0)
+        if run_one(session, model, name) and name == names[0]:
+            about = {"run": name, "heads": error_heads(session)}
+            session.cell(f"{model}/errors", lambda: errors(session, model, name), 60.0, least=30.0, settings=about)

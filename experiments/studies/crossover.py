@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from shapes import Shape
 from studies import grids
 from studies.session import Session
@@ -24,6 +22,4 @@ def run(session: Session) -> None:
     for shape in GRID.shapes:
         if session.options.tiny:
             shape = shape._replace(tokens=64, vocab=shape.vocab // 256, hidden=32)
-        one = dataclasses.replace(GRID, shapes=(shape,))
-        seconds = min(GRID.seconds, session.deadline.left())
-        session.cell(shape.name, lambda: grids.measure(session, one, shape, seconds), 60.0, least=8.0)
+        grids.measured(session, shape.name, GRID, shape)

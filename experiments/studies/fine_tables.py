@@ -24,6 +24,7 @@ def record() -> StudyRecord:
 
 
 def cells(found: StudyRecord) -> dict[str, Cell]:
+    """What was measured, the start's own cell apart."""
     return {key: cell for key in found.cells if key != "start" and (cell := found.ok(key)) is not None}
 
 
@@ -46,7 +47,7 @@ def runs() -> list[str]:
         lines.append([*line, number(cell.get("peak_gib"))])
     head = ["head", "held-out loss before", "after", "minus stock", "curve's mean distance from stock's"]
     head += ["tokens/s", "ms a step", "x stock", "peak GiB"]
-    return [*markdown(head, lines), "", *(f"- {line}" for line in found.about())] if lines else NOT_RUN
+    return [*markdown(head, lines), "", *(f"- {line}" for line in found.about(heads))] if lines else NOT_RUN
 
 
 def memory() -> list[str]:

@@ -7,7 +7,9 @@ heads start from the same weights and see the same batches of instruction text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import statistics
 import tempfile
 import time
@@ -107,8 +109,7 @@ def start(session: Session) -> Cell:
         optimizer.step()
         losses.append(loss.detach())
     path = lm.checkpoint_path(session, f"fine-tuning/{START}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), path)
+    train.save_whole(model.state_dict(), path)
     return {"losses": [round(float(loss), 4) for loss in (losses[0], losses[-1])], "steps": len(losses)}
 
 
@@ -134,8 +135,16 @@ def trainer_of(session: Session, model: Any, way: Way, rows: list[dict[str, Tens
             try:
                 return action()
             except Exception as error:
-                self.memory, self.snapshot = {"reason": describe(error)}, None
+                self.close()
+                self.memory = {"reason": describe(error)}
                 return None
+
+        def close(self) -> None:
+            """Ends a record under way, also of a run that failed."""
+            if self.snapshot is not None:
+                with contextlib.suppress(Exception):
+                    self.snapshot.close()
+            self.snapshot = None
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if session.cuda and state.global_step == LOOKED_AT:
@@ -213,7 +222,10 @@ def tuned(session: Session, name: str) -> Cell:
         way.patch(model)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(session, model, way, rows[held_out:], folder, 4 if tiny else STEPS)
-        trainer.train()
+        try:
+            trainer.train()
+        finally:
+            trainer.watch.close()
     watch = trainer.watch
     losses = [round(item["loss"], 4) for item in trainer.state.log_history if "loss" in item]
     found: Cell = {"losses": losses, "ms": statistics.median(watch.ms), "memory": watch.memory}
@@ -227,9 +239,17 @@ def tuned(session: Session, name: str) -> Cell:
 
 def run(session: Session) -> None:
     names = session.options.heads or (("stock", "headroom", "thinned") if session.options.tiny else tuple(WAYS))
-    if not lm.checkpoint_path(session, f"fine-tuning/{START}").is_file():
-        session.record.cells.pop(START, None)  # made again from the same seed
-    if session.cell(START, lambda: start(session), most=90.0) is None:
+    forget_lost_start(session)
+    data = {"vocab": load_data(session.options.data).vocab}
+    if session.cell(START, lambda: start(session), most=90.0, least=40.0, settings=data) is None:
         return
     for name in names:
-        session.cell(name, lambda: tuned(session, name), most=75.0, least=0.0 if session.options.tiny else 20.0)
+        session.cell(name, functools.partial(tuned, session, name), most=75.0, least=45.0, settings=data)
+
+
+def forget_lost_start(session: Session) -> None:
+    """Runs from a start whose weights are lost cannot stand beside those from another: all are made again."""
+    cells = session.record.cells
+    if START in cells and not lm.checkpoint_path(session, f"fine-tuning/{START}").is_file():
+        print(f"the weights of {START} are lost: {', '.join(cells)} are measured again", flush=True)
+        cells.clear()

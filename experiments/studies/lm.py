@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 import train
 from heads import make_head as exact_head
+from limits import StepTimeout
 from models import MIXERS, Size
 from studies.corpus import load_data
 from studies.heads import make_head
-from studies.record import Cell
+from studies.record import Cell, plain
 from studies.session import Session
+from timing import describe
 from tokens import Data
 
 GIB = 1 << 30
@@ -65,16 +67,30 @@ def make_trainer(session: Session, settings: train.Settings, data: Data, head: s
     return trainer
 
 
+def run_settings(session: Session, settings: train.Settings, data: Data) -> dict[str, Any]:
+    """What a cell of such a run depends on but for its head, which its key names."""
+    found = dataclasses.asdict(settings) | {"train_tokens": len(data.train), "tune": session.options.tune}
+    del found["device"]
+    return found
+
+
 def trained(session: Session, key: str, settings: train.Settings, head: str, most: float = float("inf")) -> Cell | None:
     """A run to its last step: losses, time of a step, peak memory. What does not get there keeps its checkpoint and
     what it found so far, and goes on in the next call."""
+    data = load_data(session.options.data)
+    about = run_settings(session, settings, data)
 
     def work() -> Cell:
         path = checkpoint_path(session, key)
-        before = session.record.cells.get(key, {}) if path.is_file() else {}
-        trainer = make_trainer(session, settings, load_data(session.options.data), head)
+        before = session.record.cells.get(key, {})
+        trainer = make_trainer(session, settings, data, head)
         if path.is_file():
             trainer.restore(path)
+            if trainer.step != before.get("step"):  # losses of some of its steps are lost
+                print(f"{key}: the record ends at step {before.get('step')}, {path} at {trainer.step}: it starts again")
+                trainer = make_trainer(session, settings, data, head)
+        if trainer.step == 0:
+            before = {}
         found: dict[str, Any] = {name: dict(before.get(name, {})) for name in ("loss", "validation")}
         times: list[float] = list(before.get("step_ms", []))
         seconds = min(most, session.deadline.left()) - MARGIN_SECONDS
@@ -88,13 +104,15 @@ def trained(session: Session, key: str, settings: train.Settings, head: str, mos
         trainer.save(path)
         found |= {"step": trainer.step, "step_ms": times, "tokens": settings.batch * settings.size.length}
         found |= {"parameters": sum(trainer.model.counts()), "vocab": settings.size.vocab}
+        if before:
+            found["sessions"] = [*before.get("sessions", []), before["session"]]
         if trainer.step < settings.steps:
             return found | {"status": "partial"}
-        found |= memory_of_step(session, trainer)
         found["loss"] = thin_out(found["loss"], settings.steps)
-        return found
+        session.record.put(key, {"status": "ok"} | found | {"settings": plain(about)})
+        return found | measured_memory(session, trainer)
 
-    return session.cell(key, work, least=2 * MARGIN_SECONDS if session.cuda else 0.0)
+    return session.cell(key, work, least=2 * MARGIN_SECONDS, settings=about)
 
 
 def thin_out(losses: dict[str, float], steps: int) -> dict[str, float]:
@@ -112,6 +130,14 @@ def memory_of_step(session: Session, trainer: train.Trainer) -> dict[str, float]
     return {"peak_gib": torch.cuda.max_memory_allocated() / GIB, "beyond_gib": beyond / GIB}
 
 
+def measured_memory(session: Session, trainer: train.Trainer) -> Cell:
+    """The same of a run that is done, which does not fail with it."""
+    try:
+        return memory_of_step(session, trainer)
+    except (Exception, StepTimeout) as error:
+        return {"no memory": describe(error)}
+
+
 def step_milliseconds(session: Session, trainer: train.Trainer, steps: int) -> float:
     """Of steps back to back, after two that warm up."""
     for _ in range(2):
@@ -125,12 +151,14 @@ def step_milliseconds(session: Session, trainer: train.Trainer, steps: int) -> f
 
 
 def restored(session: Session, settings: train.Settings, key: str) -> train.Trainer:
-    """The model that a run of this record ended with."""
+    """The model that a finished run of this record ended with."""
     path = checkpoint_path(session, key)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not here: its run has to be repeated (another --record)")
     trainer = make_trainer(session, settings, load_data(session.options.data), "eager")
     trainer.restore(path)
+    if trainer.step != settings.steps:
+        raise ValueError(f"{path}: expected a run of {settings.steps} steps, got {trainer.step}: it has to be finished")
     return trainer
 
 
@@ -151,7 +179,3 @@ def perplexity(trainer: train.Trainer, rows: Tensor, batch: int = 8) -> float:
         loss = exact(trainer.hidden(tokens), trainer.model.head.bfloat16(), target)
         total, count = total + float(loss) * len(target), count + len(target)
     return float(torch.tensor(total / count).exp())
-
-
-def replaced(settings: train.Settings, **values: Any) -> train.Settings:
-    return dataclasses.replace(settings, **values)

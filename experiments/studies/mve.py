@@ -6,6 +6,9 @@ million parameters), 5 million tokens in steps of 8 x 2048.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import train
 from models import Size
 from studies import heads, lm
@@ -31,7 +34,7 @@ def settings(session: Session) -> train.Settings:
 
 def throughput(session: Session, base: train.Settings, head: str, factor: int) -> Cell:
     """Time and memory of a step with a larger batch, from the first weights."""
-    larger = lm.replaced(base, batch=base.batch * factor)
+    larger = dataclasses.replace(base, batch=base.batch * factor)
     trainer = lm.make_trainer(session, larger, load_data(session.options.data), head)
     ms = lm.step_milliseconds(session, trainer, session.options.rounds)
     tokens = larger.batch * larger.size.length
@@ -44,9 +47,11 @@ def run(session: Session) -> None:
     """The runs that the criteria compare come first, then larger batches."""
     names = session.options.heads or (TINY_HEADS if session.options.tiny else heads.ALL)
     base = settings(session)
+    about = lm.run_settings(session, base, load_data(session.options.data))
     for head in names:
         lm.trained(session, f"run/{head}", base, head, most=75.0)
     for head in names:
         for factor in FACTORS:
             key = f"batch/{head}/x{factor}"
-            session.cell(key, lambda: throughput(session, base, head, factor), most=40.0, least=3.0)
+            work = functools.partial(throughput, session, base, head, factor)
+            session.cell(key, work, most=40.0, least=15.0, settings=about)

@@ -58,6 +58,13 @@ class Measured:
         row = self.row(method, pass_)
         return row.burst_ms if row is not None else None
 
+    def ratio(self, method: str, base: str, pass_: str) -> float | None:
+        """Of two times of one run."""
+        (row, where), (other, there) = self.found(method, pass_), self.found(base, pass_)
+        if row is None or other is None or where != there or row.burst_ms is None or not other.burst_ms:
+            return None
+        return row.burst_ms / other.burst_ms
+
     def mib(self, method: str, pass_: str) -> float | None:
         """Beyond inputs and gradients."""
         row = self.row(method, pass_)
@@ -73,26 +80,37 @@ def grids() -> StudyRecord:
 
 
 def measured(grid: str, shape: Shape) -> Measured | None:
-    """Of the grids' record; else what earlier runs of single heads had."""
-    record = grids()
-    cell = record.ok(f"{grid}/{shape.name}")
+    """Of the grids' record; what is not measured there, of earlier runs of single heads. A row that failed stands where
+    nobody measured it."""
+    record, found = grids(), Measured(shape)
+    parts: list[tuple[list[Row], Gemms | None, str]] = []
+    cell = record.holds(f"{grid}/{shape.name}")
     if cell is not None:
-        found = Measured(shape, next((Gemms(**item) for item in cell["gemms"]), None))
-        found.add((Row(**row) for row in cell["rows"]), f"grids, {record.sessions[cell['session']]['date']}")
-        return found
-    found = Measured(shape)
+        gemms = next((Gemms(**item) for item in cell["gemms"]), None)
+        parts.append(
+            ([Row(**row) for row in cell["rows"]], gemms, f"grids, {record.sessions[cell['session']]['date']}")
+        )
     for name in EARLIER if grid != "cce-ignored" else ():
         earlier = load(str(ROOT / "bench" / "records" / f"{name}.json"))
         same = next((other.name for other in earlier.shapes if other[1:] == shape[1:]), None)
         if same is not None:
-            found.add((row for row in earlier.rows if row.shape == same), name)
-            found.gemms = earlier.gemms[same]
+            parts.append(([row for row in earlier.rows if row.shape == same], earlier.gemms[same], name))
+    for rows, gemms, source in parts:
+        found.add((row for row in rows if row.status == "ok"), source)
+    products = [gemms for _, gemms, _ in parts if gemms is not None and gemms.burst]
+    if products:
+        found.gemms = products[-1 if cell is None else 0]
+    for rows, _, source in parts:
+        found.add((row for row in rows if row.status != "ok"), source)
     return found if found.rows else None
 
 
 def source_line(found: list[Measured]) -> list[str]:
     names = list(dict.fromkeys(source for item in found for source in item.sources))
-    return ["", f"Measured: {', '.join(names)}." if names else "Nothing is measured yet: this has not run."]
+    if not names:
+        return ["", "Nothing is measured yet: this has not run."]
+    warning = " Times of different runs compare less well than those of one." if len(names) > 1 else ""
+    return ["", f"Measured: {', '.join(names)}.{warning}"]
 
 
 def _published(figures: Method | None) -> list[str]:
@@ -137,7 +155,7 @@ def cce_ignored() -> list[str]:
             ratio = number(after / before) if before else "-"
             cells = [method, number(before), number(after), ratio, number(found.mib(method, "gradients"), ",.0f")]
             lines.append(cells)
-    return [*markdown(head, lines), *source_line([found])]
+    return [*markdown(head, lines), *source_line([found, *([whole] if whole else [])])]
 
 
 def blog() -> list[str]:
@@ -156,8 +174,7 @@ def chunks() -> list[str]:
     for what, gib, ratio, method in (*CHUNKS_TABLE, ("", None, None, "headroom unlimited")):
         cells = [what, number(gib), number(ratio), method.replace("canonical", "eager PyTorch")]
         if found is not None:
-            both, base = found.ms(method, "gradients"), found.ms("canonical", "gradients")
-            cells += [number(both), number(both / base if both and base else None)]
+            cells += [number(found.ms(method, "gradients")), number(found.ratio(method, "canonical", "gradients"))]
             cells += [number(found.mib(method, "gradients"), ",.0f")]
         else:
             cells += ["-"] * 3
@@ -190,8 +207,8 @@ def nvidia_time() -> list[str]:
         else:
             sources.append(found)
             for pass_ in ("loss", "gradients"):
-                eager, ours = found.ms("canonical", pass_), found.ms("headroom unlimited", pass_)
-                cells += [found.time("canonical", pass_), number(ours), _ratio(ours, eager)]
+                cells += [found.time("canonical", pass_), number(found.ms("headroom unlimited", pass_))]
+                cells.append(number(found.ratio("headroom unlimited", "canonical", pass_)))
                 if pass_ == "loss":
                     cells.append(number(found.gemms.burst.get("logits") if found.gemms else None))
         lines.append(cells)

@@ -6,17 +6,37 @@ import json
 import os
 import pathlib
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 Cell = dict[str, Any]
 FINAL = ("ok", "out of memory", "refused")  # what else a cell may be is tried again by the next call
+STARVED = ("no time left", "StepTimeout")  # how the reason of a row begins that had too little time
+
+
+class SettingsDiffer(ValueError):
+    """The record's figures were measured with other settings than those that are asked for."""
+
+
+def plain(value: Any) -> Any:
+    """As it comes back from a file."""
+    return json.loads(json.dumps(value))
+
+
+def with_status(rows: list[dict[str, Any]], name: str) -> Cell:
+    """Of a cell of rows, which ``name`` names: one that had too little time is measured again by the next call."""
+    starved = [row[name] for row in rows if row["reason"].startswith(STARVED) and row["status"] != "ok"]
+    names = ", ".join(dict.fromkeys(starved))
+    return {"status": "partial", "reason": f"too little time for {names}"} if names else {"status": "ok"}
 
 
 class StudyRecord:
-    """``sessions`` say when, where and how the cells were measured; a cell's ``session`` is an index into them."""
+    """``sessions`` say when, where and how the cells were measured; a cell's ``session`` is an index into them.
+    ``settings`` are those of all cells."""
 
     def __init__(self, study: str, path: pathlib.Path | None = None) -> None:
         self.study, self.path = study, path
+        self.settings: dict[str, Any] = {}
         self.sessions: list[dict[str, str]] = []
         self.cells: dict[str, Cell] = {}
         self._lock = threading.Lock()
@@ -25,9 +45,28 @@ class StudyRecord:
             if content["study"] != study:
                 raise ValueError(f"--record: expected a record of {study}, got one of {content['study']}: {path}")
             self.sessions, self.cells = content["sessions"], content["cells"]
+            self.settings = content.get("settings", {})
 
-    def begin(self, about: dict[str, str]) -> None:
+    def begin(self, about: dict[str, str], settings: dict[str, Any] | None = None) -> None:
+        """Raises SettingsDiffer where there are cells of other settings."""
+        if self.cells:
+            self.same(str(self.path), self.settings, settings or {})
+        self.settings |= plain(settings or {})
         self.sessions.append(about)
+
+    @staticmethod
+    def same(what: str, found: dict[str, Any], asked: dict[str, Any]) -> None:
+        asked = plain(asked)
+        other = {name: value for name, value in found.items() if name in asked and asked[name] != value}
+        if other:
+            wanted = ", ".join(f"{name} {asked[name]}" for name in other)
+            had = ", ".join(f"{name} {value}" for name, value in other.items())
+            raise SettingsDiffer(f"{what}: expected {wanted}, got {had}: another --record keeps them apart")
+
+    def check(self, key: str, settings: dict[str, Any]) -> None:
+        """Raises SettingsDiffer where the cell holds figures of other settings."""
+        if self.final(key) or self.holds(key):
+            self.same(f"{self.path}: {key}", self.cells[key].get("settings", {}), settings)
 
     def final(self, key: str) -> bool:
         return self.cells.get(key, {}).get("status") in FINAL
@@ -37,8 +76,23 @@ class StudyRecord:
         cell = self.cells.get(key)
         return cell if cell is not None and cell["status"] == "ok" else None
 
+    def holds(self, key: str) -> Cell | None:
+        """The cell, if it was measured as a whole or in part."""
+        cell = self.cells.get(key)
+        return cell if cell is not None and cell["status"] in ("ok", "partial") else None
+
+    def keep(self, key: str, reason: str) -> None:
+        """A cell that was measured in part, when going on with it failed."""
+        self.cells[key] |= {"reason": reason}
+        self.save()
+
     def put(self, key: str, cell: Cell) -> None:
-        self.cells[key] = cell | {"session": len(self.sessions) - 1}
+        """With the call that measured it and, where it goes on from what others had (its ``sessions``), with all."""
+        now = len(self.sessions) - 1
+        calls = [*dict.fromkeys([*cell.get("sessions", []), now])]
+        self.cells[key] = {name: value for name, value in cell.items() if name != "sessions"} | {"session": now}
+        if len(calls) > 1:
+            self.cells[key]["sessions"] = calls
         self.save()
 
     def save(self) -> None:
@@ -47,16 +101,22 @@ class StudyRecord:
         with self._lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_name(self.path.name + ".part")
-            content = {"study": self.study, "sessions": self.sessions, "cells": dict(self.cells)}
+            content = {"study": self.study, "settings": self.settings, "sessions": self.sessions}
+            content["cells"] = dict(self.cells)
             partial.write_text(json.dumps(content, indent=1) + "\n")
             os.replace(partial, self.path)
 
-    def about(self) -> list[str]:
-        """A line a session: date, device, versions and command."""
+    def about(self, keys: Iterable[str] | None = None, compared: bool = True) -> list[str]:
+        """A line a call that measured cells of these keys (default: all): date, device, versions and command; and a
+        warning where cells of several calls are ``compared``."""
         names = ("date", "device", "torch", "packages")
-        used = {cell.get("session") for cell in self.cells.values()}
-        return [
+        cells = [self.cells[key] for key in (self.cells if keys is None else keys)]
+        used = {index for cell in cells for index in (*cell.get("sessions", []), cell.get("session"))}
+        lines = [
             ", ".join(session[name] for name in names if session.get(name)) + f": `{session.get('command', '')}`"
             for index, session in enumerate(self.sessions)
             if index in used
         ]
+        if compared and len(lines) > 1:
+            lines.append(f"Its figures are of {len(lines)} calls: times compare less well than within one.")
+        return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from plots import COLORS, MARKERS, new_axes, save_figure
@@ -22,40 +22,56 @@ def record_of(study: str) -> StudyRecord:
     return StudyRecord(study, RECORDS / f"{study}.json")
 
 
-def with_sources(record: StudyRecord, lines: list[str]) -> list[str]:
-    return [*lines, "", *(f"- {line}" for line in record.about())] if lines else NOT_RUN
+def with_sources(record: StudyRecord, lines: list[str], keys: Iterable[str], compared: bool = True) -> list[str]:
+    """The lines, and the calls that measured these cells; a warning where figures of several calls are compared."""
+    return [*lines, "", *(f"- {line}" for line in record.about(keys, compared))] if lines else NOT_RUN
 
 
-def yes(condition: bool, figure: str) -> str:
-    return f"{'yes' if condition else '**no**'}: {figure}"
+def last_validation(cell: Cell | None) -> float | None:
+    """None where nothing was validated."""
+    found: dict[str, float] = cell["validation"] if cell is not None else {}
+    return float(found[str(max(map(int, found)))]) if found else None
 
 
-def last_validation(cell: Cell) -> float:
-    return float(cell["validation"][str(max(map(int, cell["validation"])))])
+def median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
-def run_speed(cell: Cell) -> float:
-    """Tokens a second of a run."""
-    return float(1e3 * cell["tokens"] / statistics.median(cell["step_ms"]))
+def run_speed(cell: Cell | None) -> float | None:
+    """Tokens a second of a run; None where no step was timed."""
+    ms = median(cell["step_ms"]) if cell is not None else None
+    return 1e3 * float(cell["tokens"]) / ms if cell is not None and ms else None
+
+
+def minus(a: float | None, b: float | None) -> float | None:
+    return a - b if a is not None and b is not None else None
+
+
+def divided(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def answer(value: float | None, good: Callable[[float], bool], form: str) -> str:
+    """To a criterion, with its figure; a dash where it was not measured."""
+    return "-" if value is None else f"{'yes' if good(value) else '**no**'}: {format(value, form)}"
 
 
 def mve_runs() -> list[str]:
     record = record_of("mve")
     base = record.ok(f"run/{heads.BASELINE}")
+    found = {name: cell for name in heads.ALL if (cell := record.ok(f"run/{name}")) is not None}
     lines = []
-    for name in heads.ALL:
-        cell = record.ok(f"run/{name}")
-        if cell is None:
-            continue
+    for name, cell in found.items():
         loss, speed, peak = last_validation(cell), run_speed(cell), cell.get("peak_gib")
-        cells = [name, number(loss, ".4f"), f"{speed:,.0f}", number(peak)]
-        if base is not None:
-            cells[1] += f" ({loss - last_validation(base):+.4f})"
-            cells[2] += f" ({speed / run_speed(base):.3f})"
-            cells[3] += f" ({peak / base['peak_gib']:.3f})" if peak else ""
+        away, faster = minus(loss, last_validation(base)), divided(speed, run_speed(base))
+        more = divided(peak, base.get("peak_gib") if base else None)
+        cells = [name, number(loss, ".4f"), number(speed, ",.0f"), number(peak)]
+        cells[1] += f" ({away:+.4f})" if away is not None else ""
+        cells[2] += f" ({faster:.3f})" if faster is not None else ""
+        cells[3] += f" ({more:.3f})" if more is not None else ""
         lines.append(cells)
     head = ["head", "validation loss (minus baseline)", "tokens/s (x baseline)", "peak GiB (x baseline)"]
-    return with_sources(record, markdown(head, lines) if lines else [])
+    return with_sources(record, markdown(head, lines) if lines else [], [f"run/{name}" for name in found])
 
 
 def best_batch(record: StudyRecord, name: str, most_gib: float) -> Cell | None:
@@ -74,34 +90,33 @@ def mve_criteria() -> list[str]:
         return NOT_RUN
     head = ["head", "memory -50% or more", "speed within 5% at the same batch", "+10% or more with a larger batch"]
     head += ["loss within 0.01", "failed: slower", "failed: diverges"]
+    found = {name: cell for name in heads.ALL if (cell := record.ok(f"run/{name}")) is not None}
     lines = []
-    for name in heads.ALL:
-        cell = record.ok(f"run/{name}")
-        if cell is None or name == heads.BASELINE:
+    for name, cell in found.items():
+        if name == heads.BASELINE:
             continue
-        memory = cell["peak_gib"] / base["peak_gib"] - 1
-        speed = run_speed(cell) / run_speed(base)
-        loss = last_validation(cell) - last_validation(base)
+        memory = minus(divided(cell.get("peak_gib"), base["peak_gib"]), 1.0)
+        speed = minus(divided(run_speed(cell), run_speed(base)), 1.0)
+        loss = minus(last_validation(cell), last_validation(base))
         larger = best_batch(record, name, base["peak_gib"])
         gain = larger["tokens_per_second"] / first["tokens_per_second"] - 1 if larger and first else None
-        cells = [name, yes(memory <= -0.5, f"{memory:+.0%}"), yes(speed >= 0.95, f"{speed - 1:+.1%}")]
-        if larger is None or gain is None:
-            cells.append("-")
-        else:
-            cells.append(yes(gain >= 0.1, f"{gain:+.1%} with {larger['batch']} sequences"))
-        cells += [yes(abs(loss) <= 0.01, f"{loss:+.4f}")]
-        cells += ["yes" if speed < 0.95 else "no", "yes" if abs(loss) > 0.1 else "no"]
+        cells = [name, answer(memory, lambda x: x <= -0.5, "+.0%"), answer(speed, lambda x: x >= -0.05, "+.1%")]
+        with_batch = f" with {larger['batch']} sequences" if larger and gain is not None else ""
+        cells += [answer(gain, lambda x: x >= 0.1, "+.1%") + with_batch, answer(loss, lambda x: abs(x) <= 0.01, "+.4f")]
+        cells.append("-" if speed is None else "yes" if speed < -0.05 else "no")
+        cells.append("-" if loss is None else "yes" if abs(loss) > 0.1 else "no")
         lines.append(cells)
-    return with_sources(record, markdown(head, lines))
+    keys = [key for key in record.cells if key.partition("/")[2].partition("/")[0] in found]
+    return with_sources(record, markdown(head, lines), keys)
 
 
 def scale_same() -> list[str]:
-    """All heads at the baseline's batch, and the share of the head, which is what the step takes beyond none."""
+    """All heads at the baseline's batch, and what a step takes beyond one without a head: the head, and the optimizer's
+    update of the head's weight."""
     record = record_of("scale")
     lines: list[str] = []
-    for key, cell in record.cells.items():
-        if not key.endswith("/B8") or cell["status"] != "ok":
-            continue
+    keys = [key for key in record.cells if key.endswith("/B8") and record.holds(key)]
+    for cell in (record.cells[key] for key in keys):
         rows = [row for row in cell["rows"] if row["status"] == "ok"]
         body = next((row for row in rows if row["head"] == "no head"), None)
         base = next((row for row in rows if row["head"] == heads.BASELINE), None)
@@ -116,9 +131,18 @@ def scale_same() -> list[str]:
             cells.append(line + lines_share)
         model = cell["model"]
         lines += ["", f"{model['model']}, {model['sequences']} x {model['length']} tokens:", ""]
-        head = ["head", "tokens/s", "ms a step", "x baseline", "peak GiB", "x baseline", "of the time", "of the memory"]
+        head = [
+            "head",
+            "tokens/s",
+            "ms a step",
+            "x baseline",
+            "peak GiB",
+            "x baseline",
+            "beyond no head: of the time",
+            "of the memory",
+        ]
         lines += markdown(head, cells)
-    return with_sources(record, lines)
+    return with_sources(record, lines, keys, compared=False)
 
 
 def ratio(a: float | None, b: float | None) -> str:
@@ -128,30 +152,31 @@ def ratio(a: float | None, b: float | None) -> str:
 def scale_largest() -> list[str]:
     """Under the cap: how many sequences fit, and what they bring."""
     record = record_of("scale")
-    lines = []
+    lines, keys = [], []
     for key in record.cells:
         model, _, name = key.partition("/largest/")
         cell, base = record.ok(key), record.ok(f"{model}/largest/{heads.BASELINE}")
-        same = record.ok(f"{model}/B8")
+        same = record.holds(f"{model}/B8")
         if not name or cell is None:
             continue
+        keys += [key] + ([f"{model}/B8"] if same else [])
         rows = {row["head"]: row["tokens_per_second"] for row in same["rows"]} if same else {}
         small = rows.get(heads.BASELINE)
         line = [model, name, str(cell["batch"]), ratio(cell["batch"], base["batch"] if base else None)]
         line += [f"{cell['tokens_per_second']:,.0f}", ratio(cell["tokens_per_second"], small)]
         lines.append([*line, ratio(cell["tokens_per_second"], base["tokens_per_second"] if base else None)])
     head = ["model", "head", "sequences", "x baseline", "tokens/s", "x baseline with 8", "x baseline's largest"]
-    return with_sources(record, markdown(head, lines) if lines else [])
+    return with_sources(record, markdown(head, lines) if lines else [], keys)
 
 
 def scale_batches() -> list[str]:
     """Tokens a second over the batch, in brackets the share of the GPU's peak."""
     record = record_of("scale")
     found: dict[tuple[str, str], dict[int, str]] = {}
-    for key, cell in record.cells.items():
+    keys = [key for key in record.cells if "/B" in key and record.holds(key)]
+    for key in keys:
         model, _, batch = key.partition("/B")
-        if not batch or cell["status"] != "ok":
-            continue
+        cell = record.cells[key]
         for row in cell["rows"]:
             if row["status"] == "ok" and row["tokens_per_second"]:
                 share = cell["model_flop"] / (1e-3 * row["ms"]) / PEAK_FLOP if cell.get("model_flop") else None
@@ -160,7 +185,7 @@ def scale_batches() -> list[str]:
     batches = sorted({batch for cells in found.values() for batch in cells})
     lines = [[*key, *(cells.get(batch, "-") for batch in batches)] for key, cells in found.items() if len(cells) > 2]
     head = ["model", "head", *(f"{batch} sequences" for batch in batches)]
-    return with_sources(record, markdown(head, lines) if lines else [])
+    return with_sources(record, markdown(head, lines) if lines else [], keys)
 
 
 def scale_earlier() -> list[str]:
@@ -180,11 +205,10 @@ def crossover() -> list[str]:
     """Loss and gradients over the vocabulary: milliseconds, in that of torch.compile, and MiB beyond gradients."""
     record = record_of("crossover")
     found: dict[int, dict[str, Any]] = {}
-    for key in record.cells:
-        cell = record.ok(key)
-        if cell is not None:
-            rows = [row for row in cell["rows"] if row["pass_"] == "gradients"]
-            found[cell["shape"]["vocab"]] = {row["method"]: row for row in rows}
+    keys = [key for key in record.cells if record.holds(key)]
+    for cell in (record.cells[key] for key in keys):
+        rows = [row for row in cell["rows"] if row["pass_"] == "gradients"]
+        found[cell["shape"]["vocab"]] = {row["method"]: row for row in rows}
     methods = list(dict.fromkeys(method for rows in found.values() for method in rows))
     lines = []
     for method in methods:
@@ -200,7 +224,7 @@ def crossover() -> list[str]:
             )
         lines.append(line)
     head = ["head", *(f"V {vocab:,}" for vocab in sorted(found))]
-    return with_sources(record, markdown(head, lines) if lines else [])
+    return with_sources(record, markdown(head, lines) if lines else [], keys, compared=False)
 
 
 def accumulation_losses() -> list[str]:
@@ -209,24 +233,25 @@ def accumulation_losses() -> list[str]:
     lines = []
     for key, cell in runs.items():
         model, _, name = key.partition("/")
-        exact, wiki = runs.get(f"{model}/headroom"), record.ok(f"{key}/wikitext2")
-        loss = last_validation(cell)
-        line = [model, name, number(loss, ".4f"), "-" if exact is None else f"{loss - last_validation(exact):+.4f}"]
-        lines.append([*line, number(wiki["perplexity"] if wiki else None), number(statistics.median(cell["step_ms"]))])
+        wiki, loss = record.ok(f"{key}/wikitext2"), last_validation(cell)
+        away = minus(loss, last_validation(runs.get(f"{model}/headroom")))
+        line = [model, name, number(loss, ".4f"), number(away, "+.4f")]
+        lines.append([*line, number(wiki["perplexity"] if wiki else None), number(median(cell["step_ms"]))])
     head = ["model", "head", "validation loss", "minus exact", "WikiText-2 perplexity", "ms a step"]
-    return with_sources(record, markdown(head, lines) if lines else [])
+    return with_sources(record, markdown(head, lines) if lines else [], runs)
 
 
 def accumulation_errors() -> list[str]:
     record = record_of("accumulation")
-    found = {key.partition("/")[0]: cell["heads"] for key in record.cells if "heads" in (cell := record.ok(key) or {})}
+    keys = [key for key in record.cells if "heads" in (record.ok(key) or {})]
+    found = {key.partition("/")[0]: record.cells[key]["heads"] for key in keys}
     names = list(dict.fromkeys(name for rows in found.values() for name in rows))
 
     def cell_of(row: dict[str, Any] | None) -> str:
         return "-" if row is None or "d_hidden" not in row else f"{row['d_hidden']:.2%} / {row['d_weight']:.2%}"
 
     lines = [[name, *(cell_of(rows.get(name)) for rows in found.values())] for name in names]
-    return with_sources(record, markdown(["head", *found], lines) if lines else [])
+    return with_sources(record, markdown(["head", *found], lines) if lines else [], keys, compared=False)
 
 
 def sparsity() -> list[str]:
@@ -242,7 +267,7 @@ def sparsity() -> list[str]:
         "error of cce's dE, dC": lambda c: " / ".join(f"{c['errors']['cce'][n]:.2%}" for n in ERRORS),
     }
     lines = [[name, *(safely(make, cell) for cell in found.values())] for name, make in what.items()]
-    return with_sources(record, markdown(["", *found], lines) if found else [])
+    return with_sources(record, markdown(["", *found], lines) if found else [], found, compared=False)
 
 
 ERRORS = ("d_hidden", "d_weight")
@@ -258,19 +283,25 @@ def safely(make: Callable[[Cell], str], cell: Cell) -> str:
 def sparsity_times() -> list[str]:
     """Backward is both minus the loss."""
     record = record_of("sparsity")
+    keys = [key for key in record.cells if record.ok(key)]
     lines = []
-    for key in record.cells:
-        cell = record.ok(key)
-        if cell is None:
-            continue
-        base = cell["times"].get(heads.BASELINE)
-        for name, row in cell["times"].items():
-            backward = row["gradients"] - row["loss"]
-            base_backward = base["gradients"] - base["loss"] if base else None
-            speed = base_backward / backward if base_backward and backward > 0 else None
+    for key in keys:
+        times = record.cells[key]["times"]
+        base = backward_ms(times.get(heads.BASELINE))
+        for name, row in times.items():
+            backward = backward_ms(row)
+            if backward is None:
+                lines.append([key, name, row.get("reason", "-"), "-", "-", "-"])
+                continue
+            speed = divided(base, backward) if backward > 0 else None
             lines.append([key, name, number(row["loss"]), number(row["gradients"]), number(backward), number(speed)])
     head = ["model", "head", "loss, ms", "both, ms", "backward, ms", "speed of backward, x baseline"]
-    return with_sources(record, markdown(head, lines) if lines else [])
+    return with_sources(record, markdown(head, lines) if lines else [], keys, compared=False)
+
+
+def backward_ms(row: dict[str, Any] | None) -> float | None:
+    """None of a head that failed."""
+    return minus(row.get("gradients"), row.get("loss")) if row else None
 
 
 def batch_points() -> dict[tuple[str, str], list[tuple[int, float]]]:
@@ -279,11 +310,12 @@ def batch_points() -> dict[tuple[str, str], list[tuple[int, float]]]:
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for key in record.cells:
         model, _, batch = key.partition("/B")
-        cell = record.ok(key)
+        cell = record.holds(key)
         for row in cell["rows"] if cell is not None and batch else []:
             if row["status"] == "ok" and row["tokens_per_second"] and row["head"] in PLOTTED:
                 found.setdefault((model, row["head"]), []).append((int(batch), row["tokens_per_second"]))
         model, _, name = key.partition("/largest/")
+        cell = record.ok(key)
         if cell is not None and name in PLOTTED:
             found.setdefault((model, name), []).append((cell["batch"], cell["tokens_per_second"]))
     return {key: sorted(points) for key, points in found.items() if len(points) > 1}

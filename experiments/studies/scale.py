@@ -4,6 +4,7 @@ whether larger batches are worth it. The steps are those of bench/steps.py; thei
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
 from typing import Any
@@ -12,17 +13,19 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from limits import Deadline
+from limits import Deadline, StepTimeout
 from step_heads import Head, Loss
 from step_models import BY_NAME, TINY, TINY_ATTENTION, Spec, Training, last_hidden, random_tokens, sized
 from step_record import StepRecord
 from step_rounds import ModelBench
 from studies import heads
-from studies.record import Cell
+from studies.grids import LEAST_SHARE
+from studies.record import Cell, with_status
 from studies.session import Session
 
 GIB = 1 << 30
 LENGTH = 2048
+LARGEST_SECONDS = 45.0
 BATCHES = (8, 4, 1, 16)  # the first is the baseline's
 BODY = "no head"
 OWN_HEADS = (heads.BASELINE, "liger", "cce_kahan", "cce_kahan_full_c", "fla", "headroom", "headroom 160 MiB", "thinned")
@@ -82,7 +85,7 @@ def steps(session: Session, model: str, batch: int, names: tuple[str, ...], seco
     for row in rows:
         row["head"] = heads.BASELINE if row["head"] == "stock" else row["head"]
     found = {"rows": rows, "model": dataclasses.asdict(record.models[0]), "notes": record.notes}
-    return found | {"model_flop": model_flop(bench.spec)}
+    return found | {"model_flop": model_flop(bench.spec)} | with_status(rows, "head")
 
 
 def warm(session: Session, model: str) -> Cell:
@@ -108,31 +111,55 @@ def model_flop(spec: Spec) -> float | None:
         return None
 
 
-def largest(session: Session, model: str, head: str, start: int) -> Cell:
-    """The most sequences whose step fits under the cap, from a guess on, and the time of that step."""
+def largest(session: Session, model: str, head: str, start: int, seconds: float = float("inf")) -> Cell:
+    """The most sequences whose step fits under the cap, from a guess on: steps that double until one fits and one does
+    not, then halves. What is not narrowed down in time is partial, and the next call goes on from there."""
     cap = session.options.cap_gib * GIB
     total = torch.cuda.get_device_properties(0).total_memory
+    before = session.record.holds(f"{model}/largest/{head}") or {}
+    best: dict[str, Any] = {name: before[name] for name in ("batch", "ms") if name in before}
+    low, high = best.get("batch", 0), before.get("too_large")
+    end, longest = Deadline(time.monotonic(), seconds), 0.0
     training = Training(spec_of(session, model, 1), session.options.device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
-    tried: dict[int, float] = {}
     try:
-        batch, step = start, 0
-        while batch >= 1 and batch not in tried and len(tried) < 6:
-            tried[batch] = timed_step(session, training, model, head, batch)
-            step = 1 if tried[batch] else -1
-            batch += step
+        batch, stride = next_batch(low, high, start, 1)
+        while batch is not None and end.left() > longest:
+            began = time.monotonic()
+            ms = timed_step(session, training, model, head, batch)
+            longest = max(longest, time.monotonic() - began)
+            if ms:
+                low, best = batch, {"batch": batch, "ms": ms}
+            else:
+                high = batch
+            batch, stride = next_batch(low, high, start, stride)
+    except StepTimeout:
+        pass
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    fits = [batch for batch, ms in tried.items() if ms]
-    if not fits:
-        return {"status": "refused", "reason": f"no batch of {sorted(tried)} fits"}
-    best = max(fits)
-    return {
-        "batch": best,
-        "ms": tried[best],
-        "tokens_per_second": 1e3 * best * LENGTH / tried[best],
-        "cap_gib": cap / GIB,
-    }
+    if high == 1:
+        return {"status": "refused", "reason": "no batch fits"}
+    if best:
+        best["tokens_per_second"] = 1e3 * best["batch"] * LENGTH / best["ms"]
+    found = best | {"cap_gib": cap / GIB} | ({"too_large": high} if high else {})
+    if before:
+        found["sessions"] = [*before.get("sessions", []), before["session"]]
+    if low + 1 == high:
+        return found
+    return found | {"status": "partial", "reason": f"between {low} and {high or 'more'} sequences: no time left"}
+
+
+def next_batch(low: int, high: int | None, start: int, stride: int) -> tuple[int | None, int]:
+    """Where ``low`` sequences fit (0: none was tried) and ``high`` do not: what to try next, and the stride after."""
+    if low == 0 and high is None:
+        return max(1, start), stride
+    if high is None:
+        return low + stride, 2 * stride
+    if low + 1 == high:
+        return None, stride
+    if low == 0:
+        return max(1, high - stride), 2 * stride
+    return (low + high) // 2, stride
 
 
 def timed_step(session: Session, training: Training, model: str, head: str, batch: int) -> float:
@@ -182,18 +209,28 @@ def run(session: Session) -> None:
     def at(model: str, batch: int, chosen: tuple[str, ...], seconds: float) -> None:
         work = min(seconds, session.deadline.left() - 5)
         key = f"{model}/B{batch}"
-        session.cell(key, lambda: steps(session, model, batch, chosen, work), seconds + 20, least=20 if not tiny else 0)
+        about = {"heads": chosen, "tune": session.options.tune}
+        of_batch = functools.partial(steps, session, model, batch, chosen, work)
+        session.cell(key, of_batch, seconds + 20, least=5 + LEAST_SHARE * seconds, settings=about)
+
+    def most(model: str, head: str) -> None:
+        seconds = min(LARGEST_SECONDS, session.deadline.left() - 5)
+        about = {"cap_gib": session.options.cap_gib, "tune": session.options.tune}
+
+        def work() -> Cell:
+            return largest(session, model, head, guess(session, model, head), seconds - 5)
+
+        session.cell(f"{model}/largest/{head}", work, LARGEST_SECONDS, least=30.0, settings=about)
 
     for model in models:
-        if session.cuda and session.cell(f"{model}/warm", lambda: warm(session, model)) is None:
+        if session.cuda and session.cell(f"{model}/warm", lambda: warm(session, model), least=10.0) is None:
             continue
         largest_heads = LARGEST_HEADS.get(model, LARGEST_HEADS["transformer"])
         at(model, BATCHES[0], names, 100.0)
         at(model, BATCHES[1], tuple(name for name in names if name in largest_heads or tiny), 40.0)
         for head in largest_heads if session.cuda else ():
             if head in names:
-                key = f"{model}/largest/{head}"
-                session.cell(key, lambda: largest(session, model, head, guess(session, model, head)), 45.0, least=12.0)
+                most(model, head)
     for batch in BATCHES[2:]:
         for model in models:
             at(model, batch, sweep, 30.0)

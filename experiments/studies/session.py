@@ -9,13 +9,14 @@ import pathlib
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from clock import Clock
 from limits import Deadline, StepTimeout, step_limit
 from step_rounds import fewer_configurations
-from studies.record import Cell, StudyRecord
+from studies.record import Cell, StudyRecord, plain
 from timing import describe
 
 
@@ -25,7 +26,7 @@ class Options:
 
     device: str = "cuda"
     data: pathlib.Path | None = None  # what prepare wrote
-    checkpoints: pathlib.Path | None = None  # of models in training; default: beside the record
+    checkpoints: pathlib.Path | None = None  # of models in training; default: beside the data
     heads: tuple[str, ...] = ()  # empty: the study's own
     models: tuple[str, ...] = ()
     tune: int | None = 2  # configurations that Triton tries of each kernel of flash-linear-attention's layers
@@ -45,14 +46,23 @@ class Session:
     def cuda(self) -> bool:
         return self.clock.cuda
 
-    def cell(self, key: str, work: Callable[[], Cell], most: float = float("inf"), least: float = 0.0) -> Cell | None:
+    def cell(
+        self,
+        key: str,
+        work: Callable[[], Cell],
+        most: float = float("inf"),
+        least: float = 0.0,
+        settings: dict[str, Any] | None = None,
+    ) -> Cell | None:
         """What is in the record, or what ``work`` finds within ``most`` seconds; None where it was not measured. It is
-        not begun when less than ``least`` seconds are left."""
+        not begun when less than ``least`` seconds are left, which is about what it needs; a try-out needs none. Raises
+        SettingsDiffer where the record has it with other ``settings``."""
+        self.record.check(key, settings or {})
         if self.record.final(key):
             return self.record.ok(key)
         left = min(most, self.deadline.left())
-        if left <= least:
-            self.left_out.append(key)
+        if left <= (0.0 if self.options.tiny else least):
+            self.left_out.append(f"{key} (needs {least:.0f} s)" if left > 0 else key)
             return None
         start = time.monotonic()
         try:
@@ -69,7 +79,11 @@ class Session:
             cell = {"status": "failed", "reason": describe(error)}
         cell["seconds"] = round(time.monotonic() - start, 1)
         self.clock.release()
-        self.record.put(key, cell)
+        before = self.record.holds(key)  # of an earlier call, or of the work, which may end after its result
+        if before is not None and poorer(cell, before):
+            self.record.keep(key, f"{cell['status']}: {cell.get('reason', '')}")
+        else:
+            self.record.put(key, cell | ({"settings": plain(settings)} if settings else {}))
         print(f"{key}: {cell['status']} {cell.get('reason', '')} ({cell['seconds']:.1f} s)", flush=True)
         return self.record.ok(key)
 
@@ -80,5 +94,10 @@ class Session:
         with fewer_configurations(self.options.tune if has_triton else None):
             yield
 
-    def chosen(self, own: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:
-        return asked or own
+
+def poorer(cell: Cell, before: Cell) -> bool:
+    """Has another try of a cell that was measured in part less than that?"""
+    if cell["status"] == "ok":
+        return False
+    good, had = (sum(row["status"] == "ok" for row in one.get("rows", [])) for one in (cell, before))
+    return cell["status"] != "partial" or good < had

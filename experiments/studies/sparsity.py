@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 import train
+from clock import Call
 from data import Inputs
 from methods import Method
 from studies import accumulation, heads, lm
 from studies.corpus import Instructions, load_instructions
 from studies.record import Cell
 from studies.session import Session
-from timing import pass_call
+from timing import describe, pass_call
 
 STEPS, RATE = 150, 2e-4
 TOKENS = 16000
@@ -84,19 +85,37 @@ def kept_blocks(p: Tensor) -> Tensor:
     return wide.view(wide.shape[0] // BLOCK, BLOCK, -1, BLOCK).any(dim=3).any(dim=1)
 
 
-def times(session: Session, inputs: Inputs, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Milliseconds of loss, and of loss and gradients, medians of interleaved rounds."""
-    calls = {}
+def times(session: Session, inputs: Inputs, names: tuple[str, ...]) -> dict[str, dict[str, float | str]]:
+    """Milliseconds of loss, and of loss and gradients, medians of interleaved rounds; of a head that fails the
+    reason."""
+    calls: dict[str, dict[str, Call]] = {}
+    found: dict[str, dict[str, float | str]] = {}
     for name in names:
-        method = Method(name, heads.make_head(name))
-        for pass_ in ("loss", "gradients"):
-            calls[name, pass_] = pass_call(method, inputs, pass_)
-            calls[name, pass_]()
-    taken: dict[tuple[str, str], list[float]] = {case: [] for case in calls}
+        try:
+            method = Method(name, heads.make_head(name))
+            ready = {pass_: pass_call(method, inputs, pass_) for pass_ in ("loss", "gradients")}
+            for call in ready.values():
+                call()
+            calls[name] = ready
+        except Exception as error:
+            found[name] = {"reason": describe(error)}
+            session.clock.release()
+    taken = {name: {pass_: list[float]() for pass_ in ready} for name, ready in calls.items()}
     for _ in range(max(3, session.options.rounds)):
-        for case, call in calls.items():
-            taken[case].append(session.clock.burst_ms(call))
-    return {name: {pass_: statistics.median(taken[name, pass_]) for pass_ in ("loss", "gradients")} for name in names}
+        for name in list(calls):
+            try:
+                for pass_, call in calls[name].items():
+                    taken[name][pass_].append(session.clock.burst_ms(call))
+            except Exception as error:
+                found[name] = {"reason": describe(error)}
+                del calls[name]
+                session.clock.release()
+    found |= {name: {pass_: statistics.median(taken[name][pass_]) for pass_ in ready} for name, ready in calls.items()}
+    return {name: found[name] for name in names}
+
+
+def head_names(session: Session) -> tuple[str, ...]:
+    return session.options.heads or (("eager", "headroom", "thinned") if session.options.tiny else HEADS)
 
 
 def study(session: Session, model: str) -> Cell:
@@ -109,7 +128,7 @@ def study(session: Session, model: str) -> Cell:
     hidden, weight, target = lm.states(trainer, ids[:held_out])
     chosen = answered[:held_out, 1:].reshape(-1).nonzero().flatten().to(target.device)[:TOKENS]
     inputs = Inputs(hidden[chosen], weight, target[chosen])
-    names = session.options.heads or (("eager", "headroom", "thinned") if session.options.tiny else HEADS)
+    names = head_names(session)
     found = {"losses": [losses[0], losses[-1]], "tokens": len(chosen)} | softmax_statistics(hidden[chosen], weight)
     found["errors"] = accumulation.gradient_errors(inputs, names)  # type: ignore[assignment]
     found["times"] = times(session, inputs, names)  # type: ignore[assignment]
@@ -119,4 +138,5 @@ def study(session: Session, model: str) -> Cell:
 def run(session: Session) -> None:
     tiny = session.options.tiny
     for model in session.options.models or (("transformer", "recurrence") if tiny else ("gla", "transformer")):
-        session.cell(model, lambda: study(session, model), most=75.0, least=0.0 if tiny else 15.0)
+        about = {"heads": head_names(session)}
+        session.cell(model, lambda: study(session, model), most=75.0, least=45.0, settings=about)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import study  # noqa: E402
+from limits import StepTimeout  # noqa: E402
 from studies import pages  # noqa: E402
 from studies.heads import make_head  # noqa: E402
 from studies.record import StudyRecord  # noqa: E402
@@ -144,7 +145,7 @@ def test_mve_goes_on_from_a_checkpoint(tmp_path: pathlib.Path, data: pathlib.Pat
     for _ in range(3):
         trainer.advance()
     trainer.save(lm.checkpoint_path(session, "run/headroom"))
-    session.record.put("run/headroom", {"status": "partial", "loss": {"1": 1.0}, "validation": {"0": 6.0}})
+    session.record.put("run/headroom", {"status": "partial", "step": 3, "loss": {"1": 1.0}, "validation": {"0": 6.0}})
     found = lm.trained(session, "run/headroom", settings, "headroom")
     assert found is not None and found["step"] == 6 and set(found["loss"]) == {"1", "4", "5", "6"}
     assert found["validation"]["6"] == pytest.approx(whole["validation"]["6"], abs=1e-5)
@@ -229,67 +230,6 @@ def test_fine_tuning(tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: py
     assert len(paths) == 2 and all(">headroom</text>" in path.read_text() for path in paths)
 
 
-def test_memory_of_a_step_by_category() -> None:
-    from studies.snapshot import CATEGORIES, Event, Marks, categorized, shortened
-
-    events = [
-        Event(1, 10),  # an activation
-        Event(2, 30),  # the head's, from here on
-        Event(3, 5),
-        Event(2, -30),
-        Event(2, 7),  # at the address of a gradient, but given back
-        Event(2, -7),
-        Event(1, -10),  # the layers' backward pass
-        Event(2, 4),  # a gradient
-        Event(9, -2),  # from before the step
-        Event(5, 3),  # the optimizer's
-        Event(2, -4),
-    ]
-    held = {"weights": 100, "other": 2}
-    timeline, peak = categorized(events, Marks(head=1, layers=6, optimizer=9), held, {2})
-    assert peak == 3 and timeline[peak] == dict(zip(CATEGORIES, (100, 0, 0, 10, 35, 2)))
-    assert timeline[9] == dict(zip(CATEGORIES, (100, 0, 4, 0, 5, 0)))
-    assert timeline[-1] == dict(zip(CATEGORIES, (100, 3, 0, 0, 5, 0)))
-    short = shortened(timeline, 4)
-    assert len(short) == 4 and short[1]["head"] == 0.0 and sum(timeline[peak].values()) == 147
-
-
-def test_memory_of_a_step_is_recorded_around_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the allocator's record, which only a GPU has."""
-    from studies import snapshot
-
-    trace: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [list(trace)]})
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
-
-    def take(address: int, size: int, action: str = "alloc") -> None:
-        trace.append({"action": "snapshot"})
-        trace.append({"action": action, "addr": address, "size": size << 20})
-
-    body, norm, last = torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)
-    model = torch.nn.Sequential(body, norm, last)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    found = snapshot.StepSnapshot(model, norm, optimizer)
-    body.register_forward_hook(lambda *_: take(1, 3))
-    body.register_full_backward_hook(lambda *_: take(3, 4))
-    last.register_forward_hook(lambda *_: take(2, 5))
-    model(torch.ones(2, 4, requires_grad=True)).sum().backward()
-    take(2, 5, "free_completed")
-    assert model[0].weight.grad is not None
-    take(model[0].weight.grad.data_ptr(), 1)
-    found.optimizer_begins()
-    take(7, 2)
-    result = found.finish()
-    assert result["at_peak"] == {**dict.fromkeys(snapshot.CATEGORIES, 0.0), "head": 5.0, "activations": 7.0}
-    end = result["timeline"][-1]
-    assert (end["head"], end["gradients"], end["optimizer"], end["activations"]) == (0.0, 1.0, 2.0, 7.0)
-
-
 def test_the_largest_batch_is_looked_for_from_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     from studies import scale
@@ -306,7 +246,7 @@ def test_the_largest_batch_is_looked_for_from_a_guess(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     fractions: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
-    for fits, start, expected in ((19, 17, 19), (15, 17, 15), (17, 17, 17)):
+    for fits, start, expected in ((19, 17, 19), (15, 17, 15), (17, 17, 17), (60, 8, 60), (1, 40, 1), (29, 64, 29)):
         tried: list[int] = []
 
         def step(*arguments: Any, limit: int = fits, seen: list[int] = tried) -> float:
@@ -314,8 +254,39 @@ def test_the_largest_batch_is_looked_for_from_a_guess(monkeypatch: pytest.Monkey
             return 2.0 if arguments[-1] <= limit else 0.0
 
         monkeypatch.setattr(scale, "timed_step", step)
-        assert scale.largest(session, "transformer", "thinned", start)["batch"] == expected, tried
-    assert fractions == [pytest.approx(20 / 140), 1.0] * 3
+        found = scale.largest(session, "transformer", "thinned", start)
+        assert found["batch"] == expected and found["too_large"] == expected + 1 and "status" not in found, tried
+        assert {expected, expected + 1} <= set(tried) and len(tried) == len(set(tried)) <= 12
+    assert fractions == [pytest.approx(20 / 140), 1.0] * 6
+    monkeypatch.setattr(scale, "timed_step", lambda *_: 0.0)
+    assert scale.largest(session, "transformer", "thinned", 9)["status"] == "refused"
+
+
+def test_a_largest_batch_that_is_not_found_in_time_is_partial(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from studies import scale
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("P", (), {"total_memory": 140 << 30}))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda _: None)
+    record = StudyRecord("scale")
+    tried: list[int] = []
+
+    def step(*arguments: Any) -> float:
+        tried.append(arguments[-1])
+        if len(tried) in (4, 6):
+            raise StepTimeout("longer than 9 s")
+        return 2.0 if arguments[-1] <= 21 else 0.0
+
+    monkeypatch.setattr(scale, "timed_step", step)
+    for batch, too_large, sessions in ((20, None, None), (21, None, [0, 1]), (21, 22, [0, 1, 2])):
+        record.begin({})
+        session = Session(record, Options(device="cpu", tiny=True, cap_gib=20.0), 60.0)
+        session.cell("transformer/largest/a", lambda: scale.largest(session, "transformer", "a", 17))
+        cell = record.cells["transformer/largest/a"]
+        assert (cell["batch"], cell.get("too_large"), cell.get("sessions")) == (batch, too_large, sessions), tried
+        assert cell["status"] == ("ok" if too_large == 22 else "partial")
+    session = Session(StudyRecord("scale"), Options(device="cpu", tiny=True, cap_gib=20.0), 60.0)
+    assert scale.largest(session, "transformer", "a", 17, seconds=0.0)["status"] == "partial"
 
 
 def test_a_step_of_a_batch_takes_time_or_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
