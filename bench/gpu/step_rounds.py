@@ -92,7 +92,7 @@ class ModelBench:
                 self._add(head, row, left)
         self.record.save()
         self._rounds(rounds, deadline)
-        self._summarize()
+        self.summarize()
         self.record.save()
 
     def _build(self, seconds: float) -> str:
@@ -186,7 +186,8 @@ class ModelBench:
                 if index:
                     cell.times[index] = milliseconds
 
-    def _summarize(self) -> None:
+    def summarize(self) -> None:
+        """Of the rounds so far."""
         stock = next((cell.times for cell in self.cells if cell.row.head == STOCK), {})
         for cell in self.cells:
             row, times = cell.row, list(cell.times.values())

@@ -38,7 +38,10 @@ def runs() -> list[str]:
         line = [name, number(cell["held_out"][0], ".4f"), number(cell["held_out"][1], ".4f")]
         if stock is not None:
             away = [abs(a - b) for a, b in zip(cell["losses"], stock["losses"])]
-            line += [f"{cell['held_out'][1] - stock['held_out'][1]:+.4f}", number(statistics.mean(away), ".4f")]
+            line += [
+                f"{cell['held_out'][1] - stock['held_out'][1]:+.4f}",
+                number(statistics.mean(away) if away else None, ".4f"),
+            ]
             ratio = number(cell["ms"] / stock["ms"], ".3f")
         else:
             line += ["-", "-"]
@@ -65,7 +68,7 @@ def pictures() -> list[str]:
     heads = cells(record())
     if not heads:
         return NOT_RUN
-    ends = ", ".join(f"{name} {cell['losses'][-1]:.3f}" for name, cell in heads.items())
+    ends = ", ".join(f"{name} {cell['losses'][-1]:.3f}" for name, cell in heads.items() if cell["losses"])
     lines = [f"![Training loss of each head over the steps; the last ones are: {ends}.](../plots/{LOSS}.svg)"]
     peaks = {name: cell["memory"]["at_peak"] for name, cell in heads.items() if "at_peak" in cell["memory"]}
     if peaks:

@@ -22,6 +22,7 @@ from studies import heads
 from studies.grids import LEAST_SHARE
 from studies.record import Cell, with_status
 from studies.session import Session
+from timing import describe
 
 GIB = 1 << 30
 LENGTH = 2048
@@ -78,14 +79,23 @@ def steps(session: Session, model: str, batch: int, names: tuple[str, ...], seco
     record = StepRecord(None, {})
     bench = ModelBench(record, spec_of(session, model, batch), session.options.device, 40.0, session.options.tune)
     chosen = [by_function(name) for name in (*names, BODY)]
-    bench.run(chosen, session.options.rounds, Deadline(time.monotonic(), seconds))
+    cut: Cell = {}
+    try:
+        bench.run(chosen, session.options.rounds, Deadline(time.monotonic(), seconds))
+    except StepTimeout as error:  # what was measured before is kept
+        bench.summarize()
+        cut = {"status": "partial", "reason": describe(error)}
+        for row in record.steps:
+            if row.status == "ok" and row.ms is None:
+                row.status, row.reason = "skipped", describe(error)
     rows = [dataclasses.asdict(row) for row in record.steps]
     if not any(row["status"] == "ok" for row in rows):
-        return {"status": "failed", "reason": "; ".join(record.notes) or rows[0]["reason"]}
+        reason = rows[0]["reason"] if rows else "nothing was measured"
+        return {"status": "failed", "reason": "; ".join(record.notes) or reason}
     for row in rows:
         row["head"] = heads.BASELINE if row["head"] == "stock" else row["head"]
     found = {"rows": rows, "model": dataclasses.asdict(record.models[0]), "notes": record.notes}
-    return found | {"model_flop": model_flop(bench.spec)} | with_status(rows, "head")
+    return found | {"model_flop": model_flop(bench.spec)} | with_status(rows, "head") | cut
 
 
 def warm(session: Session, model: str) -> Cell:
@@ -189,7 +199,7 @@ def guess(session: Session, model: str, head: str) -> int:
     """From the peaks of two batches; a step's memory is a line over the batch."""
     peaks: dict[int, float] = {}
     for batch in BATCHES:
-        cell = session.record.ok(f"{model}/B{batch}")
+        cell = session.record.holds(f"{model}/B{batch}")
         rows = [] if cell is None else [row for row in cell["rows"] if row["head"] == head and row["peak_gib"]]
         peaks |= {batch: row["peak_gib"] for row in rows}
     if len(peaks) < 2:

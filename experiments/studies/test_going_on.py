@@ -116,6 +116,32 @@ def test_a_grid_that_is_cut_off_keeps_its_rows(tmp_path: pathlib.Path, monkeypat
         grids.measure(session_of(tmp_path), grids.GRIDS[0], study_shape(), 9.0)
 
 
+def test_steps_that_are_cut_off_keep_their_rounds(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from studies import scale
+
+    calls: list[int] = []
+    step_ms = scale.ModelBench._step_ms
+
+    def slow(self: Any, loss: Any) -> float:
+        calls.append(1)
+        if len(calls) > 8:  # two heads are prepared, and two rounds are done
+            raise StepTimeout("longer than 9 s")
+        return step_ms(self, loss)
+
+    monkeypatch.setattr(scale.ModelBench, "_step_ms", slow)
+    monkeypatch.setattr(scale.heads, "BASELINE", "eager")
+    session = session_of(tmp_path, rounds=5)
+    found = scale.steps(session, "transformer", 1, ("eager",), 60.0)
+    assert found["status"] == "partial" and [row["rounds"] for row in found["rows"]] == [2, 2]
+    calls[:] = [1] * 7  # now one is prepared
+    found = scale.steps(session, "transformer", 1, ("eager",), 60.0)
+    assert found["status"] == "failed" and "too little" not in found["reason"]
+    session.cell("transformer/B8", lambda: {"rows": []}, settings={"heads": ("eager",), "tune": 2})
+    with pytest.raises(SettingsDiffer, match="transformer/B8: expected heads"):
+        scale.run(session)
+
+
 def test_rows_that_failed_give_way_to_earlier_records(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 
