@@ -79,7 +79,7 @@ RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std:
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
   int64_t found = 0;
-  std::ranges::fill(top, TopLogit<double>{0, -1});
+  std::fill(top.begin(), top.end(), TopLogit<double>{0, -1});
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z = logit(p, b, row, j).z;
     if (!top.empty()) found = insert_top(top, found, {z, p.vocab_start + j});
