@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_command_line_for_random_problems(page, native)
         beyond_32_bits += result is not None and max(plan["workspace_bytes"] for plan in result["plans"]) >= 1 << 32
     # The draw is worth its name.
     assert kinds == {"forward", "whole", "token_chunks", "vocab_chunks", "thinned"}
-    assert 5 <= refused <= 30 and beyond_32_bits >= 3
+    assert 5 <= refused <= 30 and beyond_32_bits >= 2
 
 
 def test_a_page_has_no_files(page):
