@@ -62,6 +62,7 @@ class LaunchCounts : public testing::TestWithParam<Engine> {
   struct Counted {
     int32_t kind;
     size_t workspace_bytes;
+    int64_t token_chunk, vocab_window;
     std::string config;
     Launches launches;
   };
@@ -81,7 +82,12 @@ class LaunchCounts : public testing::TestWithParam<Engine> {
     run();
     cuda_check(cudaStreamEndCapture(stream, &graph));
     const headroom::PlanInfo info = plan.info();
-    Counted out{info.kind, info.workspace_bytes, info.config, count(graph)};
+    Counted out{.kind = info.kind,
+                .workspace_bytes = info.workspace_bytes,
+                .token_chunk = info.token_chunk,
+                .vocab_window = info.vocab_window,
+                .config = info.config,
+                .launches = count(graph)};
     cuda_check(cudaGraphDestroy(graph));
     return out;
   }
@@ -90,10 +96,9 @@ class LaunchCounts : public testing::TestWithParam<Engine> {
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LaunchCounts);
 
-// The number behind a word of a plan's configuration, or otherwise.
-int64_t number_after(const std::string& config, const std::string& word, int64_t otherwise) {
-  const size_t at = config.find(word);
-  return at != std::string::npos ? std::stoll(config.substr(at + word.size())) : otherwise;
+// Of a number of tokens or columns; size 0: no such cut.
+int64_t parts(int64_t number, int64_t size) {
+  return size == 0 ? 1 : (number + size - 1) / size;
 }
 
 // Targets, slots, sums, losses.
@@ -142,10 +147,8 @@ TEST_P(LaunchCounts, OfEachChunkAndWindow) {
       break;
     }
     const Counted got = counted(c, headroom::Pass::forward_backward, budget);
-    const int64_t chunk = number_after(got.config, "chunk ", c.problem.tokens);
-    const int64_t window = number_after(got.config, "window ", c.problem.vocab);
-    const int64_t chunks = (c.problem.tokens + chunk - 1) / chunk;
-    const int64_t windows = (c.problem.vocab + window - 1) / window;
+    const int64_t chunks = parts(c.problem.tokens, got.token_chunk);
+    const int64_t windows = parts(c.problem.vocab, got.vocab_window);
     // Before and after; with a window of kept exps seven more a chunk.
     EXPECT_LE(got.launches.own, 2 + chunks * (9 + 2 * windows)) << got.config << got.launches.names;
   }

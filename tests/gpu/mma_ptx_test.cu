@@ -29,7 +29,7 @@ __global__ void multiply_kernel(const uint16_t* a, const uint16_t* b, int depth,
     ptx::copy_async(to + 2 * first, from + first, left < 0 ? 0 : left > 16 ? 16 : left);
   };
   for (int half = 0; half < 2; ++half) {
-    copy(shared + lane % 16 * 32, a + lane % 16 * 16, half * 8);
+    if (lane < 16) copy(shared + lane * 32, a + lane * 16, half * 8);
     if (lane < 8) copy(shared + 512 + lane * 32, b + lane * 16, half * 8);
   }
   ptx::copy_async_commit();

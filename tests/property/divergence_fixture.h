@@ -160,7 +160,8 @@ class RowsRun {
   std::deque<Tensor> numbers_;
 };
 
-// A row by the header's formulas, in T: float64 is the truth, float32 the naive computation.
+// A row by the header's formulas, in T: float64 is the truth, float32 the naive computation; of float64
+// logits long double is the truth.
 template <class T>
 class PlainRow {
  public:
@@ -233,12 +234,13 @@ inline testing::AssertionResult near(double got, double exact, double bound, hea
 // Every number is as near to float64's as twice the naive computation's in float32, of its row, and what the
 // rounding of logits costs: of a logit of size Z it is eps Z, and so it is of lse, which all columns share.
 // So a probability has that relative error and the log of a ratio twice that absolute one.
-inline void expect_near_truth(const TwoHeads& p, const RowsFound& got) {
+template <class Truth>
+void expect_near(const TwoHeads& p, const RowsFound& got) {
   const double eps = p.dtype == HEADROOM_F64 ? 0x1p-52 : 0x1p-23;
   const auto distance = [](double a, double b) { return std::isfinite(a - b) ? std::fabs(a - b) : 0; };
   for (int64_t i = 0; i < p.rows; ++i) {
     const auto row = static_cast<size_t>(i);
-    const PlainRow<double> truth(p, i);
+    const PlainRow<Truth> truth(p, i);
     const PlainRow<float> naive_row(p, i);
     const auto fair = [&](double naive, double exact) {
       return p.dtype == HEADROOM_F64 ? 0 : 2 * distance(naive, exact);
@@ -268,6 +270,10 @@ inline void expect_near_truth(const TwoHeads& p, const RowsFound& got) {
           << "gradient of row " << i << ", column " << j;
     }
   }
+}
+
+inline void expect_near_truth(const TwoHeads& p, const RowsFound& got) {
+  p.dtype == HEADROOM_F64 ? expect_near<long double>(p, got) : expect_near<double>(p, got);
 }
 
 }  // namespace headroom_test

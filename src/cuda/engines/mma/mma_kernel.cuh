@@ -60,10 +60,12 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
 
     Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
     for_each(acc, [](float) { return 0.f; });
-    // A pair without rows, or a warp without columns, leaves the products out.
+    // A pair without rows, or a warp without columns, leaves the products out; such a tile has its barriers
+    // where all warps come to the same one.
     const bool is_active = row_block_active(product, view.first_row(), view.rows());
     const bool multiplies = is_active && origin.x + warp_index() / 2 * kPairRows < view.rows() &&
                             origin.y + (warp_index() & 1) * kWarpColumns < product.columns;
+    const bool all_multiply = __syncthreads_or(!multiplies) == 0;
     // Found anew, not kept over epilogues: registers.
     const int next = i * params.depth_blocks + params.stages - 1;
     Loader loader(next, params.depth_blocks);
@@ -74,7 +76,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
       const uint32_t stage = shared.stage(last);
       const FragmentOffsets at = FragmentOffsets::of_thread();
       Fragments fragments;
-      if (multiplies) {
+      if (all_multiply) {
         fragments.load(at, stage, 0);
         multiply_step<kInstance.dtype>(acc, fragments, at, stage, 0, [](int) {});
         fragments.load(at, stage, 1);
@@ -85,10 +87,14 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
           if (i == 0) loader.copy_hidden(shared, params, free);
           if (i == 2) loader.copy_classifier(shared, params, free);
         });
-      } else {
-        wait_for_stage<2>(params.stages);
-        loader.copy_both(shared, params, free);
+        continue;
       }
+      for (int step = 0; multiplies && step < 2; ++step) {
+        fragments.load(at, stage, step);
+        multiply_step<kInstance.dtype>(acc, fragments, at, stage, step, [](int) {});
+      }
+      wait_for_stage<2>(params.stages);
+      loader.copy_both(shared, params, free);
     }
     __syncthreads();  // the last stage has been read, and is room for what passes between warps
     if (!is_active) continue;

@@ -142,8 +142,7 @@ __device__ __forceinline__ void wait_for_stage(int stages) {
   } else {
     ptx::copy_async_wait<kMostStages - 1 - kBehind>();
   }
-  // By its number, as warps with products and warps without them come to it in different places.
-  ptx::named_barrier_sync(1, kThreads);
+  __syncthreads();
 }
 
 }  // namespace headroom::cuda::mma
