@@ -7,6 +7,7 @@
 #include "cuda/engines/fused/epilogue_thin.cuh"
 #include "cuda/engines/fused/epilogue_top.cuh"
 #include "cuda/engines/mma/exchange.cuh"
+#include "cuda/engines/mma/loader.cuh"
 #include "cuda/engines/mma/mma_config.h"
 #include "cuda/engines/mma/products.cuh"
 #include "cuda/engines/mma/ring.cuh"
@@ -40,6 +41,67 @@ __device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view
   }
 }
 
+// Stages around the ring: the one before the one that is read, that one, and the next.
+struct Stages {
+  uint32_t before, now, next;
+
+  // last: the number of the one that was read last.
+  __device__ __forceinline__ Stages(const SharedMemory& shared, int last)
+      : before(SharedMemory::stage(last)), now(after(shared, before)), next(after(shared, now)) {}
+  __device__ __forceinline__ void advance(const SharedMemory& shared) {
+    before = now;
+    now = next;
+    next = after(shared, now);
+  }
+
+ private:
+  __device__ static __forceinline__ uint32_t after(const SharedMemory& shared, uint32_t stage) {
+    return stage + kStageBytes == SharedMemory::stage(shared.stages) ? SharedMemory::stage(0)
+                                                                     : stage + kStageBytes;
+  }
+};
+
+// Products of a tile of which all warps have a part; the copies of stages after are started meanwhile.
+template <Instance kInstance>
+__device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMemory& shared,
+                                              const MmaParams<ArgsOf<kInstance.epilogue>>& params,
+                                              Stages stages, Loader loader) {
+  Fragments fragments;
+  fragments.load(StageOffsets::load(shared), stages.now, 0);
+  for (int k = 0; k < params.depth_blocks; ++k) {
+    const StageOffsets at = StageOffsets::load(shared);
+    multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, 0, [](int) {});
+    fragments.load(at, stages.now, 1);
+    // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
+    // read then.
+    wait_for_stage<2>(params.stages);
+    multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, 1, [&](int i) {
+      if (i == 0) loader.copy_hidden(shared, params, stages.before, at.copied);
+      if (i == 2) loader.copy_classifier(shared, params, stages.before, at.copied);
+    });
+    fragments.load(at, stages.next, 0);  // of another tile, after the last
+    stages.advance(shared);
+  }
+}
+
+// Of a tile of which some warps have none: barriers are where all of them come to the same one.
+template <Instance kInstance>
+__device__ __forceinline__ void multiply_part_of_tile(Accumulators& acc, const SharedMemory& shared,
+                                                      const MmaParams<ArgsOf<kInstance.epilogue>>& params,
+                                                      Stages stages, Loader loader, bool multiplies) {
+  for (int k = 0; k < params.depth_blocks; ++k) {
+    const StageOffsets at = StageOffsets::load(shared);
+    for (int step = 0; multiplies && step < 2; ++step) {
+      Fragments fragments;
+      fragments.load(at, stages.now, step);
+      multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, step, [](int) {});
+    }
+    wait_for_stage<2>(params.stages);
+    loader.copy_both(shared, params, stages.before, at.copied);
+    stages.advance(shared);
+  }
+}
+
 template <Instance kInstance>
 __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
                                               const MmaParams<ArgsOf<kInstance.epilogue>>& params) {
@@ -48,9 +110,11 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
   if (warp_index() == 0) {
     for (int i = 0; i < params.ahead; ++i) find_origin(shared, params, i);
   }
+  const StageOffsets at = StageOffsets::of_thread();
+  at.store(shared);
   __syncthreads();
-  Loader first(0, params.depth_blocks);
-  for (int i = 0; i + 1 < params.stages; ++i) first.copy_both(shared, params, shared.stage(i));
+  Loader first = Loader::begin(shared, params);
+  for (int i = 0; i + 1 < params.stages; ++i) first.copy_both(shared, params, shared.stage(i), at.copied);
   wait_for_stage<1>(params.stages);
 
   for (int i = 0; i < shared.tiles(); ++i) {
@@ -60,46 +124,24 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
 
     Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
     for_each(acc, [](float) { return 0.f; });
-    // A pair without rows, or a warp without columns, leaves the products out; such a tile has its barriers
-    // where all warps come to the same one.
+    // A pair without rows, or a warp without columns, leaves the products out.
     const bool is_active = row_block_active(product, view.first_row(), view.rows());
     const bool multiplies = is_active && origin.x + warp_index() / 2 * kPairRows < view.rows() &&
                             origin.y + (warp_index() & 1) * kWarpColumns < product.columns;
-    const bool all_multiply = __syncthreads_or(!multiplies) == 0;
     // Found anew, not kept over epilogues: registers.
     const int next = i * params.depth_blocks + params.stages - 1;
-    Loader loader(next, params.depth_blocks);
-    int last = next % params.stages;  // the stage that was read last
-    for (int k = 0; k < params.depth_blocks; ++k) {
-      const uint32_t free = shared.stage(last);
-      last = last + 1 == params.stages ? 0 : last + 1;
-      const uint32_t stage = shared.stage(last);
-      const FragmentOffsets at = FragmentOffsets::of_thread();
-      Fragments fragments;
-      if (all_multiply) {
-        fragments.load(at, stage, 0);
-        multiply_step<kInstance.dtype>(acc, fragments, at, stage, 0, [](int) {});
-        fragments.load(at, stage, 1);
-        // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
-        // read then.
-        wait_for_stage<2>(params.stages);
-        multiply_step<kInstance.dtype>(acc, fragments, at, stage, 1, [&](int i) {
-          if (i == 0) loader.copy_hidden(shared, params, free);
-          if (i == 2) loader.copy_classifier(shared, params, free);
-        });
-        continue;
-      }
-      for (int step = 0; multiplies && step < 2; ++step) {
-        fragments.load(at, stage, step);
-        multiply_step<kInstance.dtype>(acc, fragments, at, stage, step, [](int) {});
-      }
-      wait_for_stage<2>(params.stages);
-      loader.copy_both(shared, params, free);
+    const Loader loader(next, params.depth_blocks);
+    const Stages stages(shared, next % params.stages);
+    if (__syncthreads_or(!multiplies) == 0) {
+      multiply_tile<kInstance>(acc, shared, params, stages, loader);
+    } else {
+      multiply_part_of_tile<kInstance>(acc, shared, params, stages, loader, multiplies);
     }
     __syncthreads();  // the last stage has been read, and is room for what passes between warps
     if (!is_active) continue;
-    exchange_halves(acc, shared.stage(last));
-    run_epilogue<kInstance>(acc, view, params, shared.stage(last));
+    const uint32_t pass = shared.stage((next + params.depth_blocks) % params.stages);
+    exchange_halves(acc, pass);
+    run_epilogue<kInstance>(acc, view, params, pass);
   }
   ptx::copy_async_wait<0>();
 }

@@ -17,25 +17,34 @@ __device__ __forceinline__ int warp_index() {
   return ptx::thread_index() >> 5;
 }
 
-// Where a lane's first addresses for ldmatrix are in a stage, of the first 16 elements of depth. The other 16
-// are two chunks on: bit 5 of the address is the other one, whatever the row's chunks are exchanged by.
-struct FragmentOffsets {
-  uint32_t kept, given;  // of rows of hidden
+// A thread's places in a stage, of the first 16 elements of depth. The other 16 are two chunks on: bit 5 of the
+// address is the other one, whatever the row's chunks are exchanged by.
+struct StageOffsets {
+  uint32_t kept, given;  // the lane's first addresses for ldmatrix, of rows of hidden
   uint32_t classifier;
+  uint32_t copied;  // the chunk of its first row that it copies (loader.cuh)
 
-  __device__ static __forceinline__ FragmentOffsets of_thread() {
-    const int lane = lane_index(), warp = warp_index();
+  __device__ static __forceinline__ StageOffsets of_thread() {
+    const int thread = ptx::thread_index(), lane = lane_index(), warp = warp_index();
     // Lanes 0..15 give the rows of elements 0..7, lanes 16..31 those of 8..15: a[0..3] in this order.
     const uint32_t of_lane = chunk_offset(lane & 15, lane >> 4);
     const int first = warp * (kPairRows / 2);
-    FragmentOffsets at;
+    StageOffsets at;
     at.kept = first * kRowBytes + of_lane;
     at.given = (first ^ (kPairRows / 2)) * kRowBytes + of_lane;
     // Lanes 0..7 and 8..15 give 8 columns, elements 0..7 and 8..15 of depth: b0 and b1; the other lanes those
     // of the next 8 columns.
     at.classifier = kHiddenBytes + (warp & 1) * (kWarpColumns * kRowBytes) +
                     chunk_offset((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+    at.copied = chunk_offset(thread >> 2, thread & 3);
     return at;
+  }
+  __device__ __forceinline__ void store(const SharedMemory& shared) const {
+    ptx::store_shared(shared.offsets(), kept, given, classifier, copied);
+  }
+  __device__ static __forceinline__ StageOffsets load(const SharedMemory& shared) {
+    const uint4 at = ptx::load_shared_uint4(shared.offsets());
+    return {at.x, at.y, at.z, at.w};
   }
 };
 
@@ -44,17 +53,15 @@ struct Fragments {
   uint32_t a[4][4];
   uint32_t b[4];
 
-  // step: 0 or 1, of the stage.
-  __device__ __forceinline__ void load(const FragmentOffsets& at, uint32_t stage, int step) {
+  // step: 0 or 1, of the stage. Rows are added after bit 5 is the other one, which they leave as it is.
+  __device__ __forceinline__ void load(const StageOffsets& at, uint32_t stage, int step) {
+    const uint32_t kept = (stage + at.kept) ^ (32 * step), given = (stage + at.given) ^ (32 * step);
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      ptx::load_matrices(a[m], (stage + (m < 2 ? at.kept : at.given) + m % 2 * 16 * kRowBytes) ^ (32 * step));
-    }
+    for (int m = 0; m < 4; ++m) ptx::load_matrices(a[m], (m < 2 ? kept : given) + m % 2 * 16 * kRowBytes);
     load_columns(at, stage, step, 0);
   }
-  __device__ __forceinline__ void load_columns(const FragmentOffsets& at, uint32_t stage, int step,
-                                               int first) {
-    ptx::load_matrices(b, (stage + at.classifier + first * kRowBytes) ^ (32 * step));
+  __device__ __forceinline__ void load_columns(const StageOffsets& at, uint32_t stage, int step, int first) {
+    ptx::load_matrices(b, ((stage + at.classifier) ^ (32 * step)) + first * kRowBytes);
   }
 };
 
@@ -64,7 +71,7 @@ inline constexpr int kPieces = kWarpColumns / 16;
 // Adds a step's products, whose fragments have been loaded; between(i) is called after piece i.
 template <DType kType, class Between>
 __device__ __forceinline__ void multiply_step(Accumulators& acc, Fragments& fragments,
-                                              const FragmentOffsets& at, uint32_t stage, int step,
+                                              const StageOffsets& at, uint32_t stage, int step,
                                               const Between& between) {
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {

@@ -16,8 +16,9 @@ struct MmaParams : KernelParams<Args> {
   int32_t ahead = 0;   // tiles that copies may be ahead of products
 };
 
-// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles]. What is known here is not kept in
-// registers, of which there are none to spare beside 192 accumulators.
+// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles] [threads' pointers] [their offsets].
+// What is known here is not kept in registers, of which there are none to spare beside 192 accumulators, nor
+// found again in every stage.
 struct SharedMemory {
   int stages;
 
@@ -39,6 +40,12 @@ struct SharedMemory {
   __device__ __forceinline__ ActiveRows load_active() const {
     return {ptx::load_shared_int(active_rows()), ptx::load_shared_int(active_rows() + 4)};
   }
+
+  // Of the thread: where its copies read (loader.cuh), and its places in a stage (products.cuh).
+  __device__ __forceinline__ uint32_t pointers() const {
+    return active_rows() + 16 + ptx::thread_index() * kThreadBytes;
+  }
+  __device__ __forceinline__ uint32_t offsets() const { return pointers() + kThreads * kThreadBytes; }
 
   // Of the block's i-th tile, where its rows and columns begin, and its slot.
   __device__ __forceinline__ void store_origin(int i, int row, int column, int slot) const {
@@ -67,71 +74,6 @@ __device__ __forceinline__ void find_origin(const SharedMemory& shared, const Mm
 __device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row >> 1 & 3)) << 4);
 }
-
-// Rows first_row.. of a matrix [rows, depth], a stage's block of depth of it: a quad of lanes a row, 64 rows
-// at a time. What is outside of the matrix becomes 0.
-template <int kRows>
-__device__ __forceinline__ void copy_rows(uint32_t to, const void* matrix, int64_t stride, int first_row,
-                                          int rows, int first_depth, int depth) {
-  const int thread = ptx::thread_index();
-  const int chunk = thread & 3;
-  const int row = first_row + (thread >> 2);
-  const int left = depth - first_depth - chunk * 8;  // elements
-  const int bytes = left <= 0 ? 0 : left < 8 ? 2 * left : 16;
-  const char* from = static_cast<const char*>(matrix) + 2 * (row * stride + (first_depth + chunk * 8));
-  const uint32_t place = to + chunk_offset(thread >> 2, chunk);
-#pragma unroll
-  for (int i = 0; i < kRows / (kThreads / 4); ++i) {
-    const int at = i * (kThreads / 4);
-    const bool exists = row + at < rows && bytes > 0;
-    ptx::copy_async(place + at * kRowBytes, exists ? from + 2 * at * stride : matrix, exists ? bytes : 0);
-  }
-}
-
-// Copies of the block's tiles one after another, a stage at a time.
-class Loader {
- public:
-  // From its blocks of depth number `step` on, all tiles counted through.
-  __device__ __forceinline__ Loader(int step, int depth_blocks)
-      : tile_(step / depth_blocks), block_(step % depth_blocks) {}
-
-  // Starts those of the next stage's hidden rows into `stage`, if there is one.
-  template <class Args>
-  __device__ __forceinline__ void copy_hidden(const SharedMemory& shared, const MmaParams<Args>& params,
-                                              uint32_t stage) const {
-    if (tile_ >= shared.tiles()) return;
-    const LogitsProduct& product = params.product;
-    copy_rows<kBlockRows>(stage, product.hidden, product.hidden_stride, shared.load_origin(tile_).x,
-                          static_cast<int>(product.rows), block_ * kBlockDepth,
-                          static_cast<int>(product.depth));
-  }
-  // Then those of its classifier's rows, makes a group of both and goes on to the stage after.
-  template <class Args>
-  __device__ __forceinline__ void copy_classifier(const SharedMemory& shared, const MmaParams<Args>& params,
-                                                  uint32_t stage) {
-    const LogitsProduct& product = params.product;
-    if (tile_ < shared.tiles()) {
-      copy_rows<kTileColumns>(stage + kHiddenBytes, product.classifier, product.classifier_stride,
-                              shared.load_origin(tile_).y, static_cast<int>(product.columns),
-                              block_ * kBlockDepth, static_cast<int>(product.depth));
-    }
-    if (++block_ == params.depth_blocks) {
-      block_ = 0;
-      ++tile_;
-    }
-    ptx::copy_async_commit();
-  }
-  template <class Args>
-  __device__ __forceinline__ void copy_both(const SharedMemory& shared, const MmaParams<Args>& params,
-                                            uint32_t stage) {
-    copy_hidden(shared, params, stage);
-    copy_classifier(shared, params, stage);
-  }
-
- private:
-  int tile_;
-  int block_;  // of depth
-};
 
 // Until all stages have come but so many of those that are under way, where all of the ring but the one that
 // is read are.

@@ -31,6 +31,16 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ const char* load_shared_pointer(uint32_t address) {
+  uint64_t pointer;
+  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(pointer) : "r"(address) : "memory");
+  return reinterpret_cast<const char*>(pointer);
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, const char* first, const char* second) {
+  asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(address), "l"(first), "l"(second) : "memory");
+}
+
 // 16 bytes, aligned to them.
 __device__ __forceinline__ void store_shared(uint32_t address, float4 value) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x), "f"(value.y),

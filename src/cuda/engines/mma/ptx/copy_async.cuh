@@ -10,6 +10,11 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int by
                : "memory");
 }
 
+// All of the 16 bytes.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Makes a group of the thread's copies since the group before.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
