@@ -39,8 +39,8 @@ __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char* from, i
   }
 }
 
-// Copies of the block's tiles one after another, a stage at a time. The thread's pointers in shared memory are
-// those of its chunk in the tile that is copied, at depth 0: null, of a tile that is not whole.
+// Copies of the block's tiles one after another, a stage at a time. The thread's pointers in shared memory
+// are those of its chunk in the tile that is copied, at depth 0: null, of a tile that is not whole.
 class Loader {
  public:
   // At the first stage of the block's.
@@ -54,23 +54,35 @@ class Loader {
   __device__ __forceinline__ Loader(int step, int depth_blocks)
       : tile_(step / depth_blocks), block_(step % depth_blocks) {}
 
-  // Starts those of the next stage's hidden rows into `stage`, where the tile and the block of depth are
-  // whole. place: of the thread's chunk in a stage.
+  // Where the thread's copies of the next stage read; null: they are not whole.
+  struct Source {
+    const char *hidden, *classifier;
+  };
   template <class Args>
-  __device__ __forceinline__ void copy_hidden(const SharedMemory& shared, const MmaParams<Args>& params,
+  __device__ __forceinline__ Source source(const SharedMemory& shared, const MmaParams<Args>& params) const {
+    const bool whole = (block_ + 1) * kBlockDepth <= static_cast<int>(params.product.depth);
+    Source from;
+    ptx::load_shared_pointers(shared.pointers(), from.hidden, from.classifier);
+    if (!whole) from.hidden = nullptr;
+    return from;
+  }
+
+  // Starts those of the next stage's hidden rows into `stage`, where they are whole. place: of the thread's
+  // chunk in a stage.
+  template <class Args>
+  __device__ __forceinline__ void copy_hidden(const MmaParams<Args>& params, const Source& from,
                                               uint32_t stage, uint32_t place) const {
-    const char* from = ptx::load_shared_pointer(shared.pointers());
-    if (!is_whole(from, params)) return;
-    copy_whole_rows<kBlockRows>(stage + place, from + block_ * kRowBytes, params.product.hidden_stride);
+    if (from.hidden == nullptr) return;
+    copy_whole_rows<kBlockRows>(stage + place, from.hidden + block_ * kRowBytes,
+                                params.product.hidden_stride);
   }
   // Then those of its classifier's rows, or all of what is not whole; makes a group of both and goes on to
   // the stage after.
   template <class Args>
   __device__ __forceinline__ void copy_classifier(const SharedMemory& shared, const MmaParams<Args>& params,
-                                                  uint32_t stage, uint32_t place) {
-    const char* from = ptx::load_shared_pointer(shared.pointers() + 8);
-    if (is_whole(from, params)) {
-      copy_whole_rows<kTileColumns>(stage + kHiddenBytes + place, from + block_ * kRowBytes,
+                                                  const Source& from, uint32_t stage, uint32_t place) {
+    if (from.hidden != nullptr) {
+      copy_whole_rows<kTileColumns>(stage + kHiddenBytes + place, from.classifier + block_ * kRowBytes,
                                     params.product.classifier_stride);
     } else if (tile_ < shared.tiles()) {
       copy_part(shared, params, stage);
@@ -84,16 +96,12 @@ class Loader {
   template <class Args>
   __device__ __forceinline__ void copy_both(const SharedMemory& shared, const MmaParams<Args>& params,
                                             uint32_t stage, uint32_t place) {
-    copy_hidden(shared, params, stage, place);
-    copy_classifier(shared, params, stage, place);
+    const Source from = source(shared, params);
+    copy_hidden(params, from, stage, place);
+    copy_classifier(shared, params, from, stage, place);
   }
 
  private:
-  template <class Args>
-  __device__ __forceinline__ bool is_whole(const char* from, const MmaParams<Args>& params) const {
-    return from != nullptr && (block_ + 1) * kBlockDepth <= static_cast<int>(params.product.depth);
-  }
-
   template <class Args>
   __device__ __forceinline__ void copy_part(const SharedMemory& shared, const MmaParams<Args>& params,
                                             uint32_t stage) const {

@@ -70,14 +70,17 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
   fragments.load(StageOffsets::load(shared), stages.now, 0);
   for (int k = 0; k < params.depth_blocks; ++k) {
     const StageOffsets at = StageOffsets::load(shared);
-    multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, 0, [](int) {});
+    Loader::Source from;
+    multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, 0, [&](int i) {
+      if (i == kPieces - 2) from = loader.source(shared, params);
+    });
     fragments.load(at, stages.now, 1);
     // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
     // read then.
     wait_for_stage<2>(params.stages);
     multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, 1, [&](int i) {
-      if (i == 0) loader.copy_hidden(shared, params, stages.before, at.copied);
-      if (i == 2) loader.copy_classifier(shared, params, stages.before, at.copied);
+      if (i == 0) loader.copy_hidden(params, from, stages.before, at.copied);
+      if (i == 2) loader.copy_classifier(shared, params, from, stages.before, at.copied);
     });
     fragments.load(at, stages.next, 0);  // of another tile, after the last
     stages.advance(shared);

@@ -17,8 +17,8 @@ __device__ __forceinline__ int warp_index() {
   return ptx::thread_index() >> 5;
 }
 
-// A thread's places in a stage, of the first 16 elements of depth. The other 16 are two chunks on: bit 5 of the
-// address is the other one, whatever the row's chunks are exchanged by.
+// A thread's places in a stage, of the first 16 elements of depth. The other 16 are two chunks on: bit 5 of
+// the address is the other one, whatever the row's chunks are exchanged by.
 struct StageOffsets {
   uint32_t kept, given;  // the lane's first addresses for ldmatrix, of rows of hidden
   uint32_t classifier;
@@ -70,9 +70,8 @@ inline constexpr int kPieces = kWarpColumns / 16;
 
 // Adds a step's products, whose fragments have been loaded; between(i) is called after piece i.
 template <DType kType, class Between>
-__device__ __forceinline__ void multiply_step(Accumulators& acc, Fragments& fragments,
-                                              const StageOffsets& at, uint32_t stage, int step,
-                                              const Between& between) {
+__device__ __forceinline__ void multiply_step(Accumulators& acc, Fragments& fragments, const StageOffsets& at,
+                                              uint32_t stage, int step, const Between& between) {
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const uint32_t b[4] = {fragments.b[0], fragments.b[1], fragments.b[2], fragments.b[3]};

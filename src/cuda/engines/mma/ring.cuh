@@ -16,9 +16,9 @@ struct MmaParams : KernelParams<Args> {
   int32_t ahead = 0;   // tiles that copies may be ahead of products
 };
 
-// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles] [threads' pointers] [their offsets].
-// What is known here is not kept in registers, of which there are none to spare beside 192 accumulators, nor
-// found again in every stage.
+// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles] [threads' pointers] [their
+// offsets]. What is known here is not kept in registers, of which there are none to spare beside 192
+// accumulators, nor found again in every stage.
 struct SharedMemory {
   int stages;
 

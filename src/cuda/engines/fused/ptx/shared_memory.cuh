@@ -31,10 +31,9 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
   return value;
 }
 
-__device__ __forceinline__ const char* load_shared_pointer(uint32_t address) {
-  uint64_t pointer;
-  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(pointer) : "r"(address) : "memory");
-  return reinterpret_cast<const char*>(pointer);
+__device__ __forceinline__ void load_shared_pointers(uint32_t address, const char*& first,
+                                                     const char*& second) {
+  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "r"(address) : "memory");
 }
 
 __device__ __forceinline__ void store_shared(uint32_t address, const char* first, const char* second) {

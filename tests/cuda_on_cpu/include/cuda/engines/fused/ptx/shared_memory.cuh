@@ -36,8 +36,9 @@ inline void store_shared(uint32_t address, float4 value) {
 inline void store_shared(uint32_t address, uint32_t value) {
   store_at(address, value);
 }
-inline const char* load_shared_pointer(uint32_t address) {
-  return load_at<const char*>(address);
+inline void load_shared_pointers(uint32_t address, const char*& first, const char*& second) {
+  first = load_at<const char*>(address);
+  second = load_at<const char*>(address + 8);
 }
 inline int load_shared_int(uint32_t address) {
   return load_at<int>(address);
