@@ -1,7 +1,7 @@
 """What the operators count for torch.utils.flop_counter.FlopCounterMode: 2 N V D for each matrix product.
 
-Rows with ignore_index, which only the data tells apart, are counted though they are not multiplied. Elements of thinned
-gradients, a small part of the logits, are not counted though they are.
+Rows with ignore_index, which only the data tells apart, are counted, whether they are multiplied or not.
+Elements of thinned gradients, a small part of the logits, are not counted though they are.
 """
 
 from __future__ import annotations
