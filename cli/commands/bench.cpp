@@ -123,7 +123,7 @@ void print_device_table(const ShapeResults& of, const BenchOptions& options) {
     }
     const double gflops = result_json(of, result)["gflop_per_second"];
     table.add({result.method, what, format_seconds(result.median_seconds()), format_number(gflops * 1e-3, 3),
-               format_bytes(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7),
+               format_budget(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7),
                result.detail});
   }
   std::cout << table.text();
@@ -144,7 +144,7 @@ void print_table(const ShapeResults& of, const std::string& dtype) {
     table.add({result.method, what, format_seconds(result.median_seconds()),
                std::isnan(ratio) ? "-" : format_number(ratio, 3), format_number(json["gflop_per_second"], 3),
                format_bytes(static_cast<double>(result.peak_extra_bytes.value_or(0))),
-               format_bytes(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7)});
+               format_budget(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7)});
   }
   std::cout << table.text();
   print_refusals(of);

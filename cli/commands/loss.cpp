@@ -180,7 +180,7 @@ void print_text(const Options& options, const ordered_json& report) {
   table.add({"tokens", format_count(report["valid_tokens"]) + " of " + format_count(report["tokens"])});
   table.add(
       {"time", format_seconds(report["seconds"]) + ", " + number("tokens_per_second", 4) + " tokens/s"});
-  table.add({"workspace", format_bytes(report["workspace_bytes"].get<double>())});
+  table.add({"workspace", format_budget(report["workspace_bytes"].get<double>())});
   std::cout << table.text();
   const auto& inputs = report["inputs"];
   for (const char* name : {"hidden", "classifier"}) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <filesystem>
-#include <iostream>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -12,86 +10,15 @@
 #include "commands/commands.h"
 #include "commands/context.h"
 #include "commands/device_option.h"
-#include "commands/head_config.h"
-#include "commands/loss_options.h"
+#include "commands/plan_model.h"
+#include "commands/plan_notes.h"
 #include "commands/plan_text.h"
-#include "commands/thinning_options.h"
 #include "commands/units.h"
-#include "io/file_error.h"
-#include "models.h"
-#include "support/format.h"
 
 namespace headroom::cli {
 namespace {
 
 using nlohmann::ordered_json;
-
-struct PlanOptions {
-  std::string tokens = "8192";
-  std::string vocab;
-  std::string hidden;
-  std::string model;
-  std::string dtype = "bf16";
-  std::string classifier_dtype;
-  std::string device = "cpu";
-  bool list_models = false;
-  bool no_grad = false;
-  bool freeze_hidden = false;
-  bool freeze_classifier = false;
-  bool bias = false;
-  bool entropy = false;
-  bool accumulate = false;
-  LossOptions loss;
-  ThinningOptions thinning;
-};
-
-// A published model, or that of a config.json.
-struct Model {
-  std::string name;
-  ordered_json facts;
-};
-
-// The config.json that --model names, itself or by its folder; empty where it is a name.
-std::string find_config(const std::string& model) {
-  std::error_code error;
-  return std::filesystem::is_regular_file(model, error) ? model
-         : std::filesystem::is_directory(model, error)  ? find_model_config(model)
-                                                        : "";
-}
-
-void require_size(const std::string& file, const char* key, const std::string& size, const char* option,
-                  const std::string& given) {
-  if (size.empty() && given.empty()) {
-    throw FileError(file, std::string("has no '") + key + "'; give " + option);
-  }
-}
-
-// The model of the options, which get what it says in the place of those not given.
-Model read_model(PlanOptions& options, const CLI::App& command) {
-  Model model;
-  std::string vocab, hidden;
-  if (const std::string file = find_config(options.model); !file.empty()) {
-    const ModelConfig config = read_head_config(file, command);
-    apply(config, command, options.loss);
-    if (config.vocab) vocab = std::to_string(*config.vocab);
-    if (config.hidden) hidden = std::to_string(*config.hidden);
-    const std::string applied = applied_text(config);
-    model = {options.model + (applied.empty() ? "" : ", " + applied), applied_json(config)};
-    require_size(file, "vocab_size", vocab, "--vocab", options.vocab);
-    require_size(file, "hidden_size", hidden, "--hidden", options.hidden);
-  } else {
-    const ModelHead& known = find_model(options.model);
-    vocab = std::to_string(known.vocab);
-    hidden = std::to_string(known.hidden);
-    if (command.count("--softcap") == 0) options.loss.softcap = known.softcap;
-    if (command.count("--scale") == 0) options.loss.scale = known.scale;
-    model = {std::string(known.name),
-             {{"name", known.name}, {"weights", known.weights}, {"source", known.source}}};
-  }
-  if (options.vocab.empty()) options.vocab = vocab;
-  if (options.hidden.empty()) options.hidden = hidden;
-  return model;
-}
 
 Problem make_problem(const PlanOptions& options) {
   if (options.vocab.empty() || options.hidden.empty()) {
@@ -201,10 +128,10 @@ ordered_json problem_json(const Problem& problem) {
 }
 
 void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App& command) {
-  std::optional<Model> model;
-  if (!options.model.empty()) model = read_model(options, command);
+  const PlanModel model = read_plan_model(options, command);
   const Problem problem = make_problem(options);
-  const Context context = make_context(globals, {}, parse_device_or_model(globals, options.device));
+  const DeviceChoice device = parse_device_or_model(globals, options.device);
+  const Context context = make_context(globals, {}, device);
   std::unique_ptr<PlanInfo> chosen;
   std::string refusal;
   try {
@@ -222,45 +149,25 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
     entry["chosen"] = chosen && is_same(*chosen, plan);
     list.push_back(entry);
   }
+  add_notes(list, problem.tokens);
   ordered_json result{
       {"device", options.device},
       {"problem", problem_json(problem)},
       {"f_flop", 2 * elements * static_cast<double>(problem.hidden)},
       {"plans", list},
       {"words", words_of(list)},
+      {"notes", notes_of(list, problem.gradient != HEADROOM_EXACT)},
+      {"times", times_json(list.front(), device)},
       {"chosen", chosen ? plan_json(*chosen) : ordered_json(nullptr)},
       {"smallest_budget_bytes", least_bytes(plans)},
       {"materialized", {{"logits_bytes", 4 * elements}, {"logits_and_gradient_bytes", 8 * elements}}}};
-  if (model) result["model"] = model->facts;
+  if (!model.facts.is_null()) result["model"] = model.facts;
   if (globals.json) {
     print_json(result);
   } else {
-    print_plans(result, model ? model->name : "");
+    print_plans(result, model.name, model.taken);
   }
   if (!refusal.empty()) throw std::runtime_error(refusal);
-}
-
-void list_models(bool json) {
-  ordered_json list = ordered_json::array();
-  std::vector<std::string_view> sources;  // each once, cited by number in the text
-  Table table({"model", "vocab", "hidden", "softcap", "scale", "weights", "source"});
-  for (const ModelHead& model : known_models()) {
-    list.push_back({{"name", model.name},
-                    {"vocab", model.vocab},
-                    {"hidden", model.hidden},
-                    {"softcap", model.softcap},
-                    {"scale", model.scale},
-                    {"weights", model.weights},
-                    {"source", model.source}});
-    const auto place = std::find(sources.begin(), sources.end(), model.source) - sources.begin();
-    if (place == static_cast<ptrdiff_t>(sources.size())) sources.push_back(model.source);
-    table.add({std::string(model.name), format_count(model.vocab), format_count(model.hidden),
-               model.softcap == 0 ? "-" : format_number(model.softcap), format_number(model.scale),
-               std::string(model.weights), "[" + std::to_string(place + 1) + "]"});
-  }
-  if (json) return print_json(list);
-  std::cout << table.text() << "\nSources of the numbers:\n";
-  for (size_t i = 0; i < sources.size(); ++i) std::cout << "[" << i + 1 << "] " << sources[i] << "\n";
 }
 
 }  // namespace
@@ -268,16 +175,18 @@ void list_models(bool json) {
 void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   CLI::App* command = app.add_subcommand("plan", "The plans for a head of some size: workspace, cost, time");
   const auto options = std::make_shared<PlanOptions>();
-  command->add_option(
-      "--model", options->model,
-      "A published model's head (--list-models shows them), or a config.json, or a folder with one");
+  command->add_option("--model", options->model,
+                      "A published model's head (--list-models shows them), or a config.json, or a folder "
+                      "with one: its sizes, "
+                      "softcap and scale, and a config's dtype, in the place of those not given");
   command->add_flag("--list-models", options->list_models, "Show the table of models and end");
   command->add_option("--tokens,-N", options->tokens, "Tokens in the batch; 8192 or 8Ki alike")
       ->capture_default_str();
   command->add_option("--vocab,-V", options->vocab, "Vocabulary size: rows of the classifier");
   command->add_option("--hidden,-D", options->hidden, "Hidden size: columns of the classifier");
-  command->add_option("--dtype", options->dtype, "Of hidden and classifier: f32, bf16, f16 or f64")
-      ->capture_default_str();
+  command->add_option("--dtype", options->dtype,
+                      "Of hidden and classifier: f32, bf16, f16 or f64; without it that of --model's "
+                      "config.json, else bf16");
   command->add_option("--classifier-dtype", options->classifier_dtype, "Of the classifier, where it differs");
   add_device_option(*command, options->device,
                     "Of the tensors: cpu, cuda:N, or a model of device that need not be here, such as a100, "

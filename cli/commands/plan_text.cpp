@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <string_view>
 
 #include "support/format.h"
 
@@ -12,7 +13,7 @@ namespace {
 using nlohmann::ordered_json;
 
 struct Word {
-  const char* text;     // as it stands in the column "plan" or "config"
+  const char* text;     // as it stands in the column "plan" or "config", or how that begins
   const char* meaning;  // of it there
 };
 
@@ -23,8 +24,10 @@ constexpr std::array kWords{
     Word{"vocab_chunks", "those of some columns, or of none: the other logits are computed again"},
     Word{"thinned", "gradients of drawn elements, whose mean is the exact gradient"},
     Word{"forward", "the loss alone: 1 F"},
-    Word{"ping-pong", "warpgroups take turns at tiles of 128 tokens x 192 columns"},
-    Word{"256x192", "warpgroups share a tile of 256 tokens x 192 columns"},
+    Word{"sm90 ping-pong", "Hopper's kernels; warpgroups take turns at tiles of 128 tokens x 192 columns"},
+    Word{"sm90 256x192", "Hopper's kernels; warpgroups share a tile of 256 tokens x 192 columns"},
+    Word{"mma 256x192",
+         "fused kernels for compute capability 8.0 and newer; tiles of 256 tokens x 192 columns"},
     Word{"rows in place", "hidden states are read where they are"},
     Word{"rows in d_hidden", "tokens that count are gathered where their gradient will be"},
     Word{"rows copied", "tokens that count are gathered in the workspace"},
@@ -33,15 +36,25 @@ constexpr std::array kWords{
          "each chunk of tokens adds to a classifier's gradient of its own dtype, which must save 4% of the "
          "time"},
     Word{"portable", "the kernels of any such device: products by cuBLASLt, or by the compiler's vectors"},
-    Word{"avx512", "AVX-512, and tiles of tokens x columns in its registers"},
-    Word{"avx2", "AVX2, and tiles of tokens x columns in its registers"},
-    Word{"kept ", "blocks of columns whose exponentials are kept, of all"},
+    Word{"blocks ", "tokens x columns whose logits cuBLASLt makes at once, in float32"},
+    Word{"avx512_bf16", "AVX-512 with its bf16 dot product, and tiles of tokens x columns in its registers"},
+    Word{"avx512 ", "AVX-512, and tiles of tokens x columns in its registers"},
+    Word{"avx2 ", "AVX2, and tiles of tokens x columns in its registers"},
+    Word{", kept ", "blocks of columns whose exponentials are kept, of all"},
     Word{"windows", "blocks between merges of statistics; windows of gradients at once x blocks of each"},
-    Word{"block ", "columns that a thread makes at once"},
+    Word{", block ", "columns that a thread makes at once"},
     Word{"lists of", "the most elements that a row of the lists can hold"},
     Word{"d_classifier after all rows",
          "the classifier's gradient has a pass of its own, for a product more"},
+    Word{"less scratch", "like the plan above it, with less room for the products' sums"},
 };
+
+// Without what only tells it from other words.
+std::string shown(const Word& word) {
+  const std::string_view text = word.text;
+  const size_t first = text.find_first_not_of(", ");
+  return std::string(text.substr(first, text.find_last_not_of(' ') + 1 - first));
+}
 
 std::string columns_text(const ordered_json& columns) {
   return columns == 0 ? "-" : format_count(columns);
@@ -52,10 +65,11 @@ void print_table(const ordered_json& plans) {
                "columns kept", "config"});
   for (const auto& plan : plans) {
     table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
-               format_bytes(plan["workspace_bytes"].get<double>()), format_number(plan["cost_f"], 3) + " F",
-               format_seconds(plan["predicted_seconds"]), plan["fits"] ? "yes" : "no",
-               columns_text(plan["token_chunk"]), columns_text(plan["vocab_window"]),
-               columns_text(plan["kept_columns"]), plan["config"].get<std::string>()});
+               format_budget(plan["workspace_bytes"].get<double>()), format_number(plan["cost_f"], 3) + " F",
+               format_seconds(plan["predicted_seconds"]) + (plan["slow"] ? " !" : ""),
+               plan["fits"] ? "yes" : "no", columns_text(plan["token_chunk"]),
+               columns_text(plan["vocab_window"]), columns_text(plan["kept_columns"]),
+               plan["config"].get<std::string>()});
   }
   std::cout << table.text();
 }
@@ -69,12 +83,12 @@ ordered_json words_of(const ordered_json& plans) {
       return plan["plan"] == word.text ||
              plan["config"].template get<std::string>().find(word.text) != std::string::npos;
     });
-    if (is_there) words.push_back({{"word", word.text}, {"meaning", word.meaning}});
+    if (is_there) words.push_back({{"word", shown(word)}, {"meaning", word.meaning}});
   }
   return words;
 }
 
-void print_plans(const ordered_json& result, const std::string& model) {
+void print_plans(const ordered_json& result, const std::string& model, const std::string& taken) {
   const auto& problem = result["problem"];
   std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
             << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
@@ -82,20 +96,23 @@ void print_plans(const ordered_json& result, const std::string& model) {
             << (!problem["gradients"]            ? ", loss only"
                 : problem["gradient"] == "exact" ? ", loss and gradients"
                                                  : ", loss and thinned gradients")
-            << ", on " << result["device"].get<std::string>() << "\n\n";
+            << ", on " << result["device"].get<std::string>() << "\n"
+            << (taken.empty() ? "" : "taken: " + taken + "\n") << "\n";
   print_table(result["plans"]);
   std::cout << "\n";
   for (const auto& entry : result["words"]) {
     std::cout << entry["word"].get<std::string>() << ": " << entry["meaning"].get<std::string>() << "\n";
   }
+  for (const auto& note : result["notes"]) std::cout << note.get<std::string>() << "\n";
   const auto& materialized = result["materialized"];
   const auto& any = result["plans"].front();
   std::cout << "\nkernels: " << any["backend"].get<std::string>() << ", "
             << any["implementation"].get<std::string>() << " (" << any["reason"].get<std::string>()
-            << ")\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
+            << ")\ntimes: " << result["times"]["basis"].get<std::string>()
+            << "\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
             << "budget: "
-            << (problem["budget_bytes"] == 0 ? "none" : format_bytes(problem["budget_bytes"].get<double>()))
-            << ", the smallest that works: " << format_bytes(result["smallest_budget_bytes"].get<double>())
+            << (problem["budget_bytes"] == 0 ? "none" : format_budget(problem["budget_bytes"].get<double>()))
+            << ", the smallest that works: " << format_budget(result["smallest_budget_bytes"].get<double>())
             << " (" << result["smallest_budget_bytes"] << " bytes)\n"
             << "materialized instead: " << format_bytes(materialized["logits_bytes"].get<double>())
             << " of float32 logits";

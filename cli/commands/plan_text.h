@@ -8,7 +8,8 @@ namespace headroom::cli {
 nlohmann::ordered_json words_of(const nlohmann::ordered_json& plans);
 
 // What `headroom plan --json` prints, as text on stdout: a table of the plans, what the words in it mean, and
-// the sizes beside them. model: a name for the first line, or empty.
-void print_plans(const nlohmann::ordered_json& result, const std::string& model);
+// the sizes beside them. model: a name for the first line, or empty. taken: of the model and of defaults, or
+// empty.
+void print_plans(const nlohmann::ordered_json& result, const std::string& model, const std::string& taken);
 
 }  // namespace headroom::cli

@@ -118,6 +118,7 @@ class Reader {
     config_.hidden = size({"hidden_size", "d_model", "n_embd", "embedding_dim"});
     const json* tied = whole_.contains(kTied) ? &whole_.at(kTied) : find(kTied);
     if (tied != nullptr && tied->is_boolean()) config_.tied = tied->get<bool>();
+    read_dtype();
     std::set<std::string> keys;
     for (const Rule& rule : kRules) {
       if (keys.insert(rule.key).second) read_transform(rule.key);
@@ -148,6 +149,21 @@ class Reader {
       if (entry != (*object)->end()) return &*entry;
     }
     return nullptr;
+  }
+
+  // As the transformers library: "dtype" comes before "torch_dtype", and null says nothing.
+  void read_dtype() {
+    for (auto object = nested_.rbegin(); object != nested_.rend(); ++object) {
+      for (const char* key : {"dtype", "torch_dtype"}) {
+        const auto entry = (*object)->find(key);
+        if (entry == (*object)->end() || entry->is_null()) continue;
+        config_.dtype_key = key;
+        config_.dtype = entry->is_string() ? entry->get<std::string>() : entry->dump(-1, ' ', true);
+        constexpr std::string_view kModule = "torch.";
+        if (config_.dtype.starts_with(kModule)) config_.dtype.erase(0, kModule.size());
+        return;
+      }
+    }
   }
 
   std::optional<int64_t> size(std::initializer_list<const char*> keys) const {

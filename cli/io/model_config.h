@@ -20,6 +20,8 @@ struct ModelConfig {
   std::optional<int64_t> vocab;   // V
   std::optional<int64_t> hidden;  // D
   std::optional<bool> tied;       // whether the head's weight is the embedding's
+  std::string dtype_key;          // "dtype" or "torch_dtype", whichever says it; empty where neither does
+  std::string dtype;              // its value, such as bfloat16, or JSON where it is no text
   double scale = 1;               // factor of the logits
   double softcap = 0;             // 0: none
   std::vector<LogitTransform> scale_from;

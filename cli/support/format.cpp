@@ -14,6 +14,13 @@ std::string printed(const char* format, const Scaled& scaled) {
   return text;
 }
 
+constexpr std::array<const char*, 3> kFormats{"%.0f %s", "%.1f %s", "%.2f %s"};
+
+// After the point, for three in all.
+int digits_of(const Scaled& scaled, double bytes) {
+  return bytes < 1024 || scaled.value >= 100 ? 0 : scaled.value < 10 ? 2 : 1;
+}
+
 }  // namespace
 
 Scaled scaled_bytes(double bytes) {
@@ -34,8 +41,15 @@ Scaled scaled_seconds(double seconds) {
 
 std::string format_bytes(double bytes) {
   const Scaled scaled = scaled_bytes(bytes);
-  const bool whole = bytes < 1024 || scaled.value >= 100;
-  return printed(whole ? "%.0f %s" : scaled.value < 10 ? "%.2f %s" : "%.1f %s", scaled);
+  return printed(kFormats[digits_of(scaled, bytes)], scaled);
+}
+
+std::string format_budget(double bytes) {
+  Scaled scaled = scaled_bytes(bytes);
+  const int digits = digits_of(scaled, bytes);
+  const double steps = std::pow(10, digits);
+  scaled.value = std::ceil(scaled.value * steps) / steps;
+  return printed(kFormats[digits], scaled);
 }
 
 std::string format_seconds(double seconds) {

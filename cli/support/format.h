@@ -14,7 +14,8 @@ struct Scaled {
 Scaled scaled_bytes(double bytes);
 Scaled scaled_seconds(double seconds);
 
-std::string format_bytes(double bytes);                   // "1.46 GiB"
+std::string format_bytes(double bytes);                   // "1.46 GiB", the nearest
+std::string format_budget(double bytes);                  // the same rounded up: so much is enough
 std::string format_seconds(double seconds);               // "12.3 ms"
 std::string format_duration(double seconds);              // "12s", "3m05s", "2h10m"
 std::string format_number(double value, int digits = 6);  // significant digits

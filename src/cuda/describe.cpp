@@ -49,7 +49,11 @@ Plan plan_of(const Problem& problem, const PlanDetail& detail) {
 
 std::string description_of(const Problem& p, const PlanDetail& d) {
   static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
-  std::string text = ", rows " + std::string(kSources[static_cast<int>(d.source)]);
+  std::string text;
+  if (d.scratch_rows > 0) {
+    text += ", blocks " + std::to_string(d.scratch_rows) + "x" + std::to_string(d.scratch_columns);
+  }
+  text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
   if (d.copies_classifier) text += ", classifier copied";
   if (p.top_k > 0 && d.engine->traits().top_groups > 0) {
     text += ", lists of " + std::to_string(top_sizes(p, d).capacity);

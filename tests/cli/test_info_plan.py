@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 
@@ -84,7 +86,7 @@ def test_plans_show_time_against_memory(ok, sizes, budget):
 
 def test_plans_explain_their_words(ok):
     text = ok("plan", "--model", "gemma-2-2b", "-N", 8192, "--device", "h200", "--budget", "100MiB").out
-    for word in ("vocab_chunks", "rows in d_hidden", "ping-pong", "dC rounded"):
+    for word in ("vocab_chunks", "rows in d_hidden", "sm90 ping-pong", "dC rounded"):
         assert f"\n{word}: " in text
     assert "\nthinned: " not in text
 
@@ -215,3 +217,97 @@ def test_plan_of_thinned_gradients(ok):
     assert result["problem"]["gradient"] == "thinned" and result["problem"]["threshold"] == 2.0**-9
     assert {plan["plan"] for plan in result["plans"]} == {"thinned"}
     assert "loss and thinned gradients" in ok(*problem).out
+
+
+def printed_budgets(text):
+    """Of the table's workspaces and of the smallest budget, as a person would give them back."""
+    (smallest,) = re.findall(r"smallest that works: ([\d.]+ (?:[KMG]i)?B)", text)
+    return [smallest, *re.findall(r"(?m)^[* ] [a-z_]+ +([\d.]+ (?:[KMG]i)?B) ", text)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200", "a100"])
+@pytest.mark.parametrize("sizes", [(8192, 256000, 2304), (1000, 5000, 128), (777, 32003, 1111)], ids=str)
+def test_what_is_printed_is_enough_as_a_budget(ok, sizes, device):
+    problem = ["plan", *(word for pair in zip(["-N", "-V", "-D"], sizes, strict=True) for word in pair)]
+    problem += ["--device", device]
+    plans = ok("--json", *problem).json["plans"]
+    budgets = printed_budgets(ok(*problem).out)
+    assert len(budgets) == len(plans) + 1
+    sizes = [min(plan["workspace_bytes"] for plan in plans), *(plan["workspace_bytes"] for plan in plans)]
+    for text, size in zip(budgets, sizes, strict=True):
+        given = ok("--json", *problem, "--budget", text).json
+        assert given["chosen"] and size <= given["problem"]["budget_bytes"] <= 1.01 * size + 1
+
+
+@pytest.mark.parametrize("model", ["gpt2", "gemma-2-2b", "llama-3-8b"])
+@pytest.mark.parametrize("device", ["a100", "b200", "h200", "cpu"])
+def test_no_two_plans_look_alike(ok, device, model):
+    for budget in ([], ["--budget", "300MiB"], ["--budget", "40MiB"]):
+        plans = ok("--json", "plan", "--model", model, "--device", device, *budget).json["plans"]
+        shown = [tuple(plan[key] for key in ("plan", "token_chunk", "vocab_window", "kept_columns", "config"))
+                 for plan in plans]  # fmt: skip
+        assert len(set(shown)) == len(shown)
+
+
+def test_a_faster_plan_that_is_not_chosen_says_why(ok):
+    problem = ["plan", "--model", "gemma-2-2b", "-N", 8192, "--device"]
+    explained = 0
+    for device, budget in (("h200", "160MiB"), ("a100", "1600MiB"), ("a100", "300MiB"), ("h200", "256MiB")):
+        result = ok("--json", *problem, device, "--budget", budget).json
+        (chosen,) = (plan for plan in result["plans"] if plan["chosen"])
+        for plan in result["plans"]:
+            faster = plan["fits"] and plan["predicted_seconds"] < chosen["predicted_seconds"]
+            assert bool(plan["why_not"]) == faster
+            if not faster:
+                continue
+            explained += 1
+            if "rounds" in plan["why_not"]:
+                chunks = -(-8192 // plan["token_chunk"])
+                assert plan["predicted_seconds"] * (1 + 0.04 * (chunks - 1)) >= chosen["predicted_seconds"]
+            else:
+                given = int(re.search(r"--budget (\d+)", plan["why_not"])[1])
+                found = ok("--json", *problem, device, "--budget", given).json["chosen"]
+                assert found["predicted_seconds"] <= plan["predicted_seconds"]
+            assert any(plan["why_not"] in note for note in result["notes"])
+    assert explained >= 3
+
+
+def test_plans_that_are_slow_are_marked(ok):
+    problem = ["plan", "--model", "gemma-2-2b", "-N", 8192, "--device", "h200"]
+    result = ok("--json", *problem).json
+    fastest = result["plans"][0]["predicted_seconds"]
+    assert [plan["slow"] for plan in result["plans"]] == [
+        plan["predicted_seconds"] > 10 * fastest for plan in result["plans"]
+    ]
+    assert result["plans"][-1]["slow"] and not any("warning" in note for note in result["notes"])
+    text = ok(*problem, "--budget", result["smallest_budget_bytes"]).out
+    assert re.search(r"(?m)^\* vocab_chunks .* s !", text)
+    assert re.search(
+        r"(?m)^warning: the chosen plan is one of these; vocab_chunks of [\d.]+ MiB would take [\d.]+ ms", text
+    )
+
+
+def test_times_say_what_they_are_of(ok):
+    def times(*options):
+        return ok("--json", "plan", "--model", "llama-3-8b", *options).json["times"]
+
+    assert times("--device", "h200")["measured"] and "on an H200" in times("--device", "h200")["basis"]
+    for device in ("h100", "a100", "b200", "rtx-4090", "cpu"):
+        assert times("--device", device)["measured"] is False
+        assert "\ntimes: unmeasured predictions" in ok("plan", "--model", "gpt2", "--device", device).out
+
+
+def test_words_of_the_legend_have_no_stray_blanks(ok):
+    for options in (["--device", "cpu"], ["--device", "a100"], ["--device", "b200", "--backend", "cuda:mma"]):
+        result = ok("--json", "plan", "--model", "gpt2", "--budget", "64MiB", *options).json
+        words = [entry["word"] for entry in result["words"]]
+        assert all(word == word.strip(" ,") for word in words) and len(set(words)) == len(words)
+    assert "mma 256x192" in words
+
+
+def test_lists_of_thinned_plans_explain_exact_ones(ok):
+    problem = ["--json", "plan", "--model", "gemma-2-2b", "--device", "h200"]
+    notes = ok(*problem, "--gradient", "thinned").json["notes"]
+    assert any("make exact gradients" in note for note in notes)
+    for gradient in ("exact", "always-thinned"):
+        assert not any("make exact" in note for note in ok(*problem, "--gradient", gradient).json["notes"])

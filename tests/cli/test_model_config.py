@@ -145,3 +145,48 @@ def test_plan_for_a_folder_or_a_config(ok, refused, tmp_path, checkpoint):
     refused(1, "'vocab_size': expected a whole number", "plan", "--model", "model")
     (tmp_path / "empty").mkdir()
     refused(2, "nor a folder with a config.json", "plan", "--model", "empty")
+
+
+DTYPES = [
+    ({"torch_dtype": "float32"}, "f32"),
+    ({"torch_dtype": "bfloat16", "dtype": "float16"}, "f16"),
+    ({"torch_dtype": "torch.float16"}, "f16"),
+    ({"torch_dtype": None}, "bf16"),
+    ({"dtype": "float32", "text_config": {"torch_dtype": "bfloat16"}}, "bf16"),
+    ({"dtype": "float32", "text_config": {"dtype": None}}, "f32"),
+    ({}, "bf16"),
+]
+
+
+@pytest.mark.parametrize("said, dtype", DTYPES, ids=str)
+def test_plan_takes_the_configs_dtype(ok, checkpoint, said, dtype):
+    checkpoint({"model_type": "llama", "hidden_size": 64, "vocab_size": 512} | said)
+    result = ok("--json", "plan", "--model", "model").json
+    assert result["problem"]["dtype"] == result["problem"]["classifier_dtype"] == dtype
+    keys = [entry["key"] for entry in result["model"]["applied"] if entry["option"] == "dtype"]
+    text = ok("plan", "--model", "model").out
+    (line,) = (line for line in text.splitlines() if line.startswith("taken: "))
+    if keys:
+        assert line.startswith(f"taken: dtype {dtype} ({keys[0]} ") and "in model/config.json" in line
+    else:
+        assert line == "taken: dtype bf16 (the default)"
+    given = ok("--json", "plan", "--model", "model", "--dtype", "f32").json
+    assert given["problem"]["dtype"] == "f32" and given["model"]["applied"] == []
+    assert "taken: " not in ok("plan", "--model", "model", "--dtype", "f32").out
+
+
+@pytest.mark.parametrize("value", ["float8_e4m3fn", {"text_config": "bfloat16"}, 7, "auto"], ids=str)
+def test_a_dtype_that_no_head_has_is_refused_unless_given(ok, refused, checkpoint, value):
+    checkpoint({"model_type": "llama", "hidden_size": 64, "vocab_size": 512, "torch_dtype": value})
+    message = "model/config.json: 'torch_dtype': expected float32, bfloat16, float16 or float64, got "
+    refused(1, message, "plan", "--model", "model")
+    ok("plan", "--model", "model", "--dtype", "bf16")
+
+
+def test_plan_says_what_a_models_name_brings(ok):
+    result = ok("--json", "plan", "--model", "gemma-2-2b").json
+    assert result["model"]["applied"] == [{"option": "softcap", "key": "softcap", "value": 30}]
+    text = ok("plan", "--model", "gemma-2-2b").out
+    assert "\ntaken: softcap 30 (of gemma-2-2b), dtype bf16 (the default)\n" in text
+    given = ok("plan", "--model", "gemma-2-2b", "--softcap", 0, "--dtype", "f16").out
+    assert "taken: " not in given
