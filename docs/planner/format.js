@@ -1,16 +1,27 @@
 // Numbers for people, and small makers of elements.
 "use strict";
 
+const byteUnits = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+// The nearest.
 function formatBytes(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
   let value = bytes;
-  while (value >= 1024 && unit + 1 < units.length) {
+  while (value >= 1024 && unit + 1 < byteUnits.length) {
     value /= 1024;
     ++unit;
   }
   const digits = unit === 0 || value >= 100 ? 0 : value < 10 ? 2 : 1;
-  return `${value.toFixed(digits)} ${units[unit]}`;
+  return `${value.toFixed(digits)} ${byteUnits[unit]}`;
+}
+
+// The same rounded up: so much is enough as a budget.
+function formatBudget(bytes) {
+  const nearest = formatBytes(bytes);
+  const [number, unit] = nearest.split(" ");
+  const digits = (number.split(".")[1] ?? "").length;
+  const size = bytes / 1024 ** byteUnits.indexOf(unit);
+  return Number(number) >= size ? nearest : `${(Math.ceil(size * 10 ** digits) / 10 ** digits).toFixed(digits)} ${unit}`;
 }
 
 function formatSeconds(seconds) {

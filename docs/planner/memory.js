@@ -9,10 +9,10 @@ function memoryOf(state, result) {
   return { materialized: logits, plain: logits * share, chosen: chosen ? chosen.workspace_bytes : null };
 }
 
-function barOf(id, name, bytes, most, detail) {
+function barOf(id, name, bytes, most, detail, format = formatBytes) {
   const row = element("div", "", { class: "bar", id: `bar-${id}` });
   const label = element("div", "", { class: "bar-label" });
-  label.append(element("span", name), element("strong", bytes === null ? "no plan fits" : formatBytes(bytes), { class: "bytes" }, bytes));
+  label.append(element("span", name), element("strong", bytes === null ? "no plan fits" : format(bytes), { class: "bytes" }, bytes));
   const track = element("div", "", { class: "track", "aria-hidden": "true" });
   const fill = element("div", "", { class: `fill ${id}` });
   fill.style.width = `${bytes === null ? 0 : (100 * bytes) / most}%`;
@@ -30,17 +30,17 @@ function showMemory(state, result) {
   document.getElementById("bars").replaceChildren(
     barOf("materialized", "Materialized", memory.materialized, most, `${what}, ${formatCount(problem.tokens)} × ${formatCount(problem.vocab)}`),
     barOf("plain", `A plain loop, chunk ${formatCount(chunk)}`, memory.plain, most, `the same of one chunk, ${formatCount(chunk)} × ${formatCount(problem.vocab)}`),
-    barOf("chosen", "Headroom, the chosen plan", memory.chosen, most, "all of its workspace"),
+    barOf("chosen", "Headroom, the chosen plan", memory.chosen, most, "all of its workspace", formatBudget),
   );
   const headline = document.getElementById("headline");
   if (memory.chosen) {
     const ratio = memory.materialized / memory.chosen;
     const text = ratio >= 100 ? formatCount(ratio) : Number(ratio.toPrecision(3));
     headline.textContent = ratio >= 1
-      ? `${formatBytes(memory.chosen)} instead of ${formatBytes(memory.materialized)}: 1/${text} of the logits${problem.gradients ? " and their gradient" : ""}.`
-      : `${formatBytes(memory.chosen)}: more than the ${formatBytes(memory.materialized)} of so few logits.`;
+      ? `${formatBudget(memory.chosen)} instead of ${formatBytes(memory.materialized)}: 1/${text} of the logits${problem.gradients ? " and their gradient" : ""}.`
+      : `${formatBudget(memory.chosen)}: more than the ${formatBytes(memory.materialized)} of so few logits.`;
   } else {
-    headline.textContent = `The smallest budget that works is ${formatBytes(result.smallest_budget_bytes)} (${formatCount(result.smallest_budget_bytes)} bytes).`;
+    headline.textContent = `The smallest budget that works is ${formatBudget(result.smallest_budget_bytes)} (${formatCount(result.smallest_budget_bytes)} bytes).`;
   }
   const saved = memory.materialized ? 100 * (1 - memory.plain / memory.materialized) : 0;
   document.getElementById("counted").textContent =

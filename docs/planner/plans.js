@@ -13,9 +13,9 @@ function planRow(plan) {
   name.append(element("small", plan.config, { "data-key": "config" }, plan.config));
   const row = [
     name,
-    element("td", formatBytes(plan.workspace_bytes), { "data-key": "workspace_bytes" }, plan.workspace_bytes),
+    element("td", formatBudget(plan.workspace_bytes), { "data-key": "workspace_bytes" }, plan.workspace_bytes),
     element("td", `${Number(plan.cost_f.toPrecision(3))} F`, { "data-key": "cost_f" }, plan.cost_f),
-    element("td", formatSeconds(plan.predicted_seconds), { "data-key": "predicted_seconds" }, plan.predicted_seconds),
+    element("td", formatSeconds(plan.predicted_seconds) + (plan.slow ? " !" : ""), { "data-key": "predicted_seconds" }, plan.predicted_seconds),
     element("td", plan.fits ? "yes" : "no", { "data-key": "fits" }, plan.fits),
     element("td", plan.token_chunk ? formatCount(plan.token_chunk) : "–", { "data-key": "token_chunk" }, plan.token_chunk),
     element("td", plan.kept_columns ? formatCount(plan.kept_columns) : "–", { "data-key": "kept_columns" }, plan.kept_columns),
@@ -34,12 +34,11 @@ function showPlans(state, result) {
   });
   document.getElementById("words").replaceChildren(
     ...result.words.flatMap(({ word, meaning }) => [element("dt", word), element("dd", meaning)]));
+  document.getElementById("notes").replaceChildren(...result.notes.map((note) => element("li", note)));
   const first = result.plans[0];
   document.getElementById("kernels").textContent = first
     ? `Kernels: ${first.implementation} (${first.reason}). One F is the work of one bare matrix product of the head, ` +
-      `2NVD = ${powerText(result.f_flop)} FLOP. ${first.backend === "cuda"
-        ? "Times are predicted from kernels' times on an H200; other devices are scaled from it by their processors."
-        : "Times are predicted from a rough rate of one thread."}`
+      `2NVD = ${powerText(result.f_flop)} FLOP. Times: ${result.times.basis}.`
     : "";
   document.getElementById("command").textContent = commandText(planArguments(state));
 }

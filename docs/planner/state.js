@@ -20,10 +20,16 @@ const defaults = {
 
 const choices = {
   dtype: { bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64" },
+  // Those of CUDA that are not measured have no kernel that was timed there: all of their times are predictions.
   device: {
     h200: "NVIDIA H200",
-    h100: "NVIDIA H100 SXM",
-    a100: "NVIDIA A100 80GB",
+    h100: "NVIDIA H100 SXM, not measured",
+    a100: "NVIDIA A100 80GB, not measured",
+    a10: "NVIDIA A10, not measured",
+    l40s: "NVIDIA L40S, not measured",
+    "rtx-4090": "NVIDIA GeForce RTX 4090, not measured",
+    "rtx-5090": "NVIDIA GeForce RTX 5090, not measured",
+    b200: "NVIDIA B200, not measured",
     "cpu:avx512_bf16": "CPU, AVX-512 with bf16",
     "cpu:avx512": "CPU, AVX-512",
     "cpu:avx2": "CPU, AVX2",

@@ -42,7 +42,8 @@ def random_states(native, count):
             state |= {"model": "", "vocab": size(1, 1 << 19), "hidden": size(1, 1 << 13)}
             if i % 3 == 1:
                 state["hidden"] = max(state["hidden"] // 64 * 64, 64)
-        state["device"] = draw.choice(["h200", "h200", "h100", "a100", *(f"cpu:{name}" for name in kernels)])
+        cuda = draw.choice(["h200", "h200", "h100", "a100", "a10", "l40s", "rtx-4090", "rtx-5090", "b200"])
+        state["device"] = draw.choice([cuda] * 4 + [*(f"cpu:{name}" for name in kernels)])
         state["threads"] = draw.choice([1, 2, 7, 16, 64])
         state["pass"] = draw.choice(["gradients", "gradients", "gradients", "loss"])
         state["gradient"] = draw.choice(["exact", "exact", "thinned", "always-thinned"])
@@ -73,6 +74,10 @@ def check_against(native, page):
     assert page.run("return [...document.querySelectorAll('#words > *')].map(e => e.textContent)") == [
         text for entry in expected["words"] for text in (entry["word"], entry["meaning"])
     ]
+    assert page.run("return [...document.querySelectorAll('#notes > li')].map(e => e.textContent)") == expected["notes"]
+    assert page.run("return document.querySelectorAll('#kernels')[0].textContent").endswith(
+        f"Times: {expected['times']['basis']}."
+    )
     gradients = expected["problem"]["gradients"]
     logits = expected["materialized"]["logits_and_gradient_bytes" if gradients else "logits_bytes"]
     assert page.bar("materialized") == logits
@@ -91,6 +96,30 @@ def test_numbers_are_those_of_the_command_line_for_random_problems(page, native)
     # The draw is worth its name.
     assert kinds == {"forward", "whole", "token_chunks", "vocab_chunks", "thinned"}
     assert 5 <= refused <= 30 and beyond_32_bits >= 2
+
+
+def test_the_devices_are_those_of_the_library(page, native):
+    """All models of CUDA devices, and a mark on those whose times are predictions alone."""
+    _, message = native("plan", "--model", "gpt2", "--device", "h9000")
+    known = re.search(r"expected one of (.*), got h9000", message)
+    listed = page.run("return choices.device")
+    assert {device for device in listed if ":" not in device} == set(known[1].split(", "))
+    for device, name in listed.items():
+        if ":" not in device:
+            measured = native("--json", "plan", "--model", "gpt2", "--device", device)[0]["times"]["measured"]
+            assert name.endswith(", not measured") != measured, device
+
+
+def test_budgets_that_are_shown_are_enough(page, native):
+    for state in random_states(native, 12):
+        show(page, state)
+        if page.result() is None:
+            continue
+        for plan in page.result()["plans"]:
+            text = page.run("return formatBudget(arguments[0])", plan["workspace_bytes"])
+            number, unit = text.split(" ")
+            shown = float(number) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].index(unit)
+            assert plan["workspace_bytes"] <= shown <= 1.01 * plan["workspace_bytes"] + 1, text
 
 
 def test_a_page_has_no_files(page):
@@ -113,6 +142,8 @@ def test_the_state_is_in_the_address_and_comes_back(page, native):
     for state in random_states(native, 6):
         show(page, state)
         hash, shown, rows = page.hash(), page.run("return planner.state"), page.rows()
+        if page.result() is None:
+            rows = []  # those of the problem before, which are hidden
         page.open(hash)
         assert page.hash() == hash and page.run("return planner.state") == shown and page.rows() == rows
     page.open("tokens=0&vocab=-3&device=abacus&dtype=bf17&nonsense=1&model=unknown&step=x")
