@@ -86,8 +86,8 @@ ordered_json notes_of(const ordered_json& plans, bool is_thinned) {
   if (is_thinned &&
       std::any_of(plans.begin(), plans.end(), [](const auto& p) { return p["plan"] != "thinned"; })) {
     notes.push_back(
-        "plans that are not thinned make exact gradients; they are taken where thinning fits no "
-        "budget or would be no faster on a flat softmax");
+        "plans that are not thinned make exact gradients; they are taken where thinning does not fit "
+        "the budget or would be no faster on a flat softmax");
   }
   if (std::any_of(plans.begin(), plans.end(), [](const auto& plan) { return plan["slow"] == true; })) {
     notes.push_back("!: more than " + format_number(kSlow) + " times the time of the fastest plan listed");

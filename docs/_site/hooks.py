@@ -3,6 +3,7 @@ root, puts the planner in, and shows links to files outside of docs/ as their na
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import sys
@@ -17,6 +18,7 @@ import headers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ROOT / "build" / "site-parts"  # what scripts/site made before: planner/ if the planner can be built
+MADE_OF = {"include/headroom/headroom.h": "reference/c.md", "include/headroom/headroom.hpp": "reference/cpp.md"}
 NO_PARALLEL = (
     "# Parallel heads\n\n[Pieces in the C header](reference/c.md#headroom_row_stats_merge) join vocabulary shards.\n"
 )
@@ -51,7 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Files of the repository that are no pages: `path` in the place of a link, which must exist."""
+    """Files of the repository that are no pages: the page made of one, else `path` in the place of a link; they must
+    exist."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
     def shown(match: re.Match[str]) -> str:
@@ -60,9 +63,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         if not target.exists():
             raise SystemExit(f"{page.file.src_uri}: {match[2]} is not there")
-        return f"`{target.relative_to(ROOT)}`"
+        name = target.relative_to(ROOT).as_posix()
+        if name in MADE_OF:
+            return f"[{match[1]}]({os.path.relpath(ROOT / 'docs' / MADE_OF[name], folder)}{match[3] or ''})"
+        return f"`{name}`"
 
-    return re.sub(r"(?<!!)\[([^\]]*)\]\((\.\.?/[^)#]*)\)", shown, markdown)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((\.\.?/[^)#]*)(#[^)]*)?\)", shown, markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -153,6 +153,8 @@ Library.load().then(
   (error) => {
     const note = document.getElementById("failure");
     note.hidden = false;
-    note.textContent = `The planner could not be started: ${error}. It needs a browser with WebAssembly and its exceptions, of 2022 or newer.`;
+    note.textContent = typeof createHeadroomPlanner === "undefined"
+      ? "This is the page's source, without the planner: ./scripts/planner builds it into build/planner/page."
+      : `The planner could not be started: ${error}. It needs a browser with WebAssembly and its exceptions, of 2022 or newer.`;
   },
 );

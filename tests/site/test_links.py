@@ -2,6 +2,7 @@
 
 import html.parser
 import pathlib
+import re
 import urllib.parse
 
 import blocks
@@ -45,6 +46,18 @@ def test_links_inside(pages):
             anchor = urllib.parse.unquote(parts.fragment)
             if not target.exists() or (known and anchor and anchor not in known.anchors and anchor != "__skip"):
                 missing.append(f"{path.relative_to(SITE)}: {link}")
+    assert not missing, "\n".join(missing)
+
+
+def test_links_of_a_clone():
+    """What a page links to is there without the site, as on a hub of repositories."""
+    missing = []
+    for page in blocks.PAGES:
+        prose = re.sub(r"^(`{3,}).*?^\1", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+            parts = urllib.parse.urlparse(link)
+            if not parts.scheme and parts.path and not (page.parent / parts.path).exists():
+                missing.append(f"{page.relative_to(blocks.ROOT)}: {link}")
     assert not missing, "\n".join(missing)
 
 
