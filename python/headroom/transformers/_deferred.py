@@ -72,6 +72,8 @@ class DeferredLogits(Tensor):
             raise NotImplementedError(f"headroom.transformers: {name} of the logits inside a container")
         if name not in _KNOWN:
             raise logits.refuse(f"{name}()")
+        if logits.session.gradients and not torch.is_grad_enabled():  # its backward pass would never be called
+            raise logits.refuse(f"{name}() without gradients (under torch.no_grad, or in an autograd function)")
         return _KNOWN[name](logits, func, args, kwargs)
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 from ..errors import UnsupportedError
 from ..nn import FusedHead
@@ -42,6 +43,26 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
     return found
 
 
+def check_backward_hooks(model: nn.Module, layers: list[nn.Linear], owner: str) -> None:
+    """Refuses hooks that would see, and may change, the gradient of logits: none is made, so that none would be called.
+
+    Those of the model itself get the gradient of its loss.
+    """
+    if module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks:
+        raise UnsupportedError(
+            f"headroom.transformers: backward hooks of all modules are registered, which the head of {owner} would not "
+            "call: the gradient of the logits is not made; remove them, or headroom.transformers.unpatch(model)"
+        )
+    for name, module in model.named_modules():
+        if module is model or not (module._backward_hooks or module._backward_pre_hooks):
+            continue
+        if any(part in layers for part in module.modules()):
+            raise UnsupportedError(
+                f"headroom.transformers: {name} of {owner} has a backward hook, which would not be called: the "
+                "gradient of the logits is not made; remove it, or headroom.transformers.unpatch(model)"
+            )
+
+
 @contextlib.contextmanager
 def deferring(layers: list[nn.Linear], session: Session) -> Iterator[None]:
     """While it is open these layers return logits that are never made. Hooks around their forward stay in place."""
@@ -71,7 +92,7 @@ def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
         mine = threading.get_ident()
 
         def forward(input: Tensor) -> Tensor:
-            if threading.get_ident() != mine:
+            if threading.get_ident() != mine or (session.gradients and not torch.is_grad_enabled()):
                 return original(input)
             return _deferred(layer, original, input, session)
 

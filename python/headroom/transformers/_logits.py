@@ -21,6 +21,7 @@ class Session:
     options: dict[str, Any]
     tp_mesh: Any  # the DeviceMesh over which the head's weight is sharded, where its hidden states are plain tensors
     probing: bool  # whether a few rows of the logits are made by the model's own operations, to compare with
+    gradients: bool = field(default_factory=torch.is_grad_enabled)  # whether it began with gradients
     losses: int = 0
     unsharded: list[Any] = field(default_factory=list)  # units of FSDP2 that were gathered again for the loss
 

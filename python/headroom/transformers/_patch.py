@@ -15,7 +15,7 @@ from torch import nn
 from .. import _options
 from ..errors import UnsupportedError
 from ._deferred import DeferredLogits
-from ._heads import deferring, layers_of
+from ._heads import check_backward_hooks, deferring, layers_of
 from ._logits import Session
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -159,7 +159,10 @@ def _is_some(count: object) -> bool:
 def _fused(model: nn.Module, made: _Patch, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     owner = type(model).__name__
     session = Session(owner, made.options, made.tp_mesh, made.check)
-    with deferring(layers_of(_head(model), owner), session):
+    layers = layers_of(_head(model), owner)
+    if session.gradients:
+        check_backward_hooks(model, layers, owner)
+    with deferring(layers, session):
         outputs = original(*args, **kwargs)
     if session.losses == 0:
         raise UnsupportedError(

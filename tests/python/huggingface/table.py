@@ -1,8 +1,10 @@
 """Every language model class of the installed transformers that takes labels, tiny, as it is and patched.
 
     python tests/python/huggingface/table.py [--only REGEX] [--write docs/transformers.md]
+    python tests/python/huggingface/table.py --record classes.jsonl --minutes 5    # again and again, until it is whole
 
-The table replaces what the file has from "## Classes" on.
+The table replaces what the file has from "## Classes" on. A record keeps what was found, so that the next call goes on
+where the last one stopped: with the classes that it has not, and those that a larger --seconds may finish.
 
 Each class runs in a process of its own. The exit status is 1 where a loss or a gradient differs by more
 than rounding explains (see Reference in compare.py), or that could not be decided.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import multiprocessing
 import pathlib
 import re
@@ -105,6 +108,25 @@ def run(name: str, seconds: float) -> tuple[str, tuple[str, str] | None]:
     return name, found
 
 
+class Record:
+    """What was found of the classes of the installed transformers, in a file with a line of JSON for each."""
+
+    def __init__(self, file: pathlib.Path | None, seconds: float) -> None:
+        self.file, self.found = file, {}
+        for line in file.read_text().splitlines() if file and file.exists() else ():
+            row = json.loads(line)
+            if row["transformers"] == transformers.__version__ and (row["within"] is None or row["within"] >= seconds):
+                self.found[row["class"]] = tuple(row["found"]) if row["found"] else None
+
+    def add(self, name: str, found: tuple[str, str] | None, seconds: float) -> None:
+        self.found[name] = found
+        if self.file:
+            late = seconds if found and found[1].startswith("took more than") else None
+            row = {"transformers": transformers.__version__, "class": name, "found": found, "within": late}
+            with self.file.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+
+
 def table(found: dict[str, tuple[str, str]]) -> str:
     kinds = {"equal": "equal", "refused": "refused", "unbuildable": "not built at this size"}
     kinds |= {"undecided": "undecided", "different": "DIFFERENT"}
@@ -132,22 +154,31 @@ def main() -> int:
     parser.add_argument("--write", help="file for the table")
     parser.add_argument("--seconds", type=float, default=120, help="limit of a class")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--record", type=pathlib.Path, help="file of what was found, which is not looked for again")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no class after so long")
     options = parser.parse_args()
-    found = {}
+    record = Record(options.record, options.seconds)
     chosen = [name for name in names() if re.search(options.only, name)]
     start = time.monotonic()
+
+    def turn(name: str) -> tuple[str, tuple[str, str] | None] | None:
+        return run(name, options.seconds) if time.monotonic() - start < 60 * options.minutes else None
+
     with ThreadPoolExecutor(options.jobs) as pool:
-        for name, result in pool.map(lambda name: run(name, options.seconds), chosen):
+        for result in pool.map(turn, [name for name in chosen if name not in record.found]):
             if result is not None:
-                found[name] = result
-                print(f"{result[0]:12} {name}: {result[1]}", flush=True)
+                record.add(*result, options.seconds)
+                if result[1]:
+                    print(f"{result[1][0]:12} {result[0]}: {result[1][1]}", flush=True)
+    missing = [name for name in chosen if name not in record.found]
+    found = {name: record.found[name] for name in chosen if record.found.get(name)}
     text = table(found)
-    print(text.split("\n", 1)[0], f"({time.monotonic() - start:.0f} s)")
-    if options.write:
+    print(text.split("\n", 1)[0], f"({time.monotonic() - start:.0f} s; {len(missing)} still to do)")
+    if options.write and not missing:
         file = pathlib.Path(options.write)
         kept = file.read_text().split("## Classes\n")[0]
         file.write_text(f"{kept}## Classes\n\n{text}")
-    return int(any(verdict in ("different", "undecided") for verdict, _ in found.values()))
+    return int(bool(missing) or any(verdict in ("different", "undecided") for verdict, _ in found.values()))
 
 
 if __name__ == "__main__":

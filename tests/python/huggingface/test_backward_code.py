@@ -1,0 +1,133 @@
+"""What would see or change the gradient of the logits is refused by name, as it is never made."""
+
+import contextlib
+
+import headroom.transformers
+import pytest
+import torch
+import transformers
+from compare import Reference, step
+from headroom.errors import UnsupportedError
+from tiny import build, inputs
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_full_backward_hook
+from torch.utils.checkpoint import checkpoint
+
+
+def tenth(module, grad_input, grad_output):
+    return tuple(None if grad is None else grad * 0.1 for grad in grad_input)
+
+
+def tenth_of_output(module, grad_output):
+    return tuple(None if grad is None else grad * 0.1 for grad in grad_output)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "register"),
+    [
+        ("LlamaForCausalLM", "lm_head", lambda module: module.register_full_backward_hook(tenth)),
+        ("LlamaForCausalLM", "lm_head", lambda module: module.register_full_backward_pre_hook(tenth_of_output)),
+        ("LlamaForCausalLM", "lm_head", lambda module: module.register_backward_hook(tenth)),
+        ("BertForMaskedLM", "cls", lambda module: module.register_full_backward_hook(tenth)),
+    ],
+)
+def test_a_backward_hook_around_the_head_is_refused(name, part, register):
+    model = headroom.transformers.patch(build(getattr(transformers, name)))
+    handle = register(model.get_submodule(part))
+    with pytest.raises(UnsupportedError, match=f"{part} of {name} has a backward hook.*unpatch"):
+        model(**inputs(model))
+    handle.remove()
+    assert model(**inputs(model)).logits is None
+
+
+def test_a_backward_hook_of_all_modules_is_refused(llama):
+    headroom.transformers.patch(llama)
+    handle = register_module_full_backward_hook(lambda module, grad_input, grad_output: None)
+    try:
+        with pytest.raises(UnsupportedError, match="backward hooks of all modules.*LlamaForCausalLM"):
+            llama(**inputs(llama))
+        assert llama(input_ids=inputs(llama)["input_ids"]).logits is not None
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("part", ["model.norm", "model.layers.1", "model.layers.0.mlp.down_proj"])
+def test_a_backward_hook_elsewhere_is_called(llama, part):
+    seen, batch = [], inputs(llama)
+    llama.get_submodule(part).register_full_backward_hook(lambda *gradients: seen.append(part) or tenth(*gradients))
+    stock = Reference.of(llama, batch)
+    seen.clear()
+    assert stock.share(step(headroom.transformers.patch(llama), batch)) <= 1
+    assert seen == [part]
+
+
+class Tenth(torch.autograd.Function):
+    @staticmethod
+    def forward(context, logits):
+        return logits * 1.0
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * 0.1
+
+
+class TenthOfTheSame(Tenth):
+    @staticmethod
+    def forward(context, logits):
+        return logits
+
+
+class Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(context, logits, labels):
+        return F.cross_entropy(logits, labels)
+
+    @staticmethod
+    def backward(context, gradient):
+        raise AssertionError("never called")
+
+
+def without_gradients(logits, labels):
+    with torch.no_grad():
+        logits = logits * 0.5
+    return F.cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda logits, labels: F.cross_entropy(Tenth.apply(logits), labels), "mul.. without gradients"),
+        (lambda logits, labels: F.cross_entropy(TenthOfTheSame.apply(logits), labels), "view_as"),
+        (Loss.apply, "cross_entropy.. without gradients"),
+        (without_gradients, "mul.. without gradients"),
+    ],
+    ids=["a function of the logits", "the same logits", "a loss", "no_grad"],
+)
+def test_an_autograd_function_and_no_grad_are_refused(llama, change, name):
+    """The loss has another part with a gradient, so that nothing else would be noticed."""
+
+    def loss_function(logits, labels, vocab_size, **kwargs):
+        loss = change(logits.view(-1, vocab_size), labels.clamp(min=0).view(-1))
+        return loss + llama.lm_head.weight.square().sum()
+
+    llama.loss_function = loss_function
+    headroom.transformers.patch(llama)
+    with pytest.raises(UnsupportedError, match=name):
+        llama(**inputs(llama))
+
+
+def test_without_gradients_the_same_operations_are_known(llama):
+    batch = inputs(llama)
+    headroom.transformers.patch(llama, evaluate=True)
+    for mode in (torch.no_grad, torch.inference_mode, contextlib.nullcontext):
+        with mode():
+            assert llama(**batch).logits is None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_head_in_a_checkpoint_has_its_gradients(llama, reentrant):
+    """Under reentrant checkpoints the head runs without gradients first, and makes logits then."""
+    own, batch = llama.lm_head.forward, inputs(llama)
+    reference = Reference.of(llama, batch)
+    llama.lm_head.forward = lambda hidden: checkpoint(own, hidden, use_reentrant=reentrant)
+    assert reference.share(step(headroom.transformers.patch(llama), batch)) <= 1
