@@ -113,11 +113,11 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
+    weight = layer.weight  # before the probe: a parametrization that is cached would have no gradients after it
     probed = probe = None
     if session.probing:
         probed = some_rows(hidden)
         probe = logits_of(original, layer, probed, session.owner)
-    weight = layer.weight
     versions = tuple((tensor, tensor._version) for tensor in (hidden, weight) if not tensor.is_inference())
     term = Term(hidden, weight, probed=probed, versions=versions, layer=layer)
     bias: Tensor | None = layer.bias

@@ -30,8 +30,9 @@ def lora(model, **options):
         {"target_modules": ["q_proj", "lm_head"]},
         {"target_modules": ["q_proj", "lm_head"], "use_rslora": True, "lora_bias": True},
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj"], "target_parameters": ["lm_head.weight"]},
     ],
-    ids=["frozen", "on the head", "on the head with bias", "saved"],
+    ids=["frozen", "on the head", "on the head with bias", "saved", "on the head's weight"],
 )
 def test_adapters(llama, options, first):
     batch = inputs(llama)

@@ -1,5 +1,6 @@
 """When the fused head is used, what stays as it was, and what is refused by name."""
 
+import contextlib
 import copy
 import threading
 import types
@@ -12,6 +13,7 @@ import transformers
 from compare import Reference, Step, step
 from headroom.errors import UnsupportedError
 from tiny import TEXT, VOCAB, inputs
+from torch.nn.utils import parametrize
 
 
 def count_losses(monkeypatch):
@@ -136,6 +138,19 @@ def test_hooks_of_the_head_and_the_model_stay(llama):
     del seen[:]
     assert reference.share(step(headroom.transformers.patch(llama), batch)) <= 1
     assert seen == ["pre", "model"]
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext, parametrize.cached])
+def test_a_parametrized_head(llama, context):
+    """The handshake makes logits without gradients, which would otherwise be the first use of a weight that is cached."""
+    torch.nn.utils.parametrizations.weight_norm(llama.lm_head)
+    batch = inputs(llama)
+    reference = Reference.of(llama, batch)
+    headroom.transformers.patch(llama)
+    with context():
+        assert reference.share(step(llama, batch)) <= 1
+    with context():
+        assert reference.share(step(llama, batch)) <= 1
 
 
 def test_label_smoothing_class_weights_and_a_loss_of_ones_own(llama):
