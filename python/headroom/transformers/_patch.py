@@ -121,9 +121,10 @@ def _like(method: Any) -> Any:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """The transformers model within PEFT's."""
+    """The transformers model within PEFT's and within torch.compile's."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
+    model = getattr(model, "_orig_mod", model)
     found: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     if not isinstance(found, nn.Module) or not hasattr(found, "get_output_embeddings"):
         raise TypeError(

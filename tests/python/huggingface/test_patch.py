@@ -103,6 +103,17 @@ def test_compiled_models_have_the_same_loss_and_gradients(llama):
     assert compiled(input_ids=batch["input_ids"]).logits.shape == (*TEXT, VOCAB)
 
 
+def test_a_compiled_model_is_patched(llama):
+    batch, compiled = inputs(llama), torch.compile(llama, backend="eager")
+    reference = Reference.of(llama, batch)
+    compiled(**batch)
+    assert headroom.transformers.patch(compiled) is compiled
+    assert reference.share(step(compiled, batch)) <= 1
+    assert compiled(**batch).logits is None
+    headroom.transformers.unpatch(compiled)
+    assert compiled(**batch).logits is not None
+
+
 def test_a_compiled_backbone_stays_compiled(llama):
     batch, graphs = inputs(llama), []
 
@@ -142,7 +153,7 @@ def test_hooks_of_the_head_and_the_model_stay(llama):
 
 @pytest.mark.parametrize("context", [contextlib.nullcontext, parametrize.cached])
 def test_a_parametrized_head(llama, context):
-    """The handshake makes logits without gradients, which would otherwise be the first use of a weight that is cached."""
+    """The handshake makes logits without gradients, and must not be the first to use a weight that is cached."""
     torch.nn.utils.parametrizations.weight_norm(llama.lm_head)
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
