@@ -95,7 +95,12 @@ def _name(func: Any) -> str:
 
 
 def _first(args: Any, kwargs: dict[str, Any]) -> Logits | None:
-    return next((a.logits for a in (*args, *kwargs.values()) if isinstance(a, DeferredLogits)), None)
+    """Those of an argument, or within a list or a tuple, as that of torch.stack."""
+    for value in (*args, *kwargs.values()):
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, DeferredLogits):
+                return part.logits
+    return None
 
 
 def _only_positional(logits: Logits, func: Any, kwargs: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
+from special import adapt, configure
 from torch import nn
 
 VOCAB, TEXT = 99, (2, 8)
@@ -99,6 +100,7 @@ def shrink(config: object) -> object:
     for name, value in (("pad_token_id", 0), ("decoder_start_token_id", 1)):
         if config.__dict__.get(name) is None or config.__dict__[name] >= VOCAB or config.__dict__[name] < 0:
             _set(config, name, value)
+    configure(config, _set)
     return config
 
 
@@ -149,7 +151,6 @@ def inputs(model: nn.Module, time_first: bool = False) -> dict[str, torch.Tensor
     labels = ids.clone()
     labels[0, :3] = -100
     batch = {"labels": labels}
-    text = getattr(model.config, "get_text_config", lambda: model.config)()
     main = model.main_input_name
     if main == "pixel_values":
         size = _find(model.config, "image_size") or 16
@@ -174,9 +175,9 @@ def inputs(model: nn.Module, time_first: bool = False) -> dict[str, torch.Tensor
         batch["qformer_input_ids"] = ids
     if "bbox" in parameters:
         batch["bbox"] = torch.zeros(*TEXT, 4, dtype=torch.float if "Udop" in type(model).__name__ else torch.int64)
-    if "langs" in parameters and getattr(text, "use_lang_emb", False):
+    if "langs" in parameters and _find(model.config, "use_lang_emb"):
         batch["langs"] = torch.zeros_like(ids)
-    return batch
+    return adapt(model, batch)
 
 
 def _find(config: object, name: str) -> object | None:
