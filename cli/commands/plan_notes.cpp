@@ -119,10 +119,6 @@ ordered_json times_json(const ordered_json& plan, const DeviceChoice& device) {
             {"basis",
              "unmeasured predictions: these kernels were not timed on this device; scaled from an H200's"}};
   }
-  const std::string engine = plan["implementation"];
-  if (engine != "sm90" && engine != "portable") {
-    return {{"measured", false}, {"basis", "unmeasured predictions, from times of other kernels"}};
-  }
   return {{"measured", true},
           {"basis",
            "predicted from times of these kernels on an H200, of calls back to back; bursts are shorter"}};

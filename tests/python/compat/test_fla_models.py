@@ -78,7 +78,12 @@ def test_a_model_trains_as_with_float64_logits(name, tied, one_configuration):
     tokens = torch.randint(0, SMALL["vocab_size"], (2, 96), device="cuda")
     labels = tokens.clone()
     labels[0, :17] = -100
-    truth = step(model, PlainLoss(torch.float64), tokens, labels)
+    try:
+        truth = step(model, PlainLoss(torch.float64), tokens, labels)
+    except RuntimeError as error:  # of the layers, for a version of Triton that compiles them wrongly
+        if "Please upgrade Triton" not in str(error):
+            raise
+        pytest.skip(str(error))
     plain = errors(step(model, PlainLoss(torch.bfloat16), tokens, labels), truth)
     ours = errors(step(model, FusedLinearCrossEntropyLoss(), tokens, labels), truth)
     assert set(ours) == set(truth) and len(truth) > 20
