@@ -87,6 +87,12 @@ def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
                 "pass at a time of a patched model, or of models that share a head: give each thread a copy"
             )
         own = layer.__dict__.get(name)
+        sharded = hasattr(type(layer._parameters.get("weight")), "placements")  # tensor parallelism replaces forward
+        if own is not None and not sharded and getattr(own, "__func__", None) not in _PLAIN:
+            raise UnsupportedError(
+                f"headroom.transformers: the head of {session.owner} has a forward of its own, whose backward pass may "
+                "be another; expected that of torch.nn.Linear, or headroom.transformers.unpatch(model)"
+            )
         original: Callable[..., Tensor] = getattr(layer, name)
 
         mine = threading.get_ident()

@@ -1,6 +1,7 @@
 """What would see or change the gradient of the logits is refused by name, as it is never made."""
 
 import contextlib
+import types
 
 import headroom.transformers
 import pytest
@@ -124,10 +125,38 @@ def test_without_gradients_the_same_operations_are_known(llama):
             assert llama(**batch).logits is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head, own: lambda hidden: own(Tenth.apply(hidden)),
+        lambda head, own: lambda hidden: F.linear(hidden, head.weight.detach()),
+        lambda head, own: types.MethodType(lambda self, hidden: F.linear(hidden, self.weight.detach()), head),
+    ],
+    ids=["a function of the hidden states", "a frozen weight", "a method"],
+)
+def test_a_forward_of_the_heads_own_is_refused(llama, change):
+    """It makes the same logits, and other gradients."""
+    llama.lm_head.forward = change(llama.lm_head, llama.lm_head.forward)
+    headroom.transformers.patch(llama)
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM has a forward of its own"):
+        llama(**inputs(llama))
+    assert llama(input_ids=inputs(llama)["input_ids"]).logits is not None
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_head_in_a_checkpoint_has_its_gradients(llama, reentrant):
     """Under reentrant checkpoints the head runs without gradients first, and makes logits then."""
-    own, batch = llama.lm_head.forward, inputs(llama)
+
+    class Checkpointed(torch.nn.Sequential):
+        def forward(self, hidden):
+            return checkpoint(super().forward, hidden, use_reentrant=reentrant)
+
+    llama.lm_head = Checkpointed(llama.lm_head)
+    batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    llama.lm_head.forward = lambda hidden: checkpoint(own, hidden, use_reentrant=reentrant)
-    assert reference.share(step(headroom.transformers.patch(llama), batch)) <= 1
+    headroom.transformers.patch(llama)
+    if reentrant:
+        with pytest.raises(UnsupportedError, match="not made of the logits"):
+            llama(**batch)
+    else:
+        assert reference.share(step(llama, batch)) <= 1
