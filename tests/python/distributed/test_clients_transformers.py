@@ -1,6 +1,8 @@
 """Patched models of transformers on two gloo ranks: DDP, FSDP2 in its units, tensor-parallel heads."""
 
+import inspect
 import sys
+import types
 from pathlib import Path
 
 import headroom.transformers
@@ -35,15 +37,24 @@ def mean(steps):
     return Step(steps[0].loss, {name: sum(s.gradients[name] for s in steps) / len(steps) for name in names})
 
 
+def planned(model, mesh):
+    """By the plan of the model's class; from 5.23 on it is resolved before."""
+    from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism as apply
+
+    if "fsdp_plan" not in inspect.signature(apply).parameters:
+        return apply(model, mesh)
+    config = transformers.distributed.DistributedConfig(fsdp_size=mesh.size())
+    _, experts, plan = model._resolve_parallel_plans(config)
+    return apply(model, types.SimpleNamespace(get_mesh=lambda name: mesh), plan, experts)
+
+
 def wrapped(model, way, mesh):
     from torch.distributed.fsdp import fully_shard
 
     if way == "DDP":
         return torch.nn.parallel.DistributedDataParallel(model)
     if way == "plan":
-        from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
-
-        return apply_fully_sharded_data_parallelism(model, mesh)
+        return planned(model, mesh)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     if way == "grouped":
