@@ -194,6 +194,11 @@ INPUTS: dict[str, Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor | No
     "PerceiverForMaskedLM": _longer(64),
     "Pix2StructForConditionalGeneration": _patches,
     "Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration": lambda model, batch: {"generation_steps": 1},
+    "Qwen3OmniMoeTalkerForConditionalGeneration": lambda model, batch: {
+        "inputs_embeds": torch.randn(2, 8, 32),
+        "talker_input_ids": batch["input_ids"],
+        "input_ids": None,
+    },
     "SeamlessM4TTextToUnitForConditionalGeneration": lambda model, batch: {
         "inputs_embeds": torch.randn(2, 8, 32),
         "input_ids": None,
