@@ -276,7 +276,7 @@ typedef struct headroom_plan_info {
   double predicted_seconds;
   int64_t token_chunk; /* rows whose exponentials are kept at once; 0: none */
   char backend[32];
-  char config[96];         /* the kernels' configuration, for people */
+  char config[128];        /* the kernels' configuration, for people */
   uint64_t draws_bytes;    /* of buffers' draws; 0: not asked for */
   char implementation[32]; /* which kernels, by the name that headroom_context_options.isa takes */
   char reason[128];        /* why these, for people */

@@ -172,7 +172,7 @@ class PlanInfo(ctypes.Structure):
         ("predicted_seconds", c_double),
         ("token_chunk", c_int64),
         ("backend", c_char * 32),
-        ("config", c_char * 96),
+        ("config", c_char * 128),
         ("draws_bytes", c_size_t),
         ("implementation", c_char * 32),
         ("reason", c_char * 128),
