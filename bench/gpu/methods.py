@@ -180,7 +180,7 @@ PEERS: dict[str, Callable[[], list[Method]]] = {
 }
 # By name only.
 MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
-    "apple-kahan": lambda: _apple("cce_kahan", "cce_kahan_full_c"),
+    "apple-kahan": lambda: _apple("cce_kahan_full_c"),
 }
 
 

@@ -11,7 +11,6 @@ PEERS = {
     "fla": ("fla", "fla"),
     "liger": ("liger", "liger"),
     "cce": ("apple", "apple cce"),
-    "cce_kahan": ("apple-kahan", "apple cce_kahan"),
     "cce_kahan_full_c": ("apple-kahan", "apple cce_kahan_full_c"),
 }
 OURS = {
@@ -20,7 +19,7 @@ OURS = {
     "thinned": "headroom thinned 2^-9",
 }
 BASELINE = "torch.compile"
-ALL = (BASELINE, "fla", "liger", "cce_kahan", "cce_kahan_full_c", "headroom", "headroom 160 MiB", "thinned")
+ALL = (BASELINE, "fla", "liger", "cce_kahan_full_c", "headroom", "headroom 160 MiB", "thinned")
 NAMES = (*PEERS, *OURS)
 
 

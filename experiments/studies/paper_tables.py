@@ -14,23 +14,17 @@ from table import markdown, number
 EARLIER = ("heads-2026-11-22", "products-2026-11-23")  # of bench/records, which have some of the shapes
 MIB = 1 << 20
 OURS = ("headroom unlimited", "headroom 2560 MiB", "headroom 160 MiB", "headroom thinned 2^-9")
-PEERS: tuple[str, ...] = (
-    "torch.compile",
-    "canonical",
-    "apple cce",
-    "apple cce_kahan",
-    "apple cce_kahan_full_c",
-    "apple cce_exact",
-)
+PEERS: tuple[str, ...] = ("torch.compile", "canonical", "apple cce", "apple cce_kahan_full_c", "apple cce_exact")
 PEERS += ("liger", "liger fp32", "fla")
 
 
 class Measured:
-    """Rows of one shape, and where they are from."""
+    """Rows of one shape, and where those that a table looked up are from."""
 
     def __init__(self, shape: Shape, gemms: Gemms | None = None) -> None:
         self.shape, self.gemms = shape, gemms
         self.rows: dict[tuple[str, str], tuple[Row, str]] = {}
+        self._used: dict[str, None] = {}
 
     def add(self, rows: Iterable[Row], source: str) -> None:
         for row in rows:
@@ -38,11 +32,14 @@ class Measured:
 
     @property
     def sources(self) -> list[str]:
-        return list(dict.fromkeys(source for _, source in self.rows.values()))
+        return list(self._used)
 
     def found(self, method: str, pass_: str) -> tuple[Row | None, str]:
         name = "headroom loss" if pass_ == "loss" and method in OURS[:3] else method
-        return self.rows.get((name, pass_), (None, ""))
+        row, source = self.rows.get((name, pass_), (None, ""))
+        if row is not None:
+            self._used[source] = None
+        return row, source
 
     def row(self, method: str, pass_: str) -> Row | None:
         return self.found(method, pass_)[0]

@@ -65,12 +65,14 @@ def mve_runs() -> list[str]:
         loss, speed, peak = last_validation(cell), run_speed(cell), cell.get("peak_gib")
         away, faster = minus(loss, last_validation(base)), divided(speed, run_speed(base))
         more = divided(peak, base.get("peak_gib") if base else None)
-        cells = [name, number(loss, ".4f"), number(speed, ",.0f"), number(peak)]
+        times = cell["step_ms"]
+        cells = [name, number(loss, ".4f"), number(speed, ",.0f"), number(peak), number(median(times), ".1f")]
         cells[1] += f" ({away:+.4f})" if away is not None else ""
         cells[2] += f" ({faster:.3f})" if faster is not None else ""
         cells[3] += f" ({more:.3f})" if more is not None else ""
+        cells[4] += f" ({min(times):.1f} to {max(times):.1f})" if times else ""
         lines.append(cells)
-    head = ["head", "validation loss (minus baseline)", "tokens/s (x baseline)", "peak GiB (x baseline)"]
+    head = ["head", "validation loss (minus baseline)", "tokens/s (x baseline)", "peak GiB (x baseline)", "ms a step *"]
     return with_sources(record, markdown(head, lines) if lines else [], [f"run/{name}" for name in found])
 
 
@@ -79,6 +81,29 @@ def best_batch(record: StudyRecord, name: str, most_gib: float) -> Cell | None:
     found = [record.ok(key) for key in record.cells if key.startswith(f"batch/{name}/")]
     fits = [cell for cell in found if cell is not None and cell.get("peak_gib", float("inf")) <= most_gib]
     return max(fits, key=lambda cell: cell["tokens_per_second"], default=None)
+
+
+def mve_batches() -> list[str]:
+    """Tokens a second of each batch, in brackets in that of the baseline's at the same, and its peak."""
+    record = record_of("mve")
+    found: dict[str, dict[int, Cell]] = {}
+    keys = [key for key in record.cells if key.startswith("batch/") and record.ok(key)]
+    for key in keys:
+        cell = record.cells[key]
+        found.setdefault(key.split("/")[1], {})[cell["batch"]] = cell
+    base = found.get(heads.BASELINE, {})
+
+    def text(cell: Cell | None) -> str:
+        if cell is None:
+            return "-"
+        speed, same = cell["tokens_per_second"], base.get(cell["batch"])
+        faster = f" ({speed / same['tokens_per_second']:.2f})" if same is not None else ""
+        return f"{speed:,.0f}{faster}, {number(cell.get('peak_gib'))} GiB"
+
+    batches = sorted({batch for cells in found.values() for batch in cells})
+    lines = [[name, *(text(cells.get(batch)) for batch in batches)] for name, cells in found.items()]
+    head = ["head", *(f"{batch} sequences" for batch in batches)]
+    return with_sources(record, markdown(head, lines) if lines else [], keys)
 
 
 def mve_criteria() -> list[str]:
@@ -352,6 +377,7 @@ TABLES = {
     "scale-picture": batches_picture,
     "mve-criteria": mve_criteria,
     "mve-runs": mve_runs,
+    "mve-batches": mve_batches,
     "scale-earlier": scale_earlier,
     "scale-same": scale_same,
     "scale-largest": scale_largest,

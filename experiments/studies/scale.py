@@ -29,9 +29,9 @@ LENGTH = 2048
 LARGEST_SECONDS = 45.0
 BATCHES = (8, 4, 1, 16)  # the first is the baseline's
 BODY = "no head"
-OWN_HEADS = (heads.BASELINE, "liger", "cce_kahan", "cce_kahan_full_c", "fla", "headroom", "headroom 160 MiB", "thinned")
+OWN_HEADS = (heads.BASELINE, "liger", "cce_kahan_full_c", "fla", "headroom", "headroom 160 MiB", "thinned")
 LARGEST_HEADS = {  # for each of the models, by default
-    "gla": (heads.BASELINE, "thinned", "headroom", "cce_kahan"),
+    "gla": (heads.BASELINE, "thinned", "headroom", "cce_kahan_full_c"),
     "transformer": (heads.BASELINE, "thinned"),
 }
 WIDE = {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24}

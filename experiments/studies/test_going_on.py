@@ -149,23 +149,46 @@ def test_rows_that_failed_give_way_to_earlier_records(tmp_path: pathlib.Path, mo
     from shapes import BY_NAME
 
     shape = BY_NAME["gemma-2-2b"]
+    monkeypatch.setattr(paper_tables, "RECORDS", tmp_path)
     earlier = paper_tables.measured("cce", shape)
     assert earlier is not None and earlier.ms("torch.compile", "gradients")
-    monkeypatch.setattr(paper_tables, "RECORDS", tmp_path)
     record = StudyRecord("grids", tmp_path / "grids.json")
     record.begin({"date": "today"})
     rows = [
         Row(shape.name, "torch.compile", "gradients", status="skipped", reason="no time left to prepare it"),
-        Row(shape.name, "apple cce_kahan", "gradients", status="failed", reason="OutOfMemoryError: no"),
+        Row(shape.name, "apple cce_kahan_full_c", "gradients", status="failed", reason="OutOfMemoryError: no"),
         Row(shape.name, "headroom unlimited", "gradients", burst_ms=1.0),
     ]
     cell = {"status": "partial", "gemms": [], "rows": [dataclasses.asdict(row) for row in rows]}
     record.put(f"cce/{shape.name}", cell)
     found = paper_tables.measured("cce", shape)
     assert found is not None and found.ms("torch.compile", "gradients") == earlier.ms("torch.compile", "gradients")
-    assert found.ms("headroom unlimited", "gradients") == 1.0 and found.time("apple cce_kahan", "gradients") == "failed"
+    assert (
+        found.ms("headroom unlimited", "gradients") == 1.0
+        and found.time("apple cce_kahan_full_c", "gradients") == "failed"
+    )
     assert found.ratio("headroom unlimited", "torch.compile", "gradients") is None  # of two runs
     assert paper_tables.cce()[-1].endswith("Times of different runs compare less well than those of one.")
+
+
+def test_a_table_names_the_records_that_its_figures_are_of(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dataclasses
+
+    from record import Row
+    from shapes import BY_NAME
+
+    monkeypatch.setattr(paper_tables, "RECORDS", tmp_path)
+    shape = BY_NAME["llama-3-8b"]
+    record = StudyRecord("grids", tmp_path / "grids.json")
+    record.begin({"date": "today"})
+    methods = ("canonical", "headroom 512 MiB", "headroom 128 MiB", "headroom unlimited")
+    rows = [dataclasses.asdict(Row(shape.name, name, "gradients", burst_ms=1.0)) for name in methods]
+    record.put(f"chunks/{shape.name}", {"status": "ok", "gemms": [], "rows": rows})
+    found = paper_tables.measured("chunks", shape)
+    assert found is not None and found.ms("verl", "gradients")  # of an earlier record, and of no row of the table
+    assert paper_tables.chunks()[-1] == "Measured: grids, today."
 
 
 def test_a_run_whose_curve_is_lost_starts_again(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
@@ -301,7 +324,7 @@ def test_tables_of_runs_without_a_curve(tmp_path: pathlib.Path, monkeypatch: pyt
         for head in (rnn_tables.heads.BASELINE, "headroom"):
             key = f"run/{head}" if name == "mve" else f"gla/{head}"
             record.put(key, empty | ({"peak_gib": 2.0} if head == rnn_tables.heads.BASELINE else {}))
-    assert "| headroom | - | - | - |" in rnn_tables.mve_runs()
+    assert "| headroom | - | - | - | - |" in rnn_tables.mve_runs()
     assert "| headroom | - | - | - | - | - | - |" in rnn_tables.mve_criteria()
     assert "| gla | headroom | - | - | - | - |" in rnn_tables.accumulation_losses()
 
