@@ -47,7 +47,9 @@ class Mma final : public Engine {
     return "mma needs both operands in bf16, or both in fp16";
   }
 
-  std::string why_not_unasked() const override { return "it is slower than asked for, and has run on an H200 alone"; }
+  std::string why_not_unasked() const override {
+    return "it is slower than asked for, and has run on an H200 alone";
+  }
 
   std::string reason() const override { return "16-bit operands"; }
 
