@@ -16,9 +16,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def run(monkeypatch, capsys):
     """Runs an example for some steps and returns its last line."""
 
-    def run(name, steps):
+    def run(name, steps, *words):
         monkeypatch.syspath_prepend(str(EXAMPLES))
-        monkeypatch.setattr(sys, "argv", [name, "--tiny", "--steps", str(steps)])
+        monkeypatch.setattr(sys, "argv", [name, "--tiny", "--steps", str(steps), *words])
+        torch.manual_seed(0)
         torch.set_num_threads(1)
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out.strip().splitlines()[-1]
@@ -45,6 +46,14 @@ def test_the_loss_falls(run, name, needed, steps):
 def test_grpo(run):
     skip_without(("transformers", "accelerate", "datasets", "trl"))
     assert re.fullmatch(r"reward [\d.]+ -> [\d.]+, entropy [\d.]+", run("trl_grpo.py", 2))
+
+
+def test_policy_gradient(run):
+    """The same first step with every client's function; each trains."""
+    skip_without(("transformers", "tokenizers"))
+    lines = {run("policy_gradient.py", 2, "--client", client) for client in ("verl", "prime_rl", "openrlhf")}
+    assert len(lines) == 1
+    assert re.fullmatch(r"reward [\d.]+ -> [\d.]+, entropy [\d.]+, first log-probability -[\d.]+", lines.pop())
 
 
 def skip_without(needed):

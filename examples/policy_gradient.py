@@ -1,0 +1,89 @@
+"""A policy gradient in a loop of your own, with the functions that verl, prime-rl or OpenRLHF call: one import changes.
+
+Run: python examples/policy_gradient.py --model Qwen/Qwen3-0.6B --client verl
+     python examples/policy_gradient.py --tiny     # a random model, on the CPU
+"""
+
+import argparse
+import tempfile
+
+import headroom.compat.openrlhf
+import headroom.compat.prime_rl
+import headroom.compat.verl
+import tiny_model
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+TEMPERATURE = 0.9
+
+
+def verl(hidden, head, labels):
+    """In place of verl.utils.kernel.linear_cross_entropy."""
+    log_probs, entropy = headroom.compat.verl.linear_cross_entropy(hidden, head.weight, labels, TEMPERATURE)
+    return log_probs.view(labels.shape), entropy.view(labels.shape)
+
+
+def prime_rl(hidden, head, labels):
+    """The module that prime-rl puts in the place of lm_head."""
+    fused = headroom.compat.prime_rl.FusedOutputLinear(head.in_features, head.out_features)
+    fused.weight = head.weight
+    found = fused(hidden, labels, temperature=torch.full(labels.shape, TEMPERATURE, device=hidden.device))
+    return found["logprobs"], found["entropy"]
+
+
+def openrlhf(hidden, head, labels):
+    """In place of log_probs_from_logits and compute_entropy, which take logits."""
+    return headroom.compat.openrlhf.log_probs_and_entropy_from_hidden(hidden, head.weight, labels, TEMPERATURE)
+
+
+CLIENTS = {"verl": verl, "prime_rl": prime_rl, "openrlhf": openrlhf}
+
+
+def rewards(completions: list[str]) -> torch.Tensor:
+    """How many letters a completion has."""
+    return torch.tensor([float(sum(each.isalpha() for each in text)) for text in completions])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    parser.add_argument("--client", choices=list(CLIENTS), default="verl")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+
+    device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        name = tiny_model.save(folder) if options.tiny else options.model
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name).to(device)
+    prompt = tokenizer(["Letters, please: "] * (8 if options.tiny else 16), return_tensors="pt").to(device)
+    start = prompt["input_ids"].shape[1]
+    length = 12 if options.tiny else 128
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 if options.tiny else 1e-6)
+    took = []
+    for _ in range(options.steps):
+        sampled = model.generate(
+            **prompt,
+            do_sample=True,
+            temperature=TEMPERATURE,
+            top_k=0,
+            min_new_tokens=length,
+            max_new_tokens=length,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        reward = rewards(tokenizer.batch_decode(sampled[:, start:])).to(device)
+        hidden = model.model(sampled[:, :-1]).last_hidden_state[:, start - 1 :]
+        log_probs, entropy = CLIENTS[options.client](hidden, model.lm_head, sampled[:, start:])
+        advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
+        loss = -(advantage[:, None] * log_probs).mean() - 1e-3 * entropy.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        took.append((reward.mean().item(), entropy.mean().item(), log_probs.detach().mean().item()))
+    first, last = took[0], took[-1]
+    print(f"reward {first[0]:.2f} -> {last[0]:.2f}, entropy {last[1]:.2f}, first log-probability {first[2]:.5f}")
+
+
+if __name__ == "__main__":
+    main()
