@@ -72,7 +72,7 @@ def main() -> None:
             max_new_tokens=length,
             pad_token_id=tokenizer.pad_token_id,
         )
-        reward = rewards(tokenizer.batch_decode(sampled[:, start:])).to(device)
+        reward = rewards(tokenizer.batch_decode(sampled[:, start:], skip_special_tokens=True)).to(device)
         hidden = model.model(sampled[:, :-1]).last_hidden_state[:, start - 1 :]
         log_probs, entropy = CLIENTS[options.client](hidden, model.lm_head, sampled[:, start:])
         advantage = (reward - reward.mean()) / (reward.std() + 1e-6)

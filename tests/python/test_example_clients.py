@@ -49,11 +49,12 @@ def test_grpo(run):
 
 
 def test_policy_gradient(run):
-    """The same first step with every client's function; each trains."""
+    """The same first step with the functions of every client, and a reward that rises."""
     skip_without(("transformers", "tokenizers"))
-    lines = {run("policy_gradient.py", 2, "--client", client) for client in ("verl", "prime_rl", "openrlhf")}
+    lines = {run("policy_gradient.py", 1, "--client", client) for client in ("verl", "prime_rl", "openrlhf")}
     assert len(lines) == 1
-    assert re.fullmatch(r"reward [\d.]+ -> [\d.]+, entropy [\d.]+, first log-probability -[\d.]+", lines.pop())
+    first, last = map(float, re.match(r"reward ([\d.]+) -> ([\d.]+), entropy", run("policy_gradient.py", 30)).groups())
+    assert last > first + 3
 
 
 def skip_without(needed):
