@@ -10,6 +10,7 @@
 #include "commands/head_config.h"
 #include "commands/loss_inputs.h"
 #include "commands/loss_run.h"
+#include "commands/number_checks.h"
 #include "commands/output_files.h"
 #include "commands/units.h"
 #include "io/npy.h"
@@ -297,7 +298,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   command
       ->add_option("--num-items", options->request.num_items,
                    "Divisor of the mean; 0: the weights of the tokens that count")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative())
       ->group(loss)
       ->capture_default_str();
   command->add_option("--ignore-index", files.ignore_index, "Target of tokens that do not count")

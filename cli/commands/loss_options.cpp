@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "commands/number_checks.h"
 #include "commands/units.h"
 #include "options.h"
 
@@ -38,11 +39,11 @@ void add_loss_options(CLI::App& command, LossOptions& options) {
       ->capture_default_str();
   command
       .add_option("--softcap", options.softcap, "Logits become softcap * tanh(logits / softcap); 0: no cap")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative())
       ->group(group)
       ->capture_default_str();
   command.add_option("--temperature", options.temperature, "Logits are divided by it, after the softcap")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(group)
       ->capture_default_str();
   command
@@ -52,7 +53,7 @@ void add_loss_options(CLI::App& command, LossOptions& options) {
       ->group(group)
       ->capture_default_str();
   command.add_option("--z-loss", options.z_loss, "Factor of lse^2 added to each token's loss")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative())
       ->group(group)
       ->capture_default_str();
   command
@@ -85,7 +86,8 @@ void apply(const LossOptions& options, Problem& problem) {
   problem.batch_invariant = options.batch_invariant;
   if (!options.budget.empty()) {
     problem.max_workspace_bytes = parse_size("--budget", options.budget);
-    if (problem.max_workspace_bytes == 0) throw UsageError("--budget: expected more than 0 bytes");
+    if (problem.max_workspace_bytes == 0)
+      throw UsageError("--budget: expected more than 0 bytes, got '" + options.budget + "'");
   }
 }
 

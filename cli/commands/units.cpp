@@ -68,7 +68,7 @@ LeadingNumber leading_number(std::string_view text, bool exponent) {
 uint64_t parse_size(const std::string& option, const std::string& text) {
   const double bytes = parse_scaled(text, true);
   if (!(bytes >= 0 && bytes < 0x1p62)) {
-    throw UsageError(option + ": expected a size such as 256MiB, 1GB or 0, got '" + text + "'");
+    throw UsageError(option + ": expected a size such as 256MiB or 1GB, got '" + text + "'");
   }
   return static_cast<uint64_t>(bytes);
 }

@@ -87,6 +87,8 @@ def budget(max_workspace_bytes: int | None) -> int:
     """As the library takes it, 0 for None."""
     if max_workspace_bytes is None:
         return 0
+    if isinstance(max_workspace_bytes, str):
+        raise TypeError("max_workspace_bytes: expected an integer of bytes, such as 256 << 20, got str")
     size = integer("max_workspace_bytes", max_workspace_bytes)
     if size <= 0:
         raise ValueError(f"max_workspace_bytes: expected a positive number of bytes or None, got {size}")

@@ -10,12 +10,14 @@ import ctypes
 import dataclasses
 import functools
 import mmap
+import re
 import struct
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from . import _c, _options
+from .errors import HeadroomError, InvalidArgumentError
 
 HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA devices
 
@@ -167,7 +169,14 @@ def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
     if backend is not None:
         options.backend = backend.encode()
     pointer = ctypes.c_void_p()
-    _c.check(lib.headroom_context_create(ctypes.byref(options), ctypes.byref(pointer)))
+    try:
+        _c.check(lib.headroom_context_create(ctypes.byref(options), ctypes.byref(pointer)))
+    except HeadroomError as error:
+        models = re.search("device_model: expected one of (.*), got", str(error))
+        if models is None:
+            raise
+        expected = f'"cpu", "cuda", "cuda:N" or a model, one of {models[1]}'
+        raise InvalidArgumentError(f"device: expected {expected}; got {device!r}") from None
     return _Handle(pointer, lib.headroom_context_destroy)
 
 

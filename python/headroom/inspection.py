@@ -80,9 +80,9 @@ def _spec(
     classifier_dtype = hidden_dtype if weight_dtype is None else _dtypes.float_code("weight_dtype", weight_dtype)
     return _plan.Spec(
         pass_=_c.FORWARD_BACKWARD if gradients else _c.FORWARD,
-        tokens=tokens,
-        vocab=vocab,
-        hidden=hidden,
+        tokens=_options.integer("tokens", tokens),
+        vocab=_options.integer("vocab", vocab),
+        hidden=_options.integer("hidden", hidden),
         hidden_dtype=hidden_dtype,
         classifier_dtype=classifier_dtype,
         bias_dtype=classifier_dtype,
@@ -112,7 +112,7 @@ def _place(device: Any) -> int | str:
     if name is None:
         raise TypeError(
             'device: expected a torch.device, "cpu", "cuda", "cuda:N", an ordinal of a CUDA device, a model of one '
-            f'("a100", "h100", "h200") or None, got {type(device).__name__}'
+            f'(such as "h200") or None, got {type(device).__name__}'
         )
     found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", name)
     if found is None:
@@ -158,7 +158,8 @@ def plan(
         threads: None: PyTorch's number where PyTorch is in use, else the machine's.
         backend: by name; None: the first of :func:`backends` that can run the problem.
         device: that holds the tensors: a ``torch.device``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or the ordinal of a CUDA
-            device; or the model of one that need not be here: ``"a100"``, ``"h100"``, ``"h200"``. None: the CPU.
+            device; or the model of one that need not be here: ``"a100"``, ``"a10"``, ``"l40s"``,
+            ``"rtx-4090"``, ``"rtx-5090"``, ``"h100"``, ``"h200"``, ``"b200"``. None: the CPU.
         gradient: ``"exact"``, ``"thinned"`` or ``"always-thinned"``.
         threshold: of thinned gradients, in [2^-126, 1].
         batch_invariant: as in :func:`headroom.linear_cross_entropy`.

@@ -124,6 +124,7 @@ class FusedHead(nn.Linear):
         self.temperature = temperature
         self.z_loss = z_loss
         self.shift = shift
+        _options.budget(max_workspace_bytes)
         self.max_workspace_bytes = max_workspace_bytes
         self.gradient = gradient
         self.threshold = threshold

@@ -72,7 +72,7 @@ def fused_linear_cross_entropy_loss(
         places,
         linear_bias=_scaled(bias, logit_scale),
         reduction=reduction,
-        ignore_index=ignore_index if token_weight is None else _NO_INDEX,
+        ignore_index=ignore_index if token_weight is None or ignore_index < 0 else _NO_INDEX,  # not in places
         label_smoothing=label_smoothing,
         scale=logit_scale,
         softcap=logit_softcapping,

@@ -24,8 +24,15 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
     """The layers of ``head`` that make logits: itself, or those within what PEFT has put around it.
 
     Raises:
-        UnsupportedError: a head that is no plain linear layer, such as a quantised one.
+        UnsupportedError: a head that is no plain linear layer, such as a quantised one, or has an adapter of PEFT other
+            than LoRA.
     """
+    for module in head.modules():
+        if adapter := _unknown_adapter(module):
+            raise UnsupportedError(
+                f"headroom.transformers: the head of {owner} has {adapter} around it; expected a torch.nn.Linear, or "
+                "LoRA on one: leave lm_head out of it, or headroom.transformers.unpatch(model)"
+            )
     linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise UnsupportedError(
@@ -41,6 +48,14 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
                 "expected a torch.nn.Linear: keep the head out of the quantisation (modules_to_not_convert)"
             )
     return found
+
+
+def _unknown_adapter(module: nn.Module) -> str | None:
+    """Of PEFT, by the names that its settings have."""
+    dora = getattr(module, "use_dora", None)
+    if isinstance(dora, dict) and any(dora.values()):
+        return "DoRA (use_dora=True)"
+    return "trainable_token_indices" if type(module).__name__ == "TrainableTokensWrapper" else None
 
 
 def check_backward_hooks(model: nn.Module, layers: list[nn.Linear], owner: str) -> None:

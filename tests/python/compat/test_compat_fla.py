@@ -122,6 +122,14 @@ def test_l2warp_adds_up_rows_of_one_class_in_float32(device):
     torch.testing.assert_close(weight.grad[0].float().cpu(), torch.tensor([1.0, 0.5]), rtol=2**-8, atol=0)
 
 
+def test_a_label_out_of_range_beside_l2warp():
+    leaves, target = head()
+    input, weight, _ = leaves.values()
+    target[2] = len(weight)
+    with pytest.raises(IndexError, match=f"or ignore_index -100, got {len(weight)}"):
+        fused_linear_cross_entropy_loss(input, target, weight, **L2WARP)
+
+
 def test_l2warp_keeps_the_loss_and_may_be_run_again():
     leaves, target = head()
     input, weight, bias = (leaf.float().requires_grad_() for leaf in leaves.values())
