@@ -82,6 +82,21 @@ def test_an_empty_value_is_refused_and_not_ignored(refused, option, arguments):
     refused(2, f"{option}: expected a value, got ''", *arguments, option, "")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--temperature", "0", "a finite number > 0, got 0"),
+        ("--temperature", "inf", "a finite number > 0, got inf"),
+        ("--softcap", "-2", "a finite number >= 0, got -2"),
+        ("--z-loss", "much", "a finite number >= 0, got much"),
+        ("--budget", "0", "more than 0 bytes, got '0'"),
+        ("--budget", "many", "a size such as 256MiB or 1GB, got 'many'"),
+    ],
+)
+def test_numbers_that_are_refused(refused, option, value, expected):
+    refused(2, f"{option}: expected {expected}", "plan", "--model", "gpt2", option, value)
+
+
 def test_wrong_usage_names_what_is_wrong_and_where_help_is(run):
     assert "no command 'nonsense'" in run("nonsense").err
     assert "no option --nonsense" in run("--nonsense").err
