@@ -106,10 +106,16 @@ class StudyRecord:
             partial.write_text(json.dumps(content, indent=1) + "\n")
             os.replace(partial, self.path)
 
+    def noted(self, key: str) -> bool:
+        """Has a call that measured the cell a note?"""
+        cell = self.cells[key]
+        calls = (*cell.get("sessions", []), cell.get("session"))
+        return any(call is not None and bool(self.sessions[call].get("note")) for call in calls)
+
     def about(self, keys: Iterable[str] | None = None, compared: bool = True) -> list[str]:
-        """A line a call that measured cells of these keys (default: all): date, device, versions and command; and a
-        warning where cells of several calls are ``compared``."""
-        names = ("date", "device", "torch", "packages")
+        """A line a call that measured cells of these keys (default: all): date, device, versions, a note of whoever ran
+        it, and command; and a warning where cells of several calls are ``compared``."""
+        names = ("date", "device", "torch", "packages", "note")
         cells = [self.cells[key] for key in (self.cells if keys is None else keys)]
         used = {index for cell in cells for index in (*cell.get("sessions", []), cell.get("session"))}
         lines = [

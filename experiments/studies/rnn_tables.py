@@ -253,6 +253,7 @@ def crossover() -> list[str]:
 
 
 def accumulation_losses() -> list[str]:
+    """A step's time is left out where the call's note says that it shared the GPU."""
     record = record_of("accumulation")
     runs = {key: cell for key in record.cells if "validation" in (cell := record.ok(key) or {})}
     lines = []
@@ -261,7 +262,7 @@ def accumulation_losses() -> list[str]:
         wiki, loss = record.ok(f"{key}/wikitext2"), last_validation(cell)
         away = minus(loss, last_validation(runs.get(f"{model}/headroom")))
         line = [model, name, number(loss, ".4f"), number(away, "+.4f")]
-        lines.append([*line, number(wiki["perplexity"] if wiki else None), number(median(cell["step_ms"]))])
+        lines.append([*line, number(wiki["perplexity"] if wiki else None), number(None if record.noted(key) else median(cell["step_ms"]))])
     head = ["model", "head", "validation loss", "minus exact", "WikiText-2 perplexity", "ms a step"]
     return with_sources(record, markdown(head, lines) if lines else [], runs)
 
