@@ -261,8 +261,9 @@ def accumulation_losses() -> list[str]:
         model, _, name = key.partition("/")
         wiki, loss = record.ok(f"{key}/wikitext2"), last_validation(cell)
         away = minus(loss, last_validation(runs.get(f"{model}/headroom")))
+        ms = None if record.noted(key) else median(cell["step_ms"])
         line = [model, name, number(loss, ".4f"), number(away, "+.4f")]
-        lines.append([*line, number(wiki["perplexity"] if wiki else None), number(None if record.noted(key) else median(cell["step_ms"]))])
+        lines.append([*line, number(wiki["perplexity"] if wiki else None), number(ms)])
     head = ["model", "head", "validation loss", "minus exact", "WikiText-2 perplexity", "ms a step"]
     return with_sources(record, markdown(head, lines) if lines else [], runs)
 

@@ -329,6 +329,24 @@ def test_tables_of_runs_without_a_curve(tmp_path: pathlib.Path, monkeypatch: pyt
     assert "| gla | headroom | - | - | - | - |" in rnn_tables.accumulation_losses()
 
 
+def test_a_run_that_shared_the_gpu_has_no_time_of_a_step(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rnn_tables, "RECORDS", tmp_path)
+    record = StudyRecord("accumulation", tmp_path / "accumulation.json")
+    run = {"status": "ok", "validation": {"2": 4.0}, "step_ms": [7.0]}
+    record.begin({"date": "today"})
+    record.put("gla/headroom", run)
+    record.begin({"date": "tomorrow", "note": "on a GPU shared with other runs"})
+    record.put("gla/thinned", run)
+    record.put("kda/headroom", run | {"sessions": [0]})
+    table = "\n".join(rnn_tables.accumulation_losses())
+    assert "| gla | headroom | 4.0000 | +0.0000 | - | 7.00 |" in table
+    assert "| gla | thinned | 4.0000 | +0.0000 | - | - |" in table
+    assert "| kda | headroom | 4.0000 | +0.0000 | - | - |" in table
+    assert "tomorrow, on a GPU shared with other runs" in table
+
+
 def test_a_head_that_fails_has_its_reason_among_the_times(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
