@@ -24,6 +24,7 @@ __device__ __forceinline__ void exchange_halves(Accumulators& acc, uint32_t pass
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int first = 0; first < kWarpColumns / 2; first += 4 * kPassVectors) {
+      if (!ptx::always()) continue;  // one pass after the other: registers
       float* const kept = acc[half] + first;
       float* const given = kept + kWarpColumns / 2;
 #pragma unroll

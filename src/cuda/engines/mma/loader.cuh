@@ -39,99 +39,64 @@ __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char* from, i
   }
 }
 
-// Copies of the block's tiles one after another, a stage at a time. The thread's pointers in shared memory
-// are those of its chunk in the tile that is copied, at depth 0: null, of a tile that is not whole.
+// Where the thread's copies of a whole tile read, from a block of depth on.
+struct Source {
+  const char *hidden, *classifier;
+
+  // Of the block's i-th tile.
+  template <class Args>
+  __device__ __forceinline__ Source(const SharedMemory& shared, const MmaParams<Args>& params, int i,
+                                    int block) {
+    const LogitsProduct& product = params.product;
+    const int4 origin = shared.load_origin(i);
+    const int row = ptx::thread_index() >> 2, element = block * kBlockDepth + (ptx::thread_index() & 3) * 8;
+    hidden =
+        static_cast<const char*>(product.hidden) + 2 * ((origin.x + row) * product.hidden_stride + element);
+    classifier = static_cast<const char*>(product.classifier) +
+                 2 * ((origin.y + row) * product.classifier_stride + element);
+  }
+  __device__ __forceinline__ void advance() {
+    hidden += kRowBytes;
+    classifier += kRowBytes;
+  }
+};
+
+// Is all of the block's i-th tile there? Of rows those of the matrix, computed or not.
+template <class Args>
+__device__ __forceinline__ bool is_whole(const SharedMemory& shared, const MmaParams<Args>& params, int i) {
+  const LogitsProduct& product = params.product;
+  const int4 origin = shared.load_origin(i);
+  return origin.x + kBlockRows <= product.rows && origin.y + kTileColumns <= product.columns &&
+         product.depth % kBlockDepth == 0;
+}
+
+// Copies of the block's tiles one after another, a stage at a time, whole or not.
 class Loader {
  public:
-  // At the first stage of the block's.
-  template <class Args>
-  __device__ static __forceinline__ Loader begin(const SharedMemory& shared, const MmaParams<Args>& params) {
-    const Loader loader(0, params.depth_blocks);
-    loader.find_pointers(shared, params);
-    return loader;
-  }
-  // At its stage number `step`, all tiles counted through, as another loader left it.
-  __device__ __forceinline__ Loader(int step, int depth_blocks)
-      : tile_(step / depth_blocks), block_(step % depth_blocks) {}
+  // At the block's stage number `stage`, all tiles counted through.
+  __device__ __forceinline__ Loader(int stage, int depth_blocks)
+      : tile_(stage / depth_blocks), block_(stage % depth_blocks) {}
 
-  // Where the thread's copies of the next stage read; null: they are not whole.
-  struct Source {
-    const char *hidden, *classifier;
-  };
+  // Starts those of the next stage, makes a group of them, and goes on to the one after.
   template <class Args>
-  __device__ __forceinline__ Source source(const SharedMemory& shared, const MmaParams<Args>& params) const {
-    const bool whole = (block_ + 1) * kBlockDepth <= static_cast<int>(params.product.depth);
-    Source from;
-    ptx::load_shared_pointers(shared.pointers(), from.hidden, from.classifier);
-    if (!whole) from.hidden = nullptr;
-    return from;
-  }
-
-  // Starts those of the next stage's hidden rows into `stage`, where they are whole. place: of the thread's
-  // chunk in a stage.
-  template <class Args>
-  __device__ __forceinline__ void copy_hidden(const MmaParams<Args>& params, const Source& from,
-                                              uint32_t stage, uint32_t place) const {
-    if (from.hidden == nullptr) return;
-    copy_whole_rows<kBlockRows>(stage + place, from.hidden + block_ * kRowBytes,
-                                params.product.hidden_stride);
-  }
-  // Then those of its classifier's rows, or all of what is not whole; makes a group of both and goes on to
-  // the stage after.
-  template <class Args>
-  __device__ __forceinline__ void copy_classifier(const SharedMemory& shared, const MmaParams<Args>& params,
-                                                  const Source& from, uint32_t stage, uint32_t place) {
-    if (from.hidden != nullptr) {
-      copy_whole_rows<kTileColumns>(stage + kHiddenBytes + place, from.classifier + block_ * kRowBytes,
-                                    params.product.classifier_stride);
-    } else if (tile_ < shared.tiles()) {
-      copy_part(shared, params, stage);
+  __device__ __forceinline__ void copy(const SharedMemory& shared, const MmaParams<Args>& params,
+                                       uint32_t stage) {
+    if (tile_ < shared.tiles()) {
+      const LogitsProduct& product = params.product;
+      const int4 origin = shared.load_origin(tile_);
+      const int first = block_ * kBlockDepth, depth = static_cast<int>(product.depth);
+      copy_rows<kBlockRows>(stage, product.hidden, product.hidden_stride, origin.x,
+                            static_cast<int>(product.rows), first, depth);
+      copy_rows<kTileColumns>(stage + kHiddenBytes, product.classifier, product.classifier_stride, origin.y,
+                              static_cast<int>(product.columns), first, depth);
     }
-    ptx::copy_async_commit();
+    commit_stage(params.stages);
     if (++block_ < params.depth_blocks) return;
     block_ = 0;
     ++tile_;
-    find_pointers(shared, params);
-  }
-  template <class Args>
-  __device__ __forceinline__ void copy_both(const SharedMemory& shared, const MmaParams<Args>& params,
-                                            uint32_t stage, uint32_t place) {
-    const Source from = source(shared, params);
-    copy_hidden(params, from, stage, place);
-    copy_classifier(shared, params, from, stage, place);
   }
 
  private:
-  template <class Args>
-  __device__ __forceinline__ void copy_part(const SharedMemory& shared, const MmaParams<Args>& params,
-                                            uint32_t stage) const {
-    const LogitsProduct& product = params.product;
-    const int4 origin = shared.load_origin(tile_);
-    const int first = block_ * kBlockDepth, depth = static_cast<int>(product.depth);
-    copy_rows<kBlockRows>(stage, product.hidden, product.hidden_stride, origin.x,
-                          static_cast<int>(product.rows), first, depth);
-    copy_rows<kTileColumns>(stage + kHiddenBytes, product.classifier, product.classifier_stride, origin.y,
-                            static_cast<int>(product.columns), first, depth);
-  }
-
-  template <class Args>
-  __device__ __forceinline__ void find_pointers(const SharedMemory& shared,
-                                                const MmaParams<Args>& params) const {
-    const LogitsProduct& product = params.product;
-    const char *hidden = nullptr, *classifier = nullptr;
-    if (tile_ < shared.tiles()) {
-      const int4 origin = shared.load_origin(tile_);
-      if (origin.x + kBlockRows <= product.rows && origin.y + kTileColumns <= product.columns) {
-        const int row = ptx::thread_index() >> 2, element = (ptx::thread_index() & 3) * 8;
-        hidden = static_cast<const char*>(product.hidden) +
-                 2 * ((origin.x + row) * product.hidden_stride + element);
-        classifier = static_cast<const char*>(product.classifier) +
-                     2 * ((origin.y + row) * product.classifier_stride + element);
-      }
-    }
-    ptx::store_shared(shared.pointers(), hidden, classifier);
-  }
-
   int tile_;
   int block_;  // of depth
 };

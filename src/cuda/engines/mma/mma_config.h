@@ -36,7 +36,7 @@ inline constexpr int kPassBytes = kStageBytes / kWarps;
 // Tiles of which copies and products know at once: kMostStages - 1 stages ahead of one of a block of depth.
 inline constexpr int kOrigins = 8;
 inline constexpr int kOriginBytes = 16;
-inline constexpr int kThreadBytes = 16;  // of a thread's two vectors
+inline constexpr int kThreadBytes = 16;  // of a thread's offsets
 
 // Of a ring with products, the stage after next being copied: what 99 and 163 KB of shared memory hold.
 inline constexpr int kFewStages = 3;
@@ -44,7 +44,7 @@ inline constexpr int kMostStages = 5;
 
 constexpr int shared_bytes(int stages) {
   return stages * kStageBytes + 2 * kVectorBytes + kWarps * kViewBytes + kOrigins * kOriginBytes + 16 +
-         2 * kThreads * kThreadBytes;
+         kThreads * kThreadBytes;
 }
 
 // What a device's blocks have room for; 0: too little.

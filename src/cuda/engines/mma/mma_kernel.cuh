@@ -61,48 +61,74 @@ struct Stages {
   }
 };
 
-// Products of a tile of which all warps have a part; the copies of stages after are started meanwhile.
+// Products of the block's i-th tile, of which all warps have a part; the copies of stages after are started
+// meanwhile, of this tile and of the next one, both whole. Its loop has no branch: whatever is not a product
+// is put between products, which otherwise are 6 cycles from one to the next and leave the others free.
 template <Instance kInstance>
-__device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMemory& shared,
-                                              const MmaParams<ArgsOf<kInstance.epilogue>>& params,
-                                              Stages stages, Loader loader) {
+__device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const SharedMemory& shared,
+                                                    const MmaParams<ArgsOf<kInstance.epilogue>>& params,
+                                                    Stages stages, int i) {
+  const LogitsProduct& product = params.product;
+  const StageOffsets at = StageOffsets::load(shared);
   Fragments fragments;
-  fragments.load(StageOffsets::load(shared), stages.now, 0);
+  fragments.load(at, {stages.now, 0});
+  const int ahead = params.stages - 1;
+  Source from(shared, params, i, ahead);
+  int left = params.depth_blocks - ahead;  // of the tile, to be copied
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll 1
+    for (; left > 0; --left) {
+      multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 0}, {stages.now, 1}, [](int) {});
+      // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
+      // read then.
+      wait_for_stage<2>();
+      multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 1}, {stages.next, 0}, [&](int piece) {
+        const uint32_t place = stages.before + at.copied;
+        if (piece == 0) copy_whole_rows<kBlockRows>(place, from.hidden, product.hidden_stride);
+        if (piece != 2) return;
+        copy_whole_rows<kTileColumns>(place + kHiddenBytes, from.classifier, product.classifier_stride);
+        commit_stage(params.stages);
+      });
+      from.advance();
+      stages.advance(shared);  // whose fragments are another tile's, after the last
+    }
+    // Behind the last tile its own first stages once more, which nobody reads.
+    from = Source(shared, params, i + 1 < shared.tiles() ? i + 1 : i, 0);
+    left = ahead;
+  }
+}
+
+// Of a tile of which some warps have none, or that is not whole, or is followed by such a one.
+template <Instance kInstance>
+__device__ __forceinline__ void multiply_any_tile(Accumulators& acc, const SharedMemory& shared,
+                                                  const MmaParams<ArgsOf<kInstance.epilogue>>& params,
+                                                  Stages stages, Loader loader, bool multiplies) {
   for (int k = 0; k < params.depth_blocks; ++k) {
-    const StageOffsets at = StageOffsets::load(shared);
-    Loader::Source from;
-    multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, 0, [&](int i) {
-      if (i == kPieces - 2) from = loader.source(shared, params);
-    });
-    fragments.load(at, stages.now, 1);
-    // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
-    // read then.
-    wait_for_stage<2>(params.stages);
-    multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, 1, [&](int i) {
-      if (i == 0) loader.copy_hidden(params, from, stages.before, at.copied);
-      if (i == 2) loader.copy_classifier(shared, params, from, stages.before, at.copied);
-    });
-    fragments.load(at, stages.next, 0);  // of another tile, after the last
+    if (multiplies) {
+      const StageOffsets at = StageOffsets::load(shared);
+      const Step first{stages.now, 0}, second{stages.now, 1};
+      Fragments fragments;
+      fragments.load(at, first);
+      multiply_step<kInstance.dtype>(acc, fragments, at, first, second, [](int) {});
+      multiply_step<kInstance.dtype>(acc, fragments, at, second, second, [](int) {});
+    }
+    wait_for_stage<2>();
+    loader.copy(shared, params, stages.before);
     stages.advance(shared);
   }
 }
 
-// Of a tile of which some warps have none: barriers are where all of them come to the same one.
-template <Instance kInstance>
-__device__ __forceinline__ void multiply_part_of_tile(Accumulators& acc, const SharedMemory& shared,
-                                                      const MmaParams<ArgsOf<kInstance.epilogue>>& params,
-                                                      Stages stages, Loader loader, bool multiplies) {
-  for (int k = 0; k < params.depth_blocks; ++k) {
-    const StageOffsets at = StageOffsets::load(shared);
-    for (int step = 0; multiplies && step < 2; ++step) {
-      Fragments fragments;
-      fragments.load(at, stages.now, step);
-      multiply_step<kInstance.dtype>(acc, fragments, at, stages.now, step, [](int) {});
-    }
-    wait_for_stage<2>(params.stages);
-    loader.copy_both(shared, params, stages.before, at.copied);
-    stages.advance(shared);
-  }
+// By all threads alike: whether multiply_whole_tile() may be called.
+template <class Args>
+__device__ __forceinline__ bool is_fast(const SharedMemory& shared, const MmaParams<Args>& params, int i) {
+  const LogitsProduct& product = params.product;
+  const int4 origin = shared.load_origin(i);
+  const int rows = shared.load_active().rows;
+  return params.depth_blocks >= params.stages && is_whole(shared, params, i) &&
+         origin.x + kBlockRows <= rows && row_block_active(product, origin.x, rows) &&
+         row_block_active(product, origin.x + kWarpgroupRows, rows) &&
+         (i + 1 >= shared.tiles() || is_whole(shared, params, i + 1));
 }
 
 template <Instance kInstance>
@@ -113,12 +139,11 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
   if (warp_index() == 0) {
     for (int i = 0; i < params.ahead; ++i) find_origin(shared, params, i);
   }
-  const StageOffsets at = StageOffsets::of_thread();
-  at.store(shared);
+  StageOffsets::of_thread().store(shared);
   __syncthreads();
-  Loader first = Loader::begin(shared, params);
-  for (int i = 0; i + 1 < params.stages; ++i) first.copy_both(shared, params, shared.stage(i), at.copied);
-  wait_for_stage<1>(params.stages);
+  Loader first(0, params.depth_blocks);
+  for (int i = 0; i + 1 < params.stages; ++i) first.copy(shared, params, shared.stage(i));
+  wait_for_stage<3>();
 
   for (int i = 0; i < shared.tiles(); ++i) {
     if (warp_index() == 0) find_origin(shared, params, i + params.ahead);
@@ -127,18 +152,19 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
 
     Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
     for_each(acc, [](float) { return 0.f; });
-    // A pair without rows, or a warp without columns, leaves the products out.
-    const bool is_active = row_block_active(product, view.first_row(), view.rows());
-    const bool multiplies = is_active && origin.x + warp_index() / 2 * kPairRows < view.rows() &&
-                            origin.y + (warp_index() & 1) * kWarpColumns < product.columns;
+    const int rows = view.rows();
+    const bool is_active = row_block_active(product, view.first_row(), rows);
     // Found anew, not kept over epilogues: registers.
     const int next = i * params.depth_blocks + params.stages - 1;
-    const Loader loader(next, params.depth_blocks);
     const Stages stages(shared, next % params.stages);
-    if (__syncthreads_or(!multiplies) == 0) {
-      multiply_tile<kInstance>(acc, shared, params, stages, loader);
+    if (is_fast(shared, params, i)) {
+      multiply_whole_tile<kInstance>(acc, shared, params, stages, i);
     } else {
-      multiply_part_of_tile<kInstance>(acc, shared, params, stages, loader, multiplies);
+      // A pair without rows, or a warp without columns, leaves the products out.
+      const bool multiplies = is_active && origin.x + warp_index() / 2 * kPairRows < rows &&
+                              origin.y + (warp_index() & 1) * kWarpColumns < product.columns;
+      multiply_any_tile<kInstance>(acc, shared, params, stages, Loader(next, params.depth_blocks),
+                                   multiplies);
     }
     __syncthreads();  // the last stage has been read, and is room for what passes between warps
     if (!is_active) continue;

@@ -73,7 +73,7 @@ void launch_logits(const LogitsArgs& args, const Device& device, const Queue& qu
         MmaParams<std::decay_t<decltype(of_epilogue)>> params{
             params_of(args, of_epilogue, raster, kBlockDepth)};
         params.stages = plan.stages;
-        params.ahead = (plan.stages - 1) / params.depth_blocks + 1;
+        params.ahead = (plan.stages - 1) / params.depth_blocks + 2;
         void* arguments[] = {&params};
         queue.launch(launch, kernel, arguments);
       },

@@ -48,39 +48,51 @@ struct StageOffsets {
   }
 };
 
-// Operands of 16 elements of depth: all of the warp's rows, and the next 16 of its columns.
+// A step: 16 elements of depth, the first or the second of a stage's.
+struct Step {
+  uint32_t stage;
+  int half;
+};
+
+// Operands of a step: all of the warp's rows, and the next 16 of its columns.
 struct Fragments {
   uint32_t a[4][4];
   uint32_t b[4];
 
-  // step: 0 or 1, of the stage. Rows are added after bit 5 is the other one, which they leave as it is.
-  __device__ __forceinline__ void load(const StageOffsets& at, uint32_t stage, int step) {
-    const uint32_t kept = (stage + at.kept) ^ (32 * step), given = (stage + at.given) ^ (32 * step);
-#pragma unroll
-    for (int m = 0; m < 4; ++m) ptx::load_matrices(a[m], (m < 2 ? kept : given) + m % 2 * 16 * kRowBytes);
-    load_columns(at, stage, step, 0);
+  // Rows are added after bit 5 is the other one, which they leave as it is.
+  __device__ __forceinline__ void load_rows(const StageOffsets& at, Step step, int m) {
+    const uint32_t first = (step.stage + (m < 2 ? at.kept : at.given)) ^ (32 * step.half);
+    ptx::load_matrices(a[m], first + m % 2 * 16 * kRowBytes);
   }
-  __device__ __forceinline__ void load_columns(const StageOffsets& at, uint32_t stage, int step, int first) {
-    ptx::load_matrices(b, ((stage + at.classifier) ^ (32 * step)) + first * kRowBytes);
+  __device__ __forceinline__ void load_columns(const StageOffsets& at, Step step, int first) {
+    ptx::load_matrices(b, ((step.stage + at.classifier) ^ (32 * step.half)) + first * kRowBytes);
+  }
+  __device__ __forceinline__ void load(const StageOffsets& at, Step step) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m) load_rows(at, step, m);
+    load_columns(at, step, 0);
   }
 };
 
 // Pieces of a step: 16 columns each.
 inline constexpr int kPieces = kWarpColumns / 16;
 
-// Adds a step's products, whose fragments have been loaded; between(i) is called after piece i.
+// Adds a step's products, whose fragments have been loaded, and loads the next one's when the registers are
+// free; between(i) is called after piece i.
 template <DType kType, class Between>
 __device__ __forceinline__ void multiply_step(Accumulators& acc, Fragments& fragments, const StageOffsets& at,
-                                              uint32_t stage, int step, const Between& between) {
+                                              Step step, Step next, const Between& between) {
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
+    const bool is_last = i + 1 == kPieces;
     const uint32_t b[4] = {fragments.b[0], fragments.b[1], fragments.b[2], fragments.b[3]};
-    if (i + 1 < kPieces) fragments.load_columns(at, stage, step, 16 * (i + 1));
+    fragments.load_columns(at, is_last ? next : step, is_last ? 0 : 16 * (i + 1));
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       float* d = acc[m & 1] + (m >> 1) * (kWarpColumns / 2) + 8 * i;
       ptx::multiply<kType>(d, fragments.a[m], b[0], b[1]);
       ptx::multiply<kType>(d + 4, fragments.a[m], b[2], b[3]);
+      if (is_last) fragments.load_rows(at, next, m);
     }
     between(i);
   }

@@ -13,12 +13,12 @@ namespace headroom::cuda::mma {
 template <class Args>
 struct MmaParams : KernelParams<Args> {
   int32_t stages = 0;  // kFewStages or kMostStages
-  int32_t ahead = 0;   // tiles that copies may be ahead of products
+  int32_t ahead = 0;   // tiles whose origins are known: that copies may be ahead of products, and one more
 };
 
-// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles] [threads' pointers] [their
-// offsets]. What is known here is not kept in registers, of which there are none to spare beside 192
-// accumulators, nor found again in every stage.
+// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles] [threads' offsets]. What is known
+// here is not kept in registers, of which there are none to spare beside 192 accumulators, nor found again in
+// every stage.
 struct SharedMemory {
   int stages;
 
@@ -41,11 +41,10 @@ struct SharedMemory {
     return {ptx::load_shared_int(active_rows()), ptx::load_shared_int(active_rows() + 4)};
   }
 
-  // Of the thread: where its copies read (loader.cuh), and its places in a stage (products.cuh).
-  __device__ __forceinline__ uint32_t pointers() const {
+  // Of the thread, its places in a stage (products.cuh).
+  __device__ __forceinline__ uint32_t offsets() const {
     return active_rows() + 16 + ptx::thread_index() * kThreadBytes;
   }
-  __device__ __forceinline__ uint32_t offsets() const { return pointers() + kThreads * kThreadBytes; }
 
   // Of the block's i-th tile, where its rows and columns begin, and its slot.
   __device__ __forceinline__ void store_origin(int i, int row, int column, int slot) const {
@@ -75,15 +74,20 @@ __device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
-// Until all stages have come but so many of those that are under way, where all of the ring but the one that
-// is read are.
-template <int kBehind>
-__device__ __forceinline__ void wait_for_stage(int stages) {
-  if (stages == kFewStages) {
-    ptx::copy_async_wait<kFewStages - 1 - kBehind>();
-  } else {
-    ptx::copy_async_wait<kMostStages - 1 - kBehind>();
-  }
+// Behind the thread's copies of a stage: a group of them. In a short ring two empty ones follow, so that the
+// stage behind the one that is read is the last but two groups in any ring.
+__device__ __forceinline__ void commit_stage(int stages) {
+  static_assert(kMostStages == kFewStages + 2);
+  ptx::copy_async_commit();
+  ptx::copy_async_commit_if(stages == kFewStages);
+  ptx::copy_async_commit_if(stages == kFewStages);
+}
+
+// Until all groups have come but the last so many: 2 in the middle of a stage, for the next one; 3 for the
+// first of all, when the whole ring but one place is under way.
+template <int kPending>
+__device__ __forceinline__ void wait_for_stage() {
+  ptx::copy_async_wait<kPending>();
   __syncthreads();
 }
 
