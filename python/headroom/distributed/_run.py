@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,11 @@ class _Exchange:
         self.communicator: Any = _c.make("headroom_communicator")
         self.communicator.rank, self.communicator.size = shard.rank, shard.ranks
         self.communicator.all_gather, self.communicator.all_reduce = self._callbacks
+
+    def close(self) -> None:
+        """Callbacks know this object, which knows them: without an end of that the workspace would live until Python
+        looks for cycles."""
+        del self._callbacks, self.communicator
 
     def _all_gather(self, send: int, receive: int, count: int, dtype: int, stream: int, host: int) -> int:
         try:
@@ -75,11 +81,12 @@ class Pass(NamedTuple):
 
 
 class GroupRun(Run):
-    """One pass of a rank's shard over tensors of one layout."""
+    """One pass of a rank's shard over tensors of one layout. Runs outlive groups, and keep none of them alive: gloo's
+    threads must end before Python does."""
 
     def __init__(self, group: Group, shard: Shard, asked: Pass) -> None:
         kind, tensors, options, flags, asks = asked
-        self._group, self._shard, self._asks = group, shard, asks
+        self.group, self._shard, self._asks = weakref.ref(group), shard, asks
         self.targets_name = asks.targets_name
         super().__init__(kind, tensors, options, flags)
         hidden = tensors["hidden"]
@@ -100,12 +107,14 @@ class GroupRun(Run):
 
     def _launch(self, buffers: _c.Buffers, written: Tensors) -> None:
         workspace = self._new_workspace()
-        exchange = _Exchange(self._group, self._shard, workspace, written)
+        exchange = _Exchange(self.group(), self._shard, workspace, written)
         stream = None if self._ordinal is None else stream_of(self._ordinal)
         try:
             _plan.run_group(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
         except CommunicationError as error:
             raise error from exchange.error
+        finally:
+            exchange.close()
 
 
 _runs: Cache[Any, GroupRun] = Cache(256)
@@ -117,7 +126,7 @@ def find(group: Group, shard: Shard, asked: Pass) -> GroupRun:
     key = (group.group_name, id(group), shard, kind, flags, asks, hidden.device, place(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
     found = _runs.get(key)
-    if found is None:
+    if found is None or found.group() is not group:
         found = GroupRun(group, shard, asked)
         _runs.put(key, found)
     return found

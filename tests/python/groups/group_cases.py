@@ -1,5 +1,8 @@
 """What every rank does and finds; single-process heads of the same data are the measure."""
 
+import gc
+import weakref
+
 import headroom
 import headroom.distributed
 import torch
@@ -19,6 +22,8 @@ def shard_sizes(ranks):
 class Data:
     """The same on every rank: a head, tokens and what options need. The shard is this rank's."""
 
+    width, times = D, 1  # the vocabulary is so many times that of shard_sizes()
+
     def __init__(self, ranks, dtype=torch.float64, seed=0, shape=(ROWS,)):
         generator = torch.Generator().manual_seed(seed)
 
@@ -26,9 +31,11 @@ class Data:
             return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
 
         stats = torch.float64 if dtype == torch.float64 else torch.float32
-        self.rows = shard_sizes(ranks)
+        self.rows = [self.times * count for count in shard_sizes(ranks)]
         self.start, self.vocab = sum(self.rows[: ranks.rank]), sum(self.rows)
-        self.input, self.weight, self.bias = normal(*shape, D), normal(self.vocab, D), normal(self.vocab)
+        self.input, self.weight, self.bias = (
+            normal(*sizes) for sizes in ((*shape, self.width), (self.vocab, self.width), (self.vocab,))
+        )
         self.target = torch.randint(0, self.vocab, shape, generator=generator)
         self.target.view(-1)[1::7] = -100
         self.class_weight = torch.rand(self.vocab, generator=generator).to(stats) + 0.5
@@ -297,6 +304,31 @@ def case_two_heads_at_once(ranks):
     objective(loss, data, "none").backward()
     torch.testing.assert_close(leaf.grad, exact[0], rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(shard.grad, exact[1][data.shard], rtol=1e-12, atol=1e-13)
+
+
+def case_nothing_outlives_its_use(ranks):
+    """Neither a run's workspace, until Python looks for cycles, nor a group that is destroyed."""
+    from headroom.distributed._run import _Exchange
+
+    data = Data(ranks)
+    group = dist.new_group(list(range(ranks.size)))
+    known = weakref.ref(group)
+    gc.collect()
+    gc.disable()
+    try:
+        for reduction in ("mean", "none"):
+            leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+            headroom.distributed.linear_cross_entropy(
+                leaf, shard, data.target, group=group, reduction=reduction
+            ).sum().backward()
+        assert not any(type(thing) is _Exchange for thing in gc.get_objects())
+    finally:
+        gc.enable()
+    dist.barrier()
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert known() is None
 
 
 def case_group_of_one(ranks):
