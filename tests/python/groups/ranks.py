@@ -1,4 +1,5 @@
-"""Processes as the ranks of a gloo group: one set of them for all cases of a size, as each has PyTorch to import."""
+"""Processes as the ranks of a group: one set of them for all cases of a size, as each has PyTorch to import. On CUDA
+they share a GPU, with gloo, where there are fewer GPUs than ranks; else each has its own, with NCCL."""
 
 import datetime
 import importlib
@@ -12,14 +13,14 @@ import torch.multiprocessing as mp
 SECONDS = 480  # for all cases of a size; a collective that nobody joins ends after a quarter of it
 
 
-MODULES = [f"groups.{name}_cases" for name in ("group", "fault", "later", "target", "top_k", "invariance", "thinned")]
+MODULES = {"cpu": ("group", "fault", "later", "target", "top_k", "invariance", "thinned"), "cuda": ("cuda",)}
 
 
-def cases_of(size):
+def cases_of(size, kind="cpu"):
     """The functions ``case_*(ranks)`` for groups of that size, by name."""
     found = {}
-    for module in MODULES:
-        found |= vars(importlib.import_module(module))
+    for module in MODULES[kind]:
+        found |= vars(importlib.import_module(f"groups.{module}_cases"))
     return {
         name: case
         for name, case in found.items()
@@ -40,8 +41,8 @@ def sizes(*numbers):
 class Ranks:
     """What a case knows of the group that runs it."""
 
-    def __init__(self, rank, size):
-        self.rank, self.size = rank, size
+    def __init__(self, rank, size, device):
+        self.rank, self.size, self.device = rank, size, device
 
     @property
     def group(self):
@@ -50,40 +51,46 @@ class Ranks:
         return dist.group.WORLD
 
 
-def _work(rank, size, store, results):
+def _work(rank, size, store, results, kind):
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    cases = cases_of(size, kind)  # whose imports come before the group, as docs/parallel.md asks for
+    device, backend = torch.device("cpu"), "gloo"
+    if kind == "cuda" and torch.cuda.is_available():
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        backend = "nccl" if torch.cuda.device_count() >= size else "gloo"
     dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=SECONDS // 4)
+        backend, init_method=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=SECONDS // 4)
     )
-    for name, case in cases_of(size).items():
+    for name, case in cases.items():
         error = ""
         torch.manual_seed(0)
         torch._dynamo.reset()
         try:
-            case(Ranks(rank, size))
+            case(Ranks(rank, size, device))
         except BaseException:
             error = traceback.format_exc()
         results.put((name, rank, error))
-        failed = torch.tensor([int(bool(error))])
+        failed = torch.tensor([int(bool(error))], device=device)
         dist.all_reduce(failed)  # ranks that are at other collectives would only fail in others' cases
         if failed.item():
             results.put((name, rank, error))
     dist.destroy_process_group()
 
 
-def run(size, folder):
-    """Errors by the names of cases: of each rank, "" where there was none."""
+def run(size, folder, kind="cpu"):
+    """Errors by the names of cases: of each rank, "" where there was none. kind: of MODULES."""
     context = mp.get_context("spawn")
     results = context.Queue()
-    arguments = (size, f"file://{folder}/store{size}", results)
+    arguments = (size, f"file://{folder}/store{size}", results, kind)
     workers = [context.Process(target=_work, args=(rank, *arguments), daemon=True) for rank in range(size)]
     for worker in workers:
         worker.start()
-    errors = {name: {} for name in cases_of(size)}
+    errors = {name: {} for name in cases_of(size, kind)}
     end = time.monotonic() + SECONDS
     while any(len(found) < size for found in errors.values()) and time.monotonic() < end:
         try:

@@ -1,0 +1,197 @@
+"""A head that GPUs share beside the same head on one of them: vocabulary parallel, sequence parallel, the loss alone.
+
+    python bench/gpu/parallel.py [--ranks 2] [--shapes 8192x131072x4096,...] [--rounds 5] [--minutes 6] [--json FILE]
+    python bench/gpu/parallel.py --show FILE
+    python bench/gpu/parallel.py --device cpu --shapes 64x100x32 --rounds 1      tries it out, with gloo
+
+Every rank is a process with a GPU of its own. In each round all ways take turns, three calls back to back; on one GPU
+rank 0 works and the others wait. A way's time is the largest of its ranks', its ratio that to one GPU's in the same
+round. Memory is the allocator's peak above inputs, the largest of the ranks'. HEADROOM_LIBRARY names libheadroom.so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from machine import describe_machine  # noqa: E402
+from shapes import Shape, parse_shapes  # noqa: E402
+from table import markdown, number  # noqa: E402
+
+SHAPES = "8192x131072x4096,4096x256000x2304,16384x128000x2048"
+CALLS = 3
+ONE = {"vocabulary parallel": "one GPU", "sequence parallel": "one GPU", "loss, vocabulary parallel": "loss, one GPU"}
+Call = Callable[[], Any]
+
+
+def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | None]:
+    """What each way calls on this rank; None: nothing. All give the loss."""
+    import headroom
+    import headroom.distributed
+    import torch
+    import torch.distributed as dist
+
+    from data import make_inputs
+
+    whole = make_inputs(shape, "std3", device)
+    rows = [shape.vocab * i // ranks for i in range(ranks + 1)]
+    shard = whole.weight[rows[rank] : rows[rank + 1]].clone()
+    tokens = shape.tokens // ranks
+    part = whole.hidden[rank * tokens : (rank + 1) * tokens].clone()
+
+    def call(function: Callable[..., Any], hidden: Any, weight: Any, **options: Any) -> Call:
+        def both() -> Any:
+            leaves = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+            loss = function(*leaves, whole.target, **options)
+            loss.backward()
+            return loss.detach()
+
+        return both
+
+    def loss_of(function: Callable[..., Any], weight: Any) -> Call:
+        def loss() -> Any:
+            with torch.no_grad():
+                return function(whole.hidden, weight, whole.target)
+
+        return loss
+
+    one, group = headroom.linear_cross_entropy, headroom.distributed.linear_cross_entropy
+    summed = torch.zeros_like(whole.hidden)
+    return {
+        "one GPU": call(one, whole.hidden, whole.weight) if rank == 0 else None,
+        "vocabulary parallel": call(group, whole.hidden, shard),
+        "sequence parallel": call(group, part, shard, sequence_parallel=True),
+        "loss, one GPU": loss_of(one, whole.weight) if rank == 0 else None,
+        "loss, vocabulary parallel": loss_of(group, shard),
+        "all-reduce of d_hidden": lambda: dist.all_reduce(summed),
+    }
+
+
+def of_all(value: Any, ranks: int) -> list[Any]:
+    import torch.distributed as dist
+
+    found = [None] * ranks
+    dist.all_gather_object(found, value)
+    return found
+
+
+def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: float) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    from clock import Clock
+
+    clock = Clock(device)
+    calls = ways(shape, device, rank, ranks)
+    found: dict[str, Any] = {}
+    for name, call in calls.items():
+        peak = clock.peak_bytes(call) if call else None
+        loss = call() if call else None
+        told = of_all(None if loss is None else loss.double().item(), ranks)
+        peaks, losses = of_all(peak, ranks), [value for value in told if value is not None]
+        found[name] = {
+            "peak_bytes": max((value for value in peaks if value is not None), default=None),
+            "loss": losses[0] if losses else None,
+            "same_on_all_ranks": len(set(losses)) <= 1,
+            "ms": [],
+        }
+    for _ in range(rounds):
+        if max(of_all(time.time(), ranks)) > end:
+            break
+        for name, call in calls.items():
+            dist.barrier()
+            ms = statistics.median(clock.back_to_back_ms([call] * CALLS)) if call else 0.0
+            found[name]["ms"].append(max(of_all(ms, ranks)))
+    return found
+
+
+def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
+    import headroom.distributed  # noqa: F401  # before the group is made: it imports DTensors, which would keep it alive
+    import torch
+    import torch.distributed as dist
+
+    device = asked.device
+    if device == "cuda":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if asked.device == "cuda" else "gloo", init_method=store, rank=rank, world_size=asked.ranks
+    )
+    record: dict[str, Any] = {"ranks": asked.ranks, "shapes": {}}
+    for shape in parse_shapes(asked.shapes):
+        if max(of_all(time.time(), asked.ranks)) > end:
+            break
+        record["shapes"][shape.name] = measure(shape, device, rank, asked.ranks, asked.rounds, end)
+        if rank == 0:
+            asked.partial.write_text(json.dumps(record))
+    dist.destroy_process_group()
+
+
+def show(record: dict[str, Any]) -> None:
+    for facts in ("date", "device", "command"):
+        print(f"{facts}: {record[facts]}")
+    for name, found in record["shapes"].items():
+        rows = []
+        for way, of_way in found.items():
+            ratio = None
+            if way in ONE and of_way["ms"]:
+                ratio = statistics.median(ms / one for ms, one in zip(of_way["ms"], found[ONE[way]]["ms"]))
+            peak = of_way["peak_bytes"]
+            ms = statistics.median(of_way["ms"]) if of_way["ms"] else None
+            mib = None if peak is None else peak / 2**20
+            same = "yes" if of_way["same_on_all_ranks"] else "**no**"
+            rows.append(
+                [way, number(ms), number(ratio, ".3f"), number(mib, ".0f"), number(of_way["loss"], ".9g"), same]
+            )
+        print(f"\n{name}, {record['ranks']} ranks, {len(found['one GPU']['ms'])} rounds\n")
+        print("\n".join(markdown(["way", "ms", "of one GPU", "MiB", "loss", "the same on all ranks"], rows)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--show", type=pathlib.Path, metavar="FILE")
+    asked = parser.parse_args()
+    if asked.show:
+        show(json.loads(asked.show.read_text()))
+        return 0
+    import torch
+
+    try:
+        shapes = parse_shapes(asked.shapes)
+    except ValueError as error:
+        parser.error(str(error))
+    if asked.ranks < 2 or asked.rounds < 1:
+        parser.error(f"expected --ranks of 2 or more and --rounds of 1 or more, got {asked.ranks} and {asked.rounds}")
+    if any(shape.tokens % asked.ranks for shape in shapes):
+        parser.error(f"--shapes: expected tokens that {asked.ranks} ranks can share, got {asked.shapes}")
+    if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
+        print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        asked.partial = pathlib.Path(folder) / "record.json"
+        end = time.time() + 60 * asked.minutes
+        torch.multiprocessing.spawn(work, (asked, f"file://{folder}/store", end), nprocs=asked.ranks)
+        record = {**describe_machine(asked.device), **json.loads(asked.partial.read_text())}
+    if asked.json:
+        asked.json.write_text(json.dumps(record, indent=1) + "\n")
+    show(record)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

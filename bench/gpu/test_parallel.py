@@ -1,0 +1,40 @@
+"""The benchmark of several GPUs, tried out with processes on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+
+PARALLEL = pathlib.Path(__file__).resolve().parent / "parallel.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PARALLEL), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.skipif(
+    not dist.is_gloo_available() or not os.environ.get("HEADROOM_LIBRARY"), reason="needs gloo and the library"
+)
+def test_all_ways_give_the_same_loss(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "record.json"
+    done = run("--device", "cpu", "--shapes", "64x101x32", "--rounds", "2", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(path.read_text())["shapes"]["64x101x32"]
+    losses = [way["loss"] for way in found.values() if way["loss"] is not None]
+    assert len(losses) == 5 and max(losses) - min(losses) < 1e-5 * losses[0]
+    assert all(way["same_on_all_ranks"] and len(way["ms"]) == 2 for way in found.values())
+    again = run("--show", str(path))
+    assert again.stdout == done.stdout and "| sequence parallel |" in again.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--ranks", "1"), ("--shapes", "65x100x32"), ("--shapes", "none")])
+def test_bad_arguments_are_named(arguments: tuple[str, ...]) -> None:
+    done = run("--device", "cpu", *arguments)
+    assert done.returncode == 2 and arguments[0] in done.stderr and "expected" in done.stderr

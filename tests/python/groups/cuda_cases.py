@@ -1,0 +1,149 @@
+"""What every rank finds on CUDA, against the single-process head there and its float64."""
+
+import headroom
+import headroom.distributed
+import pytest
+import torch
+
+from groups.group_cases import OPTIONS, Data, assert_close, check, objective, of_whole
+from groups.ranks import sizes
+from groups.target_cases import Targets
+from groups.top_k_cases import top_k
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROWS = 600
+
+
+class OnDevice:
+    """Larger than what the CPU's cases have, and on the rank's device. Scaled, so that logits are of size 1."""
+
+    width, times = 64, 41
+
+    def __init__(self, ranks, dtype=torch.float32, seed=0, shape=(ROWS,)):
+        super().__init__(ranks, dtype, seed, shape)
+        self.weight /= 8
+        for name, value in vars(self).items():
+            if torch.is_tensor(value):
+                setattr(self, name, value.to(ranks.device))
+
+
+class CudaData(OnDevice, Data):
+    pass
+
+
+class CudaTargets(OnDevice, Targets):
+    pass
+
+
+def _make(name, options, dtype, kind=CudaData):
+    def case(ranks):
+        check(ranks, options, has_bias=name in ("plain", "statistics", "temperature"), dtype=dtype, kind=kind)
+
+    case.sizes = (2, 3) if name in ("plain", "targets") else (2,)
+    globals()[f"case_{name}_{str(dtype).removeprefix('torch.')}"] = case
+
+
+for _dtype in DTYPES:
+    for _name, _options in (OPTIONS | {"small_budget": {"max_workspace_bytes": 4 << 20}}).items():
+        _make(_name, _options, _dtype)
+    _make("targets", {"target_weight": "@target_weight"}, _dtype, CudaTargets)
+
+
+@sizes(2, 3)
+def case_sequence_parallel(ranks):
+    for dtype in DTYPES[:2]:
+        for reduction in ("mean", "none"):
+            data = CudaData(ranks, dtype)
+            options = {"reduction": reduction}
+            truth, exact = of_whole(data.to(torch.float64), options, False)
+            naive, rounded = of_whole(data, options, False)
+            count = ROWS // ranks.size
+            mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
+            leaf, shard = (t.clone().requires_grad_() for t in (data.input[mine], data.weight[data.shard]))
+            loss = headroom.distributed.linear_cross_entropy(
+                leaf, shard, data.target[mine], group=ranks.group, sequence_parallel=True, **options
+            )
+            objective(loss, data, reduction).backward()
+            assert_close("loss", loss, naive, truth, truth.abs().max(), ranks)
+            for name, got, part, i in (("input", leaf, mine, 0), ("weight", shard, data.shard, 1)):
+                assert_close(name, got.grad, rounded[i][part], exact[i][part], 8 * exact[i].abs().max(), ranks)
+
+
+@sizes(2)
+def case_log_probabilities(ranks):
+    for dtype in DTYPES[:2]:
+        data = CudaTargets(ranks, dtype)
+        wide = data.to(torch.float64)
+        found = []
+        for of in (data, wide):
+            leaves = [t.clone().requires_grad_() for t in (of.input, of.weight)]
+            told = headroom.linear_log_probs(*leaves, data.target)
+            (told * data.upstream_of_ids).sum().backward()
+            found.append([told.detach(), *(leaf.grad for leaf in leaves)])
+        leaf, shard = (t.clone().requires_grad_() for t in (data.input, data.weight[data.shard]))
+        told = headroom.distributed.linear_log_probs(leaf, shard, data.target, group=ranks.group)
+        (told * data.upstream_of_ids).sum().backward()
+        for whole in found:
+            whole[2] = whole[2][data.shard]
+        for name, got, naive, truth in zip(("told", "input", "weight"), (told, leaf.grad, shard.grad), *found):
+            assert_close(name, got, naive, truth, 8 * truth.abs().max(), ranks)
+
+
+@sizes(2, 3)
+def case_largest_logits(ranks):
+    for dtype in DTYPES[:2]:
+        data = CudaData(ranks, dtype)
+        naive = headroom.linear_top_k(data.input, data.weight, 9)
+        wide = data.to(torch.float64)
+        exact = headroom.linear_top_k(wide.input, wide.weight, 9)
+        got = top_k(ranks, data, 9)
+        assert_close("log_probs", got.log_probs, naive.log_probs, exact.log_probs, 8, ranks)
+        assert (got.ids == exact.ids).float().mean() > 0.99  # rounded logits may be in another order
+
+
+@sizes(2)
+def case_compiled(ranks):
+    data = CudaData(ranks)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(hidden, shard, target):
+        return headroom.distributed.linear_cross_entropy(hidden, shard, target, group=ranks.group)
+
+    leaf, shard = (t.clone().requires_grad_() for t in (data.input, data.weight[data.shard]))
+    step(leaf, shard, data.target).backward()
+    truth, exact = of_whole(data.to(torch.float64), {}, False)
+    naive, rounded = of_whole(data, {}, False)
+    assert_close("input", leaf.grad, rounded[0], exact[0], 8 * exact[0].abs().max(), ranks)
+    assert_close("weight", shard.grad, rounded[1][data.shard], exact[1][data.shard], 8 * exact[1].abs().max(), ranks)
+
+
+@sizes(2)
+def case_configurations_that_differ(ranks):
+    data = CudaData(ranks)
+    arguments = (data.input, data.weight[data.shard], data.target)
+    with pytest.raises(ValueError, match="label_smoothing: expected the same on all ranks"):
+        smoothing = 0.1 if ranks.rank == 1 else 0.0
+        headroom.distributed.linear_cross_entropy(*arguments, group=ranks.group, label_smoothing=smoothing)
+    assert torch.isfinite(headroom.distributed.linear_cross_entropy(*arguments, group=ranks.group))
+
+
+@sizes(2)
+def case_thinned_gradients_are_refused(ranks):
+    data = CudaData(ranks)
+    leaf = data.input.clone().requires_grad_()
+    if ranks.device.type == "cuda":
+        with pytest.raises(NotImplementedError, match="thinned"):
+            headroom.distributed.linear_cross_entropy(
+                leaf, data.weight[data.shard], data.target, group=ranks.group, gradient="thinned"
+            )
+
+
+@sizes(2)
+def case_a_target_out_of_range(ranks):
+    data = CudaData(ranks)
+    data.target[5] = data.vocab
+    if ranks.device.type == "cuda":
+        loss = headroom.distributed.linear_cross_entropy(
+            data.input, data.weight[data.shard], data.target, group=ranks.group
+        )
+        assert torch.isnan(loss)
