@@ -51,7 +51,7 @@ TEST(MmaPlans, RefusesOthersByName) {
   EXPECT_EQ(mma.why_not(ampere(), DType::kF32), "mma needs both operands in bf16, or both in fp16");
   Device small = ampere();
   small.shared_bytes = 64 << 10;
-  EXPECT_EQ(mma.why_not(small, DType::kBF16), "mma needs 96016 bytes of shared memory a block, not 65536");
+  EXPECT_EQ(mma.why_not(small, DType::kBF16), "mma needs 91920 bytes of shared memory a block, not 65536");
 }
 
 LogitsArgs launch_of(int64_t rows, int64_t columns, int64_t depth) {
