@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -23,6 +24,8 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+if os.environ.get("HEADROOM_LIBRARY"):
+    sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 from machine import describe_machine  # noqa: E402
 from shapes import Shape, parse_shapes  # noqa: E402
