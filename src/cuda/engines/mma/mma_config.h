@@ -33,7 +33,8 @@ inline constexpr int kStageBytes = kHiddenBytes + kClassifierBytes;
 // The stage that was read last, for each warp to pass elements through.
 inline constexpr int kPassBytes = kStageBytes / kWarps;
 
-// Tiles of which copies and products know at once: kMostStages - 1 stages ahead of one of a block of depth.
+// Tiles whose origins are kept at once: the one that is worked on and MmaParams::ahead behind it, which are
+// kMostStages + 1 where each has one block of depth.
 inline constexpr int kOrigins = 8;
 inline constexpr int kOriginBytes = 16;
 inline constexpr int kThreadBytes = 16;  // of a thread's offsets
