@@ -38,7 +38,7 @@ Call = Callable[[], Any]
 
 
 def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | None]:
-    """What each way calls on this rank; None: nothing. All give the loss."""
+    """What each way calls on this rank; None: nothing. All but the bare collective give the loss."""
     import headroom
     import headroom.distributed
     import torch
@@ -130,6 +130,8 @@ def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
         "nccl" if asked.device == "cuda" else "gloo", init_method=store, rank=rank, world_size=asked.ranks
     )
     record: dict[str, Any] = {"ranks": asked.ranks, "shapes": {}}
+    if rank == 0:
+        asked.partial.write_text(json.dumps(record))
     for shape in parse_shapes(asked.shapes):
         if max(of_all(time.time(), asked.ranks)) > end:
             break

@@ -28,10 +28,17 @@ def test_all_ways_give_the_same_loss(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())["shapes"]["64x101x32"]
     losses = [way["loss"] for way in found.values() if way["loss"] is not None]
-    assert len(losses) == 5 and max(losses) - min(losses) < 1e-5 * losses[0]
+    # A logit is a sum of 32 products in float32; of a standard deviation of 3, none of these reaches 16.
+    assert len(losses) == 5 and max(losses) - min(losses) <= 2 * 32 * 2.0**-24 * 16
     assert all(way["same_on_all_ranks"] and len(way["ms"]) == 2 for way in found.values())
     again = run("--show", str(path))
     assert again.stdout == done.stdout and "| sequence parallel |" in again.stdout
+
+
+@pytest.mark.skipif(not dist.is_gloo_available() or not os.environ.get("HEADROOM_LIBRARY"), reason="needs gloo")
+def test_without_time_nothing_is_measured() -> None:
+    done = run("--device", "cpu", "--shapes", "64x101x32", "--minutes", "0")
+    assert done.returncode == 0 and "|" not in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--ranks", "1"), ("--shapes", "65x100x32"), ("--shapes", "none")])
