@@ -126,7 +126,7 @@ def find(group: Group, shard: Shard, asked: Pass) -> GroupRun:
     key = (group.group_name, id(group), shard, kind, flags, asks, hidden.device, place(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
     found = _runs.get(key)
-    if found is None or found.group() is not group:
+    if found is None or found.group() is not group:  # another group may have the id of one that is gone
         found = GroupRun(group, shard, asked)
         _runs.put(key, found)
     return found
