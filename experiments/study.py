@@ -43,7 +43,7 @@ STUDIES = {
     "crossover": 1.5,
     "accumulation": 6.0,
     "sparsity": 1.5,
-    "fine_tuning": 5.0,
+    "fine_tuning": 6.0,
 }
 PACKAGES = ("triton", "liger-kernel", "fla-core", "cut-cross-entropy", "transformers", "trl")
 

@@ -133,6 +133,13 @@ def _apple(*implementations: str) -> list[Method]:
     return [Method(f"apple {impl}", make(impl), slow_to_prepare=True) for impl in implementations]
 
 
+def _apple_unfiltered() -> list[Method]:
+    """cce without its filter of gradients, and nothing else changed: sums stay in 16 bits."""
+    from cut_cross_entropy import linear_cross_entropy as cce
+
+    return [Method("apple cce unfiltered", lambda e, c, y: cce(e, c, y, filter_eps=None), slow_to_prepare=True)]
+
+
 def _liger() -> list[Method]:
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as function
 
@@ -181,6 +188,7 @@ PEERS: dict[str, Callable[[], list[Method]]] = {
 # By name only.
 MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
     "apple-kahan": lambda: _apple("cce_kahan_full_c"),
+    "apple-unfiltered": _apple_unfiltered,
 }
 
 

@@ -19,13 +19,13 @@ SHADES = {"weights": "#999999", "optimizer": "#bbbbbb", "gradients": "#56b4e9", 
 SHADES |= {"head": "#d55e00", "other": "#cc79a7"}
 
 
-def record() -> StudyRecord:
-    return StudyRecord("fine_tuning", RECORDS / "fine_tuning.json")
+def record(name: str = "fine_tuning") -> StudyRecord:
+    return StudyRecord("fine_tuning", RECORDS / f"{name}.json")
 
 
 def cells(found: StudyRecord) -> dict[str, Cell]:
-    """What was measured, the start's own cell apart."""
-    return {key: cell for key in found.cells if key != "start" and (cell := found.ok(key)) is not None}
+    """The runs that were measured."""
+    return {key: cell for key in found.cells if "held_out" in (cell := found.ok(key) or {})}
 
 
 def runs() -> list[str]:
@@ -51,6 +51,22 @@ def runs() -> list[str]:
     head = ["head", "held-out loss before", "after", "minus stock", "curve's mean distance from stock's"]
     head += ["tokens/s", "ms a step", "x stock", "peak GiB"]
     return [*markdown(head, lines), "", *(f"- {line}" for line in found.about(heads))] if lines else NOT_RUN
+
+
+def cce() -> list[str]:
+    """Why cce does not train here, of a record of its own, as its start is another one: errors of gradients at the
+    start's weights, and held-out losses of the heads that were trained from there."""
+    found = record("fine_tuning_cce")
+    errors, trained = (found.ok("errors") or {"heads": {}})["heads"], cells(found)
+    lines = []
+    for name in dict.fromkeys([*errors, *trained]):
+        before, after = trained[name]["held_out"] if name in trained else (None, None)
+        row = errors.get(name, {})
+        which = (row.get("d_hidden"), row.get("d_weight"))
+        lines.append([name, *(number(value, ".2%") for value in which), number(before, ".4f"), number(after, ".4f")])
+    head = ["head", "error of dE", "of dC", "held-out loss before", "after"]
+    keys = [*trained, *(["errors"] if errors else [])]
+    return [*markdown(head, lines), "", *(f"- {line}" for line in found.about(keys, False))] if lines else NOT_RUN
 
 
 def memory() -> list[str]:
@@ -114,4 +130,9 @@ def draw_memory(timelines: dict[str, list[dict[str, float]]], folder: pathlib.Pa
     return path
 
 
-TABLES = {"fine-tuning-runs": runs, "fine-tuning-memory": memory, "fine-tuning-pictures": pictures}
+TABLES = {
+    "fine-tuning-runs": runs,
+    "fine-tuning-cce": cce,
+    "fine-tuning-memory": memory,
+    "fine-tuning-pictures": pictures,
+}

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 import train
+from data import Inputs
 from step_heads import liger_patch
 from step_models import BY_NAME, build_model, last_hidden, sized
 from studies import lm
+from studies.accumulation import gradient_errors
 from studies.corpus import load_data, load_instructions
 from studies.heads import make_head
 from studies.record import Cell
@@ -36,7 +38,7 @@ START_STEPS, STEPS = 60, 100
 START_RATE, RATE = 3e-4, 5e-5
 HELD_OUT = 32  # sequences
 WARM, LOOKED_AT = 10, 6  # steps that are not timed; the step whose memory is recorded
-START = "start"
+START, ERRORS = "start", "errors"
 Patch = Callable[[Any], object]
 
 
@@ -57,12 +59,17 @@ def headroom_patch(**options: Any) -> Patch:
     return patch
 
 
-def apple(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+def apple(**options: Any) -> Callable[[Any, Tensor, Tensor], Tensor]:
     """By its function, as its patches are for transformers 4.48."""
-    from cut_cross_entropy import linear_cross_entropy
 
-    found: Tensor = linear_cross_entropy(last_hidden(model, tokens), model.lm_head.weight, labels, shift=True)
-    return found
+    def loss(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+        from cut_cross_entropy import linear_cross_entropy
+
+        hidden = last_hidden(model, tokens)
+        found: Tensor = linear_cross_entropy(hidden, model.lm_head.weight, labels, shift=True, **options)
+        return found
+
+    return loss
 
 
 WAYS = {
@@ -71,8 +78,12 @@ WAYS = {
     "headroom 256 MiB": Way(headroom_patch(max_workspace_bytes=256 << 20)),
     "thinned": Way(headroom_patch(gradient="thinned", threshold=2.0**-9)),
     "liger": Way(liger_patch),
-    "cce": Way(loss=apple),
+    "cce": Way(loss=apple()),
+    "cce unfiltered": Way(loss=apple(filter_eps=None)),  # and nothing else: sums stay in bf16
+    "cce_exact": Way(loss=apple(impl="cce_exact")),
 }
+# whose gradients are checked at the start
+ERROR_HEADS = ("eager", "liger", "cce", "cce unfiltered", "cce_exact", "headroom", "headroom 160 MiB", "thinned")
 
 
 def sequences(session: Session) -> list[dict[str, Tensor]]:
@@ -211,12 +222,30 @@ def held_out_loss(session: Session, model: Any, rows: list[dict[str, Tensor]]) -
     return total / count
 
 
+def started(session: Session) -> Any:
+    model = new_model(session)
+    model.load_state_dict(torch.load(lm.checkpoint_path(session, f"fine-tuning/{START}"), weights_only=True))
+    return model
+
+
+def errors(session: Session) -> Cell:
+    """Of each head's gradients against float64, at the start's weights and one batch's tokens with labels."""
+    model, rows = started(session), sequences(session)[: 2 if session.options.tiny else BATCH]
+    tokens, labels = (torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels"))
+    with torch.no_grad():
+        hidden = last_hidden(model, tokens[:, :-1].to(session.options.device)).flatten(0, 1)
+    target = labels[:, 1:].flatten().to(session.options.device)
+    some = target != -100
+    inputs = Inputs(hidden[some], model.lm_head.weight.detach(), target[some])
+    names = ("eager", "headroom", "thinned") if session.options.tiny else ERROR_HEADS
+    return {"heads": gradient_errors(inputs, names), "tokens": len(inputs.target)}
+
+
 def tuned(session: Session, name: str) -> Cell:
     way, tiny = WAYS[name], session.options.tiny
     rows = sequences(session)
     held_out = HELD_OUT if len(rows) > 4 * HELD_OUT else len(rows) // 4
-    model = new_model(session)
-    model.load_state_dict(torch.load(lm.checkpoint_path(session, f"fine-tuning/{START}"), weights_only=True))
+    model = started(session)
     before = held_out_loss(session, model, rows[:held_out])
     if way.patch is not None:
         way.patch(model)
@@ -243,6 +272,7 @@ def run(session: Session) -> None:
     data = {"vocab": load_data(session.options.data).vocab}
     if session.cell(START, lambda: start(session), most=90.0, least=40.0, settings=data) is None:
         return
+    session.cell(ERRORS, lambda: errors(session), most=60.0, least=20.0, settings=data)
     for name in names:
         session.cell(name, functools.partial(tuned, session, name), most=75.0, least=45.0, settings=data)
 

@@ -11,6 +11,8 @@ PEERS = {
     "fla": ("fla", "fla"),
     "liger": ("liger", "liger"),
     "cce": ("apple", "apple cce"),
+    "cce unfiltered": ("apple-unfiltered", "apple cce unfiltered"),
+    "cce_exact": ("apple", "apple cce_exact"),
     "cce_kahan_full_c": ("apple-kahan", "apple cce_kahan_full_c"),
 }
 OURS = {

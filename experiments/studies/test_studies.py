@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import sys
 from typing import Any
 
@@ -212,12 +213,18 @@ def test_fine_tuning(tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: py
 
     words = ["--data", data, "--checkpoints", tmp_path / "checkpoints"]
     cells = tiny("fine_tuning", tmp_path / "fine_tuning.json", *words)
-    assert set(cells) == {"start", "stock", "headroom", "thinned"}
+    assert set(cells) == {"start", "errors", "stock", "headroom", "thinned"}
+    error = {name: row["d_hidden"] for name, row in cells["errors"]["heads"].items()}
+    assert 0 < error["headroom"] <= 2 * error["unavoidable"] + 2**-8 and cells["errors"]["tokens"] > 0
     assert cells["stock"]["held_out"][0] == cells["thinned"]["held_out"][0] != cells["stock"]["held_out"][1]
     assert len(cells["headroom"]["losses"]) == 4
     assert cells["headroom"]["losses"] == pytest.approx(cells["stock"]["losses"], abs=0.02)
     monkeypatch.setattr(fine_tables, "RECORDS", tmp_path)
     assert any(line.startswith("| thinned |") for line in fine_tables.runs())
+    assert fine_tables.cce() == fine_tables.NOT_RUN
+    shutil.copy(tmp_path / "fine_tuning.json", tmp_path / "fine_tuning_cce.json")
+    found = {line.split(" | ")[0].strip("| "): line.count(" - ") for line in fine_tables.cce()[2:]}
+    assert (found["unavoidable"], found["eager"], found["stock"], found["thinned"]) == (2, 2, 2, 0)
     assert fine_tables.memory() == fine_tables.NOT_RUN  # which the CPU does not measure
     record = StudyRecord("fine_tuning", tmp_path / "fine_tuning.json")
     for name in ("stock", "headroom"):
