@@ -29,13 +29,13 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const void* matrix, int64
   }
 }
 
-// The same of rows that are all there, from the thread's chunk of the first of them on.
-template <int kRows>
+// The same of a tile's rows [kFirst, kEnd), which are all there. from: the thread's chunk of the tile's first
+// row of those that it copies.
+template <int kFirst, int kEnd>
 __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char* from, int64_t stride) {
 #pragma unroll
-  for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
-    ptx::copy_async(to + i * kRowsAtOnce * kRowBytes, from);
-    from += 2 * kRowsAtOnce * stride;
+  for (int row = kFirst; row < kEnd; row += kRowsAtOnce) {
+    ptx::copy_async(to + row * kRowBytes, from + 2 * row * stride);
   }
 }
 
@@ -90,7 +90,7 @@ class Loader {
       copy_rows<kTileColumns>(stage + kHiddenBytes, product.classifier, product.classifier_stride, origin.y,
                               static_cast<int>(product.columns), first, depth);
     }
-    commit_stage(params.stages);
+    ptx::copy_async_commit();
     if (++block_ < params.depth_blocks) return;
     block_ = 0;
     ++tile_;

@@ -61,6 +61,15 @@ struct Stages {
   }
 };
 
+// Behind which pieces of a stage's second step copies are started. A copy reads its registers only when it
+// begins; what needs them before waits, and the compiler gives them away at once. With these pieces it does
+// so 9 products later or more in the plain kernels of losses and of kept exps, and at a few places sooner in
+// that of draws.
+inline constexpr int kClassifierPiece = 3;
+constexpr int hidden_piece(Epilogue epilogue) {
+  return epilogue == Epilogue::kExps || epilogue == Epilogue::kThin ? 2 : 0;
+}
+
 // Products of the block's i-th tile, of which all warps have a part; the copies of stages after are started
 // meanwhile, of this tile and of the next one, both whole. Its loop has no branch: whatever is not a product
 // is put between products, which otherwise are 6 cycles from one to the next and leave the others free.
@@ -82,13 +91,20 @@ __device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const Sha
       multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 0}, {stages.now, 1}, [](int) {});
       // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
       // read then.
-      wait_for_stage<2>();
+      wait_for_stage<0>(params.stages);
       multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 1}, {stages.next, 0}, [&](int piece) {
         const uint32_t place = stages.before + at.copied;
-        if (piece == 0) copy_whole_rows<kBlockRows>(place, from.hidden, product.hidden_stride);
-        if (piece != 2) return;
-        copy_whole_rows<kTileColumns>(place + kHiddenBytes, from.classifier, product.classifier_stride);
-        commit_stage(params.stages);
+        constexpr int kLast = kClassifierPiece + 1;
+        if (piece == hidden_piece(kInstance.epilogue)) {
+          copy_whole_rows<0, kBlockRows>(place, from.hidden, product.hidden_stride);
+        }
+        if (piece == kClassifierPiece) {
+          copy_whole_rows<0, kRowsAtOnce>(place + kHiddenBytes, from.classifier, product.classifier_stride);
+        }
+        if (piece != kLast) return;
+        copy_whole_rows<kRowsAtOnce, kTileColumns>(place + kHiddenBytes, from.classifier,
+                                                   product.classifier_stride);
+        ptx::copy_async_commit();
       });
       from.advance();
       stages.advance(shared);  // whose fragments are another tile's, after the last
@@ -113,7 +129,7 @@ __device__ __forceinline__ void multiply_any_tile(Accumulators& acc, const Share
       multiply_step<kInstance.dtype>(acc, fragments, at, first, second, [](int) {});
       multiply_step<kInstance.dtype>(acc, fragments, at, second, second, [](int) {});
     }
-    wait_for_stage<2>();
+    wait_for_stage<0>(params.stages);
     loader.copy(shared, params, stages.before);
     stages.advance(shared);
   }
@@ -143,7 +159,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
   __syncthreads();
   Loader first(0, params.depth_blocks);
   for (int i = 0; i + 1 < params.stages; ++i) first.copy(shared, params, shared.stage(i));
-  wait_for_stage<3>();
+  wait_for_stage<1>(params.stages);
 
   for (int i = 0; i < shared.tiles(); ++i) {
     if (warp_index() == 0) find_origin(shared, params, i + params.ahead);

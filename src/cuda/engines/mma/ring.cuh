@@ -74,20 +74,16 @@ __device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
-// Behind the thread's copies of a stage: a group of them. In a short ring two empty ones follow, so that the
-// stage behind the one that is read is the last but two groups in any ring.
-__device__ __forceinline__ void commit_stage(int stages) {
-  static_assert(kMostStages == kFewStages + 2);
-  ptx::copy_async_commit();
-  ptx::copy_async_commit_if(stages == kFewStages);
-  ptx::copy_async_commit_if(stages == kFewStages);
-}
-
-// Until all groups have come but the last so many: 2 in the middle of a stage, for the next one; 3 for the
-// first of all, when the whole ring but one place is under way.
-template <int kPending>
-__device__ __forceinline__ void wait_for_stage() {
-  ptx::copy_async_wait<kPending>();
+// A stage's copies are a group. In the middle of a stage the next one is waited for, behind which all others
+// of the ring but the one that is read and the one before it may be under way; kMore: one more, as before the
+// first stage.
+template <int kMore>
+__device__ __forceinline__ void wait_for_stage(int stages) {
+  if (stages == kMostStages) {
+    ptx::copy_async_wait<kMostStages - 3 + kMore>();
+  } else {
+    ptx::copy_async_wait<kFewStages - 3 + kMore>();
+  }
   __syncthreads();
 }
 

@@ -31,15 +31,6 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
   return value;
 }
 
-__device__ __forceinline__ void load_shared_pointers(uint32_t address, const char*& first,
-                                                     const char*& second) {
-  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "r"(address) : "memory");
-}
-
-__device__ __forceinline__ void store_shared(uint32_t address, const char* first, const char* second) {
-  asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(address), "l"(first), "l"(second) : "memory");
-}
-
 // 16 bytes, aligned to them.
 __device__ __forceinline__ void store_shared(uint32_t address, float4 value) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x), "f"(value.y),

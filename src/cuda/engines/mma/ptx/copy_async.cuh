@@ -20,13 +20,6 @@ __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// The same, or nothing; without a branch.
-__device__ __forceinline__ void copy_async_commit_if(bool condition) {
-  asm volatile("{\n.reg .pred does;\nsetp.ne.s32 does, %0, 0;\n@does cp.async.commit_group;\n}\n" ::"r"(
-                   static_cast<int>(condition))
-               : "memory");
-}
-
 // Until at most kPending of the thread's last groups are not done. Other threads see what was copied after a
 // barrier.
 template <int kPending>

@@ -23,10 +23,6 @@ T load_at(uint32_t address) {
 inline void store_shared(uint32_t address, int a, int b, int c, int d) {
   store_at(address, make_int4(a, b, c, d));
 }
-inline void store_shared(uint32_t address, const char* first, const char* second) {
-  store_at(address, first);
-  store_at(address + 8, second);
-}
 inline void store_shared(uint32_t address, float value) {
   store_at(address, value);
 }
@@ -35,10 +31,6 @@ inline void store_shared(uint32_t address, float4 value) {
 }
 inline void store_shared(uint32_t address, uint32_t value) {
   store_at(address, value);
-}
-inline void load_shared_pointers(uint32_t address, const char*& first, const char*& second) {
-  first = load_at<const char*>(address);
-  second = load_at<const char*>(address + 8);
 }
 inline int load_shared_int(uint32_t address) {
   return load_at<int>(address);

@@ -13,9 +13,6 @@ inline void copy_async(uint32_t to, const void* from) {
 inline void copy_async_commit() {
   cuda_on_cpu::copy_async_commit();
 }
-inline void copy_async_commit_if(bool condition) {
-  if (condition) copy_async_commit();
-}
 template <int kPending>
 void copy_async_wait() {
   cuda_on_cpu::copy_async_wait(kPending);
