@@ -99,7 +99,7 @@ class PlanInfo:
         draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
         kept_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
         vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
-        gathers: of a group of ranks: all-gathers of row statistics in a run.
+        gathers: of a group of ranks: all-gathers in a run, of row statistics and of guesses of lse.
         gathered_bytes: that they bring to each rank.
     """
 

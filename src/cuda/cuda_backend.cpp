@@ -97,7 +97,6 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
     if (is_float64) {
       return "gradient must be exact with float64 operands; the reference backend thins them, on the host";
     }
-    if (problem.in_group()) return "gradient must be exact in a group of ranks; those on the host thin it";
     for (const DType dtype : {problem.hidden_dtype, problem.classifier_dtype}) {
       if (!problem.rounds(dtype) || dtype == DType::kF32) continue;
       return std::string("thinned gradients round float32 operands only: compute_dtype is ") +

@@ -16,6 +16,7 @@ class CudaPlan final : public BackendPlan {
   CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device);
   ~CudaPlan() override;
 
+  const Problem& problem() const { return problem_; }
   const PlanDetail& detail() const { return detail_; }
   // Queues the run on a stream: waits for nothing.
   void run(const Buffers& buffers, Workspace workspace, void* stream,

@@ -54,20 +54,42 @@ PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) 
   return d;
 }
 
+// Of a whole vocabulary, or a shard that a host merges.
+std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, const std::string& asked,
+                               uint64_t budget) {
+  std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, asked), budget);
+  if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
+  std::vector<Plan> exact = exact_plans(problem, device, asked, budget);
+  if (problem.keeps_draws) return thinning_gains(problem, device) ? plans : exact;
+  plans.insert(plans.end(), exact.begin(), exact.end());
+  return plans;
+}
+
+// Ranks whose sums come with the draw tell each other their guesses of lse as well.
+void count_guesses(const Problem& problem, const PlanDetail& detail, Plan* plan) {
+  if (!detail.is_thinned() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing) return;
+  plan->gathers += 1;
+  plan->gathered_bytes += static_cast<uint64_t>(problem.group_size * problem.tokens) * sizeof(float);
+}
+
 std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& asked,
                               uint64_t budget) {
   Problem largest = problem;
   largest.vocab = problem.group_vocab;
   largest.vocab_start = 0;
-  std::vector<Plan> plans = search_plans(largest, device, choose_engine(largest, device, asked), budget);
+  std::vector<Plan> plans = plans_of_one(largest, device, asked, budget);
   for (Plan& plan : plans) {
     const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);
-    const PlanDetail detail = of_shard(problem, largest, planned.detail());
-    if (workspace_bytes(problem, detail) > plan.workspace_bytes) {
+    Problem shard = planned.problem();  // whose gradient may be exact where a thinned one was asked for
+    shard.vocab = problem.vocab;
+    shard.vocab_start = problem.vocab_start;
+    const PlanDetail detail = of_shard(shard, largest, planned.detail());
+    if (workspace_bytes(shard, detail) > plan.workspace_bytes) {
       throw Error(Status::kInternal, "a shard needs more memory than the group's largest");
     }
-    count_gathers(problem, DType::kF32, std::max<int64_t>(detail.token_chunk, 1), &plan);
-    plan.backend_plan = std::make_shared<CudaPlan>(problem, detail, device);
+    count_gathers(shard, DType::kF32, std::max<int64_t>(detail.token_chunk, 1), &plan);
+    count_guesses(shard, detail, &plan);
+    plan.backend_plan = std::make_shared<CudaPlan>(shard, detail, device);
   }
   return plans;
 }
@@ -76,14 +98,7 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
 
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              uint64_t max_workspace_bytes) {
-  if (problem.in_group()) return group_plans(problem, device, asked, max_workspace_bytes);
-  std::vector<Plan> plans =
-      search_plans(problem, device, choose_engine(problem, device, asked), max_workspace_bytes);
-  if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
-  std::vector<Plan> exact = exact_plans(problem, device, asked, max_workspace_bytes);
-  if (problem.keeps_draws) return thinning_gains(problem, device) ? plans : exact;
-  plans.insert(plans.end(), exact.begin(), exact.end());
-  return plans;
+  return (problem.in_group() ? group_plans : plans_of_one)(problem, device, asked, max_workspace_bytes);
 }
 
 }  // namespace headroom::cuda

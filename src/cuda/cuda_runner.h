@@ -44,6 +44,8 @@ struct Runner {
   After after;                // how a kernel comes after one of the run's own
   const Communicator* group;  // null: none
 
+  // Whether the sums of rows are those of all ranks, which tell each other.
+  bool exchanges() const { return problem.group_size > 1 && problem.needs_forward(); }
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }

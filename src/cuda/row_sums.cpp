@@ -106,7 +106,7 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   f.stats.writes_loss = p.needs_forward() && !p.is_open_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);
   f.kept = kept_exps_of(run, hidden);
-  const bool exchanges = p.group_size > 1 && p.needs_forward() && chunk.rows > 0;
+  const bool exchanges = run.exchanges() && chunk.rows > 0;
   if (exchanges) f.stats.group = exchange_stats(run, chunk, f);
   // What the exchange queued is no kernel of ours.
   launch_finish_chunk(run.rows, run.arena, run.buffers, f, exchanges ? After::kAnything : run.after,

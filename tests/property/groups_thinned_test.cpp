@@ -1,79 +1,12 @@
-// Thinned gradients in groups of ranks: the same seed keeps the same elements for any cut of the vocabulary,
-// which are those of the float64 reference on one device.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-
-#include "compare.h"
-#include "rank_group.h"
+// Thinned gradients in groups of ranks on the host: the same seed keeps the same elements for any cut of the
+// vocabulary, which are those of the float64 reference on one device.
+#include "thinned_groups_fixture.h"
 
 namespace headroom_test {
 namespace {
 
-using Sizes = std::vector<int64_t>;
-
-class ThinnedGroups : public testing::TestWithParam<Engine> {
+class ThinnedGroups : public ThinnedGroupsTest {
  protected:
-  static Case thinned(Case c, double threshold) {
-    headroom::Problem& p = c.problem;
-    p.gradient = HEADROOM_ALWAYS_THINNED;
-    p.threshold = threshold;
-    p.top_k = 0;
-    p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
-    c.d_hidden_start.clear();
-    c.d_classifier_start.clear();
-    c.d_bias_start.clear();
-    c.d_hidden_layout = {};
-    if (p.hidden_dtype != HEADROOM_F64) {
-      p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
-    }
-    return c;
-  }
-
-  Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, const Outputs* known,
-                    size_t budget) const {
-    std::vector<Outputs> found(sizes.size());
-    RankGroup group(static_cast<int>(sizes.size()), false);
-    group.run([&](int rank, const headroom::Communicator& communicator) {
-      headroom::Problem p = pass_problem(c, pass);
-      p.vocab = sizes[static_cast<size_t>(rank)];
-      p.max_workspace_bytes = budget;
-      int64_t start = 0;
-      for (int before = 0; before < rank; ++before) start += sizes[static_cast<size_t>(before)];
-      headroom::set_group(p, static_cast<int32_t>(sizes.size()), start, c.problem.vocab,
-                          std::ranges::max(sizes));
-      Outputs mine;  // draws are each rank's own
-      if (known != nullptr) mine = *known;
-      if (p.keeps_draws && known != nullptr) mine.draws = draws_[static_cast<size_t>(rank)];
-      found[static_cast<size_t>(rank)] =
-          run_pass(context_, p, c, known == nullptr ? nullptr : &mine, &communicator);
-    });
-    Outputs out = found[0];
-    out.d_classifier.clear();
-    out.d_bias.clear();
-    draws_.clear();
-    for (const Outputs& each : found) {
-      EXPECT_TRUE(same_bits(each.loss, out.loss) && same_bits(each.lse, out.lse)) << "between ranks";
-      out.d_classifier.insert(out.d_classifier.end(), each.d_classifier.begin(), each.d_classifier.end());
-      out.d_bias.insert(out.d_bias.end(), each.d_bias.begin(), each.d_bias.end());
-      draws_.push_back(each.draws);
-    }
-    return out;
-  }
-
-  Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget = 0) const {
-    if (c.mode == Mode::kForwardBackward) {
-      return run_ranks(c, headroom::Pass::forward_backward, sizes, nullptr, budget);
-    }
-    Outputs out = run_ranks(c, headroom::Pass::forward, sizes, nullptr, budget);
-    Outputs gradients = run_ranks(c, headroom::Pass::backward, sizes, &out, budget);
-    out.d_hidden = std::move(gradients.d_hidden);
-    out.d_classifier = std::move(gradients.d_classifier);
-    out.d_bias = std::move(gradients.d_bias);
-    return out;
-  }
-
   // Of the same elements: each run is off by its own rounding, and each rank's part of d_hidden is rounded.
   void expect_same_elements(const Case& c, const Sizes& sizes, const Outputs& reference) const {
     expect_same_elements(c, sizes, reference, Expected(c).bounds_of(GetParam()));
@@ -86,9 +19,7 @@ class ThinnedGroups : public testing::TestWithParam<Engine> {
     expect_same_results(c, reference, solve_in_group(c, sizes), bounds);
   }
 
-  headroom::Context context_ = make_context(GetParam(), 2);
   headroom::Context reference_ = make_context({"reference", ""}, 2);
-  mutable std::vector<std::vector<double>> draws_;  // of the last forward pass, a rank each
 };
 
 TEST_P(ThinnedGroups, TheSameElementsForAnyCut) {
@@ -135,24 +66,8 @@ TEST_P(ThinnedGroups, RandomProblems) {
 }
 
 TEST_P(ThinnedGroups, TheMeanOverSeedsIsTheGradient) {
-  Case c = thinned(plain_case(3, {6, 90, 5}, GetParam().plain_dtype()), 0.25);
-  const Expected expected(c);
-  const Answer& truth = expected.truth();
-  const int seed_count = is_slowed_down() ? 150 : 1000;
-  std::vector<double> sum(truth.d_hidden.size()), squares(truth.d_hidden.size());
-  for (int seed = 0; seed < seed_count; ++seed) {
-    c.problem.seed = seed;
-    const Outputs got = solve_in_group(c, {40, 50});
-    for (size_t i = 0; i < sum.size(); ++i) {
-      sum[i] += got.d_hidden[i];
-      squares[i] += got.d_hidden[i] * got.d_hidden[i];
-    }
-  }
-  for (size_t i = 0; i < sum.size(); ++i) {
-    const double mean = sum[i] / seed_count, variance = squares[i] / seed_count - mean * mean;
-    EXPECT_NEAR(mean, truth.d_hidden[i], 5 * std::sqrt(variance / seed_count) + 1e-6)
-        << "d_hidden[" << i << "]";
-  }
+  expect_unbiased(thinned(plain_case(3, {6, 90, 5}, GetParam().plain_dtype()), 0.25), {40, 50},
+                  is_slowed_down() ? 150 : 1000, 1e-6);
 }
 
 // Lists that fill up early are thinned by what a rank knows of lse, which is less than all do.
@@ -194,26 +109,6 @@ TEST_P(ThinnedGroups, WhatIsRefused) {
         error.what(),
         "kept_count, draw_variance: expected null in a group of ranks, of which each knows its own elements "
         "alone, got a pointer");
-  }
-}
-
-TEST(ThinnedGroupsOnDevices, AreRefusedByName) {
-  for (const Engine& engine : device_engines()) {
-    for (const int32_t gradient : {HEADROOM_THINNED, HEADROOM_ALWAYS_THINNED}) {
-      const Case c = plain_case(5, {4, 30, 8}, engine.plain_dtype());
-      headroom::Problem p = pass_problem(c, headroom::Pass::forward_backward);
-      p.gradient = gradient;
-      headroom::set_group(p, 3, 0, 90, 30);
-      try {
-        const headroom::Plan plan(make_context(engine), p);
-        FAIL() << "nothing was thrown";
-      } catch (const headroom::Error& error) {
-        EXPECT_EQ(error.status(), HEADROOM_UNSUPPORTED);
-        EXPECT_NE(std::string(error.what()).find("gradient must be exact in a group of ranks"),
-                  std::string::npos)
-            << error.what();
-      }
-    }
   }
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._cache import Cache
 from .._options import shape_text
+from .._plan import PlanInfo
 from ..errors import InvalidArgumentError
 from ._collectives import all_gather
 
@@ -213,19 +214,21 @@ def keep(group: Group, fields: dict[str, Any], own: Own, shard: Shard) -> None:
     _known(group).put(_key(fields, own), shard)
 
 
-def compare_plans(group: Group, chunk: int | None, error: Exception | None) -> None:
-    """Raises on every rank where one lacks a plan, or has one with other chunks of tokens.
+def compare_plans(group: Group, plan: PlanInfo | None, error: Exception | None) -> None:
+    """Raises on every rank where one lacks a plan, or has one that exchanges in other steps.
 
-    chunk: of the pass that exchanges statistics; error: of this rank, in planning that pass or a later one."""
-    reports = _reports(group, (chunk, None if error is None else f"{type(error).__name__}: {error}"))
+    plan: of the pass that exchanges statistics; error: of this rank, in planning that pass or a later one."""
+    steps = None if plan is None else {"token_chunk": plan.token_chunk, "gathers": plan.gathers}
+    reports = _reports(group, (steps, None if error is None else f"{type(error).__name__}: {error}"))
     if error is not None:
         raise error
     for rank, (_, message) in enumerate(reports):
         if message is not None:
             raise InvalidArgumentError(f"rank {rank} of the group has no plan: {message}")
-    chunks = [chunk for chunk, _ in reports]
-    if len(set(chunks)) > 1:
-        raise InvalidArgumentError(
-            f"token_chunk: expected plans with the same chunks of tokens on all ranks of the group, got "
-            f"{shape_text(chunks)}: their machines or numbers of threads differ"
-        )
+    for name in ("token_chunk", "gathers"):
+        found = [steps[name] for steps, _ in reports]
+        if len(set(found)) > 1:
+            raise InvalidArgumentError(
+                f"{name}: expected plans with the same exchanges on all ranks of the group, got {shape_text(found)}: "
+                "their machines or numbers of threads differ"
+            )

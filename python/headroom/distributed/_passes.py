@@ -172,7 +172,7 @@ def forward(
 
 
 def _with_seed(inputs: Inputs, seed: int) -> Inputs:
-    """With the one that all ranks have agreed on; on CUDA, where thinned gradients are refused, as it is."""
+    """With the one that all ranks have agreed on; on CUDA, where none is compared, the rank's own."""
     if inputs.seed is None or inputs.seed.device.type != "cpu":
         return inputs
     return inputs._replace(seed=torch.full((), seed, dtype=torch.int64))

@@ -141,7 +141,7 @@ def find_on_all(group: Group, shard: Shard, asked: Pass, later: Sequence[Pass]) 
             find(group, shard, other)
     except Exception as refused:
         error = refused
-    compare_plans(group, None if found is None else found.plan.info.token_chunk, error)
+    compare_plans(group, None if found is None else found.plan.info, error)
     assert found is not None
     return found
 

@@ -142,7 +142,7 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
                                   const FinishRows& f, int64_t r, int64_t computed, int lane) {
   const int32_t local = arena.target[computed];
   if (local == kIgnoredRow) {
-    if (lane == 0) arena.row_loss[computed] = 0;
+    if (lane == 0) arena.row_loss[computed] = arena.lse[r] = arena.lse_low[r] = 0;
     return;
   }
   const int64_t row = arena.row_map[computed];
@@ -157,13 +157,13 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   RowStats<double> shown = stats;
   if (!in_group && f.anchored && f.has_max) shown = rebase(stats, largest);
   put_stats(out, row, shown);
+  const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
+  arena.lse[r] = lse.high;  // of a shard, too, whose draws need it
+  arena.lse_low[r] = lse.low;
   if (f.is_shard) return;
   RowLoss<double> loss =
       row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats, target);
   loss.max_logit = shown.max;
-  const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
-  arena.lse[r] = lse.high;
-  arena.lse_low[r] = lse.low;
   if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.anchor[r]);
   arena.row_loss[computed] = static_cast<float>(loss.loss);
 #define HEADROOM_PUT(name, ...) put(out.name, row, loss.name);

@@ -99,6 +99,15 @@ __global__ void guess_kernel(Guess g, StatSlots slots) {
   g.count[row] = 0;
 }
 
+// In the order of ranks, so with the same bits on each.
+__global__ void merge_guesses_kernel(MergeGuesses m) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= m.rows) return;
+  float all = -CUDART_INF_F;
+  for (int64_t rank = 0; rank < m.ranks; ++rank) all = log_add(all, m.guesses[rank * m.rows + row]);
+  m.guess[row] = m.anchor[row] = all;
+}
+
 __global__ void known_guess_kernel(KnownGuess g) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= g.rows) return;
@@ -116,6 +125,11 @@ void launch_guess(const Guess& g, const Queue& queue) {
   const auto kernel = g.sampled <= 32 * kHalf ? guess_kernel<kHalf> : guess_kernel<kMost>;
   queue.launch(kernel, blocks_for(g.rows, kThreads / 32), kThreads, 0, g, *g.slots);
   check_launch("guess");
+}
+
+void launch_merge_guesses(const MergeGuesses& m, const Queue& queue) {
+  queue.launch(merge_guesses_kernel, blocks_for(m.rows, kThreads), kThreads, 0, m);
+  check_launch("merge_guesses");
 }
 
 void launch_known_guess(const KnownGuess& g, const Queue& queue) {

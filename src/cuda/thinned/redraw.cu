@@ -12,25 +12,23 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kGatherBlocks = 512;
 
+__device__ void list_redraw(int64_t row, int32_t* count, int32_t* redrawn, int32_t* redrawn_count) {
+  count[row] = 0;
+  redrawn[atomicAdd(redrawn_count, 1)] = static_cast<int32_t>(row);
+}
+
 // One block of threads for each block of rows.
-__global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, StatSlots slots) {
+__global__ void __launch_bounds__(kRowBlock) find_low_guesses_kernel(FindLowGuesses f, StatSlots slots) {
   const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   bool out = false;
   if (row < f.rows && f.target[row] != kIgnoredRow) {
     const double sum = sum_of_slots(slots, slots.sum, row);
     const double expected = sum_of_slots(slots, slots.expected, row);
     const SumRange range = range_of_sums(slots, {8.7e-27, 1.1e26});
-    out = !(sum < range.most && sum > range.least);
-    if (out || sum < 1.001 * f.certain_share || expected > f.most_expected) {
-      const float anchor = f.anchor[row];
-      if (!out) {
-        const double base = f.base_2 ? effective_anchor(anchor) : double{anchor};
-        const FloatPair lse = split_to_floats(LogSumExp<double>{base, log(sum)});
-        f.guess[row] = lse.high;
-        f.guess_low[row] = lse.low;
-      }
-      f.count[row] = 0;
-      f.redrawn[atomicAdd(f.redrawn_count, 1)] = static_cast<int32_t>(row);
+    out = !(sum < range.most && (sum > range.least || f.is_part));
+    if (out || expected > f.most_expected) {
+      f.guess[row] = -CUDART_INF_F;  // no longer too high
+      list_redraw(row, f.count, f.redrawn, f.redrawn_count);
     }
   }
   out = __syncthreads_or(out);
@@ -38,13 +36,19 @@ __global__ void __launch_bounds__(kRowBlock) find_redraws_kernel(FindRedraws f, 
   if (out && row < f.rows) clear_row(slots, row);
 }
 
+__global__ void find_high_guesses_kernel(FindHighGuesses f) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= f.rows || f.target[row] == kIgnoredRow) return;
+  const double guess = f.base_2 ? effective_anchor(f.guess[row]) : double{f.guess[row]};
+  const double lse = double{f.lse[row]} + double{f.lse_low[row]};
+  if (lse - guess < log(1.001 * f.certain_share)) list_redraw(row, f.count, f.redrawn, f.redrawn_count);
+}
+
 __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_t* out_of_range,
-                                      const int32_t* target, int64_t rows, float* anchor, float* anchor_low) {
+                                      const int32_t* target, int64_t rows, float* anchor) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= rows || out_of_range[row / kRowBlock] == 0 || target[row] == kIgnoredRow) return;
-  const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(slots, row)));
-  anchor[row] = lse.high;
-  anchor_low[row] = lse.low;
+  anchor[row] = split_to_floats(log_sum_exp_parts(joined(slots, row))).high;
   const double effective = base_2 ? effective_anchor(anchor[row]) : double{anchor[row]};
   for (int64_t s = 0; s < slots.slots; ++s) {
     const int64_t at = s * slots.stride + row;
@@ -70,11 +74,8 @@ __device__ void gather_redraw(const GatherRedraws& g, int64_t i) {
   auto* to = reinterpret_cast<uint4*>(static_cast<char*>(g.copy) + i * g.hidden_bytes);
   for (int64_t k = threadIdx.x; k < g.hidden_bytes / 16; k += kThreads) to[k] = from[k];
   if (threadIdx.x != 0) return;
-  if (g.out_of_range[row / kRowBlock] != 0) {
-    g.guess[row] = g.anchor[row];
-    g.guess_low[row] = g.anchor_low[row];
-  }
-  g.portion_anchor[i] = g.guess[row];
+  g.guess[row] = g.portion_anchor[i] = g.lse[row];
+  g.guess_low[row] = g.lse_low[row];
   g.portion_threshold[i] = g.threshold;
   if (g.inverse_temperature != nullptr) g.portion_inverse_temperature[i] = g.inverse_temperature[row];
 }
@@ -88,16 +89,20 @@ __global__ void gather_redraws_kernel(GatherRedraws g) {
 
 }  // namespace
 
-void launch_find_redraws(const FindRedraws& f, const Queue& queue) {
-  queue.launch(find_redraws_kernel, static_cast<unsigned>(row_blocks(f.rows)), kRowBlock, 0, f, *f.slots);
-  check_launch("find_redraws");
+void launch_find_low_guesses(const FindLowGuesses& f, const Queue& queue) {
+  queue.launch(find_low_guesses_kernel, static_cast<unsigned>(row_blocks(f.rows)), kRowBlock, 0, f, *f.slots);
+  check_launch("find_low_guesses");
+}
+
+void launch_find_high_guesses(const FindHighGuesses& f, const Queue& queue) {
+  queue.launch(find_high_guesses_kernel, blocks_for(f.rows, kThreads), kThreads, 0, f);
+  check_launch("find_high_guesses");
 }
 
 void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
-                           const int32_t* target, int64_t rows, float* anchor, float* anchor_low,
-                           const Queue& queue) {
+                           const int32_t* target, int64_t rows, float* anchor, const Queue& queue) {
   queue.launch(anchor_redraws_kernel, blocks_for(rows, kThreads), kThreads, 0, slots, base_2, out_of_range,
-               target, rows, anchor, anchor_low);
+               target, rows, anchor);
   check_launch("anchor_redraws");
 }
 

@@ -90,6 +90,14 @@ struct Guess {
   int32_t* redrawn_count;            // scalar, becomes 0; or null
 };
 void launch_guess(const Guess& g, const Queue& queue);
+// Of a group, whose ranks have guessed of their own columns: guess and anchor of all columns.
+struct MergeGuesses {
+  int64_t rows, ranks;
+  const float* guesses;  // [ranks, N]
+  float* guess;          // [N]
+  float* anchor;         // [N]
+};
+void launch_merge_guesses(const MergeGuesses& m, const Queue& queue);
 // A guess that is known: lse.
 struct KnownGuess {
   int64_t rows;
@@ -103,40 +111,50 @@ void launch_known_guess(const KnownGuess& g, const Queue& queue);
 // ---- redraw.cu
 // After the first draw: rows whose guess was too low or too high are listed, to be drawn again with lse as
 // the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
-struct FindRedraws {
+//
+// Too low: so much would be drawn that lists are too short, or a sum leaves the range of exps.
+struct FindLowGuesses {
   int64_t rows;
-  const StatSlots* slots;    // on the host; of blocks out of range they become those of no column
-  bool base_2;               // sums are relative to effective_anchor()
-  float certain_share;       // as in Draws
-  double most_expected;      // over threshold: rows of more are listed
-  const int32_t* target;     // [N]
-  const float* anchor;       // [N] the guess
-  float *guess, *guess_low;  // [N] become lse, where the sum is in range
-  int32_t* count;            // [N] becomes 0
-  uint8_t* out_of_range;     // for 128 rows each: a sum left the range of exps
-  int32_t* redrawn;          // [N] the rows, in any order
-  int32_t* redrawn_count;    // scalar, 0 before
+  const StatSlots* slots;  // on the host; of blocks out of range they become those of no column
+  bool is_part;  // of a rank of a group, whose sums may be as small as they like: others have the rest
+  double most_expected;    // over threshold: rows of more are listed
+  const int32_t* target;   // [N]
+  float* guess;            // [N] of listed rows becomes -inf
+  int32_t* count;          // [N] of listed rows becomes 0
+  uint8_t* out_of_range;   // for 128 rows each: a sum left the range of exps
+  int32_t* redrawn;        // [N] the rows, in any order
+  int32_t* redrawn_count;  // scalar, 0 before
 };
-void launch_find_redraws(const FindRedraws& r, const Queue& queue);
-// Blocks of rows out of range, which have new sums relative to maxima: sums relative to lse as the anchor;
-// listed rows of them get it as the guess.
-// anchor_low [N]: what rounding took off the anchor, which the guess has and the sums have not.
+void launch_find_low_guesses(const FindLowGuesses& f, const Queue& queue);
+// Blocks of rows out of range, which have new sums relative to maxima: sums relative to their lse as the
+// anchor.
 void launch_anchor_redraws(const StatSlots& slots, bool base_2, const uint8_t* out_of_range,
-                           const int32_t* target, int64_t rows, float* anchor, float* anchor_low,
-                           const Queue& queue);
-// Of a portion of listed rows: hidden rows, guesses (out of range: anchors) and thresholds.
+                           const int32_t* target, int64_t rows, float* anchor, const Queue& queue);
+// Too high, when lse is known, of all ranks in a group: elements above threshold might not be kept.
+struct FindHighGuesses {
+  int64_t rows;
+  bool base_2;                 // the guess is effective_anchor() of it
+  float certain_share;         // as in Draws
+  const int32_t* target;       // [N]
+  const float *lse, *lse_low;  // [N] together lse
+  const float* guess;          // [N]
+  int32_t* count;              // [N] as above, and these, to which rows are added
+  int32_t* redrawn;
+  int32_t* redrawn_count;
+};
+void launch_find_high_guesses(const FindHighGuesses& f, const Queue& queue);
+// Of a portion of listed rows: hidden rows, guesses and thresholds.
 struct GatherRedraws {
   const int32_t* redrawn;        // of the portion
   const int32_t* redrawn_count;  // scalar: of all portions
   int32_t* count;                // scalar: becomes that of the portion
   int64_t first, portion;        // the portion's first in the list, and how many it has room for
   const void* hidden;
-  int64_t hidden_bytes;   // of a row, a multiple of 16
-  int64_t hidden_stride;  // bytes
-  void* copy;             // [portion, hidden_bytes]
-  const uint8_t* out_of_range;
-  const float *anchor, *anchor_low;  // [N]
-  float *guess, *guess_low;          // [N]
+  int64_t hidden_bytes;        // of a row, a multiple of 16
+  int64_t hidden_stride;       // bytes
+  void* copy;                  // [portion, hidden_bytes]
+  const float *lse, *lse_low;  // [N] together lse
+  float *guess, *guess_low;    // [N] become lse
   float threshold;
   const float* inverse_temperature;    // [N] or null: ones
   float* portion_inverse_temperature;  // [portion] or null

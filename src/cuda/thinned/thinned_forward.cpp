@@ -64,11 +64,29 @@ void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, 
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
+// Of all ranks' columns, in a group.
+void merge_guesses(const Runner& run, const ThinArena& t) {
+  const int64_t rows = run.problem.tokens;
+  float* guesses = run.arena.gathered;
+  run.queue.call([group = run.group, guesses, rows](cudaStream_t stream) {
+    group->gather(guesses, rows, DType::kF32, stream);
+  });
+  launch_merge_guesses({.rows = rows,
+                        .ranks = run.problem.group_size,
+                        .guesses = guesses,
+                        .guess = t.lists.guess,
+                        .anchor = run.arena.anchor},
+                       run.queue);
+}
+
 void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
-  const Operand columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
-  sum_dense(run, t, chunk, hidden, columns);
-  if (t.sizes.sampled > 0) multiply_sample(run, t, chunk, hidden, columns);
+  if (p.vocab > 0) {  // of a rank of a group it may be 0
+    const Operand columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
+    sum_dense(run, t, chunk, hidden, columns);
+    if (t.sizes.sampled > 0) multiply_sample(run, t, chunk, hidden, columns);
+  }
+  const bool merges = run.exchanges();
   Guess g{};
   g.rows = p.tokens;
   g.sampled = t.sizes.sampled;
@@ -84,13 +102,14 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.target = run.arena.target;
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
-  g.guess = t.lists.guess;
+  g.guess = merges ? run.arena.gathered + run.group->rank * p.tokens : t.lists.guess;
   g.guess_low = t.lists.guess_low;
   g.anchor = run.arena.anchor;
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
   g.redrawn_count = t.redrawn_count;
   launch_guess(g, run.queue);
+  if (merges) merge_guesses(run, t);
 }
 
 // The kernel of the first draw, over windows of the classifier. Condition: whether there are rows to draw
@@ -118,30 +137,41 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
   });
 }
 
-// Rows with a bad guess once more, copied side by side, as many as there is room for at a time. Without any,
-// the launches find nothing to do.
-void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+// After the draw, what can be told before lse is known: rows whose guess was too low, and new sums of blocks
+// of rows where they left the range of exps.
+void find_low_guesses(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Arena& a = run.arena;
-  FindRedraws f{};
+  FindLowGuesses f{};
   f.rows = chunk.rows;
   f.slots = &a.slots;
-  f.base_2 = base_2(run);
-  f.certain_share = kCertainShare;
+  f.is_part = run.exchanges();
   f.most_expected = most_expected(run.problem.threshold);
   f.target = a.target;
-  f.anchor = a.anchor;
   f.guess = t.lists.guess;
-  f.guess_low = t.lists.guess_low;
   f.count = t.lists.count;
   f.out_of_range = t.out_of_range;
   f.redrawn = t.redrawn;
   f.redrawn_count = t.redrawn_count;
-  launch_find_redraws(f, run.queue);
+  launch_find_low_guesses(f, run.queue);
   sum_rows(run, chunk, hidden, t.out_of_range);
-  float* anchor_low = a.lse_low;  // which gets its values when the rows are finished
-  launch_anchor_redraws(a.slots, f.base_2, t.out_of_range, a.target, chunk.rows, a.anchor, anchor_low,
-                        run.queue);
+  launch_anchor_redraws(a.slots, base_2(run), t.out_of_range, a.target, chunk.rows, a.anchor, run.queue);
+}
 
+// Rows with a bad guess once more, copied side by side, as many as there is room for at a time. Without any,
+// the launches find nothing to do.
+void draw_again(const Runner& run, const ThinArena& t, const Operand& hidden) {
+  const Arena& a = run.arena;
+  launch_find_high_guesses({.rows = run.problem.tokens,
+                            .base_2 = base_2(run),
+                            .certain_share = kCertainShare,
+                            .target = a.target,
+                            .lse = a.lse,
+                            .lse_low = a.lse_low,
+                            .guess = t.lists.guess,
+                            .count = t.lists.count,
+                            .redrawn = t.redrawn,
+                            .redrawn_count = t.redrawn_count},
+                           run.queue);
   const auto element = static_cast<int64_t>(size_of(run.dtype()));
   GatherRedraws g{};
   g.redrawn_count = t.redrawn_count;
@@ -150,9 +180,8 @@ void draw_again(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   g.hidden_bytes = run.depth() * element;
   g.hidden_stride = hidden.stride * element;
   g.copy = t.portion_hidden;
-  g.out_of_range = t.out_of_range;
-  g.anchor = a.anchor;
-  g.anchor_low = anchor_low;
+  g.lse = a.lse;
+  g.lse_low = a.lse_low;
   g.guess = t.lists.guess;
   g.guess_low = t.lists.guess_low;
   g.threshold = threshold_of(run.problem);
@@ -241,23 +270,12 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
 
 namespace {
 
-// sm90: sums and draws in one pass, with a guess of lse.
-void draw_with_guess(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
-  guess_lse(run, t, chunk, hidden);
-  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, ThinArgs& args) {
-    product.row_block_active = run.arena.active;
-    args.draws.certain_share = kCertainShare;
-  });
-  draw_again(run, t, chunk, hidden);
-}
-
 // The sums are known: lse is the guess.
-void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
-                   const float* lse) {
+void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
   const Arena& a = run.arena;
   KnownGuess g{};
   g.rows = chunk.rows;
-  g.lse = lse;
+  g.lse = a.lse;
   g.lse_low = a.lse_low;
   g.target = a.target;
   g.threshold = threshold_of(run.problem);
@@ -275,18 +293,28 @@ void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, co
 
 }  // namespace
 
-void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
-  const Arena& a = run.arena;
-  choose_columns(run, t);
-  if (!run.problem.needs_forward()) {
-    draw_with_lse(run, t, chunk, hidden, a.lse);
-  } else if (sums_while_drawing(run)) {
-    draw_with_guess(run, t, chunk, hidden);
+void sum_and_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  if (run.problem.vocab > 0) choose_columns(run, t);
+  if (!sums_while_drawing(run)) return sum_rows(run, chunk, hidden, run.arena.active);
+  guess_lse(run, t, chunk, hidden);
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, ThinArgs& args) {
+    product.row_block_active = run.arena.active;
+    args.draws.certain_share = kCertainShare;
+  });
+  find_low_guesses(run, t, chunk, hidden);
+}
+
+void finish_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  if (sums_while_drawing(run)) {
+    draw_again(run, t, hidden);
   } else {
-    sum_rows(run, chunk, hidden, a.active);
-    launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/false, run.after, run.queue);
-    draw_with_lse(run, t, chunk, hidden, a.anchor);
+    draw_with_lse(run, t, chunk, hidden);
   }
+}
+
+void draw_of_known_sums(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden) {
+  choose_columns(run, t);
+  draw_with_lse(run, t, chunk, hidden);
 }
 
 }  // namespace headroom::cuda

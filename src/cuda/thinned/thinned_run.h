@@ -8,9 +8,13 @@ namespace headroom::cuda {
 void run_thinned(const Runner& run, const ThinArena& t);
 
 // ---- thinned_forward.cpp
-// The first draw: with a guess of lse (forward passes, which have the rows' sums from it), or with lse
-// itself.
-void draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
+// Of forward passes, before the rows' lse is known: their sums, and with them, where the engine makes both in
+// one pass, the first draw with a guess of lse, in a group of all ranks' lse.
+void sum_and_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
+// And after: the first draw with lse itself, of all rows, or of those whose guess was bad.
+void finish_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
+// Of a backward pass without draws, which knows lse.
+void draw_of_known_sums(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
 // Whether rows' sums are relative to an anchor and come with the draw, in one pass; else they are made before
 // it.
 bool sums_while_drawing(const Runner& run);

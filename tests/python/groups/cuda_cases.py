@@ -139,17 +139,6 @@ def case_configurations_that_differ(ranks):
 
 
 @sizes(2)
-def case_thinned_gradients_are_refused(ranks):
-    data = CudaData(ranks)
-    leaf = data.input.clone().requires_grad_()
-    if ranks.device.type == "cuda":
-        with pytest.raises(NotImplementedError, match="thinned"):
-            headroom.distributed.linear_cross_entropy(
-                leaf, data.weight[data.shard], data.target, group=ranks.group, gradient="thinned"
-            )
-
-
-@sizes(2)
 def case_a_target_out_of_range(ranks):
     data = CudaData(ranks)
     data.target[5] = data.vocab

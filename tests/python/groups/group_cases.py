@@ -120,9 +120,10 @@ def outputs(out):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data):
+def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data, **more):
+    """more: options of the group's head alone, which change nothing but its rounding."""
     data = kind(ranks, dtype, seed)
-    out, gradients = of_group(ranks, data, options, has_bias)
+    out, gradients = of_group(ranks, data, options, has_bias, **more)
     truth, exact = of_whole(data.to(torch.float64), options, has_bias)
     naive, rounded = of_whole(data, options, has_bias)
     told, told_naive = outputs(out), outputs(naive)
@@ -142,7 +143,7 @@ def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data
         assert got.dtype == dtype
         # A rounding of the largest logit is a relative error of probabilities.
         assert_close(name, got, near[part], whole[part], max(1, logit) * whole.abs().max(), ranks)
-    again, gradients_again = of_group(ranks, data, options, has_bias)
+    again, gradients_again = of_group(ranks, data, options, has_bias, **more)
     for name, value in outputs(again).items():
         assert torch.equal(value, told[name]), (name, "between runs")
         every = [None] * ranks.size

@@ -13,7 +13,10 @@ import torch.multiprocessing as mp
 SECONDS = 480  # for all cases of a size; a collective that nobody joins ends after a quarter of it
 
 
-MODULES = {"cpu": ("group", "fault", "later", "target", "top_k", "invariance", "thinned"), "cuda": ("cuda",)}
+MODULES = {
+    "cpu": ("group", "fault", "later", "target", "top_k", "invariance", "thinned"),
+    "cuda": ("cuda", "cuda_thinned"),
+}
 
 
 def cases_of(size, kind="cpu"):

@@ -1,0 +1,101 @@
+#pragma once
+// Thinned gradients of ranks that are threads, each with a shard of the vocabulary.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "compare.h"
+#include "rank_group.h"
+
+namespace headroom_test {
+
+using Sizes = std::vector<int64_t>;
+
+class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
+ protected:
+  static Case thinned(Case c, double threshold) {
+    headroom::Problem& p = c.problem;
+    p.gradient = HEADROOM_ALWAYS_THINNED;
+    p.threshold = threshold;
+    p.top_k = 0;
+    p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
+    c.d_hidden_start.clear();
+    c.d_classifier_start.clear();
+    c.d_bias_start.clear();
+    c.d_hidden_layout = {};
+    if (p.hidden_dtype != HEADROOM_F64) {
+      p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+    }
+    return c;
+  }
+
+  Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, const Outputs* known,
+                    size_t budget) const {
+    std::vector<Outputs> found(sizes.size());
+    RankGroup group(static_cast<int>(sizes.size()), GetParam().is_device());
+    group.run([&](int rank, const headroom::Communicator& communicator) {
+      headroom::Problem p = pass_problem(c, pass);
+      p.vocab = sizes[static_cast<size_t>(rank)];
+      p.max_workspace_bytes = budget;
+      int64_t start = 0;
+      for (int before = 0; before < rank; ++before) start += sizes[static_cast<size_t>(before)];
+      headroom::set_group(p, static_cast<int32_t>(sizes.size()), start, c.problem.vocab,
+                          std::ranges::max(sizes));
+      Outputs mine;  // draws are each rank's own
+      if (known != nullptr) mine = *known;
+      if (p.keeps_draws && known != nullptr) mine.draws = draws_[static_cast<size_t>(rank)];
+      found[static_cast<size_t>(rank)] =
+          run_pass(context_, p, c, known == nullptr ? nullptr : &mine, &communicator);
+    });
+    Outputs out = found[0];
+    out.d_classifier.clear();
+    out.d_bias.clear();
+    draws_.clear();
+    for (const Outputs& each : found) {
+      EXPECT_TRUE(same_bits(each.loss, out.loss) && same_bits(each.lse, out.lse)) << "between ranks";
+      out.d_classifier.insert(out.d_classifier.end(), each.d_classifier.begin(), each.d_classifier.end());
+      out.d_bias.insert(out.d_bias.end(), each.d_bias.begin(), each.d_bias.end());
+      draws_.push_back(each.draws);
+    }
+    return out;
+  }
+
+  Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget = 0) const {
+    if (c.mode == Mode::kForwardBackward) {
+      return run_ranks(c, headroom::Pass::forward_backward, sizes, nullptr, budget);
+    }
+    Outputs out = run_ranks(c, headroom::Pass::forward, sizes, nullptr, budget);
+    Outputs gradients = run_ranks(c, headroom::Pass::backward, sizes, &out, budget);
+    out.d_hidden = std::move(gradients.d_hidden);
+    out.d_classifier = std::move(gradients.d_classifier);
+    out.d_bias = std::move(gradients.d_bias);
+    return out;
+  }
+
+  // The mean over seeds, but for 5 of its own standard deviations.
+  void expect_unbiased(Case c, const Sizes& sizes, int seed_count, double rounding) const {
+    const std::vector<double> truth = Expected(c).truth().d_hidden;
+    std::vector<double> sum(truth.size()), squares(truth.size());
+    for (int seed = 0; seed < seed_count; ++seed) {
+      c.problem.seed = seed;
+      const Outputs got = solve_in_group(c, sizes);
+      for (size_t i = 0; i < sum.size(); ++i) {
+        sum[i] += got.d_hidden[i];
+        squares[i] += got.d_hidden[i] * got.d_hidden[i];
+      }
+    }
+    for (size_t i = 0; i < sum.size(); ++i) {
+      const double mean = sum[i] / seed_count, variance = squares[i] / seed_count - mean * mean;
+      EXPECT_NEAR(mean, truth[i], 5 * std::sqrt(std::max(variance, 0.0) / seed_count) + rounding)
+          << "d_hidden[" << i << "]";
+    }
+  }
+
+  headroom::Context context_ = make_context(GetParam(), 2);
+  mutable std::vector<std::vector<double>> draws_;  // of the last forward pass, a rank each
+};
+
+}  // namespace headroom_test
