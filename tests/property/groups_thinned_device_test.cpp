@@ -68,7 +68,8 @@ TEST_P(ThinnedDeviceGroups, RowsWhoseMassIsOfOneRank) {
   masked.problem.has_bias = 1;
   masked.bias.assign(400, -INFINITY);
   for (int64_t j = 0; j < kUnmasked; ++j) masked.bias[static_cast<size_t>(j)] = j < kLikely ? 0 : -300;
-  for (size_t i = 0; i < masked.targets.size(); ++i) masked.targets[i] = static_cast<int64_t>(i * 5 % kLikely);
+  for (size_t i = 0; i < masked.targets.size(); ++i)
+    masked.targets[i] = static_cast<int64_t>(i * 5 % kLikely);
   Case c = masked;
   c.problem.vocab = kUnmasked;
   c.classifier.resize(kUnmasked * kDepth);
