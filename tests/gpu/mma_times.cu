@@ -84,28 +84,42 @@ float seconds_of(const std::function<void()>& launch) {
 }
 
 // bf16 of a normal distribution, drawn once and repeated with an odd period.
-uint16_t* random_matrix(int64_t rows, int64_t columns, float spread, unsigned seed) {
+std::vector<uint16_t> normal_numbers(unsigned seed) {
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, spread);
-  std::vector<uint16_t> period(1'000'003), values(static_cast<size_t>(rows * columns));
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> period(1'000'003);
   for (uint16_t& value : period) value = float_to_bf16(normal(random));
+  return period;
+}
+uint16_t* matrix_of(const std::vector<uint16_t>& period, int64_t rows, int64_t columns) {
+  std::vector<uint16_t> values(static_cast<size_t>(rows * columns));
   for (size_t i = 0; i < values.size(); ++i) values[i] = period[i % period.size()];
   return on_device(values);
+}
+
+constexpr float kSpread = 3;      // standard deviation of logits
+constexpr int kCandidates = 16;   // of a peaked row
+constexpr float kLikeliest = 16;  // logit of its first candidate; that of the k-th is ln k less
+float candidate_logit(int k) {
+  return kLikeliest - std::log(static_cast<float>(k + 1));
 }
 
 class Launches {
  public:
   Launches(int64_t rows, int64_t columns, int64_t depth) : rows_(rows), columns_(columns) {
-    product_.hidden = random_matrix(rows, depth, 1, 1);
-    product_.classifier = random_matrix(columns, depth, 1, 2);
+    product_.hidden = matrix_of(normal_numbers(1), rows, depth);
+    const std::vector<uint16_t> classifier = normal_numbers(2);
+    product_.classifier = matrix_of(classifier, columns, depth);
     product_.hidden_stride = product_.classifier_stride = product_.depth = depth;
     product_.rows = rows;
     product_.columns = columns;
-    product_.scale = 3.0f / std::sqrt(static_cast<float>(depth));  // logits of a standard deviation of 3
+    product_.scale = kSpread / std::sqrt(static_cast<float>(depth));
     std::vector<int32_t> targets(static_cast<size_t>(rows));
     for (int64_t i = 0; i < rows; ++i) targets[i] = static_cast<int32_t>(i * 7919 % columns);
     product_.target = on_device(targets);
     target_logit_ = on_device(std::vector<float>(static_cast<size_t>(rows)));
+    peaked_ = product_;
+    peaked_.hidden = peaked_rows(classifier);
   }
 
   std::function<void()> loss(const Device& device) {
@@ -125,13 +139,14 @@ class Launches {
     args.exps = {exps_, columns_, stride};
     return launch(args, device);
   }
-  // A row keeps what is above 2^-9 of its sum, and draws the rest.
-  std::function<void()> draw(const Device& device) {
+  // A row keeps what is above 2^-9 of its sum, and draws the rest. Of a peaked row, as a trained model has
+  // them, that is little.
+  std::function<void()> draw(const Device& device, bool is_peaked) {
     ThinArgs args;
     args.stats = slots(ThinArgs{}, device);
     args.stats.expected = on_device(std::vector<float>(static_cast<size_t>(args.stats.slots * rows_)));
     args.target_logit = target_logit_;
-    args.anchor = on_device(std::vector<float>(static_cast<size_t>(rows_), lse()));
+    args.anchor = on_device(std::vector<float>(static_cast<size_t>(rows_), is_peaked ? peaked_lse() : lse()));
     args.draws.seed = on_device(std::vector<uint64_t>{1});
     args.draws.role = on_device(std::vector<int32_t>(static_cast<size_t>(columns_), -1));
     args.draws.threshold = on_device(std::vector<float>(static_cast<size_t>(rows_), 0x1p-9f));
@@ -139,7 +154,7 @@ class Launches {
     args.draws.count = count;
     args.draws.capacity = 2048;
     args.draws.elements = on_device(std::vector<Draw>(static_cast<size_t>(rows_) * 2048));
-    const auto kernel = launch(args, device);
+    const auto kernel = launch(args, device, is_peaked);
     return [kernel, count, bytes = static_cast<size_t>(rows_) * 4] {
       require(cudaMemsetAsync(count, 0, bytes), "cudaMemset");
       kernel();
@@ -148,7 +163,40 @@ class Launches {
 
  private:
   // Of normal logits: ln V + variance / 2.
-  float lse() const { return std::log(static_cast<float>(columns_)) + 4.5f; }
+  float lse() const { return std::log(static_cast<float>(columns_)) + kSpread * kSpread / 2; }
+  // And of candidates' logits.
+  float peaked_lse() const {
+    float candidates = 0, variance = 0;
+    for (int k = 0; k < kCandidates; ++k) {
+      candidates += std::exp(candidate_logit(k));
+      variance += candidate_logit(k) * candidate_logit(k) / static_cast<float>(product_.depth);
+    }
+    return std::log(candidates + static_cast<float>(columns_) * std::exp(variance / 2));
+  }
+
+  // Each the sum of its candidates' rows of the classifier, so that their logits are what they are to be.
+  uint16_t* peaked_rows(const std::vector<uint16_t>& classifier) const {
+    const auto depth = static_cast<size_t>(product_.depth);
+    std::vector<float> numbers(classifier.size());
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = bf16_to_float(classifier[i]);
+    std::vector<uint16_t> values(static_cast<size_t>(rows_) * depth);
+    std::vector<float> row(depth);
+    for (size_t i = 0; i < static_cast<size_t>(rows_); ++i) {
+      std::fill(row.begin(), row.end(), 0.f);
+      for (int k = 0; k < kCandidates; ++k) {
+        const size_t column = (i * 7919 + static_cast<size_t>(k) * 104'729) % static_cast<size_t>(columns_);
+        const float factor = candidate_logit(k) / (product_.scale * static_cast<float>(depth));
+        size_t at = column * depth % numbers.size();
+        for (float& value : row) {
+          value += factor * numbers[at];
+          at = at + 1 == numbers.size() ? 0 : at + 1;
+        }
+      }
+      std::transform(row.begin(), row.end(), values.begin() + static_cast<std::ptrdiff_t>(i * depth),
+                     float_to_bf16);
+    }
+    return on_device(values);
+  }
 
   StatSlots slots(const EpilogueArgs& epilogue, const Device& device) {
     LogitsArgs args{product_, epilogue};
@@ -162,14 +210,15 @@ class Launches {
     return found;
   }
 
-  std::function<void()> launch(const EpilogueArgs& epilogue, const Device& device) const {
-    return [args = LogitsArgs{product_, epilogue}, device] {
+  std::function<void()> launch(const EpilogueArgs& epilogue, const Device& device,
+                               bool is_peaked = false) const {
+    return [args = LogitsArgs{is_peaked ? peaked_ : product_, epilogue}, device] {
       launch_logits(args, device, Queue(cudaStream_t{}));
     };
   }
 
   int64_t rows_, columns_;
-  LogitsProduct product_;
+  LogitsProduct product_, peaked_;
   float* target_logit_ = nullptr;
   void* exps_ = nullptr;
 };
@@ -207,7 +256,8 @@ void run(int64_t rows, int64_t columns, int64_t depth, double seconds) {
                    }});
     all.push_back({"loss", name, blocks, flop, launches.loss(device)});
     all.push_back({"kept exps", name, blocks, flop, launches.kept_exps(device)});
-    all.push_back({"draw", name, blocks, flop, launches.draw(device)});
+    all.push_back({"draw", name, blocks, flop, launches.draw(device, false)});
+    all.push_back({"draw, peaked", name, blocks, flop, launches.draw(device, true)});
   }
   for (const Measurement& each : all) each.launch();
   require(cudaDeviceSynchronize(), "a kernel");

@@ -62,12 +62,12 @@ struct Stages {
 };
 
 // Behind which pieces of a stage's second step copies are started. A copy reads its registers only when it
-// begins; what needs them before waits, and the compiler gives them away at once. With these pieces it does
-// so 9 products later or more in the plain kernels of losses and of kept exps, and at a few places sooner in
-// that of draws.
+// begins; what needs them before waits, and the compiler gives them away at once. And many at once keep
+// ldmatrix waiting, whose operands the next products need. What was measured is in docs/architecture_mma.md;
+// a ring of kFewStages wants them early.
 inline constexpr int kClassifierPiece = 3;
 constexpr int hidden_piece(Epilogue epilogue) {
-  return epilogue == Epilogue::kExps || epilogue == Epilogue::kThin ? 2 : 0;
+  return epilogue == Epilogue::kExps ? 2 : 0;
 }
 
 // Products of the block's i-th tile, of which all warps have a part; the copies of stages after are started
