@@ -1,4 +1,5 @@
-"""A head that GPUs share beside the same head on one of them: vocabulary parallel, sequence parallel, the loss alone.
+"""A head that GPUs share beside the same head on one of them: vocabulary parallel, sequence parallel, the loss alone,
+and thinned gradients of flat and of peaked data.
 
     python bench/gpu/parallel.py [--ranks 2] [--shapes 8192x131072x4096,...] [--rounds 5] [--minutes 6] [--json FILE]
     python bench/gpu/parallel.py --show FILE
@@ -33,7 +34,9 @@ from table import markdown, number  # noqa: E402
 
 SHAPES = "8192x131072x4096,4096x256000x2304,16384x128000x2048"
 CALLS = 3
+THINNED = {"flat": "std1", "peaked": "peaked"}  # data
 ONE = {"vocabulary parallel": "one GPU", "sequence parallel": "one GPU", "loss, vocabulary parallel": "loss, one GPU"}
+ONE |= {f"thinned, {data}, vocabulary parallel": f"thinned, {data}, one GPU" for data in THINNED}
 Call = Callable[[], Any]
 
 
@@ -52,10 +55,12 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
     tokens = shape.tokens // ranks
     part = whole.hidden[rank * tokens : (rank + 1) * tokens].clone()
 
-    def call(function: Callable[..., Any], hidden: Any, weight: Any, **options: Any) -> Call:
+    def call(
+        function: Callable[..., Any], hidden: Any, weight: Any, target: Any = whole.target, **options: Any
+    ) -> Call:
         def both() -> Any:
             leaves = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
-            loss = function(*leaves, whole.target, **options)
+            loss = function(*leaves, target, **options)
             loss.backward()
             return loss.detach()
 
@@ -69,6 +74,12 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
         return loss
 
     one, group = headroom.linear_cross_entropy, headroom.distributed.linear_cross_entropy
+    thinned: dict[str, Call | None] = {}
+    for name, kind in THINNED.items():
+        inputs = make_inputs(shape, kind, device)  # whose weight is the same
+        options = {"target": inputs.target, "gradient": "always-thinned", "threshold": 2.0**-9, "seed": 1}
+        thinned[f"thinned, {name}, one GPU"] = call(one, inputs.hidden, whole.weight, **options) if rank == 0 else None
+        thinned[f"thinned, {name}, vocabulary parallel"] = call(group, inputs.hidden, shard, **options)
     summed = torch.zeros_like(whole.hidden)
     return {
         "one GPU": call(one, whole.hidden, whole.weight) if rank == 0 else None,
@@ -76,6 +87,7 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
         "sequence parallel": call(group, part, shard, sequence_parallel=True),
         "loss, one GPU": loss_of(one, whole.weight) if rank == 0 else None,
         "loss, vocabulary parallel": loss_of(group, shard),
+        **thinned,
         "all-reduce of d_hidden": lambda: dist.all_reduce(summed),
     }
 

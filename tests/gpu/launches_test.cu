@@ -159,7 +159,7 @@ TEST_P(LaunchCounts, Thinned) {
   c.problem.gradient = HEADROOM_ALWAYS_THINNED;
   const Counted got = counted(c, headroom::Pass::forward_backward);
   ASSERT_EQ(got.kind, HEADROOM_PLAN_THINNED);
-  EXPECT_LE(got.launches.own, 32) << got.launches.names;
+  EXPECT_LE(got.launches.own, 33) << got.launches.names;
 }
 
 std::vector<Engine> fused_engines() {

@@ -148,7 +148,7 @@ def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data
         assert torch.equal(value, told[name]), (name, "between runs")
         every = [None] * ranks.size
         dist.all_gather_object(every, value)
-        assert all(torch.equal(other, value) for other in every), (name, "between ranks")
+        assert all(torch.equal(other.to(value.device), value) for other in every), (name, "between ranks")
     for one, other in zip(gradients, gradients_again):
         assert one is None or torch.equal(one, other)
 

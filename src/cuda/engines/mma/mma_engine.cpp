@@ -16,7 +16,7 @@ constexpr double kEpilogueSeconds = 2.7e-6;
 // three heads then lie within 1% (docs/architecture_mma.md). Predictions: all of them where there is nothing
 // faster; of Blackwell's for data centers, whose processors have twice Hopper's, half of Hopper's.
 double share_of_products(const Device& device) {
-  if (device.capability / 10 == 9) return 0.647;
+  if (device.capability / 10 == 9) return 0.683;
   return device.capability / 10 == 10 ? 0.32 : 1;
 }
 

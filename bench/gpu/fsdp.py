@@ -1,0 +1,188 @@
+"""Whole training steps under FSDP2, of a model of transformers with its own head and with ours, interleaved.
+
+    python bench/gpu/fsdp.py [--ranks 2] [--model llama-1b] [--layers N] [--sequences 4] [--length 4096] [--rounds 8]
+        [--minutes 3] [--json FILE]
+    python bench/gpu/fsdp.py --show FILE
+    python bench/gpu/fsdp.py --device cpu --rounds 1      tries it out, with gloo and a tiny model
+
+Every rank is a process with a GPU of its own and sequences of its own. Each layer is a unit of FSDP2, the rest is the
+root's. The heads are the model's own (stock), ours as headroom.transformers.patch puts it in, and ours with 256 MiB and
+with thinned gradients. Each round takes one step with each head, AdamW included, its learning rate 0; a head's time is
+the largest of its ranks'. Memory is the allocator's peak of a step, the largest of the ranks'; "of the head" is what is
+above a step whose head makes the logits of each sequence's last token alone. HEADROOM_LIBRARY names libheadroom.so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+if os.environ.get("HEADROOM_LIBRARY"):
+    sys.path.insert(0, str(HERE.parents[1] / "python"))
+
+from machine import describe_machine  # noqa: E402
+from table import markdown, number  # noqa: E402
+
+NO_HEAD = "no head"
+
+
+def losses(model: Any, tokens: Any) -> dict[str, Any]:
+    """What gives each head's loss."""
+    import headroom.transformers
+
+    from step_heads import MIB, THRESHOLD, patched, stock
+
+    def ours(**options: Any) -> Any:
+        return patched(lambda model: headroom.transformers.patch(model, **options), model, tokens)
+
+    found = {
+        "stock": stock(model, tokens),
+        "headroom": ours(),
+        "headroom 256 MiB": ours(max_workspace_bytes=256 * MIB),
+        "headroom thinned": ours(gradient="always-thinned", threshold=THRESHOLD),
+    }
+    return found | {NO_HEAD: lambda: model(input_ids=tokens, logits_to_keep=1).logits.float().mean()}
+
+
+def of_all(value: Any, ranks: int) -> list[Any]:
+    import torch.distributed as dist
+
+    found = [None] * ranks
+    dist.all_gather_object(found, value)
+    return found
+
+
+def measure(asked: argparse.Namespace, device: str, rank: int, end: float) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    from clock import Clock
+    from step_models import SPECS, build_model, random_tokens, sized
+
+    tiny = asked.device == "cpu"
+    spec = next(spec for spec in SPECS if spec.name == asked.model)
+    spec = sized(spec, tiny, asked.layers, asked.sequences, asked.length)
+    model: Any = build_model(spec, device)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    tokens = random_tokens(spec, device).roll(rank, dims=1)  # of each rank its own
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
+    clock = Clock(device)
+    found: dict[str, Any] = {}
+    steps = {}
+    for name, loss_of in losses(model, tokens).items():
+
+        def step(loss_of: Any = loss_of) -> Any:
+            loss = loss_of()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+        step()  # gathers, plans and compiles
+        loss, peak = step().double().item(), clock.peak_bytes(step)
+        peaks = of_all(peak, asked.ranks)
+        found[name] = {"loss": loss, "peak_bytes": max(peaks) if peak is not None else None, "ms": []}
+        steps[name] = step
+    for _ in range(asked.rounds):
+        if max(of_all(time.time(), asked.ranks)) > end:
+            break
+        for name, step in steps.items():
+            dist.barrier()
+            ms = statistics.median(clock.back_to_back_ms([step] * 2))
+            found[name]["ms"].append(max(of_all(ms, asked.ranks)))
+    return found
+
+
+def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
+    # What imports DTensors comes before the group is made, as it would keep it alive.
+    import headroom.distributed
+    import headroom.transformers  # noqa: F401
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.fsdp
+
+    from step_models import SPECS, import_model
+
+    import_model(next(spec for spec in SPECS if spec.name == asked.model))
+    device = asked.device
+    if device == "cuda":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+    backend = "nccl" if asked.device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=asked.ranks)
+    found = measure(asked, device, rank, end)
+    if rank == 0:
+        asked.partial.write_text(json.dumps({"ranks": asked.ranks, "model": asked.model, "heads": found}))
+    gc.collect()  # models in cycles, which know their groups: gloo's threads must end before Python does
+    dist.destroy_process_group()
+
+
+def show(record: dict[str, Any]) -> None:
+    for facts in ("date", "device", "command", "model", "ranks"):
+        print(f"{facts}: {record[facts]}")
+    heads = record["heads"]
+    stock, rest = heads["stock"], heads[NO_HEAD]["peak_bytes"]
+    rows = []
+    for name, head in heads.items():
+        ratio = (
+            statistics.median(ms / of_stock for ms, of_stock in zip(head["ms"], stock["ms"])) if head["ms"] else None
+        )
+        ms = statistics.median(head["ms"]) if head["ms"] else None
+        peak = head["peak_bytes"]
+        gib = None if peak is None else peak / 2**30
+        of_head = None if peak is None or name == NO_HEAD else (peak - rest) / 2**30
+        loss = None if name == NO_HEAD else head["loss"]
+        rows.append([name, number(ms), number(ratio, ".3f"), number(gib), number(of_head), number(loss, ".6g")])
+    print(f"\n{len(stock['ms'])} rounds\n")
+    print("\n".join(markdown(["head", "ms a step", "of stock", "peak GiB", "of the head, GiB", "loss"], rows)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--sequences", type=int)
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--show", type=pathlib.Path, metavar="FILE")
+    asked = parser.parse_args()
+    if asked.show:
+        show(json.loads(asked.show.read_text()))
+        return 0
+    import torch
+
+    if asked.ranks < 2 or asked.rounds < 1:
+        parser.error(f"expected --ranks of 2 or more and --rounds of 1 or more, got {asked.ranks} and {asked.rounds}")
+    if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
+        print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        asked.partial = pathlib.Path(folder) / "record.json"
+        end = time.time() + 60 * asked.minutes
+        torch.multiprocessing.spawn(work, (asked, f"file://{folder}/store", end), nprocs=asked.ranks)
+        record = {**describe_machine(asked.device), **json.loads(asked.partial.read_text())}
+    if asked.json:
+        asked.json.write_text(json.dumps(record, indent=1) + "\n")
+    show(record)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
