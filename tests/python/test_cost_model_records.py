@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from headroom.cost_model import Batch, Head, from_config, parameters, predict
+from headroom.cost_model import Batch, Head, from_config, linear_rnn, parameters, predict
+from headroom.cost_model.devices import ATTENTION_SHARE, LAYERS_FACTOR, find_device
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "bench").is_dir():
@@ -33,6 +34,14 @@ ALONE_MS = next(
     if (row["shape"], row["method"]) == ("linear-rnn-1.3b", "headroom unlimited")
 )
 MISSED = {("llama-1b", "headroom thinned 2^-9"), ("gla-1.3b", "headroom")}
+SCALE = json.loads((ROOT / "bench/records/studies/scale.json").read_text())["cells"]
+SCALE_HEADS = {
+    "torch.compile": Head("in-place"),
+    "headroom": Head("headroom"),
+    "headroom 160 MiB": Head("headroom", 160 << 20),
+    "thinned": Head("thinned"),
+}
+FITTED = Batch(16, 2048)  # of GLA without a head
 
 
 def model_of(name):
@@ -92,6 +101,56 @@ def gain_table():
             yield f"| {name} | {head} | {measured:.1f} | {predicted:.1f} |"
 
 
+def scale_ms(batch):
+    """Of GLA in the study of models of 24 layers: milliseconds of each head's step."""
+    return {row["head"]: row["ms"] for row in SCALE[f"gla/B{batch.sequences}"]["rows"]}
+
+
+def short_of_fitted():
+    """Seconds a token that the fitted row took beyond what is predicted."""
+    step = predict(model_of("gla-1.3b")[0], FITTED, Head("in-place"))
+    return (scale_ms(FITTED)["no head"] / 1e3 - step.layers_seconds - step.optimizer_seconds) / FITTED.tokens
+
+
+def share_of_peak(seconds):
+    """That GLA's recurrences have where they take so many seconds a token more than is predicted."""
+    model, batch = model_of("gla-1.3b")
+    work = linear_rnn.mixer(model, batch)
+    flop = model.layers * (work.forward.attention + work.backward.attention) / batch.tokens
+    predicted = LAYERS_FACTOR * flop / (ATTENTION_SHARE * find_device("h200").peak_flops)
+    return ATTENTION_SHARE * predicted / (predicted + seconds)
+
+
+def refits():
+    """Record, sequences and length, head, GLA's measured share, and the predicted one as it is and with the fit."""
+    found = []
+    for batch in (Batch(8, 2048), FITTED):
+        ms = scale_ms(batch)
+        for name in [name for name in SCALE_HEADS if name in ms]:
+            step = predict(model_of("gla-1.3b")[0], batch, SCALE_HEADS[name])
+            found.append(("study", batch, name, 1 - ms["no head"] / ms[name], step))
+    for name, head, measured, _ in shares():
+        if name == "gla-1.3b":
+            found.append(("whole steps", model_of(name)[1], head, measured, prediction(name, head)))
+    for record, batch, head, measured, step in found:
+        longer = step.seconds + short_of_fitted() * batch.tokens
+        yield (
+            record,
+            f"{batch.sequences} x {batch.length}",
+            head,
+            measured,
+            step.head_time_share,
+            step.head_seconds / longer,
+        )
+
+
+def refit_table():
+    yield "| record | sequences | head | measured share of a step | predicted | error | with the fit | error |"
+    for record, batch, head, measured, *predicted in refits():
+        cells = " | ".join(f"{100 * each:.1f}% | {shown(percent(each, measured), 0)}" for each in predicted)
+        yield f"| {record} | {batch} | {head} | {100 * measured:.1f}% | {cells} |"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_and_states(name):
     model, _ = model_of(name)
@@ -114,7 +173,19 @@ def test_share_of_time_within_a_tenth(name, head, measured, predicted):
     assert within == ((name, head) not in MISSED), "docs/cost_model.md says which are missed"
 
 
-@pytest.mark.parametrize("table", [memory_table, share_table, gain_table], ids=lambda table: table.__name__)
+def test_a_fit_to_one_row_of_gla_does_not_help_the_others():
+    """Why the recurrences' share of the peak is not fitted. Where this fails, look at it again."""
+    as_it_is, fitted = ([abs(percent(row[i], row[3])) > 10 for row in refits()] for i in (4, 5))
+    assert (sum(as_it_is), sum(fitted), len(fitted)) == (6, 6, 11)
+    assert f"{100 * share_of_peak(short_of_fitted()):.1f}" == "4.7"
+    model, batch = model_of("gla-1.3b")
+    short = ROWS["gla-1.3b", "headroom"]["ms"] / 1e3 - prediction("gla-1.3b", "headroom").seconds
+    assert f"{100 * share_of_peak(short / batch.tokens):.1f}" == "7.7"
+
+
+@pytest.mark.parametrize(
+    "table", [memory_table, share_table, gain_table, refit_table], ids=lambda table: table.__name__
+)
 def test_the_page_has_these_figures(table):
     page = (ROOT / "docs/cost_model.md").read_text()
     expected = list(table())

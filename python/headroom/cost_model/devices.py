@@ -34,6 +34,7 @@ DEVICES = {
 
 # Shares of these peaks. Bandwidth: the 4.2 of 4.8 TB/s that docs/limits.md reckons with on an H200. Attention:
 # 35%, FlashAttention 2's on an H100 (Shah et al., arXiv:2407.08608, abstract), taken for recurrences' chunks, too.
+# GLA's layers take longer than that. Recurrences have no share of their own: docs/cost_model.md says what a fit does.
 # Attention with a mask: fitted to the step of gemma-270m in bench/records/steps-2026-11-23.json.
 BANDWIDTH_SHARE, ATTENTION_SHARE, MASKED_SHARE = 0.875, 0.35, 0.15
 # What is not counted (gaps between kernels, products smaller than a head's): fitted to llama-1b of that record alone.
