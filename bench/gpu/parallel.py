@@ -5,9 +5,12 @@ and thinned gradients of flat and of peaked data.
     python bench/gpu/parallel.py --show FILE
     python bench/gpu/parallel.py --device cpu --shapes 64x100x32 --rounds 1      tries it out, with gloo
 
-Every rank is a process with a GPU of its own. In each round all ways take turns, three calls back to back; on one GPU
-rank 0 works and the others wait. A way's time is the largest of its ranks', its ratio that to one GPU's in the same
-round. Memory is the allocator's peak above inputs, the largest of the ranks'. HEADROOM_LIBRARY names libheadroom.so.
+Every rank is a process with a GPU of its own. In each round all ways take turns, shuffled, each after a short idle.
+On one GPU rank 0 makes three calls back to back while the others wait; on R ranks all make 3 R, which take about as
+long, so that clocks fall alike. A way's time is the median of its calls, the largest of the ranks'; its ratio is that
+to one GPU's in the same round. "shards alone" is each rank's part of the vocabulary as a head of its own, without any
+exchange. Memory is the allocator's peak above inputs, the largest of the ranks'. HEADROOM_LIBRARY names
+libheadroom.so.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import json
 import os
 import pathlib
+import random
 import statistics
 import sys
 import tempfile
@@ -34,14 +38,16 @@ from table import markdown, number  # noqa: E402
 
 SHAPES = "8192x131072x4096,4096x256000x2304,16384x128000x2048"
 CALLS = 3
+IDLE_SECONDS = 0.1
 THINNED = {"flat": "std1", "peaked": "peaked"}  # data
-ONE = {"vocabulary parallel": "one GPU", "sequence parallel": "one GPU", "loss, vocabulary parallel": "loss, one GPU"}
+ONE = dict.fromkeys(("shards alone", "vocabulary parallel", "sequence parallel"), "one GPU")
+ONE |= {"loss, vocabulary parallel": "loss, one GPU"}
 ONE |= {f"thinned, {data}, vocabulary parallel": f"thinned, {data}, one GPU" for data in THINNED}
 Call = Callable[[], Any]
 
 
 def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | None]:
-    """What each way calls on this rank; None: nothing. All but the bare collective give the loss."""
+    """What each way calls on this rank; None: nothing. All but the bare collective give a loss."""
     import headroom
     import headroom.distributed
     import torch
@@ -81,8 +87,14 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
         thinned[f"thinned, {name}, one GPU"] = call(one, inputs.hidden, whole.weight, **options) if rank == 0 else None
         thinned[f"thinned, {name}, vocabulary parallel"] = call(group, inputs.hidden, shard, **options)
     summed = torch.zeros_like(whole.hidden)
+    alone = call(one, whole.hidden, shard, whole.target % shard.shape[0])
+
+    def shards_alone() -> None:  # whose losses are not the same
+        alone()
+
     return {
         "one GPU": call(one, whole.hidden, whole.weight) if rank == 0 else None,
+        "shards alone": shards_alone,
         "vocabulary parallel": call(group, whole.hidden, shard),
         "sequence parallel": call(group, part, shard, sequence_parallel=True),
         "loss, one GPU": loss_of(one, whole.weight) if rank == 0 else None,
@@ -119,12 +131,15 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
             "same_on_all_ranks": len(set(losses)) <= 1,
             "ms": [],
         }
-    for _ in range(rounds):
+    for turn in range(rounds):
         if max(of_all(time.time(), ranks)) > end:
             break
-        for name, call in calls.items():
+        for name in random.Random(turn).sample(list(calls), len(calls)):  # the same order on all ranks
+            call = calls[name]
+            time.sleep(IDLE_SECONDS if device != "cpu" else 0)
             dist.barrier()
-            ms = statistics.median(clock.back_to_back_ms([call] * CALLS)) if call else 0.0
+            calls_in_a_row = CALLS * (1 if name in ONE.values() else ranks)
+            ms = statistics.median(clock.back_to_back_ms([call] * calls_in_a_row)) if call else 0.0
             found[name]["ms"].append(max(of_all(ms, ranks)))
     return found
 

@@ -299,6 +299,23 @@ TEST(CudaPlans, ThinnedListsHaveRoom) {
   }
 }
 
+// All ranks' guesses become one, and the dense columns of all are those of the vocabulary.
+TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
+  Problem problem = thinned_problem({"", 64, 128000, 64}, 0x1p-9);
+  const ThinSizes one = thin_sizes(problem);
+  problem.vocab_total = problem.vocab;
+  problem.group_size = 4;
+  problem.vocab = problem.group_vocab = problem.vocab_total / 4;
+  const ThinSizes rank = thin_sizes(problem);
+  EXPECT_EQ(4 * rank.dense, one.dense);
+  EXPECT_EQ(4 * rank.sampled, one.sampled);
+  EXPECT_LE(4 * rank.hot, one.hot);
+  EXPECT_EQ(rank.capacity, one.capacity);  // all of a row's elements may be one rank's
+  problem.vocab = 1000;                    // of a short shard, at least one step
+  EXPECT_GE(thin_sizes(problem).dense, 1);
+  EXPECT_GE(thin_sizes(problem).sampled, 1);
+}
+
 TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
   Problem problem = problem_of({"odd", 1000, 5000, 99}, Pass::kForward);
   EXPECT_TRUE(detail_of(best(problem, 0)).copies_classifier);

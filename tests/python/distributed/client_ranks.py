@@ -1,4 +1,5 @@
-"""Processes of a gloo group, kept for all tests: a function runs in each, and what they return comes back.
+"""Processes of a group, kept for all tests: a function runs in each, and what they return comes back, on the CPU. On
+CPUs they have gloo; on CUDA each has a GPU, and NCCL.
 
 A rank that raises is reported with its traceback, one that hangs is killed: no test waits longer than TIMEOUT.
 """
@@ -14,21 +15,26 @@ import traceback
 TIMEOUT = 60.0  # seconds, for a function
 
 
-def _serve(rank, world, file, pipe):
+def _serve(rank, world, device, file, pipe):
     import torch
     import torch.distributed as dist
+    from torch.utils._pytree import tree_map_only
 
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["LOCAL_RANK"] = str(rank)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     timeout = datetime.timedelta(seconds=TIMEOUT / 2)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world, timeout=timeout)
-    mesh = dist.init_device_mesh("cpu", (world,), mesh_dim_names=("ranks",))
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=world, timeout=timeout)
+    mesh = dist.init_device_mesh(device, (world,), mesh_dim_names=("ranks",))
     while True:
         module, name, arguments = pipe.recv()
         try:
             torch.manual_seed(0)
             function = getattr(importlib.import_module(module), name)
-            pipe.send((True, function(mesh, *arguments)))
+            pipe.send((True, tree_map_only(torch.Tensor, torch.Tensor.cpu, function(mesh, *arguments))))
         except Exception:
             pipe.send((False, traceback.format_exc()))
 
@@ -36,8 +42,8 @@ def _serve(rank, world, file, pipe):
 class Ranks:
     """The processes: started by the first call, ended by close()."""
 
-    def __init__(self, world):
-        self.world = world
+    def __init__(self, world, device="cpu"):
+        self.world, self.device = world, device
         self._processes = []
         self._pipes = []
 
@@ -47,7 +53,7 @@ class Ranks:
         file = os.path.join(tempfile.mkdtemp(), "store")
         for rank in range(self.world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world, file, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.world, self.device, file, theirs), daemon=True)
             process.start()
             self._processes.append(process)
             self._pipes.append(ours)

@@ -20,6 +20,16 @@ def two():
 
 
 @pytest.fixture(scope="session")
+def two_gpus():
+    """The same with a GPU for each rank."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    ranks = Ranks(2, "cuda")
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
 def three():
     yield from _ranks(3)
 

@@ -32,7 +32,7 @@ def whole(part, counts):
 def apple(mesh, dtype, reduce, z_loss):
     import torch.distributed as dist
 
-    hidden, weight, target = problem(dtype)
+    hidden, weight, target = (t.to(mesh.device_type) for t in problem(dtype))
     mine = cce.VocabParallelOptions.from_vocab(VOCAB, mesh.get_group(), reduce)
     shard = weight[mine.start : mine.stop].clone().requires_grad_()
     hidden.requires_grad_()
@@ -57,14 +57,29 @@ def apple_alone(dtype, wide, z_loss):
     return loss.detach(), hidden.grad, weight.grad
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("reduce", "z_loss"), [(True, False), (True, True), (False, False)])
-def test_apples_vocab_parallel_options(four, dtype, reduce, z_loss):
+APPLES_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+APPLES_CASES = pytest.mark.parametrize(("reduce", "z_loss"), [(True, False), (True, True), (False, False)])
+
+
+def check_apples(ranks, dtype, reduce, z_loss):
     """As close to float64 as PyTorch on one process in this dtype."""
     theirs, true = (apple_alone(dtype, wide, z_loss) for wide in (dtype, torch.float64))
-    for found in four(apple, dtype, reduce, z_loss):
+    for found in ranks(apple, dtype, reduce, z_loss):
         for one, other, exact in zip(found, theirs, true, strict=True):
             assert excess(one, other, exact) <= 1
+
+
+@APPLES_DTYPES
+@APPLES_CASES
+def test_apples_vocab_parallel_options(four, dtype, reduce, z_loss):
+    check_apples(four, dtype, reduce, z_loss)
+
+
+@pytest.mark.gpu
+@APPLES_DTYPES
+@APPLES_CASES
+def test_apples_vocab_parallel_options_on_gpus(two_gpus, dtype, reduce, z_loss):
+    check_apples(two_gpus, dtype, reduce, z_loss)
 
 
 def test_apples_ranges():
@@ -83,19 +98,18 @@ def test_apples_ranges():
 def by_verl(mesh, dtype):
     import torch.distributed as dist
 
-    hidden, weight, target = problem(dtype)
+    hidden, weight, target = (t.to(mesh.device_type) for t in problem(dtype))
     weight, target = weight[:506], target.clamp(0, 505)
     shard = weight.chunk(mesh.size())[mesh.get_rank()].clone().requires_grad_()
     hidden.requires_grad_()
     log_probs, entropy = verl.linear_cross_entropy(hidden, shard, target, 1.5, "none", mesh.get_group())
-    rows = torch.arange(1.0, log_probs.numel() + 1) / TOKENS
+    rows = torch.arange(1.0, log_probs.numel() + 1, device=hidden.device) / TOKENS
     ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
     dist.all_reduce(hidden.grad)  # as verl's own test: outside the kernel
     return log_probs.detach(), entropy.detach(), hidden.grad, whole(shard.grad, [506 // mesh.size()] * mesh.size())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_verls_group(two, dtype):
+def check_verls(ranks, dtype):
     made = []
     for wide in (dtype, torch.float64):
         hidden, weight, target = (t.to(wide) if t.is_floating_point() else t for t in problem(dtype))
@@ -106,6 +120,20 @@ def test_verls_group(two, dtype):
         rows = torch.arange(1.0, log_probs.numel() + 1) / TOKENS
         ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
         made.append((log_probs.detach(), entropy.detach(), hidden.grad, weight.grad))
-    for found in two(by_verl, dtype):
+    for found in ranks(by_verl, dtype):
         for one, other, exact in zip(found, *made, strict=True):
             assert excess(one, other, exact) <= 1
+
+
+VERLS_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@VERLS_DTYPES
+def test_verls_group(two, dtype):
+    check_verls(two, dtype)
+
+
+@pytest.mark.gpu
+@VERLS_DTYPES
+def test_verls_group_on_gpus(two_gpus, dtype):
+    check_verls(two_gpus, dtype)

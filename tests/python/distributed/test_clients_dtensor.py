@@ -32,7 +32,7 @@ def leaf(tensor, mesh, text):
 
 
 def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **options):
-    hidden, weight, bias, target, class_weight = problem(vocab)
+    hidden, weight, bias, target, class_weight = (t.to(mesh.device_type) for t in problem(vocab))
     bias_at = weight_at.replace("1", "R")
     leaves = [leaf(t, mesh, at) for t, at in ((hidden, hidden_at), (weight, weight_at), (bias, bias_at))]
     if with_target:
@@ -72,6 +72,12 @@ PAIRS = [("R", "R"), ("0", "R"), ("1", "R"), ("R", "0"), ("0", "0"), ("1", "0"),
 @pytest.mark.parametrize(("hidden", "weight"), PAIRS)
 def test_each_pair_of_placements(two, hidden, weight, reduction):
     check(two, hidden, weight, vocab=13, reduction=reduction)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("hidden", "weight"), PAIRS)
+def test_each_pair_of_placements_on_gpus(two_gpus, hidden, weight):
+    check(two_gpus, hidden, weight, vocab=13, reduction="mean")
 
 
 @pytest.mark.parametrize(("hidden", "weight"), [("R", "0"), ("0", "0"), ("0", "R")])

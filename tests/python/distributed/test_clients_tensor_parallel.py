@@ -29,9 +29,9 @@ def colwise(mesh, kind, output):
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
-    hidden, weight, target = problem()
+    hidden, weight, target = (t.to(mesh.device_type) for t in problem())
     hidden.requires_grad_()
-    head = made(kind, weight)
+    head = made(kind, weight).to(mesh.device_type)
     at = Replicate() if kind == "module" else Shard(-1)
     parallelize_module(head, mesh, ColwiseParallel(output_layouts=at, use_local_output=output == "local"))
     if kind == "module":
@@ -50,16 +50,31 @@ def colwise(mesh, kind, output):
     return [value.detach(), hidden.grad, head.weight.grad.full_tensor()], type(loss).__name__
 
 
-@pytest.mark.parametrize(("kind", "output"), [("module", "local"), ("module", "DTensor"), ("function", "DTensor")])
-def test_a_colwise_head(two, kind, output):
+def check_a_colwise_head(ranks, kind, output):
     theirs, true = (loss_and_gradients(*problem(), dtype=dtype) for dtype in (torch.float32, torch.float64))
     for (values, type_), (stock, stock_type) in zip(
-        two(colwise, kind, output), two(colwise, "stock", "DTensor"), strict=True
+        ranks(colwise, kind, output), ranks(colwise, "stock", "DTensor"), strict=True
     ):
         assert type_ == ("Tensor" if output == "local" else stock_type)
         for one, other, reference, exact in zip(values, stock, theirs, true, strict=True):
             assert excess(one, reference, exact) <= 1
             assert excess(other, reference, exact) <= 1
+
+
+HEADS = pytest.mark.parametrize(
+    ("kind", "output"), [("module", "local"), ("module", "DTensor"), ("function", "DTensor")]
+)
+
+
+@HEADS
+def test_a_colwise_head(two, kind, output):
+    check_a_colwise_head(two, kind, output)
+
+
+@pytest.mark.gpu
+@HEADS
+def test_a_colwise_head_on_gpus(two_gpus, kind, output):
+    check_a_colwise_head(two_gpus, kind, output)
 
 
 def with_fsdp(mesh):
