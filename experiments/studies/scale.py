@@ -32,7 +32,7 @@ BODY = "no head"
 OWN_HEADS = (heads.BASELINE, "liger", "cce_kahan_full_c", "fla", "headroom", "headroom 160 MiB", "thinned")
 LARGEST_HEADS = {  # for each of the models, by default
     "gla": (heads.BASELINE, "thinned", "headroom", "cce_kahan_full_c"),
-    "transformer": (heads.BASELINE, "thinned"),
+    "transformer": (heads.BASELINE, "thinned", "headroom"),
 }
 WIDE = {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24}
 SPECS = {
