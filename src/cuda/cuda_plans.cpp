@@ -8,6 +8,7 @@
 #include "cuda/cuda_plan.h"
 #include "cuda/describe.h"
 #include "cuda/search.h"
+#include "cuda/thinned/thinned_arena.h"
 
 namespace headroom::cuda {
 namespace {
@@ -84,7 +85,9 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
     shard.vocab = problem.vocab;
     shard.vocab_start = problem.vocab_start;
     const PlanDetail detail = of_shard(shard, largest, planned.detail());
-    if (workspace_bytes(shard, detail) > plan.workspace_bytes) {
+    const bool keeps_draws = detail.is_thinned() && shard.keeps_draws;
+    if (workspace_bytes(shard, detail) > plan.workspace_bytes ||
+        (keeps_draws && draws_bytes(shard) > plan.draws_bytes)) {
       throw Error(Status::kInternal, "a shard needs more memory than the group's largest");
     }
     count_gathers(shard, DType::kF32, std::max<int64_t>(detail.token_chunk, 1), &plan);

@@ -311,9 +311,17 @@ TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
   EXPECT_EQ(4 * rank.sampled, one.sampled);
   EXPECT_LE(4 * rank.hot, one.hot);
   EXPECT_EQ(rank.capacity, one.capacity);  // all of a row's elements may be one rank's
-  problem.vocab = 1000;                    // of a short shard, at least one step
-  EXPECT_GE(thin_sizes(problem).dense, 1);
-  EXPECT_GE(thin_sizes(problem).sampled, 1);
+  // Of a smaller shard as many, as far as it has so many columns, and lists as long.
+  for (const int64_t vocab : {31999, 1500, 1000, 300, 100, 1, 0}) {
+    problem.vocab = vocab;
+    const ThinSizes s = thin_sizes(problem);
+    EXPECT_EQ(s.dense, std::min(rank.dense, vocab));
+    EXPECT_EQ(s.sampled, std::min(rank.sampled, vocab - s.dense));
+    EXPECT_LE(s.hot, rank.hot);
+    EXPECT_TRUE(s.hot == 0 || s.dense % 8 == 0) << "the hot columns of dz are read in pieces of 16 bytes";
+    EXPECT_EQ(s.capacity, rank.capacity);
+    EXPECT_EQ(s.kept, rank.kept);
+  }
 }
 
 TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {

@@ -46,12 +46,13 @@ void share(Workspace& w, const Layouts&... layouts) {
   (place(layouts), ...);
 }
 
+constexpr int64_t kLeastPortion = 1024;
 // Rows that are drawn again at a time: as many as have room in memory that others need anyway.
 int64_t redraw_portion(const Problem& p, uint64_t bytes) {
   const int64_t rows = std::max<int64_t>(p.tokens, 1);
   const int64_t row_bytes = padded_hidden(p) * static_cast<int64_t>(size_of(operand_dtype(p)));
   const int64_t room = static_cast<int64_t>(bytes) / row_bytes;
-  return std::clamp<int64_t>(room / kRowBlock * kRowBlock, std::min<int64_t>(rows, 1024), rows);
+  return std::clamp<int64_t>(room / kRowBlock * kRowBlock, std::min(rows, kLeastPortion), rows);
 }
 
 }  // namespace
@@ -118,8 +119,9 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   if (p.needs_forward()) {
     t.portion = redraw_portion(p, largest(operands, column_lists));
     t.portions = ceil_div(rows, t.portion);
-    t.redrawn = take<int32_t>(w, t.portions * t.portion);
-    t.redrawn_count = take<int32_t>(w, 1 + t.portions);
+    t.redrawn = take<int32_t>(w, rows);
+    // A smaller shard has more portions than the largest.
+    t.redrawn_count = take<int32_t>(w, 1 + ceil_div(rows, kLeastPortion));
     t.portion_anchor = take<float>(w, t.portion);
     t.portion_threshold = take<float>(w, t.portion);
     if (p.has_temperature) t.portion_inverse_temperature = take<float>(w, t.portion);

@@ -12,10 +12,11 @@ int64_t with_deviations(double mean, int64_t most) {
   return count < static_cast<double>(most) ? static_cast<int64_t>(count) : most;
 }
 
-// A rank's part of columns that the whole vocabulary has, in steps of `step`.
-int64_t of_shard(double columns, const Problem& p, int64_t step) {
-  const double share =
-      p.in_group() ? static_cast<double>(p.vocab) / static_cast<double>(std::max<int64_t>(p.vocab_total, 1)) : 1;
+// The largest shard's part of columns that the whole vocabulary has, in steps of `step`.
+int64_t of_largest(double columns, const Problem& p, int64_t step) {
+  const double share = p.in_group() ? static_cast<double>(p.group_vocab) /
+                                          static_cast<double>(std::max<int64_t>(p.vocab_total, 1))
+                                    : 1;
   return std::max<int64_t>(static_cast<int64_t>(columns * share) / step, 1) * step;
 }
 
@@ -23,14 +24,18 @@ int64_t of_shard(double columns, const Problem& p, int64_t step) {
 
 ThinSizes thin_sizes(const Problem& p) {
   ThinSizes s;
-  const int64_t most = of_shard(static_cast<double>(kDenseColumns), p, 8);
-  s.dense = std::min({p.vocab, std::max<int64_t>(p.vocab / 96 / 8 * 8, 8), most});
-  const int64_t others = p.vocab - s.dense;
+  // All ranks of a group have the sizes of its largest shard, or all columns that are theirs: so lists are as
+  // long on each of them, and none needs more memory than the largest.
+  const int64_t largest = p.in_group() ? p.group_vocab : p.vocab;
+  const int64_t most = of_largest(static_cast<double>(kDenseColumns), p, 8);
+  const int64_t dense = std::min({largest, std::max<int64_t>(largest / 96 / 8 * 8, 8), most});
+  const int64_t others = largest - dense;
+  s.dense = std::min(dense, p.vocab);
   // Longer lists forgive a rougher guess.
   const double sampled = static_cast<double>(kSampledColumns) * kLeastExpected / most_expected(p.threshold);
-  s.sampled = std::min(others, of_shard(sampled, p, 64));
+  s.sampled = std::min(p.vocab - s.dense, of_largest(sampled, p, 64));
   if (p.needs_backward() && p.want_d_classifier) {
-    s.hot = std::min(p.vocab / 160 / 8 * 8, of_shard(static_cast<double>(kHotColumns), p, 8));
+    s.hot = std::min(p.vocab / 160 / 8 * 8, of_largest(static_cast<double>(kHotColumns), p, 8));
   }
   const double expected = 1 / p.threshold;
   s.capacity = with_deviations(most_expected(p.threshold) * expected, others) + 1;  // and the target
