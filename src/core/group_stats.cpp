@@ -103,7 +103,7 @@ int64_t group_numbers(const Problem& p) {
 }
 
 void count_gathers(const Problem& p, DType dtype, int64_t token_chunk, Plan* plan) {
-  if (!p.in_group() || !p.needs_forward()) return;
+  if (p.group_size < 2 || !p.needs_forward()) return;
   plan->gathers = (p.tokens + token_chunk - 1) / token_chunk;
   plan->gathered_bytes = static_cast<uint64_t>(p.group_size * group_numbers(p) * p.tokens) * size_of(dtype);
 }

@@ -69,6 +69,7 @@ std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, con
 // Ranks whose sums come with the draw tell each other their guesses of lse as well.
 void count_guesses(const Problem& problem, const PlanDetail& detail, Plan* plan) {
   if (!detail.is_thinned() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing) return;
+  if (problem.group_size == 1 || problem.tokens == 0) return;
   plan->gathers += 1;
   plan->gathered_bytes += static_cast<uint64_t>(problem.group_size * problem.tokens) * sizeof(float);
 }

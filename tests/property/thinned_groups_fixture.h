@@ -14,6 +14,8 @@ namespace headroom_test {
 
 using Sizes = std::vector<int64_t>;
 
+constexpr double kKeepsAll = 1e-30;  // as a threshold
+
 class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
  protected:
   static Case thinned(Case c, double threshold) {
@@ -50,6 +52,7 @@ class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
       found[static_cast<size_t>(rank)] =
           run_pass(context_, p, c, known == nullptr ? nullptr : &mine, &communicator);
     });
+    calls_ = group.calls();
     Outputs out = found[0];
     out.d_classifier.clear();
     out.d_bias.clear();
@@ -96,6 +99,24 @@ class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
 
   headroom::Context context_ = make_context(GetParam(), 2);
   mutable std::vector<std::vector<double>> draws_;  // of the last forward pass, a rank each
+  mutable int64_t calls_ = 0;                       // of collectives in the last pass
+};
+
+// Of engines that run on a device.
+class ThinnedDeviceGroupsTest : public ThinnedGroupsTest {
+ protected:
+  void SetUp() override {
+    const std::string why = why_not_thinned(GetParam());
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+
+  // Each run is off by its own rounding, each rank's part of d_hidden is rounded, and so are the sums that
+  // ranks tell each other.
+  Bounds bounds_of(const Case& c, const Sizes& sizes) const {
+    Bounds bounds = static_cast<double>(sizes.size() + 1) * Expected(c).bounds_of(GetParam());
+    bounds.lse += static_cast<double>(sizes.size()) * 0x1p-23;
+    return bounds;
+  }
 };
 
 }  // namespace headroom_test
