@@ -187,11 +187,7 @@ __device__ inline double sum_of_slots(const StatSlots& slots, const float* value
   return sum;
 }
 
-// Sums of exps relative to an anchor in a range within which fp32 holds the optional sums as well.
-struct SumRange {
-  double least, most;
-};
-
+// A range within which fp32 holds the optional sums as well.
 HEADROOM_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange range) {
 #define HEADROOM_RANGE(name, part, kind, ...)                                                     \
   if (slots.part != nullptr && SumKind::kind == SumKind::kExpOffset && range.most > 0x1p100) {    \

@@ -120,6 +120,11 @@ struct LoadRows {
 };
 void launch_load_rows(const LoadRows& l, After after, const Queue& queue);
 
+// Of a row's sum of exps relative to an anchor.
+struct SumRange {
+  double least, most;
+};
+
 // ---- redo.cu: blocks of kept exps that are done again
 // Whether sums of exps relative to one of the row's own logits may leave their range (they are not below 1),
 // if none is more than most_above_anchor above it.

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/thinned.h"
@@ -99,13 +101,13 @@ __global__ void guess_kernel(Guess g, StatSlots slots) {
   g.count[row] = 0;
 }
 
-// In the order of ranks, so with the same bits on each.
-__global__ void merge_guesses_kernel(MergeGuesses m) {
+// In the order of ranks, but no more than `above` the rank's own guess. NaN is no bound.
+__global__ void merge_guesses_kernel(MergeGuesses m, float above) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= m.rows) return;
   float all = -CUDART_INF_F;
   for (int64_t rank = 0; rank < m.ranks; ++rank) all = log_add(all, m.guesses[rank * m.rows + row]);
-  m.guess[row] = m.anchor[row] = all;
+  m.guess[row] = m.anchor[row] = fminf(all, m.guesses[m.rank * m.rows + row] + above);
 }
 
 __global__ void known_guess_kernel(KnownGuess g) {
@@ -128,7 +130,9 @@ void launch_guess(const Guess& g, const Queue& queue) {
 }
 
 void launch_merge_guesses(const MergeGuesses& m, const Queue& queue) {
-  queue.launch(merge_guesses_kernel, blocks_for(m.rows, kThreads), kThreads, 0, m);
+  constexpr double kTooHigh = 10;  // nats, that the rank's own guess may be
+  const double above = -std::log(range_of_sums(*m.slots, kGuessedRange).least) - kTooHigh;
+  queue.launch(merge_guesses_kernel, blocks_for(m.rows, kThreads), kThreads, 0, m, static_cast<float>(above));
   check_launch("merge_guesses");
 }
 

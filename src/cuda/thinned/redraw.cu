@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kRowBlock) find_low_guesses_kernel(FindLowGues
   if (row < f.rows && f.target[row] != kIgnoredRow) {
     const double sum = sum_of_slots(slots, slots.sum, row);
     const double expected = sum_of_slots(slots, slots.expected, row);
-    const SumRange range = range_of_sums(slots, {8.7e-27, 1.1e26});
-    out = !(sum < range.most && (sum > range.least || f.is_part));
+    const SumRange range = range_of_sums(slots, kGuessedRange);
+    out = !(sum < range.most && sum > range.least);
     if (out || expected > f.most_expected) {
       f.guess[row] = -CUDART_INF_F;  // no longer too high
       list_redraw(row, f.count, f.redrawn, f.redrawn_count);
@@ -48,7 +48,8 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
                                       const int32_t* target, int64_t rows, float* anchor) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= rows || out_of_range[row / kRowBlock] == 0 || target[row] == kIgnoredRow) return;
-  anchor[row] = split_to_floats(log_sum_exp_parts(joined(slots, row))).high;
+  const float lse = split_to_floats(log_sum_exp_parts(joined(slots, row))).high;
+  anchor[row] = lse == -CUDART_INF_F ? 0 : lse;  // of masked columns alone: their sums stay 0
   const double effective = base_2 ? effective_anchor(anchor[row]) : double{anchor[row]};
   for (int64_t s = 0; s < slots.slots; ++s) {
     const int64_t at = s * slots.stride + row;

@@ -70,6 +70,8 @@ void launch_gather_vector(const float* vector, const int32_t* columns, int64_t c
                           const Queue& queue);
 
 // ---- guess.cu
+// Range of a row's sum of exps relative to the guess, without optional sums: exp(-60) to exp(60).
+inline constexpr SumRange kGuessedRange{8.7e-27, 1.1e26};
 struct Guess {
   int64_t rows, sampled;
   const StatSlots* slots;      // of the dense columns, on the host; become those of no column
@@ -90,12 +92,14 @@ struct Guess {
   int32_t* redrawn_count;            // scalar, becomes 0; or null
 };
 void launch_guess(const Guess& g, const Queue& queue);
-// Of a group, whose ranks have guessed of their own columns: guess and anchor of all columns.
+// Of a group, whose ranks have guessed of their own columns: guess and anchor of all columns. Of a rank that
+// seems to have next to nothing of a row they are lower, so that its sums are in range whatever others guess.
 struct MergeGuesses {
-  int64_t rows, ranks;
-  const float* guesses;  // [ranks, N]
-  float* guess;          // [N]
-  float* anchor;         // [N]
+  int64_t rows, rank, ranks;
+  const StatSlots* slots;  // on the host
+  const float* guesses;    // [ranks, N]
+  float* guess;            // [N]
+  float* anchor;           // [N]
 };
 void launch_merge_guesses(const MergeGuesses& m, const Queue& queue);
 // A guess that is known: lse.
@@ -116,7 +120,6 @@ void launch_known_guess(const KnownGuess& g, const Queue& queue);
 struct FindLowGuesses {
   int64_t rows;
   const StatSlots* slots;  // on the host; of blocks out of range they become those of no column
-  bool is_part;  // of a rank of a group, whose sums may be as small as they like: others have the rest
   double most_expected;    // over threshold: rows of more are listed
   const int32_t* target;   // [N]
   float* guess;            // [N] of listed rows becomes -inf

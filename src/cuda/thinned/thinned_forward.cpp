@@ -72,7 +72,9 @@ void merge_guesses(const Runner& run, const ThinArena& t) {
     group->gather(guesses, rows, DType::kF32, stream);
   });
   launch_merge_guesses({.rows = rows,
+                        .rank = run.group->rank,
                         .ranks = run.problem.group_size,
+                        .slots = &run.arena.slots,
                         .guesses = guesses,
                         .guess = t.lists.guess,
                         .anchor = run.arena.anchor},
@@ -144,7 +146,6 @@ void find_low_guesses(const Runner& run, const ThinArena& t, const Chunk& chunk,
   FindLowGuesses f{};
   f.rows = chunk.rows;
   f.slots = &a.slots;
-  f.is_part = run.exchanges();
   f.most_expected = most_expected(run.problem.threshold);
   f.target = a.target;
   f.guess = t.lists.guess;
