@@ -1,16 +1,16 @@
 """A head that GPUs share beside the same head on one of them: vocabulary parallel, sequence parallel, the loss alone,
 and thinned gradients of flat and of peaked data.
 
-    python bench/gpu/parallel.py [--ranks 2] [--shapes 8192x131072x4096,...] [--rounds 5] [--minutes 6] [--json FILE]
+    python bench/gpu/parallel.py [--ranks 2] [--shapes 8192x131072x4096,...] [--rounds 7] [--minutes 6] [--json FILE]
     python bench/gpu/parallel.py --show FILE
     python bench/gpu/parallel.py --device cpu --shapes 64x100x32 --rounds 1      tries it out, with gloo
 
-Every rank is a process with a GPU of its own. In each round all ways take turns, shuffled, each after a short idle.
-On one GPU rank 0 makes three calls back to back while the others wait; on R ranks all make 3 R, which take about as
-long, so that clocks fall alike. A way's time is the median of its calls, the largest of the ranks'; its ratio is that
-to one GPU's in the same round. "shards alone" is each rank's part of the vocabulary as a head of its own, without any
-exchange. Memory is the allocator's peak above inputs, the largest of the ranks'. HEADROOM_LIBRARY names
-libheadroom.so.
+Every rank is a process with a GPU of its own; on one GPU rank 0 works and the others wait. All ways take turns,
+shuffled in each round, in two ways of timing. "Burst": one call after a short idle, when clocks are high, which all
+ranks begin together. "Steady": calls for 0.6 s, back to back after as many more, when the GPUs are as warm as in a
+training. A way's time is the largest of its ranks', its ratio that to one GPU's in the same round. "shards alone" is
+each rank's part of the vocabulary as a head of its own, without any exchange. Memory is the allocator's peak above
+inputs, the largest of the ranks'. HEADROOM_LIBRARY names libheadroom.so.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from shapes import Shape, parse_shapes  # noqa: E402
 from table import markdown, number  # noqa: E402
 
 SHAPES = "8192x131072x4096,4096x256000x2304,16384x128000x2048"
-CALLS = 3
 IDLE_SECONDS = 0.1
+STEADY_SECONDS, STEADY_ROUNDS = 0.6, 2
 THINNED = {"flat": "std1", "peaked": "peaked"}  # data
 ONE = dict.fromkeys(("shards alone", "vocabulary parallel", "sequence parallel"), "one GPU")
 ONE |= {"loss, vocabulary parallel": "loss, one GPU"}
 ONE |= {f"thinned, {data}, vocabulary parallel": f"thinned, {data}, one GPU" for data in THINNED}
+NOT_STEADY = {"all-reduce of d_hidden"}
 Call = Callable[[], Any]
 
 
@@ -104,6 +105,36 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
     }
 
 
+def burst_ms(call: Call | None, device: str, clock: Any, together: bool) -> float:
+    """One call, which ranks that work together begin at one time."""
+    import torch
+    import torch.distributed as dist
+
+    ready = torch.zeros(1, device=device)
+    if device != "cpu":
+        clock.wait()
+        time.sleep(IDLE_SECONDS)
+    dist.barrier()
+    if call is None:
+        return 0.0
+    meet = [lambda: dist.all_reduce(ready)] if together else []
+    return float(clock.back_to_back_ms([*meet, call])[-1])
+
+
+def steady_ms(call: Call | None, clock: Any, one_ms: float) -> float:
+    """A call's time of as many as take STEADY_SECONDS, behind as many more. one_ms: about a call's."""
+    import torch.distributed as dist
+
+    clock.wait()
+    dist.barrier()
+    if call is None:
+        return 0.0
+    calls = max(3, round(1e3 * STEADY_SECONDS / one_ms))
+    for _ in range(calls):
+        call()
+    return float(clock.together_ms(call, calls))
+
+
 def of_all(value: Any, ranks: int) -> list[Any]:
     import torch.distributed as dist
 
@@ -113,8 +144,6 @@ def of_all(value: Any, ranks: int) -> list[Any]:
 
 
 def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: float) -> dict[str, Any]:
-    import torch.distributed as dist
-
     from clock import Clock
 
     clock = Clock(device)
@@ -130,17 +159,19 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
             "loss": losses[0] if losses else None,
             "same_on_all_ranks": len(set(losses)) <= 1,
             "ms": [],
+            "steady_ms": [],
         }
+    one_gpu = set(ONE.values())
+    shuffle = random.Random(0)  # the same on all ranks
     for turn in range(rounds):
-        if max(of_all(time.time(), ranks)) > end:
-            break
-        for name in random.Random(turn).sample(list(calls), len(calls)):  # the same order on all ranks
-            call = calls[name]
-            time.sleep(IDLE_SECONDS if device != "cpu" else 0)
-            dist.barrier()
-            calls_in_a_row = CALLS * (1 if name in ONE.values() else ranks)
-            ms = statistics.median(clock.back_to_back_ms([call] * calls_in_a_row)) if call else 0.0
-            found[name]["ms"].append(max(of_all(ms, ranks)))
+        steady = turn < STEADY_ROUNDS and device != "cpu"
+        for name in shuffle.sample(list(calls), len(calls)):
+            if max(of_all(time.time(), ranks)) > end:
+                return found
+            ms = max(of_all(burst_ms(calls[name], device, clock, name not in one_gpu), ranks))
+            found[name]["ms"].append(ms)
+            if steady and name not in NOT_STEADY:
+                found[name]["steady_ms"].append(max(of_all(steady_ms(calls[name], clock, ms), ranks)))
     return found
 
 
@@ -168,31 +199,37 @@ def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
     dist.destroy_process_group()
 
 
+def in_turns(found: dict[str, Any], way: str, which: str) -> tuple[float | None, float | None]:
+    """The median of a way's times, and of their ratios to one GPU's in the same rounds."""
+    times = found[way][which]
+    if not times:
+        return None, None
+    ratios = [ms / one for ms, one in zip(times, found[ONE[way]][which])] if way in ONE else []
+    return statistics.median(times), statistics.median(ratios) if ratios else None
+
+
 def show(record: dict[str, Any]) -> None:
     for facts in ("date", "device", "command"):
         print(f"{facts}: {record[facts]}")
     for name, found in record["shapes"].items():
         rows = []
         for way, of_way in found.items():
-            ratio = None
-            if way in ONE and of_way["ms"]:
-                ratio = statistics.median(ms / one for ms, one in zip(of_way["ms"], found[ONE[way]]["ms"]))
+            (ms, ratio), (steady, steady_ratio) = (in_turns(found, way, which) for which in ("ms", "steady_ms"))
             peak = of_way["peak_bytes"]
-            ms = statistics.median(of_way["ms"]) if of_way["ms"] else None
             mib = None if peak is None else peak / 2**20
             same = "yes" if of_way["same_on_all_ranks"] else "**no**"
-            rows.append(
-                [way, number(ms), number(ratio, ".3f"), number(mib, ".0f"), number(of_way["loss"], ".9g"), same]
-            )
+            times = [number(ms), number(ratio, ".3f"), number(steady), number(steady_ratio, ".3f")]
+            rows.append([way, *times, number(mib, ".0f"), number(of_way["loss"], ".9g"), same])
         print(f"\n{name}, {record['ranks']} ranks, {len(found['one GPU']['ms'])} rounds\n")
-        print("\n".join(markdown(["way", "ms", "of one GPU", "MiB", "loss", "the same on all ranks"], rows)))
+        titles = ["way", "burst, ms", "of one GPU", "steady, ms", "of one GPU", "MiB", "loss", "the same on all ranks"]
+        print("\n".join(markdown(titles, rows)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--shapes", default=SHAPES)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")

@@ -183,9 +183,11 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
                                    multiplies);
     }
     __syncthreads();  // the last stage has been read, and is room for what passes between warps
-    if (!is_active) continue;
     const uint32_t pass = shared.stage((next + params.depth_blocks) % params.stages);
+    // By warps without rows, too: barriers that some warps of a block pass and others do not are taken for
+    // races by compute-sanitizer's racecheck (docs/architecture_mma.md).
     exchange_halves(acc, pass);
+    if (!is_active) continue;
     run_epilogue<kInstance>(acc, view, params, pass);
   }
   ptx::copy_async_wait<0>();
