@@ -11,6 +11,7 @@ Table = Callable[[], list[str]]
 TABLES: dict[str, dict[str, Table]] = {
     "papers.md": paper_tables.TABLES,
     "linear_rnn.md": rnn_tables.TABLES,
+    "accumulation.md": rnn_tables.ACCUMULATION,
     "fine_tuning.md": fine_tables.TABLES,
 }
 

@@ -113,16 +113,24 @@ class StudyRecord:
         return any(call is not None and bool(self.sessions[call].get("note")) for call in calls)
 
     def about(self, keys: Iterable[str] | None = None, compared: bool = True) -> list[str]:
-        """A line a call that measured cells of these keys (default: all): date, device, versions, a note of whoever ran
-        it, and command; and a warning where cells of several calls are ``compared``."""
-        names = ("date", "device", "torch", "packages", "note")
+        """What measured cells of these keys (default: all): date, device, versions, a note of whoever ran it, and
+        command, a line for calls that differ in their date and their minutes alone; and a warning where cells of
+        several calls are ``compared``."""
+        names = ("device", "torch", "packages", "note")
         cells = [self.cells[key] for key in (self.cells if keys is None else keys)]
         used = {index for cell in cells for index in (*cell.get("sessions", []), cell.get("session"))}
-        lines = [
-            ", ".join(session[name] for name in names if session.get(name)) + f": `{session.get('command', '')}`"
-            for index, session in enumerate(self.sessions)
-            if index in used
-        ]
-        if compared and len(lines) > 1:
-            lines.append(f"Its figures are of {len(lines)} calls: times compare less well than within one.")
+        calls = [session for index, session in enumerate(self.sessions) if index in used]
+        alike: dict[tuple[str, str], dict[str, list[str]]] = {}
+        for call in calls:
+            facts = ", ".join(call[name] for name in names if call.get(name))
+            command, *minutes = call.get("command", "").split(" --minutes ")
+            found = alike.setdefault((facts, command), {"dates": [], "minutes": []})
+            found["dates"].append(call.get("date", ""))
+            found["minutes"] += [text for text in minutes if text not in found["minutes"]]
+        lines = []
+        for (facts, command), found in alike.items():
+            minutes = f" --minutes {' or '.join(found['minutes'])}" if found["minutes"] else ""
+            lines.append(f"{', '.join([*found['dates'], facts])}: `{command}{minutes}`")
+        if compared and len(calls) > 1:
+            lines.append(f"Its figures are of {len(calls)} calls: times compare less well than within one.")
         return lines
