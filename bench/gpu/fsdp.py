@@ -6,10 +6,11 @@
     python bench/gpu/fsdp.py --device cpu --rounds 1      tries it out, with gloo and a tiny model
 
 Every rank is a process with a GPU of its own and sequences of its own. Each layer is a unit of FSDP2, the rest is the
-root's. The heads are the model's own (stock), ours as headroom.transformers.patch puts it in, and ours with 256 MiB and
-with thinned gradients. Each round takes one step with each head, AdamW included, its learning rate 0; a head's time is
-the largest of its ranks'. Memory is the allocator's peak of a step, the largest of the ranks'; "of the head" is what is
-above a step whose head makes the logits of each sequence's last token alone. HEADROOM_LIBRARY names libheadroom.so.
+root's. The heads are the model's own (stock), ours as headroom.transformers.patch puts it in, and ours with 256 MiB
+and with thinned gradients. Each round takes two steps with each head, AdamW included, its learning rate 0; a head's
+time is the largest of its ranks'. Memory is the allocator's peak of a step above weights and optimizer, the largest
+of the ranks'; "of the head" is what is above a step whose head makes the logits of each sequence's last token alone.
+HEADROOM_LIBRARY names libheadroom.so.
 """
 
 from __future__ import annotations

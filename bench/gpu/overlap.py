@@ -2,6 +2,7 @@
 after the other, and beside each other: whole or in eight parts, NCCL's stream of the same priority or of a higher one.
 
     python bench/gpu/overlap.py [--shapes 8192x131072x4096,...] [--rounds 7] [--json FILE]
+    python bench/gpu/overlap.py --show FILE
 
 Two ranks, each with a GPU and half of the vocabulary. Times are medians of rounds in which all ways take turns, of one
 call after a short idle, the larger of the ranks'.
@@ -16,7 +17,6 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -91,30 +91,35 @@ def work(rank: int, asked: argparse.Namespace, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def show(record: dict[str, Any]) -> None:
+    for facts in ("date", "device", "command"):
+        print(f"{facts}: {record[facts]}")
+    shapes = record["shapes"]
+    ways_of_first = next(iter(shapes.values()))
+    rows = [[way, *(number(statistics.median(of[way]), ".3f") for of in shapes.values())] for way in ways_of_first]
+    print("\n" + "\n".join(markdown(["ms", *shapes], rows)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--show", type=pathlib.Path, metavar="FILE")
     asked = parser.parse_args()
+    if asked.show:
+        show(json.loads(asked.show.read_text()))
+        return 0
     if torch.cuda.device_count() < RANKS:
         print(f"needs {RANKS} GPUs, got {torch.cuda.device_count()}", file=sys.stderr)
         return 2
-    start = time.time()
     with tempfile.TemporaryDirectory() as folder:
         asked.partial = pathlib.Path(folder) / "record.json"
         torch.multiprocessing.spawn(work, (asked, folder), nprocs=RANKS)
         record = {**describe_machine("cuda"), **json.loads(asked.partial.read_text())}
     if asked.json:
         asked.json.write_text(json.dumps(record, indent=1) + "\n")
-    names = list(record["shapes"])
-    rows = [
-        [way, *(number(statistics.median(record["shapes"][name][way]), ".3f") for name in names)]
-        for way in record["shapes"][names[0]]
-    ]
-    print(f"date: {record['date']}\ndevice: {record['device']}\n")
-    print("\n".join(markdown(["ms", *names], rows)))
-    print(f"\n{time.time() - start:.0f} s")
+    show(record)
     return 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import threading
 from collections.abc import Iterable
 from typing import Any
 
 Cell = dict[str, Any]
 FINAL = ("ok", "out of memory", "refused")  # what else a cell may be is tried again by the next call
+MINUTES = re.compile(r" --minutes \S+")
 STARVED = ("no time left", "StepTimeout")  # how the reason of a row begins that had too little time
 
 
@@ -114,23 +116,20 @@ class StudyRecord:
 
     def about(self, keys: Iterable[str] | None = None, compared: bool = True) -> list[str]:
         """What measured cells of these keys (default: all): date, device, versions, a note of whoever ran it, and
-        command, a line for calls that differ in their date and their minutes alone; and a warning where cells of
-        several calls are ``compared``."""
+        command. Calls that differ in their date and --minutes alone have one line, with the command of the last; and
+        a warning where cells of several calls are ``compared``."""
         names = ("device", "torch", "packages", "note")
         cells = [self.cells[key] for key in (self.cells if keys is None else keys)]
         used = {index for cell in cells for index in (*cell.get("sessions", []), cell.get("session"))}
         calls = [session for index, session in enumerate(self.sessions) if index in used]
-        alike: dict[tuple[str, str], dict[str, list[str]]] = {}
+        alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for call in calls:
             facts = ", ".join(call[name] for name in names if call.get(name))
-            command, *minutes = call.get("command", "").split(" --minutes ")
-            found = alike.setdefault((facts, command), {"dates": [], "minutes": []})
-            found["dates"].append(call.get("date", ""))
-            found["minutes"] += [text for text in minutes if text not in found["minutes"]]
-        lines = []
-        for (facts, command), found in alike.items():
-            minutes = f" --minutes {' or '.join(found['minutes'])}" if found["minutes"] else ""
-            lines.append(f"{', '.join([*found['dates'], facts])}: `{command}{minutes}`")
+            alike.setdefault((facts, MINUTES.sub("", call.get("command", ""))), []).append(call)
+        lines = [
+            f"{', '.join([*(call.get('date', '') for call in group), facts])}: `{group[-1].get('command', '')}`"
+            for (facts, _), group in alike.items()
+        ]
         if compared and len(calls) > 1:
             lines.append(f"Its figures are of {len(calls)} calls: times compare less well than within one.")
         return lines

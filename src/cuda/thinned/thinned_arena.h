@@ -18,7 +18,7 @@ struct ThinArena {
   // Rows to draw again, in portions of as many as there is room for
   int64_t portion = 0, portions = 0;
   int32_t* redrawn = nullptr;                    // [N]
-  int32_t* redrawn_count = nullptr;              // [1 + portions]
+  int32_t* redrawn_count = nullptr;              // [1 + portions], or more
   float* portion_anchor = nullptr;               // [portion]
   float* portion_threshold = nullptr;            // [portion]
   float* portion_inverse_temperature = nullptr;  // [rows drawn again at once] or null: ones

@@ -7,7 +7,8 @@
 namespace headroom::cuda {
 
 // Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse: of a
-// vocabulary. A rank of a group has the largest shard's share of them, as all ranks' guesses become one.
+// vocabulary. A rank of a group has the largest shard's share of them and of hot ones, as all ranks' guesses
+// become one.
 inline constexpr int64_t kDenseColumns = 768;
 inline constexpr int64_t kSampledColumns = 768;
 // Most columns that become hot (hot.cu); each of them has more than kLeastHot kept elements.

@@ -12,7 +12,7 @@ namespace {
 // alone take 2 us of the units for them, and what passes between warps.
 constexpr double kEpilogueSeconds = 2.7e-6;
 
-// What these kernels reach of a device's products: of Hopper's 0.65, measured on an H200, where the losses of
+// What these kernels reach of a device's products: of Hopper's 0.68, measured on an H200, where the losses of
 // three heads then lie within 1% (docs/architecture_mma.md). Predictions: all of them where there is nothing
 // faster; of Blackwell's for data centers, whose processors have twice Hopper's, half of Hopper's.
 double share_of_products(const Device& device) {

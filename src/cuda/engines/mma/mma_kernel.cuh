@@ -71,8 +71,9 @@ constexpr int hidden_piece(Epilogue epilogue) {
 }
 
 // Products of the block's i-th tile, of which all warps have a part; the copies of stages after are started
-// meanwhile, of this tile and of the next one, both whole. Its loop has no branch: whatever is not a product
-// is put between products, which otherwise are 6 cycles from one to the next and leave the others free.
+// meanwhile, of this tile and of the next one, both whole. Its loop has no branch but that of
+// wait_for_stage(): whatever is not a product is put between products, which otherwise are 6 cycles from one
+// to the next and leave the others free.
 template <Instance kInstance>
 __device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const SharedMemory& shared,
                                                     const MmaParams<ArgsOf<kInstance.epilogue>>& params,
