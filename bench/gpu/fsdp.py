@@ -22,7 +22,6 @@ import os
 import pathlib
 import statistics
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -31,7 +30,7 @@ sys.path.insert(0, str(HERE))
 if os.environ.get("HEADROOM_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
-from machine import describe_machine  # noqa: E402
+from ranks import of_all, record_of  # noqa: E402
 from table import markdown, number  # noqa: E402
 
 NO_HEAD = "no head"
@@ -53,14 +52,6 @@ def losses(model: Any, tokens: Any) -> dict[str, Any]:
         "headroom thinned": ours(gradient="always-thinned", threshold=THRESHOLD),
     }
     return found | {NO_HEAD: lambda: model(input_ids=tokens, logits_to_keep=1).logits.float().mean()}
-
-
-def of_all(value: Any, ranks: int) -> list[Any]:
-    import torch.distributed as dist
-
-    found = [None] * ranks
-    dist.all_gather_object(found, value)
-    return found
 
 
 def measure(asked: argparse.Namespace, device: str, rank: int, end: float) -> dict[str, Any]:
@@ -174,14 +165,7 @@ def main() -> int:
     if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
         print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        asked.partial = pathlib.Path(folder) / "record.json"
-        end = time.time() + 60 * asked.minutes
-        torch.multiprocessing.spawn(work, (asked, f"file://{folder}/store", end), nprocs=asked.ranks)
-        record = {**describe_machine(asked.device), **json.loads(asked.partial.read_text())}
-    if asked.json:
-        asked.json.write_text(json.dumps(record, indent=1) + "\n")
-    show(record)
+    show(record_of(work, asked, asked.ranks, asked.device, time.time() + 60 * asked.minutes))
     return 0
 
 

@@ -16,7 +16,6 @@ import pathlib
 import random
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +25,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from clock import Clock  # noqa: E402
-from machine import describe_machine  # noqa: E402
-from parallel import SHAPES, burst_ms, of_all  # noqa: E402
+from parallel import SHAPES, burst_ms  # noqa: E402
+from ranks import of_all, record_of  # noqa: E402
 from shapes import Shape, parse_shapes  # noqa: E402
 from table import markdown, number  # noqa: E402
 
@@ -68,10 +67,10 @@ def ways(shape: Shape, device: str, high: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def work(rank: int, asked: argparse.Namespace, folder: str) -> None:
+def work(rank: int, asked: argparse.Namespace, store: str) -> None:
     torch.cuda.set_device(rank)
     device = f"cuda:{rank}"
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group("nccl", init_method=store, rank=rank, world_size=RANKS)
     first: Any = vars(dist)["ProcessGroupNCCL"].Options(is_high_priority_stream=True)
     high, clock, shuffle = dist.new_group(backend="nccl", pg_options=first), Clock(device), random.Random(0)
     found: dict[str, dict[str, list[float]]] = {}
@@ -113,13 +112,7 @@ def main() -> int:
     if torch.cuda.device_count() < RANKS:
         print(f"needs {RANKS} GPUs, got {torch.cuda.device_count()}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        asked.partial = pathlib.Path(folder) / "record.json"
-        torch.multiprocessing.spawn(work, (asked, folder), nprocs=RANKS)
-        record = {**describe_machine("cuda"), **json.loads(asked.partial.read_text())}
-    if asked.json:
-        asked.json.write_text(json.dumps(record, indent=1) + "\n")
-    show(record)
+    show(record_of(work, asked, RANKS, "cuda"))
     return 0
 
 

@@ -22,7 +22,6 @@ import pathlib
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,7 @@ sys.path.insert(0, str(HERE))
 if os.environ.get("HEADROOM_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
-from machine import describe_machine  # noqa: E402
+from ranks import of_all, record_of  # noqa: E402
 from shapes import Shape, parse_shapes  # noqa: E402
 from table import markdown, number  # noqa: E402
 
@@ -133,14 +132,6 @@ def steady_ms(call: Call | None, clock: Any, one_ms: float) -> float:
     for _ in range(calls):
         call()
     return float(clock.together_ms(call, calls))
-
-
-def of_all(value: Any, ranks: int) -> list[Any]:
-    import torch.distributed as dist
-
-    found = [None] * ranks
-    dist.all_gather_object(found, value)
-    return found
 
 
 def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: float) -> dict[str, Any]:
@@ -251,14 +242,7 @@ def main() -> int:
     if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
         print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        asked.partial = pathlib.Path(folder) / "record.json"
-        end = time.time() + 60 * asked.minutes
-        torch.multiprocessing.spawn(work, (asked, f"file://{folder}/store", end), nprocs=asked.ranks)
-        record = {**describe_machine(asked.device), **json.loads(asked.partial.read_text())}
-    if asked.json:
-        asked.json.write_text(json.dumps(record, indent=1) + "\n")
-    show(record)
+    show(record_of(work, asked, asked.ranks, asked.device, time.time() + 60 * asked.minutes))
     return 0
 
 
