@@ -4,9 +4,11 @@
         [--shapes 8192x128256x4096,8192x256000x2304,8192x151936x1024] [--rounds 4] [--minutes 6] [--json FILE]
     python bench/gpu/mma.py --show FILE
 
-In each round the program (tests/gpu/mma_times.cu) and Triton take turns. Figures are medians, as shares of the ceiling
-of the same round: register-only mma.sync on as many thread blocks. "a100" and "rtx-4090" are this device with no more
-processors and shared memory than those have; groups of rows are made for their L2.
+In each round the program (tests/gpu/mma_times.cu) and Triton take turns, and what the program measures is shuffled.
+"Burst": a launch after a rest of 0.1 s, when clocks are high. "Warm": launches back to back. Figures are medians, as
+shares of the ceiling of the same round and way: register-only mma.sync on as many thread blocks, of as many FLOP.
+"a100" and "rtx-4090" are this device with no more processors and shared memory than those have; groups of rows are
+made for their L2.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from table import markdown  # noqa: E402
 
 PROGRAM = HERE.parents[1] / "build" / "dev" / "tests" / "gpu" / "headroom_gpu_mma_times"
 SHAPES = "8192x128256x4096,8192x256000x2304,8192x151936x1024"
-LAUNCHES = 10  # of Triton's product in a round
+LAUNCHES = 10  # of Triton's product in a round and way
+WAYS = {"burst_seconds": "burst", "seconds": "warm"}
 
 
 def measured(program: pathlib.Path, shape: Shape, seconds: float) -> list[dict[str, Any]]:
@@ -51,24 +54,26 @@ def triton_product(shape: Shape) -> dict[str, Any]:
     return mma_triton.measure(shape.tokens, shape.vocab, shape.hidden, LAUNCHES)
 
 
-def rates(round_: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
-    """FLOP a second by what and device."""
-    return {(m["what"], m["device"]): m["flop"] / statistics.median(m["seconds"]) for m in round_ if m.get("seconds")}
+def rates(round_: list[dict[str, Any]], way: str) -> dict[tuple[str, str], float]:
+    """FLOP a second by what and device; way: a key of WAYS."""
+    return {(m["what"], m["device"]): m["flop"] / statistics.median(m[way]) for m in round_ if m.get(way)}
 
 
 def shares(rounds: list[list[dict[str, Any]]]) -> list[list[str]]:
-    """A row for each device and measurement: TFLOP/s, and its share of the ceiling."""
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for round_ in rounds:
-        by = rates(round_)
-        for (what, device), rate in by.items():
-            found.setdefault((device, what), []).append((rate, rate / by["ceiling", device]))
-    rows = []
-    for (device, what), values in found.items():
-        rate = statistics.median(value[0] for value in values)
-        share = statistics.median(value[1] for value in values)
-        rows.append([device, what, f"{rate * 1e-12:.0f}", f"{share:.3f}"])
-    return rows
+    """A row for each device and measurement: for each way TFLOP/s, the share of the ceiling, the time of the loss's."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for number, way in enumerate(WAYS):
+        found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+        for round_ in rounds:
+            by = rates(round_, way)
+            for (what, device), rate in by.items():
+                values = (rate * 1e-12, rate / by["ceiling", device], by["loss", device] / rate)
+                found.setdefault((device, what), []).append(values)
+        for key, values in found.items():
+            rate, share, of_loss = (statistics.median(value[i] for value in values) for i in range(3))
+            row = cells.setdefault(key, ["-"] * (3 * len(WAYS)))
+            row[3 * number : 3 * number + 3] = [f"{rate:.0f}", f"{share:.3f}", f"{of_loss:.3f}"]
+    return [[*key, *row] for key, row in cells.items()]
 
 
 def show(record: dict[str, Any]) -> None:
@@ -76,7 +81,12 @@ def show(record: dict[str, Any]) -> None:
         print(f"{facts}: {record[facts]}")
     for name, rounds in record["shapes"].items():
         print(f"\n{name}, {len(rounds)} rounds\n")
-        print("\n".join(markdown(["device", "what", "TFLOP/s", "of the ceiling"], shares(rounds))))
+        titles = [
+            f"{title}{name}"
+            for name in WAYS.values()
+            for title in ("TFLOP/s, ", "of the ceiling, ", "of the loss's time, ")
+        ]
+        print("\n".join(markdown(["device", "what", *titles], shares(rounds))))
         for note in sorted({m["why_not"] for round_ in rounds for m in round_ if m.get("why_not")}):
             print(note)
 

@@ -3,6 +3,7 @@ mma.sync and cp.async, as on an A100."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def product(
 
 
 def measure(rows: int, columns: int, depth: int, launches: int) -> dict[str, Any]:
-    """Seconds of each launch, or why there are none."""
+    """Seconds of each launch, after a rest and back to back, or why there are none."""
     found: dict[str, Any] = {"what": "Triton's product", "device": "whole", "flop": 2.0 * rows * columns * depth}
     if depth % 64 != 0:
         return {**found, "why_not": "Triton's product is of depths that 64 divides"}
@@ -71,12 +72,15 @@ def measure(rows: int, columns: int, depth: int, launches: int) -> dict[str, Any
     if "wgmma" in code or "mma.sync" not in code:
         return {**found, "why_not": "Triton has used Hopper's instructions: no peer"}
     torch.cuda.synchronize()
-    seconds = []
-    for _ in range(launches):
+
+    def seconds(rest: float) -> float:
+        time.sleep(rest)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         launch()
         end.record()
         end.synchronize()
-        seconds.append(begin.elapsed_time(end) * 1e-3)
-    return {**found, "seconds": seconds}
+        return begin.elapsed_time(end) * 1e-3
+
+    burst = [seconds(rest=0.1) for _ in range(launches)]
+    return {**found, "burst_seconds": burst, "seconds": [seconds(rest=0.0) for _ in range(launches)]}

@@ -281,20 +281,37 @@ def test_a_hanging_run_ends_with_its_results(tmp_path: pathlib.Path) -> None:
 
 def made_up_round(slower: float) -> list[dict]:
     return [
-        {"what": "ceiling", "device": "whole", "blocks": 132, "flop": 6e12, "seconds": [0.01, 0.01, 0.02]},
-        {"what": "loss", "device": "whole", "blocks": 132, "flop": 5.4e12, "seconds": [0.01 * slower]},
+        {
+            "what": "ceiling",
+            "device": "whole",
+            "blocks": 132,
+            "flop": 6e12,
+            "seconds": [0.01, 0.01, 0.02],
+            "burst_seconds": [0.005],
+        },
+        {
+            "what": "loss",
+            "device": "whole",
+            "blocks": 132,
+            "flop": 5.4e12,
+            "seconds": [0.01 * slower],
+            "burst_seconds": [0.01],
+        },
         {"what": "Triton's product", "device": "whole", "flop": 5e12, "why_not": "no peer"},
     ]
 
 
 def test_shares_of_the_ceiling_of_the_same_round(tmp_path):
     rounds = [made_up_round(slower) for slower in (1.0, 2.0, 1.0)]
-    assert mma.shares(rounds) == [["whole", "ceiling", "600", "1.000"], ["whole", "loss", "540", "0.900"]]
+    assert mma.shares(rounds) == [
+        ["whole", "ceiling", "1200", "1.000", "0.450", "600", "1.000", "0.900"],
+        ["whole", "loss", "540", "0.450", "1.000", "540", "0.900", "1.000"],
+    ]
     record = tmp_path / "record.json"
     record.write_text(json.dumps({"date": "d", "device": "none", "command": "c", "shapes": {"s": rounds}}))
     command = [sys.executable, str(RUN.parent / "mma.py"), "--show", str(record)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "| whole | loss | 540 | 0.900 |" in shown and "no peer" in shown
+    assert "| whole | loss | 540 | 0.450 | 1.000 | 540 | 0.900 | 1.000 |" in shown and "no peer" in shown
 
 
 def test_the_program_that_fails_is_named(tmp_path):

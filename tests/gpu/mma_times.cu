@@ -3,7 +3,10 @@
 //   headroom_gpu_mma_times ROWS COLUMNS DEPTH SECONDS
 //
 // Writes a line for each measurement: what, on which device (all of it, or as much as an A100 or an RTX 4090
-// has), blocks, FLOP of a launch, and the seconds of a launch. All take turns for so many seconds.
+// has), blocks, FLOP of a launch, and the seconds of a launch, in two ways. "seconds": back to back, all in
+// turns. "burst_seconds": each launch after 0.1 s of rest, when clocks are high. A launch's time depends on
+// how warm the launches before it have left the GPU, so that each round has another order, and the ceiling
+// has as many FLOP as the others.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,8 +14,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/dtype.h"
@@ -39,9 +44,9 @@ T* on_device(const std::vector<T>& values) {
   return data;
 }
 
-// mma.sync of operands in registers, and nothing else: as many warps as the engine has, 24 independent sums
-// of 16 x 8 in each, operands of random bits. What a launch of the engine is a share of.
-constexpr int kSums = 24, kTurns = 4096;
+// mma.sync of operands in registers, and nothing else: as many warps as the engine has, or half of them, 24
+// independent sums of 16 x 8 in each, operands of random bits. What a launch of the engine is a share of.
+constexpr int kSums = 24;
 
 __global__ void __launch_bounds__(kThreads, 1) ceiling_kernel(const uint32_t* bits, float* out, int turns) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -64,7 +69,7 @@ struct Measurement {
   int blocks;
   double flop;
   std::function<void()> launch;
-  std::vector<float> seconds = {};
+  std::vector<float> seconds = {}, burst_seconds = {};
 };
 
 float seconds_of(const std::function<void()>& launch) {
@@ -230,6 +235,24 @@ Device like(Device device, int processors, int64_t shared_bytes, int64_t l2_byte
   return device;
 }
 
+// Rounds of all, in another order each, at least one, until so many seconds have passed.
+void take_turns(std::vector<Measurement>& all, double seconds,
+                const std::function<void(Measurement&)>& measure) {
+  static std::mt19937 random(4);
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<size_t> order(all.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  do {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t each : order) measure(all[each]);
+  } while (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds);
+}
+
+void print(const std::vector<float>& seconds) {
+  for (size_t i = 0; i < seconds.size(); ++i) std::printf("%s%.9g", i == 0 ? "[" : ", ", seconds[i]);
+  std::printf("]");
+}
+
 void run(int64_t rows, int64_t columns, int64_t depth, double seconds) {
   const Device& whole = query_device(0);
   Launches launches(rows, columns, depth);
@@ -250,10 +273,14 @@ void run(int64_t rows, int64_t columns, int64_t depth, double seconds) {
                                                     {"rtx-4090", like(whole, 128, 99 << 10, 72 << 20)}};
   for (const auto& [name, device] : devices) {
     const int blocks = device.processors;
-    const double ceiling = 2.0 * 16 * 8 * 16 * kSums * kTurns * kWarps * blocks;
-    all.push_back({"ceiling", name, blocks, ceiling, [=] {
-                     ceiling_kernel<<<static_cast<unsigned>(blocks), kThreads>>>(operands, out, kTurns);
-                   }});
+    for (const int warps : {kWarps, kWarps / 2}) {
+      const double of_a_turn = 2.0 * 16 * 8 * 16 * kSums * warps * blocks;
+      const int turns = static_cast<int>(flop / of_a_turn) + 1;
+      const char* what = warps == kWarps ? "ceiling" : "ceiling of half the warps";
+      all.push_back({what, name, blocks, turns * of_a_turn, [=] {
+                       ceiling_kernel<<<static_cast<unsigned>(blocks), 32 * warps>>>(operands, out, turns);
+                     }});
+    }
     all.push_back({"loss", name, blocks, flop, launches.loss(device)});
     all.push_back({"kept exps", name, blocks, flop, launches.kept_exps(device)});
     all.push_back({"draw", name, blocks, flop, launches.draw(device, false)});
@@ -261,16 +288,18 @@ void run(int64_t rows, int64_t columns, int64_t depth, double seconds) {
   }
   for (const Measurement& each : all) each.launch();
   require(cudaDeviceSynchronize(), "a kernel");
-  const auto begin = std::chrono::steady_clock::now();
-  do {
-    for (Measurement& each : all) each.seconds.push_back(seconds_of(each.launch));
-  } while (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds);
+  take_turns(all, seconds / 2, [](Measurement& each) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    each.burst_seconds.push_back(seconds_of(each.launch));
+  });
+  take_turns(all, seconds / 2, [](Measurement& each) { each.seconds.push_back(seconds_of(each.launch)); });
   for (const Measurement& each : all) {
-    std::printf("{\"what\": \"%s\", \"device\": \"%s\", \"blocks\": %d, \"flop\": %.0f, \"seconds\": [",
+    std::printf("{\"what\": \"%s\", \"device\": \"%s\", \"blocks\": %d, \"flop\": %.0f, \"seconds\": ",
                 each.what.c_str(), each.device.c_str(), each.blocks, each.flop);
-    for (size_t i = 0; i < each.seconds.size(); ++i)
-      std::printf("%s%.9g", i == 0 ? "" : ", ", each.seconds[i]);
-    std::printf("]}\n");
+    print(each.seconds);
+    std::printf(", \"burst_seconds\": ");
+    print(each.burst_seconds);
+    std::printf("}\n");
   }
 }
 
