@@ -6,9 +6,9 @@
 
 In each round the program (tests/gpu/mma_times.cu) and Triton take turns, and what the program measures is shuffled.
 "Burst": a launch after a rest of 0.1 s, when clocks are high. "Warm": launches back to back. Figures are medians, as
-shares of the ceiling of the same round and way: register-only mma.sync on as many thread blocks, of as many FLOP.
-"a100" and "rtx-4090" are this device with no more processors and shared memory than those have; groups of rows are
-made for their L2.
+shares of the ceiling of the same round and way: register-only mma.sync on as many thread blocks, of as many FLOP;
+"half the warps" is one for each scheduler. "a100" and "rtx-4090" are this device with no more processors and shared
+memory than those have; groups of rows are made for their L2.
 """
 
 from __future__ import annotations
