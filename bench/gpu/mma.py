@@ -82,8 +82,8 @@ def show(record: dict[str, Any]) -> None:
     for name, rounds in record["shapes"].items():
         print(f"\n{name}, {len(rounds)} rounds\n")
         titles = [
-            f"{title}{name}"
-            for name in WAYS.values()
+            f"{title}{way}"
+            for way in WAYS.values()
             for title in ("TFLOP/s, ", "of the ceiling, ", "of the loss's time, ")
         ]
         print("\n".join(markdown(["device", "what", *titles], shares(rounds))))

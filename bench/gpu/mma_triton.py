@@ -3,12 +3,13 @@ mma.sync and cp.async, as on an A100."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from clock import Clock
 
 CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8}, num_stages=stages, num_warps=8)
@@ -71,16 +72,7 @@ def measure(rows: int, columns: int, depth: int, launches: int) -> dict[str, Any
     code = launch().asm["ptx"]
     if "wgmma" in code or "mma.sync" not in code:
         return {**found, "why_not": "Triton has used Hopper's instructions: no peer"}
-    torch.cuda.synchronize()
-
-    def seconds(rest: float) -> float:
-        time.sleep(rest)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        launch()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e-3
-
-    burst = [seconds(rest=0.1) for _ in range(launches)]
-    return {**found, "burst_seconds": burst, "seconds": [seconds(rest=0.0) for _ in range(launches)]}
+    clock = Clock("cuda", idle_seconds=0.1)
+    burst = [1e-3 * clock.burst_ms(launch) for _ in range(launches)]
+    warm = [1e-3 * milliseconds for milliseconds in clock.back_to_back_ms([launch] * launches)]
+    return {**found, "burst_seconds": burst, "seconds": warm}
