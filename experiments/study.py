@@ -8,6 +8,7 @@
     python experiments/study.py accumulation --data FOLDER             losses and gradient errors of trained models
     python experiments/study.py sparsity --data FOLDER                 the same models, fine-tuned
     python experiments/study.py fine_tuning --data FOLDER              a Llama of 1.2 billion parameters with Trainer
+    python experiments/study.py fine_tuning_seeds --data FOLDER [--part 1/4]   its exact and thinned gradients, four seeds
     python experiments/study.py pages [--check]                        tables and plots of docs/studies, of the records
 
 A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is
@@ -44,6 +45,7 @@ STUDIES = {
     "accumulation": 6.0,
     "sparsity": 1.5,
     "fine_tuning": 6.0,
+    "fine_tuning_seeds": 24.0,
 }
 PACKAGES = ("triton", "liger-kernel", "fla-core", "cut-cross-entropy", "transformers", "trl")
 
@@ -73,6 +75,9 @@ def parser() -> argparse.ArgumentParser:
         study.add_argument("--checkpoints", type=pathlib.Path, help="of models in training (default: beside --data)")
         study.add_argument("--heads", default="", help="names, separated by commas (default: the study's own)")
         study.add_argument("--models", default="", help="names, separated by commas (default: the study's own)")
+        study.add_argument(
+            "--part", type=part, default=(1, 1), help="I/N: every N-th seed, in a record of its own (fine_tuning_seeds)"
+        )
         study.add_argument("--rounds", type=int, default=5)
         study.add_argument(
             "--tune", type=int, default=2, help="configurations that Triton tries of each kernel of models' layers"
@@ -84,6 +89,14 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def part(text: str) -> tuple[int, int]:
+    """1/4: the first of four."""
+    one, _, of = text.partition("/")
+    if not (one.isdecimal() and of.isdecimal() and 1 <= int(one) <= int(of)):
+        raise argparse.ArgumentTypeError(f"expected I/N with 1 <= I <= N, got {text!r}")
+    return int(one), int(of)
+
+
 def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
@@ -91,9 +104,11 @@ def words(text: str) -> tuple[str, ...]:
 def places(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path | None]:
     """The record's file and the folder of checkpoints (None: beside the data). A try-out has its own, else it would go
     among the measured ones."""
+    one, of = args.part
+    name = f"{args.command}.json" if of == 1 else f"{args.command}-{one}-of-{of}.json"
     if not args.tiny:
-        return args.record or RECORDS / f"{args.command}.json", args.checkpoints
-    record = args.record or pathlib.Path(tempfile.mkdtemp(prefix="headroom-study-")) / f"{args.command}.json"
+        return args.record or RECORDS / name, args.checkpoints
+    record = args.record or pathlib.Path(tempfile.mkdtemp(prefix="headroom-study-")) / name
     return record, args.checkpoints or record.parent / "checkpoints"
 
 
@@ -131,6 +146,7 @@ def run(args: argparse.Namespace, start: float) -> int:
         checkpoints=checkpoints,
         heads=words(args.heads),
         models=words(args.models),
+        part=args.part,
         tune=args.tune,
         rounds=args.rounds,
         cap_gib=args.cap_gb * 1e9 / 2**30,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import statistics
 import tempfile
 import time
@@ -104,13 +105,17 @@ def new_model(session: Session) -> Any:
 
 
 def start(session: Session) -> Cell:
+    path = lm.checkpoint_path(session, f"fine-tuning/{START}")
+    return train_start(session, new_model(session), START_STEPS, path)
+
+
+def train_start(session: Session, model: Any, steps: int, path: pathlib.Path) -> Cell:
     """A moment of training on plain text, with the exact head."""
-    tiny = session.options.tiny
-    model, head = new_model(session), make_head("headroom")
+    tiny, head = session.options.tiny, make_head("headroom")
     rows = train.sequences(load_data(session.options.data).train, 24 if tiny else LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=START_RATE, fused=session.cuda)
     losses = []
-    for step in range(3 if tiny else START_STEPS):
+    for step in range(3 if tiny else steps):
         index = torch.arange(step * BATCH, (step + 1) * BATCH) % len(rows)
         batch = rows[index].to(session.options.device)
         loss = head(last_hidden(model, batch[:, :-1]).flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten())
@@ -119,12 +124,14 @@ def start(session: Session) -> Cell:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.detach())
-    path = lm.checkpoint_path(session, f"fine-tuning/{START}")
     train.save_whole(model.state_dict(), path)
     return {"losses": [round(float(loss), 4) for loss in (losses[0], losses[-1])], "steps": len(losses)}
 
 
-def trainer_of(session: Session, model: Any, way: Way, rows: list[dict[str, Tensor]], folder: str, steps: int) -> Any:
+def trainer_of(
+    session: Session, model: Any, way: Way, rows: list[dict[str, Tensor]], folder: str, callback: Any, **options: Any
+) -> Any:
+    """``options`` are TrainingArguments that differ from the study's own."""
     import transformers
 
     class StudyTrainer(transformers.Trainer):
@@ -132,6 +139,36 @@ def trainer_of(session: Session, model: Any, way: Way, rows: list[dict[str, Tens
             if way.loss is not None:
                 return way.loss(model, inputs["input_ids"], inputs["labels"])
             return super().compute_loss(model, inputs, *args, **kwargs)
+
+    own = {
+        "output_dir": folder,
+        "per_device_train_batch_size": 2 if session.options.tiny else BATCH,
+        "max_steps": 4 if session.options.tiny else STEPS,
+        "learning_rate": RATE,
+        "warmup_steps": 5,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "optim": "adamw_torch_fused" if session.cuda else "adamw_torch",
+        "use_cpu": not session.cuda,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_drop_last": True,
+        "seed": 0,
+    }
+    found = StudyTrainer(
+        model=model,
+        args=transformers.TrainingArguments(**own | options),
+        train_dataset=rows,
+        data_collator=transformers.default_data_collator,
+        callbacks=[callback],
+    )
+    found.remove_callback(transformers.PrinterCallback)
+    return found
+
+
+def make_watch(session: Session, model: Any) -> Any:
+    import transformers
 
     class Watch(transformers.TrainerCallback):
         """Times steps, and looks at the memory of one."""
@@ -178,33 +215,7 @@ def trainer_of(session: Session, model: Any, way: Way, rows: list[dict[str, Tens
             elif state.global_step > WARM or not session.cuda:
                 self.ms.append(1e3 * (time.perf_counter() - self.began))
 
-    watch = Watch()
-    arguments = transformers.TrainingArguments(
-        output_dir=folder,
-        per_device_train_batch_size=2 if session.options.tiny else BATCH,
-        max_steps=steps,
-        learning_rate=RATE,
-        warmup_steps=5,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        optim="adamw_torch_fused" if session.cuda else "adamw_torch",
-        use_cpu=not session.cuda,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_drop_last=True,
-        seed=0,
-    )
-    found = StudyTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        data_collator=transformers.default_data_collator,
-        callbacks=[watch],
-    )
-    found.remove_callback(transformers.PrinterCallback)
-    found.watch = watch
-    return found
+    return Watch()
 
 
 @torch.no_grad()
@@ -242,20 +253,19 @@ def errors(session: Session) -> Cell:
 
 
 def tuned(session: Session, name: str) -> Cell:
-    way, tiny = WAYS[name], session.options.tiny
-    rows = sequences(session)
+    way, rows = WAYS[name], sequences(session)
     held_out = HELD_OUT if len(rows) > 4 * HELD_OUT else len(rows) // 4
     model = started(session)
     before = held_out_loss(session, model, rows[:held_out])
     if way.patch is not None:
         way.patch(model)
+    watch = make_watch(session, model)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_of(session, model, way, rows[held_out:], folder, 4 if tiny else STEPS)
+        trainer = trainer_of(session, model, way, rows[held_out:], folder, watch)
         try:
             trainer.train()
         finally:
-            trainer.watch.close()
-    watch = trainer.watch
+            watch.close()
     losses = [round(item["loss"], 4) for item in trainer.state.log_history if "loss" in item]
     found: Cell = {"losses": losses, "ms": statistics.median(watch.ms), "memory": watch.memory}
     if session.cuda:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 
-from studies import PAGES, PLOTS, fine_tables, paper_tables, rnn_tables
+from studies import PAGES, PLOTS, fine_tables, paper_tables, rnn_tables, seed_tables
 
 Table = Callable[[], list[str]]
 TABLES: dict[str, dict[str, Table]] = {
     "papers.md": paper_tables.TABLES,
     "linear_rnn.md": rnn_tables.TABLES,
     "accumulation.md": rnn_tables.ACCUMULATION,
-    "fine_tuning.md": fine_tables.TABLES,
+    "fine_tuning.md": fine_tables.TABLES | seed_tables.TABLES,
 }
 
 

@@ -29,6 +29,7 @@ class Options:
     checkpoints: pathlib.Path | None = None  # of models in training; default: beside the data
     heads: tuple[str, ...] = ()  # empty: the study's own
     models: tuple[str, ...] = ()
+    part: tuple[int, int] = (1, 1)  # the first of one
     tune: int | None = 2  # configurations that Triton tries of each kernel of flash-linear-attention's layers
     rounds: int = 5
     cap_gib: float = 80e9 / 2**30  # of the allocator, where the largest batch is looked for
