@@ -8,7 +8,7 @@
     python experiments/study.py accumulation --data FOLDER             losses and gradient errors of trained models
     python experiments/study.py sparsity --data FOLDER                 the same models, fine-tuned
     python experiments/study.py fine_tuning --data FOLDER              a Llama of 1.2 billion parameters with Trainer
-    python experiments/study.py fine_tuning_seeds --data FOLDER [--part 1/4]   its exact and thinned gradients, four seeds
+    python experiments/study.py fine_tuning_seeds --data FOLDER [--part 1/4]   the same, exact and thinned, four seeds
     python experiments/study.py pages [--check]                        tables and plots of docs/studies, of the records
 
 A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is

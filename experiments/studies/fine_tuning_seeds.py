@@ -1,4 +1,4 @@
-"""Exact and thinned gradients in the fine-tuning of fine_tuning.py, each from several seeds, and what makes them differ.
+"""Exact and thinned gradients in fine_tuning.py's fine-tuning, each from several seeds, and what makes them differ.
 
 A seed decides the order of the data and what is drawn; all runs of a model start from the same weights. Arms change one
 thing each. Beside the losses a run keeps norms of gradients, Adam's steps, and how far a draw is from the exact
