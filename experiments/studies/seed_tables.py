@@ -13,6 +13,8 @@ NOT_RUN = ["This has not run."]
 STUDY = "fine_tuning_seeds"
 EXACT = "exact"
 FEW_STEPS = 20  # left out of a mean of norms
+SHOWN = ("answers", "an eighth", "plain text")  # arms whose gradients and optimizer the page shows; records have all
+SHOWN_STEPS = ("10", "50")
 
 
 def records() -> list[StudyRecord]:
@@ -30,6 +32,10 @@ def cells() -> dict[tuple[str, str, str], dict[int, Cell]]:
             found.setdefault((model, arm, head), {})[int(seed.removeprefix("seed "))] = cell
     order = ("full", "small")
     return {key: dict(sorted(found[key].items())) for key in sorted(found, key=lambda key: order.index(key[0]))}
+
+
+def shown() -> dict[tuple[str, str, str], dict[int, Cell]]:
+    return {key: seeds for key, seeds in cells().items() if key[1] in SHOWN}
 
 
 def differences(one: dict[int, Cell], other: dict[int, Cell], part: int) -> list[float]:
@@ -77,7 +83,7 @@ def about() -> Iterator[str]:
 def noise() -> list[str]:
     """How far a draw is from the exact gradient, where the first exact run starts and ends."""
     lines = []
-    for (model, arm, _), seeds in cells().items():
+    for (model, arm, _), seeds in shown().items():
         for when, rows in next((c["noise"] for c in seeds.values() if "noise" in c), {}).items():
             for name, row in rows.items():
                 if name != "norms":
@@ -90,8 +96,9 @@ def noise() -> list[str]:
 def adam() -> list[str]:
     """Mean size of Adam's steps in parts of the rate, and the share of weights that move."""
     lines = []
-    for (model, arm, head), seeds in cells().items():
-        for step in next(iter(seeds.values()))["adam"]:
+    for (model, arm, head), seeds in shown().items():
+        steps = next(iter(seeds.values()))["adam"]
+        for step in [step for step in SHOWN_STEPS if step in steps] or steps:
             looks = [cell["adam"][step] for cell in seeds.values()]
             line = [model, arm, head, step]
             for group in looks[0]:
