@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import headroom
 import pytest
-from headroom.cost_model import Batch, Head, Model, draw, from_config, largest_batch, predict, read_config, sweep
+from headroom.cost_model import Batch, Head, Model, draw, from_config, largest_batch, predict, read_config, step, sweep
 from headroom.cost_model.command import main, parse_bytes, parse_fields, parse_threshold
+from headroom.cost_model.published import find_model, names
+from headroom.cost_model.step import parameters
 
 SIZES = {"vocab": 32000, "hidden": 512, "layers": 4, "intermediate": 1536, "heads": 8}
 MODEL = Model("attention", **SIZES)
@@ -42,7 +46,7 @@ def test_a_config_and_fields_are_one_model(tmp_path):
         ({"model_type": "mamba"}, "config: model_type: expected one of llama, .*, got 'mamba'"),
         ({"model_type": None}, "model_type: expected .* got None"),
         ({"hidden_size": "512"}, "config: hidden_size: expected a whole number, got '512'"),
-        ({"num_hidden_layers": None}, "config: num_hidden_layers: expected a whole number, got None"),
+        ({"num_hidden_layers": "null"}, "config: num_hidden_layers: expected a whole number, got None"),
         ({"attention_bias": True}, "config: attention_bias: expected False, got True"),
         ({"hidden_act": "relu"}, "config: hidden_act: expected 'silu', got 'relu'"),
         ({"num_attention_heads": 7}, "head_dim: expected to be given"),
@@ -54,7 +58,107 @@ def test_a_config_and_fields_are_one_model(tmp_path):
 )
 def test_configurations_that_are_not_known(change, message):
     with pytest.raises(ValueError, match=message):
-        from_config({key: value for key, value in (LLAMA | change).items() if value is not None})
+        config = {key: value for key, value in (LLAMA | change).items() if value is not None}
+        from_config({key: None if value == "null" else value for key, value in config.items()})
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3Text"])
+def test_entries_that_a_file_has_not_are_the_classs(name):
+    """A file holds what differs from its class, and any entry may be missing or be the only one."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")
+    changes = {"hidden_size": 1024, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 2}
+    changes |= {"vocab_size": 1000, "intermediate_size": 96, "head_dim": 64, "sliding_window": 128, "layer_types": None}
+    known = set(config().to_dict())
+    for entry in (*changes, "use_sliding_window", None):
+        value = changes.get(entry, True)
+        if entry in known or entry is None:
+            written = {} if entry is None else {entry: value}
+            whole = config(**written).to_dict()
+            found = from_config({"model_type": config.model_type} | written)
+            assert found == from_config(whole), (entry, whole)
+            assert found.vocab == whole["vocab_size"] and found.kv_heads == whole["num_key_value_heads"]
+
+
+def test_gemma_3_as_its_files_write_it():
+    """google/gemma-3-4b-pt, whose text has four entries, and a file that says the type alone."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    assert from_config({"model_type": "gemma3", "text_config": text}) == find_model("gemma-3-4b")
+    assert from_config({"model_type": "gemma3"}) == from_config({"model_type": "gemma3_text"})
+
+
+# of all but gemma-3-4b, whose pictures are not counted, as the hub states them
+PARAMETERS = {
+    "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800, "llama-3.2-1b": 1_235_814_400, "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168, "qwen2.5-0.5b": 494_032_768, "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920, "qwen3-8b": 8_190_735_360, "mistral-nemo-12b": 12_247_782_400,
+    "smollm2-1.7b": 1_711_376_384,
+}  # fmt: skip
+
+
+def test_names_are_those_of_plan(capsys, tmp_path, monkeypatch):
+    assert {name: parameters(find_model(name)) for name in names()} == PARAMETERS
+    cli = os.environ.get("HEADROOM_CLI")
+    if cli:
+        listed = json.loads(subprocess.run([cli, "plan", "--list-models", "--json"], capture_output=True).stdout)
+        heads = {known["name"]: (known["vocab"], known["hidden"], known["weights"]) for known in listed}
+        for name in names():
+            assert (find_model(name).vocab, find_model(name).hidden) == heads[name][:2]
+            assert find_model(heads[name][2].upper().replace("-", "_")) == find_model(name)
+    assert main(["--model", "Llama_3.2-1B", "--heads", "whole"]) == 0
+    assert "1,235,814,400 parameters" in capsys.readouterr().out
+    assert main(["--model", "gemma-2-2b"]) == 2
+    assert "model: expected a folder with a config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path.parent)
+    assert find_model(tmp_path.name) == find_model(str(tmp_path / "config.json")) == MODEL
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 12, 10**9])
+def test_layers_are_counted_not_listed(layers):
+    """Each layer's part is the same however many there are, with masks and checkpoints of any size, in no memory."""
+    tracemalloc.start()
+    one = dataclasses.replace(MODEL, layers=1)
+    for sliding in {0, 1, layers // 2, layers}:
+        model = dataclasses.replace(MODEL, layers=layers, sliding_layers=sliding, window=32)
+        masked = dataclasses.replace(one, sliding_layers=1, window=32)
+        batch, head = Batch(2, 64), Head("whole")
+        base, first, full = (predict(m, batch, head) for m in (one, masked, one))
+        found = predict(model, batch, head)
+        norm = 2 * full.saved_bytes - predict(dataclasses.replace(MODEL, layers=2), batch, head).saved_bytes
+        expected = norm + sliding * (first.saved_bytes - norm) + (layers - sliding) * (full.saved_bytes - norm)
+        assert found.saved_bytes == pytest.approx(expected, rel=1e-12) and base == full
+        assert found.parameters - layers * (one_layer := parameters(model) // layers) < one_layer + 2**25
+        kinds = [first.saved_bytes - norm] * min(sliding, 20) + [full.saved_bytes - norm] * min(layers - sliding, 20)
+        for checkpoint in {1, *({2, 3, 5} & set(range(layers))), layers} if layers < 20 else {1, layers // 3}:
+            again = predict(model, batch, head, checkpoint=checkpoint)
+            assert again.saved_bytes < found.saved_bytes or layers == 1
+            if layers < 20:
+                segments = [sum(kinds[i : i + checkpoint]) for i in range(0, layers, checkpoint)]
+                _, most = step._saved(step._layers(model, batch), batch, model, checkpoint)
+                assert most == pytest.approx(max(segments), rel=1e-12)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["vocab", "hidden", "layers", "window"])
+@pytest.mark.parametrize("value", [2**40 + 1, 10**400])
+def test_sizes_beyond_all_models_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected a number of at most 2\\^40, got one of"):
+        Model("attention", **SIZES | {name: value})
+
+
+@pytest.mark.parametrize("words", [["--fields", FIELDS], ["--help"], ["--fields", FIELDS, "--json"]])
+def test_who_stops_reading_is_no_error(words):
+    """As of ``headroom plan``: no message, and the status of a program that the signal ended."""
+    read, write = os.pipe()
+    os.close(read)
+    environment = dict(os.environ, PYTHONPATH=str(Path(headroom.__file__).parents[1]))
+    command = [sys.executable, "-m", "headroom.cost_model", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(write)
+    assert done.stderr == "" and done.returncode in ((0, 141) if words == ["--help"] else (141,))
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -207,7 +311,7 @@ def test_a_sweep_from_the_command(capsys, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "expected --config, or --fields with mixer, vocab, .*; missing: mixer"),
+        ([], "expected --model, or --fields with mixer, vocab, .*; missing: mixer"),
         (["--fields", "speed=3"], "fields: expected names out of mixer, .*, got 'speed'"),
         (["--fields", "vocab=many"], "fields: vocab: expected a number, got 'many'"),
         (["--fields", FIELDS, "--heads", "headroom:lots"], "heads: headroom:lots: expected a size"),

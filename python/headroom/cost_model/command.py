@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import BudgetTooSmallError, HeadroomError
-from .config import MIXERS, Model, read_config
+from .config import MIXERS, Model
 from .devices import DEVICES, find_device
 from .heads import DEFAULT_THRESHOLD, KINDS, Head
+from .published import find_model, names
 from .step import OPTIMIZERS, Step, largest_batch, parameters, predict
 from .sweep import OVER, draw, sweep
 from .work import Batch
@@ -23,17 +26,21 @@ _GIB = 1 << 30
 _HEADS = "upcast,whole,in-place,headroom,headroom:256MiB,thinned"
 _STEPS = {"tokens": 1, "vocab": 32768}  # a sweep's values where none are given: 1 to 8 of these
 _KINDS = "\n".join(f"  {name:<10}{text}" for name, text in KINDS.items())
+_MODELS = "\n  ".join(textwrap.wrap(", ".join(names()), 100))
 _DESCRIPTION = """Predicts one training step of a bf16 language model on one GPU: parameters, FLOP, memory and time,
 and the head's share of them. Nothing is measured."""
-_EPILOG = f"""heads:
+_EPILOG = f"""models:
+  {_MODELS}
+  or a folder with a config.json of Hugging Face, or such a file
+heads:
 {_KINDS}
 A budget stands behind Headroom's own: headroom:256MiB.
 
 examples:
-  headroom model --config ~/models/llama-3.2-1b --sequences 4 --length 4096 --memory 80GiB
-  headroom model --config config.json --optimizer adamw-fp32 --checkpoint 1 --device h100
+  headroom model --model llama-3.2-1b --sequences 4 --length 4096 --memory 80GiB
+  headroom model --model ~/models/my-model --optimizer adamw-fp32 --checkpoint 1 --device h100
   headroom model --fields mixer=attention,vocab=128256,hidden=2048,layers=16,intermediate=8192,heads=32,kv_heads=8
-  headroom model --config config.json --sweep vocab --values 32768,131072,262144 --svg vocab.svg
+  headroom model --model qwen3-0.6b --sweep vocab --values 32768,131072,262144 --svg vocab.svg
 """
 
 
@@ -93,15 +100,15 @@ def parse_fields(text: str) -> dict[str, Any]:
     return values
 
 
-def make_model(config: str | None, fields: str | None) -> Model:
-    """Of a configuration, some of whose fields others take the place of, or of fields alone."""
+def make_model(model: str | None, fields: str | None) -> Model:
+    """Of a name or a configuration, some of whose fields others take the place of, or of fields alone."""
     values = parse_fields(fields) if fields else {}
-    if config is not None:
-        return dataclasses.replace(read_config(config), **values)
+    if model is not None:
+        return dataclasses.replace(find_model(model), **values)
     needed = [field.name for field in dataclasses.fields(Model) if field.default is dataclasses.MISSING]
     missing = [name for name in needed if name not in values]
     if missing:
-        raise ValueError(f"expected --config, or --fields with {', '.join(needed)}; missing: {', '.join(missing)}")
+        raise ValueError(f"expected --model, or --fields with {', '.join(needed)}; missing: {', '.join(missing)}")
     return Model(**values)
 
 
@@ -112,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face, or a folder with one")
+    found.add_argument("--model", "--config", metavar="MODEL", help="a name, a config.json or a folder with one")
     found.add_argument("--fields", metavar="NAME=VALUE,...", help=f"of the model; mixer is one of {', '.join(MIXERS)}")
     found.add_argument("--sequences", type=int, default=1, help="of the batch (default: %(default)s)")
     found.add_argument("--length", type=int, default=4096, help="tokens of each (default: %(default)s)")
@@ -210,7 +217,7 @@ def _show_heads(args: argparse.Namespace, model: Model, batch: Batch, heads: lis
 
 
 def _run(args: argparse.Namespace) -> None:
-    model = make_model(args.config, args.fields)
+    model = make_model(args.model, args.fields)
     batch, heads = Batch(args.sequences, args.length), parse_heads(args.heads, args.threshold)
     options = {"optimizer": args.optimizer, "checkpoint": args.checkpoint, "device": args.device}
     if args.sweep is not None:
@@ -222,9 +229,22 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; Python is to find nothing to write at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as a shell says of a program that the signal ended
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     args = parser().parse_args(arguments)
     try:
         _run(args)
+    except BrokenPipeError:
+        raise
     except (ValueError, HeadroomError, ImportError, OSError) as error:
         print(f"headroom model: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) and not isinstance(error, HeadroomError) else 1

@@ -9,6 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 MIXERS = ("attention", "gla", "gated_deltanet", "kda")
+MOST = 1 << 40  # of any size: far beyond all models, and products of several are float64's still
+
+
+def check_number(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name}: expected a number of at least {least}, got {value}")
+    if value > MOST:
+        raise ValueError(f"{name}: expected a number of at most 2^40, got one of {len(str(value))} digits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +67,9 @@ class Model:
         if self.mixer not in MIXERS:
             raise ValueError(f"mixer: expected one of {', '.join(MIXERS)}, got {self.mixer!r}")
         for name in ("vocab", "hidden", "layers", "intermediate", "heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected a number of at least 1, got {getattr(self, name)}")
+            check_number(name, getattr(self, name), 1)
         for name in ("head_dim", "kv_heads", "value_heads", "value_dim", "conv_size", "sliding_layers", "window"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: expected a number of at least 0, got {getattr(self, name)}")
+            check_number(name, getattr(self, name), 0)
         if self.sliding_layers > self.layers:
             raise ValueError(f"sliding_layers: expected at most the {self.layers} layers, got {self.sliding_layers}")
         if self.head_dim == 0 and self.hidden % self.heads != 0:
@@ -75,6 +81,21 @@ class Model:
         defaults["value_dim"] = self.value_dim or defaults["head_dim"]
         for name, value in defaults.items():
             object.__setattr__(self, name, value)
+
+
+# What an entry is that a file has not: of transformers 5.17's classes and flash-linear-attention 0.6.0's.
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+_ATTENTION = (*_SIZES, "intermediate_size", "num_attention_heads", "num_key_value_heads")
+_MISSING: dict[str, dict[str, int]] = {
+    "llama": dict(zip(_ATTENTION, (32000, 4096, 32, 11008, 32))),
+    "mistral": dict(zip(_ATTENTION, (32000, 4096, 32, 14336, 32, 8))),
+    "qwen2": dict(zip(_ATTENTION, (151936, 4096, 32, 22016, 32, 32))),
+    "qwen3": dict(zip(_ATTENTION, (151936, 4096, 32, 22016, 32, 32))),
+    "gemma3_text": dict(zip(_ATTENTION, (262208, 2304, 26, 9216, 8, 4))),
+    "gla": dict(zip(_SIZES, (32000, 2048, 24))),
+    "gated_deltanet": dict(zip(_SIZES, (32000, 2048, 21))),
+    "kda": dict(zip(_SIZES, (32000, 2048, 24))),
+}
 
 
 class _Entries:
@@ -107,9 +128,13 @@ class _Entries:
                 known = " or ".join(repr(value) for value in values)
                 raise ValueError(f"config: {name}: expected {known}, got {got!r} (model type {self.model_type!r})")
 
+    def size(self, name: str) -> int:
+        """A missing one is the configuration class's, as files hold what differs from it; null is none."""
+        return self.whole(name) if name in self.entries else _MISSING[self.model_type][name]
+
     def sizes(self) -> dict[str, Any]:
         names = {"vocab": "vocab_size", "hidden": "hidden_size", "layers": "num_hidden_layers"}
-        return {name: self.whole(entry) for name, entry in names.items()}
+        return {name: self.size(entry) for name, entry in names.items()}
 
 
 def _sliding_layers(entries: _Entries, layers: int, window: int, default: int) -> int:
@@ -136,20 +161,23 @@ def _attention(entries: _Entries) -> Model:
     if kind != "qwen2":
         entries.expect(attention_bias=(False,))
     window, default = 0, sizes["layers"]
+    if gemma or kind == "mistral" or (kind in ("qwen2", "qwen3") and entries.get("use_sliding_window", False)):
+        window = entries.whole("sliding_window", 0 if "sliding_window" in entries.entries else 4096)
     if gemma:
-        pattern = entries.whole("sliding_window_pattern", 6)
-        window, default = entries.whole("sliding_window", 4096), sizes["layers"] - sizes["layers"] // pattern
-    elif kind == "mistral" or (kind in ("qwen2", "qwen3") and entries.get("use_sliding_window", False)):
-        window = entries.whole("sliding_window", 0)
-        default -= entries.whole("max_window_layers", 0) if kind != "mistral" else 0
-    heads = entries.whole("num_attention_heads")
+        default -= sizes["layers"] // max(entries.whole("sliding_window_pattern", 6), 1)
+    elif kind != "mistral":
+        default -= entries.whole("max_window_layers", 28)
+    heads = entries.size("num_attention_heads")
+    kv_heads = entries.whole("num_key_value_heads", heads)
+    if "num_key_value_heads" not in entries.entries:
+        kv_heads = _MISSING[kind].get("num_key_value_heads", heads)
     return Model(
         "attention",
         **sizes,
-        intermediate=entries.whole("intermediate_size"),
+        intermediate=entries.size("intermediate_size"),
         heads=heads,
         head_dim=entries.whole("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(kind, 0)),
-        kv_heads=entries.whole("num_key_value_heads", heads),
+        kv_heads=kv_heads,
         qkv_bias=kind == "qwen2",
         qk_norm=kind in ("qwen3", "gemma3_text"),
         gemma_norms=gemma,
@@ -202,10 +230,10 @@ def from_config(config: Mapping[str, Any]) -> Model:
     Raises:
         ValueError: a model type, or an entry of one, whose layers are not known here; it is named.
     """
-    while isinstance(config.get("text_config"), Mapping):  # of a model that sees images, too
-        config = {key: value for key, value in config.items() if key == "tie_word_embeddings"} | dict(
-            config["text_config"]
-        )
+    while isinstance(config.get("text_config"), Mapping) or config.get("model_type") == "gemma3":  # it sees images, too
+        outer = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
+        inner = {"model_type": "gemma3_text"} if config.get("model_type") == "gemma3" else {}
+        config = outer | inner | dict(config.get("text_config") or {})
     kind = config.get("model_type")
     if kind not in _READERS:
         raise ValueError(

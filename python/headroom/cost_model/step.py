@@ -83,24 +83,47 @@ class _Layer:
         return self.mixer + self.mlp
 
 
-def _layers(model: Model, batch: Batch) -> tuple[list[_Layer], Work]:
-    """The layers in their order, those with a mask first, and the last norm."""
+@dataclasses.dataclass(frozen=True)
+class _Layers:
+    """In their order: ``masked`` ones of one kind, then those of the other. Never as a list: there may be 10^9."""
+
+    sliding: _Layer
+    masked: int
+    full: _Layer
+    count: int
+    norm: Work  # the last one
+
+    def saved(self, first: int, stop: int) -> float:
+        """Of layers first to stop - 1."""
+        masked = max(min(stop, self.masked) - first, 0)
+        return masked * self.sliding.whole.saved + (stop - first - masked) * self.full.whole.saved
+
+    def each(self) -> tuple[tuple[int, _Layer], ...]:
+        return (self.masked, self.sliding), (self.count - self.masked, self.full)
+
+    @property
+    def last(self) -> _Layer:
+        return self.sliding if self.masked == self.count else self.full
+
+
+def _layers(model: Model, batch: Batch) -> _Layers:
+    """Those with a mask first."""
     if model.mixer != "attention":
         layer = _Layer(linear_rnn.mixer(model, batch), linear_rnn.mlp(model, batch))
-        return [layer] * model.layers, linear_rnn.final_norm(model, batch)
+        return _Layers(layer, 0, layer, model.layers, linear_rnn.final_norm(model, batch))
     # With a window of the whole sequence transformers leaves the mask out.
     masked = model.sliding_layers if batch.length >= model.window else 0
     mlp = transformer.mlp(model, batch)
     full = _Layer(transformer.mixer(model, batch, masked=False), mlp)
     sliding = _Layer(transformer.mixer(model, batch, masked=True), mlp) if masked else full
-    return [sliding] * masked + [full] * (model.layers - masked), transformer.final_norm(model, batch)
+    return _Layers(sliding, masked, full, model.layers, transformer.final_norm(model, batch))
 
 
 def parameters(model: Model) -> int:
     """Their number, those of a tied head once."""
-    layers, norm = _layers(model, Batch(1, 1))
+    layers = _layers(model, Batch(1, 1))
     embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
-    return embeddings + norm.parameters + sum(layer.whole.parameters for layer in layers)
+    return embeddings + layers.norm.parameters + sum(n * layer.whole.parameters for n, layer in layers.each())
 
 
 def _pass_seconds(work: Pass, device: Device) -> float:
@@ -110,29 +133,30 @@ def _pass_seconds(work: Pass, device: Device) -> float:
     return LAYERS_FACTOR * (seconds + work.traffic / (BANDWIDTH_SHARE * device.peak_bandwidth))
 
 
-def _layers_seconds(layers: list[_Layer], norm: Work, checkpoint: int, device: Device) -> float:
+def _layers_seconds(layers: _Layers, checkpoint: int, device: Device) -> float:
     repeated = 2 if checkpoint else 1
-    work = norm.forward + norm.backward
-    for layer in layers:
-        work += layer.whole.forward.times(repeated) + layer.whole.backward
+    work = layers.norm.forward + layers.norm.backward
+    for count, layer in layers.each():
+        work += (layer.whole.forward.times(repeated) + layer.whole.backward).times(count)
     return _pass_seconds(work, device)
 
 
-def _saved(layers: list[_Layer], batch: Batch, model: Model, checkpoint: int) -> tuple[float, float]:
+def _saved(layers: _Layers, batch: Batch, model: Model, checkpoint: int) -> tuple[float, float]:
     """Kept of all layers when the head begins, and made again at once in the backward pass of a segment."""
     if checkpoint == 0:
-        return sum(layer.whole.saved for layer in layers), 0.0
-    inputs = math.ceil(len(layers) / checkpoint) * float(BF16) * batch.tokens * model.hidden
-    segments = [layers[i : i + checkpoint] for i in range(0, len(layers), checkpoint)]
-    return inputs, max(sum(layer.whole.saved for layer in segment) for segment in segments)
+        return layers.saved(0, layers.count), 0.0
+    segments = math.ceil(layers.count / checkpoint)
+    inputs = segments * float(BF16) * batch.tokens * model.hidden
+    # segments differ where the kind of layer changes, and the last one may be shorter
+    at = {0, layers.masked // checkpoint, layers.masked // checkpoint + 1, segments - 1}
+    starts = [index * checkpoint for index in at if index < segments]
+    return inputs, max(layers.saved(first, min(first + checkpoint, layers.count)) for first in starts)
 
 
-def _peak_of_layers(
-    layers: list[_Layer], norm: Work, kept: float, again: float, head: HeadCost, d_hidden: float
-) -> float:
+def _peak_of_layers(layers: _Layers, kept: float, again: float, head: HeadCost, d_hidden: float) -> float:
     """While gradients go back through the last norm and layer; the gradient of the head's weight is there."""
-    last = layers[-1]
-    at_norm = kept + norm.saved + norm.transient
+    last = layers.last
+    at_norm = kept + layers.norm.saved + layers.norm.transient
     at_mlp = kept + again + d_hidden + last.mlp.transient
     at_mixer = kept + again - last.mlp.saved + d_hidden + last.mixer.transient
     return head.gradient_bytes + max(at_norm, at_mlp, at_mixer)
@@ -166,8 +190,8 @@ def predict(
     if not 0 <= checkpoint <= model.layers:
         raise ValueError(f"checkpoint: expected 0 to the {model.layers} layers, got {checkpoint}")
     place = find_device(device)
-    layers, norm = _layers(model, batch)
-    count = parameters(model)
+    layers = _layers(model, batch)
+    norm, count = layers.norm, parameters(model)
     states, moved = OPTIMIZERS[optimizer]
     weights, optimizer_bytes = float(BF16) * count, float(states) * count
     kept, again = _saved(layers, batch, model, checkpoint)
@@ -176,11 +200,11 @@ def predict(
     embedding = cost.gradient_bytes  # the embedding's own gradient, before it is added to a tied head's
     peaks = {
         "head": kept + norm.saved + cost.held_bytes,
-        "layers": _peak_of_layers(layers, norm, kept, again, cost, d_hidden),
+        "layers": _peak_of_layers(layers, kept, again, cost, d_hidden),
         "gradients": weights + (embedding if model.tied else 0.0) + d_hidden,
     }
     peak_at = max(peaks, key=lambda name: peaks[name])
-    body = sum((layer.whole.forward for layer in layers), norm.forward)
+    body = sum((layer.whole.forward.times(n) for n, layer in layers.each()), norm.forward)
     head_flop = 6.0 * batch.tokens * model.vocab * model.hidden
     model_flop = 3 * body.flop + head_flop
     return Step(
@@ -193,7 +217,7 @@ def predict(
         head_bytes=cost.held_bytes,
         peak_bytes=weights + optimizer_bytes + LIBRARIES + peaks[peak_at],
         peak_at=peak_at,
-        layers_seconds=_layers_seconds(layers, norm, checkpoint, place),
+        layers_seconds=_layers_seconds(layers, checkpoint, place),
         optimizer_seconds=count * moved / (BANDWIDTH_SHARE * place.peak_bandwidth),
         head_seconds=cost.seconds,
         head=cost,

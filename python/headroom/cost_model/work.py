@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from .config import check_number
+
 BF16, FP32 = 2, 4
 
 
@@ -20,8 +22,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         for name, value in (("sequences", self.sequences), ("length", self.length)):
-            if value < 1:
-                raise ValueError(f"{name}: expected a number of at least 1, got {value}")
+            check_number(name, value, 1)
 
     @property
     def tokens(self) -> int:
