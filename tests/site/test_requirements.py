@@ -1,0 +1,35 @@
+"""What building the site installs."""
+
+import importlib.metadata as metadata
+import re
+
+import blocks
+import pytest
+
+
+def closure(names):
+    """Names of packages, as installed here, with all that they require."""
+    found = set()
+    while names:
+        name = names.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for line in metadata.requires(name) or []:
+            if "extra ==" not in line:
+                try:
+                    metadata.version(needed := re.match(r"[\w.-]+", line)[0].lower())
+                except metadata.PackageNotFoundError:  # of another system or Python
+                    continue
+                names.append(needed)
+    return found
+
+
+def test_the_site_needs_no_trainer():
+    """Building reads files, so nothing of it may bring PyTorch; what runs pages' code is the tests'."""
+    names = [line.partition("==")[0] for line in (blocks.ROOT / "docs" / "requirements.txt").read_text().split()]
+    try:
+        found = closure(names)
+    except metadata.PackageNotFoundError as missing:
+        pytest.skip(f"./scripts/site installs {missing}")
+    assert not found & {"torch", "numpy", "transformers", "lightning", "pytorch-lightning"}
