@@ -75,7 +75,7 @@ class Chart {
     }
     for (const plan of plans.sort((a, b) => a.chosen - b.chosen)) {
       const kind = plan.chosen ? "chosen" : plan.fits ? "plan" : "plan over";
-      svg.append(this.mark(kind, x(plan.bytes), y(plan.seconds), `${plan.plan}: ${formatSeconds(plan.seconds)}, ${formatBytes(plan.bytes)}, predicted`));
+      svg.append(this.mark(kind, x(plan.bytes), y(plan.seconds), `${plan.plan}: ${formatSeconds(plan.seconds)}, ${formatWorkspace(plan.bytes)}, predicted`));
     }
     const chosen = plans.find((plan) => plan.chosen);
     if (chosen) labels.unshift({ text: `chosen: ${formatSeconds(chosen.seconds)}`, x: x(chosen.bytes), y: y(chosen.seconds), strong: true });
@@ -85,7 +85,7 @@ class Chart {
   }
 
   summary(result, others) {
-    const text = result.plans.map((plan) => `${plan.plan} ${formatBytes(plan.workspace_bytes)}, ${formatSeconds(plan.predicted_seconds)}${plan.chosen ? ", chosen" : ""}`);
+    const text = result.plans.map((plan) => `${plan.plan} ${formatWorkspace(plan.workspace_bytes)}, ${formatSeconds(plan.predicted_seconds)}${plan.chosen ? ", chosen" : ""}`);
     return `Time against memory. Plans: ${text.join("; ")}. ${others.length ? `${others.length} measured points, which a table below lists.` : ""}`;
   }
 

@@ -43,8 +43,9 @@ class Controls {
     for (const key of ["dtype", "device", "pass", "gradient", "threshold"]) this.setUpChoice(key);
     for (const key of ["tokens", "vocab", "hidden", "chunk"]) this.setUpCount(key);
     this.setUpBudget();
-    this.onText("threads", (text) => ({ threads: validValue("threads", text) }));
+    this.onText("threads");
     this.setUpPresets();
+    this.setUpPinned();
   }
 
   at(id) {
@@ -67,14 +68,20 @@ class Controls {
     select.addEventListener("change", () => this.change({ [key]: select.value }));
   }
 
-  // part(text): of the state, undefined values being refused.
-  onText(id, part) {
-    const input = this.at(id);
+  // A text that is refused stays, with what was expected below it.
+  onText(key) {
+    const input = this.at(key);
+    const message = element("small", "", { id: `${key}-message`, class: "message", role: "alert" });
+    message.hidden = true;
+    input.parentElement.append(message);
+    input.setAttribute("aria-describedby", message.id);
     input.addEventListener("change", () => {
-      const changed = part(input.value.trim().replaceAll(",", ""));
-      const valid = Object.values(changed).every((value) => value !== undefined);
-      input.setAttribute("aria-invalid", String(!valid));
-      if (valid) this.change(changed);
+      const text = input.value.trim().replaceAll(",", "");
+      const value = validValue(key, text);
+      input.setAttribute("aria-invalid", String(value === undefined));
+      message.hidden = value !== undefined;
+      message.textContent = message.hidden ? "" : `expected a whole number such as 4096 or 128Ki, got '${text}'`;
+      if (value !== undefined) this.change(this.partOf(key, value));
     });
   }
 
@@ -87,7 +94,7 @@ class Controls {
     const slider = this.at(`${key}-slider`);
     slider.max = scales[key].positions;
     slider.addEventListener("input", () => this.change(this.partOf(key, scales[key].valueAt(slider.valueAsNumber))));
-    this.onText(key, (text) => this.partOf(key, validValue(key, text)));
+    this.onText(key);
   }
 
   setUpBudget() {
@@ -99,7 +106,7 @@ class Controls {
       this.change({ budget: position > scale.positions ? "" : `${scale.valueAt(position)}MiB` });
     });
     // Which sizes there are is the library's to say.
-    this.onText("budget", (text) => ({ budget: /^(none|unlimited)?$/i.test(text) ? "" : text }));
+    this.onText("budget");
   }
 
   setUpPresets() {
@@ -108,6 +115,17 @@ class Controls {
       button.addEventListener("click", () => this.change({ ...defaults, ...this.sizesOf(preset.state), ...preset.state }));
       this.at("presets").append(button);
     }
+  }
+
+  // Where there is no room for the fields beside the results, a line that stays in view opens them over these.
+  setUpPinned() {
+    const button = this.at("pinned-open");
+    button.addEventListener("click", () => {
+      const open = this.at("controls").classList.toggle("open");
+      this.at("controls").scrollTop = 0;
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? "Close" : "Change";
+    });
   }
 
   sizesOf(state) {
@@ -140,6 +158,9 @@ class Controls {
     const input = this.at(id);
     input.value = text;
     input.removeAttribute("aria-invalid");
+    const message = this.at(`${id}-message`);
+    message.hidden = true;
+    message.textContent = "";
   }
 
   // While it is dragged, a slider has its own place.

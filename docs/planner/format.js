@@ -15,8 +15,8 @@ function formatBytes(bytes) {
   return `${value.toFixed(digits)} ${byteUnits[unit]}`;
 }
 
-// The same rounded up: so much is enough as a budget.
-function formatBudget(bytes) {
+// Of a plan, everywhere: the same rounded up, so that what is read is enough as a budget.
+function formatWorkspace(bytes) {
   const nearest = formatBytes(bytes);
   const [number, unit] = nearest.split(" ");
   const digits = (number.split(".")[1] ?? "").length;

@@ -21,6 +21,11 @@ function barOf(id, name, bytes, most, detail, format = formatBytes) {
   return row;
 }
 
+function pinnedText(memory, { chosen, smallest_budget_bytes: least }) {
+  if (!chosen) return `no plan fits: ${formatWorkspace(least)} would`;
+  return `${formatWorkspace(chosen.workspace_bytes)} of ${formatBytes(memory.materialized)}, ${formatSeconds(chosen.predicted_seconds)}`;
+}
+
 function showMemory(state, result) {
   const memory = memoryOf(state, result);
   const { problem } = result;
@@ -30,17 +35,18 @@ function showMemory(state, result) {
   document.getElementById("bars").replaceChildren(
     barOf("materialized", "Materialized", memory.materialized, most, `${what}, ${formatCount(problem.tokens)} × ${formatCount(problem.vocab)}`),
     barOf("plain", `A plain loop, chunk ${formatCount(chunk)}`, memory.plain, most, `the same of one chunk, ${formatCount(chunk)} × ${formatCount(problem.vocab)}`),
-    barOf("chosen", "Headroom, the chosen plan", memory.chosen, most, "all of its workspace", formatBudget),
+    barOf("chosen", "Headroom, the chosen plan", memory.chosen, most, "all of its workspace", formatWorkspace),
   );
   const headline = document.getElementById("headline");
+  document.getElementById("pinned-text").textContent = pinnedText(memory, result);
   if (memory.chosen) {
     const ratio = memory.materialized / memory.chosen;
     const text = ratio >= 100 ? formatCount(ratio) : Number(ratio.toPrecision(3));
     headline.textContent = ratio >= 1
-      ? `${formatBudget(memory.chosen)} instead of ${formatBytes(memory.materialized)}: 1/${text} of the logits${problem.gradients ? " and their gradient" : ""}.`
-      : `${formatBudget(memory.chosen)}: more than the ${formatBytes(memory.materialized)} of so few logits.`;
+      ? `${formatWorkspace(memory.chosen)} instead of ${formatBytes(memory.materialized)}: 1/${text} of the logits${problem.gradients ? " and their gradient" : ""}.`
+      : `${formatWorkspace(memory.chosen)}: more than the ${formatBytes(memory.materialized)} of so few logits.`;
   } else {
-    headline.textContent = `The smallest budget that works is ${formatBudget(result.smallest_budget_bytes)} (${formatCount(result.smallest_budget_bytes)} bytes).`;
+    headline.textContent = `The smallest budget that works is ${formatWorkspace(result.smallest_budget_bytes)} (${formatCount(result.smallest_budget_bytes)} bytes).`;
   }
   const saved = memory.materialized ? 100 * (1 - memory.plain / memory.materialized) : 0;
   document.getElementById("counted").textContent =

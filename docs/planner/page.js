@@ -53,6 +53,7 @@ class Page {
     note.textContent = refusal;
     document.querySelectorAll(".results section").forEach((section) => (section.hidden = !result));
     this.result = result;
+    if (!result) document.getElementById("pinned-text").textContent = "refused";
     if (!result) return;
     this.points = [];
     this.measured = measuredFor(result.problem, result.device);

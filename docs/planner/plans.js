@@ -13,7 +13,7 @@ function planRow(plan) {
   name.append(element("small", plan.config, { "data-key": "config" }, plan.config));
   const row = [
     name,
-    element("td", formatBudget(plan.workspace_bytes), { "data-key": "workspace_bytes" }, plan.workspace_bytes),
+    element("td", formatWorkspace(plan.workspace_bytes), { "data-key": "workspace_bytes" }, plan.workspace_bytes),
     element("td", `${Number(plan.cost_f.toPrecision(3))} F`, { "data-key": "cost_f" }, plan.cost_f),
     element("td", formatSeconds(plan.predicted_seconds) + (plan.slow ? " !" : ""), { "data-key": "predicted_seconds" }, plan.predicted_seconds),
     element("td", plan.fits ? "yes" : "no", { "data-key": "fits" }, plan.fits),

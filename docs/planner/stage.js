@@ -103,7 +103,7 @@ class Stage {
       const rest = chosen.workspace_bytes - known;
       if (rest < 0 && rows.length && !rows[0].list) cells.push([element("th", "of that, in the memory of the gradient that comes there later", { scope: "row" }), "", formatBytes(-rest)]);
       else if (!rows.some((row) => row.list)) cells.push([element("th", "the rest of the workspace: sums, statistics of rows, scratch", { scope: "row" }), "", formatBytes(rest)]);
-      cells.push([element("th", "workspace, from the first step to the last", { scope: "row" }), "", element("td", formatBytes(chosen.workspace_bytes), {}, chosen.workspace_bytes)]);
+      cells.push([element("th", "workspace, from the first step to the last", { scope: "row" }), "", element("td", formatWorkspace(chosen.workspace_bytes), {}, chosen.workspace_bytes)]);
     }
     fillTable(this.table, ["Held", "Size", "Bytes"], cells);
   }

@@ -12,7 +12,7 @@ const defaults = {
   pass: "gradients",
   gradient: "exact",
   threshold: "2^-9",
-  budget: "160MiB", // "": none
+  budget: "256MiB", // "": none
   chunk: 1024, // of the plain loop
   loop: "plan", // what is stepped through: "plan" or "plain"
   step: 0,
@@ -41,31 +41,33 @@ const choices = {
   loop: { plan: "", plain: "" },
 };
 
+// Each as people train: enough tokens that the logits are what hurts.
 const presets = [
-  { name: "Gemma 2 2B on an H200, 160 MiB", state: {} },
-  {
-    name: "Logits memory: 8,192 tokens × 128K",
-    title: "8,192 tokens, 128,000 entries, a loop of chunks of 1,024, as the blog post “Fused Linear Cross-Entropy” counts them",
-    state: { model: "", vocab: 128000, hidden: 4096, chunk: 1024, budget: "1000MiB", loop: "plain", step: 2 },
-  },
-  {
-    name: "Chunked loop: 32 tokens, chunk 4",
-    title: "The same post's loop of 32 tokens in chunks of 4, at its third chunk",
-    state: { model: "", tokens: 32, vocab: 128000, hidden: 4096, chunk: 4, budget: "", loop: "plain", step: 2 },
-  },
-  { name: "Thinned gradients", state: { gradient: "thinned", budget: "" } },
+  { name: "Gemma 2 2B on an H200", state: {} },
+  { name: "Llama 3.2 1B on an RTX 4090", state: { model: "llama-3.2-1b", device: "rtx-4090" } },
+  { name: "Qwen3 8B, 32K tokens, on an H100", state: { model: "qwen3-8b", tokens: 32768, device: "h100" } },
+  { name: "Thinned gradients", state: { gradient: "thinned" } },
   { name: "Llama 3 8B on 16 cores", state: { model: "llama-3-8b", tokens: 2048, device: "cpu:avx512_bf16", threads: 16, budget: "256MiB" } },
 ];
 
 const largestCount = 2 ** 53;
 
+const suffixes = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 20, gi: 2 ** 30, ti: 2 ** 40 };
+
+// A whole number as the command line takes it, 8192, 8k or 8Ki; NaN for other texts.
+function countOf(text) {
+  const [, digits, suffix] = /^(\d+\.?\d*|\.\d+) *([a-z]*)$/i.exec(text) ?? [];
+  const count = Number(digits) * (suffixes[suffix?.toLowerCase()] ?? NaN);
+  return count <= largestCount && Number.isInteger(count) ? count : NaN;
+}
+
 // The value as it may be in a state, or undefined.
 function validValue(key, text) {
   if (typeof defaults[key] === "number") {
-    const number = Number(text);
-    const least = key === "step" ? 0 : 1;
-    return /^\d+$/.test(text) && number >= least && number <= largestCount ? number : undefined;
+    const number = countOf(text);
+    return number >= (key === "step" ? 0 : 1) ? number : undefined;
   }
+  if (key === "budget" && /^(none|unlimited)?$/i.test(text)) return "";
   if (choices[key] && !Object.hasOwn(choices[key], text)) return undefined;
   return text.includes("\n") ? undefined : text;
 }

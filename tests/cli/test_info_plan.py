@@ -311,3 +311,10 @@ def test_lists_of_thinned_plans_explain_exact_ones(ok):
     assert any("make exact gradients" in note for note in notes)
     for gradient in ("exact", "always-thinned"):
         assert not any("make exact" in note for note in ok(*problem, "--gradient", gradient).json["notes"])
+
+
+def test_thinned_plans_say_when_not_to_use_them(ok):
+    problem = ["--json", "plan", "--model", "gemma-2-2b", "--device", "h200"]
+    for gradient in ("exact", "thinned", "always-thinned"):
+        notes = ok(*problem, "--gradient", gradient).json["notes"]
+        assert any("fine-tuning" in note for note in notes) == (gradient != "exact")

@@ -16,6 +16,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
+WIDE, PHONE = 1280, 360
+
 
 def from_environment(name, what):
     value = os.environ.get(name)
@@ -116,3 +118,9 @@ def page():
     problems = [entry for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
     driver.quit()
     assert problems == []
+
+
+@pytest.fixture(autouse=True)
+def wide_screen(page):
+    page.screen(WIDE)
+    page.open()

@@ -4,19 +4,13 @@ import random
 import re
 
 import pytest
+from conftest import PHONE, WIDE
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 PLAN_KEYS = ("workspace_bytes", "cost_f", "predicted_seconds", "fits", "token_chunk", "kept_columns", "vocab_window")
-WIDE, PHONE = 1280, 360
-
-
-@pytest.fixture(autouse=True)
-def wide_screen(page):
-    page.screen(WIDE)
-    page.open()
 
 
 def usable_cpu_kernels(native):
@@ -116,7 +110,7 @@ def test_budgets_that_are_shown_are_enough(page, native):
         if page.result() is None:
             continue
         for plan in page.result()["plans"]:
-            text = page.run("return formatBudget(arguments[0])", plan["workspace_bytes"])
+            text = page.run("return formatWorkspace(arguments[0])", plan["workspace_bytes"])
             number, unit = text.split(" ")
             shown = float(number) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].index(unit)
             assert plan["workspace_bytes"] <= shown <= 1.01 * plan["workspace_bytes"] + 1, text
@@ -202,13 +196,12 @@ def test_an_unknown_budget_is_refused_in_the_librarys_words(page, native):
     assert "expected at least 9957568" in page.text("refusal") and "9.50 MiB" in page.text("headline")
 
 
-def preset(page, name):
-    (button,) = (b for b in page.driver.find_elements(By.CSS_SELECTOR, "#presets button") if name in b.text)
-    button.click()
+BLOGS_BARS = "model=&vocab=128000&hidden=4096&budget=1000MiB&loop=plain&step=2"
+BLOGS_LOOP = "model=&tokens=32&vocab=128000&hidden=4096&chunk=4&budget=none&loop=plain&step=2"
 
 
 def test_the_blogs_bars(page):
-    preset(page, "Logits memory")
+    page.go(BLOGS_BARS)
     assert page.bar("materialized") == 2 * 4 * 8192 * 128000 and "7.81 GiB" in page.text("bar-materialized")
     assert page.bar("plain") == 2 * 4 * 1024 * 128000 and "1000 MiB" in page.text("bar-plain")
     assert "87.5% less" in page.text("counted")
@@ -219,7 +212,7 @@ def test_the_blogs_bars(page):
 
 
 def test_the_blogs_loop(page):
-    preset(page, "Chunked loop")
+    page.open(BLOGS_LOOP)
     assert "Chunk 3 of 8 · tokens processed 8 of 32" in page.text("step-text")
     page.at("step").send_keys(Keys.END)
     assert "Chunk 8 of 8 · tokens processed 28 of 32" in page.text("step-text")
@@ -322,8 +315,11 @@ def test_text_is_readable_in_light_and_dark(page, dark):
 
 def test_controls_have_names_and_nothing_is_fetched(page):
     page.go("device=cpu:avx2&gradient=thinned")  # which shows all of them
-    for control in page.driver.find_elements(By.CSS_SELECTOR, "input, select, button"):
-        assert control.accessible_name.strip(), control.get_attribute("outerHTML")
+    for width in (WIDE, PHONE):
+        page.screen(width)
+        for control in page.driver.find_elements(By.CSS_SELECTOR, "input, select, button"):
+            hidden = width == WIDE and control.get_attribute("id") == "pinned-open"
+            assert hidden or control.accessible_name.strip(), control.get_attribute("outerHTML")
     addresses = page.run("return performance.getEntriesByType('resource').map(entry => entry.name)")
     assert all(address.startswith(("file:", "data:")) for address in addresses)
 
@@ -336,7 +332,7 @@ def test_screenshots(page):
         ("wide-light", WIDE, False, ""),
         ("wide-dark", WIDE, True, "gradient=thinned&budget="),
         ("phone-light", PHONE, False, "model=&vocab=128000&hidden=4096&budget=1000MiB&loop=plain&step=2"),
-        ("phone-dark", PHONE, True, "device=cpu:avx2&tokens=2048&budget=256MiB&step=4"),
+        ("phone-dark", PHONE, True, "device=cpu:avx2&tokens=2048&step=4"),
     ):
         page.screen(width, dark=dark)
         page.open(hash)
