@@ -51,6 +51,6 @@ function showMemory(state, result) {
   const saved = memory.materialized ? 100 * (1 - memory.plain / memory.materialized) : 0;
   document.getElementById("counted").textContent =
     `Counted: of the first two bars 4 bytes for each logit${problem.gradients ? " and 4 for each of their gradient" : ""}, and nothing else, ` +
-    `as the blog post “Fused Linear Cross-Entropy” counts them; its loop holds ${Number(saved.toPrecision(3))}% less. Of Headroom's, every byte that a run ` +
+    `as the blog post “Fused Linear Cross-Entropy” counts them; this loop holds ${Number(saved.toPrecision(3))}% less. Of Headroom's, every byte that a run ` +
     `holds beyond its inputs and ${problem.gradients ? "gradients" : "losses"}: exponentials, sums, statistics of rows and scratch of matrix products.`;
 }
