@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backends.h"
+#include "core/number_text.h"
 #include "core/status.h"
 #include "core/targets.h"
 #include "core/validate.h"
@@ -40,12 +41,12 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   std::fprintf(
       stderr,
       "headroom: N %lld, V %lld, D %lld: %s on %s (%s), %lld tokens and %lld columns at once, %lld columns "
-      "kept, workspace %llu bytes, %.2f F; %s because: %s\n",
+      "kept, workspace %llu bytes, %s F; %s because: %s\n",
       static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
       static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
       static_cast<long long>(plan.token_chunk), static_cast<long long>(plan.vocab_window),
       static_cast<long long>(plan.kept_columns), static_cast<unsigned long long>(plan.workspace_bytes),
-      plan.cost_f, plan.implementation.c_str(), plan.reason.c_str());
+      fixed_text(plan.cost_f, 2).c_str(), plan.implementation.c_str(), plan.reason.c_str());
 }
 
 }  // namespace

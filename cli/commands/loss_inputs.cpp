@@ -9,6 +9,7 @@
 #include "io/real_element.h"
 #include "io/tensor_source.h"
 #include "options.h"
+#include "support/format.h"
 
 namespace headroom::cli {
 namespace {
@@ -62,7 +63,7 @@ std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, hea
   for (int64_t i = 0; i < count; ++i) {
     const double value = real_element(tensor, i);
     if (!std::isfinite(value))
-      refuse(tensor, "finite weights", std::to_string(value) + " at " + std::to_string(i));
+      refuse(tensor, "finite weights", format_number(value, 9) + " at " + std::to_string(i));
     if (stats == HEADROOM_F64) {
       std::memcpy(&out[static_cast<size_t>(i) * sizeof value], &value, sizeof value);
     } else {
@@ -80,7 +81,7 @@ std::vector<std::byte> read_temperatures(const TensorView& tensor, int64_t count
     const double value = stats_at(out, stats, i);
     if (value >= 0x1p-126 && value <= 0x1p126) continue;
     refuse(tensor, "temperatures > 0, from 2^-126 to 2^126",
-           std::to_string(value) + " at " + std::to_string(i));
+           format_number(value, 9) + " at " + std::to_string(i));
   }
   return out;
 }

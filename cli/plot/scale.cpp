@@ -1,9 +1,7 @@
 #include "plot/scale.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 
 #include "support/format.h"
 
@@ -22,14 +20,10 @@ double round_step(double range, double wanted, Unit unit) {
 }
 
 std::string trimmed(double value, int digits) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
-  // %g changes to exponents from 10^digits on; such values are whole numbers here.
-  const bool has_exponent = std::string(text.data()).find('e') != std::string::npos;
-  if (has_exponent && std::abs(value) >= 1 && std::abs(value) < 1e7) {
-    std::snprintf(text.data(), text.size(), "%.0f", value);
-  }
-  return text.data();
+  const std::string text = cli::format_number(value, digits);
+  // There are exponents from 10^digits on; such values are whole numbers here.
+  const bool has_exponent = text.find('e') != std::string::npos;
+  return has_exponent && std::abs(value) >= 1 && std::abs(value) < 1e7 ? cli::format_fixed(value, 0) : text;
 }
 
 }  // namespace

@@ -1,15 +1,14 @@
 #include "plot/svg.h"
 
 #include <array>
-#include <cstdio>
+
+#include "support/format.h"
 
 namespace headroom::plot {
 namespace {
 
 std::string number(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.2f", value);
-  std::string result = text.data();
+  std::string result = cli::format_fixed(value, 2);
   while (result.back() == '0') result.pop_back();
   if (result.back() == '.') result.pop_back();
   return result;

@@ -3,18 +3,26 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
+#include <iomanip>
+#include <locale>
+#include <sstream>
 
 namespace headroom::cli {
 namespace {
 
-std::string printed(const char* format, const Scaled& scaled) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, scaled.value, scaled.unit);
-  return text;
+// Whatever the locale: a point is a point. Not std::to_chars, which not every standard library has for
+// floating-point numbers.
+std::string printed(double value, int digits, std::ios_base::fmtflags format) {
+  std::ostringstream stream;
+  stream.imbue(std::locale::classic());
+  stream.setf(format, std::ios_base::floatfield);
+  stream << std::setprecision(digits) << value;
+  return stream.str();
 }
 
-constexpr std::array<const char*, 3> kFormats{"%.0f %s", "%.1f %s", "%.2f %s"};
+std::string two_digits(int64_t value) {
+  return (value < 10 ? "0" : "") + std::to_string(value);
+}
 
 // After the point, for three in all.
 int digits_of(const Scaled& scaled, double bytes) {
@@ -41,7 +49,7 @@ Scaled scaled_seconds(double seconds) {
 
 std::string format_bytes(double bytes) {
   const Scaled scaled = scaled_bytes(bytes);
-  return printed(kFormats[digits_of(scaled, bytes)], scaled);
+  return format_fixed(scaled.value, digits_of(scaled, bytes)) + " " + scaled.unit;
 }
 
 std::string format_budget(double bytes) {
@@ -49,39 +57,28 @@ std::string format_budget(double bytes) {
   const int digits = digits_of(scaled, bytes);
   const double steps = std::pow(10, digits);
   scaled.value = std::ceil(scaled.value * steps) / steps;
-  return printed(kFormats[digits], scaled);
+  return format_fixed(scaled.value, digits) + " " + scaled.unit;
 }
 
 std::string format_seconds(double seconds) {
   if (!std::isfinite(seconds)) return "-";
-  return printed(seconds < 100 ? "%.3g %s" : "%.0f %s", scaled_seconds(seconds));
+  const Scaled scaled = scaled_seconds(seconds);
+  return (seconds < 100 ? format_number(scaled.value, 3) : format_fixed(scaled.value, 0)) + " " + scaled.unit;
 }
 
 std::string format_duration(double seconds) {
   const auto total = static_cast<int64_t>(std::llround(std::clamp(seconds, 0.0, 1e9)));
-  char text[48];
-  if (total < 60) {
-    std::snprintf(text, sizeof text, "%llds", static_cast<long long>(total));
-  } else if (total < 3600) {
-    std::snprintf(text, sizeof text, "%lldm%02llds", static_cast<long long>(total / 60),
-                  static_cast<long long>(total % 60));
-  } else {
-    std::snprintf(text, sizeof text, "%lldh%02lldm", static_cast<long long>(total / 3600),
-                  static_cast<long long>(total / 60 % 60));
-  }
-  return text;
+  if (total < 60) return std::to_string(total) + "s";
+  if (total < 3600) return std::to_string(total / 60) + "m" + two_digits(total % 60) + "s";
+  return std::to_string(total / 3600) + "h" + two_digits(total / 60 % 60) + "m";
 }
 
 std::string format_number(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*g", digits, value);
-  return text;
+  return printed(value, digits, {});
 }
 
 std::string format_fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
+  return printed(value, digits, std::ios_base::fixed);
 }
 
 std::string format_count(int64_t value) {

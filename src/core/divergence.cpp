@@ -1,18 +1,12 @@
 #include "core/divergence.h"
 
-#include <cstdio>
 #include <string>
 
+#include "core/number_text.h"
 #include "core/status.h"
 
 namespace headroom {
 namespace {
-
-std::string digits_of(double value) {
-  char digits[32];
-  std::snprintf(digits, sizeof digits, "%.9g", value);
-  return digits;
-}
 
 void expect(bool ok, const std::string& argument, const char* expected, const std::string& got) {
   if (!ok) throw_invalid(argument, expected, got);
@@ -31,7 +25,7 @@ int64_t stride_of(int64_t stride, int64_t columns, const std::string& argument) 
 // float32 holds what logits are multiplied with and divided by.
 void check_factor(double value, bool is_float64, const std::string& argument) {
   const bool fits = is_float64 ? std::isfinite(value) : std::fabs(value) <= 0x1p126;
-  expect(fits, argument, "a finite number, and at most 2^126 without float64", digits_of(value));
+  expect(fits, argument, "a finite number, and at most 2^126 without float64", number_text(value));
 }
 
 HeadProducts head_of(HeadProducts head, const Divergence& d, double scale, double softcap, double temperature,
@@ -41,14 +35,14 @@ HeadProducts head_of(HeadProducts head, const Divergence& d, double scale, doubl
   check_factor(softcap, is_float64, name + "_softcap");
   const double least = is_float64 ? std::numeric_limits<double>::min() : 0x1p-126;
   expect(softcap == 0 || softcap >= least, name + "_softcap", "0, or a positive number that is not subnormal",
-         digits_of(softcap));
+         number_text(softcap));
   head.scale = scale / temperature;
   head.softcap = softcap / temperature;
   head.bias_scale = 1 / temperature;
   check_factor(head.scale, is_float64, name + "_scale / temperature");
   check_factor(head.softcap, is_float64, name + "_softcap / temperature");
   expect(softcap == 0 || head.softcap >= least, name + "_softcap / temperature",
-         "0, or a positive number that is not subnormal", digits_of(head.softcap));
+         "0, or a positive number that is not subnormal", number_text(head.softcap));
   head.stride = stride_of(head.stride, d.columns, name + "_stride");
   if (d.rows > 0) expect_pointer(head.data, name);
   return head;
@@ -77,8 +71,8 @@ Divergence validated(Divergence d, const DivergenceOptions& options) {
   expect(d.rows >= 0, "rows", "at least 0", std::to_string(d.rows));
   expect(d.columns >= 1, "columns", "at least 1", std::to_string(d.columns));
   expect(d.beta == 0 || (d.beta >= 0x1p-100 && d.beta <= 1), "beta", "0, or a number in [2^-100, 1]",
-         digits_of(d.beta));
-  expect(std::isfinite(t) && t > 0, "temperature", "a finite number > 0", digits_of(t));
+         number_text(d.beta));
+  expect(std::isfinite(t) && t > 0, "temperature", "a finite number > 0", number_text(t));
   check_factor(1 / t, is_float64, "1 / temperature");
   d.inverse_temperature = 1 / t;
   d.student = head_of(d.student, d, options.student_scale, options.student_softcap, t, "student");

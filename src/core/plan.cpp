@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
+#include "core/number_text.h"
 #include "core/status.h"
 
 namespace headroom {
@@ -16,9 +16,7 @@ std::string bytes_text(uint64_t bytes) {
   if (bytes < 1024) return text;
   const bool is_small = bytes < 1024 * 1024;
   const double size = static_cast<double>(bytes) / (is_small ? 1024.0 : 1024.0 * 1024.0);
-  char rounded[64];
-  std::snprintf(rounded, sizeof rounded, " (%.1f %s)", std::ceil(10 * size) / 10, is_small ? "KiB" : "MiB");
-  return text + rounded;
+  return text + " (" + fixed_text(std::ceil(10 * size) / 10, 1) + (is_small ? " KiB)" : " MiB)");
 }
 
 }  // namespace

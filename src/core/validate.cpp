@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 
+#include "core/number_text.h"
 #include "core/status.h"
 #include "core/top_k.h"
 
@@ -25,11 +25,8 @@ std::string text(int64_t value) {
   return std::to_string(value);
 }
 
-// With as many digits as a float has: small numbers are no zeros.
 std::string text(double value) {
-  char digits[32];
-  std::snprintf(digits, sizeof digits, "%.9g", value);
-  return digits;
+  return number_text(value);
 }
 
 void check_range(const char* argument, int64_t value, int64_t low, int64_t high) {

@@ -1,0 +1,31 @@
+#include "core/number_text.h"
+
+#include <iomanip>
+#include <locale>
+#include <sstream>
+
+namespace headroom {
+namespace {
+
+// Not std::to_chars, which not every standard library has for floating-point numbers.
+std::ostringstream plain_stream() {
+  std::ostringstream stream;
+  stream.imbue(std::locale::classic());
+  return stream;
+}
+
+}  // namespace
+
+std::string number_text(double value) {
+  std::ostringstream stream = plain_stream();
+  stream << std::setprecision(9) << value;
+  return stream.str();
+}
+
+std::string fixed_text(double value, int decimals) {
+  std::ostringstream stream = plain_stream();
+  stream << std::fixed << std::setprecision(decimals) << value;
+  return stream.str();
+}
+
+}  // namespace headroom
