@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "io/file_error.h"
@@ -160,6 +163,31 @@ TEST_F(Safetensors_, WriterLeavesNothingBehindOnError) {
   std::ifstream kept(path("keep.safetensors"));
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "old");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+// Processor seconds to read a header of so many tensors, of the fastest of three readings.
+double seconds_to_parse(int tensors) {
+  std::string header = "{";
+  for (int i = 0; i < tensors; ++i) {
+    const std::string place = std::to_string(i);
+    header += (i == 0 ? "\"layer." : ",\"layer.") + place +
+              R"(":{"dtype":"U8","shape":[1],"data_offsets":[)" + place + "," + std::to_string(i + 1) + "]}";
+  }
+  const std::string bytes = file_of(header + "}", static_cast<size_t>(tensors));
+  std::clock_t best = std::numeric_limits<std::clock_t>::max();
+  for (int reading = 0; reading < 3; ++reading) {
+    const std::clock_t start = std::clock();
+    EXPECT_EQ(parse(bytes).tensors.size(), static_cast<size_t>(tensors));
+    best = std::min(best, std::clock() - start);
+  }
+  return static_cast<double>(best) / CLOCKS_PER_SEC;
+}
+
+// Sixteen times the tensors take some 20 times as long, and would take 256 times where each is compared with
+// all.
+TEST_F(Safetensors_, TimeIsInProportionToTheTensors) {
+  const double few = seconds_to_parse(2000);
+  EXPECT_LT(seconds_to_parse(32000), 80 * few) << "2,000 tensors: " << few << " s";
 }
 
 TEST_F(Safetensors_, UnalignedTensorsAreCopied) {
