@@ -4,6 +4,7 @@
 
 #include "application.h"
 #include "commands/commands.h"
+#include "io/mapped_file.h"
 #include "support/interrupt.h"
 
 namespace {
@@ -48,7 +49,7 @@ constexpr headroom::cli::AddCommand kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  headroom::cli::watch_for_interrupts();
+  headroom::cli::watch_for_interrupts(headroom::cli::mapped_file_at);
   try {
     return headroom::cli::run_application(argc, argv, kCommands);
   } catch (const std::exception& error) {

@@ -13,6 +13,7 @@
 #include "commands/number_checks.h"
 #include "commands/output_files.h"
 #include "commands/units.h"
+#include "io/mapped_file.h"
 #include "io/npy.h"
 #include "io/safetensors_writer.h"
 #include "io/tensor_source.h"
@@ -245,6 +246,7 @@ void run(Options options, const GlobalOptions& globals, const CLI::App& command)
   check_several_targets(options, inputs);
   check_outputs({{"--per-token", options.per_token}, {"--gradients", options.gradients}}, inputs.files);
   const LossResult result = run_loss(globals, inputs, options.request);
+  require_whole_mapped_files();
   if (!options.per_token.empty()) write_per_token(options, inputs, result);
   if (!options.gradients.empty()) write_gradients(options, inputs, result);
   const ordered_json report = make_report(options, inputs, result);

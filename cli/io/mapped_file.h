@@ -17,13 +17,22 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  // Throws FileError where the file has been cut since: what was read of its end may have been zeros.
+  void require_whole() const;
 
  private:
-  explicit MappedFile(std::string path) : path_(std::move(path)) {}
+  MappedFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
 
   std::string path_;
+  int fd_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
+
+// Calls require_whole() of all that are open.
+void require_whole_mapped_files();
+
+// The path of the open file that is mapped at an address, else empty.
+std::string mapped_file_at(const void* address);
 
 }  // namespace headroom::cli

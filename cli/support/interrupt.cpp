@@ -14,12 +14,13 @@
 namespace headroom::cli {
 namespace {
 
-constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGHUP};
+constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGXCPU};
 
 std::mutex unfinished_mutex;
 const std::string* unfinished_path = nullptr;  // null: no file is being written
 std::atomic<bool> stop_is_awaited{false};
 std::atomic<int> stop_signal{0};
+std::string (*name_of_mapped)(const void*) = nullptr;
 
 sigset_t watched_signals() {
   sigset_t set;
@@ -44,6 +45,23 @@ sigset_t watched_signals() {
   ::_exit(128 + signal);  // the first process of a container is not ended by a signal
 }
 
+// A mapped file became shorter, or its device failed: a load from it raises this in the thread that loads,
+// which so holds no lock and is in no allocation. What else raises it ends the process when it is raised
+// again.
+void on_unreadable_memory(int, siginfo_t* info, void*) {
+  const std::string file = name_of_mapped(info->si_addr);
+  if (file.empty()) {
+    ::signal(SIGBUS, SIG_DFL);
+    return;
+  }
+  const std::lock_guard lock(unfinished_mutex);  // other threads wait here
+  if (unfinished_path != nullptr) ::unlink(unfinished_path->c_str());
+  const std::string text =
+      "\nheadroom: error: " + file + ": cannot be read any more: it was cut, or its device failed\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  ::_exit(1);
+}
+
 void wait_for_signals(sigset_t signals) {
   int signal = 0;
   while (sigwait(&signals, &signal) == 0) {
@@ -55,7 +73,13 @@ void wait_for_signals(sigset_t signals) {
 
 }  // namespace
 
-void watch_for_interrupts() {
+void watch_for_interrupts(std::string (*mapped_file_at)(const void* address)) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  name_of_mapped = mapped_file_at;
+  struct sigaction action {};
+  action.sa_sigaction = on_unreadable_memory;
+  action.sa_flags = SA_SIGINFO;
+  ::sigaction(SIGBUS, &action, nullptr);
   const sigset_t signals = watched_signals();
   sigset_t before;
   pthread_sigmask(SIG_BLOCK, &signals, &before);

@@ -4,14 +4,19 @@
 
 namespace headroom::cli {
 
-// What SIGINT, SIGTERM and SIGHUP do from here on: remove the file that is being written, if there is one,
-// and end the process as they always do. While a StopRequest lives, the first of them is only remembered. One
-// that the process was started to ignore (nohup) stays ignored.
+// What SIGINT, SIGTERM, SIGHUP and SIGXCPU do from here on: remove the file that is being written, if there
+// is one, and end the process as they always do. While a StopRequest lives, the first of them is only
+// remembered. One that the process was started to ignore (nohup) stays ignored.
 //
 // A thread of its own waits for them, and no other thread ever takes one: libraries of matrix products point
 // the stack register into their buffers for a while, where a handler's frame would overwrite what is there.
 // Call it before any other thread is made, as threads inherit which signals they leave alone.
-void watch_for_interrupts();
+//
+// A file that would pass the limit of the process (ulimit -f) is an error of the write from here on, no
+// signal. A file that is cut while it is mapped ends the process with a message and exit code 1, after the
+// file that is being written is removed. mapped_file_at: the name of the file that is mapped at an address,
+// else empty.
+void watch_for_interrupts(std::string (*mapped_file_at)(const void* address));
 
 // An unfinished file that an interrupt is to remove. One at a time: a second is not remembered.
 class UnfinishedFile {
