@@ -1,0 +1,50 @@
+"""Progress on a terminal: one line, redrawn in place, whatever the terminal's width."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def drawn(binary, tmp_path):
+    """drawn(columns) -> what a run of some seconds writes on a terminal of so many columns."""
+    tokens, vocab, dim = 2048, 65536, 512
+    np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
+    np.save(tmp_path / "h.npy", np.zeros((tokens, dim), np.float32))
+    np.save(tmp_path / "y.npy", np.zeros(tokens, np.int64))
+
+    def call(columns):
+        terminal, end = pty.openpty()
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        command = ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--threads", "1"]
+        process = subprocess.Popen([binary, *command], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end)
+        os.close(end)
+        text = b""
+        try:
+            while part := os.read(terminal, 4096):
+                text += part
+        except OSError:  # the other end is closed
+            pass
+        os.close(terminal)
+        assert process.wait(timeout=60) == 0, text
+        return text.decode()
+
+    return call
+
+
+@pytest.mark.parametrize("columns", [0, 200, 45, 30, 1])
+def test_progress_fits_the_terminal(drawn, columns):
+    text = drawn(columns)
+    lines = text.split("\r")
+    assert "\n" not in text and len(lines) > 1
+    room = (columns or 80) - 1
+    assert max(map(len, lines)) <= room
+    assert all(re.match(r"loss (\[#*\.*\] +|) *\d+%", line) for line in lines if line.strip() and room > 20)
+    assert ("[" in text) == (room > 40)
