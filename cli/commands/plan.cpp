@@ -165,7 +165,7 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
   if (globals.json) {
     print_json(result);
   } else {
-    print_plans(result, model.name, model.taken);
+    print_plans(result, model.name, model.taken, options.verbose);
   }
   if (!refusal.empty()) throw std::runtime_error(refusal);
 }
@@ -180,6 +180,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
                       "with one: its sizes, "
                       "softcap and scale, and a config's dtype, in the place of those not given");
   command->add_flag("--list-models", options->list_models, "Show the table of models and end");
+  command->add_flag("--verbose,-v", options->verbose, "Each plan's kernels, and what they do, in words");
   command->add_option("--tokens,-N", options->tokens, "Tokens in the batch; 8192 or 8Ki alike")
       ->capture_default_str();
   command->add_option("--vocab,-V", options->vocab, "Vocabulary size: rows of the classifier");
@@ -207,7 +208,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
       "  headroom plan --model ~/models/gemma-2-2b/config.json\n"
       "  headroom plan --model gemma-2-2b --gradient thinned --threshold 2^-9\n"
       "  headroom plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
-      "  headroom plan --model gemma-2-2b --device h200 --budget 160MiB\n"
+      "  headroom plan --model gemma-2-2b --device h200 --budget 160MiB -v\n"
       "  headroom plan --list-models\n"
       "\n"
       "Costs are in F, the work of one bare matrix product of the head. Exit code 1 when no plan fits the\n"

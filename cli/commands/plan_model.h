@@ -17,6 +17,7 @@ struct PlanOptions {
   std::string classifier_dtype;
   std::string device = "cpu";
   bool list_models = false;
+  bool verbose = false;
   bool no_grad = false;
   bool freeze_hidden = false;
   bool freeze_classifier = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <sstream>
 #include <string_view>
 
 #include "support/format.h"
@@ -13,7 +14,7 @@ namespace {
 using nlohmann::ordered_json;
 
 struct Word {
-  const char* text;     // as it stands in the column "plan" or "config", or how that begins
+  const char* text;     // as it stands in the column "plan" or in the configuration, or how that begins
   const char* meaning;  // of it there
 };
 
@@ -60,18 +61,57 @@ std::string columns_text(const ordered_json& columns) {
   return columns == 0 ? "-" : format_count(columns);
 }
 
-void print_table(const ordered_json& plans) {
-  Table table({"plan", "workspace", "cost", "time, predicted", "fits", "tokens at once", "columns at once",
-               "columns kept", "config"});
+// A line, broken between words where it would be longer than most terminals are wide.
+void print_line(const std::string& text) {
+  constexpr size_t kColumns = 100;
+  size_t used = 0;
+  std::istringstream words(text);
+  for (std::string word; words >> word; used += word.size() + 1) {
+    const bool breaks = used != 0 && used + word.size() > kColumns;
+    if (breaks) used = 2;
+    std::cout << (breaks ? "\n  " : used != 0 ? " " : "") << word;
+  }
+  std::cout << "\n";
+}
+
+void print_table(const ordered_json& plans, bool verbose) {
+  Table table({"  plan", "workspace", "cost", "time", "fits", "tokens", "columns", "kept"});
   for (const auto& plan : plans) {
     table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
                format_budget(plan["workspace_bytes"].get<double>()), format_number(plan["cost_f"], 3) + " F",
                format_seconds(plan["predicted_seconds"]) + (plan["slow"] ? " !" : ""),
                plan["fits"] ? "yes" : "no", columns_text(plan["token_chunk"]),
-               columns_text(plan["vocab_window"]), columns_text(plan["kept_columns"]),
-               plan["config"].get<std::string>()});
+               columns_text(plan["vocab_window"]), columns_text(plan["kept_columns"])});
   }
-  std::cout << table.text();
+  std::istringstream rows(table.text());
+  std::string row;
+  std::getline(rows, row);
+  std::cout << row << "\n";
+  for (const auto& plan : plans) {
+    std::getline(rows, row);
+    std::cout << row << "\n";
+    if (verbose) std::cout << "    " << plan["config"].get<std::string>() << "\n";
+  }
+}
+
+void print_chosen(const ordered_json& result) {
+  const auto& problem = result["problem"];
+  const auto& plan = result["chosen"];
+  if (plan.is_null()) {
+    print_line("No plan fits the budget of " + format_budget(problem["budget_bytes"].get<double>()) + ".");
+    return;
+  }
+  const bool has_gradients = problem["gradients"];
+  const double workspace = plan["workspace_bytes"].get<double>();
+  const double held = result["materialized"][has_gradients ? "logits_and_gradient_bytes" : "logits_bytes"];
+  print_line("The chosen plan (*) is " + plan["plan"].get<std::string>() + ": " + format_budget(workspace) +
+             " of workspace, " + format_seconds(plan["predicted_seconds"]) + " (predicted), " +
+             format_number(plan["cost_f"], 3) + " F.");
+  print_line(std::string("The float32 logits ") + (has_gradients ? "and their gradient " : "") + "take " +
+             format_bytes(held) +
+             (workspace > held ? ", which is less: they are small."
+              : workspace > 0  ? ", " + format_number(held / workspace, 3) + " times as much."
+                               : "."));
 }
 
 }  // namespace
@@ -88,48 +128,43 @@ ordered_json words_of(const ordered_json& plans) {
   return words;
 }
 
-void print_plans(const ordered_json& result, const std::string& model, const std::string& taken) {
+void print_plans(const ordered_json& result, const std::string& model, const std::string& taken,
+                 bool verbose) {
   const auto& problem = result["problem"];
-  std::cout << (model.empty() ? "" : model + ": ") << format_count(problem["tokens"])
-            << " tokens, vocabulary " << format_count(problem["vocab"]) << ", hidden "
-            << format_count(problem["hidden"]) << ", " << problem["dtype"].get<std::string>()
-            << (!problem["gradients"]            ? ", loss only"
-                : problem["gradient"] == "exact" ? ", loss and gradients"
-                                                 : ", loss and thinned gradients")
-            << ", on " << result["device"].get<std::string>() << "\n"
-            << (taken.empty() ? "" : "taken: " + taken + "\n") << "\n";
-  print_table(result["plans"]);
+  const auto& plans = result["plans"];
+  print_line((model.empty() ? "" : model + ": ") + format_count(problem["tokens"]) + " tokens, vocabulary " +
+             format_count(problem["vocab"]) + ", hidden " + format_count(problem["hidden"]) + ", " +
+             problem["dtype"].get<std::string>() +
+             (!problem["gradients"]            ? ", loss only"
+              : problem["gradient"] == "exact" ? ", loss and gradients"
+                                               : ", loss and thinned gradients") +
+             ", on " + result["device"].get<std::string>());
+  if (!taken.empty()) print_line("taken: " + taken);
   std::cout << "\n";
+  print_chosen(result);
+  std::cout << "\n";
+  print_table(plans, verbose);
+  std::cout << "\n";
+  print_line("tokens, columns: worked on at once; kept: columns whose exponentials the loss keeps");
   for (const auto& entry : result["words"]) {
-    std::cout << entry["word"].get<std::string>() << ": " << entry["meaning"].get<std::string>() << "\n";
-  }
-  for (const auto& note : result["notes"]) std::cout << note.get<std::string>() << "\n";
-  const auto& materialized = result["materialized"];
-  const auto& any = result["plans"].front();
-  std::cout << "\nkernels: " << any["backend"].get<std::string>() << ", "
-            << any["implementation"].get<std::string>() << " (" << any["reason"].get<std::string>()
-            << ")\ntimes: " << result["times"]["basis"].get<std::string>()
-            << "\nF = 2 x tokens x vocab x hidden = " << format_number(result["f_flop"], 4) << " FLOP\n"
-            << "budget: "
-            << (problem["budget_bytes"] == 0 ? "none" : format_budget(problem["budget_bytes"].get<double>()))
-            << ", the smallest that works: " << format_budget(result["smallest_budget_bytes"].get<double>())
-            << " (" << result["smallest_budget_bytes"] << " bytes)\n"
-            << "materialized instead: " << format_bytes(materialized["logits_bytes"].get<double>())
-            << " of float32 logits";
-  if (problem["gradients"]) {
-    std::cout << ", " << format_bytes(materialized["logits_and_gradient_bytes"].get<double>())
-              << " with their gradient";
-  }
-  std::cout << "\n";
-  if (!result["chosen"].is_null()) {
-    const double workspace = result["chosen"]["workspace_bytes"].get<double>();
-    const double held = materialized[problem["gradients"] ? "logits_and_gradient_bytes" : "logits_bytes"];
-    if (workspace > held) {
-      std::cout << "the chosen plan (*) holds more than that, as the logits are small\n";
-    } else if (workspace > 0) {
-      std::cout << "the chosen plan (*) holds 1/" << format_number(held / workspace, 3) << " of that\n";
+    const bool is_kind = std::any_of(plans.begin(), plans.end(),
+                                     [&](const auto& plan) { return plan["plan"] == entry["word"]; });
+    if (verbose || is_kind) {
+      print_line(entry["word"].get<std::string>() + ": " + entry["meaning"].get<std::string>());
     }
   }
+  for (const auto& note : result["notes"]) print_line(note.get<std::string>());
+  const auto& any = plans.front();
+  std::cout << "\n";
+  print_line("kernels: " + any["backend"].get<std::string>() + ", " +
+             any["implementation"].get<std::string>() + " (" + any["reason"].get<std::string>() + ")");
+  print_line("times: " + result["times"]["basis"].get<std::string>());
+  print_line("F = 2 x tokens x vocab x hidden = " + format_number(result["f_flop"], 4) + " FLOP");
+  print_line("budget: " +
+             (problem["budget_bytes"] == 0 ? "none" : format_budget(problem["budget_bytes"].get<double>())) +
+             ", the smallest that works: " + format_budget(result["smallest_budget_bytes"].get<double>()) +
+             " (" + std::to_string(result["smallest_budget_bytes"].get<uint64_t>()) + " bytes)");
+  if (!verbose) print_line("-v shows each plan's kernels");
 }
 
 }  // namespace headroom::cli

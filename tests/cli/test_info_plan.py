@@ -85,10 +85,36 @@ def test_plans_show_time_against_memory(ok, sizes, budget):
 
 
 def test_plans_explain_their_words(ok):
-    text = ok("plan", "--model", "gemma-2-2b", "-N", 8192, "--device", "h200", "--budget", "100MiB").out
-    for word in ("vocab_chunks", "rows in d_hidden", "sm90 ping-pong", "dC rounded"):
-        assert f"\n{word}: " in text
-    assert "\nthinned: " not in text
+    problem = ["plan", "--model", "gemma-2-2b", "-N", 8192, "--device", "h200", "--budget", "100MiB"]
+    kernels = ("rows in d_hidden", "sm90 ping-pong", "dC rounded")
+    text, verbose = ok(*problem).out, ok(*problem, "-v").out
+    assert "\nvocab_chunks: " in text and "\nthinned: " not in text
+    for word in kernels:
+        assert f"\n{word}: " not in text and f"\n{word}: " in verbose
+    for plan in ok("--json", *problem).json["plans"]:
+        assert plan["config"] not in text and f"\n    {plan['config']}\n" in verbose
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200", "a100"])
+@pytest.mark.parametrize("options", [["--model", "gemma-2-2b", "-N", 8192], ["--model", "gemma-3-4b", "-N", "1Mi"],
+                                     ["-N", 7, "-V", 33, "-D", 5, "--dtype", "f32"]], ids=str)  # fmt: skip
+@pytest.mark.parametrize("more", [[], ["--no-grad"], ["--gradient", "thinned", "-v"], ["--budget", "1B"]], ids=str)
+def test_plans_fit_a_terminal(run, device, options, more):
+    text = run("plan", *options, "--device", device, *more).out
+    assert max(map(len, text.splitlines())) <= 100
+    table = text.split("\n\n")[2].splitlines()
+    assert table[0].split() == ["plan", "workspace", "cost", "time", "fits", "tokens", "columns", "kept"]
+    assert max(len(row) for row in table if row[2:3].strip()) <= 80
+
+
+def test_the_chosen_plan_comes_first(ok, run):
+    problem = ["plan", "-N", 512, "-V", 8000, "-D", 64, "--budget", "4MiB"]
+    chosen = ok("--json", *problem).json["chosen"]
+    sentence = ok(*problem).out.split("\n\n")[1]
+    assert sentence.startswith(f"The chosen plan (*) is {chosen['plan']}: ")
+    size = re.search(r": ([\d.]+ [KM]iB) of workspace", sentence)[1]
+    assert ok("--json", *problem[:-1], size).json["chosen"]["plan"] == chosen["plan"]
+    assert run(*problem[:-1], "9B").out.split("\n\n")[1] == "No plan fits the budget of 9 B."
 
 
 def test_plans_say_which_kernels_and_why(ok, run):
@@ -283,7 +309,7 @@ def test_plans_that_are_slow_are_marked(ok):
     text = ok(*problem, "--budget", result["smallest_budget_bytes"]).out
     assert re.search(r"(?m)^\* vocab_chunks .* s !", text)
     assert re.search(
-        r"(?m)^warning: the chosen plan is one of these; vocab_chunks of [\d.]+ MiB would take [\d.]+ ms", text
+        r"(?m)^warning: the chosen plan is one of these; vocab_chunks of [\d.]+ MiB would\s+take [\d.]+ ms", text
     )
 
 

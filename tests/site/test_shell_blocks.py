@@ -93,6 +93,17 @@ def test_command(where, command, place):
     assert done.returncode == 0, f"{where}: {command}\n{done.stdout}{done.stderr}"
 
 
+SHOWN = [block for block in blocks.of("text") if block.text.startswith("headroom plan ")]
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=[blocks.name(block) for block in SHOWN])
+def test_the_plans_shown_are_those_printed(block):
+    """A command, and a part of what it prints."""
+    command, _, shown = block.text.partition("\n\n")
+    done = subprocess.run([os.environ["HEADROOM_CLI"], *command.split()[1:]], capture_output=True, text=True)
+    assert shown in done.stdout, done.stdout + done.stderr
+
+
 def test_nothing_is_excused_that_is_not_there():
     lines = [command for _, command in FENCED + INDENTED]
     for beginning in [*NOT_RUN, *SMALLER]:
