@@ -13,6 +13,10 @@
 // Errors: headroom::Error, whose what() names the argument, what was expected and what was got.
 #pragma once
 
+#if __cplusplus <= 201703L
+#error "headroom.hpp: expected C++20 (-std=c++20), got an older standard; headroom.h is C"
+#endif
+
 #include <headroom/headroom.h>
 
 #include <cstddef>

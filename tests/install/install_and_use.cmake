@@ -41,6 +41,11 @@ run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR} -DCMAKE_PREFI
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 expect_output(${WORK}/build/consumer_cpp)
 expect_output(${WORK}/build/consumer_c)
+# A project in C alone.
+run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build_c -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix}
+  -DCMAKE_C_COMPILER=${C} -DWITH_CPP=OFF)
+run(${CMAKE_COMMAND} --build ${WORK}/build_c)
+expect_output(${WORK}/build_c/consumer_c)
 
 if(NOT PKG_CONFIG)
   message(STATUS "no pkg-config here: that half is left out")
