@@ -12,11 +12,10 @@ import subprocess
 import time
 
 import pytest
+from screens import WIDE
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-
-WIDE, PHONE = 1280, 360
 
 
 def from_environment(name, what):

@@ -1,7 +1,7 @@
 """Fields, presets and figures of the planner page, on screens of all widths."""
 
 import pytest
-from conftest import PHONE
+from screens import PHONE
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 

@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from conftest import PHONE, WIDE
+from screens import PHONE, WIDE
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys

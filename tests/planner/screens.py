@@ -1,0 +1,3 @@
+"""Widths of screens, in pixels."""
+
+WIDE, PHONE = 1280, 360
