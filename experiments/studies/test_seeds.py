@@ -56,7 +56,7 @@ def test_parts_have_their_seeds_and_share_starts(
     rows = [row.strip("| ").split(" | ") for row in seed_tables.runs() if row.startswith("| small")]
     assert len(rows) == 11 and {len(row) for row in rows} == {10}
     assert all((row[6] == "-") == (row[2] == "exact" and "rate" not in row[1]) for row in rows)
-    assert len(seed_tables.noise()) == 2 + 5 * 2 * 4 and len(seed_tables.adam()) == 2 + 11
+    assert len(seed_tables.noise()) == 2 + 3 * 2 * 4 and len(seed_tables.adam()) == 2 + 3 * 2
 
 
 def test_runs_from_a_start_that_is_lost_are_measured_again(tmp_path: pathlib.Path) -> None:
