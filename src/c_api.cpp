@@ -246,10 +246,7 @@ headroom_status headroom_plan_list(const headroom_context* context, const headro
     const Problem p = to_problem(given);
     const std::vector<Plan> plans = list_plans(c, p, given.max_workspace_bytes, &backend);
     const auto total = static_cast<int32_t>(plans.size());
-    if (capacity > 0 && required(infos, "infos")->struct_size % alignof(headroom_plan_info) != 0) {
-      throw_invalid("headroom_plan_info.struct_size", "the size of a headroom_plan_info",
-                    std::to_string(infos->struct_size));
-    }
+    if (capacity > 0) required(infos, "infos");
     for (int32_t i = 0; i < std::min(total, capacity); ++i) {
       // The elements are as far apart as the caller's struct is large, which may be smaller than ours.
       const size_t size = infos->struct_size;

@@ -11,14 +11,22 @@
 namespace headroom {
 namespace {
 
+// A caller's struct ends where one of its fields does: no struct's size is anything else, and half a pointer
+// would be a wild one.
+template <class T>
+void check_size(const T& given, const char* name) {
+  const size_t size = given.struct_size;
+  if (size >= sizeof(size_t) && size <= sizeof(T) && size % alignof(T) == 0) return;
+  throw_invalid(std::string(name) + ".struct_size",
+                "at most " + std::to_string(sizeof(T)) + ", a multiple of " + std::to_string(alignof(T)) +
+                    " (set by " + name + "_init)",
+                std::to_string(size));
+}
+
 template <class T>
 T complete_struct(const T* given, void (*init)(T*), const char* name) {
   if (given == nullptr) throw_invalid(name, "a pointer", "null");
-  if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(T)) {
-    throw_invalid(std::string(name) + ".struct_size",
-                  "at most " + std::to_string(sizeof(T)) + " (set by " + name + "_init)",
-                  std::to_string(given->struct_size));
-  }
+  check_size(*given, name);
   T out;
   init(&out);
   std::memcpy(&out, given, given->struct_size);
@@ -30,10 +38,7 @@ T complete_struct(const T* given, void (*init)(T*), const char* name) {
 template <class T>
 T empty_for(const T* wanted, void (*init)(T*), const char* name) {
   if (wanted == nullptr) throw_invalid("info", "a pointer", "null");
-  if (wanted->struct_size < sizeof(size_t) || wanted->struct_size > sizeof(T)) {
-    throw_invalid(std::string(name) + ".struct_size", "at most " + std::to_string(sizeof(T)),
-                  std::to_string(wanted->struct_size));
-  }
+  check_size(*wanted, name);
   T out;
   init(&out);
   out.struct_size = wanted->struct_size;

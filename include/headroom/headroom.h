@@ -30,7 +30,7 @@
  *
  * Structs begin with struct_size, which the caller sets to sizeof the struct it was compiled with (the _init
  * functions do, which are compiled into the caller); fields that a caller does not know keep their defaults,
- * larger sizes than the library's are refused. */
+ * larger sizes than the library's are refused, and so are those that end inside a field. */
 #ifndef HEADROOM_HEADROOM_H_
 #define HEADROOM_HEADROOM_H_
 

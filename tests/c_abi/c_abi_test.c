@@ -127,6 +127,64 @@ static void check_errors(void) {
   headroom_context_destroy(context);
 }
 
+/* Whatever struct_size is, a call reads whole fields or refuses it by name. */
+static void check_sizes(void) {
+  headroom_context* context = NULL;
+  headroom_context_options options;
+  for (size_t size = 0; size <= sizeof options + 8; ++size) {
+    headroom_context_options_init(&options);
+    options.backend = "reference";
+    options.isa = "";
+    options.device_model = "";
+    options.struct_size = size;
+    const headroom_status status = headroom_context_create(&options, &context);
+    if (status == HEADROOM_OK) headroom_context_destroy(context);
+    const int is_whole = size >= sizeof size && size <= sizeof options && size % sizeof size == 0;
+    EXPECT(status == (is_whole ? HEADROOM_OK : HEADROOM_INVALID_ARGUMENT));
+    EXPECT(is_whole ||
+           strncmp(headroom_last_error(), "headroom_context_options.struct_size: expected ", 47) == 0);
+  }
+
+  headroom_context_options_init(&options);
+  options.backend = "reference";
+  EXPECT(headroom_context_create(&options, &context) == HEADROOM_OK);
+  headroom_problem problem = make_problem();
+  headroom_plan* plan = NULL;
+  EXPECT(headroom_plan_create(context, &problem, &plan) == HEADROOM_OK);
+  static double workspace[1 << 12];
+  float rows[7][TOKENS], d_hidden[TOKENS * HIDDEN], d_classifier[VOCAB * HIDDEN], d_bias[VOCAB], loss;
+  int64_t valid;
+  for (size_t size = 0; size <= sizeof(headroom_buffers) + 8; ++size) {
+    headroom_buffers buffers = make_buffers(kHidden, &loss, d_hidden, d_classifier);
+    buffers.max = rows[0];
+    buffers.sum_exp = rows[1];
+    buffers.target_logit = rows[2];
+    buffers.nll = rows[3];
+    buffers.lse = rows[4];
+    buffers.lse_low = rows[5];
+    buffers.max_logit = rows[6];
+    buffers.d_bias = d_bias;
+    buffers.valid_count = &valid;
+    buffers.struct_size = size;
+    const headroom_status status = headroom_run(plan, &buffers, workspace, sizeof workspace, NULL);
+    EXPECT(status == HEADROOM_OK || status == HEADROOM_INVALID_ARGUMENT);
+    const int is_whole = size >= sizeof size && size <= sizeof buffers && size % sizeof size == 0;
+    EXPECT(is_whole || strncmp(headroom_last_error(), "headroom_buffers.struct_size: expected ", 39) == 0);
+    EXPECT(is_whole || status != HEADROOM_OK);
+    problem = make_problem();
+    problem.struct_size = size;
+    headroom_plan* other = NULL;
+    if (headroom_plan_create(context, &problem, &other) == HEADROOM_OK) headroom_plan_destroy(other);
+    headroom_plan_info info;
+    headroom_plan_info_init(&info);
+    info.struct_size = size;
+    const int is_info = size >= sizeof size && size <= sizeof info && size % sizeof size == 0;
+    EXPECT((headroom_plan_get_info(plan, &info) == HEADROOM_OK) == is_info);
+  }
+  headroom_plan_destroy(plan);
+  headroom_context_destroy(context);
+}
+
 /* In bf16 the hidden states are those of the known numbers: what is 2^-10 off is rounded away. */
 static void check_compute_dtype(void) {
   headroom_context* context = NULL;
@@ -182,6 +240,7 @@ int main(void) {
     if (why[0] == '\0') run_on(headroom_backend_name(i));
   }
   check_errors();
+  check_sizes();
   check_compute_dtype();
   if (failures == 0) puts("ok");
   return failures != 0;
