@@ -7,10 +7,10 @@ namespace {
 
 constexpr int64_t kTaskRows = 256;
 
-// Calls body(number of the row, its index) for those that are exchanged. argmax is an id below 2^40: a
-// float64 holds it.
+// Calls body(number of the row, its index) for those that are exchanged as that dtype. argmax is an id below
+// 2^40: a float64 holds it. In float32 the weighted sum is of the logits themselves.
 template <class Body>
-void for_numbers(const Problem& p, RowStats<double>& stats, const Body& body) {
+void for_numbers(const Problem& p, DType dtype, RowStats<double>& stats, const Body& body) {
   int64_t index = 0;
   body(stats.max, index++);
   if (p.want_argmax) {
@@ -19,16 +19,17 @@ void for_numbers(const Problem& p, RowStats<double>& stats, const Body& body) {
     stats.argmax = static_cast<int64_t>(id);
   }
   const WantedSums sums = wanted_sums(p);
-#define HEADROOM_NUMBER(name, ...) \
-  if (sums.name) body(stats.name, index++);
+#define HEADROOM_NUMBER(name, part, ...) \
+  if (sums.name) body(stats.part, index++);
   HEADROOM_ROW_SUMS(HEADROOM_NUMBER)
 #undef HEADROOM_NUMBER
+  if (sums.weighted_logit_sum && dtype == DType::kF64) body(stats.weight, index++);
 }
 
-int64_t statistics_of(const Problem& p) {
+int64_t statistics_of(const Problem& p, DType dtype) {
   int64_t count = 0;
   RowStats<double> any;
-  for_numbers(p, any, [&](double&, int64_t) { ++count; });
+  for_numbers(p, dtype, any, [&](double&, int64_t) { ++count; });
   return count;
 }
 
@@ -37,8 +38,8 @@ struct Told {
   const Problem& p;
   std::span<double> numbers;
   int64_t rows = 0;
-  int64_t statistics = statistics_of(p);
-  int64_t of_rank = group_numbers(p);
+  int64_t statistics = statistics_of(p, DType::kF64);
+  int64_t of_rank = group_numbers(p, DType::kF64);
 
   double& at(int64_t rank, int64_t number, int64_t row) const {
     return numbers[static_cast<size_t>((rank * of_rank + number) * rows + row)];
@@ -51,7 +52,8 @@ RowStats<double> merged(const Told& told, int64_t row, int64_t ranks) {
   RowStats<double> all;
   for (int64_t rank = 0; rank < ranks; ++rank) {
     RowStats<double> part;
-    for_numbers(told.p, part, [&](double& number, int64_t index) { number = told.at(rank, index, row); });
+    for_numbers(told.p, DType::kF64, part,
+                [&](double& number, int64_t index) { number = told.at(rank, index, row); });
     all = merge(all, part);
   }
   return all;
@@ -78,7 +80,7 @@ void join(const Problem& p, const Communicator& group, const ParallelFor& parall
     return top.subspan(static_cast<size_t>(row * p.top_k), static_cast<size_t>(p.top_k));
   };
   for (int64_t row = 0; row < count; ++row) {
-    for_numbers(p, rows[static_cast<size_t>(row)],
+    for_numbers(p, DType::kF64, rows[static_cast<size_t>(row)],
                 [&](double& number, int64_t index) { told.at(group.rank, index, row) = number; });
     for (int64_t i = 0; i < p.top_k; ++i) {
       const TopLogit<T>& mine = top_of(row)[static_cast<size_t>(i)];
@@ -98,14 +100,15 @@ void join(const Problem& p, const Communicator& group, const ParallelFor& parall
 
 }  // namespace
 
-int64_t group_numbers(const Problem& p) {
-  return statistics_of(p) + 2 * p.top_k;
+int64_t group_numbers(const Problem& p, DType dtype) {
+  return statistics_of(p, dtype) + 2 * p.top_k;
 }
 
 void count_gathers(const Problem& p, DType dtype, int64_t token_chunk, Plan* plan) {
   if (p.group_size < 2 || !p.needs_forward()) return;
   plan->gathers = (p.tokens + token_chunk - 1) / token_chunk;
-  plan->gathered_bytes = static_cast<uint64_t>(p.group_size * group_numbers(p) * p.tokens) * size_of(dtype);
+  plan->gathered_bytes =
+      static_cast<uint64_t>(p.group_size * group_numbers(p, dtype) * p.tokens) * size_of(dtype);
 }
 
 void join_over_group(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,

@@ -15,8 +15,8 @@ namespace headroom {
 // float64, [numbers, rows] a rank, so that nothing is rounded on the way; and with top_k their largest
 // logits and the ids of these.
 
-// How many numbers of a row.
-int64_t group_numbers(const Problem& problem);
+// How many numbers of a row: of float64, or of the float32 that CUDA's kernels tell each other.
+int64_t group_numbers(const Problem& problem, DType dtype);
 
 // What a plan of a group with chunks of so many tokens exchanges, numbers of that dtype: Plan::gathers and
 // gathered_bytes.

@@ -168,7 +168,9 @@ RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, 
   const DType dtype = problem.stats_dtype();
   RowStats<double> stats;
   stats.max = load_or(buffers.max, dtype, row, stats.max);
-#define HEADROOM_LOAD(name, ...) stats.name = load_or(buffers.name, dtype, row, 0);
+#define HEADROOM_LOAD(name, part, kind, ...)         \
+  stats.part = load_or(buffers.name, dtype, row, 0); \
+  stats.part = moved_sum(stats.part, mass_of(SumKind::kind, stats), -anchor_of(stats.max));
   HEADROOM_ROW_SUMS(HEADROOM_LOAD)
 #undef HEADROOM_LOAD
   if (buffers.argmax != nullptr) stats.argmax = buffers.argmax[row];
@@ -179,7 +181,8 @@ void write_row_stats(const Problem& problem, const Buffers& buffers, int64_t row
                      const RowStats<double>& stats) {
   const DType dtype = problem.stats_dtype();
   store_if(buffers.max, dtype, row, stats.max);
-#define HEADROOM_STORE(name, ...) store_if(buffers.name, dtype, row, stats.name);
+#define HEADROOM_STORE(name, part, kind, ...) \
+  store_if(buffers.name, dtype, row, told_sum(SumKind::kind, stats.part, stats));
   HEADROOM_ROW_SUMS(HEADROOM_STORE)
 #undef HEADROOM_STORE
   if (buffers.argmax != nullptr) buffers.argmax[row] = stats.argmax;
@@ -194,7 +197,11 @@ void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64
   // The statistics of ignored rows are already those of no column.
   for (int64_t row = 0; row < problem.tokens; ++row) write_ignored_losses(whole, buffers, row);
   HostLossWriter writer(context);
-  for (int64_t i = 0; i < row_count; ++i) writer.add_losses(rows[i], read_row_stats(whole, buffers, rows[i]));
+  const double class_weights = context.params.class_weight_sum;
+  for (int64_t i = 0; i < row_count; ++i) {
+    const RowStats<double> told = read_row_stats(whole, buffers, rows[i]);
+    writer.add_losses(rows[i], with_weighted_offset(told, class_weights));
+  }
   writer.finish();
 }
 

@@ -33,22 +33,22 @@ struct RowLoss {
 
 // loss_i of Problem's comment and what else is told of a row, from merged statistics of the whole vocabulary;
 // target: a global id.
-// The smoothing term is sum_j w_j (lse - z_j) = class_weight_sum * lse - weighted_logit_sum.
+// The smoothing term sum_j w_j (lse - z_j) is of differences from the maximum, too.
 template <class T>
 HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWeights<T>& weights,
                                        const RowStats<T>& stats, int64_t target) {
   RowLoss<T> out;
-  const T max =
-      stats.max == std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::quiet_NaN() : stats.max;
-  const T log_sum = std::log(stats.sum_exp);
+  const bool is_nan = stats.max == std::numeric_limits<T>::infinity();
+  const T max = is_nan ? std::numeric_limits<T>::quiet_NaN() : stats.max;
+  const T log_sum = is_nan ? max : std::log(stats.sum_exp);
   const T q = weights.target_sum;
 #define HEADROOM_TELL(name, type, wanted, option, formula) out.name = formula;
   HEADROOM_ROW_OUTPUTS(HEADROOM_TELL)
 #undef HEADROOM_TELL
   T loss = (1 - params.label_smoothing) * weights.target * out.nll;
   if (params.label_smoothing > 0) {
-    loss += params.label_smoothing / params.vocab_total *
-            (params.class_weight_sum * out.lse - stats.weighted_logit_sum);
+    loss +=
+        params.label_smoothing / params.vocab_total * (params.class_weight_sum * log_sum - stats.weighted);
   }
   if (params.z_loss != 0) loss += params.z_loss * out.lse * out.lse;
   out.loss = weights.token * loss;

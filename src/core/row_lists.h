@@ -5,21 +5,22 @@
 // statistic"). In expressions p is the Problem.
 
 // Sums over the columns that are made where they are wanted: X(name, part, kind, wanted, option, term).
-//   name    of RowStats, and of the field of headroom_buffers that shards are merged by
-//   part    what tiles sum up for it, as fields of the backends' statistics of tiles
+//   name    of the field of headroom_buffers that shards are merged by: a sum of the logits themselves
+//   part    of RowStats and of the backends' statistics of tiles: relative to the maximum or another anchor,
+//           as its kind says, so that no digits are lost to an offset that all logits have in common
 //   kind    how it merges: of SumKind (row_stats.h)
 //   wanted  whether a problem needs it; option: the same in messages, after "null"
 //   term    what a logit z of class weight w adds to the part, with d = z - anchor and e = exp(d); q is its
 //           weight as a target, 1 or 0 where a row has one
 #define HEADROOM_OPTIONAL_SUMS(X)                                                                     \
   X(sum_exp_logit, sum_offset, kExpOffset, p.want_entropy, "unless want_entropy", e == 0 ? 0 : e * d) \
-  X(weighted_logit_sum, weighted, kPlain, p.label_smoothing > 0, "without label_smoothing", w * z)    \
+  X(weighted_logit_sum, weighted, kOffset, p.label_smoothing > 0, "without label_smoothing", w * d)   \
   X(logit_sum, logit_sum, kPlain, p.want_mean_logit, "unless want_mean_logit", z)                     \
   X(sum_sq_exp, sum_sq, kSquaredExp, p.want_log_sum_sq_probs, "unless want_log_sum_sq_probs", e* e)
 
 // All of them.
 #define HEADROOM_ROW_SUMS(X)                                          \
-  X(sum_exp, sum, kExp, true, "", e)                                  \
+  X(sum_exp, sum_exp, kExp, true, "", e)                              \
   X(target_logit, target_logit, kPlain, true, "", q == 0 ? 0 : q * z) \
   HEADROOM_OPTIONAL_SUMS(X)
 
@@ -28,17 +29,16 @@
 //   type     of the field's elements; void: stats
 //   wanted   whether a problem may ask for it; option: the same in messages, after "null"
 //   formula  from the statistics `stats`, log_sum = log sum_exp, the global id `target`, the sum q of the
-//            targets' weights (1 where a row has one), and max, which is NaN for +inf, so that with such a
-//            logit all losses are NaN, as in PyTorch
+//            targets' weights (1 where a row has one), and max; max and log_sum are NaN where the maximum is
+//            +inf, so that with such a logit all losses are NaN, as in PyTorch
 // (argmax is one of RowStats; lse_low is what storing lse takes off it.)
 #define HEADROOM_ROW_OUTPUTS(X)                                                                          \
   X(nll, void, true, "", (q * max - stats.target_logit) + q * log_sum) /* no digit lost to an offset */  \
   X(lse, void, true, "", max + log_sum)                                                                  \
-  X(entropy, void, p.want_entropy, "unless want_entropy",                                                \
-    (max - stats.sum_exp_logit / stats.sum_exp) + log_sum)                                               \
+  X(entropy, void, p.want_entropy, "unless want_entropy", log_sum - stats.sum_offset / stats.sum_exp)    \
   X(mean_logit, void, p.want_mean_logit, "unless want_mean_logit", stats.logit_sum / params.vocab_total) \
   X(log_sum_sq_probs, void, p.want_log_sum_sq_probs, "unless want_log_sum_sq_probs",                     \
-    std::log(stats.sum_sq_exp) - 2 * log_sum)                                                            \
+    std::log(stats.sum_sq) - 2 * log_sum)                                                                \
   X(max_logit, void, true, "", stats.max)                                                                \
   X(is_top1, uint8_t, p.want_argmax, "unless want_argmax", stats.argmax == target)
 

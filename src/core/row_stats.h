@@ -9,43 +9,67 @@
 namespace headroom {
 
 // Statistics of one row of logits over any set of columns: the maximum, where it is, and the sums of
-// row_lists.h. merge() is associative and RowStats{} is its neutral element, so tiles, vocabulary windows and
-// shards are all joined by it.
+// row_lists.h, relative to the maximum. merge() is associative and RowStats{} is its neutral element, so
+// tiles, vocabulary windows and shards are all joined by it.
 template <class T>
 struct RowStats {
   T max = -std::numeric_limits<T>::infinity();
   int64_t argmax = -1;  // global id, the first of equals
-#define HEADROOM_MEMBER(name, ...) T name = 0;
+#define HEADROOM_MEMBER(name, part, ...) T part = 0;
   HEADROOM_ROW_SUMS(HEADROOM_MEMBER)
 #undef HEADROOM_MEMBER
+  // The class weights of the columns that are relative to the maximum in `weighted`: all, or 0 where the sum
+  // is of the logits themselves.
+  T weight = 0;
 };
 
 // How sums merge.
 enum class SumKind {
-  kPlain,      // of terms that know no maximum
-  kExp,        // of terms with the factor exp(z - max)
-  kExpOffset,  // the same of exp(z - max) z, of which tiles sum up exp(z - max) (z - max): no digits are lost
-               // to an offset that all logits have in common
+  kPlain,       // of the logits themselves
+  kOffset,      // of w (z - max)
+  kExp,         // of terms with the factor exp(z - max)
+  kExpOffset,   // of exp(z - max) (z - max)
   kSquaredExp,  // of terms with the factor exp(z - max)^2
 };
 
-// A sum relative to a maximum, relative to another one; factor: rebase_factor() of the two.
+// What a maximum's sums are relative to: 0 where differences from it are no numbers.
+template <class T>
+HEADROOM_HD inline T anchor_of(T max) {
+  return std::isfinite(max) ? max : T(0);
+}
+
+// How often the anchor is in a sum.
+template <class T>
+HEADROOM_HD inline T mass_of(SumKind kind, const RowStats<T>& stats) {
+  return kind == SumKind::kOffset ? stats.weight : kind == SumKind::kExpOffset ? stats.sum_exp : T(0);
+}
+
+// A sum with the anchor less `by`; no anchor in it: as it is, even with a sum that is no number.
+template <class T>
+HEADROOM_HD inline T moved_sum(T sum, T mass, T by) {
+  return mass == 0 ? sum : sum + by * mass;
+}
+
+// A sum of exps relative to another maximum; factor: rebase_factor() of the two.
 template <class T>
 HEADROOM_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
-  if (kind == SumKind::kPlain) return sum;
+  if (kind == SumKind::kPlain || kind == SumKind::kOffset) return sum;
   return kind == SumKind::kSquaredExp ? sum * factor * factor : sum * factor;
 }
 
-// A statistic from what a tile has summed up relative to an anchor, and the reverse. sum_exp: the tile's. Of
-// a tile without any exp both are 0.
+// A sum of the logits themselves from one relative to the maximum.
 template <class T>
-HEADROOM_HD inline T sum_of_part(SumKind kind, T part, T anchor, T sum_exp) {
-  if (kind != SumKind::kExpOffset) return part;
-  return sum_exp == 0 ? 0 : part + anchor * sum_exp;
+HEADROOM_HD inline T told_sum(SumKind kind, T part, const RowStats<T>& stats) {
+  return moved_sum(part, mass_of(kind, stats), anchor_of(stats.max));
 }
+
+// Statistics of a whole vocabulary whose `weighted` is of the logits themselves, with all relative to the
+// maximum. An offset has taken digits off such a sum.
 template <class T>
-HEADROOM_HD inline T part_of_sum(SumKind kind, T sum, T anchor, T sum_exp) {
-  return sum_of_part(kind, sum, -anchor, sum_exp);
+HEADROOM_HD inline RowStats<T> with_weighted_offset(RowStats<T> stats, T class_weight_sum) {
+  stats.weighted = moved_sum(stats.weighted, class_weight_sum, -anchor_of(stats.max));
+  stats.weight = class_weight_sum;
+  return stats;
 }
 
 // exp(z - max) for a factor between two anchors: 1 for equal anchors, infinities included.
@@ -56,13 +80,16 @@ HEADROOM_HD inline T rebase_factor(T from, T to) {
 
 // The same statistics with the sums relative to new_max >= stats.max.
 template <class T>
-HEADROOM_HD inline RowStats<T> rebase(RowStats<T> stats, T new_max) {
+HEADROOM_HD inline RowStats<T> rebase(const RowStats<T>& stats, T new_max) {
   const T factor = rebase_factor(stats.max, new_max);
-  stats.max = new_max;
-#define HEADROOM_REBASE(name, part, kind, ...) stats.name = rebased_sum(SumKind::kind, stats.name, factor);
+  const T by = anchor_of(stats.max) - anchor_of(new_max);
+  RowStats<T> out = stats;
+  out.max = new_max;
+#define HEADROOM_REBASE(name, part, kind, ...) \
+  out.part = rebased_sum(SumKind::kind, moved_sum(stats.part, mass_of(SumKind::kind, stats), by), factor);
   HEADROOM_ROW_SUMS(HEADROOM_REBASE)
 #undef HEADROOM_REBASE
-  return stats;
+  return out;
 }
 
 template <class T>
@@ -77,9 +104,10 @@ HEADROOM_HD inline RowStats<T> merge(const RowStats<T>& a, const RowStats<T>& b)
   const bool b_larger = b_nan ? !a_nan : b.max > a.max;
   const bool take_b = a.argmax < 0 || b_larger || (equal && b.argmax >= 0 && b.argmax < a.argmax);
   x.argmax = take_b ? b.argmax : a.argmax;
-#define HEADROOM_ADD(name, ...) x.name += y.name;
+#define HEADROOM_ADD(name, part, ...) x.part += y.part;
   HEADROOM_ROW_SUMS(HEADROOM_ADD)
 #undef HEADROOM_ADD
+  x.weight += y.weight;
   return x;
 }
 

@@ -67,14 +67,11 @@ void merge_rows(const Runner& run, const Window& window, int64_t slot, int64_t r
       RowStats<double> s;
       s.max = *in.max;
       s.sum_exp = *in.sum_exp;
-#define HEADROOM_SUM(name, part, kind, ...) \
-  if (in.part != nullptr) s.name = sum_of_part<double>(SumKind::kind, *in.part, s.max, s.sum_exp);
+#define HEADROOM_SUM(name, part, ...) \
+  if (in.part != nullptr) s.part = *in.part;
       HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
-      if (in.weighted != nullptr) {
-        const double anchor = s.max == -INFINITY ? 0 : s.max;
-        s.weighted_logit_sum += anchor * run.arena.block_weight[static_cast<size_t>(block)];
-      }
+      if (in.weighted != nullptr) s.weight = run.arena.block_weight[static_cast<size_t>(block)];
       if (in.argmax != nullptr) {
         s.argmax = run.problem.vocab_start + block * run.shape.vocab_block + *in.argmax;
       }

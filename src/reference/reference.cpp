@@ -59,17 +59,18 @@ double class_weight(const Problem& p, const Buffers& b, int64_t column) {
   return p.has_class_weight ? load(b.class_weight, p.stats_dtype(), p.vocab_start + column) : 1;
 }
 
-// Statistics of one logit, of class weight w and of weight q as a target; p z is 0 at z = -inf.
+// Statistics of one logit, of class weight w and of weight q as a target; p log p is 0 at z = -inf.
 RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, double q) {
   RowStats<double> stats;
   stats.max = z;
   stats.argmax = id;
-  constexpr double d = 0;
+  const double d = z - anchor_of(z);
   const double e = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
 #define HEADROOM_SUM(name, part, kind, wanted, option, term) \
-  if (sums.name) stats.name = sum_of_part<double>(SumKind::kind, term, z, e);
+  if (sums.name) stats.part = term;
   HEADROOM_ROW_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
+  if (sums.weighted_logit_sum) stats.weight = w;
   return stats;
 }
 
@@ -283,7 +284,8 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   s.rows = workspace.take<int64_t>(problem.tokens);
   if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
   if (problem.in_group() && problem.needs_forward()) {
-    s.gathered = workspace.take<double>(problem.group_size * group_numbers(problem) * problem.tokens);
+    s.gathered =
+        workspace.take<double>(problem.group_size * group_numbers(problem, DType::kF64) * problem.tokens);
   }
   s.top = workspace.take<TopLogit<double>>(problem.tokens * problem.top_k);
   if (problem.needs_backward()) {

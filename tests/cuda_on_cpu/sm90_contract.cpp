@@ -120,8 +120,6 @@ void make_stats(const Row& r, const RowSums& args) {
   write_target_logit(r, args);
   const StatSlots& slots = args.stats;
   for_tiles(r, [&](int64_t first, int64_t end) {
-    RowStats<double> mine;
-    mine.max = -INFINITY;
     int32_t at = INT32_MAX;
     float largest = -INFINITY;
     for (int64_t j = first; j < end; ++j) {
@@ -135,22 +133,11 @@ void make_stats(const Row& r, const RowSums& args) {
       sum += e;
       parts.add(args, j, r.at(j), largest, e);
     }
-    mine.max = largest;
-    mine.sum_exp = sum;
-#define HEADROOM_SUM(name, part, kind, ...) \
-  mine.name = sum_of_part<double>(SumKind::kind, parts.part, largest, sum);
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+    RowStats<double> mine = parts.stats(largest, sum);
     mine.argmax = r.product.column_offset + at;
     const int64_t place = r.place(slots, first);
     const RowStats<double> all = merge(stats_of_slot(slots, r.slot(first), r.row), mine);
-    slots.max[place] = static_cast<float>(all.max);
-    slots.sum[place] = static_cast<float>(all.sum_exp);
-#define HEADROOM_STORE(name, part, kind, ...) \
-  if (slots.part != nullptr)                  \
-    slots.part[place] = static_cast<float>(part_of_sum(SumKind::kind, all.name, all.max, all.sum_exp));
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_STORE)
-#undef HEADROOM_STORE
+    put_slot(slots, place, all);
     if (slots.argmax != nullptr) slots.argmax[place] = static_cast<int32_t>(all.argmax);
   });
 }

@@ -45,16 +45,12 @@ struct Slots {
         RowStats<double> part;
         part.max = maxima[at];
         part.sum_exp = sums[at];
-        if (view.sum_offset != nullptr && sums[at] != 0) {
-          part.sum_exp_logit = offsets[at] + double{maxima[at]} * sums[at];
-        }
-        if (view.weighted != nullptr) part.weighted_logit_sum = weights[at];
+        if (view.sum_offset != nullptr) part.sum_offset = offsets[at];
+        if (view.weighted != nullptr) part.weighted = weights[at];
         if (view.logit_sum != nullptr) part.logit_sum = logits[at];
-        if (view.sum_sq != nullptr) part.sum_sq_exp = squares[at];
+        if (view.sum_sq != nullptr) part.sum_sq = squares[at];
         if (view.argmax != nullptr) part.argmax = ids[at];
-        const double weighted_so_far = rows[i].weighted_logit_sum;
         rows[i] = merge(rows[i], part);
-        rows[i].weighted_logit_sum = weighted_so_far + part.weighted_logit_sum;
       }
     }
     return rows;
@@ -114,11 +110,11 @@ void check_stats(const Problem& problem, const Options& options, const std::vect
       ASSERT_EQ(target_logit[i], untouched) << i;
     }
     if (!options.general) continue;
-    ASSERT_NEAR(stats[i].sum_exp_logit / stats[i].sum_exp, mean / sum,
+    ASSERT_NEAR(stats[i].max + stats[i].sum_offset / stats[i].sum_exp, mean / sum,
                 error * (1 + 2 * mean_size / sum) + 0x1p-16 * mean_size / sum);
-    ASSERT_NEAR(stats[i].weighted_logit_sum, weighted, shape.columns * 4 * error + 0x1p-18 * weighted_size);
+    ASSERT_NEAR(stats[i].weighted, weighted, shape.columns * 4 * error + 0x1p-18 * weighted_size);
     ASSERT_NEAR(stats[i].logit_sum, logits, shape.columns * error + 0x1p-18 * logits_size);
-    ASSERT_NEAR(std::log(stats[i].sum_sq_exp) - 2 * std::log(stats[i].sum_exp),
+    ASSERT_NEAR(std::log(stats[i].sum_sq) - 2 * std::log(stats[i].sum_exp),
                 std::log(squares) - 2 * std::log(sum), 4 * error + 0x1p-15);
     ASSERT_GE(stats[i].argmax, kColumnOffset);
     ASSERT_LT(stats[i].argmax, kColumnOffset + shape.columns);
@@ -211,8 +207,8 @@ TEST_F(Logits, SpecialLogits) {
       } else if (with_bias) {
         EXPECT_EQ(stats[i].max, -INFINITY) << i;
         EXPECT_EQ(stats[i].sum_exp, 0) << i;
-        EXPECT_EQ(stats[i].sum_exp_logit, 0) << i;
-        EXPECT_EQ(stats[i].sum_sq_exp, 0) << i;
+        EXPECT_EQ(stats[i].sum_offset, 0) << i;
+        EXPECT_EQ(stats[i].sum_sq, 0) << i;
         EXPECT_EQ(stats[i].logit_sum, -INFINITY) << i;
         EXPECT_EQ(stats[i].argmax, kColumnOffset) << i;
       } else {

@@ -358,6 +358,39 @@ TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {
   }
 }
 
+// Each rank tells sums of differences from its own maximum: what all logits have in common changes no loss.
+TEST_P(Groups, ACommonOffsetOfAllLogits) {
+  if (GetParam().is_device()) GTEST_SKIP() << "sums of w z are float32 there";
+  struct Logits {
+    headroom_dtype dtype;
+    double step, offset;
+  };
+  for (const Logits& logits :
+       {Logits{HEADROOM_F32, 0, 0x1p50}, {HEADROOM_F64, 0x1p-3, -0x1p45}, {HEADROOM_F64, 0, 1e15}}) {
+    Case c = plain_case(5, {6, 90, 4}, logits.dtype);
+    if (!GetParam().can_run(c.problem)) continue;
+    c.mode = Mode::kForward;
+    c.problem.want_entropy = c.problem.has_bias = c.problem.has_class_weight = 1;
+    c.problem.label_smoothing = 0.4;
+    std::fill(c.classifier.begin(), c.classifier.end(), 0);
+    c.bias.resize(90);
+    for (int64_t j = 0; j < 90; ++j) {
+      c.bias[static_cast<size_t>(j)] = logits.step * static_cast<double>(j * j % 67);
+      c.class_weight.push_back(0.25 * static_cast<double>(j % 7));
+    }
+    const Expected expected(c);
+    const Bounds bounds = expected.bounds_of(GetParam());
+    for (double& b : c.bias) b += logits.offset;
+    for (const Sizes& sizes : {Sizes{90}, Sizes{45, 45}, Sizes{7, 0, 50, 33}}) {
+      SCOPED_TRACE(testing::Message() << "offset " << logits.offset << ", " << testing::PrintToString(sizes));
+      const Outputs got = solve_in_group(c, sizes, 0);
+      const headroom_dtype stats = stats_dtype(c.problem);
+      EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, stats));
+      EXPECT_TRUE(close("entropy", got.entropy, expected.truth().entropy, bounds.entropy, stats));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, Groups, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 

@@ -24,10 +24,9 @@ RowLoss<double> loss_of(const Row& row) {
     RowStats<double> one;
     one.max = row.z[j];
     one.sum_exp = 1;
-    one.sum_exp_logit = row.z[j];
-    one.weighted_logit_sum = row.w[j] * row.z[j];
+    one.weight = row.w[j];
     one.logit_sum = row.z[j];
-    one.sum_sq_exp = 1;
+    one.sum_sq = 1;
     one.argmax = static_cast<int64_t>(j);
     if (j == row.target) one.target_logit = row.z[j];
     stats = merge(stats, one);
@@ -96,7 +95,7 @@ TEST(RowCoefficients, OfSeveralTargets) {
       for (size_t j = 0; j < logits.size(); ++j) {
         stats.sum_exp += std::exp(logits[j] - stats.max);
         stats.target_logit += q[j] * logits[j];
-        stats.weighted_logit_sum += logits[j];
+        stats.weighted += logits[j] - stats.max;
       }
       return stats;
     };

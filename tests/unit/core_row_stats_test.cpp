@@ -25,10 +25,11 @@ Stats of(const std::vector<double>& z, int64_t first, int64_t last) {
   for (int64_t j = first; j < last; ++j) {
     const double value = z[static_cast<size_t>(j)];
     s.sum_exp += std::exp(value - s.max);
-    s.sum_exp_logit += std::exp(value - s.max) * value;
-    s.weighted_logit_sum += static_cast<double>(j) * value;
+    s.sum_offset += std::exp(value - s.max) * (value - s.max);
+    s.weighted += static_cast<double>(j) * (value - s.max);
+    s.weight += static_cast<double>(j);
     s.logit_sum += value;
-    s.sum_sq_exp += std::exp(2 * (value - s.max));
+    s.sum_sq += std::exp(2 * (value - s.max));
     if (j == 4) s.target_logit = value;
   }
   return s;
@@ -39,10 +40,11 @@ void expect_near(const Stats& a, const Stats& b) {
   EXPECT_EQ(a.argmax, b.argmax);
   EXPECT_EQ(a.target_logit, b.target_logit);
   EXPECT_NEAR(a.sum_exp, b.sum_exp, 1e-13 * b.sum_exp);
-  EXPECT_NEAR(a.sum_exp_logit, b.sum_exp_logit, 1e-12 * (1 + std::fabs(b.max)) * b.sum_exp);
-  EXPECT_NEAR(a.weighted_logit_sum, b.weighted_logit_sum, 1e-11);
+  EXPECT_NEAR(a.sum_offset, b.sum_offset, 1e-12 * (1 + std::fabs(b.max)) * b.sum_exp);
+  EXPECT_NEAR(a.weighted, b.weighted, 1e-11);
+  EXPECT_EQ(a.weight, b.weight);
   EXPECT_NEAR(a.logit_sum, b.logit_sum, 1e-12);
-  EXPECT_NEAR(a.sum_sq_exp, b.sum_sq_exp, 1e-12 * b.sum_sq_exp);
+  EXPECT_NEAR(a.sum_sq, b.sum_sq, 1e-12 * b.sum_sq);
 }
 
 std::vector<double> logits(uint64_t seed) {
@@ -76,7 +78,8 @@ TEST(RowStats, NoColumnsAreNeutral) {
     EXPECT_EQ(joined.max, s.max);
     EXPECT_EQ(joined.sum_exp, s.sum_exp);
     EXPECT_EQ(joined.argmax, s.argmax);
-    EXPECT_EQ(joined.sum_exp_logit, s.sum_exp_logit);
+    EXPECT_EQ(joined.sum_offset, s.sum_offset);
+    EXPECT_EQ(joined.weighted, s.weighted);
   }
   const Stats none = merge(Stats{}, Stats{});
   EXPECT_EQ(none.max, -INFINITY);
@@ -118,7 +121,7 @@ TEST(RowStats, MinusInfinityIsAnOrdinaryLogit) {
     EXPECT_EQ(joined.max, finite.max);
     EXPECT_EQ(joined.sum_exp, finite.sum_exp);
     EXPECT_EQ(joined.argmax, finite.argmax);
-    EXPECT_EQ(joined.sum_exp_logit, finite.sum_exp_logit);
+    EXPECT_EQ(joined.sum_offset, finite.sum_offset);
   }
 }
 
@@ -126,12 +129,49 @@ TEST(RowStats, RebaseKeepsWhatTheSumsMean) {
   const Stats s = of(logits(4), 0, 10);
   const Stats r = rebase(s, s.max + 3);
   EXPECT_NEAR(log_sum_exp(r), log_sum_exp(s), 1e-14 * std::fabs(log_sum_exp(s)));
-  EXPECT_NEAR(r.sum_exp_logit / r.sum_exp, s.sum_exp_logit / s.sum_exp, 1e-13);
+  EXPECT_NEAR(r.sum_offset / r.sum_exp + 3, s.sum_offset / s.sum_exp, 1e-13);
   EXPECT_EQ(r.target_logit, s.target_logit);
-  EXPECT_EQ(r.weighted_logit_sum, s.weighted_logit_sum);
+  EXPECT_NEAR(r.weighted + 3 * r.weight, s.weighted, 1e-11);
+  EXPECT_NEAR(told_sum(SumKind::kOffset, r.weighted, r), told_sum(SumKind::kOffset, s.weighted, s), 1e-11);
   EXPECT_EQ(r.logit_sum, s.logit_sum);
-  EXPECT_NEAR(std::log(r.sum_sq_exp) - 2 * std::log(r.sum_exp),
-              std::log(s.sum_sq_exp) - 2 * std::log(s.sum_exp), 1e-13);
+  EXPECT_NEAR(std::log(r.sum_sq) - 2 * std::log(r.sum_exp), std::log(s.sum_sq) - 2 * std::log(s.sum_exp),
+              1e-13);
+}
+
+// No sum that is of differences loses a digit to what all logits have in common, in whatever parts it is
+// made.
+TEST(RowStats, ACommonOffsetChangesNoSumOfDifferences) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<double> z = logits(seed);
+    for (double& each : z) each = std::round(each * 8) / 8;
+    for (const double offset : {1e6, -1e15, 0x1p60}) {
+      const double step = std::exp2(std::max(0, std::ilogb(offset) - 46));  // so that each logit is exact
+      std::vector<double> near = z, far = z;
+      for (size_t j = 0; j < z.size(); ++j) far[j] = (near[j] *= step) + offset;
+      const Stats a = merge(merge(of(near, 0, 3), of(near, 3, 6)), of(near, 6, 10));
+      const Stats b = merge(merge(of(far, 0, 3), of(far, 3, 6)), of(far, 6, 10));
+      EXPECT_EQ(a.sum_exp, b.sum_exp);
+      EXPECT_EQ(a.sum_offset, b.sum_offset);
+      EXPECT_EQ(a.weighted, b.weighted);
+    }
+  }
+}
+
+// A sum of the logits themselves merges by itself, and masked columns have no part in what the others are
+// relative to.
+TEST(RowStats, AWeightedSumOfLogitsThemselves) {
+  const auto z = logits(5);
+  Stats told = of(z, 0, 4);
+  told.weighted = told_sum(SumKind::kOffset, told.weighted, told);
+  told.weight = 0;
+  const Stats more = of(z, 4, 10), all = of(z, 0, 10);
+  const Stats joined = merge(told, more);
+  EXPECT_NEAR(told_sum(SumKind::kOffset, joined.weighted, joined),
+              told_sum(SumKind::kOffset, all.weighted, all), 1e-11);
+  Stats masked;
+  masked.weighted = -INFINITY;
+  masked.weight = 1;
+  for (const Stats& each : {merge(masked, all), merge(all, masked)}) EXPECT_EQ(each.weighted, -INFINITY);
 }
 
 }  // namespace

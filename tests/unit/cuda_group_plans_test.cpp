@@ -91,7 +91,7 @@ TEST(CudaGroupPlans, EveryNumberHasAPlace) {
   Problem p = rank_problem(kShards[0], Pass::kForwardBackward, DType::kBF16, 2048);
   p.want_argmax = p.want_entropy = p.want_mean_logit = p.want_log_sum_sq_probs = true;
   p.label_smoothing = 0.1;
-  const int64_t rows = 128, numbers = group_numbers(p);
+  const int64_t rows = 128, numbers = group_numbers(p, DType::kF32);
   std::vector<float> memory(static_cast<size_t>(p.group_size * numbers * rows));
   const GroupStats g = group_stats(p, memory.data(), rows);
   EXPECT_EQ(g.slots.slots, 5);

@@ -35,14 +35,16 @@ __device__ double weight_as_target(const Inputs& in, int64_t row, int64_t column
   return q;
 }
 
-// Adds the terms of a logit to a strip whose maximum is known. Offsets are of 0: in float64 no digits matter.
+// Adds the terms of a logit to a strip whose maximum is known.
 __device__ void add_logit(const Inputs& in, RowStats<double>& strip, double z, int64_t column, double q) {
-  const double d = z, e = z == -CUDART_INF ? 0 : exp(z - strip.max);  // NaN of +inf
+  const double d = z - anchor_of(strip.max);
+  const double e = z == -CUDART_INF ? 0 : exp(z - strip.max);  // NaN of +inf
   [[maybe_unused]] const double w = class_weight(in, column);
 #define HEADROOM_SUM(name, part, kind, wanted, option, term) \
-  if (in.sums.name) strip.name += term;
+  if (in.sums.name) strip.part += term;
   HEADROOM_ROW_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
+  if (in.sums.weighted_logit_sum) strip.weight += w;
 }
 
 // Of kStrip columns from `first` of the block's row r, known to all lanes of the warp.
@@ -75,9 +77,10 @@ __device__ RowStats<double> strip_stats(const Inputs& in, const Arena& arena, co
     add_logit(in, strip, z[i], column,
               weight_as_target(in, block.row + r, column, target, z[i], arena.target_logits));
   }
-#define HEADROOM_SUM(name, ...) strip.name = sum_of_lanes(strip.name);
+#define HEADROOM_SUM(name, part, ...) strip.part = sum_of_lanes(strip.part);
   HEADROOM_ROW_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
+  strip.weight = sum_of_lanes(strip.weight);
   return strip;
 }
 

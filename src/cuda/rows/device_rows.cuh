@@ -78,7 +78,7 @@ __device__ inline void put(uint8_t* data, int64_t row, double value) {
 template <class T = float>
 __device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
   put<T>(out.max, row, stats.max);
-#define HEADROOM_PUT(name, ...) put<T>(out.name, row, stats.name);
+#define HEADROOM_PUT(name, part, kind, ...) put<T>(out.name, row, told_sum(SumKind::kind, stats.part, stats));
   HEADROOM_ROW_SUMS(HEADROOM_PUT)
 #undef HEADROOM_PUT
   if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
@@ -158,18 +158,28 @@ __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
   return row_count == nullptr ? rows : min(static_cast<int64_t>(*row_count), rows);
 }
 
+// `weighted` is of the logits themselves: no slot tells the class weights of its columns.
 __device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t s, int64_t r) {
   const int64_t at = s * slots.stride + r;
   RowStats<double> one;
   one.max = slots.max[at];
   one.sum_exp = slots.sum[at];
-#define HEADROOM_SUM(name, part, kind, ...) \
-  if (slots.part != nullptr)                \
-    one.name = sum_of_part<double>(SumKind::kind, slots.part[at], one.max, one.sum_exp);
+#define HEADROOM_SUM(name, part, ...) \
+  if (slots.part != nullptr) one.part = slots.part[at];
   HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
   if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
   return one;
+}
+
+// The same to a slot, but for the argmax.
+__device__ inline void put_slot(const StatSlots& slots, int64_t at, const RowStats<double>& stats) {
+  slots.max[at] = static_cast<float>(stats.max);
+  slots.sum[at] = static_cast<float>(stats.sum_exp);
+#define HEADROOM_PUT(name, part, ...) \
+  if (slots.part != nullptr) slots.part[at] = static_cast<float>(stats.part);
+  HEADROOM_OPTIONAL_SUMS(HEADROOM_PUT)
+#undef HEADROOM_PUT
 }
 
 // Statistics of a row from its slots, in the order of the slots.

@@ -14,7 +14,7 @@ __device__ RowStats<double> warp_merged(int64_t slots, int lane, const Load& loa
   for (int step = 16; step > 0; step /= 2) {
     RowStats<double> other;
     other.max = __shfl_down_sync(~0u, all.max, step);
-#define HEADROOM_FETCH(name, ...) other.name = __shfl_down_sync(~0u, all.name, step);
+#define HEADROOM_FETCH(name, part, ...) other.part = __shfl_down_sync(~0u, all.part, step);
     HEADROOM_ROW_SUMS(HEADROOM_FETCH)
 #undef HEADROOM_FETCH
     other.argmax = __shfl_down_sync(~0u, all.argmax, step);
@@ -49,11 +49,8 @@ __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int6
   all.max = anchor;
   all.argmax = best.argmax;
   all.sum_exp = warp_sum_of_slots(slots, slots.sum, r, lane);
-#define HEADROOM_SUM(name, part, kind, ...)                                                             \
-  if (slots.part != nullptr) {                                                                          \
-    all.name =                                                                                          \
-        sum_of_part(SumKind::kind, warp_sum_of_slots(slots, slots.part, r, lane), anchor, all.sum_exp); \
-  }
+#define HEADROOM_SUM(name, part, ...) \
+  if (slots.part != nullptr) all.part = warp_sum_of_slots(slots, slots.part, r, lane);
   HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
   return all;
@@ -161,8 +158,9 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   arena.lse[r] = lse.high;  // of a shard, too, whose draws need it
   arena.lse_low[r] = lse.low;
   if (f.is_shard) return;
-  RowLoss<double> loss =
-      row_loss(loss_params(in, *arena.scalars), weights_of(in, row, target), stats, target);
+  const LossParams<double> params = loss_params(in, *arena.scalars);
+  RowLoss<double> loss = row_loss(params, weights_of(in, row, target),
+                                  with_weighted_offset(stats, params.class_weight_sum), target);
   loss.max_logit = shown.max;
   if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.anchor[r]);
   arena.row_loss[computed] = static_cast<float>(loss.loss);

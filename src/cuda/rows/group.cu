@@ -12,7 +12,7 @@ __device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows
   if (stats.sum_exp == 0) {
     RowStats<double> none;
 #define HEADROOM_KEEP(name, part, kind, ...) \
-  if (SumKind::kind == SumKind::kPlain) none.name = stats.name;
+  if (SumKind::kind == SumKind::kPlain || SumKind::kind == SumKind::kOffset) none.part = stats.part;
     HEADROOM_ROW_SUMS(HEADROOM_KEEP)
 #undef HEADROOM_KEEP
     none.argmax = stats.argmax;
@@ -46,15 +46,8 @@ __global__ void __launch_bounds__(kThreads)
     mine.top_id[i * f.rows + r] = is_one ? static_cast<int32_t>(in.vocab_start + entry.column) : -1;
   }
   if (lane != 0) return;
-  mine.slots.max[r] = static_cast<float>(stats.max);
-  mine.slots.sum[r] = static_cast<float>(stats.sum_exp);
+  put_slot(mine.slots, r, stats);
   mine.target_logit[r] = static_cast<float>(stats.target_logit);
-#define HEADROOM_PUT(name, part, kind, ...) \
-  if (mine.slots.part != nullptr)           \
-    mine.slots.part[r] =                    \
-        static_cast<float>(part_of_sum<double>(SumKind::kind, stats.name, stats.max, stats.sum_exp));
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_PUT)
-#undef HEADROOM_PUT
   if (mine.slots.argmax != nullptr) mine.slots.argmax[r] = static_cast<int32_t>(stats.argmax);
 }
 

@@ -57,10 +57,11 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
     const double sum = slots.sum[at] * factor;
     slots.sum[at] = static_cast<float>(sum);
     const double shift = slots.max[at] - effective;
-#define HEADROOM_REBASE(name, part, kind, ...)                                            \
-  if (slots.part != nullptr) {                                                            \
-    const double rebased = rebased_sum<double>(SumKind::kind, slots.part[at], factor);    \
-    slots.part[at] = static_cast<float>(sum_of_part(SumKind::kind, rebased, shift, sum)); \
+#define HEADROOM_REBASE(name, part, kind, ...)                                         \
+  if (slots.part != nullptr) {                                                         \
+    const double rebased = rebased_sum<double>(SumKind::kind, slots.part[at], factor); \
+    const double mass = SumKind::kind == SumKind::kExpOffset ? sum : 0;                \
+    slots.part[at] = static_cast<float>(moved_sum(rebased, mass, shift));              \
   }
     HEADROOM_OPTIONAL_SUMS(HEADROOM_REBASE)
 #undef HEADROOM_REBASE

@@ -76,10 +76,13 @@ struct Parts {
 
   // The logit of a column of the arguments' matrices, and its exp relative to the anchor.
   __device__ void add(const RowSums& args, int64_t column, double z, double anchor, double e) {
-    [[maybe_unused]] const double d = z - anchor;
     [[maybe_unused]] const double w = args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
-#define HEADROOM_SUM(name, part, kind, wanted, option, term) \
-  if (args.stats.part != nullptr) part += term;
+    // `weighted` is of the logits themselves: no slot tells the class weights of its columns.
+#define HEADROOM_SUM(name, part, kind, wanted, option, term)                              \
+  if (args.stats.part != nullptr) {                                                       \
+    [[maybe_unused]] const double d = SumKind::kind == SumKind::kOffset ? z : z - anchor; \
+    part += term;                                                                         \
+  }
     HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
   }
@@ -87,6 +90,15 @@ struct Parts {
 #define HEADROOM_SUM(name, part, ...) part = block_sum<kRowThreads>(part);
     HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
 #undef HEADROOM_SUM
+  }
+  __device__ RowStats<double> stats(double max, double sum_exp) const {
+    RowStats<double> out;
+    out.max = max;
+    out.sum_exp = sum_exp;
+#define HEADROOM_SUM(name, part, ...) out.part = part;
+    HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
+#undef HEADROOM_SUM
+    return out;
   }
 };
 
@@ -122,22 +134,10 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(RowParams<RowSums> p
   sum = block_sum<kRowThreads>(sum);
   parts.join();
   if (threadIdx.x != 0) return;
-  RowStats<double> mine;
-  mine.max = largest;
-  mine.sum_exp = sum;
-#define HEADROOM_SUM(name, part, kind, ...) \
-  mine.name = sum_of_part<double>(SumKind::kind, parts.part, largest, sum);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+  RowStats<double> mine = parts.stats(largest, sum);
   mine.argmax = product.column_offset + tile.column + at;
   const RowStats<double> all = merge(stats_of_slot(slots, tile.first_slot + blockIdx.y, row), mine);
-  slots.max[slot] = static_cast<float>(all.max);
-  slots.sum[slot] = static_cast<float>(all.sum_exp);
-#define HEADROOM_STORE(name, part, kind, ...) \
-  if (slots.part != nullptr)                  \
-    slots.part[slot] = static_cast<float>(part_of_sum(SumKind::kind, all.name, all.max, all.sum_exp));
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_STORE)
-#undef HEADROOM_STORE
+  put_slot(slots, slot, all);
   if (slots.argmax != nullptr) slots.argmax[slot] = static_cast<int32_t>(all.argmax);
 }
 
