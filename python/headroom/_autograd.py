@@ -15,6 +15,7 @@ from torch import Tensor
 from . import _modes, _stats, _vmap
 from ._flags import Flags, Wants
 from ._run import run_backward, scale_in_place
+from ._saved import SAVED
 from ._torch import GRADIENTS, Inputs, resolved
 
 Gradients = tuple[Tensor | None, ...]  # as Wants has them
@@ -51,7 +52,7 @@ def as_learned(ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | No
 def save_forward(
     ctx: Any, inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], saved: Sequence[Tensor | None]
 ) -> None:
-    """saved: lse, lse_low, entropy and draws; options: as the operators take them."""
+    """saved: in the order of SAVED; options: as the operators take them."""
     ctx.options = options
     # Not among the saved tensors: other backward passes may add to it before this one does.
     ctx.main_grad = main_grad
@@ -93,27 +94,26 @@ def backward_of_forward(
     """upstream: of the loss and of differentiable statistics, by name; options: those of ctx as resolved() returns
     them, if they are known; operators: as in _by_operator."""
     refuse_double_backward()
-    *tensors, saved_lse, lse_low, saved_entropy, draws = ctx.saved_tensors
-    inputs = Inputs(*tensors)
+    tensors = ctx.saved_tensors
+    inputs = Inputs(*tensors[: len(Inputs._fields)])
+    kept = dict(zip(SAVED, tensors[len(Inputs._fields) :]))
     if ctx.main_grad is not None and wants.weight and not _asks_for_weight(ctx):
         wants = wants._replace(weight=False)
     if not any(wants) or all(gradient is None for gradient in upstream.values()):
         return NONE
     loss = upstream["loss"]
     if loss is None:
-        loss = saved_lse.new_zeros(saved_lse.shape if ctx.options["reduction"] == "none" else ())
+        lse = kept["lse"]
+        loss = lse.new_zeros(lse.shape if ctx.options["reduction"] == "none" else ())
     if ctx.main_grad is not None and any(_vmap.is_batched(gradient) for gradient in upstream.values()):
         raise NotImplementedError("main_grad: expected None with a batch of upstream gradients, got a tensor")
     flags = Flags(*wants)
     saved = {
-        "lse": saved_lse,
-        "lse_low": lse_low,
-        "entropy": saved_entropy,
-        "draws": draws,
+        **kept,
         "grad_loss": loss,
         **{f"grad_{name}": upstream.get(name) for name in _stats.DIFFERENTIABLE},
     }
-    if saved_entropy is None:
+    if kept["entropy"] is None:
         saved["grad_entropy"] = None
     if operators is None and _modes.are_off() and _modes.are_plain((*inputs, *saved.values(), ctx.main_grad)):
         found = run_backward(inputs, saved, ctx.main_grad, options or resolved(inputs, ctx.options), flags)

@@ -19,6 +19,7 @@ from ._autograd import backward_of_forward, backward_of_forward_backward, save_f
 from ._cache import Cache
 from ._dispatch import DRAW_FLAGS, by_operators, choose, of_draw, pass_over_draw, with_seed
 from ._flags import Wants
+from ._saved import SAVED
 from ._stats import DRAW_STATS
 from ._torch import GRADIENTS, Inputs, read_as_they_are, readable
 
@@ -124,7 +125,7 @@ class LinearCrossEntropyForward(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, temperature, call, a = args
         inputs, found = call.with_inputs(a, Learned(scale, temperature))
-        saved = [found.get(name) for name in ("lse", "lse_low", "entropy", "draws")]
+        saved = [found.get(name) for name in SAVED]
         save_forward(ctx, inputs, a.main_grad, call.options, saved)
         ctx.shape, ctx.call = a.input.shape, call
         return call.returned(ctx, found)

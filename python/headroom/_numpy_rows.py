@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _dtypes, _options
-from ._numpy_run import Run, head_problem
+from ._numpy_run import Run, head_problem, operand
 from ._options import shape_text
 from .inspection import default_threads
 
@@ -44,7 +44,7 @@ def linear_top_k(
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
     """
-    x, c = np.asarray(input), np.asarray(linear_weight)
+    x, c = operand(input), operand(linear_weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
     spec, arrays, stats = head_problem(x, c, y, linear_bias, scale, softcap, temperature, max_workspace_bytes)
     spec["top_k"] = k = _options.checked_k(k, c.shape[0])
@@ -79,7 +79,7 @@ def linear_log_probs(
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
     """
-    x, c, y = np.asarray(input), np.asarray(linear_weight), np.asarray(ids)
+    x, c, y = operand(input), operand(linear_weight), operand(ids)
     if y.ndim != x.ndim:
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")
     _options.check_targets_shape("ids", y.shape, x.shape[:-1])

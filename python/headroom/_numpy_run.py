@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _c, _dtypes, _options, _plan
 from ._options import shape_text
+from ._saved import SAVED, read_by_backward
 from .errors import InvalidTargetError
 
 if TYPE_CHECKING:
@@ -20,15 +21,20 @@ else:
 GRADIENTS = ("input", "linear_weight", "linear_bias")
 
 
+def operand(values: ArrayLike) -> NDArray[Any]:
+    """An array in the machine's own byte order."""
+    array = np.asarray(values)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def rows(array: NDArray[Any]) -> NDArray[Any]:
     """The array itself when the library can read it by a stride between rows."""
     item, (rows, columns) = array.itemsize, array.shape
     contiguous_rows = columns == 1 or array.strides[1] == item
     ordered = rows <= 1 or (array.strides[0] >= columns * item and array.strides[0] % item == 0)
-    aligned = array.flags.aligned and array.dtype.isnative
-    if contiguous_rows and ordered and aligned:
+    if contiguous_rows and ordered and array.flags.aligned:
         return array
-    return np.array(array, array.dtype.newbyteorder("="), order="C")
+    return np.array(array, order="C")
 
 
 def vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, meaning: str) -> NDArray[Any]:
@@ -67,7 +73,7 @@ def head_problem(
     of_rows = np.ndim(temperature) > 0
     hidden, classifier = rows(x.reshape(-1, x.shape[-1])), rows(c)
     stats = np.float64 if hidden.dtype == np.float64 else np.float32
-    targets = np.require(y, y.dtype.newbyteorder("="), ["C", "A"])
+    targets = np.require(y, None, ["C", "A"])
     arrays: dict[str, NDArray[Any]] = {"hidden": hidden, "classifier": classifier, "targets": targets}
     spec: dict[str, Any] = {
         "tokens": hidden.shape[0],
@@ -83,11 +89,11 @@ def head_problem(
         "temperature": 1.0 if of_rows else _options.number("temperature", temperature),
         "max_workspace_bytes": _options.budget(max_workspace_bytes),
     }
-    bias = None if linear_bias is None else np.asarray(linear_bias)
+    bias = None if linear_bias is None else operand(linear_bias)
     _dtypes.check_float64(np.float64, hidden, classifier, bias)
     if bias is not None:
         spec["bias_dtype"] = _dtypes.float_code("linear_bias", bias.dtype)
-        arrays["bias"] = vector("linear_bias", bias, c.shape[:1], bias.dtype.newbyteorder("="), "V")
+        arrays["bias"] = vector("linear_bias", bias, c.shape[:1], bias.dtype, "V")
     if of_rows:
         meaning = "that of input without its last dimension, or a number"
         arrays["temperature"] = vector("temperature", temperature, x.shape[:-1], stats, meaning)
@@ -127,8 +133,8 @@ class Run:
             fields["keeps_draws"] = True
             kept = {"seed": self.draw["seed"], "draws": self._new_draws()}
         self._run(_c.FORWARD, self.arrays | self.out | kept, {"keeps_draws": bool(kept)})
-        saved = {"lse": self.out["lse"]} | kept
-        self._run(_c.BACKWARD, self.arrays | saved | gradients | given | self.draw, fields)
+        saved = read_by_backward({name: (self.out | kept).get(name) for name in SAVED} | given)
+        self._run(_c.BACKWARD, self.arrays | saved | gradients | self.draw, fields)
         return gradients | self.draw
 
     def _new_draws(self) -> NDArray[np.uint8]:

@@ -30,6 +30,7 @@ from ._autograd import (
 )
 from ._flags import Flags, Wants, unpacked
 from ._run import Tensors, draws_size, run, run_backward
+from ._saved import LSE, SAVED
 from ._torch import GRADIENTS, LOSSES, RESULTS, Inputs, resolved, results
 
 INPUTS = (
@@ -123,8 +124,8 @@ forward.register_autograd(_backward_of_forward, setup_context=_save_forward)
 # ---- backward
 
 
-_SAVED = ("lse", "lse_low", "entropy", "draws", "grad_loss", *_stats.GRADIENTS)
-_ALWAYS_SAVED = ("lse", "lse_low", "grad_loss")
+_SAVED = (*SAVED, "grad_loss", *_stats.GRADIENTS)
+_ALWAYS_SAVED = (*LSE, "grad_loss")
 _UPSTREAM = ", ".join(f"{'Tensor' if name in _ALWAYS_SAVED else 'Tensor?'} {name}" for name in _SAVED)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import _c, _numbers, _options, _plan, _stats
 from ._cache import Cache
 from ._flags import Flags
+from ._saved import read_by_backward
 from ._torch import (
     CODES,
     DTYPES,
@@ -344,9 +345,7 @@ def run_backward(
 ) -> Tensors:
     """The backward pass; saved: lse, lse_low, entropy, draws and upstream gradients; options: the resolved ones. The
     gradient of the weight is added to main_grad [V, D] when that is given."""
-    more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}
-    if "grad_entropy" not in more:
-        more.pop("entropy", None)
+    more = {name: contiguous(tensor) for name, tensor in read_by_backward(saved).items()}
     if main_grad is not None and flags.want_d_weight:
         if main_grad.numel() > 0 and main_grad.data_ptr() == inputs.weight.data_ptr():
             raise ValueError("main_grad: expected a buffer of its own, got the memory of linear_weight")

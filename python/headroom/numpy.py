@@ -1,7 +1,8 @@
 """``headroom.numpy.linear_cross_entropy``, ``linear_log_probs`` and ``linear_top_k``: of numpy arrays. Needs numpy, not
 PyTorch.
 
-Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes).
+Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes). Those of the other byte order are
+copied; results are in the machine's own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _c, _dtypes, _options, _stats
 from ._numpy_rows import LinearTopK, linear_log_probs, linear_top_k
-from ._numpy_run import GRADIENTS, Run, check_shapes, rows, vector
+from ._numpy_run import GRADIENTS, Run, check_shapes, operand, rows, vector
+from ._saved import LSE
 from .inspection import default_threads
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ def linear_cross_entropy(
         TypeError, ValueError: an argument has the wrong type, dtype, shape or range.
         HeadroomError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
     """
-    x, c, y = np.asarray(input), np.asarray(linear_weight), np.asarray(target)
+    x, c, y = operand(input), operand(linear_weight), operand(target)
     several = y.ndim == x.ndim
     if several and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
@@ -141,7 +143,7 @@ def linear_cross_entropy(
     stats = np.float64 if hidden.dtype == np.float64 else np.float32
     tokens, vocab = hidden.shape[0], classifier.shape[0]
     arrays: dict[str, NDArray[Any]] = {"hidden": hidden, "classifier": classifier}
-    arrays["targets"] = np.require(y, y.dtype.newbyteorder("="), ["C", "A"])
+    arrays["targets"] = np.require(y, None, ["C", "A"])
     items = options["num_items"]
     if items == 0:  # as an option, 0 is none
         arrays["num_items"] = np.zeros((), stats)
@@ -162,11 +164,11 @@ def linear_cross_entropy(
         "targets_per_row": y.shape[-1] if several else 0,
         "flags": _stats.wants(names),
     }
-    bias = None if linear_bias is None else np.asarray(linear_bias)
+    bias = None if linear_bias is None else operand(linear_bias)
     _dtypes.check_float64(np.float64, hidden, classifier, bias)
     if bias is not None:
         spec["bias_dtype"] = _dtypes.float_code("linear_bias", bias.dtype)
-        arrays["bias"] = vector("linear_bias", bias, (vocab,), bias.dtype.newbyteorder("="), "V")
+        arrays["bias"] = vector("linear_bias", bias, (vocab,), bias.dtype, "V")
     if weight is not None:
         arrays["class_weight"] = vector("weight", weight, (vocab,), stats, "V")
     if token_weight is not None:
@@ -231,7 +233,8 @@ def _gradient_names(gradients: bool | Collection[str], has_bias: bool) -> tuple[
 
 
 def _outputs(tokens: int, stats: Any, reduction: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Arrays of a forward pass; lse is always among them, for a later backward pass."""
-    out = {"loss": np.zeros((tokens,) if reduction == "none" else (), stats), "lse": np.zeros(tokens, stats)}
+    """Arrays of a forward pass; those that a later backward pass reads are always among them."""
+    out = {"loss": np.zeros((tokens,) if reduction == "none" else (), stats)}
+    out |= {name: np.zeros(tokens, stats) for name in LSE}
     out |= {s.name: np.zeros(tokens, s.dtype or stats) for s in _stats.ALL if s.name in names}
     return out | {name: np.zeros((), np.int64) for name in _stats.COUNTS if name in names}

@@ -144,6 +144,23 @@ def test_integer_targets_of_any_width(ok, tmp_path, problem, dtype):
     assert ok("--json", "loss", *files).json["loss"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype, offset", [(np.float32, 1e6), (np.float32, 3e7), (np.float64, 1e15)])
+def test_a_common_offset_of_the_logits_changes_nothing(ok, tmp_path, problem, random, dtype, offset):
+    even = {"hidden": random.integers(-2, 3, (N, 5)), "classifier": 2 * random.integers(-1, 2, (V, 5))}
+    arrays = {name: array.astype(dtype) for name, array in even.items()} | {"targets": problem["targets"]}
+    exact, naive = both(*arrays.values(), label_smoothing=0.2)
+    files = write_npy(tmp_path, arrays | {"bias": np.full(V, offset, dtype)})
+    report = ok("--json", "loss", *files, "--label-smoothing", 0.2, "--entropy", "--per-token", "t.safetensors").json
+    made = ok("--json", "loss", *files, "--label-smoothing", 0.2, "--gradients", "g.safetensors").json
+    check_report(report, exact, naive)
+    check_report(made, exact, naive)
+    tokens, gradients = load_file(tmp_path / "t.safetensors"), load_file(tmp_path / "g.safetensors")
+    for key, mine in [("nll", "nll"), ("entropy", "entropy"), ("row_loss", "loss")]:
+        assert_close(tokens[mine], exact[key], naive[key])
+    for key in ("d_hidden", "d_classifier", "d_bias"):
+        assert_close(gradients[key], exact[key], naive[key])
+
+
 def test_float16_and_float64(ok, tmp_path, problem):
     for dtype, unit in [(np.float16, 2.0**-11), (np.float64, 2.0**-53)]:
         arrays = {name: x if name == "targets" else x.astype(dtype) for name, x in problem.items()}

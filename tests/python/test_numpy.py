@@ -84,6 +84,35 @@ def test_any_layout(view):
     np.testing.assert_array_equal(got.d_linear_weight, expected.d_linear_weight)
 
 
+BIG_ENDIAN = ("input", "linear_weight", "linear_bias", "target", "weight", "token_weight", "temperature", "grad_loss")
+
+
+@pytest.mark.parametrize("swapped", [(name,) for name in BIG_ENDIAN] + [BIG_ENDIAN], ids="-".join)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_any_byte_order(dtype, swapped):
+    rng = np.random.default_rng(4)
+    operands = dict(zip(("input", "linear_weight", "linear_bias", "target"), arrays(dtype)))
+    given = operands | {name: rng.random((3, 5)) + 0.5 for name in ("token_weight", "temperature", "grad_loss")}
+    given["weight"] = rng.random(11)
+    other = {name: a.astype(a.dtype.newbyteorder(">")) if name in swapped else a for name, a in given.items()}
+    options = {"reduction": "none", "gradients": True, "return_stats": True}
+    got, expected = (headroom.numpy.linear_cross_entropy(**a, **options) for a in (other, given))
+    for name in ("loss", "entropy", "argmax", "d_input", "d_linear_weight", "d_linear_bias"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
+        assert getattr(got, name).dtype == getattr(expected, name).dtype
+
+    rows = ("input", "linear_weight", "linear_bias", "temperature")
+    other, given = ({name: a[name] for name in rows} for a in (other, given))
+    ids = operands["target"][..., None]
+    ids_of_other = ids.astype(">i4") if "target" in swapped else ids
+    np.testing.assert_array_equal(
+        headroom.numpy.linear_log_probs(ids=ids_of_other, **other), headroom.numpy.linear_log_probs(ids=ids, **given)
+    )
+    np.testing.assert_array_equal(
+        headroom.numpy.linear_top_k(k=3, **other).ids, headroom.numpy.linear_top_k(k=3, **given).ids
+    )
+
+
 def test_bfloat16():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     input, weight, _, target = (a.astype(ml_dtypes.bfloat16) if a.dtype.kind == "f" else a for a in arrays())

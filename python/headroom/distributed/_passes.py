@@ -11,6 +11,7 @@ from torch.distributed import distributed_c10d
 from .. import _c, _stats
 from .._flags import Flags, Wants
 from .._run import Tensors
+from .._saved import LSE, read_by_backward
 from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned, stats_dtype
 from ..errors import InvalidArgumentError
 from . import _agreement
@@ -181,9 +182,7 @@ def _with_seed(inputs: Inputs, seed: int) -> Inputs:
 def _backward_pass(
     inputs: Inputs, saved: dict[str, Tensor | None], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
 ) -> Pass:
-    more = {name: contiguous(tensor) for name, tensor in saved.items() if tensor is not None}
-    if "grad_entropy" not in more:
-        more.pop("entropy", None)
+    more = {name: contiguous(tensor) for name, tensor in read_by_backward(saved).items()}
     if main_grad is not None and flags.want_d_weight:
         more["d_classifier"] = main_grad
     return Pass(_c.BACKWARD, readable(inputs, options["num_items"]) | more, options, flags)
@@ -196,7 +195,7 @@ def _to_come(inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], 
         return []
     row = torch.empty(inputs.hidden.shape[:1], dtype=stats_dtype(inputs.hidden), device="meta")  # layouts count alone
     loss = row if options["reduction"] == "none" else row.new_empty(())
-    saved: dict[str, Tensor | None] = {"lse": row, "lse_low": row, "entropy": row, "grad_loss": loss}
+    saved: dict[str, Tensor | None] = {**dict.fromkeys(LSE, row), "entropy": row, "grad_loss": loss}
     stats: dict[str, Tensor | None] = {f"grad_{name}": row for name in _stats.DIFFERENTIABLE if name in flags.stats}
     wanted = Flags().with_gradients(flags.wants())
     return [_backward_pass(inputs, saved | more, main_grad, options, wanted) for more in ({}, stats)]
