@@ -171,7 +171,7 @@ void headroom_problem_init_sized(headroom_problem* problem, size_t struct_size) 
   defaults.scale = 1;
   defaults.temperature = 1;
   defaults.ignore_index = -100;
-  defaults.threshold = kDefaultThreshold;
+  defaults.threshold = HEADROOM_DEFAULT_THRESHOLD;
   init_struct(problem, struct_size, defaults);
 }
 

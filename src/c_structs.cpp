@@ -279,6 +279,7 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   out.vocab_window = plan.vocab_window;
   write_text(plan.implementation.c_str(), out.implementation, sizeof out.implementation);
   write_text(plan.reason.c_str(), out.reason, sizeof out.reason);
+  write_text(plan.choice.c_str(), out.choice, sizeof out.choice);
   out.gathers = plan.gathers;
   out.gathered_bytes = plan.gathered_bytes;
   if (problem.group_d_hidden != GroupDHidden::kPart) {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "backends.h"
 #include "core/number_text.h"
@@ -29,7 +30,8 @@ std::vector<Plan> list_plans(const Context& context, const Problem& problem, uin
                              const Backend** backend) {
   const Problem valid = validated(problem);
   *backend = &choose_backend(context.backend, valid, context.options);
-  return plans_of(**backend, valid, context.options, max_workspace_bytes);
+  return plans_of(**backend, valid, context.options,
+                  max_workspace_bytes >= kFastest ? 0 : max_workspace_bytes);
 }
 
 namespace {
@@ -41,12 +43,13 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   std::fprintf(
       stderr,
       "headroom: N %lld, V %lld, D %lld: %s on %s (%s), %lld tokens and %lld columns at once, %lld columns "
-      "kept, workspace %llu bytes, %s F; %s because: %s\n",
+      "kept, workspace %llu bytes, %s F, %s; %s because: %s\n",
       static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
       static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
       static_cast<long long>(plan.token_chunk), static_cast<long long>(plan.vocab_window),
       static_cast<long long>(plan.kept_columns), static_cast<unsigned long long>(plan.workspace_bytes),
-      fixed_text(plan.cost_f, 2).c_str(), plan.implementation.c_str(), plan.reason.c_str());
+      fixed_text(plan.cost_f, 2).c_str(), plan.choice.c_str(), plan.implementation.c_str(),
+      plan.reason.c_str());
 }
 
 }  // namespace
@@ -54,10 +57,10 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
 PlannedProblem make_plan(const Context& context, const Problem& problem, uint64_t max_workspace_bytes) {
   const Problem valid = validated(problem);
   const Backend& backend = choose_backend(context.backend, valid, context.options);
-  const std::vector<Plan> plans = plans_of(backend, valid, context.options, max_workspace_bytes);
-  const Plan& best = choose_plan(plans, max_workspace_bytes);
+  const auto within = [&](uint64_t budget) { return plans_of(backend, valid, context.options, budget); };
+  Plan best = chosen_plan(valid, within, max_workspace_bytes);
   report(valid, backend, best);
-  return {valid, &backend, context.options, best};
+  return {valid, &backend, context.options, std::move(best)};
 }
 
 void refuse_without_device(const BackendOptions& options) {

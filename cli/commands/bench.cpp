@@ -53,7 +53,7 @@ std::vector<BenchRequest> make_requests(const BenchOptions& options) {
   if (request.dtype == HEADROOM_F64) throw UsageError("--dtype: expected f32, bf16 or f16, got 'f64'");
   request.repeats = options.repeats;
   for (const std::string& budget : split(options.budgets, ','))
-    request.budgets.push_back(parse_size("--budgets", budget));
+    request.budgets.push_back(parse_budget("--budgets", budget));
   if (!options.thinned.empty()) {
     for (const std::string& threshold : split(options.thinned, ','))
       request.thresholds.push_back(parse_threshold("--thinned", threshold));
@@ -260,7 +260,7 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       ->default_str("1024,32768,512;512,131072,1024, on a device 8192,128256,4096");
   command->add_option("--dtype", options->dtype, "Of hidden and classifier: f32, bf16 or f16")
       ->default_str("f32, on a device bf16");
-  command->add_option("--budgets", options->budgets, "Budgets of the workspace, 0 for none")
+  command->add_option("--budgets", options->budgets, "Budgets of the workspace; 0: by default, or fastest")
       ->default_str("16MiB,64MiB,256MiB,0, on a device 160MiB,1GiB,0");
   command->add_option("--thinned", options->thinned,
                       "Thinned gradients too, at these thresholds: 2^-8,2^-10");

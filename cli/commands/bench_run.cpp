@@ -123,8 +123,9 @@ std::vector<BenchResult> bench_methods(const BenchRequest& request, bool materia
     }
     for (const size_t budget : request.budgets) {
       method.budget_bytes = budget;
-      method.method =
-          budget == 0 ? "headroom, no budget" : "headroom, " + format_bytes(static_cast<double>(budget));
+      method.method = budget == 0                  ? "headroom, no budget"
+                      : budget == HEADROOM_FASTEST ? "headroom, fastest"
+                                                   : "headroom, " + format_bytes(static_cast<double>(budget));
       methods.push_back(method);
     }
     method.budget_bytes = 0;

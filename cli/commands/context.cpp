@@ -41,7 +41,8 @@ nlohmann::ordered_json plan_json(const PlanInfo& info) {
           {"threads", info.threads},
           {"config", info.config},
           {"implementation", info.implementation},
-          {"reason", info.reason}};
+          {"reason", info.reason},
+          {"choice", info.choice}};
 }
 
 }  // namespace headroom::cli

@@ -15,7 +15,7 @@ struct LossOptions {
   double temperature = 1;
   double label_smoothing = 0;
   double z_loss = 0;
-  std::string budget;         // text of --budget; empty: none
+  std::string budget;         // text of --budget; empty: by default
   std::string compute_dtype;  // text of --compute-dtype; empty: operands as they are
   bool allow_tf32 = false;
   bool batch_invariant = false;
@@ -23,6 +23,9 @@ struct LossOptions {
 void add_loss_options(CLI::App& command, LossOptions& options);
 // Throws UsageError for a budget that is not a size.
 void apply(const LossOptions& options, Problem& problem);
+
+// A size, or "fastest", of which it makes HEADROOM_FASTEST. Throws UsageError naming the option.
+uint64_t parse_budget(const std::string& option, const std::string& text);
 
 // "f32", "bf16", "f16" or "f64", as --dtype takes them and results show them.
 headroom_dtype parse_dtype(const std::string& option, const std::string& text);

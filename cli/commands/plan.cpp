@@ -66,10 +66,11 @@ uint64_t least_bytes(const std::vector<PlanInfo>& plans) {
   return least;
 }
 
-// The plans of no budget, of the problem's own, and of halves of the largest plan's bytes down to the
-// smallest budget that works, fastest first.
-std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem) {
+// The chosen plan (null: none fits), the plans of no budget, of the problem's own, and of halves of the
+// largest plan's bytes down to the smallest budget that works, fastest first.
+std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem, const PlanInfo* chosen) {
   std::vector<PlanInfo> found;
+  if (chosen != nullptr) found.push_back(*chosen);
   const auto add_plans_within = [&](uint64_t budget) {
     Problem bounded = problem;
     bounded.max_workspace_bytes = budget;
@@ -108,6 +109,7 @@ std::vector<PlanInfo> useful_plans(const std::vector<PlanInfo>& found, const Pla
 }
 
 ordered_json problem_json(const Problem& problem) {
+  const bool is_fastest = problem.max_workspace_bytes == HEADROOM_FASTEST;
   return {{"tokens", problem.tokens},
           {"vocab", problem.vocab},
           {"hidden", problem.hidden},
@@ -124,7 +126,8 @@ ordered_json problem_json(const Problem& problem) {
           {"temperature", problem.temperature},
           {"label_smoothing", problem.label_smoothing},
           {"z_loss", problem.z_loss},
-          {"budget_bytes", problem.max_workspace_bytes}};
+          {"budget_bytes", is_fastest ? 0 : problem.max_workspace_bytes},
+          {"fastest", is_fastest}};
 }
 
 void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App& command) {
@@ -140,13 +143,14 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
     if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
     refusal = error.what();
   }
-  const std::vector<PlanInfo> plans = all_plans(context, problem);
+  const std::vector<PlanInfo> plans = all_plans(context, problem, chosen.get());
   const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);
   ordered_json list = ordered_json::array();
   for (const PlanInfo& plan : useful_plans(plans, chosen.get())) {
     ordered_json entry = plan_json(plan);
     entry["fits"] = problem.max_workspace_bytes == 0 || plan.workspace_bytes <= problem.max_workspace_bytes;
     entry["chosen"] = chosen && is_same(*chosen, plan);
+    if (entry["chosen"]) entry["choice"] = chosen->choice;
     list.push_back(entry);
   }
   add_notes(list, problem.tokens);

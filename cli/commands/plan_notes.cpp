@@ -14,6 +14,7 @@ using nlohmann::ordered_json;
 
 constexpr double kSlow = 10;
 constexpr const char* kRounds = "dC rounded";
+constexpr const char* kLarger = "it takes more memory than the default gives for so little time";
 
 // The chosen plan of a list; its end where none fits.
 ordered_json::const_iterator chosen_of(const ordered_json& plans) {
@@ -27,9 +28,15 @@ int64_t roundings_of(const ordered_json& plan, int64_t tokens) {
   return rounds && chunk > 0 ? (tokens + chunk - 1) / chunk - 1 : 0;
 }
 
+bool is_default(const ordered_json& chosen) {
+  return chosen["choice"].get<std::string>().find('%') != std::string::npos;
+}
+
 std::string why_not(const ordered_json& plan, const ordered_json& chosen, int64_t tokens) {
   const double seconds = plan["predicted_seconds"], taken = chosen["predicted_seconds"];
   if (plan["fits"] == false || plan["chosen"] == true || seconds >= taken) return "";
+  const bool is_larger = plan["workspace_bytes"] > chosen["workspace_bytes"];
+  if (is_larger && is_default(chosen)) return kLarger;
   const int64_t more = roundings_of(plan, tokens) - roundings_of(chosen, tokens);
   if (more > 0) {
     return "it rounds the classifier's gradient " +
@@ -51,6 +58,15 @@ std::string percent(double share) {
 
 std::string named(const ordered_json& plan) {
   return plan["plan"].get<std::string>() + " of " + format_budget(plan["workspace_bytes"].get<double>());
+}
+
+// Why the chosen plan was, and what the fastest one would save.
+std::string choice_text(const ordered_json& chosen, const ordered_json& fastest) {
+  const std::string text = "chosen (*): " + chosen["choice"].get<std::string>();
+  if (!is_default(chosen) || fastest["chosen"] == true) return text;
+  const double saved =
+      1 - fastest["predicted_seconds"].get<double>() / chosen["predicted_seconds"].get<double>();
+  return text + "; --budget fastest takes " + named(fastest) + " and " + percent(saved) + " less time";
 }
 
 }  // namespace
@@ -75,9 +91,10 @@ void add_notes(ordered_json& plans, int64_t tokens) {
 ordered_json notes_of(const ordered_json& plans, bool is_thinned) {
   ordered_json notes = ordered_json::array();
   const auto chosen = chosen_of(plans);
+  if (chosen != plans.end()) notes.push_back(choice_text(*chosen, plans.front()));
   for (const auto& plan : plans) {
     const std::string why = plan["why_not"];
-    if (why.empty()) continue;
+    if (why.empty() || why == kLarger) continue;  // the first note says so of the fastest
     const double saved =
         1 - plan["predicted_seconds"].get<double>() / (*chosen)["predicted_seconds"].get<double>();
     notes.push_back("not chosen though predicted to take " + percent(saved) + " less: " + named(plan) + "; " +

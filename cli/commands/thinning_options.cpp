@@ -24,6 +24,10 @@ double number_of(std::string_view text) {
   return length == text.size() ? value : NAN;
 }
 
+std::string default_threshold() {
+  return "2^" + std::to_string(std::ilogb(HEADROOM_DEFAULT_THRESHOLD));
+}
+
 }  // namespace
 
 void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_seed) {
@@ -39,7 +43,7 @@ void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_
       .add_option("--threshold", options.threshold,
                   "Thinned: probabilities of at least this are kept, smaller ones drawn; 0.001 or 2^-10")
       ->group(group)
-      ->capture_default_str();
+      ->default_str(default_threshold());
   if (!has_seed) return;
   command
       .add_option("--gradient-seed", options.seed, "Thinned: seed of the draw; the same one, the same bits")
@@ -48,7 +52,8 @@ void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_
 }
 
 void apply(const ThinningOptions& options, Problem& problem) {
-  const double threshold = parse_threshold("--threshold", options.threshold);
+  const double threshold = options.threshold.empty() ? HEADROOM_DEFAULT_THRESHOLD
+                                                     : parse_threshold("--threshold", options.threshold);
   for (const GradientName& known : kGradients) {
     if (options.gradient == known.name && known.gradient != Gradient::exact) {
       set_gradient(problem, known.gradient, threshold, options.seed);

@@ -9,7 +9,7 @@ namespace headroom::cli {
 // How gradients are made, as the commands share it.
 struct ThinningOptions {
   std::string gradient = "exact";
-  std::string threshold = "2^-10";
+  std::string threshold;  // empty: HEADROOM_DEFAULT_THRESHOLD
   int64_t seed = 0;
 };
 // has_seed: whether the command takes --gradient-seed, too.

@@ -129,6 +129,11 @@ typedef struct headroom_context_options {
                                and nothing can be run; null: for the device above */
 } headroom_context_options;
 
+/* A budget that any plan fits. */
+#define HEADROOM_FASTEST ((uint64_t)INT64_MAX)
+/* Of thinned gradients. Python's is the same (headroom/_options.py). */
+#define HEADROOM_DEFAULT_THRESHOLD (1.0 / 512)
+
 /* What to compute. Dimensions in elements; flags are 0 or 1. */
 typedef struct headroom_problem {
   size_t struct_size;
@@ -170,10 +175,13 @@ typedef struct headroom_problem {
   int32_t accumulate_d_bias;
   int32_t unaligned_rows; /* CUDA: 1 where a row of hidden, classifier or d_hidden is a multiple of 16 bytes
                              long but does not begin at one */
-  uint64_t max_workspace_bytes; /* hard; 0 (default): as the fastest plan wants */
+  uint64_t max_workspace_bytes; /* hard: the fastest plan within it. 0 (default): the smallest plan predicted
+                                   within 3% of the fastest, and no more than tokens x vocab bytes (a quarter
+                                   of the float32 logits; of a group those of group_vocab) and 64 MiB while
+                                   that costs at most 6%. HEADROOM_FASTEST: the fastest of all */
   int32_t gradient;             /* headroom_gradient; default exact */
   int32_t keeps_draws;     /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
-  double threshold;        /* thinned: in [2^-126, 1]; default 2^-10 */
+  double threshold;        /* thinned: in [2^-126, 1]; default HEADROOM_DEFAULT_THRESHOLD */
   int64_t seed;            /* thinned */
   int32_t compute_dtype;   /* HEADROOM_BF16 or HEADROOM_F16: hidden and classifier are rounded to it on their
                               way into the products, a part at a time; gradients keep their dtypes. HEADROOM_F32
@@ -285,6 +293,7 @@ typedef struct headroom_plan_info {
   int64_t gathers;         /* of a group: all-gathers in a run, of row statistics and of guesses of lse */
   uint64_t gathered_bytes; /* that they bring to each rank, its own among them */
   uint64_t reduced_bytes;  /* of d_hidden, which is added up over the group; 0 where it is not */
+  char choice[96];         /* why this plan among others, for people; "" where plans are listed */
 } headroom_plan_info;
 
 /* A CUDA device. Versions as CUDA counts them: 13000 is 13.0. */

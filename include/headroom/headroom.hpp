@@ -139,7 +139,7 @@ Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> classifier) {
 }
 
 // How the problem's gradients are made; threshold and seed are those of thinned ones.
-inline void set_gradient(Problem& problem, Gradient gradient, double threshold = 1.0 / 1024,
+inline void set_gradient(Problem& problem, Gradient gradient, double threshold = HEADROOM_DEFAULT_THRESHOLD,
                          int64_t seed = 0) {
   problem.gradient = static_cast<int32_t>(gradient);
   problem.threshold = threshold;

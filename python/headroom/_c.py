@@ -181,6 +181,7 @@ class PlanInfo(ctypes.Structure):
         ("gathers", c_int64),
         ("gathered_bytes", c_size_t),
         ("reduced_bytes", c_size_t),
+        ("choice", c_char * 96),
     ]
 
 

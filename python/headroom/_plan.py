@@ -101,6 +101,7 @@ class PlanInfo:
         vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
         gathers: of a group of ranks: all-gathers in a run, of row statistics and of guesses of lse.
         gathered_bytes: that they bring to each rank.
+        choice: why it was chosen among others, for people; empty in lists of plans.
     """
 
     kind: str
@@ -118,6 +119,7 @@ class PlanInfo:
     vocab_window: int = 0
     gathers: int = 0
     gathered_bytes: int = 0
+    choice: str = ""
 
 
 def _to_info(info: Any) -> PlanInfo:
@@ -137,6 +139,7 @@ def _to_info(info: Any) -> PlanInfo:
         vocab_window=info.vocab_window,
         gathers=info.gathers,
         gathered_bytes=info.gathered_bytes,
+        choice=info.choice.decode(),
     )
 
 

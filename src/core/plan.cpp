@@ -58,4 +58,71 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
                                            "), got " + bytes_text(max_workspace_bytes));
 }
 
+namespace {
+
+constexpr uint64_t kDefaultExtra = uint64_t{64} << 20;
+
+double ranked_seconds(const Plan& plan) {
+  return plan.predicted_seconds * plan.handicap * plan.default_handicap;
+}
+
+// Null where there is none.
+const Plan* smallest_within(const std::vector<Plan>& plans, double seconds) {
+  const Plan* smallest = nullptr;
+  const auto rank = [](const Plan& p) { return std::pair(p.workspace_bytes, ranked_seconds(p)); };
+  for (const Plan& plan : plans) {
+    if (ranked_seconds(plan) > seconds) continue;
+    if (smallest == nullptr || rank(plan) < rank(*smallest)) smallest = &plan;
+  }
+  return smallest;
+}
+
+const Plan* fastest_within(const std::vector<Plan>& plans, uint64_t bytes, double seconds) {
+  const Plan* fastest = nullptr;
+  const auto rank = [](const Plan& p) { return std::pair(ranked_seconds(p), p.workspace_bytes); };
+  for (const Plan& plan : plans) {
+    if (plan.workspace_bytes > bytes || plan.predicted_seconds > seconds) continue;
+    if (fastest == nullptr || rank(plan) < rank(*fastest)) fastest = &plan;
+  }
+  return fastest;
+}
+
+Plan with_choice(const Plan& plan, const char* choice) {
+  Plan chosen = plan;
+  chosen.choice = choice;
+  return chosen;
+}
+
+Plan default_plan(const PlansWithin& plans_within, uint64_t most) {
+  const std::vector<Plan> plans = plans_within(0);
+  const Plan& fastest = choose_plan(plans, 0);
+  const Plan& smallest = *smallest_within(plans, kNearlyFastest * ranked_seconds(fastest));
+  if (smallest.workspace_bytes > most) {
+    const double seconds = kFastEnough * fastest.predicted_seconds;
+    const char* choice =
+        "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest";
+    if (const Plan* found = fastest_within(plans, most, seconds)) return with_choice(*found, choice);
+    // The search within a budget tries other sizes.
+    const std::vector<Plan> others = plans_within(most);
+    if (const Plan* found = fastest_within(others, most, seconds)) return with_choice(*found, choice);
+  }
+  return with_choice(smallest, "the smallest within 3% of the fastest");
+}
+
+}  // namespace
+
+uint64_t default_bytes(const Problem& problem) {
+  const int64_t vocab = problem.in_group() ? problem.group_vocab : problem.vocab;
+  const double logits = static_cast<double>(problem.tokens) * static_cast<double>(vocab);
+  if (logits >= 0x1p62) return kFastest;
+  return static_cast<uint64_t>(problem.tokens) * static_cast<uint64_t>(vocab) + kDefaultExtra;
+}
+
+Plan chosen_plan(const Problem& problem, const PlansWithin& plans, uint64_t max_workspace_bytes) {
+  if (max_workspace_bytes == 0) return default_plan(plans, default_bytes(problem));
+  if (max_workspace_bytes >= kFastest) return with_choice(choose_plan(plans(0), 0), "the fastest");
+  return with_choice(choose_plan(plans(max_workspace_bytes), max_workspace_bytes),
+                     "the fastest within the budget");
+}
+
 }  // namespace headroom

@@ -1,6 +1,9 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +47,9 @@ struct Plan {
   double cost_f = 0;             // work in units of F = 2NVD FLOP
   double predicted_seconds = 0;
   double handicap = 1;  // times the seconds where plans are compared: what a rounding must gain
+  // More of it where the choice is by default: for what is not predicted.
+  double default_handicap = 1;
+  std::string choice;  // why it was chosen among others, for people; empty: it was not
   int threads = 1;
   std::string implementation;  // which kernels, by the name that BackendOptions::isa takes
   std::string reason;          // why these, for people
@@ -60,5 +66,59 @@ struct Plan {
 // The fastest of those within the budget (0: no budget), each with its handicap. Throws kBudgetTooSmall
 // naming the smallest need.
 const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes);
+
+// A budget that any plan fits.
+inline constexpr uint64_t kFastest = std::numeric_limits<int64_t>::max();
+
+// The default, where the caller says nothing of memory: the smallest plan that takes at most kNearlyFastest
+// times the fastest one's time, each with its handicap. If that has more than default_bytes(), the fastest
+// within these, while its time is at most kFastEnough times the fastest one's, without handicaps.
+inline constexpr double kNearlyFastest = 1.03, kFastEnough = 1.06;
+// A quarter of the float32 logits, and 64 MiB. Of a group those of its largest shard: all ranks plan alike.
+uint64_t default_bytes(const Problem& problem);
+// Plans within a budget, as Backend::plans.
+using PlansWithin = std::function<std::vector<Plan>(uint64_t budget)>;
+// The plan that a problem gets, with the reason of the choice. max_workspace_bytes 0: by default.
+Plan chosen_plan(const Problem& problem, const PlansWithin& plans, uint64_t max_workspace_bytes);
+
+// What a planner compares plans by.
+struct PlanRank {
+  uint64_t bytes = 0;
+  double seconds = 0;
+  double handicap = 1;
+  bool is_no_worse(const PlanRank& other) const {
+    return bytes <= other.bytes && seconds <= other.seconds && handicap <= other.handicap;
+  }
+};
+
+// Of all candidates those that may be chosen by default: no other one is no worse, or too fast beside them.
+template <class Candidate>
+class DefaultCandidates {
+ public:
+  bool is_too_slow(double seconds) const { return seconds > kFastEnough * fastest_; }
+  void add(const PlanRank& rank, const Candidate& candidate) {
+    if (is_too_slow(rank.seconds)) return;
+    for (const Entry& entry : entries_) {
+      if (entry.rank.is_no_worse(rank)) return;
+    }
+    std::erase_if(entries_, [&](const Entry& entry) { return rank.is_no_worse(entry.rank); });
+    entries_.push_back({rank, candidate});
+    fastest_ = std::min(fastest_, rank.seconds * rank.handicap);
+  }
+  template <class Use>
+  void for_each(const Use& use) const {
+    for (const Entry& entry : entries_) {
+      if (!is_too_slow(entry.rank.seconds)) use(entry.candidate);
+    }
+  }
+
+ private:
+  struct Entry {
+    PlanRank rank;
+    Candidate candidate;
+  };
+  std::vector<Entry> entries_;
+  double fastest_ = std::numeric_limits<double>::infinity();
+};
 
 }  // namespace headroom

@@ -29,7 +29,6 @@ enum class GroupDHidden : int {
   kSumOfOwn = 2,  // on every rank the sum of its part of the rows
 };
 
-inline constexpr double kDefaultThreshold = 1.0 / 1024;
 inline constexpr int64_t kMostTargetsPerRow = 64;
 
 // Everything a plan depends on. Shapes and meanings: N tokens, V rows of the classifier at hand, D hidden.
@@ -117,8 +116,8 @@ struct Problem {
   GradientMethod gradient = GradientMethod::kExact;
   // Thinned: a forward pass writes Buffers::draws, a backward pass reads them instead of drawing on its own.
   bool keeps_draws = false;
-  double threshold = kDefaultThreshold;  // thinned: elements p_ij below it are drawn
-  int64_t seed = 0;                      // thinned; Buffers::seed goes before it
+  double threshold = 1;  // thinned: elements p_ij below it are drawn
+  int64_t seed = 0;      // thinned; Buffers::seed goes before it
 
   // Whether the run draws elements or works with drawn ones: not for a plain forward pass.
   bool is_thinned() const {

@@ -94,8 +94,10 @@ class Planner {
 
   std::vector<Plan> offered() const {
     std::vector<Plan> out;
-    out.reserve(best_.size() + 1);
     for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
+    near_fastest_.for_each([&](const Candidate& candidate) {
+      if (candidate.bytes != best_.at(kind_of(candidate.schedule)).bytes) out.push_back(described(candidate));
+    });
     const bool listed = std::any_of(
         out.begin(), out.end(), [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; });
     if (!listed) out.push_back(described(smallest_));
@@ -223,6 +225,7 @@ class Planner {
     if (budget_ != 0 && made.bytes > budget_) return;
     const auto [at, is_new] = best_.try_emplace(kind_of(schedule), made);
     if (!is_new && made.seconds < at->second.seconds) at->second = made;
+    if (budget_ == 0) near_fastest_.add({made.bytes, made.seconds}, made);
   }
 
   PlanKind kind_of(const Schedule& schedule) const {
@@ -322,6 +325,7 @@ class Planner {
   const int threads_;
   const uint64_t budget_;
   std::map<PlanKind, Candidate> best_;
+  DefaultCandidates<Candidate> near_fastest_;  // without a budget
   Candidate smallest_;
 };
 

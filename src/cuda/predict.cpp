@@ -164,31 +164,33 @@ class Prediction {
 double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const PlanDetail& d,
                        const Device& device) {
   const Prediction predict(p, d, device);
-  const int64_t tokens = std::max<int64_t>(p.tokens, 1), rows = chunk;
-  const auto chunks = static_cast<double>(ceil_div(tokens, rows));
+  const int64_t tokens = std::max<int64_t>(p.tokens, 1), chunks = ceil_div(tokens, chunk);
   const double exps = static_cast<double>(size_of(operand_dtype(p)));
   const bool whole_copy = d.vocab_window >= p.vocab;  // made once
-  double seconds = 20 * kLaunchSeconds;
-  if (p.needs_forward()) {
-    seconds += predict.all_logits(rows, d.kept_columns > 0 ? exps : 0);
-    if (!whole_copy) seconds += predict.copied_classifier(p.vocab);
-    seconds += predict.top(rows);
-  }
-  if (kind == PlanKind::kThinned) {
-    seconds = predict.thinned(rows, thin_sizes(p));
-  } else if (p.needs_backward()) {
-    seconds += predict.gradients_of_exps(rows, d.kept_columns) + predict.gradients_of_lse(rows);
-    if (!whole_copy) seconds += predict.copies_for_gradients();
-    if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
-      seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
+  const auto of_chunk = [&](int64_t rows) {
+    double seconds = 20 * kLaunchSeconds;
+    if (p.needs_forward()) {
+      seconds += predict.all_logits(rows, d.kept_columns > 0 ? exps : 0);
+      if (!whole_copy) seconds += predict.copied_classifier(p.vocab);
+      seconds += predict.top(rows);
     }
-    if (chunks == 1) seconds += predict.stored_classifier();
-    if (chunks > 1 && p.want_d_classifier) {
-      seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
+    if (kind == PlanKind::kThinned) {
+      seconds = predict.thinned(rows, thin_sizes(p));
+    } else if (p.needs_backward()) {
+      seconds += predict.gradients_of_exps(rows, d.kept_columns) + predict.gradients_of_lse(rows);
+      if (!whole_copy) seconds += predict.copies_for_gradients();
+      if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
+        seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
+      }
+      if (chunks == 1) seconds += predict.stored_classifier();
+      if (chunks > 1 && p.want_d_classifier) {
+        seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
+      }
     }
-  }
-  seconds += predict.copied_hidden(rows);
-  seconds *= chunks;
+    return seconds + predict.copied_hidden(rows);
+  };
+  // The last one may be short.
+  double seconds = KernelTimes::in_parts(tokens, chunk, of_chunk);
   if (whole_copy) seconds += predict.copied_classifier(p.vocab);
   // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
   return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);

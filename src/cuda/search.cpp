@@ -42,8 +42,11 @@ class Search {
       consider_in_need();
     }
     std::vector<Plan> out;
-    out.reserve(best_.size() + 1);
     for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
+    near_fastest_.for_each([&](const Candidate& candidate) {
+      const Candidate& best = best_.at(candidate.detail.kind);
+      if (candidate.bytes != best.bytes) out.push_back(described(candidate));
+    });
     if (std::none_of(out.begin(), out.end(),
                      [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; })) {
       out.push_back(described(smallest_));
@@ -252,8 +255,19 @@ class Search {
       equal_windows(kind, chunk, d, kMoreWindows);
       if (traits_.keeps_windows && can_keep_exps()) windows_after_kept(kind, chunk, d);
     }
+    if (budget_ == 0 && scratch_handicap(d) == 1) default_windows(kind, chunk, d);
     d.vocab_window = smallest_window_;
     if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
+  }
+
+  // Narrower ones, while they cost little.
+  void default_windows(PlanKind kind, int64_t chunk, PlanDetail d) {
+    for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
+      if (near_fastest_.is_too_slow(ranked_seconds(p_, kind, chunk, d, device_))) return;
+      d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), window_step_) * window_step_;
+      if (d.vocab_window >= p_.vocab) return;
+      consider(kind, chunk, d);
+    }
   }
 
   // Of no plan of the kind and chunk less is predicted.
@@ -359,6 +373,16 @@ class Search {
     const bool faster =
         made.seconds < known.seconds || (made.seconds == known.seconds && made.bytes < known.bytes);
     if (!is_new && faster) at->second = made;
+    if (budget_ == 0) {
+      const double handicap = rounding_handicap(p_, chunk, d);
+      near_fastest_.add({made.bytes, made.seconds / handicap, handicap * scratch_handicap(d)}, made);
+    }
+  }
+
+  // By default less of it is taken only to keep to the default's bytes: what it costs is not predicted.
+  double scratch_handicap(const PlanDetail& d) const {
+    const int64_t all = gemm_scratches().front();
+    return d.gemm_bytes == all ? 1 : d.gemm_bytes > 0 ? kNearlyFastest : kFastEnough;
   }
 
   Plan described(const Candidate& candidate) const {
@@ -366,6 +390,7 @@ class Search {
     Plan plan = plan_of(p_, d);
     plan.workspace_bytes = candidate.bytes;
     plan.handicap = rounding_handicap(p_, d.token_chunk, d);
+    plan.default_handicap = scratch_handicap(d);
     plan.predicted_seconds = candidate.seconds / plan.handicap;
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = choice_.engine->name();
@@ -384,6 +409,7 @@ class Search {
   int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
   PlanDetail base_;
   std::map<PlanKind, Candidate> best_;
+  DefaultCandidates<Candidate> near_fastest_;  // without a budget
   Candidate smallest_;
   mutable std::map<int64_t, int64_t> slots_;  // by chunk
 };

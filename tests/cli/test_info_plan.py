@@ -239,6 +239,7 @@ def test_what_is_no_size(refused, text):
 
 def test_plan_of_thinned_gradients(ok):
     problem = ["plan", "-N", 1024, "-V", 32768, "-D", 256, "--dtype", "f32", "--gradient", "thinned"]
+    assert ok("--json", *problem).json["problem"]["threshold"] == 2.0**-9
     result = ok("--json", *problem, "--threshold", "2^-9").json
     assert result["problem"]["gradient"] == "thinned" and result["problem"]["threshold"] == 2.0**-9
     assert {plan["plan"] for plan in result["plans"]} == {"thinned"}
@@ -296,6 +297,28 @@ def test_a_faster_plan_that_is_not_chosen_says_why(ok):
                 assert found["predicted_seconds"] <= plan["predicted_seconds"]
             assert any(plan["why_not"] in note for note in result["notes"])
     assert explained >= 3
+
+
+def test_the_default_is_small_and_nearly_the_fastest(ok):
+    heads = [("gemma-2-2b", "h200"), ("gemma-2-2b", "h100"), ("gpt2", "cpu"), ("gpt2", "h200"), ("llama-3-8b", "h200")]
+    for model, device in heads:
+        problem = ["plan", "--model", model, "-N", 8192, "--device", device]
+        default, fastest = ok("--json", *problem).json, ok("--json", *problem, "--budget", "fastest").json
+        assert (default["problem"]["fastest"], fastest["problem"]["fastest"]) == (False, True)
+        chosen, fast = default["chosen"], fastest["chosen"]
+        assert fast["choice"] == "the fastest" and "%" in chosen["choice"]
+        assert chosen["workspace_bytes"] <= fast["workspace_bytes"]
+        assert chosen["predicted_seconds"] <= 1.06 * fast["predicted_seconds"]
+        assert fastest["plans"][0]["chosen"] and fastest["problem"]["budget_bytes"] == 0
+        (row,) = (plan for plan in default["plans"] if plan["chosen"])
+        assert row["choice"] == chosen["choice"] and any(chosen["choice"] in note for note in default["notes"])
+        for plan in default["plans"]:
+            assert bool(plan["why_not"]) == (plan["predicted_seconds"] < row["predicted_seconds"])
+        if model == "gemma-2-2b":
+            assert chosen["workspace_bytes"] <= 2.1 * 2**30
+            assert "--budget fastest takes whole of 4.02 GiB" in ok(*problem).out
+    example = ok("--json", "--threads", 2, "plan", "-N", 1024, "-V", 32768, "-D", 512, "--dtype", "f32").json
+    assert example["chosen"]["workspace_bytes"] < example["materialized"]["logits_bytes"]
 
 
 def test_plans_that_are_slow_are_marked(ok):

@@ -50,6 +50,11 @@ class Plans : public testing::TestWithParam<Engine> {
     }
   }
 
+  headroom::PlanInfo fastest(headroom::Problem problem) const {
+    problem.max_workspace_bytes = HEADROOM_FASTEST;
+    return headroom::Plan(context_, problem).info();
+  }
+
   headroom_pass pass_of(const Case& c) const {
     return c.mode == Mode::kForward ? HEADROOM_FORWARD : HEADROOM_FORWARD_BACKWARD;
   }
@@ -80,7 +85,7 @@ TEST_P(Plans, EveryBudgetAgrees) {
       if (plan.workspace_bytes > 0) budgets.insert(plan.workspace_bytes);
     }
     const size_t smallest = smallest_budget(problem);
-    const size_t most = headroom::Plan(context_, problem).info().workspace_bytes;
+    const size_t most = fastest(problem).workspace_bytes;
     for (double budget = static_cast<double>(smallest); budget < static_cast<double>(most); budget *= 1.7) {
       budgets.insert(static_cast<size_t>(std::ceil(budget)));
     }
@@ -128,7 +133,10 @@ TEST_P(Plans, SameBitsForAnyBudget) {
     Outputs known;
     if (pass == headroom::Pass::backward)
       known = run_pass(context_, pass_problem(c, headroom::Pass::forward), c);
-    const Outputs most = run_pass(context_, problem, c, &known);
+    headroom::Problem unlimited = problem;
+    unlimited.max_workspace_bytes = HEADROOM_FASTEST;
+    const Outputs most = run_pass(context_, unlimited, c, &known);
+    EXPECT_STREQ(first_difference(run_pass(context_, problem, c, &known), most), "") << describe(c);
     for (auto budget = static_cast<double>(smallest_budget(problem));
          budget < static_cast<double>(most.workspace_bytes); budget *= 1.4) {
       headroom::Problem tight = problem;
@@ -170,6 +178,7 @@ TEST_P(Plans, ExpsAreKeptWhereTheClassifiersGradientWillBe) {
   problem.vocab = 448 * 224;  // whole blocks
   problem.hidden = 1024;
   problem.want_d_hidden = problem.want_d_classifier = 1;
+  problem.max_workspace_bytes = HEADROOM_FASTEST;
   const size_t exps = size_t{1000} * 448 * 224 * sizeof(float);
   const headroom::Context context = make_context(GetParam(), 2);
   const headroom::PlanInfo wide = headroom::Plan(context, problem).info();
@@ -247,7 +256,8 @@ double handicap_of(const headroom::Problem& problem, const headroom::PlanInfo& p
 // A list of plans: the chosen one is in it, and is the fastest.
 TEST_P(Plans, TheFastestIsChosen) {
   for (const Case& c : cases_for(GetParam())) {
-    const headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    problem.max_workspace_bytes = HEADROOM_FASTEST;
     const headroom::PlanInfo chosen = headroom::Plan(context_, problem).info();
     EXPECT_EQ(std::string(chosen.backend), GetParam().backend);
     EXPECT_GT(chosen.cost_f, 0);
@@ -257,6 +267,26 @@ TEST_P(Plans, TheFastestIsChosen) {
       listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
     }
     EXPECT_TRUE(listed) << describe(c);
+  }
+}
+
+// By default: of the plans that are listed none is smaller and as good, within 3% of the fastest.
+TEST_P(Plans, TheDefaultIsSmallAndNearlyTheFastest) {
+  for (const Case& c : cases_for(GetParam())) {
+    SCOPED_TRACE(describe(c));
+    const headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    const headroom::PlanInfo chosen = headroom::Plan(context_, problem).info(), fast = fastest(problem);
+    EXPECT_NE(std::string_view(chosen.choice).find('%'), std::string_view::npos) << chosen.choice;
+    EXPECT_STREQ(fast.choice, "the fastest");
+    EXPECT_LE(chosen.workspace_bytes, fast.workspace_bytes);
+    EXPECT_LE(chosen.predicted_seconds, 1.06 * fast.predicted_seconds);
+    bool listed = false;
+    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+      listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
+      if (GetParam().is_device() || plan.workspace_bytes >= chosen.workspace_bytes) continue;
+      EXPECT_GT(plan.predicted_seconds * handicap_of(problem, plan), 1.03 * fast.predicted_seconds);
+    }
+    EXPECT_TRUE(listed);
   }
 }
 

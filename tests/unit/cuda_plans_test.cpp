@@ -66,6 +66,39 @@ TEST(CudaPlans, UnlimitedGradientsKeepAllExps) {
   }
 }
 
+// By default: little time for much memory, and of no head more than a quarter of its float32 logits + 64 MiB
+// while a plan within that costs 6% at most.
+TEST(CudaPlans, TheDefaultKeepsToAQuarterOfTheLogits) {
+  for (Head head : kHeads) {
+    for (const int64_t less : {0, 1, 500, 777}) {
+      for (const Pass pass : {Pass::kForwardBackward, Pass::kBackward, Pass::kForward}) {
+        for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+          const Problem problem =
+              problem_of({head.name, head.tokens - less, head.vocab, head.hidden}, pass, dtype);
+          const auto within = [&](uint64_t budget) { return make_plans(problem, h200(), "", budget); };
+          const Plan chosen = chosen_plan(problem, within, 0);
+          const Plan fastest = chosen_plan(problem, within, kFastest);
+          const std::string what = std::string(head.name) + ", " + chosen.config;
+          EXPECT_LE(chosen.workspace_bytes, fastest.workspace_bytes) << what;
+          EXPECT_LE(chosen.predicted_seconds, kFastEnough * fastest.predicted_seconds) << what;
+          const uint64_t most = default_bytes(problem);
+          if (chosen.workspace_bytes <= most) continue;
+          EXPECT_LE(chosen.predicted_seconds, kNearlyFastest * fastest.predicted_seconds) << what;
+          const std::vector<Plan> plans = within(most);
+          for (const Plan& plan : plans) {
+            EXPECT_TRUE(plan.workspace_bytes > most ||
+                        plan.predicted_seconds > kFastEnough * fastest.predicted_seconds)
+                << what << "; " << plan.config;
+          }
+        }
+      }
+    }
+  }
+  const Problem gemma = problem_of(kHeads[0], Pass::kForwardBackward);
+  const auto within = [&](uint64_t budget) { return make_plans(gemma, h200(), "", budget); };
+  EXPECT_LE(chosen_plan(gemma, within, 0).workspace_bytes, 2150 * kMiB);
+}
+
 TEST(CudaPlans, BudgetsAreKept) {
   for (const Head& head : kHeads) {
     if (head.tokens > 16384) continue;
