@@ -39,7 +39,7 @@ class Arguments(NamedTuple):
     temperature: Number = 1.0
     z_loss: Number = 0.0
     shift: int = 0
-    max_workspace_bytes: int | None = None
+    max_workspace_bytes: int | str | None = None
     return_stats: bool | Sequence[str] = False
     differentiable_stats: bool = False
     gradient: str = "exact"

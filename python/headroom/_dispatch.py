@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
     trained: Wants  # whose gradients are wanted
     pass_: int  # the first: FORWARD, or FORWARD_BACKWARD
-    flags: Flags  # of that pass
+    flags: Flags  # of that pass, with the gradients that it makes or that its backward pass will be asked for
     draws: bool  # whether it reads the seed
     draw_stats: bool  # whether the statistics of the draw want a pass of their own
     passes_over_draw: bool  # whether a draw is left out that a pass with gradients would make
@@ -50,6 +50,7 @@ def choose(a: Arguments, learned: Learned, names: tuple[str, ...]) -> Choice:
     keeps_draws = thinned and any(trained)
     if any(trained):
         flags = flags._replace(stats=_stats.of_rows((*stats, "lse")), keeps_draws=keeps_draws)  # lse is read later
+        flags = flags.with_gradients(trained)
     passes_over = thinned and any(require) and not keeps_draws and not want_draw_stats
     return Choice(trained, _c.FORWARD, flags, keeps_draws, want_draw_stats, passes_over)
 

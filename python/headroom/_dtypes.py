@@ -27,10 +27,14 @@ FLOATS_TEXT = "float32, bfloat16, float16 or float64"
 INTEGERS_TEXT = "int64 or int32 class indices"
 
 
+_SHORT = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}  # as the command line takes them
+
+
 def name_of(dtype: Any) -> str:
-    """``float32`` of "float32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
+    """``float32`` of "float32", "f32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
-    return str(name or dtype).rpartition(".")[2]
+    found = str(name or dtype).rpartition(".")[2]
+    return _SHORT.get(found, found)
 
 
 def float_code(argument: str, dtype: Any) -> int:

@@ -74,16 +74,20 @@ class _Call:
                 self._reads_arguments = all(given is read for given, read in zip(a, inputs[: len(self._names)]))
         else:
             tensors = dict(zip(self._names, inputs))  # type: ignore[arg-type]
-        found = self._found(tensors)
+        found = self._found(tensors, a.main_grad)
         if choice.draw_stats:
             constants, options = of_draw(drawn, self.options)
             stats = _run.run(_c.FORWARD_BACKWARD, constants, options, DRAW_FLAGS)
             found |= {name: stats[name] for name in DRAW_STATS}
         return inputs, found
 
-    def _found(self, tensors: _run.Tensors) -> Found:
+    def _found(self, tensors: _run.Tensors, main_grad: Tensor | None = None) -> Found:
         if self._run is None:
-            self._run = _run.find(self.choice.pass_, tensors, self.resolved, self.choice.flags)
+            choice = self.choice
+            if choice.pass_ == _c.FORWARD:
+                self._run = _run.find_forward(tensors, self.resolved, choice.flags, main_grad)
+            else:
+                self._run = _run.find(choice.pass_, tensors, self.resolved, choice.flags)
         if torch._C._autograd._profiler_enabled():
             with torch.profiler.record_function(_PASS_NAMES[self.choice.pass_]):
                 return self._run(tensors)

@@ -16,7 +16,7 @@ from . import _arguments, _checks, _flops, _numbers, _options, _stats
 from ._arguments import Arguments, Number
 from ._autograd import as_learned, refuse_double_backward, save_learned
 from ._dispatch import grad_mode
-from ._flags import Flags, Wants
+from ._flags import Flags, Wants, unpacked
 from ._ops import INPUT_COUNT, INPUTS, OPTIONS
 from ._run import run_once
 from ._torch import Inputs, readable, resolved, stats_dtype
@@ -32,7 +32,7 @@ def linear_log_probs(
     scale: Number = 1.0,
     softcap: Number | None = None,
     temperature: Number = 1.0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     batch_invariant: bool = False,
 ) -> Tensor:
     """Log-probabilities of given ids under ``softmax(input @ linear_weight.T)``, without ever holding the logits.
@@ -50,8 +50,8 @@ def linear_log_probs(
         softcap: bound of the logits; None or 0 for none.
         temperature: what the logits are divided by, after the softcap: a number, a tensor of one element, which may be
             learned as ``scale`` may (without a softcap only), or a tensor of ``input.shape[:-1]``, which is a constant.
-        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; None: as much as
-            the fastest plan wants.
+        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; as in
+            :func:`linear_cross_entropy`.
         batch_invariant: as in :func:`linear_cross_entropy`.
 
     Returns:
@@ -95,11 +95,12 @@ def linear_log_probs(
     a = _arguments.without_number_tensors(a)
     options, numbers = _numbers.split(_arguments.options_of(a), False)
     grad = grad_mode()
-    wants = [grad and t is not None and t.requires_grad for t in (a.input, a.linear_weight, a.linear_bias, *learned)]
-    inputs = _arguments.inputs_of(a, learned.wanted(Wants(*wants)))
+    tensors = (a.input, a.linear_weight, a.linear_bias, *learned)
+    wants = Wants(*(grad and t is not None and t.requires_grad for t in tensors))
+    inputs = _arguments.inputs_of(a, learned.wanted(wants))
     if numbers is not None:
         inputs = inputs._replace(numbers=numbers)
-    found: Tensor = _log_probs(*inputs, **options, flags=Flags().packed())[0]
+    found: Tensor = _log_probs(*inputs, **options, flags=Flags().with_gradients(wants).packed())[0]
     return found.reshape(ids.shape)
 
 
@@ -119,7 +120,8 @@ def _log_probs(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     tensors = readable(inputs, options["num_items"])
     stats, device = stats_dtype(inputs.hidden), inputs.hidden.device
     found = [torch.empty(shape, dtype=stats, device=device) for shape in _shapes(inputs)]
-    run_once(tensors, options, dict(zip(("target_log_probs", "lse", "lse_low"), found)), "ids")
+    flags = unpacked(keywords["flags"])
+    run_once(tensors, options, dict(zip(("target_log_probs", "lse", "lse_low"), found)), "ids", flags)
     return tuple(found)
 
 

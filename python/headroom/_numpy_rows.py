@@ -32,7 +32,7 @@ def linear_top_k(
     scale: float = 1.0,
     softcap: float | None = None,
     temperature: ArrayLike = 1.0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     threads: int = 0,
     backend: str | None = None,
 ) -> LinearTopK:
@@ -64,7 +64,7 @@ def linear_log_probs(
     scale: float = 1.0,
     softcap: float | None = None,
     temperature: ArrayLike = 1.0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     threads: int = 0,
     backend: str | None = None,
 ) -> NDArray[Any]:

@@ -66,7 +66,7 @@ def head_problem(
     scale: float,
     softcap: float | None,
     temperature: ArrayLike,
-    max_workspace_bytes: int | None,
+    max_workspace_bytes: int | str | None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]], Any]:
     """Of a forward pass without a loss: fields of the problem, arrays, and the dtype of statistics."""
     check_shapes(x, c, y)
@@ -128,19 +128,18 @@ class Run:
             return gradients | self.draw
         if upstream is None:
             given["grad_loss"] = np.ones_like(self.out["lse"])
-        kept: dict[str, NDArray[Any]] = {}
-        if self.draw:
-            fields["keeps_draws"] = True
-            kept = {"seed": self.draw["seed"], "draws": self._new_draws()}
-        self._run(_c.FORWARD, self.arrays | self.out | kept, {"keeps_draws": bool(kept)})
+        draws = {"keeps_draws": bool(self.draw)}
+        fields |= draws
+        _plan.enough(lambda: self._planned(_c.FORWARD, draws), lambda: self._planned(_c.BACKWARD, fields))
+        kept = {"seed": self.draw["seed"], "draws": self._new_draws()} if self.draw else {}
+        self._run(_c.FORWARD, self.arrays | self.out | kept, draws)
         saved = read_by_backward({name: (self.out | kept).get(name) for name in SAVED} | given)
         self._run(_c.BACKWARD, self.arrays | saved | gradients | self.draw, fields)
         return gradients | self.draw
 
     def _new_draws(self) -> NDArray[np.uint8]:
         """64-byte aligned memory for what a forward pass keeps of its draws."""
-        spec = self.spec | {"pass_": _c.FORWARD, "keeps_draws": True}
-        size = _plan.plan_of(_plan.Spec(**spec), self.threads, self.backend).info.draws_bytes
+        size = self._planned(_c.FORWARD, {"keeps_draws": True}).info.draws_bytes
         raw = np.empty(size + 63, np.uint8)
         start = -raw.ctypes.data % 64
         return raw[start : start + size]
@@ -154,9 +153,11 @@ class Run:
                 fields |= {f"want_d_{name}": True, f"d_{name}_dtype": self.spec[f"{name}_dtype"]}
         return arrays, fields
 
+    def _planned(self, pass_: int, fields: dict[str, Any]) -> _plan.Plan:
+        return _plan.plan_of(_plan.Spec(**self.spec | {"pass_": pass_} | fields), self.threads, self.backend)
+
     def _run(self, pass_: int, arrays: dict[str, NDArray[Any]], fields: dict[str, Any] | None = None) -> None:
-        spec = self.spec | {"pass_": pass_} | (fields or {})
-        plan = _plan.plan_of(_plan.Spec(**spec), self.threads, self.backend)
+        plan = self._planned(pass_, fields or {})
         buffers: Any = _c.make("headroom_buffers")
         for name, array in arrays.items():
             setattr(buffers, name, array.ctypes.data)

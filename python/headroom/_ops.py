@@ -88,7 +88,8 @@ def _of_inputs(gradients: Gradients) -> tuple[Tensor | None, ...]:
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags) = _inputs(args), _split(keywords)
-    return _all(_c.FORWARD, run(_c.FORWARD, inputs, options, flags), inputs, options["reduction"], flags)
+    found = run(_c.FORWARD, inputs, options, flags, args[INPUT_COUNT])
+    return _all(_c.FORWARD, found, inputs, options["reduction"], flags)
 
 
 @forward.register_fake

@@ -16,7 +16,8 @@ from .errors import InvalidArgumentError
 
 REDUCTIONS = ("none", "sum", "mean")
 GRADIENTS = ("exact", "thinned", "always-thinned")
-DEFAULT_THRESHOLD = 2.0**-10
+DEFAULT_THRESHOLD = 2.0**-9  # as HEADROOM_DEFAULT_THRESHOLD of the C header
+FASTEST = (1 << 63) - 1  # HEADROOM_FASTEST: a budget that any plan fits
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
 MOST_TOP_K = 64
 MOST_TARGETS = 64  # of a row
@@ -83,16 +84,36 @@ def checked_threshold(value: Any) -> float:
     return threshold
 
 
-def budget(max_workspace_bytes: int | None) -> int:
-    """As the library takes it, 0 for None."""
+_UNITS = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgt", 1)}}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+
+
+def size(text: str) -> int | None:
+    """Bytes of "256MiB", "1GB", "64k", "1.5GiB" or "4096", as the command line takes them; None for another text."""
+    lowered = text.lower()
+    digits = len(lowered) - len(lowered.lstrip("0123456789."))
+    number, unit = lowered[:digits], lowered[digits:].lstrip(" ").removesuffix("b")
+    if number.count(".") > 1 or number in ("", ".") or unit not in _UNITS:
+        return None
+    found = float(number) * _UNITS[unit]
+    return int(found) if found < 2.0**62 else None
+
+
+def budget(max_workspace_bytes: int | str | None) -> int:
+    """As the library takes it: 0 for None, FASTEST for "fastest"."""
     if max_workspace_bytes is None:
         return 0
+    found: int | None
     if isinstance(max_workspace_bytes, str):
-        raise TypeError("max_workspace_bytes: expected an integer of bytes, such as 256 << 20, got str")
-    size = integer("max_workspace_bytes", max_workspace_bytes)
-    if size <= 0:
-        raise ValueError(f"max_workspace_bytes: expected a positive number of bytes or None, got {size}")
-    return size
+        found = FASTEST if max_workspace_bytes == "fastest" else size(max_workspace_bytes)
+    else:
+        found = integer("max_workspace_bytes", max_workspace_bytes)
+    if found is None or found <= 0:
+        raise ValueError(
+            'max_workspace_bytes: expected a positive number of bytes, a size such as "256MiB", "fastest" or None, got '
+            f"{max_workspace_bytes!r}"
+        )
+    return found
 
 
 def make_options(
@@ -107,7 +128,7 @@ def make_options(
     num_items: float | None,
     shift: int,
     sequence_length: int,
-    max_workspace_bytes: int | None,
+    max_workspace_bytes: int | str | None,
     gradient: str,
     threshold: float,
     batch_invariant: bool,

@@ -13,11 +13,13 @@ import mmap
 import re
 import struct
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from . import _c, _options
-from .errors import HeadroomError, InvalidArgumentError
+from .errors import BudgetTooSmallError, HeadroomError, InvalidArgumentError
+
+T = TypeVar("T")
 
 HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA devices
 
@@ -200,6 +202,20 @@ class Plan(_Handle):
 @functools.lru_cache(maxsize=256)
 def plan_of(spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> Plan:
     return Plan(spec, threads, backend, device)
+
+
+def enough(*passes: Callable[[], T]) -> list[T]:
+    """What each of them makes, of one budget; where that is too small, the refusal that asks for most."""
+    made, refused = [], None
+    for make in passes:
+        try:
+            made.append(make())
+        except BudgetTooSmallError as error:
+            if refused is None or (error.required_bytes or 0) > (refused.required_bytes or 0):
+                refused = error
+    if refused is not None:
+        raise refused
+    return made
 
 
 def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> list[PlanInfo]:

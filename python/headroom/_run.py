@@ -17,19 +17,19 @@ from torch import Tensor
 
 from . import _c, _numbers, _options, _plan, _stats
 from ._cache import Cache
-from ._flags import Flags
+from ._flags import Flags, Wants
 from ._saved import read_by_backward
 from ._torch import (
     CODES,
     DTYPES,
     Inputs,
     Result,
+    are_unaligned,
     contiguous,
     readable,
     resolved,
     results,
     row_stride,
-    rows_are_aligned,
     stats_dtype,
 )
 from .errors import InvalidArgumentError, InvalidTargetError
@@ -124,7 +124,7 @@ def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
     names["temperature"] = 6
     tensors = {name: inputs[index] for name, index in names.items() if inputs[index] is not None}
     options = _numbers.joined(options, None) | {"num_items": None}
-    spec = spec_of(_c.FORWARD, tensors, options, flags, False)  # type: ignore[arg-type]
+    spec = spec_of(_c.FORWARD, tensors, options, flags.with_gradients(Wants()), False)  # type: ignore[arg-type]
     return plan_on(spec, inputs.hidden.device).info.draws_bytes
 
 
@@ -196,8 +196,8 @@ class Run:
         self.pass_, self.flags, self.device = pass_, flags, hidden.device
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
         adds = "d_classifier" in tensors
-        unaligned = self.device.type == "cuda" and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
-        self.plan = plan_on(self._specified(spec_of(pass_, tensors, options, flags, unaligned)), self.device)
+        spec = spec_of(pass_, tensors, options, flags, are_unaligned(hidden, weight))
+        self.plan = plan_on(self._specified(spec), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
         if pass_ == _c.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
@@ -288,15 +288,22 @@ class Run:
         return written
 
 
-def run_once(tensors: Tensors, options: Mapping[str, Any], written: Tensors, name: str, **fields: Any) -> None:
+def run_once(
+    tensors: Tensors,
+    options: Mapping[str, Any],
+    written: Tensors,
+    name: str,
+    flags: Flags = Flags(),
+    **fields: Any,
+) -> None:
     """A forward pass that writes these tensors, by the names of headroom_buffers, and keeps nothing of it.
 
-    name: of the targets, in messages; fields: of the problem, beside those of tensors and options."""
+    name: of the targets, in messages; flags: with the gradients that will be asked for; fields: of the problem, beside
+    those of tensors and options."""
     hidden, weight = tensors["hidden"], tensors["classifier"]
     device, on_device = hidden.device, hidden.is_cuda
-    unaligned = on_device and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
-    spec = dataclasses.replace(spec_of(_c.FORWARD, tensors, options, Flags(), unaligned), **fields)
-    plan = plan_on(spec, device)
+    spec = dataclasses.replace(spec_of(_c.FORWARD, tensors, options, Flags(), are_unaligned(hidden, weight)), **fields)
+    plan, *_ = _plan.enough(lambda: plan_on(spec, device), *_later(tensors, options, flags, None))
     buffers: Any = _c.make("headroom_buffers")
     buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
     for field, tensor in (tensors | written).items():
@@ -329,10 +336,40 @@ def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) ->
     return run
 
 
-def run(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags) -> Tensors:
-    """Runs a forward pass, or both in one. options: as the operators take them."""
+def _later(
+    tensors: Tensors, options: Mapping[str, Any], flags: Flags, main_grad: Tensor | None
+) -> list[Callable[[], _plan.Plan]]:
+    """What plans the backward pass of a forward pass, of the loss and every statistic that may have a gradient, where a
+    budget may be too small for it. Other upstream gradients, some of these, need no more memory."""
+    wants, hidden, weight = flags.wants(), tensors["hidden"], tensors["classifier"]
+    if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):
+        return []
+    given = dict.fromkeys((f"grad_{name}" for name in _stats.DIFFERENTIABLE if name in flags.stats), hidden)  # by name
+    if main_grad is not None and wants.weight:
+        given["d_classifier"] = main_grad
+    gradients = Flags(*wants)._replace(keeps_draws=flags.keeps_draws)
+    spec = spec_of(_c.BACKWARD, tensors | given, options, gradients, are_unaligned(hidden, weight))
+    return [lambda: plan_on(spec, hidden.device)]
+
+
+def find_forward(tensors: Tensors, options: dict[str, Any], flags: Flags, main_grad: Tensor | None) -> Run:
+    """As find(), of a forward pass. flags: with the gradients that its backward pass will be asked for, for which the
+    budget must be enough as well."""
+    now = flags.with_gradients(Wants())
+    later = _later(tensors, options, flags, main_grad)
+    if not later:
+        return find(_c.FORWARD, tensors, options, now)
+    found: list[Any] = _plan.enough(lambda: find(_c.FORWARD, tensors, options, now), *later)
+    return found[0]  # type: ignore[no-any-return]
+
+
+def run(pass_: int, inputs: Inputs, options: dict[str, Any], flags: Flags, main_grad: Tensor | None = None) -> Tensors:
+    """Runs a forward pass, or both in one. options: as the operators take them; of a forward pass flags and main_grad:
+    as in find_forward."""
     options = resolved(inputs, options)
     tensors = readable(inputs, options["num_items"])
+    if pass_ == _c.FORWARD:
+        return find_forward(tensors, options, flags, main_grad)(tensors)
     return find(pass_, tensors, options, flags)(tensors)
 
 

@@ -30,7 +30,7 @@ def linear_top_k(
     scale: Number = 1.0,
     softcap: Number | None = None,
     temperature: Number = 1.0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> LinearTopK:
     """The k largest logits of each row of ``input @ linear_weight.T``, without ever holding all of them.
 
@@ -46,7 +46,7 @@ def linear_top_k(
         softcap: bound of the logits; None or 0 for none.
         temperature: what the logits are divided by, after the softcap: a number, or a tensor of one element or of
             ``input.shape[:-1]``.
-        max_workspace_bytes: hard bound of memory beyond inputs and outputs; None: as much as the fastest plan wants.
+        max_workspace_bytes: hard bound of memory beyond inputs and outputs, as in :func:`linear_cross_entropy`.
 
     Returns:
         ``ids`` and ``log_probs`` of shape ``[..., k]``, in descending order of the logits: of equals the smaller id is

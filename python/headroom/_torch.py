@@ -18,6 +18,11 @@ CODES: dict[torch.dtype, int] = {getattr(torch, dtype.name): dtype.code for dtyp
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
+def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """torch.bfloat16 of "bf16" or "bfloat16"; what is no text as it is."""
+    return DTYPES[_dtypes.float_code("dtype", dtype)] if isinstance(dtype, str) else dtype
+
+
 class Inputs(NamedTuple):
     """The tensors of one problem; vectors of rows and classes have stats_dtype."""
 
@@ -131,6 +136,11 @@ def rows_are_aligned(matrix: Tensor) -> bool:
     if matrix.shape[1] * size % 16 != 0:
         return True  # rows of such a length are copied anyway
     return matrix.data_ptr() % 16 == 0 and (matrix.shape[0] <= 1 or matrix.stride(0) * size % 16 == 0)
+
+
+def are_unaligned(hidden: Tensor, weight: Tensor) -> bool:
+    """headroom_problem.unaligned_rows"""
+    return hidden.is_cuda and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
 
 
 def contiguous(tensor: Tensor) -> Tensor:

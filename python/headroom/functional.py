@@ -66,7 +66,7 @@ class _Options(TypedDict, total=False):
     token_weight: Tensor | None
     num_items: Number | None
     shift: int
-    max_workspace_bytes: int | None
+    max_workspace_bytes: int | str | None
     main_grad: Tensor | None
     differentiable_stats: bool
     gradient: str
@@ -126,7 +126,7 @@ def linear_cross_entropy(
     target_weight: Tensor | None = None,
     num_items: Number | None = None,
     shift: int = 0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     main_grad: Tensor | None = None,
     return_stats: bool | Sequence[str] = False,
     differentiable_stats: bool = True,
@@ -186,8 +186,10 @@ def linear_cross_entropy(
         num_items: divisor of the mean, a number or a tensor of one element, which is read where it is. By 0 the loss is
             infinite or NaN, as PyTorch's.
         shift: position s of the last target dimension predicts ``target[..., s + shift]``, without copying input.
-        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; None: as much
-            as the fastest plan wants.
+        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass: a number of
+            bytes, or a size such as ``"256MiB"``. None: the smallest plan predicted within 3% of the fastest, and no
+            more than a quarter of the float32 logits + 64 MiB while that costs at most 6%; ``"fastest"``: the fastest
+            plan, whatever it takes.
         main_grad: a float32 ``[V, D]`` buffer to which the gradient of ``linear_weight`` is added in a backward pass
             that leads to ``linear_weight`` (``torch.autograd.grad(loss, input)`` does not, but of compiled code, which
             always adds it); autograd then sees no gradient of it. Used only when ``linear_weight`` requires grad.

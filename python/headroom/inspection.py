@@ -63,7 +63,7 @@ def _spec(
     weight_dtype: Any,
     gradients: Collection[str],
     linear_bias: bool,
-    max_workspace_bytes: int | None,
+    max_workspace_bytes: int | str | None,
     *,
     gradient: str,
     threshold: float,
@@ -134,7 +134,7 @@ def plan(
     weight_dtype: Any = None,
     gradients: Collection[str] = ("input", "linear_weight"),
     linear_bias: bool = False,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     threads: int | None = None,
     backend: str | None = None,
     device: Any = None,
@@ -150,11 +150,12 @@ def plan(
         tokens: N, rows of input.
         vocab: V, rows of the head's weight.
         hidden: D, columns of both.
-        dtype: of input; a name, a torch dtype or a numpy dtype.
+        dtype: of input; a name ("bfloat16", "bf16"), a torch dtype or a numpy dtype.
         weight_dtype: of the head's weight; None: as ``dtype``.
         gradients: which are wanted, out of ``input``, ``linear_weight``, ``linear_bias``; none: loss only.
         linear_bias: whether there is a bias.
-        max_workspace_bytes: hard bound of memory beyond inputs and outputs; None: as the fastest plan wants.
+        max_workspace_bytes: hard bound of memory beyond inputs and outputs: bytes, a size such as ``"256MiB"``,
+            ``"fastest"`` or None, as in :func:`headroom.linear_cross_entropy`.
         threads: None: PyTorch's number where PyTorch is in use, else the machine's.
         backend: by name; None: the first of :func:`backends` that can run the problem.
         device: that holds the tensors: a ``torch.device``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or the ordinal of a CUDA
@@ -186,7 +187,7 @@ def plans(
     weight_dtype: Any = None,
     gradients: Collection[str] = ("input", "linear_weight"),
     linear_bias: bool = False,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     threads: int | None = None,
     backend: str | None = None,
     device: Any = None,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from . import _options
 from ._arguments import Number, Seed
 from ._checks import check_linear
+from ._torch import torch_dtype
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
 
 
@@ -25,7 +26,7 @@ class LinearCrossEntropyLoss(nn.Module):
         out_features: only ``()``; here for the signature.
         bias: whether the head has a bias ``[V]``.
         device: of the head: the CPU or a CUDA device.
-        dtype: of the head.
+        dtype: of the head: a torch.dtype, or a name such as "bf16".
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         weight: class weights ``[V]``, kept as a buffer.
         ignore_index: None means -100.
@@ -48,7 +49,7 @@ class LinearCrossEntropyLoss(nn.Module):
         out_features: tuple[int, ...] = (),
         bias: bool = False,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         reduction: str = "mean",
         weight: Tensor | None = None,
         ignore_index: int | None = None,
@@ -59,7 +60,7 @@ class LinearCrossEntropyLoss(nn.Module):
         temperature: Number = 1.0,
         z_loss: Number = 0.0,
         shift: int = 0,
-        max_workspace_bytes: int | None = None,
+        max_workspace_bytes: int | str | None = None,
         gradient: str = "exact",
         threshold: float = _options.DEFAULT_THRESHOLD,
         batch_invariant: bool = False,
@@ -92,7 +93,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.threshold = threshold
         self.batch_invariant = batch_invariant
         self.register_buffer("weight", weight)
-        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=torch_dtype(dtype))
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from . import _options
 from ._arguments import Number, Seed
+from ._torch import torch_dtype
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
 
@@ -33,7 +34,7 @@ class _Options(TypedDict, total=False):
     temperature: Number
     z_loss: Number
     shift: int
-    max_workspace_bytes: int | None
+    max_workspace_bytes: int | str | None
     gradient: str
     threshold: float
     batch_invariant: bool
@@ -76,7 +77,7 @@ class FusedHead(nn.Linear):
         vocab: V, size of the vocabulary.
         bias: whether the head has a bias ``[V]``.
         device: of the head.
-        dtype: of the head.
+        dtype: of the head: a torch.dtype, or a name such as "bf16".
         class_weight: ``weight`` of :func:`headroom.linear_cross_entropy`, ``[V]``; not in the state dict.
         reduction, ignore_index, label_smoothing, softcap, z_loss, shift: as in :func:`headroom.linear_cross_entropy`.
         scale, temperature: the same. A ``torch.nn.Parameter`` is learned with the head, and in its state dict.
@@ -92,7 +93,7 @@ class FusedHead(nn.Linear):
         bias: bool = False,
         *,
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         class_weight: Tensor | None = None,
         reduction: str = "mean",
         ignore_index: int | None = -100,
@@ -102,12 +103,12 @@ class FusedHead(nn.Linear):
         temperature: Number = 1.0,
         z_loss: Number = 0.0,
         shift: int = 0,
-        max_workspace_bytes: int | None = None,
+        max_workspace_bytes: int | str | None = None,
         gradient: str = "exact",
         threshold: float = _options.DEFAULT_THRESHOLD,
         batch_invariant: bool = False,
     ) -> None:
-        super().__init__(in_features, vocab, bias=bias, device=device, dtype=dtype)
+        super().__init__(in_features, vocab, bias=bias, device=device, dtype=torch_dtype(dtype))
         if class_weight is not None and tuple(class_weight.shape) != (vocab,):
             raise ValueError(f"class_weight: expected shape [{vocab}], got {list(class_weight.shape)}")
         if reduction not in _options.REDUCTIONS:

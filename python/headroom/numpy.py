@@ -71,7 +71,7 @@ def linear_cross_entropy(
     target_weight: ArrayLike | None = None,
     num_items: float | None = None,
     shift: int = 0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     return_stats: bool | Sequence[str] = False,
     gradients: bool | Collection[str] = False,
     grad_loss: ArrayLike | None = None,

@@ -145,7 +145,7 @@ def linear_divergence(
     token_weight: Tensor | None = None,
     reduction: str = "mean",
     num_items: Number | None = None,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> Tensor: ...
 
 
@@ -169,7 +169,7 @@ def linear_divergence(
     token_weight: Tensor | None = None,
     reduction: str = "mean",
     num_items: Number | None = None,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> LinearDivergenceOutput: ...
 
 
@@ -192,7 +192,7 @@ def linear_divergence(
     token_weight: Tensor | None = None,
     reduction: str = "mean",
     num_items: Number | None = None,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> Tensor | LinearDivergenceOutput:
     """Divergence of a student's and a teacher's distribution over one vocabulary, without ever holding their logits.
 
@@ -223,8 +223,9 @@ def linear_divergence(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``. The mean divides by ``num_items``, or without it by the sum of
             ``token_weight`` over rows that the mask leaves: NaN without any.
         num_items: divisor of the mean, a number or a tensor of one element, which is read where it is.
-        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; None: as much as
-            is useful.
+        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass: bytes, or a size
+            such as ``"256MiB"``. It must be enough for a backward pass that comes later, too. None or ``"fastest"``: as
+            much as is useful.
 
     Options that are numbers may be tensors of one element without a gradient, too, which are read (and waited for).
 
@@ -273,7 +274,8 @@ def linear_divergence(
     )
     options = {
         "numbers": list(numbers),
-        "max_workspace_bytes": _options.budget(max_workspace_bytes),
+        "max_workspace_bytes": _options.budget(max_workspace_bytes)
+        % _options.FASTEST,  # "fastest": as much as is useful
         "compute_dtype": compute_dtype,
     }
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in student]
@@ -283,7 +285,7 @@ def linear_divergence(
         found = torch.ops.headroom.divergence_with_gradient(*heads, weight, **options, wants=wants)
         loss, divergence, entropy = found[:3]
     else:
-        divergence, entropy = torch.ops.headroom.divergence(*heads, **options)[:2]
+        divergence, entropy = torch.ops.headroom.divergence(*heads, **options, wants=wants)[:2]
         loss = divergence * weight if reduction == "none" else operators.weighted_sum(divergence, weight)
         loss = loss.reshape(shape) if reduction == "none" else loss
     if reduction == "mean" and num_items is None and weight.numel() == 0:

@@ -1,6 +1,7 @@
 """The operators ``torch.ops.headroom.divergence*``: schemas, kernels, fake kernels and autograd formulas.
 
-divergence                values of rows, and what their gradients need; its gradient is divergence_backward.
+divergence                values of rows, and what their gradients need; its gradient is divergence_backward, for which
+                          (wants: of which tensors) the budget must be enough, too.
 divergence_backward       gradients from these and any upstream gradients.
 divergence_with_gradient  the sum of the rows' divergences times given weights, with its gradients, in one pass.
 """
@@ -18,7 +19,7 @@ from .._autograd import _scaled, refuse_double_backward
 from .._torch import DTYPES, stats_dtype
 from . import flops
 from .gradients import Gradients
-from .passes import gradients, values, values_and_gradients
+from .passes import check_budget, gradients, values, values_and_gradients
 from .problem import Heads, Problem, Wants
 from .rows import Options, RowNumbers
 
@@ -72,10 +73,12 @@ def _by_heads(found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 @torch.library.custom_op(
     "headroom::divergence",
     mutates_args=(),
-    schema=f"({_HEADS}, *, {_OPTIONS}) -> ({', '.join('Tensor ' + name for name in RowNumbers._fields)})",
+    schema=f"({_HEADS}, *, {_OPTIONS}, bool[] wants=[]) "
+    f"-> ({', '.join('Tensor ' + name for name in RowNumbers._fields)})",
 )
 def divergence(*args: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
     p = _problem(args, options)
+    check_budget(p, Wants(*(options["wants"] or (False,) * 3)), together=False)
     return tuple(p.of_all_rows(numbers).clone() for numbers in values(p))
 
 
@@ -86,7 +89,7 @@ def _(*args: Any, **options: Any) -> tuple[Tensor, ...]:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     numbers = RowNumbers(*output)
-    ctx.options = keyword_only_inputs
+    ctx.options = {name: value for name, value in keyword_only_inputs.items() if name != "wants"}
     ctx.mark_non_differentiable(*numbers[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs, *(getattr(numbers, name) for name in _SAVED))
@@ -139,6 +142,7 @@ divergence_backward.register_vmap(_vmap.one_by_one(divergence_backward))
 )
 def divergence_with_gradient(*args: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
     p, wants, row_weight = _problem(args, options), Wants(*options["wants"]), args[_HEAD_COUNT]
+    check_budget(p, wants, together=True)
     weight = p.of_counted_rows(row_weight)  # type: ignore[arg-type]
     numbers, found = values_and_gradients(p, wants, weight, _bias_dtype(args))
     rows = (p.of_all_rows(numbers.divergence).clone(), p.of_all_rows(numbers.entropy).clone())

@@ -32,13 +32,44 @@ def _gradient_tile(p: Problem, products: Products) -> Tensor:
     return products.student if p.gradient_in_place else p.new_tile(rows, columns, p.dtypes[0])
 
 
+def _costs_of_windows(p: Problem, wants: Wants) -> tuple[sizes.Costs, sizes.Costs]:
+    """Of gradients in tiles of some rows, and of all."""
+    return p.costs(wants, whole=False), p.costs(wants, whole=False, all_rows=True)
+
+
 def _windows(p: Problem, wants: Wants) -> sizes.Tile:
     """Those of the gradients."""
-    rows = max(1, p.rows)
-    tile = sizes.windows(p.costs(wants, whole=False), rows, p.vocab, p.budget, p.device.type)
-    if tile.rows < rows:
-        return tile
-    return sizes.windows(p.costs(wants, whole=False, all_rows=True), rows, p.vocab, p.budget, p.device.type)
+    rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
+    if p.budget == 0 or p.budget >= sizes.least_of_windows(of_some, rows, p.vocab):
+        tile = sizes.windows(of_some, rows, p.vocab, p.budget, p.device.type)
+        if tile.rows < rows:
+            return tile
+    return sizes.windows(of_all, rows, p.vocab, p.budget, p.device.type, all_rows=True)
+
+
+def _least_of_values(p: Problem) -> int:
+    return sizes.least_of_whole_rows(p.costs(None, whole=True), p.vocab)
+
+
+def _least_of_gradients(p: Problem, wants: Wants) -> int:
+    rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
+    return min(
+        sizes.least_of_windows(of_some, rows, p.vocab), sizes.least_of_windows(of_all, rows, p.vocab, all_rows=True)
+    )
+
+
+def _least_of_kept_logits(p: Problem, wants: Wants) -> int:
+    return sizes.least_of_kept_logits(p.costs(wants, whole=True), max(1, p.rows), p.vocab, p.device.type)
+
+
+def check_budget(p: Problem, wants: Wants, together: bool) -> None:
+    """That it is enough, before anything is computed: for values, and for the gradients that are wanted with them or
+    (together False) later."""
+    least = _least_of_values(p)
+    if any(wants):
+        least = max(least, _least_of_gradients(p, wants))
+        least = min(least, _least_of_kept_logits(p, wants)) if together else least
+    sizes.check(p.budget, least)
 
 
 def values(p: Problem) -> RowNumbers:
@@ -90,7 +121,7 @@ def values_and_gradients(
     """Both, for upstream gradients ``[rows]`` that are known: of rows whose logits stay until their gradients are made,
     or one after the other where a budget is too small for that."""
     costs = p.costs(wants, whole=True)
-    if not sizes.keeps_logits(costs, p.rows, p.vocab, p.budget, p.device.type):
+    if 0 < p.budget < _least_of_kept_logits(p, wants):
         numbers = values(p)
         return numbers, gradients(p, wants, numbers, grad, bias_dtype)
     out = RowNumbers.empty(p.rows, p.new(0))

@@ -54,19 +54,36 @@ def _text(size: int) -> str:
     return text
 
 
-def _limit(budget: int, device: str, costs: Costs, least: int) -> int:
-    """Bytes that a pass may have."""
-    if budget == 0:
-        return max(least, costs.fixed + MOST_BYTES[device])
-    if budget < least:
+def check(budget: int, least: int) -> None:
+    """Refuses a budget below the least that works."""
+    if 0 < budget < least:
         message = f"max_workspace_bytes: expected at least {_text(least)} for this problem, got {_text(budget)}"
         raise BudgetTooSmallError(message, required_bytes=least)
-    return budget
+
+
+def _limit(budget: int, device: str, costs: Costs, least: int) -> int:
+    """Bytes that a pass may have. A budget is at least the least."""
+    return budget or max(least, costs.fixed + MOST_BYTES[device])
+
+
+def least_of_whole_rows(costs: Costs, columns: int) -> int:
+    return costs.bytes(1, 1, columns)
+
+
+def least_of_windows(costs: Costs, rows: int, columns: int, all_rows: bool = False) -> int:
+    """all_rows: of tiles of all of them."""
+    window = min(columns, LEAST_TILE.window)
+    return costs.bytes(rows if all_rows else min(rows, LEAST_TILE.rows), window, window)
+
+
+def least_of_kept_logits(costs: Costs, rows: int, columns: int, device: str) -> int:
+    """Of gradients that are made with the values, of whole rows of logits that are there."""
+    return costs.bytes(min(rows, LEAST_ROWS[device]), 1, columns)
 
 
 def whole_rows(costs: Costs, rows: int, columns: int, budget: int, device: str) -> Tile:
     """Tiles of whole rows, as many as fit. budget: 0 for as much as is useful."""
-    limit = _limit(budget, device, costs, costs.bytes(1, 1, columns))
+    limit = _limit(budget, device, costs, least_of_whole_rows(costs, columns))
     window = columns
     if costs.column > 0:  # a quarter for copies of weights: the rows have the rest
         left = limit - costs.bytes(1, 0, columns)
@@ -80,17 +97,17 @@ def _half(size: int, unit: int) -> int:
     return -(-size // (2 * unit)) * unit
 
 
-def windows(costs: Costs, rows: int, columns: int, budget: int, device: str) -> Tile:
-    """Tiles of windows of columns, with about as many rows or all of them.
+def windows(costs: Costs, rows: int, columns: int, budget: int, device: str, all_rows: bool = False) -> Tile:
+    """Tiles of windows of columns, with about as many rows or all of them. all_rows: with all in any case.
 
     On CUDA as few windows as fit, all alike, since each of them reads and writes the sums of the hidden states'
     gradient once; on the CPU that gains nothing.
     """
-    least_rows, least_window = min(rows, LEAST_TILE.rows), min(columns, LEAST_TILE.window)
-    limit = _limit(budget, device, costs, costs.bytes(least_rows, least_window, least_window))
+    limit = _limit(budget, device, costs, least_of_windows(costs, rows, columns, all_rows))
+    least_rows = rows if all_rows else LEAST_TILE.rows
     found = Tile(rows, columns)
     while costs.bytes(found.rows, found.window, found.window) > limit:
-        if found.rows > LEAST_TILE.rows and (found.rows > found.window or found.window <= LEAST_TILE.window):
+        if found.rows > least_rows and (found.rows > found.window or found.window <= LEAST_TILE.window):
             found = Tile(_half(found.rows, LEAST_TILE.rows), found.window)
         else:
             found = Tile(found.rows, _half(found.window, LEAST_TILE.window))
@@ -100,8 +117,3 @@ def windows(costs: Costs, rows: int, columns: int, budget: int, device: str) -> 
     most = (limit - costs.fixed - costs.row * found.rows) // (costs.column + costs.element * found.rows) // unit * unit
     count = -(-columns // most)
     return Tile(found.rows, min(columns, -(-columns // (count * unit)) * unit))
-
-
-def keeps_logits(costs: Costs, rows: int, columns: int, budget: int, device: str) -> bool:
-    """Whether gradients are made with the values, of whole rows of logits that are there."""
-    return budget == 0 or costs.bytes(min(rows, LEAST_ROWS[device]), 1, columns) <= budget

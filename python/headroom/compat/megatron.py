@@ -34,7 +34,7 @@ class _Deferred(NamedTuple):
 def patch(
     model: nn.Module,
     *,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
 ) -> nn.Module:

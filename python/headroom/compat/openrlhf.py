@@ -20,7 +20,7 @@ def log_probs_from_hidden(
     *,
     bias: Tensor | None = None,
     softcap: float | None = None,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> Tensor:
     """``log_probs_from_logits(F.linear(hidden, weight, bias).float(), labels, temperature)``, without the logits.
 
@@ -56,7 +56,7 @@ def log_probs_and_entropy_from_hidden(
     *,
     bias: Tensor | None = None,
     softcap: float | None = None,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`log_probs_from_hidden`, and ``compute_entropy`` of the same logits, with gradients of both."""
     found = linear_cross_entropy(

@@ -15,6 +15,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from .._torch import torch_dtype
 from ..functional import linear_cross_entropy
 
 __all__ = ["FusedOutputLinear", "GemmaFusedOutputLinear", "PrimeLmOutput"]
@@ -47,11 +48,11 @@ class FusedOutputLinear(nn.Linear):
         out_features: int,
         chunk_size: int | None = None,
         *,
-        max_workspace_bytes: int | None = None,
+        max_workspace_bytes: int | str | None = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+        super().__init__(in_features, out_features, bias=False, device=device, dtype=torch_dtype(dtype))
         self.chunk_size = chunk_size
         self.max_workspace_bytes = max_workspace_bytes
 
@@ -108,9 +109,9 @@ class GemmaFusedOutputLinear(FusedOutputLinear):
         chunk_size: int | None,
         softcap: float,
         *,
-        max_workspace_bytes: int | None = None,
+        max_workspace_bytes: int | str | None = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
     ) -> None:
         super().__init__(
             in_features,

@@ -19,6 +19,7 @@ from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEn
 from torchtitan.distributed.spmd_types import spmd_mesh_size
 from torchtitan.distributed.utils import get_spmd_backend
 
+from .. import _options
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
 
@@ -40,9 +41,9 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
         max_workspace_bytes, gradient, threshold: as in :func:`headroom.linear_cross_entropy`.
         """
 
-        max_workspace_bytes: int | None = None
+        max_workspace_bytes: int | str | None = None
         gradient: str = "exact"
-        threshold: float = 2.0**-10
+        threshold: float = _options.DEFAULT_THRESHOLD
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
         if type(config.loss_fn) is not CrossEntropyLoss.Config:

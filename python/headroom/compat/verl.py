@@ -26,7 +26,7 @@ def linear_cross_entropy(
     reduction: str = "none",
     dist_process_group: Any = None,
     *,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the labels and entropies, with gradients of both, of ``hidden @ weight.T / temperature``.
 

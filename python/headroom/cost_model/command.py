@@ -12,16 +12,16 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from .. import _options
 from ..errors import BudgetTooSmallError, HeadroomError
 from .config import MIXERS, Model
 from .devices import DEVICES, find_device
-from .heads import DEFAULT_THRESHOLD, KINDS, Head
+from .heads import KINDS, Head
 from .published import find_model, names
 from .step import OPTIMIZERS, Step, largest_batch, parameters, predict
 from .sweep import OVER, draw, sweep
 from .work import Batch
 
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _GIB = 1 << 30
 _HEADS = "upcast,whole,in-place,headroom,headroom:256MiB,thinned"
 _STEPS = {"tokens": 1, "vocab": 32768}  # a sweep's values where none are given: 1 to 8 of these
@@ -34,7 +34,7 @@ _EPILOG = f"""models:
   or a folder with a config.json of Hugging Face, or such a file
 heads:
 {_KINDS}
-A budget stands behind Headroom's own: headroom:256MiB.
+A budget stands behind Headroom's own: headroom:256MiB, or headroom:fastest.
 
 examples:
   headroom model --model llama-3.2-1b --sequences 4 --length 4096 --memory 80GiB
@@ -46,10 +46,10 @@ examples:
 
 def parse_bytes(text: str) -> int:
     """256MiB, 1.5GB or a number of bytes."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
-    if found is None or found[2].upper() not in _UNITS:
+    found = _options.size(text)
+    if found is None:
         raise argparse.ArgumentTypeError(f"expected a size such as 256MiB or 80GB, got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return found
 
 
 def parse_threshold(text: str) -> float:
@@ -67,12 +67,16 @@ def parse_numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
+def _parse_budget(text: str) -> int | str | None:
+    return None if text == "" else text if text == "fastest" else parse_bytes(text)
+
+
 def parse_heads(text: str, threshold: float) -> list[Head]:
     heads = []
     for word in text.split(","):
         kind, _, budget = word.partition(":")
         try:
-            heads.append(Head(kind, parse_bytes(budget) if budget else None, threshold))
+            heads.append(Head(kind, _parse_budget(budget), threshold))
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"heads: {word}: {error}") from error
     return heads
@@ -125,7 +129,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--length", type=int, default=4096, help="tokens of each (default: %(default)s)")
     found.add_argument("--heads", default=_HEADS, help="(default: %(default)s)")
     found.add_argument(
-        "--threshold", type=parse_threshold, default=DEFAULT_THRESHOLD, help="of thinned gradients (default: 2^-9)"
+        "--threshold",
+        type=parse_threshold,
+        default=_options.DEFAULT_THRESHOLD,
+        help="of thinned gradients (default: 2^-9)",
     )
     found.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw", help="(default: %(default)s)")
     found.add_argument(

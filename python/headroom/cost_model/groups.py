@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
-from .. import _c, _plan
+from .. import _c, _options, _plan
 
 CALL_SECONDS = 60e-6
 NVLINK_SHARE = 268e9 / 450e9  # measured of the peak
@@ -79,7 +79,7 @@ def group_cost(
     ranks: int,
     *,
     sequence_parallel: bool = False,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     device: str = "h200",
 ) -> GroupCost:
     """What a bf16 head takes whose vocabulary ``ranks`` GPUs share: eight of a node, or nodes of eight.
@@ -95,7 +95,8 @@ def group_cost(
     spec = _plan.Spec(
         _c.FORWARD_BACKWARD, tokens, shard, hidden, hidden_dtype=_c.BF16, classifier_dtype=_c.BF16,
         d_hidden_dtype=_c.BF16, d_classifier_dtype=_c.BF16, want_d_hidden=True, want_d_classifier=True,
-        vocab_total=vocab, group_size=ranks, group_vocab=shard, max_workspace_bytes=max_workspace_bytes or 0,
+        vocab_total=vocab, group_size=ranks, group_vocab=shard,
+        max_workspace_bytes=_options.budget(max_workspace_bytes),
     )  # fmt: skip
     plan = _plan.plan_of(spec, 0, None, device).info
     size = 2.0 * tokens * hidden

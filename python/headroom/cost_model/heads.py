@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from .. import _options
 from ..inspection import plan
 from .config import Model
 from .devices import BANDWIDTH_SHARE, Device
 from .work import BF16, Batch
 
-DEFAULT_THRESHOLD = 2.0**-9
 KINDS = {
     "upcast": "whole logits in bf16 and their cross entropy in float32, as transformers computes it",
     "whole": "whole logits and their cross entropy in bf16, by PyTorch",
@@ -32,13 +32,13 @@ class Head:
 
     Attributes:
         kind: a name of :data:`KINDS`.
-        max_workspace_bytes: Headroom's budget; None: as the fastest plan wants.
+        max_workspace_bytes: Headroom's budget, as of :func:`headroom.plan`.
         threshold: of thinned gradients.
     """
 
     kind: str
-    max_workspace_bytes: int | None = None
-    threshold: float = DEFAULT_THRESHOLD
+    max_workspace_bytes: int | str | None = None
+    threshold: float = _options.DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -53,7 +53,9 @@ class Head:
     @property
     def name(self) -> str:
         budget = self.max_workspace_bytes
-        return self.kind if budget is None else f"{self.kind} {budget / (1 << 20):g} MiB"
+        if budget is None or budget == "fastest":
+            return self.kind if budget is None else f"{self.kind} fastest"
+        return f"{self.kind} {_options.budget(budget) / (1 << 20):g} MiB"
 
 
 @dataclasses.dataclass(frozen=True)

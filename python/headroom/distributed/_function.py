@@ -43,7 +43,7 @@ def linear_cross_entropy(
     target_weight: Tensor | None = None,
     num_items: Number | None = None,
     shift: int = 0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     main_grad: Tensor | None = None,
     return_stats: bool | Sequence[str] = False,
     differentiable_stats: bool = True,
@@ -176,9 +176,8 @@ class _Call:
         self.return_stats, self.differentiable = a.return_stats, a.differentiable_stats
         ranks = ranks_of(group, vocab_start, vocab_total, sequence_parallel, own_targets)
         ranks = ranks._replace(seed_given=not (a.seed is None or isinstance(a.seed, torch.Generator)))
-        # Of a forward pass the gradients to come, too, which the ranks plan before it.
         # Draws are not kept: a backward pass makes them again, from the same seed.
-        flags = choice.flags.with_gradients(choice.trained)._replace(keeps_draws=False).packed()
+        flags = choice.flags._replace(keeps_draws=False).packed()
         self.keywords = options | ranks._asdict() | {"flags": flags}
 
     def __call__(self) -> Tensor | LinearCrossEntropyOutput:

@@ -38,7 +38,7 @@ def linear_log_probs(
     scale: Number = 1.0,
     softcap: Number | None = None,
     temperature: Number = 1.0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     batch_invariant: bool = False,
 ) -> Tensor:
     """:func:`headroom.linear_log_probs` of a head whose rows are spread over the ranks of a group.

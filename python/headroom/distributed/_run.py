@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -136,9 +137,8 @@ def find_on_all(group: Group, shard: Shard, asked: Pass, later: Sequence[Pass]) 
     """The same where every rank has one, and those of passes that come later; else all of them raise."""
     found, error = None, None
     try:
-        found = find(group, shard, asked)
-        for other in later:
-            find(group, shard, other)
+        passes = [functools.partial(find, group, shard, one) for one in (asked, *later)]
+        found = _plan.enough(*passes)[0]
     except Exception as refused:
         error = refused
     compare_plans(group, None if found is None else found.plan.info, error)

@@ -33,7 +33,7 @@ def linear_top_k(
     scale: Number = 1.0,
     softcap: Number | None = None,
     temperature: Number = 1.0,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
 ) -> LinearTopK:
     """:func:`headroom.linear_top_k` of a head whose rows are spread over the ranks of a group.
 

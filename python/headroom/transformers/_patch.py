@@ -37,7 +37,7 @@ class _Patch:
 def patch(
     model: Model,
     *,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
     batch_invariant: bool = False,

@@ -51,7 +51,7 @@ _ALL = (_LOG_PROBS, _DIVERGENCE)
 
 def patch(
     *,
-    max_workspace_bytes: int | None = None,
+    max_workspace_bytes: int | str | None = None,
     gradient: str = "exact",
     threshold: float = _options.DEFAULT_THRESHOLD,
     batch_invariant: bool = False,

@@ -1,0 +1,281 @@
+"""Budgets: how they are written, and that the smallest one which a refusal names is enough and the smallest, whatever
+is asked for and whichever pass needs it."""
+
+import contextlib
+import functools
+import re
+from pathlib import Path
+
+import headroom
+import headroom.numpy
+import numpy as np
+import pytest
+import torch
+from headroom import _c, _options, _plan
+from headroom._divergence import rows as divergence_rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+FASTEST = _options.FASTEST
+SIZES = {
+    "256MiB": 256 << 20,
+    "256 MiB": 256 << 20,
+    "256mib": 256 << 20,
+    "256Mi": 256 << 20,
+    "1GB": 10**9,
+    "1g": 10**9,
+    "64k": 64_000,
+    "64KiB": 64 << 10,
+    "1.5GiB": 3 << 29,
+    ".5TiB": 1 << 39,
+    "4096": 4096,
+    "4096B": 4096,
+    "fastest": FASTEST,
+}
+REFUSED = [
+    "",
+    "lots",
+    "MiB",
+    "1.2.3k",
+    "-1MB",
+    "1e6",
+    "0",
+    "0MiB",
+    "256 M iB",
+    "1PB",
+    "5000TiB ",
+    "9999999TiB",
+    "Fastest",
+]
+
+
+@pytest.mark.parametrize(("text", "size"), SIZES.items())
+def test_sizes_are_read_as_the_command_line_reads_them(text, size):
+    assert _options.budget(text) == size
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_other_texts_are_refused(text):
+    x, w, y = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([1, 2, 3])
+    with pytest.raises(ValueError, match="max_workspace_bytes: expected a positive number of bytes, a size such as"):
+        headroom.linear_cross_entropy(x, w, y, max_workspace_bytes=text)
+    with pytest.raises(ValueError, match=re.escape(f"got {text!r}")):
+        headroom.plan(3, 5, 8, max_workspace_bytes=text)
+
+
+def test_every_function_takes_a_size():
+    x, w, y = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([1, 2, 3])
+    for budget in ("1MiB", "fastest"):
+        headroom.linear_cross_entropy(x, w, y, max_workspace_bytes=budget)
+        headroom.linear_log_probs(x, w, y[:, None], max_workspace_bytes=budget)
+        headroom.linear_top_k(x, w, 2, max_workspace_bytes=budget)
+        headroom.linear_divergence(x, w, x, w, max_workspace_bytes=budget)
+        headroom.numpy.linear_cross_entropy(x.numpy(), w.numpy(), y.numpy(), max_workspace_bytes=budget)
+        headroom.nn.FusedHead(8, 5, max_workspace_bytes=budget)(x, y)
+        compiled = torch.compile(
+            functools.partial(headroom.linear_cross_entropy, max_workspace_bytes=budget), fullgraph=True
+        )
+        assert torch.equal(compiled(x, w, y), headroom.linear_cross_entropy(x, w, y))
+    assert headroom.plan(512, 4096, 64, max_workspace_bytes="2MiB").workspace_bytes <= 2 << 20
+
+
+def test_dtypes_are_named_shortly():
+    for short, long in (("f32", "float32"), ("bf16", "bfloat16"), ("f16", "float16"), ("f64", "float64")):
+        plans = [headroom.plan(64, 512, 32, dtype=name, weight_dtype=name) for name in (short, long)]
+        assert plans[0] == plans[1]
+        for head in (
+            headroom.nn.FusedHead(8, 5, dtype=short),
+            headroom.LinearCrossEntropyLoss(8, 5, dtype=short).linear,
+        ):
+            assert head.weight.dtype == getattr(torch, long)
+    with pytest.raises(TypeError, match="dtype: expected float32, bfloat16, float16 or float64, got bf17"):
+        headroom.nn.FusedHead(8, 5, dtype="bf17")
+
+
+def test_constants_are_those_of_the_header():
+    header = (Path(__file__).resolve().parents[2] / "include" / "headroom" / "headroom.h").read_text()
+    found = re.search(r"HEADROOM_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
+    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == _c.make("headroom_problem").threshold
+    assert "HEADROOM_FASTEST ((uint64_t)INT64_MAX)" in header and FASTEST == 2**63 - 1
+
+
+def test_the_default_takes_less_than_the_fastest():
+    head = {"dtype": "bf16", "device": "h200"}
+    default, fastest = (headroom.plan(8192, 256_000, 2304, **head, max_workspace_bytes=b) for b in (None, "fastest"))
+    assert default.workspace_bytes <= 2.1 * 2**30 < fastest.workspace_bytes
+    assert default.predicted_seconds <= 1.06 * fastest.predicted_seconds
+    assert "a quarter of the float32 logits" in default.choice and fastest.choice == "the fastest"
+    assert all(plan.choice == "" for plan in headroom.plans(8192, 256_000, 2304, **head))
+
+
+# ---- what a refusal names
+
+
+@contextlib.contextmanager
+def counted(monkeypatch):
+    """Runs of the library."""
+    runs = []
+    with monkeypatch.context() as patch:
+        for module, name in ((_plan, "run"), (_plan, "run_on_host"), (divergence_rows, "_run")):
+            original = getattr(module, name)
+            patch.setattr(module, name, lambda *a, _run=original, **k: (runs.append(1), _run(*a, **k))[1])
+        yield runs
+
+
+def check(call, monkeypatch):
+    """call(budget) makes the first pass, and returns what makes a later one or None."""
+    with counted(monkeypatch) as runs:
+        with pytest.raises(headroom.BudgetTooSmallError) as refused:
+            call(1)
+        required = refused.value.required_bytes
+        assert f"at least {required} byte" in str(refused.value)
+        with pytest.raises(headroom.BudgetTooSmallError) as refused:
+            call(required - 1)
+        assert refused.value.required_bytes == required
+        assert runs == []
+    later = call(required)
+    if later is not None:
+        later()
+
+
+SHAPES = st.tuples(st.integers(1, 300), st.integers(1, 700), st.integers(1, 70))
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
+
+
+def tensors(shape, dtype, other=None):
+    n, v, d = shape
+    return (
+        torch.randn(n, d).to(dtype).requires_grad_(),
+        torch.randn(v, d).to(other or dtype).requires_grad_(),
+        torch.randint(v, (n,)),
+    )
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@given(
+    SHAPES,
+    DTYPES,
+    st.sampled_from(
+        ["", "bias", "smoothing", "stats", "main_grad", "thinned", "several", "no weight", "no grad", "fp32 weight"]
+    ),
+)
+def test_of_a_loss(reduction, shape, dtype, kind):
+    other = torch.float32 if kind == "fp32 weight" and dtype != torch.float64 else None
+    x, w, y = tensors(shape, dtype, other)
+    options = {"reduction": reduction}
+    if kind == "bias":
+        options["linear_bias"] = torch.randn(shape[1]).to(dtype).requires_grad_()
+    if kind == "smoothing":
+        options["label_smoothing"] = 0.1
+    if kind == "stats":
+        options |= {"return_stats": True, "differentiable_stats": True}
+    if kind == "main_grad":
+        options["main_grad"] = torch.zeros(w.shape, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    if kind == "thinned":
+        options |= {"gradient": "thinned", "threshold": 0.25, "seed": 3}
+    if kind == "several":
+        y = torch.stack([y, y], 1)
+    if kind == "no weight":
+        w.requires_grad_(False)
+
+    def call(budget):
+        with torch.set_grad_enabled(kind != "no grad"):
+            found = headroom.linear_cross_entropy(x, w, y, max_workspace_bytes=budget, **options)
+        if kind == "no grad":
+            return None
+        losses = found if torch.is_tensor(found) else found.loss
+        total = losses.sum() if kind != "stats" else losses.sum() + (found.entropy + found.lse + found.nll).sum()
+        return total.backward
+
+    with pytest.MonkeyPatch.context() as patch:
+        check(call, patch)
+
+
+@given(SHAPES, DTYPES, st.integers(1, 3), st.booleans())
+def test_of_log_probs(shape, dtype, count, trains):
+    x, w, y = tensors(shape, dtype)
+
+    def call(budget):
+        with torch.set_grad_enabled(trains):
+            found = headroom.linear_log_probs(x, w, y[:, None].expand(-1, count), max_workspace_bytes=budget)
+        return found.sum().backward if trains else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        check(call, patch)
+
+
+@given(SHAPES, DTYPES)
+def test_of_top_k(shape, dtype):
+    x, w, _ = tensors(shape, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        check(lambda budget: headroom.linear_top_k(x, w, min(shape[1], 5), max_workspace_bytes=budget) and None, patch)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@given(
+    SHAPES,
+    st.integers(1, 90),
+    DTYPES,
+    st.sampled_from([(True, True, True), (True, False, False), (False, True, False), (False, False, False)]),
+    st.sampled_from([None, 0.0, 0.5, 1.0]),
+)
+def test_of_a_divergence(reduction, shape, width, dtype, wants, counted_rows):
+    n, v, d = shape
+    x, w, b = torch.randn(n, d).to(dtype), torch.randn(v, d).to(dtype), torch.randn(v).to(dtype)
+    for tensor, wanted in zip((x, w, b), wants):
+        tensor.requires_grad_(wanted)
+    teacher = torch.randn(n, width).to(dtype), torch.randn(v, width).to(dtype)
+    mask = None if counted_rows is None else torch.arange(n) < counted_rows * n
+
+    def call(budget):
+        found = headroom.linear_divergence(
+            x, w, *teacher, student_bias=b, mask=mask, reduction=reduction, max_workspace_bytes=budget
+        )
+        return found.sum().backward if any(wants) else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        check(call, patch)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@given(SHAPES, st.sampled_from([np.float32, np.float16]), st.sampled_from(["exact", "thinned"]))
+def test_of_arrays(reduction, shape, dtype, gradient):
+    n, v, d = shape
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(n, d)).astype(dtype), random.normal(size=(v, d)).astype(dtype)
+    y = random.integers(v, size=n)
+    options = {"reduction": reduction, "gradient": gradient, "threshold": 0.25}
+
+    def call(budget):
+        headroom.numpy.linear_cross_entropy(
+            x, w, y, gradients=("input", "linear_weight"), max_workspace_bytes=budget, **options
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        check(call, patch)
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200", "a100"])
+@given(
+    st.tuples(st.integers(1, 20000), st.integers(1, 300_000), st.integers(1, 6000)),
+    st.sampled_from(["f32", "bf16", "f16"]),
+)
+def test_of_plans(device, shape, dtype):
+    with pytest.MonkeyPatch.context() as patch:
+        check(
+            lambda budget: headroom.plan(*shape, dtype=dtype, device=device, max_workspace_bytes=budget) and None, patch
+        )
+
+
+def test_compiled_code_refuses_before_it_runs():
+    x, w, y = tensors((60, 300, 16), torch.float32)
+
+    def losses(budget):
+        return headroom.linear_cross_entropy(x, w, y, reduction="none", max_workspace_bytes=budget)
+
+    with pytest.raises(headroom.BudgetTooSmallError) as eager:
+        losses(1)
+    with pytest.raises(headroom.BudgetTooSmallError) as compiled:
+        torch.compile(losses)(1)
+    assert compiled.value.required_bytes == eager.value.required_bytes
+    torch.compile(losses)(eager.value.required_bytes).sum().backward()
