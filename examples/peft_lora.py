@@ -29,7 +29,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
     model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj", "lm_head"])).to(device)
 
-    headroom.transformers.patch(model, max_workspace_bytes=256 << 20)
+    headroom.transformers.patch(model, max_workspace_bytes="256MiB")
 
     with open(options.text) as source:
         tokens = tokenizer(source.read(), return_tensors="pt")["input_ids"][0].to(device)

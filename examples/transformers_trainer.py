@@ -28,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         name = tiny_model.save(folder) if options.tiny else options.model
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = headroom.transformers.patch(AutoModelForCausalLM.from_pretrained(name), max_workspace_bytes=256 << 20)
+        model = headroom.transformers.patch(AutoModelForCausalLM.from_pretrained(name), max_workspace_bytes="256MiB")
 
         with open(options.text) as source:
             data = blocks(tokenizer(source.read())["input_ids"], 64 if options.tiny else 1024)

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
 
-    headroom.trl.patch(max_workspace_bytes=256 << 20)
+    headroom.trl.patch(max_workspace_bytes="256MiB")
 
     with tempfile.TemporaryDirectory() as folder:
         if options.tiny:

@@ -26,7 +26,7 @@ import torch  # noqa: E402
 
 from clock import MIB, Clock  # noqa: E402
 from data import Inputs, make_inputs  # noqa: E402
-from methods import budget_name  # noqa: E402
+from methods import budget_name, budget_of  # noqa: E402
 from shapes import Shape, parse_shapes  # noqa: E402
 from table import markdown  # noqa: E402
 from timing import gemm_cells  # noqa: E402
@@ -43,7 +43,7 @@ def calls_of(
 
     leaves = inputs.leaves()
     device = leaves.hidden.device.type
-    limit = None if budget is None else budget * MIB
+    limit = budget_of(budget)
 
     def forward(given: Inputs) -> torch.Tensor:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):

@@ -35,7 +35,7 @@ from data import Inputs, make_inputs  # noqa: E402
 from host_parts import call_and_queue_us, planning_us, without_recordings  # noqa: E402
 from limits import Deadline, reported_by, step_limit  # noqa: E402
 from machine import describe_machine, package_versions  # noqa: E402
-from methods import MIB, Loss, Method, peer_methods  # noqa: E402
+from methods import MIB, Loss, Method, budget_of, peer_methods  # noqa: E402
 from record import Record, Row  # noqa: E402
 from shapes import Shape, parse_shapes  # noqa: E402
 from table import markdown, number  # noqa: E402
@@ -126,7 +126,7 @@ def measure_new_lengths(record: Record, clock: Clock, shape: Shape, inputs: Inpu
     for budget in NEW_BUDGETS:
         row = Row(shape.name, "headroom", "new N", True, budget)
         record.rows.append(row)
-        limit = None if budget is None else budget * MIB
+        limit = budget_of(budget)
 
         def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = headroom.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=limit)
@@ -182,7 +182,7 @@ def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | No
             )
     if clock.cuda:
         device = torch.cuda.current_device()
-        for name, budget in (("unlimited", 0), ("256 MiB", 256 * MIB)):
+        for name, budget in (("default", 0), ("256 MiB", 256 * MIB)):
             planning = planning_us(len(inputs.hidden), *inputs.weight.shape, budget, device)
             record.meta[f"us of planning a new N, {shape.name}, {name}"] = f"{planning:.0f}"
 

@@ -27,7 +27,7 @@ from torch.autograd import DeviceType  # noqa: E402
 from clock import Call  # noqa: E402
 from data import make_inputs  # noqa: E402
 from host_parts import without_recordings  # noqa: E402
-from methods import MIB, Method  # noqa: E402
+from methods import Method, budget_name, budget_of  # noqa: E402
 from shapes import Shape, parse_budgets, parse_shapes  # noqa: E402
 from table import markdown  # noqa: E402
 from timing import pass_call  # noqa: E402
@@ -64,7 +64,7 @@ def show_shape(shape: Shape, budgets: list[int | None], passes: list[str], calls
     product = sum(us for _, _, us in kernels_of(lambda: inputs.hidden @ inputs.weight.T, calls))
     print(f"### {shape.tokens} x {shape.vocab} x {shape.hidden}: product {product:.0f} us\n")
     for budget in budgets:
-        limit = None if budget is None else budget * MIB
+        limit = budget_of(budget)
 
         def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = headroom.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=limit)
@@ -74,7 +74,7 @@ def show_shape(shape: Shape, budgets: list[int | None], passes: list[str], calls
             with without_recordings():
                 rows = kernels_of(pass_call(Method("headroom", loss), inputs, pass_), calls)
             total = sum(us for _, _, us in rows)
-            print(f"{pass_}, {'unlimited' if budget is None else f'{budget} MiB'}: {total:.0f} us\n")
+            print(f"{pass_}, {budget_name(budget)}: {total:.0f} us\n")
             table = [[name, f"{launches:g}", f"{us:.1f}"] for name, launches, us in rows]
             print("\n".join(markdown(["kernel", "launches", "us"], table)) + "\n", flush=True)
 

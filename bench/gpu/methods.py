@@ -29,7 +29,12 @@ class Method:
 
 
 def budget_name(mib: int | None) -> str:
-    return "unlimited" if mib is None else f"{mib} MiB"
+    return "unlimited" if mib is None else "default" if mib == 0 else f"{mib} MiB"
+
+
+def budget_of(mib: int | None) -> int | str | None:
+    """max_workspace_bytes of so many MiB; None: of the fastest plan; 0: what a call without one gets."""
+    return "fastest" if mib is None else mib * MIB or None
 
 
 @contextlib.contextmanager
@@ -55,7 +60,7 @@ def our_methods(
     import headroom
 
     def method(implementation: str, budget_mib: int | None, passes: tuple[str, ...]) -> Method:
-        budget = None if budget_mib is None else budget_mib * MIB
+        budget = budget_of(budget_mib)
 
         def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
             with forced(implementation):

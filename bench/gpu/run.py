@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", metavar="FILE", help="measure nothing: show this record")
     found.add_argument("--seed", type=int, default=0, help="of --random")
-    found.add_argument("--budgets", help="MiB or unlimited (default: unlimited,2560,160)")
+    found.add_argument("--budgets", help="MiB, unlimited or default (default: unlimited,2560,160)")
     found.add_argument("--peers", default="auto", help="auto, none or names")
     found.add_argument("--implementations", default="auto", help="auto (the library's choice), mma, portable, sm90")
     found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")

@@ -93,15 +93,17 @@ def parse_shapes(text: str) -> list[Shape]:
 
 
 def parse_budgets(text: str) -> list[int | None]:
-    """MiB, or ``unlimited`` (None), separated by commas."""
+    """MiB, ``unlimited`` (None) or ``default`` (0, what a call without a budget gets), separated by commas."""
     budgets: list[int | None] = []
     for word in text.split(","):
         if word == "unlimited":
             budgets.append(None)
+        elif word == "default":
+            budgets.append(0)
         elif word.isdigit() and int(word) > 0:
             budgets.append(int(word))
         else:
-            raise ValueError(f"--budgets: expected MiB (a positive integer) or 'unlimited', got {word!r}")
+            raise ValueError(f"--budgets: expected MiB (a positive integer), 'unlimited' or 'default', got {word!r}")
     return budgets
 
 

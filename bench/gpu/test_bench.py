@@ -62,7 +62,7 @@ def made_up_record() -> Record:
 
 def test_shapes_and_budgets_are_parsed() -> None:
     assert parse_shapes("llama-3-8b,64x500x32")[1] == Shape("64x500x32", 64, 500, 32)
-    assert parse_budgets("unlimited,2560") == [None, 2560]
+    assert parse_budgets("unlimited,default,2560") == [None, 0, 2560]
     assert len(GRIDS["heads"]) == 10 and len(GRIDS["nvidia"]) == 24
     for text in ("gpt-9", "1x2", "0x5x5", ""):
         with pytest.raises(ValueError, match="--shapes: expected"):
