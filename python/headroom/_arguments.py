@@ -27,7 +27,7 @@ class Arguments(NamedTuple):
     weight: Tensor | None = None
     token_weight: Tensor | None = None
     row_temperature: Tensor | None = None  # a number for each row, in the place of temperature
-    target_weight: Tensor | None = None  # of the target's shape, where rows have several targets
+    target_weight: Tensor | None = None  # of the target's shape, exactly where rows have several targets
     main_grad: Tensor | None = None
     num_items: Number | None = None
     seed: Seed = None
@@ -52,7 +52,8 @@ class Arguments(NamedTuple):
         return self.input.shape[:-1]
 
     def has_several_targets(self) -> bool:
-        return self.target.dim() == self.input.dim()
+        """Their weights tell it: a target with one dimension too many is a mistake."""
+        return self.target_weight is not None and self.target.dim() == self.input.dim()
 
 
 TENSORS = Arguments._fields.index("num_items")  # those before are tensors or None
@@ -123,7 +124,7 @@ def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
 
 def check_head(a: Arguments) -> None:
     """input, linear_weight, linear_bias and target, before they are cast."""
-    _checks.check_head(a.input, a.linear_weight, a.linear_bias, a.target)
+    _checks.check_head(a.input, a.linear_weight, a.linear_bias, a.target, a.has_several_targets())
 
 
 def check_rest(a: Arguments, rows: Sequence[int] | None = None) -> None:
@@ -210,10 +211,8 @@ def inputs_of(a: Arguments, learned: Learned) -> Inputs:
     """The tensors of the problem, without seed and numbers; learned: where gradients are wanted."""
     input, class_weight, token_weight, num_items = a.input, a.weight, a.token_weight, None
     temperature, target_weight = a.row_temperature, None
-    if a.has_several_targets():
-        count = a.target.shape[-1]
-        given = torch.ones_like(a.target) if a.target_weight is None else a.target_weight
-        target_weight = given.to(stats_dtype(input)).reshape(-1, count)
+    if a.target_weight is not None:
+        target_weight = a.target_weight.to(stats_dtype(input)).reshape(-1, a.target.shape[-1])
     if class_weight is not None:
         class_weight = class_weight.to(stats_dtype(input))
     if token_weight is not None:

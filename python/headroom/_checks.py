@@ -100,12 +100,12 @@ def check_constant(name: str, tensor: Tensor, hint: str) -> None:
         raise ValueError(f"{name}: expected a tensor that does not require grad, got one that does ({hint})")
 
 
-def check_head(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor) -> None:
+def check_head(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, several: bool = False
+) -> None:
+    """several: targets a row."""
     check_operands(input, linear_weight, linear_bias, target)
-    if target.dim() == input.dim():
-        check_targets_shape("target", target.shape, input.shape[:-1])
-    else:
-        check_shape("target", target, input.shape[:-1], "that of input without its last dimension")
+    check_targets_shape("target", target.shape, input.shape[:-1], several)
 
 
 def check_operands(

@@ -72,7 +72,7 @@ def linear_log_probs(
         raise ValueError(
             f"ids: expected shape {_options.shape_text((*input.shape[:-1], 'K'))}, got {_options.shape_text(ids.shape)}"
         )
-    _options.check_targets_shape("ids", ids.shape, input.shape[:-1])
+    _options.check_targets_shape("ids", ids.shape, input.shape[:-1], True)
     _checks.check_integers("ids", ids)
     a = Arguments(
         input,
@@ -80,6 +80,7 @@ def linear_log_probs(
         ids,
         linear_bias,
         row_temperature=row_temperature,
+        target_weight=torch.ones_like(ids),
         reduction="sum",
         ignore_index=ignore_index,
         scale=scale,

@@ -82,7 +82,7 @@ def linear_log_probs(
     x, c, y = operand(input), operand(linear_weight), operand(ids)
     if y.ndim != x.ndim:
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")
-    _options.check_targets_shape("ids", y.shape, x.shape[:-1])
+    _options.check_targets_shape("ids", y.shape, x.shape[:-1], True)
     _dtypes.target_code(y.dtype, "ids")
     spec, arrays, stats = head_problem(x, c, y, linear_bias, scale, softcap, temperature, max_workspace_bytes)
     spec["ignore_index"] = -100 if ignore_index is None else _options.integer("ignore_index", ignore_index)

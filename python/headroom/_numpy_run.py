@@ -46,16 +46,14 @@ def vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, mea
     return np.require(array, dtype, ["C", "A"]).reshape(-1)
 
 
-def check_shapes(x: NDArray[Any], c: NDArray[Any], y: NDArray[Any]) -> None:
+def check_shapes(x: NDArray[Any], c: NDArray[Any], y: NDArray[Any], several: bool) -> None:
+    """several: targets a row."""
     if c.ndim != 2:
         raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(c.shape)}")
     _options.check_sizes(c.shape)
     if x.ndim < 1 or x.shape[-1] != c.shape[1]:
         raise ValueError(f"input: expected shape [..., D] with D = {c.shape[1]}, got {shape_text(x.shape)}")
-    if y.ndim == x.ndim:
-        _options.check_targets_shape("target", y.shape, x.shape[:-1])
-    elif y.shape != x.shape[:-1]:
-        raise ValueError(f"target: expected shape {shape_text(x.shape[:-1])}, got {shape_text(y.shape)}")
+    _options.check_targets_shape("target", y.shape, x.shape[:-1], several)
 
 
 def head_problem(
@@ -69,7 +67,7 @@ def head_problem(
     max_workspace_bytes: int | str | None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]], Any]:
     """Of a forward pass without a loss: fields of the problem, arrays, and the dtype of statistics."""
-    check_shapes(x, c, y)
+    check_shapes(x, c, y, y.ndim == x.ndim)
     of_rows = np.ndim(temperature) > 0
     hidden, classifier = rows(x.reshape(-1, x.shape[-1])), rows(c)
     stats = np.float64 if hidden.dtype == np.float64 else np.float32

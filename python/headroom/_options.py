@@ -191,14 +191,16 @@ def checked_seed(seed: Any) -> int:
     return integer("seed", seed)
 
 
-def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int]) -> None:
+def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], several: bool) -> None:
     """Of the targets of rows of this shape: one for each, or several."""
-    if len(target) != len(rows) + 1 or tuple(target[:-1]) != tuple(rows):
+    if tuple(target[: len(rows)] if several else target) != tuple(rows) or len(target) != len(rows) + several:
+        more = " with one more dimension of K targets" if several else ""
+        hint = "; several targets a row want target_weight" if len(target) == len(rows) + 1 and not several else ""
         raise InvalidArgumentError(
-            f"{name}: expected shape {shape_text(rows)} (that of input without its last dimension), or with one more "
-            f"dimension of K targets, got {shape_text(target)}"
+            f"{name}: expected shape {shape_text(rows)} (that of input without its last dimension){more}, got "
+            f"{shape_text(target)}{hint}"
         )
-    if not 1 <= target[-1] <= MOST_TARGETS:
+    if several and not 1 <= target[-1] <= MOST_TARGETS:
         raise InvalidArgumentError(
             f"{name}: expected at most {MOST_TARGETS} targets a row (ids and weights of the K largest probabilities; "
             f"those of the whole vocabulary are not taken), got {target[-1]}"

@@ -157,9 +157,9 @@ def linear_cross_entropy(
             gradcheck wants it: correct and slow). Row strides are honoured; the last dimension is copied unless
             contiguous.
         linear_weight: the head's weight, ``[V, D]``; any of these dtypes, not necessarily that of ``input``.
-        target: class indices, int64 or int32, of shape ``input.shape[:-1]``; or ``[..., K]``, K <= 64, for several
-            targets a row. Of these one of ``ignore_index`` is none, and a row is ignored whose targets all are.
-            Probabilities of all V classes are not taken.
+        target: class indices, int64 or int32, of shape ``input.shape[:-1]``; with ``target_weight`` ``[..., K]``,
+            K <= 64, several targets a row. Of these one of ``ignore_index`` is none, and a row is ignored whose targets
+            all are. Probabilities of all V classes are not taken.
         linear_bias: ``[V]``.
         weight: class weights, ``[V]``. Not with several targets a row.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``. The mean divides by ``num_items``, or without it by the sum
@@ -181,8 +181,8 @@ def linear_cross_entropy(
             threshold where draws are kept (see below).
         token_weight: weights of rows, of the target's shape; row s is the one that *predicts* ``target[s + shift]``.
         target_weight: weights of several targets a row, of the target's shape: any finite numbers, which need not sum
-            to 1. None: ones. They are constants; :func:`linear_log_probs` gives what has a gradient with respect to
-            them. The mean does not divide by them. Not with thinned gradients.
+            to 1. Without it a row has one target. They are constants; :func:`linear_log_probs` gives what has a
+            gradient with respect to them. The mean does not divide by them. Not with thinned gradients.
         num_items: divisor of the mean, a number or a tensor of one element, which is read where it is. By 0 the loss is
             infinite or NaN, as PyTorch's.
         shift: position s of the last target dimension predicts ``target[..., s + shift]``, without copying input.

@@ -88,10 +88,10 @@ def linear_cross_entropy(
     Args:
         input: ``[..., D]``.
         linear_weight: ``[V, D]``.
-        target: ``[...]``, int64 or int32; or ``[..., K]``, K <= 64, for several targets a row.
+        target: ``[...]``, int64 or int32; or ``[..., K]``, K <= 64, with ``target_weight``.
         linear_bias: ``[V]``.
         temperature: a number, or an array of ``input.shape[:-1]``.
-        target_weight: weights of several targets, of the target's shape; None: ones.
+        target_weight: weights of several targets a row, of the target's shape.
         gradients: True for all, or names out of ``input``, ``linear_weight``, ``linear_bias``.
         grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
         threads: 0: as many as the machine gives.
@@ -104,10 +104,10 @@ def linear_cross_entropy(
         HeadroomError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
     """
     x, c, y = operand(input), operand(linear_weight), operand(target)
-    several = y.ndim == x.ndim
-    if several and y.dtype.kind == "f":
+    if y.ndim == x.ndim and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
-    check_shapes(x, c, y)
+    several = target_weight is not None and y.ndim == x.ndim
+    check_shapes(x, c, y, several)
     shape = x.shape[:-1]
     if several:
         _options.check_several_targets(weight, gradient)

@@ -100,7 +100,9 @@ def test_is_pytorchs_cross_entropy_of_probabilities():
 
 def test_several_right_classes():
     leaves, ids, _ = problem((6,), 3)
-    got = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, linear_bias=leaves[2], reduction="sum")
+    got = headroom.linear_cross_entropy(
+        leaves[0], leaves[1], ids, linear_bias=leaves[2], target_weight=torch.ones(6, 3), reduction="sum"
+    )
     expected = -reference(leaves, ids).sum()
     close(got, expected)
     same_gradients(leaves, got, expected)
@@ -158,7 +160,7 @@ def test_statistics():
     )
     for name in ("correct_count", "is_top1"):
         with pytest.raises(ValueError, match=f"return_stats: expected no {name} with several targets"):
-            headroom.linear_cross_entropy(leaves[0], leaves[1], ids, return_stats=(name,))
+            headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, return_stats=(name,))
 
 
 def test_shift_moves_targets_with_their_weights():

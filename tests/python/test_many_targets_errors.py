@@ -13,10 +13,11 @@ OUT_OF_RANGE = torch.tensor([[0, 1], [2, -100], [3, 37], [4, 5]])
 NEEDS_GRAD = torch.ones(4, 2).requires_grad_()
 BAD_LOSSES = [
     (TypeError, "probabilities of the whole vocabulary are not taken", {"target": torch.rand(4, VOCAB)}),
-    (TypeError, "target: expected int64 or int32", {"target": torch.rand(4)}),
+    (TypeError, "target: expected int64 or int32", {"target": torch.rand(4), "target_weight": None}),
     (ValueError, "target: expected at most 64 targets", {"target": torch.zeros(4, 65, dtype=torch.int64)}),
     (ValueError, "target: expected at most 64 targets", {"target": TWO[:, :0]}),
     (ValueError, r"target: expected shape \[4\]", {"target": TWO[:3]}),
+    (ValueError, "got .*; several targets a row want target_weight", {"target_weight": None}),
     (ValueError, r"target_weight: expected shape \[4, 2\]", {"target_weight": torch.ones(4, 3)}),
     (ValueError, "target_weight: expected a tensor that does not require grad", {"target_weight": NEEDS_GRAD}),
     (TypeError, "target_weight: expected a torch.Tensor", {"target_weight": [1.0]}),
@@ -30,8 +31,9 @@ BAD_LOSSES = [
 
 @pytest.mark.parametrize("error,message,changed", BAD_LOSSES, ids=[str(i) for i in range(len(BAD_LOSSES))])
 def test_losses_that_are_refused(error, message, changed):
-    arguments = {"input": torch.randn(4, DIM), "linear_weight": torch.randn(VOCAB, DIM)}
-    arguments["target"] = torch.zeros(4, 2, dtype=torch.int64)
+    arguments = {"input": torch.randn(4, DIM), "linear_weight": torch.randn(VOCAB, DIM), "target": TWO}
+    if "target_weight" not in changed:
+        arguments["target_weight"] = torch.ones(changed.get("target", TWO).shape)
     with pytest.raises(error, match=message):
         headroom.linear_cross_entropy(**arguments | changed)
     if "a torch.Tensor" not in message and "require grad" not in message:
@@ -57,3 +59,26 @@ def test_ids_that_are_refused(error, message, ids):
         headroom.linear_log_probs(input, weight, ids)
     with pytest.raises(error, match=message):
         headroom.numpy.linear_log_probs(input.numpy(), weight.numpy(), ids.numpy())
+
+
+@pytest.mark.parametrize("rows", [(), (4,), (2, 3), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("count", [1, 2, VOCAB])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_one_dimension_too_many_is_a_mistake(rows, count, reduction):
+    """Only their weights say that a row has several targets."""
+    input, weight = torch.randn(*rows, DIM), torch.randn(VOCAB, DIM)
+    target = torch.zeros(*rows, count, dtype=torch.int64)
+    criterion = headroom.LinearCrossEntropyLoss(DIM, VOCAB, reduction=reduction)
+    calls = {
+        "function": lambda: headroom.linear_cross_entropy(input, weight, target, reduction=reduction),
+        "compiled": lambda: torch.compile(headroom.linear_cross_entropy, backend="eager")(input, weight, target),
+        "module": lambda: criterion(input, target),
+        "head": lambda: headroom.nn.FusedHead(DIM, VOCAB, reduction=reduction)(input, target),
+        "numpy": lambda: headroom.numpy.linear_cross_entropy(
+            input.numpy(), weight.numpy(), target.numpy(), reduction=reduction
+        ),
+    }
+    for name, call in calls.items():
+        with pytest.raises(Exception, match=r"(target|labels): expected .*target_weight") as error:
+            call()
+        assert isinstance(error.value, ValueError) or name == "compiled"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -28,3 +29,11 @@ def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: 
     apply: Any = _Part.apply
     ranks = torch.distributed.get_world_size(group)
     return linear_cross_entropy(apply(input, ranks) if ranks > 1 else input, *rest, group=group, **options)
+
+
+def told_to_all(group: Any, input: Tensor) -> contextlib.AbstractContextManager[None]:
+    """What this rank refuses within is told to the others of the group, which would wait for it."""
+    from ..distributed._checked import checked_group, refused_for_all
+
+    group = checked_group(group)
+    return refused_for_all(group, input) if torch.distributed.get_world_size(group) > 1 else contextlib.nullcontext()

@@ -7,6 +7,7 @@ PyPI has 25.1.1 only, whose arguments are among these with the same meaning; the
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
 from ..transformers import patch
-from ._group import with_parts_of_gradient
+from ._group import told_to_all, with_parts_of_gradient
+from ._targets import indices
 
 __all__ = [
     "LinearCrossEntropy",
@@ -105,19 +107,23 @@ def linear_cross_entropy(
             ``targets`` on all ranks.
 
     Raises:
-        AssertionError: shapes of ``e`` and ``targets``.
+        AssertionError: shapes of ``e`` and ``targets``; IndexError: ``targets`` without a dimension.
         ValueError: shift, bias, softcap or reduction out of range; a DTensor.
         RuntimeError: another ``filter_eps``.
         NotImplementedError: an ``impl`` that is not known.
     """
     _check_impl(impl, NotImplementedError)
     _check_filter_eps(filter_eps)
-    _check_tensors(e, c, targets, bias)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected a number > 0 or None, got {softcap}")
-    length = targets.size(-1)
-    if not 0 <= shift < length:
-        raise ValueError(f"shift: expected an integer in [0, {length}), got {shift}")
+    of = vocab_parallel_options
+    with contextlib.nullcontext() if of is None else told_to_all(of.group, e):
+        _check_kinds(e, c, targets, bias)
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"softcap: expected a number > 0 or None, got {softcap}")
+        length = targets.size(-1)
+        if not 0 <= shift < length:
+            raise ValueError(f"shift: expected an integer in [0, {length}), got {shift}")
+        _check_shapes(e, c, bias)
+        targets = indices("targets", targets, e.shape[:-1], AssertionError)
     steps = int(shift)
     options: dict[str, Any] = {
         "linear_bias": bias,
@@ -128,10 +134,7 @@ def linear_cross_entropy(
         "return_stats": ("lse",) if return_lse else (),
     }
     found: Any
-    if vocab_parallel_options is None:
-        found = _fused(e, c, targets, **options)
-    else:
-        found = _sharded(e, c, targets, vocab_parallel_options, options)
+    found = _fused(e, c, targets, **options) if of is None else _sharded(e, c, targets, of, options)
     loss: Tensor = found.loss[..., : length - steps] if reduction == "none" else found.loss
     if found.lse is None:
         return loss
@@ -163,7 +166,7 @@ def _check_filter_eps(filter_eps: object) -> None:
         raise RuntimeError(f'filter_eps: expected "auto", a float or None, got {filter_eps!r}')
 
 
-def _check_tensors(e: Tensor, c: Tensor, targets: Tensor, bias: object) -> None:
+def _check_kinds(e: Tensor, c: Tensor, targets: Tensor, bias: object) -> None:
     if bias is not None and not isinstance(bias, Tensor):
         raise TypeError(
             f"bias: expected a tensor or None, got {bias!r}; cut-cross-entropy 25.1.1 has ignore_index in this place: "
@@ -172,7 +175,9 @@ def _check_tensors(e: Tensor, c: Tensor, targets: Tensor, bias: object) -> None:
     for name, tensor in {"e": e, "c": c, "targets": targets, "bias": bias}.items():
         if hasattr(tensor, "full_tensor") and hasattr(tensor, "placements"):
             raise ValueError(f"{name}: expected a plain torch.Tensor, got a DTensor: pass {name}.full_tensor()")
-    assert e.shape[:-1] == targets.shape, f"targets: expected shape {list(e.shape[:-1])}, got {list(targets.shape)}"
+
+
+def _check_shapes(e: Tensor, c: Tensor, bias: Tensor | None) -> None:
     assert e.shape[-1] == c.shape[1], f"e: expected shape [..., {c.shape[1]}], got {list(e.shape)}"
     if bias is not None and bias.shape != c.shape[:1]:
         raise ValueError(f"bias: expected shape [{c.shape[0]}], got {list(bias.shape)}")

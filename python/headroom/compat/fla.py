@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
 from ._l2warp import l2warp
+from ._targets import check_matrix, indices
 
 __all__ = ["FusedLinearCrossEntropyLoss", "fused_linear_cross_entropy_loss"]
 
@@ -52,11 +53,14 @@ def fused_linear_cross_entropy_loss(
         process_group: None, or a group of one rank.
 
     Raises:
-        AssertionError: another reduction, as FLA's module does.
-        ValueError: a softcap that is not above 0; shapes.
+        AssertionError: another reduction, as FLA's module does; the shape of ``target`` (IndexError without a
+            dimension).
+        ValueError: a softcap that is not above 0; other shapes.
         NotImplementedError: a process group of more ranks.
     """
     _check(reduction, logit_softcapping, process_group)
+    check_matrix("x", x, ValueError)
+    target = indices("target", target, x.shape[:1], AssertionError, of_scalar=IndexError)
     valid = target != ignore_index
     argmax = None
     token_weight = None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
+from ._targets import check_matrix, indices
 
 __all__ = [
     "CrossEntropyOutput",
@@ -97,7 +98,7 @@ def liger_fused_linear_cross_entropy(
 
     Raises:
         AssertionError: options out of range, as Liger's module does.
-        ValueError: ``chunk_mem_const`` that is no positive integer; shapes.
+        ValueError: ``chunk_mem_const`` that is no positive integer; shapes. IndexError: ``target`` without a dimension.
         NotImplementedError: ``accum_dtype=torch.float64`` of other inputs.
     """
     options = _Options(
@@ -229,6 +230,8 @@ def _check(input: Tensor, weight: Tensor, o: _Options) -> None:
 
 
 def _run(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, o: _Options) -> _Outputs:
+    check_matrix("input", input, ValueError)
+    target = indices("target", target, input.shape[:1], ValueError, of_scalar=IndexError)
     _check(input, weight, o)
     valid = target != o.ignore_index
     count = valid.sum()

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from .. import _options
 from ..errors import UnsupportedError
+from ._group import told_to_all
+from ._targets import check_dtype, indices
 
 __all__ = ["patch", "unpatch"]
 
@@ -119,7 +121,7 @@ def _check(layer: Any, runtime_gather_output: bool | None) -> None:
 
 
 def _loss(labels: Tensor, of: _Deferred, options: dict[str, Any]) -> Tensor:
-    """Losses [b, s] of labels [b, s]."""
+    """Losses [b, s] of labels [b, s]; IndexError for labels of another shape, or not int64 or int32."""
     from ..distributed import linear_cross_entropy
 
     layer, hidden, weight = of
@@ -127,12 +129,18 @@ def _loss(labels: Tensor, of: _Deferred, options: dict[str, Any]) -> Tensor:
     if main_grad is not None:
         apply: Any = _WithMainGrad.apply
         weight = apply(weight)
+    ranks = layer.tp_group.size()
+    is_sequence_parallel = bool(layer.sequence_parallel) and ranks > 1
+    with told_to_all(layer.tp_group, hidden):
+        rows = (hidden.shape[1], hidden.shape[0] * (ranks if is_sequence_parallel else 1))
+        check_dtype("labels", labels, (torch.int64, torch.int32), IndexError)
+        labels = indices("labels", labels, rows, IndexError)
     loss: Any = linear_cross_entropy(
         hidden,
         weight,
         labels.transpose(0, 1).contiguous(),
         group=layer.tp_group,
-        sequence_parallel=bool(layer.sequence_parallel) and layer.tp_group.size() > 1,
+        sequence_parallel=is_sequence_parallel,
         linear_bias=None if layer.skip_bias_add else layer.bias,
         reduction="none",
         main_grad=main_grad,

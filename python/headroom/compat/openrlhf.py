@@ -5,11 +5,18 @@ Its actor makes float32 logits of all tokens for them; these take what the logit
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..functional import linear_cross_entropy
+from ._targets import check_dtype, indices
 
 __all__ = ["log_probs_and_entropy_from_hidden", "log_probs_from_hidden"]
+
+
+def _checked(labels: Tensor, hidden: Tensor) -> Tensor:
+    check_dtype("labels", labels, (torch.int64, torch.int32), RuntimeError)
+    return indices("labels", labels, hidden.shape[:-1], RuntimeError)
 
 
 def log_probs_from_hidden(
@@ -34,11 +41,14 @@ def log_probs_from_hidden(
 
     Returns:
         Log-probabilities of the labels' shape, float32, with gradients.
+
+    Raises:
+        RuntimeError: the shape of ``labels``, and dtypes other than int64 and int32, as ``torch.gather`` does there.
     """
     loss = linear_cross_entropy(
         hidden,
         weight,
-        labels,
+        _checked(labels, hidden),
         linear_bias=bias,
         reduction="none",
         softcap=softcap,
@@ -62,7 +72,7 @@ def log_probs_and_entropy_from_hidden(
     found = linear_cross_entropy(
         hidden,
         weight,
-        labels,
+        _checked(labels, hidden),
         linear_bias=bias,
         reduction="none",
         softcap=softcap,

@@ -15,8 +15,10 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from .._options import shape_text
 from .._torch import torch_dtype
 from ..functional import linear_cross_entropy
+from ._targets import indices
 
 __all__ = ["FusedOutputLinear", "GemmaFusedOutputLinear", "PrimeLmOutput"]
 
@@ -67,12 +69,13 @@ class FusedOutputLinear(nn.Linear):
 
         Args:
             hidden_states: ``[B, S, D]``.
-            labels: ``[B, S]``, already shifted. Those of -100 have 0 for both.
+            labels: ``[B, S]`` or as many in another shape, already shifted. Those of -100 have 0 for both.
             temperature: ``[B, S]``, one for each token; or one for all.
             sampling_mask: must be None.
 
         Raises:
             AssertionError: without labels or temperature, or with a sampling mask; as prime-rl does.
+            ValueError: hidden states of other dimensions; RuntimeError: another number of labels. Both as prime-rl.
         """
         name = type(self).__name__
         if labels is None:
@@ -81,10 +84,12 @@ class FusedOutputLinear(nn.Linear):
             raise AssertionError(f"{name} requires per-token temperatures: temperature is None")
         if sampling_mask is not None:
             raise AssertionError(f"sampling_mask: {name} expected None, got a tensor of {list(sampling_mask.shape)}")
+        if hidden_states.dim() != 3:
+            raise ValueError(f"hidden_states: expected shape [B, S, D], got {shape_text(hidden_states.shape)}")
         found = linear_cross_entropy(
             hidden_states,
             self.weight,
-            labels,
+            indices("labels", labels, hidden_states.shape[:-1], RuntimeError, any_shape=True),
             reduction="none",
             softcap=self.softcap,
             temperature=temperature,

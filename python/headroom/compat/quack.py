@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
 from ..nn import refuse_adapter
+from ._targets import check_dtype, indices
 
 __all__ = [
     "LinearCrossEntropy",
@@ -28,8 +29,17 @@ def linear_cross_entropy_func(
     """The loss of ``x`` ``[..., D]`` at ``target`` ``[...]``; ``inplace_backward`` is accepted and not used.
 
     The mean is over rows that are not ignored, and NaN where there are none.
+
+    Raises:
+        AssertionError: the shape of ``target``, and dtypes other than int64 and int32.
     """
+    target = _checked(target, x.shape[:-1])
     return _fused(x, weight, target, linear_bias=bias, ignore_index=ignore_index, reduction=reduction)
+
+
+def _checked(target: Tensor, rows: torch.Size, any_shape: bool = False) -> Tensor:
+    check_dtype("target", target, (torch.int64, torch.int32), AssertionError)
+    return indices("target", target, rows, AssertionError, any_shape=any_shape)
 
 
 def chunked_linear_cross_entropy(
@@ -45,11 +55,16 @@ def chunked_linear_cross_entropy(
     """The loss over all of ``target``'s elements, with reduction "mean" or "sum".
 
     ``chunk_size``, ``tuned`` and ``use_scaled_exp`` are accepted and not used, and sizes need not be multiples of 8.
+
+    Raises:
+        AssertionError: as many targets as rows are wanted, in any shape, of int64 or int32.
+        ValueError: another reduction.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f'reduction: expected "mean" or "sum", got {reduction!r}')
     rows = x.reshape(-1, x.shape[-1])
-    return _fused(rows, weight, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
+    target = _checked(target, rows.shape[:1], any_shape=True)
+    return _fused(rows, weight, target, ignore_index=ignore_index, reduction=reduction)
 
 
 def scaled_exp_linear_cross_entropy(

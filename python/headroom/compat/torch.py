@@ -35,8 +35,8 @@ def linear_cross_entropy(
     Args:
         input: ``[D]`` or ``[N, D]``.
         linear_weight: ``[C, D]``, or ``[C, d_1, ..., d_K, D]``: a head of C classes for each of the places d.
-        target: class indices ``[]``, ``[N]`` or ``[N, d_1, ..., d_K]``; or class probabilities of the logits' shape
-            ``[N, C, d_1, ..., d_K]``, with which the logits are made.
+        target: class indices ``[]``, ``[N]`` or ``[N, d_1, ..., d_K]``, int64 or (without places d) uint8; or class
+            probabilities of the logits' shape ``[N, C, d_1, ..., d_K]``, with which the logits are made.
         linear_bias: ``[C, d_1, ..., d_K]``.
         weight: class weights ``[C]``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -45,8 +45,8 @@ def linear_cross_entropy(
         options: PyTorch's choice of chunks; accepted and not used.
 
     Raises:
-        RuntimeError: shapes, label_smoothing and an ignore_index with probabilities, as PyTorch does.
-        ValueError: another reduction.
+        RuntimeError: shapes, dtypes of targets, label_smoothing and an ignore_index with probabilities, as PyTorch.
+        ValueError: another number of targets; another reduction.
         IndexError: a target outside ``[0, C)`` on the CPU (on CUDA its loss is NaN).
         NotImplementedError: double backward, forward-mode differentiation and transforms of torch.func.
     """
@@ -58,7 +58,7 @@ def linear_cross_entropy(
         if ignore_index is not None:
             raise RuntimeError(f"ignore_index: expected None with class probabilities, got {ignore_index}")
         return _reference(input, linear_weight, target, linear_bias, weight, reduction, label_smoothing)
-    _check_indices(input, linear_weight, target)
+    target = _indices(input, linear_weight, target, label_smoothing)
     ignored = -100 if ignore_index is None else ignore_index
     if places:
         return _of_places(input, linear_weight, target, linear_bias, weight, reduction, ignored, label_smoothing)
@@ -92,18 +92,27 @@ def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | No
         refuse("input", "[N, D] with a linear_weight of more than two dimensions", input.shape)
 
 
-def _check_indices(input: Tensor, linear_weight: Tensor, target: Tensor) -> None:
-    """With PyTorch's types: a ValueError where the number of rows is another, else a RuntimeError."""
+def _indices(input: Tensor, linear_weight: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
+    """Class indices as int64, of one shape; refused with PyTorch's types, in its order."""
     classes, *places = linear_weight.shape[:-1]
-    rows = input.shape[:-1]
-    if rows and target.shape[:1] != rows:
-        raise ValueError(f"target: expected {rows[0]} rows, as input has, got shape {list(target.shape)}")
-    indices, probabilities = [*rows, *places], [*rows, classes, *places]
-    if target.is_floating_point():
-        raise RuntimeError(
-            f"target: expected class indices of shape {indices} or class probabilities of shape {probabilities}, got "
-            f"{target.dtype} of shape {list(target.shape)}"
+    rows, got = input.shape[:-1], target.shape
+    shape = (*rows, *places)
+    dtypes = (torch.int64,) if places else (torch.int64, torch.uint8)
+    error: type[Exception] | None = None
+    if rows and (got[0] if got else 0) != rows[0]:
+        error = ValueError
+    elif (places and got != shape) or len(got) > max(1, len(shape)) or target.dtype not in dtypes:
+        error = RuntimeError
+    elif not shape and got == (1,):  # one row without a batch; PyTorch cannot smooth its loss
+        error = None if label_smoothing == 0 else RuntimeError
+    elif got != shape:
+        error = ValueError if got else IndexError
+    if error is not None:
+        raise error(
+            f"target: expected class indices of shape {list(shape)} and {' or '.join(map(str, dtypes))}, or class "
+            f"probabilities of shape {[*rows, classes, *places]}, got {target.dtype} of shape {list(got)}"
         )
+    return target.reshape(shape).long()
 
 
 def _reference(
@@ -138,8 +147,6 @@ def _of_places(
 ) -> Tensor:
     """K-dimensional: the places d_1, ..., d_K one after the other, each a head of its own over all rows."""
     shape = (input.shape[0], *linear_weight.shape[1:-1])
-    if target.shape != shape:
-        raise RuntimeError(f"target: expected shape {list(shape)}, got {list(target.shape)}")
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
     count = math.prod(shape[1:])

@@ -22,6 +22,7 @@ from torchtitan.distributed.utils import get_spmd_backend
 from .. import _options
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
+from ._targets import check_as_cross_entropy
 
 __all__ = ["FusedHeadLoss"]
 
@@ -73,7 +74,8 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
         """The loss of hidden states ``[..., D]``, which is differentiable, and no metrics.
 
         Args:
-            labels: ``[...]``; rows of -100 cost nothing.
+            labels: ``[...]``, int64 or uint8; rows of -100 cost nothing. ValueError for another number of rows and
+                RuntimeError for other labels, as F.cross_entropy raises.
             global_valid_tokens: divisor; None for none.
         """
         head: Any = self.lm_head
@@ -85,6 +87,7 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
             raise UnsupportedError(
                 'headroom.compat.torchtitan: the backend "spmd_types" with tensor parallelism: use "partial_dtensor"'
             )
+        labels = check_as_cross_entropy("labels", labels, pred.shape[:-1])
         is_unit = hasattr(head, "unshard")
         if is_unit:
             head.unshard()

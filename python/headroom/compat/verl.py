@@ -5,6 +5,7 @@ from headroom.compat.verl import linear_cross_entropy
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from .. import functional
 from . import _group
+from ._targets import indices
 
 __all__ = ["linear_cross_entropy"]
 
@@ -36,7 +38,7 @@ def linear_cross_entropy(
     Args:
         hidden: ``[..., D]``.
         weight: ``[V, D]``.
-        labels: class indices, of shape ``hidden.shape[:-1]`` or flat.
+        labels: class indices, as many as tokens, in any shape.
         temperature: what logits are divided by; a number, or a tensor of as many elements as labels.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over all tokens), in any case; of the log-probabilities only.
         dist_process_group: of tensor parallelism: ``weight`` is then this rank's shard ``[V / ranks, D]``, in the order
@@ -49,24 +51,27 @@ def linear_cross_entropy(
         Log-probabilities ``[N]``, or a scalar; entropies ``[N]``. Both float32.
 
     Raises:
-        AssertionError: reduction or temperature of another type, as verl.
+        AssertionError: reduction or temperature of another type, another number of labels, as verl.
         ValueError: another reduction, as verl; and what :func:`headroom.linear_cross_entropy` raises.
     """
     assert isinstance(temperature, (float, int, Tensor)), f"temperature must be a float, but got {type(temperature)}"
     assert isinstance(reduction, str), f"reduction must be a str, but got {type(reduction)}"
     if reduction.lower() not in _REDUCTIONS:
         raise ValueError(f"Invalid reduction: {reduction.lower()}")
-    rows = (hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1))
+    tokens = hidden.reshape(-1, hidden.shape[-1])
+    alone = dist_process_group is None or torch.distributed.get_world_size(dist_process_group) == 1
+    with contextlib.nullcontext() if alone else _group.told_to_all(dist_process_group, hidden):
+        labels = indices("labels", labels, tokens.shape[:1], AssertionError, any_shape=True)
     options: dict[str, Any] = {
         "reduction": "none",
         "temperature": temperature.reshape(-1) if isinstance(temperature, Tensor) else temperature,
         "return_stats": ("entropy",),
         "max_workspace_bytes": max_workspace_bytes,
     }
-    if dist_process_group is None or torch.distributed.get_world_size(dist_process_group) == 1:
-        found = functional.linear_cross_entropy(*rows, **options)
+    if alone:
+        found = functional.linear_cross_entropy(tokens, weight, labels, **options)
     else:
-        found = _group.with_parts_of_gradient(*rows, group=dist_process_group, **options)
+        found = _group.with_parts_of_gradient(tokens, weight, labels, group=dist_process_group, **options)
     assert found.entropy is not None
     logprobs = -found.loss
     if reduction.lower() != "none":

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _checks, _options
+from .. import _options
 from .._arguments import Arguments
 from .._options import shape_text
 from ..errors import InvalidArgumentError
@@ -75,19 +75,17 @@ def rows_of(a: Arguments, ranks: int, sequence_parallel: bool, name: str) -> tup
     targets."""
     own = tuple(a.rows())
     rows = tuple(a.target.shape)
-    if a.has_several_targets():
-        _options.check_targets_shape(name, rows, rows[:-1])
+    several = a.has_several_targets()
+    if several:
+        _options.check_targets_shape(name, rows, rows[:-1], several)
         rows = rows[:-1]
     if not sequence_parallel:
-        if a.has_several_targets():
-            _options.check_targets_shape(name, a.target.shape, own)
-        else:
-            _checks.check_shape(name, a.target, own, "that of input without its last dimension")
+        _options.check_targets_shape(name, a.target.shape, own, several)
         return own, False
     every = (ranks * own[0], *own[1:])
     if rows not in (own, every):
         raise ValueError(
             f"{name}: expected shape {shape_text(every)} (all ranks' tokens) or {shape_text(own)} (this rank's) with "
-            f"sequence_parallel, and one more dimension where a row has several, got {shape_text(a.target.shape)}"
+            f"sequence_parallel, and one more dimension with target_weight, got {shape_text(a.target.shape)}"
         )
     return every, rows == own and ranks > 1

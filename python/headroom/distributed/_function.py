@@ -64,8 +64,8 @@ def linear_cross_entropy(
         weight_shard: this rank's rows of the head's weight, ``[V_r, D]``, of any number, 0 too.
         target: class indices of the whole vocabulary, of shape ``input.shape[:-1]``, the same on every rank. With
             ``sequence_parallel`` of all tokens, as one rank's ``input`` would need them, or of this rank's tokens: told
-            by its shape. ``token_weight`` and a temperature for each row have the target's shape. Or with one more
-            dimension of K targets a row, whose ``target_weight`` has that shape.
+            by its shape. ``token_weight`` and a temperature for each row have the target's shape. With
+            ``target_weight``, which has its shape, it has one more dimension of K targets a row.
         group: a ``torch.distributed`` process group; None: the default one.
         vocab_start: the class of the shard's first row; None: shards lie in the order of ranks.
         vocab_total: classes of all ranks, to be checked; None: as many as the shards have.
@@ -103,7 +103,7 @@ def linear_cross_entropy(
         )  # fmt: skip
         return of_whole_vocabulary(input, weight_shard, target, **options)  # type: ignore[no-any-return, call-overload]
     rows = getattr(target, "shape", ())
-    if len(rows) == len(getattr(input, "shape", ())):  # several targets a row
+    if target_weight is not None and len(rows) == len(getattr(input, "shape", ())):
         rows = rows[:-1]
     row_temperature, temperature = temperatures(temperature, rows)
     arguments = Arguments(

@@ -85,6 +85,7 @@ class _Call:
             expected = _options.shape_text((*a.input.shape[:-1], "K"))
             raise ValueError(f"ids: expected shape {expected}, got {_options.shape_text(a.target.shape)}")
         _checks.check_integers("ids", a.target)
+        a = a._replace(target_weight=torch.ones_like(a.target))
         _checks.check_operands(a.input, a.linear_weight, a.linear_bias, a.target, least_vocab=0)
         check_sequence_parallel(a.input, sequence_parallel)
         self.rows, own_ids = rows_of(a, dist.get_world_size(group), sequence_parallel, "ids")

@@ -1,10 +1,13 @@
 """Several targets a row and log-probabilities of given ids: what every rank finds, against one process."""
 
+from types import SimpleNamespace
+
 import headroom
 import headroom.distributed
 import pytest
 import torch
 import torch.distributed as dist
+from headroom.compat import cut_cross_entropy, megatron, verl
 
 from groups.fault_cases import call, refused
 from groups.group_cases import Data, assert_close, check
@@ -79,10 +82,12 @@ def case_targets_sequence_parallel(ranks):
 def case_one_token_a_rank_with_its_own_temperature(ranks):
     data = Targets(ranks, shape=(2,))
     mine = slice(ranks.rank, ranks.rank + 1)
-    expected = headroom.linear_cross_entropy(data.input, data.weight, data.target, temperature=data.temperature)
+    expected = headroom.linear_cross_entropy(
+        data.input, data.weight, data.target, target_weight=data.target_weight, temperature=data.temperature
+    )
     loss = headroom.distributed.linear_cross_entropy(
         data.input[mine], data.weight[data.shard], data.target[mine], group=ranks.group, sequence_parallel=True,
-        temperature=data.temperature[mine],
+        target_weight=data.target_weight[mine], temperature=data.temperature[mine],
     )  # fmt: skip
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
@@ -171,10 +176,12 @@ def case_targets_that_one_rank_alone_has(ranks):
     refused(ranks, match + "target_weight: expected shape", normal=several, target_weight=data.target_weight[:, :4])
     refused(ranks, match + "weight: expected None with several targets a row", normal=several, weight=data.class_weight)
     refused(ranks, match + "target: expected at most 64", normal=several, target=data.target.repeat(1, 13),
-            target_weight=None)  # fmt: skip
+            target_weight=data.target_weight.repeat(1, 13))  # fmt: skip
+    refused(ranks, match + "target: expected shape .* want target_weight", normal=several, target_weight=None)
     wrong = data.target.clone()
     wrong[3, 2] = data.vocab
-    refused(ranks, rf"target: expected 0 <= target < {data.vocab} .* at target\[3, 2\]", on="all", target=wrong)
+    refused(ranks, rf"target: expected 0 <= target < {data.vocab} .* at target\[3, 2\]", on="all", target=wrong,
+            target_weight=data.target_weight)  # fmt: skip
 
 
 def log_probs(ranks, data, **options):
@@ -207,4 +214,46 @@ def case_log_probs_that_one_rank_asks_for_otherwise(ranks):
         if mine:
             log_probs(ranks, data)
         else:
-            call(ranks, data)
+            call(ranks, data, target_weight=data.target_weight)
+
+
+@sizes(2)
+def case_labels_of_megatron(ranks):
+    """Those that its indexing of logits [s, b, V / tp] takes; the others are an IndexError on every rank."""
+    data = Data(ranks, torch.float32, shape=(4, 3))
+    fields = {"sequence_parallel": False, "skip_bias_add": True, "gradient_accumulation_fusion": False}
+    layer = SimpleNamespace(tp_group=ranks.group, **fields)
+    deferred = megatron._Deferred(layer, data.input, data.weight[data.shard])
+    labels = data.target.t()
+    expected = headroom.linear_cross_entropy(data.input, data.weight, data.target, reduction="none").t()
+    for dtype in (torch.int64, torch.int32):
+        torch.testing.assert_close(megatron._loss(labels.to(dtype), deferred, {}), expected)
+    shapes = ((3, 4, 2), (3, 4, 1), (3, 5), (2, 4), (4, 3), (12, 1), (12,), ())
+    wrong = [torch.zeros(shape, dtype=torch.int64) for shape in shapes] + [labels.float(), labels.short(), labels > 0]
+    for other in wrong:
+        with pytest.raises(IndexError):
+            megatron._loss(other, deferred, {})
+    with pytest.raises(IndexError if ranks.rank == 1 else ValueError, match="labels: expected"):
+        megatron._loss(wrong[0] if ranks.rank == 1 else labels, deferred, {})
+    torch.testing.assert_close(megatron._loss(labels, deferred, {}), expected)
+
+
+@sizes(2)
+def case_targets_that_verl_and_cce_assert(ranks):
+    """Told to all ranks, also where one of them alone has others."""
+    data = Data(ranks, torch.float32, shape=(4, 3))
+    start = data.start
+    part = cut_cross_entropy.VocabParallelOptions(start, start + data.rows[ranks.rank], ranks.group)
+    shard = data.weight[data.shard]
+    calls = (
+        lambda target: verl.linear_cross_entropy(data.input, shard, target, 1.0, "none", ranks.group)[0],
+        lambda target: cut_cross_entropy.linear_cross_entropy(data.input, shard, target, vocab_parallel_options=part),
+    )
+    wrong = data.target[..., None].expand(4, 3, 2)
+    for named in calls:
+        before = named(data.target)
+        with pytest.raises(AssertionError, match="expected shape"):
+            named(wrong)
+        with pytest.raises(AssertionError if ranks.rank == 1 else ValueError, match="expected shape"):
+            named(wrong if ranks.rank == 1 else data.target)
+        assert torch.equal(named(data.target), before)
