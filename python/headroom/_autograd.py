@@ -118,6 +118,8 @@ def backward_of_forward(
     if operators is None and _modes.are_off() and _modes.are_plain((*inputs, *saved.values(), ctx.main_grad)):
         found = run_backward(inputs, saved, ctx.main_grad, options or resolved(inputs, ctx.options), flags)
         gradients = [found.get(name) for name in GRADIENTS]
+        if ctx.main_grad is not None and wants.weight and not ctx.main_grad.is_inference():
+            torch.autograd.graph.increment_version(ctx.main_grad)  # as an operator that writes it does
     else:
         found = _by_operator(inputs, saved, ctx.main_grad, ctx.options, flags, operators)
         returned = wants._replace(weight=wants.weight and ctx.main_grad is None)

@@ -104,7 +104,8 @@ def by_operators(a: Arguments) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     if choice.pass_ == _c.FORWARD_BACKWARD:
         output = _ops.forward_backward(*given, **options, flags=choice.flags.packed())
     else:
-        output = _ops.forward(*given, a.main_grad, **options, flags=choice.flags.packed())
+        main_grad = a.main_grad if choice.trained.weight else None
+        output = _ops.forward(*given, main_grad, **options, flags=choice.flags.packed())
     found = dict(zip(RESULTS[choice.pass_], output))
     if choice.draw_stats:
         constants, options = of_draw(drawn, options)

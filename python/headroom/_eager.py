@@ -19,6 +19,7 @@ from ._autograd import backward_of_forward, backward_of_forward_backward, save_f
 from ._cache import Cache
 from ._dispatch import DRAW_FLAGS, by_operators, choose, of_draw, pass_over_draw, with_seed
 from ._flags import Wants
+from ._overlap import check_own_memory
 from ._saved import SAVED
 from ._stats import DRAW_STATS
 from ._torch import GRADIENTS, Inputs, read_as_they_are, readable
@@ -129,6 +130,8 @@ class LinearCrossEntropyForward(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, temperature, call, a = args
         inputs, found = call.with_inputs(a, Learned(scale, temperature))
+        if a.main_grad is not None and call.choice.trained.weight:
+            check_own_memory(a.main_grad, inputs)
         saved = [found.get(name) for name in SAVED]
         save_forward(ctx, inputs, a.main_grad, call.options, saved)
         ctx.shape, ctx.call = a.input.shape, call

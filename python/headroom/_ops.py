@@ -29,6 +29,7 @@ from ._autograd import (
     scaled,
 )
 from ._flags import Flags, Wants, unpacked
+from ._overlap import check_own_memory
 from ._run import Tensors, draws_size, run, run_backward
 from ._saved import LSE, SAVED
 from ._torch import GRADIENTS, LOSSES, RESULTS, Inputs, resolved, results
@@ -88,7 +89,10 @@ def _of_inputs(gradients: Gradients) -> tuple[Tensor | None, ...]:
 )
 def forward(*args: Tensor | None, **keywords: Any) -> tuple[Tensor, ...]:
     inputs, (options, flags) = _inputs(args), _split(keywords)
-    found = run(_c.FORWARD, inputs, options, flags, args[INPUT_COUNT])
+    main_grad = args[INPUT_COUNT]
+    if main_grad is not None:  # here, for compiled code may give the backward pass a copy of it
+        check_own_memory(main_grad, inputs)
+    found = run(_c.FORWARD, inputs, options, flags, main_grad)
     return _all(_c.FORWARD, found, inputs, options["reduction"], flags)
 
 

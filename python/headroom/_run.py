@@ -18,6 +18,7 @@ from torch import Tensor
 from . import _c, _numbers, _options, _plan, _stats
 from ._cache import Cache
 from ._flags import Flags, Wants
+from ._overlap import check_own_memory
 from ._saved import read_by_backward
 from ._torch import (
     CODES,
@@ -384,8 +385,7 @@ def run_backward(
     gradient of the weight is added to main_grad [V, D] when that is given."""
     more = {name: contiguous(tensor) for name, tensor in read_by_backward(saved).items()}
     if main_grad is not None and flags.want_d_weight:
-        if main_grad.numel() > 0 and main_grad.data_ptr() == inputs.weight.data_ptr():
-            raise ValueError("main_grad: expected a buffer of its own, got the memory of linear_weight")
+        check_own_memory(main_grad, inputs, saved)
         more["d_classifier"] = main_grad
     tensors = readable(inputs, options["num_items"]) | more
     return find(_c.BACKWARD, tensors, options, flags)(tensors)

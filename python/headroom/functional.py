@@ -192,7 +192,8 @@ def linear_cross_entropy(
             plan, whatever it takes.
         main_grad: a float32 ``[V, D]`` buffer to which the gradient of ``linear_weight`` is added in a backward pass
             that leads to ``linear_weight`` (``torch.autograd.grad(loss, input)`` does not, but of compiled code, which
-            always adds it); autograd then sees no gradient of it. Used only when ``linear_weight`` requires grad.
+            always adds it); autograd then sees no gradient of it. Used only when ``linear_weight`` requires grad. It
+            shares no memory with the other tensors of the call; calls may share it, or parts of it.
         return_stats: True for ``nll, lse, entropy, argmax, correct_count, valid_count``, or names out of these and
             ``target_logit, mean_logit, log_sum_sq_probs, is_top1, max_logit``; of thinned gradients also
             ``kept_count`` and ``draw_variance``.

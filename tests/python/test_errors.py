@@ -214,7 +214,6 @@ def test_main_grad_is_not_the_weight_itself():
     weight = torch.randn(13, 6, requires_grad=True)
     before = weight.detach().clone()
     target = torch.zeros(4, dtype=torch.int64)
-    loss = headroom.linear_cross_entropy(torch.randn(4, 6), weight, target, main_grad=weight.detach())
-    with pytest.raises(ValueError, match="main_grad: expected a buffer of its own, got the memory of linear_weight"):
-        loss.backward()
+    with pytest.raises(ValueError, match="main_grad: expected a buffer of its own, got one .* linear_weight"):
+        headroom.linear_cross_entropy(torch.randn(4, 6), weight, target, main_grad=weight.detach())
     assert torch.equal(weight, before)

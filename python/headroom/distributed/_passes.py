@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d
 
 from .. import _c, _stats
 from .._flags import Flags, Wants
+from .._overlap import check_own_memory
 from .._run import Tensors
 from .._saved import LSE, read_by_backward
 from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned, stats_dtype
@@ -118,11 +119,6 @@ def _all_tokens(inputs: Inputs, ranks: Ranks, group: Group) -> Inputs:
     return found._replace(**more)
 
 
-def _check_main_grad(main_grad: Tensor | None, weight: Tensor) -> None:
-    if main_grad is not None and weight.numel() > 0 and main_grad.data_ptr() == weight.data_ptr():
-        raise ValueError("main_grad: expected a buffer of its own, got the memory of weight_shard")
-
-
 def forward(
     pass_: int,
     inputs: Inputs,
@@ -137,8 +133,8 @@ def forward(
     group = group_of(ranks)
     try:
         options = resolved(inputs, options)
-        if flags.want_d_weight:
-            _check_main_grad(main_grad, inputs.weight)
+        if main_grad is not None and flags.want_d_weight:
+            check_own_memory(main_grad, inputs, weight_name="weight_shard")
     except Exception as error:
         _agreement.refuse(group, inputs.hidden.device, error)
         raise
