@@ -40,7 +40,7 @@ def check_sizes(shape: Sequence[int], least_vocab: int = 1) -> None:
 
 def _is_symbol(value: Any) -> bool:
     """Of code that PyTorch compiles, which is to stay one."""
-    return type(value).__name__ in ("SymInt", "SymFloat")
+    return type(value).__name__ in ("SymInt", "SymFloat", "FakeTensor", "FunctionalTensor")
 
 
 def number(name: str, value: Any) -> float:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _arguments, _checks, _options
+from . import _arguments, _checks, _flops, _numbers, _options
 from ._arguments import Arguments, Learned, Number
+from ._flags import Flags
+from ._ops import INPUT_COUNT, INPUTS, OPTIONS
 from ._run import run_once
-from ._torch import readable, stats_dtype
+from ._torch import Inputs, readable, resolved, stats_dtype
 
 
 class LinearTopK(NamedTuple):
@@ -20,7 +22,6 @@ class LinearTopK(NamedTuple):
     log_probs: Tensor  # float32, or float64 for float64 inputs
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def linear_top_k(
     input: Tensor,
     linear_weight: Tensor,
@@ -74,15 +75,35 @@ def linear_top_k(
     k = _options.checked_k(k, linear_weight.shape[0])
     a = _arguments.autocast(a)
     _arguments.check_rest(a)
-    return LinearTopK(*_run(a, k))
-
-
-def _run(a: Arguments, k: int) -> tuple[Tensor, Tensor]:
-    options = _arguments.options_of(a)
-    tensors = readable(_arguments.inputs_of(a, Learned(None, None)), None)
-    hidden = tensors["hidden"]
+    options, numbers = _numbers.split(_arguments.options_of(a), False)
+    inputs = _arguments.inputs_of(a, Learned(None, None))._replace(numbers=numbers)
+    constants = [None if tensor is None else tensor.detach() for tensor in inputs]
+    ids, log_probs = _top_k(*constants, k, **options, flags=Flags().packed())
     shape = (*a.rows(), k)
-    ids = torch.empty(shape, dtype=torch.int64, device=hidden.device)
-    log_probs = torch.empty(shape, dtype=stats_dtype(hidden), device=hidden.device)
-    run_once(tensors, options, {"top_ids": ids, "top_log_probs": log_probs}, "target", top_k=k)
+    return LinearTopK(ids.reshape(shape), log_probs.reshape(shape))
+
+
+def _empty(hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    shape = (hidden.shape[0], k)
+    return hidden.new_empty(shape, dtype=torch.int64), hidden.new_empty(shape, dtype=stats_dtype(hidden))
+
+
+@torch.library.custom_op(
+    "headroom::top_k",
+    mutates_args=(),
+    schema=f"({INPUTS}, int k, *, {OPTIONS}) -> (Tensor ids, Tensor log_probs)",
+)
+def _top_k(*args: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
+    inputs, k = Inputs(*args[:INPUT_COUNT]), args[INPUT_COUNT]
+    options = resolved(inputs, {name: value for name, value in keywords.items() if name != "flags"})
+    ids, log_probs = _empty(inputs.hidden, k)
+    run_once(readable(inputs, None), options, {"top_ids": ids, "top_log_probs": log_probs}, "target", top_k=k)
     return ids, log_probs
+
+
+@_top_k.register_fake
+def _(*args: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
+    return _empty(args[0], args[INPUT_COUNT])
+
+
+_flops.register_forward(torch.ops.headroom.top_k)

@@ -105,8 +105,55 @@ def test_equals_linear_cross_entropy():
 
 def test_compiled():
     input, weight, _ = tensors()
-    compiled = torch.compile(lambda x, w: headroom.linear_top_k(x, w, 3).ids + 1, backend="eager")
+    compiled = torch.compile(lambda x, w: headroom.linear_top_k(x, w, 3).ids + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(input, weight) - 1, headroom.linear_top_k(input, weight, 3).ids)
+
+
+class Sampler(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.head, self.options = torch.nn.Linear(16, 900), options
+
+    def forward(self, hidden, temperature):
+        options = {"linear_bias": self.head.bias, "temperature": temperature, **self.options}
+        top = headroom.linear_top_k(hidden, self.head.weight, 4, **options)
+        return top.ids, top.log_probs + 0
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.5}, {"temperature": 0.7}], ids=str)
+def test_exported(options, autocast, strict):
+    """With any number of rows; weights that require grad leave no gradient."""
+    model = Sampler(**options)
+    batch = torch.export.Dim("batch", min=1, max=100)
+    shapes = ({0: batch}, {0: batch})
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        given = (torch.randn(3, 5, 16), torch.rand(3, 5) + 0.5)
+        program = torch.export.export(model, given, dynamic_shapes=shapes, strict=strict)
+        for rows in (3, 1, 7):
+            given = (torch.randn(rows, 5, 16, requires_grad=True), torch.rand(rows, 5) + 0.5)
+            found, expected = program.module()(*given), model(*given)
+            assert found[0].shape == (rows, 5, 4) and not found[1].requires_grad and not expected[1].requires_grad
+            assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert any(node.target == torch.ops.headroom.top_k.default for node in program.graph.nodes)
+
+
+def test_one_number_exported_is_a_tensor_of_the_graph():
+    model = Sampler()
+    hidden = torch.randn(3, 5, 16)
+    program = torch.export.export(model, (hidden, torch.tensor(0.5)), strict=False)
+    for temperature in (torch.tensor(0.5), torch.tensor(2.0)):
+        for a, b in zip(program.module()(hidden, temperature), model(hidden, temperature)):
+            assert torch.equal(a, b)
+
+
+def test_fake_tensors():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        top = headroom.linear_top_k(torch.empty(2, 3, 16, dtype=torch.bfloat16), torch.empty(900, 16), 5)
+    assert top.ids.shape == top.log_probs.shape == (2, 3, 5) and top.log_probs.dtype == torch.float32
 
 
 BAD = [
