@@ -13,6 +13,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from . import _build
 from ._plan import PlanInfo
 from .errors import (
     BackendUnavailableError,
@@ -107,6 +108,8 @@ def __getattr__(name: str) -> Any:
     globals()[name] = value
     return value
 
+
+_build.warn_without_cuda()
 
 # FlopCounterMode copies what is registered when it begins: with PyTorch here, the operators are from the start. What
 # keeps them from being made is told where they are used.

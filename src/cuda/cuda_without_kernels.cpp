@@ -8,7 +8,7 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr const char* kWhyNot = "this build has no CUDA kernels";
+constexpr const char* kWhyNot = HEADROOM_WHY_NO_CUDA;  // of cmake/cuda.cmake
 
 [[noreturn]] void refuse() {
   throw Error(Status::kUnsupported, kWhyNot);
