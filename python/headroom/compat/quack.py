@@ -81,7 +81,8 @@ def scaled_exp_linear_cross_entropy(
 
 
 class LinearCrossEntropy(nn.Linear):
-    """A linear head, called with hidden states ``[..., D]`` and targets ``[...]``.
+    """A linear head, called with hidden states ``[..., D]`` and targets ``[...]``; with a ``chunk_size``, no bias and
+    reduction "mean" or "sum" as :func:`chunked_linear_cross_entropy`, which takes as many targets in any shape.
 
     ``chunk_size``, ``inplace_backward``, ``tuned`` and ``use_scaled_exp`` are accepted and not used.
     """
@@ -111,6 +112,10 @@ class LinearCrossEntropy(nn.Linear):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         if not torch.compiler.is_compiling():
             refuse_adapter(self)
+        if self.chunk_size is not None and self.bias is None and self.reduction in ("mean", "sum"):  # which flattens
+            return chunked_linear_cross_entropy(
+                input, self.weight, target, self.chunk_size, self.ignore_index, self.reduction
+            )
         return linear_cross_entropy_func(
             input, self.weight, self.bias, target, ignore_index=self.ignore_index, reduction=self.reduction
         )

@@ -136,6 +136,12 @@ def quack_module(x, weight, target):
     return head(x, target)
 
 
+def quack_chunked_module(x, weight, target):
+    head = quack.LinearCrossEntropy(D, V, chunk_size=8)
+    head.weight.data = weight
+    return head(x, target)
+
+
 def verl_function(x, weight, target):
     return -verl.linear_cross_entropy(x, weight, target, 1.0, "mean")[0]
 
@@ -180,6 +186,7 @@ TABLE = {
     cce_module: (2, False, AssertionError, IndexError, INDICES, TypeError),
     quack_function: (2, False, AssertionError, AssertionError, WIDE, AssertionError),
     quack_module: (3, False, AssertionError, AssertionError, WIDE, AssertionError),
+    quack_chunked_module: (3, True, AssertionError, AssertionError, WIDE, AssertionError),
     quack.chunked_linear_cross_entropy: (3, True, AssertionError, AssertionError, WIDE, AssertionError),
     quack.scaled_exp_linear_cross_entropy: (2, True, AssertionError, AssertionError, WIDE, AssertionError),
     verl_function: (3, True, AssertionError, AssertionError, INDICES, TypeError),

@@ -94,7 +94,9 @@ def refused_later(ranks, match, error=ValueError, normal=None, **options):
 @sizes(2)
 def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
     data = Data(ranks, torch.float32)
-    leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+    leaf, rows = data.input.clone().requires_grad_(), data.weight[data.shard]
+    flat = torch.zeros(2 * rows.numel() - 1)
+    shard = flat[: rows.numel()].view(rows.shape).copy_(rows).requires_grad_()
     buffer = torch.zeros_like(shard)
     both = {"input": leaf, "shard": shard, "main_grad": buffer}
     for reduction in ("none", "mean"):
@@ -104,6 +106,7 @@ def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
         (TypeError, buffer.bfloat16()),
         (ValueError, buffer[1:]),
         (ValueError, shard.detach()),
+        (ValueError, flat[rows.numel() - 1 :].view(rows.shape)),
     ):
         error, match = (error, "main_grad") if ranks.rank == 1 else (ValueError, "rank 1 .* refused .*: main_grad")
         refused_later(ranks, match, error, normal=both | LATER, main_grad=wrong)
