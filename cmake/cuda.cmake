@@ -26,7 +26,7 @@ elseif(NOT HEADROOM_CUDA STREQUAL OFF)
 endif()
 message(STATUS "CUDA backend: ${HEADROOM_WITH_CUDA}")
 
-# What to do without it: in the library's messages, and in no_cuda.txt beside the library, which Python reads.
+# Why it is left out, and the remedy: in the library's messages, and in no_cuda.txt beside the library for Python.
 set(no_cuda ${PROJECT_BINARY_DIR}/src/no_cuda.txt)
 if(HEADROOM_WITH_CUDA OR HEADROOM_CUDA_ON_CPU)
   file(REMOVE ${no_cuda})

@@ -56,7 +56,7 @@ def _meet(a: _Region, b: _Region) -> bool:
     if a.end() <= b.start or b.end() <= a.start:
         return False
     few, many = (a, b) if a.pieces <= b.pieces else (b, a)
-    # Of each piece of the few, the first and the last piece of the many that it could share bytes with.
+    # The first and the last piece of the many that each piece of the few could share bytes with.
     starts = few.start - many.start + few.stride * torch.arange(few.pieces, device="cpu")
     first = torch.div(starts - many.width, many.stride, rounding_mode="floor") + 1
     last = torch.div(starts + few.width - 1, many.stride, rounding_mode="floor")

@@ -1,4 +1,4 @@
-"""What is said of a build without CUDA: where there is a GPU by the import, and by what wants to run on one."""
+"""A build without CUDA: the import warns where there is a GPU, and errors say what to install."""
 
 import os
 import re

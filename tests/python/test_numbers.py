@@ -142,3 +142,23 @@ def test_num_items_of_nothing_in_numpy():
     tensors_ = [torch.from_numpy(a) for a in (input, weight, target)]
     for items in (3, 4, 0):
         assert torch.equal(compiled(*tensors_, num_items=items), lce(*tensors_, num_items=items))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("function", ["linear_cross_entropy", "linear_log_probs", "linear_top_k"])
+def test_tensors_of_one_number_are_inputs_of_an_exported_graph(function, strict):
+    class Loss(torch.nn.Module):
+        def forward(self, input, weight, scale, temperature):
+            given = {
+                "linear_cross_entropy": torch.arange(3),
+                "linear_log_probs": torch.arange(6).reshape(3, 2),
+                "linear_top_k": 2,
+            }[function]
+            found = getattr(headroom, function)(input, weight, given, scale=scale, temperature=temperature)
+            return found.log_probs if function == "linear_top_k" else found
+
+    input, weight = torch.randn(3, 4), torch.randn(9, 4)
+    program = torch.export.export(Loss(), (input, weight, torch.tensor(0.5), torch.tensor([2.0])), strict=strict)
+    for numbers in ((0.5, 2.0), (1.5, 0.25)):
+        given = (input, weight, torch.tensor(numbers[0]), torch.tensor([numbers[1]]))
+        assert torch.equal(program.module()(*given), Loss()(*given))

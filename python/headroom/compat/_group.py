@@ -32,7 +32,7 @@ def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: 
 
 
 def told_to_all(group: Any, input: Tensor) -> contextlib.AbstractContextManager[None]:
-    """What this rank refuses within is told to the others of the group, which would wait for it."""
+    """Tells the others of the group, which would wait, of an error within."""
     from ..distributed._checked import checked_group, refused_for_all
 
     group = checked_group(group)

@@ -40,13 +40,13 @@ def indices(
 
 
 def check_dtype(name: str, target: Tensor, dtypes: Sequence[torch.dtype], error: type[Exception]) -> None:
-    """Of a library that takes these dtypes alone."""
+    """For a library that takes these dtypes alone."""
     if target.dtype not in dtypes:
         raise error(f"{name}: expected {' or '.join(map(str, dtypes))}, got {target.dtype}")
 
 
 def check_as_cross_entropy(name: str, target: Tensor, rows: Sequence[int]) -> Tensor:
-    """What ``F.cross_entropy`` takes of class indices, of these rows and of no more dimensions; as int64."""
+    """Class indices that ``F.cross_entropy`` takes, one for each row, as int64; refused with its types."""
     count = len(rows)
     if tuple(target.shape) != tuple(rows):
         error = ValueError if tuple(target.shape[:count]) != tuple(rows) else RuntimeError
