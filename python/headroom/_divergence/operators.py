@@ -78,7 +78,7 @@ def _by_heads(found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 )
 def divergence(*args: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
     p = _problem(args, options)
-    check_budget(p, Wants(*(options["wants"] or (False,) * 3)), together=False)
+    check_budget(p, Wants(*(options.get("wants") or (False,) * 3)), together=False)
     return tuple(p.of_all_rows(numbers).clone() for numbers in values(p))
 
 

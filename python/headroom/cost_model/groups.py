@@ -79,7 +79,7 @@ def group_cost(
     ranks: int,
     *,
     sequence_parallel: bool = False,
-    max_workspace_bytes: int | str | None = None,
+    max_workspace_bytes: int | str | None = "fastest",
     device: str = "h200",
 ) -> GroupCost:
     """What a bf16 head takes whose vocabulary ``ranks`` GPUs share: eight of a node, or nodes of eight.
