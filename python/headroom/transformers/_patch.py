@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
-import inspect
-import types
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -16,22 +16,44 @@ from .. import _options
 from ..errors import UnsupportedError
 from ._deferred import DeferredLogits
 from ._heads import check_backward_hooks, deferring, layers_of
+from ._layer import KEY, parameter_names, shed, wear
 from ._logits import Session
 
 Model = TypeVar("Model", bound=nn.Module)
-_KEY = "_headroom_patch"
 
 
 @dataclass
 class _Patch:
-    """What a patched model carries. ``own_forward`` is what it had in place of its class's, such as accelerate's."""
+    """What a patched model carries."""
 
     options: dict[str, Any]
-    parameters: tuple[str, ...]
-    own_forward: Any
     check: bool
     evaluate: bool
     tp_mesh: Any
+    layers: dict[str, Any] = field(default_factory=dict)
+    open: dict[int, _Open] = field(default_factory=dict)  # by thread
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"layers": {}, "open": {}}
+
+    def run(
+        self, model: nn.Module, inner: Callable[..., Any], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if self.open:
+            _step_aside(self)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        part = any(_is_some(given.get(name)) for name in ("logits_to_keep", "num_logits_to_keep"))
+        if given.get("labels") is None or part or not (torch.is_grad_enabled() or self.evaluate):
+            return inner(*args, **kwargs)
+        return _fused(model, self, inner, args, kwargs)
+
+
+@dataclass
+class _Open:
+    """A call of a layer that makes the loss. A layer within it, where there is one, makes it in its place."""
+
+    heads: contextlib.ExitStack
+    aside: bool = False
 
 
 def patch(
@@ -77,8 +99,6 @@ def patch(
     _options.checked_threshold(threshold)
     _options.check_batch_invariant(batch_invariant, gradient)
     target = _inner(model)
-    if _KEY in target.__dict__:
-        unpatch(target)
     options = {
         "max_workspace_bytes": max_workspace_bytes,
         "gradient": gradient,
@@ -86,38 +106,20 @@ def patch(
         "batch_invariant": batch_invariant,
     }
     owner = type(target).__name__
-    parameters = tuple(inspect.signature(target.forward).parameters)
-    if "labels" not in parameters:
+    if "labels" not in parameter_names(target.forward, target):
         raise TypeError(f"model: expected a model whose forward takes labels, got {owner}")
     layers_of(_head(target), owner)
-    target.__dict__[_KEY] = _Patch(options, parameters, target.__dict__.get("forward"), check, evaluate, tp_mesh)
-    target.__dict__["forward"] = types.MethodType(_like(target.forward), target)
+    target.__dict__[KEY] = _Patch(options, check, evaluate, tp_mesh)
+    wear(target)
     return model
 
 
 def unpatch(model: Model) -> Model:
-    """Gives a model its own forward back; of one that is not patched nothing happens."""
+    """Gives a model its own forward back, and leaves what others have put around it; else nothing happens."""
     target = _inner(model)
-    made = target.__dict__.pop(_KEY, None)
-    if made is not None:
-        del target.__dict__["forward"]
-        if made.own_forward is not None:
-            target.__dict__["forward"] = made.own_forward
+    if target.__dict__.pop(KEY, None) is not None:
+        shed(target)
     return model
-
-
-def _like(method: Any) -> Any:
-    """A function whose bound method has the signature of ``method``; bound, so that a copied model runs its own."""
-
-    def forward(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        return _forward(self, args, kwargs)
-
-    signature = inspect.signature(method)
-    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    functools.update_wrapper(forward, getattr(method, "__func__", method))
-    del forward.__wrapped__  # type: ignore[attr-defined]
-    forward.__signature__ = signature.replace(parameters=[me, *signature.parameters.values()])  # type: ignore[attr-defined]
-    return forward
 
 
 def _inner(model: nn.Module) -> nn.Module:
@@ -142,39 +144,66 @@ def _head(model: nn.Module) -> nn.Module:
     raise UnsupportedError(f"headroom.transformers: {type(model).__name__}.get_output_embeddings() has no head")
 
 
-def _forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    made: _Patch = model.__dict__[_KEY]
-    original = made.own_forward or functools.partial(type(model).forward, model)
-    given = dict(zip(made.parameters, args, strict=False)) | kwargs
-    part = any(_is_some(given.get(name)) for name in ("logits_to_keep", "num_logits_to_keep"))
-    if given.get("labels") is None or part or not (torch.is_grad_enabled() or made.evaluate):
-        return original(*args, **kwargs)
-    return _fused(model, made, original, args, kwargs)
-
-
 def _is_some(count: object) -> bool:
     return not (count is None or (isinstance(count, int) and count == 0))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _fused(model: nn.Module, made: _Patch, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _step_aside(made: _Patch) -> None:
+    """Before a layer within the one that is making the loss: the innermost knows what the model is given."""
+    opened = made.open.get(threading.get_ident())
+    if opened is not None:
+        opened.heads.close()
+        opened.aside = True
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fused(model: nn.Module, made: _Patch, inner: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     owner = type(model).__name__
     session = Session(owner, made.options, made.tp_mesh, made.check)
     layers = layers_of(_head(model), owner)
-    if session.gradients:
+    thread = threading.get_ident()
+    outer = made.open.get(thread)
+    if session.gradients and outer is None:
         check_backward_hooks(model, layers, owner)
-    with deferring(layers, session):
-        outputs = original(*args, **kwargs)
+    before = _losses.made
+    with contextlib.ExitStack() as heads:
+        heads.enter_context(deferring(layers, session))
+        opened = made.open[thread] = _Open(heads)
+        try:
+            outputs = inner(*args, **kwargs)
+        finally:
+            del made.open[thread]
+            if outer is not None:
+                made.open[thread] = outer
+    if opened.aside:
+        return outputs
     if session.losses == 0:
+        if _losses.made != before or (session.gradients and _without_gradient(outputs)):
+            return outputs  # another patched model's, or made under torch.no_grad by what is around the model
         raise UnsupportedError(
             f"headroom.transformers: the loss of {owner} is not made of the logits of its output embeddings by "
             "torch.nn.functional.cross_entropy; headroom.transformers.unpatch(model) goes back to the original path"
         )
     made.check = False
+    _losses.made += 1
     if not torch.is_grad_enabled():  # with gradients FSDP itself frees them, after the backward pass
         for unit in session.unsharded:
             unit.reshard()
     return _without_logits(outputs)
+
+
+class _Losses(threading.local):
+    made = 0  # in this thread, by all patched models
+
+
+_losses = _Losses()
+
+
+def _without_gradient(outputs: Any) -> bool:
+    values = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, (tuple, list)) else ()
+    found = [value for value in values if isinstance(value, torch.Tensor)]
+    return bool(found) and not any(isinstance(value, DeferredLogits) or value.requires_grad for value in found)
 
 
 def _without_logits(outputs: Any) -> Any:

@@ -1,0 +1,218 @@
+"""The layer of a patched model beside what else clients do to a model."""
+
+import copy
+import functools
+import io
+import pickle
+import types
+
+import headroom.transformers
+import pytest
+import torch
+import transformers
+from compare import Reference, step
+from headroom.errors import UnsupportedError
+from tiny import inputs
+
+
+def test_the_class_is_one_of_its_own_while_the_model_is_patched(llama):
+    kind = type(llama)
+    headroom.transformers.patch(llama)
+    assert isinstance(llama, kind) and type(llama).__name__ == kind.__name__ and repr(llama).startswith(kind.__name__)
+    assert type(llama).forward is kind.forward and llama.config_class is kind.config_class
+    assert llama.forward == llama.forward and isinstance(llama.forward, types.MethodType)
+    assert "forward" not in llama.__dict__ and not hasattr(llama, "_old_forward")
+    other = headroom.transformers.patch(copy.deepcopy(llama))
+    assert type(other) is type(llama)
+    headroom.transformers.unpatch(llama)
+    assert type(llama) is kind and "_headroom_patch" not in llama.__dict__
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), "torch"])
+def test_copies_of_all_kinds_keep_the_patch(llama, how):
+    def saved(model):
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+
+    batch = inputs(llama)
+    headroom.transformers.patch(llama, max_workspace_bytes=1 << 20)
+    loss = llama(**batch).loss
+    other = (saved if how == "torch" else how)(llama)
+    outputs = other(**batch)
+    assert outputs.logits is None and torch.equal(outputs.loss, loss)
+    headroom.transformers.unpatch(other)
+    assert type(other) is transformers.LlamaForCausalLM and other(**batch).logits is not None
+
+
+def test_a_forward_that_is_no_method(llama):
+    """A partial function of the model's own forward, stored before or after, as accelerate's hooks do."""
+    batch = inputs(llama)
+    reference = Reference.of(llama, batch)
+    own = functools.partial(llama.forward, use_cache=False)
+    for first in (True, False):
+        if first:
+            llama.forward = own
+        headroom.transformers.patch(llama)
+        if not first:
+            llama.forward = functools.partial(llama.forward, use_cache=False)
+        found = step(llama, batch)
+        assert reference.share(found) <= 1 and found.outputs.logits is None
+        headroom.transformers.unpatch(llama)
+        assert not first or llama.forward is own
+        del llama.forward
+
+
+def test_a_wrapper_that_takes_anything(llama):
+    """Its signature names no labels, and those of the class tell where they are."""
+    batch, forward = inputs(llama), llama.forward
+    llama.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+    headroom.transformers.patch(llama)
+    place = list(type(llama).forward.__annotations__).index("labels")
+    assert llama(batch["input_ids"], *[None] * (place - 1), batch["labels"]).logits is None
+
+
+def test_a_wrapper_that_takes_the_gradients_away_or_the_labels(llama):
+    """Around the patch the model decides; where it came before, what cannot be known is refused."""
+    batch = inputs(llama)
+
+    def without(model, drop):
+        forward = model.forward
+
+        def wrapper(**kwargs):
+            if drop:
+                return forward(**kwargs | {"labels": None})
+            with torch.no_grad():
+                return forward(**kwargs)
+
+        model.forward = wrapper
+        return model
+
+    for drop in (True, False):
+        stock = without(copy.deepcopy(llama), drop)(**batch)
+        outer = without(headroom.transformers.patch(copy.deepcopy(llama)), drop)(**batch)
+        assert torch.equal(outer.logits, stock.logits) and (outer.loss is None) == drop
+        inner = headroom.transformers.patch(without(copy.deepcopy(llama), drop))
+        if drop:
+            with pytest.raises(UnsupportedError, match="is not made of the logits"):
+                inner(**batch)
+        else:
+            assert torch.equal(inner(**batch).loss, stock.loss)
+
+
+def test_a_wrapper_that_calls_twice(llama):
+    """As R-Drop does: two passes, each with its own loss."""
+    batch = inputs(llama)
+    headroom.transformers.patch(llama)
+    forward = llama.forward
+
+    def twice(**kwargs):
+        first, second = forward(**kwargs), forward(**kwargs)
+        assert first.logits is None and second.logits is None
+        first.loss = first.loss + second.loss
+        return first
+
+    one = llama(**batch).loss
+    llama.forward = twice
+    torch.testing.assert_close(llama(**batch).loss, 2 * one)
+
+
+def test_a_class_that_is_patched_later_is_followed(llama, monkeypatch):
+    """As Liger's functions do, which replace the forward of the class."""
+    calls, own = [], transformers.LlamaForCausalLM.forward
+
+    def forward(self, *args, **kwargs):
+        calls.append(self)
+        return own(self, *args, **kwargs)
+
+    headroom.transformers.patch(llama)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
+    assert llama(**inputs(llama)).logits is None and calls == [llama]
+
+
+def test_a_whole_model_under_checkpointing(llama):
+    batch = inputs(llama)
+    reference = Reference.of(llama, batch)
+    headroom.transformers.patch(llama).zero_grad()
+    loss = torch.utils.checkpoint.checkpoint(lambda: llama(**batch).loss, use_reentrant=False)
+    loss.backward()
+    found = {name: p.grad for name, p in llama.named_parameters()}
+    assert reference.share(type(reference.stock)(loss.detach(), found)) <= 1
+
+
+@pytest.mark.parametrize("where", ["outside", "in place", "a module around it", "its forward there"])
+def test_inference_is_one_graph(llama, where):
+    class Around(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, **kwargs):
+            return self.model.forward(**kwargs) if where == "its forward there" else self.model(**kwargs)
+
+    ids = inputs(llama)["input_ids"]
+    headroom.transformers.patch(llama)
+    if where == "in place":
+        called = llama
+        llama.compile(backend="eager", fullgraph=True)
+    else:
+        called = torch.compile(llama if where == "outside" else Around(llama), backend="eager", fullgraph=True)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = called(input_ids=ids, use_cache=False).logits
+        headroom.transformers.unpatch(llama)
+        torch.testing.assert_close(found, llama(input_ids=ids).logits)
+
+
+def test_accelerates_device_hooks_stay(llama):
+    accelerate = pytest.importorskip("accelerate")
+    batch = inputs(llama)
+    reference = Reference.of(llama, batch)
+    headroom.transformers.patch(llama)
+    accelerate.dispatch_model(llama, {"": "cpu"}, force_hooks=True)
+    for change in (headroom.transformers.patch, headroom.transformers.unpatch, headroom.transformers.patch):
+        change(llama)
+        assert hasattr(llama, "_hf_hook")
+        assert reference.share(step(llama, batch)) <= 1
+    accelerate.hooks.remove_hook_from_module(llama, recurse=True)
+    found = step(llama, batch)
+    assert reference.share(found) <= 1 and found.outputs.logits is None
+
+
+def test_the_wrapper_of_mixed_precision_is_taken_away_as_from_any_model(llama):
+    accelerate = pytest.importorskip("accelerate")
+    batch = inputs(llama)
+    accelerate.state.AcceleratorState._reset_state(True)
+    try:
+        accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+        for first in (True, False):
+            model = copy.deepcopy(llama)
+            if first:
+                headroom.transformers.patch(model)
+            accelerator.prepare_model(model)
+            if not first:
+                headroom.transformers.patch(model)
+            seen = set()
+            model.model.layers[0].register_forward_hook(lambda *given, seen=seen: seen.add(given[2].dtype))
+            q_proj = model.model.layers[0].self_attn.q_proj
+            q_proj.register_forward_hook(lambda *given, seen=seen: seen.add(given[2].dtype))
+            assert model(**batch).logits is None and torch.bfloat16 in seen
+            assert accelerator.unwrap_model(model) is model and model(**batch).logits is None
+            seen.clear()
+            assert accelerator.unwrap_model(model, keep_fp32_wrapper=False) is model
+            assert model(**batch).logits is None and seen == {torch.float32}
+    finally:
+        accelerate.state.AcceleratorState._reset_state(True)
+
+
+def test_adapters_around_a_model_whose_forward_was_replaced(llama):
+    """PEFT calls forward itself, past the hooks of the module."""
+    peft = pytest.importorskip("peft")
+    batch, forward = inputs(llama), llama.forward
+    model = peft.get_peft_model(llama, peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    headroom.transformers.patch(model)
+    llama.forward = forward  # of before the patch
+    assert model(**batch).logits is None
+    headroom.transformers.unpatch(model)
+    assert model(**batch).logits is not None
