@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import nn
 
 from .. import _options
 from ..errors import UnsupportedError
+from ._beside_trl import options_there, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
 from ._heads import check_backward_hooks, deferring, layers_of
 from ._layer import KEY, parameter_names, shed, wear
@@ -30,6 +32,7 @@ class _Patch:
     check: bool
     evaluate: bool
     tp_mesh: Any
+    told: bool = False  # that a trainer of TRL does not use the patch
     layers: dict[str, Any] = field(default_factory=dict)
     open: dict[int, _Open] = field(default_factory=dict)  # by thread
 
@@ -43,7 +46,11 @@ class _Patch:
             _step_aside(self)
         given = dict(zip(names, args, strict=False)) | kwargs
         part = any(_is_some(given.get(name)) for name in ("logits_to_keep", "num_logits_to_keep"))
-        if given.get("labels") is None or part or not (torch.is_grad_enabled() or self.evaluate):
+        of_trl = bool(kwargs.get("fused_lm_head"))  # which its trainers add to the model's forward
+        bare = given.get("labels") is None
+        if not self.told and (of_trl or (bare and _may_be_of_trl())) and options_there() != self.options:
+            warn_of_step(self, type(model).__name__, of_trl)
+        if of_trl or bare or part or not (torch.is_grad_enabled() or self.evaluate):
             return inner(*args, **kwargs)
         return _fused(model, self, inner, args, kwargs)
 
@@ -109,6 +116,7 @@ def patch(
     if "labels" not in parameter_names(target.forward, target):
         raise TypeError(f"model: expected a model whose forward takes labels, got {owner}")
     layers_of(_head(target), owner)
+    warn_where_imported(owner, stacklevel=2)
     target.__dict__[KEY] = _Patch(options, check, evaluate, tp_mesh)
     wear(target)
     return model
@@ -142,6 +150,10 @@ def _head(model: nn.Module) -> nn.Module:
         if isinstance(head, nn.Module):
             return head
     raise UnsupportedError(f"headroom.transformers: {type(model).__name__}.get_output_embeddings() has no head")
+
+
+def _may_be_of_trl() -> bool:
+    return not torch.compiler.is_compiling() and "trl" in sys.modules and torch.is_grad_enabled()
 
 
 def _is_some(count: object) -> bool:

@@ -94,6 +94,12 @@ def unpatch() -> None:
             _replace(found, found.original)
 
 
+def current_options() -> dict[str, Any] | None:
+    """Those of ``patch``, or None where TRL's trainers have their own head."""
+    found = _LOG_PROBS.found()
+    return found.options if isinstance(found, LogProbs) else None
+
+
 def _known(replaced: _Replaced) -> Any:
     """TRL's own function, checked; None where this TRL has none and need not."""
     try:

@@ -88,11 +88,10 @@ def trainer(name: str, model: str, output: Path, arguments=None, **options):
         name, {}
     )
     kwargs = {"reward_funcs": reward} if name in ("GRPO", "RLOO") else {}
-    return getattr(trl, f"{name}Trainer")(
-        model=model,
-        args=getattr(trl, f"{name}Config")(**(shared | own | options)),
-        train_dataset=data(COLUMNS[name]),
-        processing_class=transformers.AutoTokenizer.from_pretrained(model),
-        **kwargs,
-        **(arguments or {}),
-    )
+    given = {
+        "model": model,
+        "args": getattr(trl, f"{name}Config")(**(shared | own | options)),
+        "train_dataset": data(COLUMNS[name]),
+        "processing_class": transformers.AutoTokenizer.from_pretrained(model),
+    }
+    return getattr(trl, f"{name}Trainer")(**given | kwargs | (arguments or {}))

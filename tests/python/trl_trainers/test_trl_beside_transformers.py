@@ -1,0 +1,141 @@
+"""A model patched by headroom.transformers.patch in a trainer of TRL: the patch changes nothing there and says so."""
+
+import logging
+import sys
+import types
+import warnings
+
+import headroom.transformers
+import headroom.trl
+import pytest
+import torch
+import transformers
+
+IMPORTED, STEP = "headroom.transformers.patch: TRL is imported", "a trainer of TRL makes the loss of Llama"
+
+
+@pytest.fixture(autouse=True)
+def _one_quiet_thread():
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def told(call):
+    """The warnings of headroom in a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(warning.message) for warning in caught if str(warning.message).startswith("headroom.")]
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A trainer by name; its model is loaded, and goes through a function before the trainer has it."""
+    import trainers
+
+    def make(name, change=lambda model: model, arguments=None, **options):
+        folder = trainers.save(tmp_path / "model", "llama")
+        model = change(transformers.AutoModelForCausalLM.from_pretrained(folder))
+        return trainers.trainer(
+            name, folder, tmp_path, {"model": model} | (arguments or {}), **{"max_steps": 2} | options
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["patched first", "patched in the trainer"])
+@pytest.mark.parametrize("name", ["SFT", "DPO", "KTO", "GRPO", "RLOO"])
+def test_the_first_step_says_so_once_and_the_trainer_goes_on(trainer, name, first):
+    stock = trainer(name)
+    stock.train()
+    made = trainer(name, headroom.transformers.patch if first else lambda model: model)
+    if not first:
+        (message,) = told(lambda: headroom.transformers.patch(made.model))
+        assert message.startswith(IMPORTED) and "headroom.trl.patch()" in message
+    (message,) = told(made.train)
+    assert STEP in message and "headroom.trl.patch()" in message
+    for entry, expected in zip(made.state.log_history, stock.state.log_history, strict=True):
+        assert entry.get("loss") == expected.get("loss")
+
+
+def test_a_distillation_says_so(trainer, tmp_path):
+    import trainers
+
+    teacher = trainers.save(tmp_path / "teacher", "qwen3")
+    made = trainer("Distillation", headroom.transformers.patch, {"teacher_model": teacher})
+    (message,) = told(made.train)
+    assert STEP in message
+
+
+def test_a_trainer_that_asks_the_model_for_logits_says_so(trainer):
+    """SFT with a loss function of the user's own."""
+
+    def loss_of(outputs, labels, num_items_in_batch=None):
+        return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    made = trainer("SFT", headroom.transformers.patch, {"compute_loss_func": loss_of})
+    (message,) = told(made.train)
+    assert STEP in message
+
+
+def test_adapters_and_compiled_code_do_not_hide_it(trainer):
+    peft = pytest.importorskip("peft")
+    made = trainer("SFT", headroom.transformers.patch, {"peft_config": peft.LoraConfig(target_modules=["q_proj"])})
+    assert len(told(made.train)) == 1
+    made = trainer("SFT", headroom.transformers.patch, torch_compile=True, torch_compile_backend="eager", max_steps=1)
+    assert len(told(made.train)) == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_with_the_patch_of_trl_there_is_nothing_to_say(trainer, first):
+    headroom.trl.patch(max_workspace_bytes=1 << 20)
+    trained = trainer("SFT")
+    trained.train()
+
+    def patch(model):
+        return headroom.transformers.patch(model, max_workspace_bytes=1 << 20)
+
+    made = trainer("SFT", patch if first else lambda model: model)
+    assert told(lambda: patch(made.model)) == [] and told(made.train) == []
+    assert made.state.log_history[0]["loss"] == trained.state.log_history[0]["loss"]
+    headroom.trl.unpatch()
+    assert len(told(made.train)) == 1
+
+
+def test_options_that_do_not_count_are_named(trainer):
+    headroom.trl.patch()
+    made = trainer("SFT", lambda model: headroom.transformers.patch(model, gradient="thinned"))
+    (message,) = told(made.train)
+    assert STEP in message and "do not count here" in message and "thinned" in message
+
+
+def test_the_trainer_of_transformers_is_not_warned_of(trainer, tmp_path):
+    """Nor is a step of one's own without labels, or code that goes on without TRL."""
+    import trainers
+
+    model = trainers.make_model("llama")
+    (message,) = told(lambda: headroom.transformers.patch(model))
+    assert message.startswith(IMPORTED)
+    data = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}]
+    arguments = dict(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
+    for smoothing in (0.0, 0.1):  # the latter takes the labels away
+        made = transformers.Trainer(
+            model=model,
+            train_dataset=data,
+            args=transformers.TrainingArguments(**arguments, label_smoothing_factor=smoothing),
+        )
+        assert told(made.train) == []
+    assert told(lambda: model(input_ids=torch.arange(9)[None]).logits.sum().backward()) == []
+
+
+def test_without_trl_patch_says_nothing(monkeypatch):
+    import trainers
+
+    for name in [name for name in sys.modules if name == "trl" or name.startswith("trl.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert told(lambda: headroom.transformers.patch(trainers.make_model("llama"))) == []
+    monkeypatch.setitem(sys.modules, "trl", types.ModuleType("trl"))
+    (message,) = told(lambda: headroom.transformers.patch(trainers.make_model("llama")))
+    assert message.startswith(IMPORTED)
