@@ -80,7 +80,7 @@ def patch(
     them (factors, divisors, softcaps, biases, shifts, the loss with ``num_items_in_batch`` or ``shift_labels``) is
     recorded where the fused head computes exactly that, and refused by name where not. ``outputs.logits`` is then None.
     Without labels, without gradients (see ``evaluate``), in ``generate`` and with ``logits_to_keep`` the original
-    forward runs. Signature, hooks and state dict stay as they are.
+    forward runs. Signature, hooks and state dict stay as they are, and what others put around forward, before or after.
 
     Args:
         model: a causal, masked or encoder-decoder language model of transformers, or a PEFT model around one; LoRA on
@@ -192,7 +192,7 @@ def _fused(model: nn.Module, made: _Patch, inner: Callable[..., Any], args: Any,
         return outputs
     if session.losses == 0:
         if _losses.made != before or (session.gradients and _without_gradient(outputs)):
-            return outputs  # another patched model's, or made under torch.no_grad by what is around the model
+            return _without_logits(outputs)  # another patched model's, or made under torch.no_grad around this one
         raise UnsupportedError(
             f"headroom.transformers: the loss of {owner} is not made of the logits of its output embeddings by "
             "torch.nn.functional.cross_entropy; headroom.transformers.unpatch(model) goes back to the original path"

@@ -116,6 +116,23 @@ def test_the_trainer_sees_the_same_losses(llama, tmp_path, accumulation):
     assert max(abs(a - b) for a, b in zip(stock, fused, strict=True)) <= 1e-5
 
 
+@pytest.mark.parametrize("between", [headroom.transformers.patch, headroom.transformers.unpatch])
+def test_the_trainer_stays_in_16_bits(llama, tmp_path, between):
+    """Its autocast is around the model's forward, and the model is not prepared a second time."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    seen = set()
+    llama.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, args, out: seen.add(out.dtype))
+    data = [{"input_ids": row, "labels": row} for row in torch.randint(3, VOCAB, (4, 12))]
+    shared = dict(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
+    arguments = TrainingArguments(**shared, bf16=True, disable_tqdm=True)
+    trainer = Trainer(headroom.transformers.patch(llama), arguments, train_dataset=data, eval_dataset=data)
+    for run in (trainer.train, lambda: between(llama), trainer.evaluate, trainer.train):
+        run()
+    assert seen == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("hooks", [False, True])
 def test_lora_around_a_fused_head_is_refused_a_loss(llama, hooks):
     llama.lm_head = headroom.nn.FusedHead.from_linear(llama.lm_head, shift=1, reduction="none")
