@@ -1,13 +1,14 @@
-"""What the ranks of a group must have in common, compared once for each configuration.
+"""What the ranks of a group must have in common, compared before every run.
 
-A rank that is called otherwise than the others would run other collectives, and all would wait for ever. So a
-configuration that is new to a rank is compared by all of them, which raise the same error where it differs. Which ranks
-have one that is new is told by a header of four numbers that goes before every run on the CPU. On CUDA, where a header
-would be waited for, ranks compare what is new to them, and a rank whose configuration changes alone is not noticed.
+A rank that is called otherwise than the others would run other collectives, and all would wait for ever; and a rank
+that takes another cut of the vocabulary for theirs would be wrong in silence. So a header goes before every run: each
+rank tells all others what it is asked for and which rows it has. What a rank remembers it remembers of what all of them
+said, so all of them find it or none does. Hosts tell each other (_channel.py), and no device is waited for.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import weakref
 from typing import Any, NamedTuple
@@ -20,16 +21,14 @@ from .._cache import Cache
 from .._options import shape_text
 from .._plan import PlanInfo
 from ..errors import InvalidArgumentError
-from ._collectives import all_gather
-
-Group = Any  # torch.distributed.ProcessGroup, which a PyTorch without distributed does not have
+from ._channel import Group, channel_of
 
 
 class Own(NamedTuple):
     """What may differ from rank to rank."""
 
     rows: int  # of the classifier
-    vocab_start: int | None
+    vocab_start: int  # -1: not given
     threads: int
 
 
@@ -57,64 +56,80 @@ class Shard(NamedTuple):
         return torch.empty(len(cls._fields) + 1, dtype=torch.int64, device="cpu")
 
 
-class _Report(NamedTuple):
-    """What a rank tells the others."""
+class _Header(NamedTuple):
+    """What a rank tells the others before every run, in integers."""
 
-    fields: dict[str, Any]
-    own: Own
-    targets: int
+    is_refused: int = 0  # the rank's arguments, by itself
+    fields: int = 0  # a digest of what all ranks have in common
+    targets: int = 0  # a digest
+    seed: int = 0
+    rows: int = 0
+    vocab_start: int = -1  # -1: not given
+    threads: int = 0
+    remembered: int = 0  # what a rank has looked for or kept
+
+
+class Agreed(NamedTuple):
+    """What all ranks have said together."""
+
+    shard: Shard
     seed: int
-    error: str | None
+    new: Any  # None, or what is remembered when all ranks have compared their plans, too
 
 
-_shards: weakref.WeakKeyDictionary[Group, Cache[Any, Shard]] = weakref.WeakKeyDictionary()
+class _Memory:
+    """Shards of a rank by what all ranks of its group have said."""
+
+    def __init__(self) -> None:
+        self._found: Cache[Any, Shard] = Cache(256)
+        self.steps = 0  # the same on all ranks, or they may remember other things
+
+    def get(self, key: Any) -> Shard | None:
+        self.steps += 1
+        return self._found.get(key)
+
+    def put(self, key: Any, shard: Shard) -> None:
+        self.steps += 1
+        self._found.put(key, shard)
 
 
-def _known(group: Group) -> Cache[Any, Shard]:
-    found = _shards.get(group)
+_memories: weakref.WeakKeyDictionary[Group, _Memory] = weakref.WeakKeyDictionary()
+
+
+def _memory_of(group: Group) -> _Memory:
+    found = _memories.get(group)
     if found is None:
-        found = _shards[group] = Cache(256)
+        found = _memories[group] = _Memory()
     return found
 
 
-def _digest(fields: dict[str, Any]) -> int:
-    text = repr(tuple(fields.items())).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+def _digest(data: Any) -> int:
+    """Of bytes, or of what has them."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
-def _sum_of(targets: Tensor | None) -> int:
-    """A number that other targets, or an other order of them, are unlikely to have."""
-    if targets is None:
+def _digest_of(targets: Tensor | None) -> int:
+    """0 of those that no header compares: of a rank's own tokens, or on a device that would be waited for."""
+    if targets is None or targets.device.type != "cpu":
         return 0
-    flat = targets.reshape(-1).to(torch.int64)
-    places = torch.arange(1, flat.numel() + 1, dtype=torch.int64) * 0x9E3779B97F4A7C1
-    return int(((flat + 1) * places).sum())
+    targets = targets.contiguous()
+    return _digest((ctypes.c_char * targets.nbytes).from_address(targets.data_ptr()) if targets.nbytes else b"")
 
 
-def _header(group: Group, numbers: list[int]) -> list[list[int]]:
-    """Of every rank."""
-    mine = torch.tensor(numbers, dtype=torch.int64)
-    every = torch.empty(dist.get_world_size(group) * len(numbers), dtype=torch.int64)
-    all_gather(every, mine, group=group)
-    return every.view(-1, len(numbers)).tolist()
-
-
-def _reports(group: Group, mine: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    return found
+def _headers(group: Group, mine: _Header) -> list[_Header]:
+    return [_Header(*numbers) for numbers in channel_of(group).numbers(list(mine))]
 
 
 def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _check_fields(reports: list[_Report]) -> None:
-    names = list(dict.fromkeys(name for report in reports for name in report.fields))
+def _check_fields(every: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for fields in every for name in fields))
     for name in names:
         values: dict[str, list[int]] = {}
-        for rank, report in enumerate(reports):
-            values.setdefault(repr(report.fields.get(name)), []).append(rank)
+        for rank, fields in enumerate(every):
+            values.setdefault(repr(fields.get(name)), []).append(rank)
         if len(values) > 1:
             got = " and ".join(f"{value} on {_ranks(ranks)}" for value, ranks in values.items())
             raise InvalidArgumentError(f"{name}: expected the same on all ranks of the group, got {got}")
@@ -128,37 +143,45 @@ def _check_targets(targets: list[int], name: str) -> None:
         )
 
 
-def _placed(reports: list[_Report], rank: int) -> Shard:
-    """The rank's shard; the starts given, or one shard behind another."""
-    rows = [report.own.rows for report in reports]
-    starts = [report.own.vocab_start for report in reports]
-    if starts[0] is None:
+def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
+    """The rank's shard; the starts given, or one shard behind another. given: vocab_total."""
+    rows, starts = [header.rows for header in headers], [header.vocab_start for header in headers]
+    if starts[0] < 0:
         starts = [sum(rows[:index]) for index in range(len(rows))]
     total = sum(rows)
     if total == 0:
         raise InvalidArgumentError("weight_shard: expected rows on one rank of the group at least, got none on all")
-    given = reports[0].fields["vocab_total"]
     if given is not None and given != total:
         raise InvalidArgumentError(
             f"vocab_total: expected {total}, the rows of all ranks' shards {shape_text(rows)}, got {given}"
         )
     end = 0
-    for start, count in sorted((start, count) for start, count in zip(starts, rows) if count > 0 and start is not None):
+    for start, count in sorted((start, count) for start, count in zip(starts, rows) if count > 0):
         if start != end:
             raise InvalidArgumentError(
                 f"vocab_start: expected shards that follow one another from 0 to {total}, got starts "
                 f"{shape_text(starts)} of {shape_text(rows)} rows"
             )
         end = start + count
-    start = starts[rank] or 0
-    return Shard(min(start, total - rows[rank]), total, max(rows), rank, len(rows))
+    return Shard(min(starts[rank], total - rows[rank]), total, max(rows), rank, len(rows))
 
 
-def refuse(group: Group, device: torch.device, error: Exception) -> None:
-    """Tells the other ranks that this one's arguments are refused; on the CPU, where they listen."""
-    if device.type == "cpu":
-        _header(group, [0, 1, 0, 0])
-        _reports(group, _Report({}, Own(0, None, 0), 0, 0, f"{type(error).__name__}: {error}"))
+def refuse(group: Group, error: Exception) -> None:
+    """Tells the other ranks, which listen, that this one's arguments are refused."""
+    _headers(group, _Header(is_refused=1))
+    _compare_fields(group, {}, error)
+
+
+def _compare_fields(group: Group, fields: dict[str, Any], error: Exception | None = None) -> None:
+    """Raises where they differ. error: of this rank, which raises it itself."""
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    reports = channel_of(group).objects((fields, text))
+    if error is not None:
+        return
+    for rank, (_, refused) in enumerate(reports):
+        if refused is not None:
+            raise InvalidArgumentError(f"rank {rank} of the group refused its arguments: {refused}")
+    _check_fields([every for every, _ in reports])
 
 
 def _agreed_seed(fields: dict[str, Any], seeds: list[int]) -> int:
@@ -169,49 +192,34 @@ def _agreed_seed(fields: dict[str, Any], seeds: list[int]) -> int:
     return seeds[0]
 
 
-def shard_of(
-    group: Group,
-    device: torch.device,
-    fields: dict[str, Any],
-    own: Own,
-    targets: Tensor | None,
-    targets_name: str,
-    seed: int,
-) -> tuple[Shard, bool, int]:
-    """The rank's shard; whether the configuration is new: then all ranks have compared it, and go on to compare_plans
-    and keep; and the seed of all.
+def agree(
+    group: Group, fields: dict[str, Any], own: Own, targets: Tensor | None, targets_name: str, seed: int
+) -> Agreed:
+    """Raises on every rank where they differ. Of what is new, all ranks go on to compare_plans and keep.
 
     fields: what all ranks have in common, by the names of arguments. targets: those that all ranks have in common, too;
     None: they will.
     """
-    found = _known(group).get(_key(fields, own))
-    checksum = 0
-    if device.type == "cpu":
-        checksum = _sum_of(targets)
-        headers = _header(group, [_digest(fields), found is None, checksum, seed])
-        if not any(header[1] for header in headers) and len({header[0] for header in headers}) == 1:
-            _check_targets([header[2] for header in headers], targets_name)
-            assert found is not None
-            return found, False, _agreed_seed(fields, [header[3] for header in headers])
-    elif found is not None:
-        return found, False, seed
-    reports = _reports(group, _Report(fields, own, checksum, seed, None))
-    for rank, report in enumerate(reports):
-        if report.error is not None:
-            raise InvalidArgumentError(f"rank {rank} of the group refused its arguments: {report.error}")
-    _check_fields(reports)
-    _check_targets([report.targets for report in reports], targets_name)
-    agreed = _agreed_seed(fields, [report.seed for report in reports])
-    return _placed(reports, dist.get_rank(group)), True, agreed
+    memory = _memory_of(group)
+    told = _digest(repr(tuple(fields.items())).encode())
+    mine = _Header(0, told, _digest_of(targets), seed, *own, memory.steps)
+    headers = _headers(group, mine)
+    if any(header.is_refused or header.fields != told for header in headers):
+        _compare_fields(group, fields)
+    _check_targets([header.targets for header in headers], targets_name)
+    seed = _agreed_seed(fields, [header.seed for header in headers])
+    if len({header.remembered for header in headers}) > 1:  # one was interrupted where the others went on
+        memory = _memories[group] = _Memory()
+    key = (tuple(fields.items()), tuple((header.rows, header.vocab_start, header.threads) for header in headers))
+    shard = memory.get(key)
+    if shard is not None:
+        return Agreed(shard, seed, None)
+    return Agreed(_placed(headers, fields["vocab_total"], dist.get_rank(group)), seed, key)
 
 
-def _key(fields: dict[str, Any], own: Own) -> Any:
-    return tuple(fields.items()), own
-
-
-def keep(group: Group, fields: dict[str, Any], own: Own, shard: Shard) -> None:
-    """Of a configuration that all ranks have plans for: it is not compared again."""
-    _known(group).put(_key(fields, own), shard)
+def keep(group: Group, agreed: Agreed) -> None:
+    """What all ranks have plans for: these are not compared again."""
+    _memory_of(group).put(agreed.new, agreed.shard)
 
 
 def compare_plans(group: Group, plan: PlanInfo | None, error: Exception | None) -> None:
@@ -219,7 +227,7 @@ def compare_plans(group: Group, plan: PlanInfo | None, error: Exception | None) 
 
     plan: of the pass that exchanges statistics; error: of this rank, in planning that pass or a later one."""
     steps = None if plan is None else {"token_chunk": plan.token_chunk, "gathers": plan.gathers}
-    reports = _reports(group, (steps, None if error is None else f"{type(error).__name__}: {error}"))
+    reports = channel_of(group).objects((steps, None if error is None else f"{type(error).__name__}: {error}"))
     if error is not None:
         raise error
     for rank, (_, message) in enumerate(reports):

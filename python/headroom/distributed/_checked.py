@@ -34,13 +34,13 @@ def is_whole_head(ranks: int, shard: Tensor, vocab_start: int | None, vocab_tota
 
 
 @contextlib.contextmanager
-def refused_for_all(group: Any, input: Any) -> Iterator[None]:
+def refused_for_all(group: Any) -> Iterator[None]:
     """Tells the other ranks what this one refuses; of compiled code, which is traced alone, nothing."""
     try:
         yield
     except Exception as error:
         if not torch.compiler.is_compiling():
-            _agreement.refuse(group, getattr(input, "device", torch.device("cpu")), error)
+            _agreement.refuse(group, error)
         raise
 
 

@@ -133,7 +133,7 @@ def linear_cross_entropy(
         threshold,
         batch_invariant,
     )
-    with refused_for_all(group, input):
+    with refused_for_all(group):
         call = _Call(arguments, group, vocab_start, vocab_total, sequence_parallel)
     return call()
 

@@ -66,7 +66,7 @@ def linear_log_probs(
     )  # fmt: skip
     if is_whole_head(dist.get_world_size(group), weight_shard, vocab_start, vocab_total):
         return of_whole_vocabulary(input, weight_shard, ids, **shared)
-    with refused_for_all(group, input):
+    with refused_for_all(group):
         _checks.check_tensor("ids", ids)
         row_temperature, shared["temperature"] = temperatures(temperature, ids.shape[:-1])
         a = Arguments(input, weight_shard, ids, reduction="sum", row_temperature=row_temperature, **shared)

@@ -16,7 +16,8 @@ from .._saved import LSE, read_by_backward
 from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned, stats_dtype
 from ..errors import InvalidArgumentError
 from . import _agreement
-from ._agreement import Group, Own, Shard
+from ._agreement import Own, Shard
+from ._channel import Group
 from ._run import Asks, Pass, add_up, find, find_on_all, gathered
 
 
@@ -96,7 +97,7 @@ def _fields(
 
 def _own(inputs: Inputs, ranks: Ranks) -> Own:
     threads = torch.get_num_threads() if inputs.hidden.device.type == "cpu" else 0
-    return Own(int(inputs.weight.shape[0]), None if ranks.vocab_start < 0 else ranks.vocab_start, threads)
+    return Own(int(inputs.weight.shape[0]), ranks.vocab_start, threads)
 
 
 def group_of(ranks: Ranks) -> Group:
@@ -136,13 +137,13 @@ def forward(
         if main_grad is not None and flags.want_d_weight:
             check_own_memory(main_grad, inputs, weight_name="weight_shard")
     except Exception as error:
-        _agreement.refuse(group, inputs.hidden.device, error)
+        _agreement.refuse(group, error)
         raise
     own, fields = _own(inputs, ranks), _fields(pass_, inputs, main_grad, options, flags, ranks, asks)
     targets = None if ranks.own_targets else inputs.target
-    device = inputs.hidden.device
-    seed = 0 if inputs.seed is None or device.type != "cpu" else int(inputs.seed)
-    shard, is_new, seed = _agreement.shard_of(group, device, fields, own, targets, asks.targets_name, seed)
+    seed = 0 if inputs.seed is None or inputs.hidden.device.type != "cpu" else int(inputs.seed)
+    agreed = _agreement.agree(group, fields, own, targets, asks.targets_name, seed)
+    shard, seed = agreed.shard, agreed.seed
     inputs = _with_seed(inputs, seed)
     if inputs.class_weight is not None and inputs.class_weight.shape[0] != shard.total:
         raise InvalidArgumentError(
@@ -157,10 +158,10 @@ def forward(
     now = flags.with_gradients(Wants()) if pass_ == _c.FORWARD else flags
     read = inputs._replace(seed=None) if pass_ == _c.FORWARD else inputs  # only gradients are drawn
     asked = Pass(pass_, readable(read, options["num_items"]), options, now, asks)
-    if is_new:
+    if agreed.new is not None:
         later = _to_come(inputs, main_grad, options, flags) if pass_ == _c.FORWARD else []
         run = find_on_all(group, shard, asked, later)
-        _agreement.keep(group, fields, own, shard)
+        _agreement.keep(group, agreed)
     else:
         run = find(group, shard, asked)
     found = run(asked.tensors)

@@ -18,7 +18,8 @@ from .._flags import Flags
 from .._run import Run, Tensors, allocator, layouts, place, stream_of
 from .._torch import DTYPES, stats_dtype
 from ..errors import CommunicationError
-from ._agreement import Group, Shard, compare_plans
+from ._agreement import Shard, compare_plans
+from ._channel import Group
 from ._collectives import all_gather, reduce_scatter
 
 

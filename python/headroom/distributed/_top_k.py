@@ -56,7 +56,7 @@ def linear_top_k(
     if is_whole_head(dist.get_world_size(group), weight_shard, vocab_start, vocab_total):
         whole: LinearTopK = of_whole_vocabulary(input, weight_shard, k, temperature=temperature, **shared)
         return whole
-    with refused_for_all(group, input):
+    with refused_for_all(group):
         _checks.check_tensor("input", input)
         check_sequence_parallel(input, sequence_parallel)
         own = tuple(input.shape[:-1])

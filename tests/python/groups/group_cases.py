@@ -24,14 +24,14 @@ class Data:
 
     width, times = D, 1  # the vocabulary is so many times that of shard_sizes()
 
-    def __init__(self, ranks, dtype=torch.float64, seed=0, shape=(ROWS,)):
+    def __init__(self, ranks, dtype=torch.float64, seed=0, shape=(ROWS,), rows=None):
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*size):
             return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
 
         stats = torch.float64 if dtype == torch.float64 else torch.float32
-        self.rows = [self.times * count for count in shard_sizes(ranks)]
+        self.rows = rows or [self.times * count for count in shard_sizes(ranks)]
         self.start, self.vocab = sum(self.rows[: ranks.rank]), sum(self.rows)
         self.input, self.weight, self.bias = (
             normal(*sizes) for sizes in ((*shape, self.width), (self.vocab, self.width), (self.vocab,))

@@ -14,8 +14,8 @@ SECONDS = 480  # for all cases of a size; a collective that nobody joins ends af
 
 
 MODULES = {
-    "cpu": ("group", "fault", "later", "target", "top_k", "invariance", "thinned"),
-    "cuda": ("cuda", "cuda_thinned"),
+    "cpu": ("group", "fault", "later", "target", "top_k", "invariance", "thinned", "sequence", "channel"),
+    "cuda": ("cuda", "cuda_thinned", "sequence"),
 }
 
 
@@ -44,14 +44,18 @@ def sizes(*numbers):
 class Ranks:
     """What a case knows of the group that runs it."""
 
-    def __init__(self, rank, size, device):
-        self.rank, self.size, self.device = rank, size, device
+    def __init__(self, rank, size, device, group=None):
+        self.rank, self.size, self.device, self._group = rank, size, device, group
 
     @property
     def group(self):
         import torch.distributed as dist
 
-        return dist.group.WORLD
+        return self._group or dist.group.WORLD
+
+    def within(self, group):
+        """The same ranks as those of another group."""
+        return Ranks(self.rank, self.size, self.device, group)
 
 
 def _work(rank, size, store, results, kind):
