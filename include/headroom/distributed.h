@@ -16,7 +16,12 @@
  *
  * Ranks plan alike: with group_size, the same options and group_vocab, plans of one backend on machines of
  * one kind have the same chunks, and with that the same collectives. headroom_plan_info has their number; a
- * host whose machines differ compares token_chunk of all ranks before the first run. */
+ * host whose machines differ compares token_chunk of all ranks before the first run.
+ *
+ * A run keeps nothing of the ranks: its plan says where its own rows lie, and the exchange tells the others.
+ * Ranks whose shards do not follow one another from 0 to one vocab_total, or whose targets differ, get the
+ * same HEADROOM_INVALID_ARGUMENT on the host. On CUDA, where nothing is waited for, the loss and all gradients
+ * of the run are NaN on every rank. Options, hidden states and weights are not compared. */
 #ifndef HEADROOM_DISTRIBUTED_H_
 #define HEADROOM_DISTRIBUTED_H_
 

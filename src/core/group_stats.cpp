@@ -1,6 +1,12 @@
 #include "core/group_stats.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/group_cut.h"
+#include "core/status.h"
+#include "core/targets.h"
 
 namespace headroom {
 namespace {
@@ -33,7 +39,19 @@ int64_t statistics_of(const Problem& p, DType dtype) {
   return count;
 }
 
-// What all ranks have told of rows: [ranks, numbers, rows], of the largest logits behind the statistics.
+// Of kCutNumbers, each exact in a float64.
+enum Cut : int64_t { kStart, kVocab, kTotal, kTargets };
+
+double digest_of(const Problem& p, const void* targets) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < p.tokens * p.target_count(); ++i) {
+    sum += mixed_target(load_as_int64(targets, p.target_dtype, i), i);
+  }
+  return static_cast<double>(sum >> 11);
+}
+
+// What all ranks have told of rows: [ranks, numbers, rows], of the largest logits behind the statistics; and
+// behind each rank's its cut.
 struct Told {
   const Problem& p;
   std::span<double> numbers;
@@ -42,8 +60,9 @@ struct Told {
   int64_t of_rank = group_numbers(p, DType::kF64);
 
   double& at(int64_t rank, int64_t number, int64_t row) const {
-    return numbers[static_cast<size_t>((rank * of_rank + number) * rows + row)];
+    return numbers[static_cast<size_t>(rank * (of_rank * rows + kCutNumbers) + number * rows + row)];
   }
+  double& cut(int64_t rank, Cut number) const { return at(rank, of_rank, number); }
   double& logit(int64_t rank, int64_t i, int64_t row) const { return at(rank, statistics + 2 * i, row); }
   double& id(int64_t rank, int64_t i, int64_t row) const { return at(rank, statistics + 2 * i + 1, row); }
 };
@@ -70,8 +89,46 @@ void merge_top(const Told& told, int64_t row, int64_t ranks, std::span<TopLogit<
   }
 }
 
+void check_same(const Told& told, int64_t ranks, Cut number, const std::string& argument, bool shows) {
+  const auto text = [&](int64_t rank) {
+    return std::to_string(static_cast<int64_t>(told.cut(rank, number)));
+  };
+  for (int64_t rank = 1; rank < ranks; ++rank) {
+    if (told.cut(rank, number) == told.cut(0, number)) continue;
+    const std::string other = shows ? text(rank) + " on rank " : "others on rank ";
+    throw_invalid(
+        argument, "the same on all ranks of the group",
+        other + std::to_string(rank) + (shows ? " and " + text(0) + " on" : " than on") + " rank 0");
+  }
+}
+
+// By the same error on every rank.
+void check_cuts(const Told& told, int64_t ranks) {
+  check_same(told, ranks, kTotal, "vocab_total", true);
+  check_same(told, ranks, kTargets, "targets", false);
+  std::vector<std::pair<int64_t, int64_t>> shards;
+  std::string all;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const auto start = static_cast<int64_t>(told.cut(rank, kStart));
+    const auto end = start + static_cast<int64_t>(told.cut(rank, kVocab));
+    if (end > start) shards.emplace_back(start, end);
+    all += (rank > 0 ? ", [" : "[") + std::to_string(start) + ", " + std::to_string(end) + ")";
+  }
+  std::sort(shards.begin(), shards.end());
+  int64_t reached = 0;
+  bool follow = true;
+  for (const auto& [start, end] : shards) {
+    follow = follow && start == reached;
+    reached = end;
+  }
+  const auto total = static_cast<int64_t>(told.cut(0, kTotal));
+  if (follow && reached == total) return;
+  throw_invalid("vocab_start",
+                "shards that follow one another from 0 to vocab_total = " + std::to_string(total), all);
+}
+
 template <class T>
-void join(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
+void join(const Problem& p, const Communicator& group, const ParallelFor& parallel_for, const void* targets,
           std::span<RowStats<double>> rows, std::span<TopLogit<T>> top, std::span<double> scratch) {
   if (group.size == 1) return;
   const auto count = static_cast<int64_t>(rows.size());
@@ -88,7 +145,12 @@ void join(const Problem& p, const Communicator& group, const ParallelFor& parall
       told.id(group.rank, i, row) = static_cast<double>(mine.id);
     }
   }
-  group.gather(scratch.data(), told.of_rank * count, DType::kF64, nullptr);
+  told.cut(group.rank, kStart) = static_cast<double>(p.vocab_start);
+  told.cut(group.rank, kVocab) = static_cast<double>(p.vocab);
+  told.cut(group.rank, kTotal) = static_cast<double>(p.vocab_total);
+  told.cut(group.rank, kTargets) = digest_of(p, targets);
+  group.gather(scratch.data(), numbers_of_rank(p, count), DType::kF64, nullptr);
+  check_cuts(told, group.size);
   parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int64_t task, int) {
     const int64_t end = std::min(count, (task + 1) * kTaskRows);
     for (int64_t row = task * kTaskRows; row < end; ++row) {
@@ -104,23 +166,27 @@ int64_t group_numbers(const Problem& p, DType dtype) {
   return statistics_of(p, dtype) + 2 * p.top_k;
 }
 
+int64_t numbers_of_rank(const Problem& p, DType dtype, int64_t rows) {
+  return group_numbers(p, dtype) * rows + kCutNumbers;
+}
+
 void count_gathers(const Problem& p, DType dtype, int64_t token_chunk, Plan* plan) {
   if (p.group_size < 2 || !p.needs_forward()) return;
   plan->gathers = (p.tokens + token_chunk - 1) / token_chunk;
-  plan->gathered_bytes =
-      static_cast<uint64_t>(p.group_size * group_numbers(p, dtype) * p.tokens) * size_of(dtype);
+  const int64_t numbers = group_numbers(p, dtype) * p.tokens + plan->gathers * kCutNumbers;
+  plan->gathered_bytes = static_cast<uint64_t>(p.group_size * numbers) * size_of(dtype);
 }
 
 void join_over_group(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
-                     std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
+                     const void* targets, std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
                      std::span<double> scratch) {
-  join(p, group, parallel_for, rows, top, scratch);
+  join(p, group, parallel_for, targets, rows, top, scratch);
 }
 
 void join_over_group(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
-                     std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
+                     const void* targets, std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
                      std::span<double> scratch) {
-  join(p, group, parallel_for, rows, top, scratch);
+  join(p, group, parallel_for, targets, rows, top, scratch);
 }
 
 }  // namespace headroom

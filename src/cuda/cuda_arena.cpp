@@ -73,7 +73,7 @@ GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
   int64_t number = 0;
   const auto next = [&] { return gathered + number++ * rows; };
   g.slots.slots = p.group_size;
-  g.slots.stride = group_numbers(p, DType::kF32) * rows;
+  g.slots.stride = numbers_of_rank(p, DType::kF32, rows);
   g.slots.max = next();
   g.slots.sum = next();
   g.target_logit = next();
@@ -89,6 +89,7 @@ GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
     number += p.top_k - 1;
     g.top_id = reinterpret_cast<int32_t*>(next());
   }
+  g.cut = reinterpret_cast<uint32_t*>(gathered + group_numbers(p, DType::kF32) * rows);
   return g;
 }
 
@@ -124,7 +125,7 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
 #undef HEADROOM_TAKE
     if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
-    if (p.in_group()) a.gathered = take<float>(w, p.group_size * group_numbers(p, DType::kF32) * rows);
+    if (p.in_group()) a.gathered = take<float>(w, p.group_size * numbers_of_rank(p, DType::kF32, rows));
   }
   return a;
 }

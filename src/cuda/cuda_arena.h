@@ -59,13 +59,14 @@ int64_t exps_stride(const Problem& problem, const PlanDetail& detail);
 int64_t kept_window(const Problem& problem, const PlanDetail& detail);
 
 // What the ranks of a group tell each other of rows: [ranks][numbers][rows] in one array, so that a rank is a
-// slot of whole rows. Of a slot's statistics argmax is a global id.
+// slot of whole rows, and kCutNumbers behind each rank's. Of a slot's statistics argmax is a global id.
 struct GroupStats {
   StatSlots slots;                // as many as ranks; 0: no group
   float* target_logit = nullptr;  // as the slots: 0 where the target is in another shard
   // [top_k, rows] of a slot: the largest logits of its columns, in order; the id -1 where columns are fewer.
   float* top_logit = nullptr;
   int32_t* top_id = nullptr;
+  uint32_t* cut = nullptr;  // [kCutNumbers] of a slot
 };
 GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
 
@@ -82,7 +83,7 @@ struct Arena {
   float* bias = nullptr;                 // [V] in fp32 times bias_scale, where the caller's is not that
   float* inverse_temperature = nullptr;  // [N] of the computed rows; null: ones
   StatSlots slots;
-  float* gathered = nullptr;                                     // [ranks, numbers, R] GroupStats
+  float* gathered = nullptr;                                     // [ranks, numbers of R rows] GroupStats
   float* anchor = nullptr;                                       // [R]
   uint8_t* active = nullptr;                                     // one for 128 of the R rows
   float *lse = nullptr, *lse_low = nullptr;                      // [R] together lse

@@ -143,7 +143,7 @@ TEST_P(ThinnedDeviceGroups, PlansCountWhatIsExchanged) {
   EXPECT_EQ(plan.info().kind, HEADROOM_PLAN_THINNED);
   const int64_t with_guess = GetParam().is_fused();
   EXPECT_EQ(plan.info().gathers, 1 + with_guess);
-  EXPECT_EQ(plan.info().gathered_bytes, static_cast<uint64_t>(3 * 64 * 4 * (3 + with_guess)));
+  EXPECT_EQ(plan.info().gathered_bytes, static_cast<uint64_t>(3 * 4 * (64 * (3 + with_guess) + 4)));
 }
 
 // And a run makes as many exchanges, beside the sum of d_hidden: none of one rank, or without tokens.

@@ -84,7 +84,7 @@ TEST(CudaGroupPlans, ExchangesThreeNumbersARow) {
   const Problem p = rank_problem(kShards[0], Pass::kForwardBackward, DType::kBF16, 2048);
   const Plan plan = choose_plan(make_plans(p, h200(), "", 0), 0);
   EXPECT_EQ(plan.gathers, (8192 + plan.token_chunk - 1) / plan.token_chunk);
-  EXPECT_EQ(plan.gathered_bytes, size_t{5 * 3 * 4 * 8192});
+  EXPECT_EQ(plan.gathered_bytes, static_cast<size_t>(5 * 4 * (3 * 8192 + 4 * plan.gathers)));
 }
 
 TEST(CudaGroupPlans, EveryNumberHasAPlace) {
@@ -92,10 +92,11 @@ TEST(CudaGroupPlans, EveryNumberHasAPlace) {
   p.want_argmax = p.want_entropy = p.want_mean_logit = p.want_log_sum_sq_probs = true;
   p.label_smoothing = 0.1;
   const int64_t rows = 128, numbers = group_numbers(p, DType::kF32);
-  std::vector<float> memory(static_cast<size_t>(p.group_size * numbers * rows));
+  std::vector<float> memory(static_cast<size_t>(p.group_size * numbers_of_rank(p, DType::kF32, rows)));
   const GroupStats g = group_stats(p, memory.data(), rows);
   EXPECT_EQ(g.slots.slots, 5);
-  EXPECT_EQ(g.slots.stride, numbers * rows);
+  EXPECT_EQ(g.slots.stride, numbers * rows + 4);
+  EXPECT_EQ(static_cast<void*>(g.cut), memory.data() + numbers * rows);
   std::vector<const void*> places{g.slots.max, g.slots.sum, g.target_logit, g.slots.argmax};
 #define HEADROOM_PLACE(name, part, ...) places.push_back(g.slots.part);
   HEADROOM_OPTIONAL_SUMS(HEADROOM_PLACE)

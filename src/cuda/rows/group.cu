@@ -1,3 +1,4 @@
+#include "core/group_cut.h"
 #include "cuda/check.h"
 #include "cuda/launch.cuh"
 #include "cuda/rows/finish_row.cuh"
@@ -51,7 +52,64 @@ __global__ void __launch_bounds__(kThreads)
   if (mine.slots.argmax != nullptr) mine.slots.argmax[r] = static_cast<int32_t>(stats.argmax);
 }
 
+constexpr int kCutThreads = 1024;
+
+__device__ void put_wide(uint32_t* at, uint64_t value) {
+  at[0] = static_cast<uint32_t>(value);
+  at[1] = static_cast<uint32_t>(value >> 32);
+}
+
+__device__ uint64_t wide_at(const uint32_t* at) {
+  return at[0] | uint64_t{at[1]} << 32;
+}
+
+// Of the columns [0, vocab_total): the sum over shards that follow one another from 0, in any order.
+__device__ uint64_t mixed_columns(int64_t first, int64_t end) {
+  return mixed(static_cast<uint64_t>(end)) - mixed(static_cast<uint64_t>(first));
+}
+
+__global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowInputs in, uint32_t* cut) {
+  const int64_t targets = in.tokens * (in.targets_per_row > 0 ? in.targets_per_row : 1);
+  unsigned long long sum = 0;
+  for (int64_t i = threadIdx.x; i < targets; i += kCutThreads) sum += mixed_target(target_at(in, i), i);
+  sum = block_sum<kCutThreads>(sum);
+  if (threadIdx.x != 0) return;
+  put_wide(cut, mixed_columns(in.vocab_start, in.vocab_start + in.vocab));
+  put_wide(cut + 2, mixed(sum) + static_cast<uint64_t>(in.vocab_total));
+}
+
+__device__ bool make_a_vocabulary(const RowInputs& in, const GroupStats& all) {
+  uint64_t columns = 0;
+  bool is_same = true;
+  for (int64_t s = 0; s < all.slots.slots; ++s) {
+    const uint32_t* cut = all.cut + s * all.slots.stride;
+    columns += wide_at(cut);
+    is_same = is_same && wide_at(cut + 2) == wide_at(all.cut + 2);
+  }
+  return is_same && columns == mixed_columns(0, in.vocab_total);
+}
+
+__global__ void __launch_bounds__(kCutThreads)
+    check_cuts_kernel(RowInputs in, Arena arena, GroupStats all, int64_t first, int64_t rows) {
+  const bool is_right = first == 0 ? make_a_vocabulary(in, all) : !isnan(arena.scalars->divisor);
+  if (is_right) return;
+  for (int64_t r = threadIdx.x; r < rows; r += kCutThreads) {
+    all.slots.max[r] = all.slots.sum[r] = CUDART_NAN_F;
+  }
+  if (threadIdx.x == 0 && first == 0) arena.scalars->divisor = CUDART_NAN;
+}
+
 }  // namespace
+
+void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& queue) {
+  launch_after(After::kAnything, "group_cut", group_cut_kernel, 1, kCutThreads, queue, in, mine.cut);
+}
+
+void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, int64_t first,
+                       int64_t rows, const Queue& queue) {
+  launch_after(After::kAnything, "check_cuts", check_cuts_kernel, 1, kCutThreads, queue, in, arena, all,
+               first, rows);
+}
 
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
                         After after, const Queue& queue) {

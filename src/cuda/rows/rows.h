@@ -187,6 +187,12 @@ struct FinishChunk {
 // Of a group: this rank's part of what ranks tell each other, from the slots of a chunk.
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
                         After after, const Queue& queue);
+// And of itself: where its columns lie, and a digest of the targets and of vocab_total.
+void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& queue);
+// Where the first chunk's are no cut of one vocabulary, or of other targets, the divisor of all losses and
+// gradients becomes NaN, and so do the statistics of the rows of this chunk and of later ones.
+void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, int64_t first,
+                       int64_t rows, const Queue& queue);
 void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
                          After after, const Queue& queue);
 
