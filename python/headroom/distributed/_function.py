@@ -82,8 +82,8 @@ def linear_cross_entropy(
     All other arguments, results and costs are those of :func:`headroom.linear_cross_entropy`. Per-token results are of
     all tokens. ``max_workspace_bytes`` must fit a backward pass that comes later, too, or the forward pass is refused.
 
-    A configuration (shapes, dtypes and options) that is new is compared by all ranks. Where one differs, all of them
-    raise; docs/parallel.md has what is noticed on which device.
+    Hosts compare shapes, dtypes, options and where shards lie before every call. Where one differs, all of them raise;
+    docs/parallel.md has what is noticed on which device.
 
     Raises:
         InvalidArgumentError: ranks that differ, by the name of what differs; shards that do not make a vocabulary.

@@ -23,6 +23,7 @@ def _serve(rank, world, device, file, pipe):
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["LOCAL_RANK"] = str(rank)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(rank)
     timeout = datetime.timedelta(seconds=TIMEOUT / 2)
