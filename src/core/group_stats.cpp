@@ -149,7 +149,7 @@ void join(const Problem& p, const Communicator& group, const ParallelFor& parall
   told.cut(group.rank, kVocab) = static_cast<double>(p.vocab);
   told.cut(group.rank, kTotal) = static_cast<double>(p.vocab_total);
   told.cut(group.rank, kTargets) = digest_of(p, targets);
-  group.gather(scratch.data(), numbers_of_rank(p, count), DType::kF64, nullptr);
+  group.gather(scratch.data(), numbers_of_rank(p, DType::kF64, count), DType::kF64, nullptr);
   check_cuts(told, group.size);
   parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int64_t task, int) {
     const int64_t end = std::min(count, (task + 1) * kTaskRows);
