@@ -38,8 +38,10 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
         raise UnsupportedError(
             f"headroom.transformers: the output embeddings of {owner} are a {type(head).__name__}, not a linear layer"
         )
-    vocab = linear[0].out_features
-    found = [module for module in linear if module.out_features == vocab]
+    sizes = [_sizes(module) for module in linear]
+    inputs = {size for size, _ in sizes}
+    vocab = next((size for _, size in sizes if size not in inputs), sizes[-1][1])  # layers before the last feed one
+    found = [module for module, (_, size) in zip(linear, sizes, strict=True) if size == vocab]
     for module in found:
         kind = type(module)
         if kind.forward not in _PLAIN:
@@ -48,6 +50,14 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
                 "expected a torch.nn.Linear: keep the head out of the quantisation (modules_to_not_convert)"
             )
     return found
+
+
+def _sizes(layer: nn.Linear) -> tuple[int, int]:
+    """Of input and output. PEFT's copy of a tied embedding is an nn.Linear(V, D) by its names, its weight is [V, D]."""
+    weight = layer._parameters.get("weight")
+    if weight is not None and tuple(weight.shape) == (layer.in_features, layer.out_features):
+        return layer.out_features, layer.in_features
+    return layer.in_features, layer.out_features
 
 
 def _unknown_adapter(module: nn.Module) -> str | None:
@@ -131,17 +141,21 @@ def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
 
 
 def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, session: Session) -> Tensor:
+    if isinstance(hidden, DeferredLogits):
+        raise hidden.logits.refuse("linear()")
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    weight = layer.weight  # before the probe: a parametrization that is cached would have no gradients after it
+    # Once and with gradients: a parametrization may change its state at each use, and one that is cached keeps these.
+    weight: Tensor = layer.weight
+    bias: Tensor | None = layer.bias
     probed = probe = None
     if session.probing:
         probed = some_rows(hidden)
-        probe = logits_of(original, layer, probed, session.owner)
+        plain = getattr(original, "__func__", None) in _PLAIN
+        probe = logits_of(None if plain else original, weight, bias, probed, session.owner)
     versions = tuple((tensor, tensor._version) for tensor in (hidden, weight) if not tensor.is_inference())
     term = Term(hidden, weight, probed=probed, versions=versions, layer=layer)
-    bias: Tensor | None = layer.bias
     if bias is not None and hasattr(layer, "unshard"):
         bias = bias.clone()  # FSDP2 frees it when this call ends
     is_dtensor = hasattr(type(hidden), "placements")

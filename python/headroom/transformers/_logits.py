@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 
+ROWS = 8  # of logits that are compared
+
 
 @dataclass
 class Session:
@@ -20,9 +22,10 @@ class Session:
     owner: str  # class of the model, for messages
     options: dict[str, Any]
     tp_mesh: Any  # the DeviceMesh over which the head's weight is sharded, where its hidden states are plain tensors
-    probing: bool  # whether a few rows of the logits are made by the model's own operations, to compare with
+    probing: int  # rows of logits that are yet to be compared with those of the model's own operations, 0 for none
     gradients: bool = field(default_factory=torch.is_grad_enabled)  # whether it began with gradients
     losses: int = 0
+    compared: int = ROWS  # rows that each loss was compared at; ROWS also where it has fewer
     unsharded: list[Any] = field(default_factory=list)  # units of FSDP2 that were gathered again for the loss
 
 
@@ -73,11 +76,16 @@ class Logits:
             "the fused head does not know; headroom.transformers.unpatch(model) goes back to the original path"
         )
 
+    @property
+    def unit(self) -> float:
+        """The factor of all terms together, beside which each may have another of its own."""
+        return next((term.factor for term in self.terms if term.factor), 1.0)
+
     def scaled(self, factor: float) -> Logits:
-        if not math.isfinite(factor) or factor == 0.0:
+        if not math.isfinite(factor):
             raise self.refuse(f"a multiplication by {factor}")
         if self.cap is not None:
-            if factor < 0:
+            if factor <= 0:
                 raise self.refuse(f"a multiplication by {factor} after tanh")
             return replace(self, cap=self.cap * factor)
         terms = tuple(replace(term, factor=term.factor * factor) for term in self.terms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -36,9 +37,9 @@ def cross_entropy(
             f"{list(target.shape)}; expected [N, V] and [N] indices"
         )
     logits = replace(logits, terms=tuple(_present(term, logits.session) for term in logits.terms))
-    hidden, operands = fused_operands(logits)
     if logits.session.probing:
-        compare(logits, operands)
+        compare(logits)
+    hidden, operands = fused_operands(logits)
     logits.session.losses += 1
     hidden = _over_ranks(logits, hidden, operands["linear_weight"])
     loss = linear_cross_entropy(
@@ -57,26 +58,21 @@ def cross_entropy(
 
 def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
     """Hidden states [N, D], and the head: the formula as ``cap * tanh((scale * hidden @ weight.T + bias) / cap)``."""
-    factor, bias = logits.terms[0].factor, logits.bias
-    hidden, weight = joined(logits.terms, [term.hidden for term in logits.terms])
+    factor, bias = logits.unit, logits.bias
+    hidden, weight = joined(logits, [term.hidden for term in logits.terms])
     cap = logits.cap
     if cap is not None:
         factor, bias = factor * cap, None if bias is None else bias * cap
     return hidden, {"linear_weight": weight, "linear_bias": bias, "scale": factor, "softcap": cap}
 
 
-def joined(terms: tuple[Term, ...], hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:
+def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Several products as one: [h, f A h] against [W, B]. Costs a copy of the weights, and as much for its gradient."""
-    if len(terms) == 1:
+    terms, unit = logits.terms, logits.unit
+    if len(terms) == 1 and terms[0].factor == unit:
         return hiddens[0], terms[0].weight
-    dtype = hiddens[0].dtype
-    for term, hidden in zip(terms, hiddens, strict=True):
-        dtype = torch.promote_types(dtype, torch.promote_types(hidden.dtype, term.weight.dtype))
-    first = terms[0].factor
-    parts = [
-        h.to(dtype) * (t.factor / first) if t.factor != first else h.to(dtype)
-        for t, h in zip(terms, hiddens, strict=True)
-    ]
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in (*hiddens, *(term.weight for term in terms))])
+    parts = [h.to(dtype) * (t.factor / unit) if t.factor != unit else h.to(dtype) for t, h in zip(terms, hiddens)]
     return torch.cat(parts, dim=-1), torch.cat([term.weight.to(dtype) for term in terms], dim=-1)
 
 

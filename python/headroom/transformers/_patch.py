@@ -19,7 +19,7 @@ from ._beside_trl import options_there, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
 from ._heads import check_backward_hooks, deferring, layers_of
 from ._layer import KEY, parameter_names, shed, wear
-from ._logits import Session
+from ._logits import ROWS, Session
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -29,7 +29,7 @@ class _Patch:
     """What a patched model carries."""
 
     options: dict[str, Any]
-    check: bool
+    check: int  # rows of logits that are yet to be compared with those of the model's own operations
     evaluate: bool
     tp_mesh: Any
     told: bool = False  # that a trainer of TRL does not use the patch
@@ -86,7 +86,8 @@ def patch(
         model: a causal, masked or encoder-decoder language model of transformers, or a PEFT model around one; LoRA on
             the head costs a copy of the head's weight and as much for its gradient.
         max_workspace_bytes, gradient, threshold, batch_invariant: as in :func:`headroom.linear_cross_entropy`.
-        check: compare a few tokens of the first batch with what the model's own operations make of them.
+        check: compare a few tokens of the first batch with what the model's own operations make of them; of later ones
+            where these are not finite.
         evaluate: compute the loss without logits where no gradient is wanted, too (as in ``Trainer.evaluate`` with
             ``prediction_loss_only=True``); metrics then find no logits.
         tp_mesh: of a tensor-parallel head, whose weight is a DTensor sharded over the vocabulary: the ``DeviceMesh``
@@ -117,7 +118,7 @@ def patch(
         raise TypeError(f"model: expected a model whose forward takes labels, got {owner}")
     layers_of(_head(target), owner)
     warn_where_imported(owner, stacklevel=2)
-    target.__dict__[KEY] = _Patch(options, check, evaluate, tp_mesh)
+    target.__dict__[KEY] = _Patch(options, ROWS if check else 0, evaluate, tp_mesh)
     wear(target)
     return model
 
@@ -197,7 +198,7 @@ def _fused(model: nn.Module, made: _Patch, inner: Callable[..., Any], args: Any,
             f"headroom.transformers: the loss of {owner} is not made of the logits of its output embeddings by "
             "torch.nn.functional.cross_entropy; headroom.transformers.unpatch(model) goes back to the original path"
         )
-    made.check = False
+    made.check = max(0, made.check - session.compared)
     _losses.made += 1
     if not torch.is_grad_enabled():  # with gradients FSDP itself frees them, after the backward pass
         for unit in session.unsharded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
-from ._logits import Logits
+from ._logits import ROWS, Logits
 
-ROWS = 8
 _BLOCK = 1 << 22  # elements of the weight that are widened at a time
 
 
@@ -31,73 +31,117 @@ def some_rows(hidden: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(original: Callable[..., Any], layer: nn.Linear, rows: Tensor, owner: str) -> Tensor:
-    """What the layer makes of these rows, in float32 where it makes 16 bits: those would hide a wrong factor of 1.01.
+def logits_of(own: Callable[..., Any] | None, weight: Tensor, bias: Tensor | None, rows: Tensor, owner: str) -> Tensor:
+    """The head's logits of these rows, in float32 where it makes 16 bits: those would hide a wrong factor of 1.01.
 
-    The layer's own result must then be the float32 product, rounded.
+    It makes them by its ``own`` forward, or with the weight that was read as torch.nn.Linear does. In 16 bits its
+    result must be the float32 product, rounded, where neither overflows.
     """
-    made: Tensor = original(rows)
-    if made.dtype not in (torch.bfloat16, torch.float16) or type(layer.weight) not in (Tensor, nn.Parameter):
+    made: Tensor = nn.functional.linear(rows, weight, bias) if own is None else own(rows)
+    if made.dtype not in (torch.bfloat16, torch.float16) or type(weight) not in (Tensor, nn.Parameter):
         return made
-    wide, size = _product(layer, rows, made.dtype)
+    wide, size = _product(rows, weight, bias, made.dtype)
     unit = torch.finfo(made.dtype)
-    sums = 8 * torch.finfo(torch.float32).eps * rows.shape[-1] ** 0.5 * float(rows.float().norm(dim=-1).max()) * size
-    error = torch.linalg.vector_norm(made.float() - wide, dim=-1)
-    allowed = unit.eps * torch.linalg.vector_norm(wide, dim=-1) + sums + unit.tiny * unit.eps * wide.shape[-1] ** 0.5
+    longest = float(torch.linalg.vector_norm(_numbers(rows.float()), dim=-1).max()) if len(rows) else 0.0
+    sums = 8 * torch.finfo(torch.float32).eps * rows.shape[-1] ** 0.5 * longest * size
+    both = made.isfinite() & wide.isfinite()
+    error = torch.linalg.vector_norm((made.float() - wide).where(both, 0.0), dim=-1)
+    length = torch.linalg.vector_norm(wide.where(both, 0.0), dim=-1)
+    allowed = unit.eps * length + sums + unit.tiny * unit.eps * wide.shape[-1] ** 0.5
     if not bool((error <= allowed).all()):
         raise UnsupportedError(
-            f"headroom.transformers: on {rows.shape[0]} tokens of the first batch the head of {owner} makes something "
+            f"headroom.transformers: on {rows.shape[0]} tokens of this batch the head of {owner} makes something "
             "else than the product with its weight; headroom.transformers.unpatch(model) goes back to the original path"
         )
     return wide
 
 
-def _product(layer: nn.Linear, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """The float32 product of operands in ``dtype``, and the norm of the weight."""
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The float32 product of operands in ``dtype``, and the norm of the weight without what is no number."""
     with torch.autocast(rows.device.type, enabled=False):
         left, parts, norms = rows.to(dtype).float(), [], []
-        for part in torch.split(layer.weight, max(1, _BLOCK // layer.weight.shape[1])):
+        for part in _blocks(weight):
             right = part.to(dtype).float()
             parts.append(left @ right.T)
-            norms.append(torch.linalg.vector_norm(right))
+            norms.append(torch.linalg.vector_norm(_numbers(right)))
         product = torch.cat(parts, dim=-1)
-        if layer.bias is not None:
-            product += layer.bias.to(dtype).float()
+        if bias is not None:
+            product += bias.to(dtype).float()
         return product, float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
+def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(weight, max(1, _BLOCK // weight.shape[1]))
+
+
+def _numbers(values: Tensor) -> Tensor:
+    return values.nan_to_num(0.0, 0.0, 0.0)
+
+
 @torch.no_grad()
-def compare(logits: Logits, operands: dict[str, Any]) -> None:
+def compare(logits: Logits) -> None:
     """Raises where the losses of the probed rows differ by more than rounding explains.
 
-    Each is compared at the entry of largest logit and at one elsewhere.
+    Each is compared at the entry of largest logit and at one elsewhere. Rows that have a value or a loss that is not
+    finite are left out, as are entries of the vocabulary that have none: neither says anything of the formula.
     """
-    probe = logits.probe
-    if probe is None or any(term.probed is None for term in logits.terms):
+    if logits.probe is None or any(term.probed is None for term in logits.terms):
         raise UnsupportedError(f"headroom.transformers: the handshake with {logits.session.owner} found no logits")
-    from ._loss import joined
+    from ._loss import fused_operands
 
-    terms = tuple(replace(t, weight=_whole(t.weight), probed=_whole(t.probed)) for t in logits.terms)
-    logits, probe = replace(logits, terms=terms, bias=_whole(logits.bias)), _whole(probe)
-    hidden, weight = joined(terms, [term.probed for term in terms if term.probed is not None])
-    rows = probe.shape[0]
-    elsewhere = torch.arange(rows, device=probe.device) * 7919 % logits.vocab
-    targets = torch.cat((probe.argmax(-1), elsewhere))
-    values = probe if probe.dtype == torch.float64 else probe.float()
-    expected = torch.nn.functional.cross_entropy(values.repeat(2, 1), targets, reduction="none")
-    arguments = dict(operands, linear_weight=weight.detach())
-    if arguments["linear_bias"] is not None:
-        arguments["linear_bias"] = _whole(arguments["linear_bias"]).detach()
-    got = linear_cross_entropy(hidden.repeat(2, 1), target=targets, reduction="none", **arguments)
+    session, (logits, values) = logits.session, _comparable(logits)
+    targets = _targets(logits, values)
+    losses = [nn.functional.cross_entropy(values, target, reduction="none") for target in targets]
+    finite = [term.hidden.isfinite().all(-1) for term in logits.terms]
+    kept = torch.stack([*finite, *(loss.isfinite() for loss in losses)]).all(0)
+    logits = logits.over_rows(lambda hidden: hidden[kept])
+    rows = int(kept.sum()) if targets else 0
+    allowed = _rounding(logits) if rows else 0.0
+    if not math.isfinite(allowed):
+        rows = 0
+    session.compared = min(session.compared, ROWS if 0 < rows == len(kept) else rows)
+    if rows == 0:
+        return
+    hidden, operands = fused_operands(logits)
+    target, expected = (torch.cat([part[kept] for part in parts]) for parts in (targets, losses))
+    got = linear_cross_entropy(hidden.repeat(2, 1), target=target, reduction="none", **operands)
     assert isinstance(got, Tensor)
     difference = float((got.to(expected.dtype) - expected).abs().max())
-    allowed = _rounding(logits, operands["softcap"] or 1.0)
     if not difference <= allowed:
         raise UnsupportedError(
-            f"headroom.transformers: on {rows} tokens of the first batch the loss of {logits.session.owner} differs "
+            f"headroom.transformers: on {rows} tokens of this batch the loss of {session.owner} differs "
             f"from the fused head's by {difference:.3g}, of which rounding explains {allowed:.3g}; "
             "headroom.transformers.unpatch(model) goes back to the original path"
         )
+
+
+def _comparable(logits: Logits) -> tuple[Logits, Tensor]:
+    """The probed rows as a formula and as values, without the entries whose weights or bias are not finite.
+
+    A bias of minus infinity stays, as of entries that pad the vocabulary: their losses are what others have of them.
+    """
+    terms = tuple(replace(t, hidden=_whole(t.probed), weight=_whole(t.weight).detach()) for t in logits.terms)
+    values, bias = _whole(logits.probe), _whole(logits.bias)
+    values = values if values.dtype == torch.float64 else values.float()
+    finite = [torch.linalg.vector_norm(term.weight, ord=math.inf, dim=-1).isfinite() for term in terms]
+    if bias is not None:
+        bias = bias.detach()
+        finite.append(bias.isfinite() | (bias == -math.inf))
+    kept = torch.stack(finite).all(0)
+    if not bool(kept.all()):
+        terms = tuple(replace(term, weight=term.weight[kept]) for term in terms)
+        values, bias = values[:, kept], None if bias is None else bias[kept]
+    return replace(logits, terms=terms, bias=bias), values
+
+
+def _targets(logits: Logits, values: Tensor) -> list[Tensor]:
+    """Of each row the entry of largest logit, and one elsewhere that has a finite bias."""
+    entries = torch.arange(logits.vocab, device=values.device)
+    if logits.bias is not None:
+        entries = entries[logits.bias.isfinite()]
+    if len(entries) == 0:
+        return []
+    return [values.argmax(-1), entries[torch.arange(len(values), device=values.device) * 7919 % len(entries)]]
 
 
 def _whole(tensor: Any) -> Any:
@@ -105,31 +149,34 @@ def _whole(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(type(tensor), "placements") else tensor
 
 
-def _rounding(logits: Logits, cap: float) -> float:
+def _rounding(logits: Logits) -> float:
     """Bound of the rounding: of dot products of D terms, of their results, and of four operations on these and a tanh.
 
     The probe has no coarser precision than float32. In 16 bits may be a bias, which factors are applied to, and hidden
     states that :func:`joined` multiplies by the factor between two products: these are rounded once more.
     """
     sums = rounded = largest = 0.0
-    dtype = logits.terms[0].weight.dtype
+    dtype, cap = logits.terms[0].weight.dtype, abs(logits.cap or 1.0)
     for term in logits.terms:
-        assert term.probed is not None
-        rows, factor = term.probed, abs(term.factor * cap)
-        norms = [torch.linalg.vector_norm(matrix, dim=-1).max() for matrix in (rows, term.weight)]
-        norm = factor * float(norms[0]) * float(norms[1])
-        sums += norm * rows.shape[-1] ** 0.5
-        rounded += norm if term.factor != logits.terms[0].factor else 0.0
-        wide = torch.promote_types(rows.dtype, term.weight.dtype)
-        dtype = torch.promote_types(dtype, wide)
-        largest += factor * float((rows.to(wide) @ term.weight.to(wide).T).abs().max())
+        norm = abs(term.factor * cap) * _longest(term.hidden) * _longest(term.weight)
+        sums += norm * term.hidden.shape[-1] ** 0.5
+        rounded += norm if term.factor != logits.unit else 0.0
+        dtype = torch.promote_types(dtype, torch.promote_types(term.hidden.dtype, term.weight.dtype))
+        largest += norm
     products, results, cast = _units(logits)
-    found = 8 * products * sums + 5 * results * (largest + 1.0 + abs(cap))
+    found = 8 * products * sums + 5 * results * (largest + 1.0 + cap)
     found += max(cast, torch.finfo(dtype).eps) * rounded
     if logits.bias is not None:
         unit = max(cast, results, torch.finfo(logits.bias.dtype).eps)
-        found += 5 * unit * abs(cap) * float(logits.bias.abs().max())
+        found += 5 * unit * cap * float(_numbers(logits.bias).abs().max())
     return found
+
+
+def _longest(matrix: Tensor) -> float:
+    """The largest norm of a row, which 16 bits may not hold."""
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    norms = [torch.linalg.vector_norm(part, dim=-1, dtype=wide).max() for part in _blocks(matrix)]
+    return float(torch.stack(norms).max())
 
 
 def _units(logits: Logits) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ peft = pytest.importorskip("peft")
 
 
 def lora(model, **options):
-    made = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, **options))
+    made = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 6} | options))
     with torch.no_grad():  # B begins as 0, and so would the gradient of A
         for name, parameter in made.named_parameters():
             if "lora_B" in name:
@@ -31,11 +31,20 @@ def lora(model, **options):
         {"target_modules": ["q_proj", "lm_head"], "use_rslora": True, "lora_bias": True},
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
         {"target_modules": ["q_proj"], "target_parameters": ["lm_head.weight"]},
+        {"target_modules": ["q_proj", "lm_head"], "lora_alpha": 0},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"], "ensure_weight_tying": True},
     ],
-    ids=["frozen", "on the head", "on the head with bias", "saved", "on the head's weight"],
-)
+    ids=[
+        "frozen", "on the head", "on the head with bias", "saved", "on the head's weight", "at a scale of 0",
+        "the embedding saved, tied", "the head saved, tied",
+    ],
+)  # fmt: skip
 def test_adapters(llama, options, first):
     batch = inputs(llama)
+    if "ensure_weight_tying" in options:
+        llama.config.tie_word_embeddings = True
+        llama.tie_weights()
     if first:
         headroom.transformers.patch(llama)
     model = lora(llama, **options)

@@ -7,6 +7,7 @@ import transformers
 from headroom.errors import UnsupportedError
 from headroom.transformers._logits import Logits
 from tiny import VOCAB, build, inputs
+from torch.overrides import TorchFunctionMode
 
 MODELS = {
     "LlamaForCausalLM": {},
@@ -62,29 +63,49 @@ def test_a_bias_that_is_wrong_by_a_tenth_is_refused(precision, monkeypatch):
         run(tiny("BartForConditionalGeneration"), precision)
 
 
-class Changing(torch.nn.Module):
-    """Another weight from its second use on."""
+class Changing(TorchFunctionMode):
+    """Makes another product of the head, as a mode that computes in 8 bits does."""
 
     def __init__(self, factor):
         super().__init__()
-        self.factor, self.uses = factor, 0
+        self.factor = factor
 
-    def forward(self, weight):
-        self.uses += 1
-        return weight if self.uses == 1 else weight * self.factor
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        linear = func is torch.nn.functional.linear and made.shape[-1] == VOCAB
+        return made * self.factor if linear and type(made) is torch.Tensor else made
 
 
 @pytest.mark.parametrize("wrong", [0.99, 1.01, 1.0])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_layer_that_is_not_its_product_is_refused(llama, precision, wrong):
-    changing = Changing(wrong)
-    torch.nn.utils.parametrize.register_parametrization(llama.lm_head, "weight", changing)
-    changing.uses = 0
-    if wrong == 1.0:
-        assert torch.isfinite(run(llama, precision).loss)
-    else:
-        with pytest.raises(UnsupportedError, match="LlamaForCausalLM"):
-            run(llama, precision)
+    with Changing(wrong):
+        if wrong == 1.0:
+            assert torch.isfinite(run(llama, precision).loss)
+        else:
+            with pytest.raises(UnsupportedError, match="LlamaForCausalLM"):
+                run(llama, precision)
+
+
+class Counting(torch.nn.Module):
+    """Another weight at each use."""
+
+    def __init__(self):
+        super().__init__()
+        self.uses = 0
+
+    def forward(self, weight):
+        self.uses += 1
+        return weight * self.uses
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_weight_is_read_once(llama, precision):
+    counting = Counting()
+    torch.nn.utils.parametrize.register_parametrization(llama.lm_head, "weight", counting)
+    counting.uses = 0
+    assert torch.isfinite(run(llama, precision).loss)
+    assert counting.uses == 1
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
