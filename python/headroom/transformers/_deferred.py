@@ -17,7 +17,7 @@ from ._logits import Logits
 from ._loss import cross_entropy
 
 _CASTS = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
-_METADATA = frozenset(
+METADATA = frozenset(
     "shape device dtype ndim layout is_cuda is_cpu is_mps is_meta is_sparse is_quantized is_nested requires_grad size "
     "is_contiguous dim ndimension numel nelement __len__ get_device is_floating_point is_complex".split()
 )
@@ -63,8 +63,8 @@ class DeferredLogits(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
-        if name in _METADATA:
+        name = name_of(func)
+        if name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         logits = _first(args, kwargs)
@@ -89,7 +89,7 @@ class DeferredLogits(Tensor):
         return f"DeferredLogits(shape={list(self.logits.shape)}, dtype={self.logits.dtype})"
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
     name = str(getattr(func, "__name__", func))
     return str(func.__self__.__name__) if name == "__get__" else name
 
@@ -105,7 +105,7 @@ def _first(args: Any, kwargs: dict[str, Any]) -> Logits | None:
 
 def _only_positional(logits: Logits, func: Any, kwargs: dict[str, Any]) -> None:
     if kwargs:
-        raise logits.refuse(f"{_name(func)}() with {', '.join(kwargs)}")
+        raise logits.refuse(f"{name_of(func)}() with {', '.join(kwargs)}")
 
 
 def _on_probe(logits: Logits, run: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -121,9 +121,9 @@ def _number(logits: Logits, value: object, func: Any) -> float:
         return float(value)
     if isinstance(value, Tensor) and not isinstance(value, DeferredLogits) and value.numel() == 1:
         if value.requires_grad:
-            raise logits.refuse(f"{_name(func)}() by a factor that is learned")
+            raise logits.refuse(f"{name_of(func)}() by a factor that is learned")
         return float(value)
-    raise logits.refuse(f"{_name(func)}() by {_text(value)}")
+    raise logits.refuse(f"{name_of(func)}() by {_text(value)}")
 
 
 def _text(value: object) -> str:
@@ -133,7 +133,7 @@ def _text(value: object) -> str:
 def _pair(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     _only_positional(logits, func, kwargs)
     if len(args) != 2:
-        raise logits.refuse(f"{_name(func)}() with {len(args)} arguments")
+        raise logits.refuse(f"{name_of(func)}() with {len(args)} arguments")
     return args[0], args[1]
 
 
@@ -164,7 +164,7 @@ def _add(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor
         return DeferredLogits(replace(total, probe=both, dtype=dtype))
     bias = second if isinstance(first, DeferredLogits) else first
     if not isinstance(bias, Tensor):
-        raise logits.refuse(f"{_name(func)}() of {_text(bias)}")
+        raise logits.refuse(f"{name_of(func)}() of {_text(bias)}")
     dtype = torch.promote_types(logits.dtype, bias.dtype)
     return DeferredLogits(replace(logits.with_bias(bias), dtype=dtype, probe=_on_probe(logits, lambda z: z + bias)))
 
@@ -176,7 +176,7 @@ def _tanh(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
 
 def _cast(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """Another dtype is recorded only: products are accumulated in float32 (float64 for float64) in any case."""
-    name, dtype, device = _name(func), logits.dtype, logits.terms[0].hidden.device
+    name, dtype, device = name_of(func), logits.dtype, logits.terms[0].hidden.device
     dtype = _CASTS.get(name, dtype)
     if not isinstance(args[0], DeferredLogits) or (name == "type" and len(args) == 1):
         raise logits.refuse(f"{name}()")
@@ -207,14 +207,14 @@ def _same(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
 def _reshape(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """Row-major, so with the last size as it is the rows keep their order."""
     if not isinstance(args[0], DeferredLogits):
-        raise logits.refuse(f"{_name(func)}() of another tensor")
+        raise logits.refuse(f"{name_of(func)}() of another tensor")
     try:
         made = func(_meta(logits), *args[1:], **kwargs)
     except Exception as error:
-        raise logits.refuse(f"{_name(func)}() as {args[1:]} of shape {list(logits.shape)} ({error})") from error
+        raise logits.refuse(f"{name_of(func)}() as {args[1:]} of shape {list(logits.shape)} ({error})") from error
     shape = made.shape
     if made.dtype != logits.dtype or not shape or shape[-1] != logits.vocab:
-        raise logits.refuse(f"{_name(func)}() to shape {list(shape)}, which splits the vocabulary of {logits.vocab}")
+        raise logits.refuse(f"{name_of(func)}() to shape {list(shape)}, which splits the vocabulary of {logits.vocab}")
     return DeferredLogits(logits.over_rows(lambda hidden: hidden.reshape(*shape[:-1], hidden.shape[-1])))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import nn
 
 from .. import _options
 from ..errors import UnsupportedError
+from ._absent import without_logits
 from ._beside_trl import options_there, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
 from ._heads import check_backward_hooks, deferring, layers_of
@@ -22,6 +22,7 @@ from ._layer import KEY, parameter_names, shed, wear
 from ._logits import ROWS, Session
 
 Model = TypeVar("Model", bound=nn.Module)
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since PyTorch 2.7
 
 
 @dataclass
@@ -50,7 +51,8 @@ class _Patch:
         bare = given.get("labels") is None
         if not self.told and (of_trl or (bare and _may_be_of_trl())) and options_there() != self.options:
             warn_of_step(self, type(model).__name__, of_trl)
-        if of_trl or bare or part or not (torch.is_grad_enabled() or self.evaluate):
+        wanted = (torch.is_grad_enabled() or self.evaluate) and not _is_exporting()
+        if of_trl or bare or part or not wanted:
             return inner(*args, **kwargs)
         return _fused(model, self, inner, args, kwargs)
 
@@ -79,8 +81,9 @@ def patch(
     The model's own code runs as it is, with a head that returns logits which are never made; what the model does with
     them (factors, divisors, softcaps, biases, shifts, the loss with ``num_items_in_batch`` or ``shift_labels``) is
     recorded where the fused head computes exactly that, and refused by name where not. ``outputs.logits`` is then None.
-    Without labels, without gradients (see ``evaluate``), in ``generate`` and with ``logits_to_keep`` the original
-    forward runs. Signature, hooks and state dict stay as they are, and what others put around forward, before or after.
+    Without labels, without gradients (see ``evaluate``), in ``generate``, with ``logits_to_keep`` and in
+    ``torch.export`` the original forward runs. Signature, hooks and state dict stay as they are, and what others put
+    around forward, before or after.
 
     Args:
         model: a causal, masked or encoder-decoder language model of transformers, or a PEFT model around one; LoRA on
@@ -89,7 +92,7 @@ def patch(
         check: compare a few tokens of the first batch with what the model's own operations make of them; of later ones
             where these are not finite.
         evaluate: compute the loss without logits where no gradient is wanted, too (as in ``Trainer.evaluate`` with
-            ``prediction_loss_only=True``); metrics then find no logits.
+            ``prediction_loss_only=True``); what uses logits there, such as metrics, is refused.
         tp_mesh: of a tensor-parallel head, whose weight is a DTensor sharded over the vocabulary: the ``DeviceMesh``
             over which it is, where its hidden states are plain tensors that are the same on all its ranks, as by the
             tensor parallelism of transformers. A head of PyTorch's ``parallelize_module`` needs none.
@@ -193,7 +196,7 @@ def _fused(model: nn.Module, made: _Patch, inner: Callable[..., Any], args: Any,
         return outputs
     if session.losses == 0:
         if _losses.made != before or (session.gradients and _without_gradient(outputs)):
-            return _without_logits(outputs)  # another patched model's, or made under torch.no_grad around this one
+            return without_logits(outputs)  # another patched model's, or made under torch.no_grad around this one
         raise UnsupportedError(
             f"headroom.transformers: the loss of {owner} is not made of the logits of its output embeddings by "
             "torch.nn.functional.cross_entropy; headroom.transformers.unpatch(model) goes back to the original path"
@@ -203,7 +206,7 @@ def _fused(model: nn.Module, made: _Patch, inner: Callable[..., Any], args: Any,
     if not torch.is_grad_enabled():  # with gradients FSDP itself frees them, after the backward pass
         for unit in session.unsharded:
             unit.reshard()
-    return _without_logits(outputs)
+    return without_logits(outputs)
 
 
 class _Losses(threading.local):
@@ -217,17 +220,3 @@ def _without_gradient(outputs: Any) -> bool:
     values = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, (tuple, list)) else ()
     found = [value for value in values if isinstance(value, torch.Tensor)]
     return bool(found) and not any(isinstance(value, DeferredLogits) or value.requires_grad for value in found)
-
-
-def _without_logits(outputs: Any) -> Any:
-    """The outputs with None in place of logits that were never made; a ModelOutput leaves out what is None."""
-    if isinstance(outputs, DeferredLogits):
-        return None
-    if isinstance(outputs, dict) and dataclasses.is_dataclass(outputs):
-        fields = {key: _without_logits(value) for key, value in outputs.items()}
-        return type(outputs)(**fields)
-    if type(outputs) is dict:
-        return {key: _without_logits(value) for key, value in outputs.items()}
-    if type(outputs) in (tuple, list):
-        return type(outputs)(_without_logits(value) for value in outputs)
-    return outputs

@@ -1,0 +1,145 @@
+"""What is in the place of logits that were not made: in a Trainer's evaluation, and in code that counts places."""
+
+import copy
+import itertools
+
+import headroom.transformers
+import pytest
+import torch
+import transformers
+from headroom.errors import UnsupportedError
+from tiny import build, inputs
+
+NAMES = [
+    "LlamaForCausalLM",
+    "T5ForConditionalGeneration",  # the encoder's hidden states follow
+    "BartForConditionalGeneration",
+    "MixtralForCausalLM",  # the router's logits follow
+    "BertForMaskedLM",
+    "BertForPreTraining",  # another head's logits follow
+]
+REFUSED = "evaluate: expected False .*compute_metrics.* got True and .*prediction_loss_only=True"
+
+
+def tiny(name):
+    model = build(getattr(transformers, name))
+    if hasattr(model.config, "output_router_logits"):
+        model.config.output_router_logits = True
+    return model.eval()
+
+
+def trainer(model, folder, dictionary=True, **options):
+    pytest.importorskip("accelerate")
+    batch = inputs(model)
+    model.config.return_dict = dictionary
+    data = [{key: value[index % 2] for key, value in batch.items()} for index in range(6)]
+    precision = {"bf16": options.pop("bf16", False)}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_eval_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True, **precision
+    )
+    return transformers.Trainer(model=model, args=arguments, eval_dataset=data, **options)
+
+
+@pytest.mark.parametrize(
+    ("dictionary", "bf16"), [(True, False), (False, False), (True, True)], ids=["outputs", "tuple", "autocast"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_get_logits_or_an_error_that_says_what_to_do(name, dictionary, bf16, tmp_path):
+    if not dictionary and name in ("LlamaForCausalLM", "BartForConditionalGeneration", "MixtralForCausalLM"):
+        pytest.skip("the class itself fails with return_dict=False in its configuration")
+    model, seen = tiny(name), []
+
+    def compute_metrics(prediction):
+        seen.append(prediction.predictions)
+        return {}
+
+    def evaluate(model, **options):
+        return trainer(model, tmp_path, dictionary, bf16=bf16, **options).evaluate()["eval_loss"]
+
+    stock = evaluate(copy.deepcopy(model), compute_metrics=compute_metrics)
+    evaluate(headroom.transformers.patch(copy.deepcopy(model)), compute_metrics=compute_metrics)
+    first, second = (p[0] if isinstance(p, tuple) else p for p in seen)
+    assert (first == second).all()
+
+    headroom.transformers.patch(model, evaluate=True)
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        evaluate(model, compute_metrics=compute_metrics)
+    assert len(seen) == 2
+    assert abs(evaluate(model) - stock) <= (2**-8 if bf16 else 1e-6) * stock
+
+
+def test_predictions_are_refused_and_may_be_left_out(llama, tmp_path):
+    made = trainer(headroom.transformers.patch(llama, evaluate=True), tmp_path)
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        made.predict(made.eval_dataset)
+    assert made.predict(made.eval_dataset, ignore_keys=["logits"]).metrics["test_loss"] > 0
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_else_is_where_it_was(name, gradients):
+    model = tiny(name)
+    batch = inputs(model)
+    with torch.set_grad_enabled(gradients):
+        whole, stock = model(**batch), model(**batch, return_dict=False)
+        headroom.transformers.patch(model, evaluate=True)
+        made, fused = model(**batch), model(**batch, return_dict=False)
+    assert list(made) == list(whole) and len(made.to_tuple()) == len(whole.to_tuple()) and len(fused) == len(stock)
+    places = [key for key, value in made.items() if value is None or "NoLogits" in type(value).__name__]
+    assert len(places) == 1 and places[0].endswith("logits") and getattr(made, places[0]) is None
+    assert (made[places[0]] is None) == gradients
+    for (key, value), index in zip(whole.items(), itertools.count()):
+        if key not in places:
+            torch.testing.assert_close(made[key], value, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(made[index], value, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(fused[index], stock[index], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda z: z.detach(),
+        lambda z: z.float().argmax(-1),
+        lambda z: z.cpu().numpy(),
+        lambda z: z.tolist(),
+        lambda z: z[0],
+        lambda z: z == 1,
+        lambda z: bool(z),
+        lambda z: torch.cat([z, z]),
+        lambda z: torch.zeros(z.shape).copy_(z),
+        lambda z: copy.deepcopy(z),
+        lambda z: torch.from_dlpack(z),
+    ],
+)
+def test_any_use_of_the_values_is_refused(llama, use):
+    headroom.transformers.patch(llama, evaluate=True)
+    with torch.no_grad():
+        logits = llama(**inputs(llama))["logits"]
+    assert logits.to("cpu").shape == (2, 8, 99) and logits.dtype == torch.float32 and "NoLogits" in repr(logits)
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        use(logits)
+
+
+def test_a_compiled_model_is_evaluated(llama):
+    batch = inputs(llama)
+    compiled = torch.compile(headroom.transformers.patch(llama, evaluate=True), backend="eager")
+    with torch.no_grad():
+        made = compiled(**batch)
+        assert made.loss > 0
+        with pytest.raises(UnsupportedError, match=REFUSED):
+            made["logits"].argmax(-1)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_a_patched_model_is_exported_with_labels(name, strict):
+    """As it is without the patch: the program needs no operator of ours where it runs."""
+    model = tiny(name)
+    batch = inputs(model)
+    stock = model(**batch)
+    headroom.transformers.patch(model, evaluate=True)
+    made = torch.export.export(model, (), batch, strict=strict).module()(**batch)
+    assert list(made) == list(stock)
+    torch.testing.assert_close(made["loss"], stock.loss)
+    torch.testing.assert_close(made["logits"], stock.logits)
+    assert model(**batch).logits is None
