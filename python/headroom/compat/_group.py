@@ -35,5 +35,7 @@ def told_to_all(group: Any, input: Tensor) -> contextlib.AbstractContextManager[
     """Tells the others of the group, which would wait, of an error within."""
     from ..distributed._checked import checked_group, refused_for_all
 
+    if not torch.distributed.is_initialized():  # which is refused later
+        return contextlib.nullcontext()
     group = checked_group(group)
     return refused_for_all(group, input) if torch.distributed.get_world_size(group) > 1 else contextlib.nullcontext()

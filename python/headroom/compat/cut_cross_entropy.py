@@ -122,6 +122,8 @@ def linear_cross_entropy(
         length = targets.size(-1)
         if not 0 <= shift < length:
             raise ValueError(f"shift: expected an integer in [0, {length}), got {shift}")
+        if of is not None and c.shape[0] != of.stop - of.start:
+            raise ValueError(f"c: expected {of.stop - of.start} rows of vocab_parallel_options, got {c.shape[0]}")
         _check_shapes(e, c, bias)
         targets = indices("targets", targets, e.shape[:-1], AssertionError)
     steps = int(shift)
@@ -142,8 +144,6 @@ def linear_cross_entropy(
 
 
 def _sharded(e: Tensor, c: Tensor, targets: Tensor, of: VocabParallelOptions, options: dict[str, Any]) -> Any:
-    if c.shape[0] != of.stop - of.start:
-        raise ValueError(f"c: expected {of.stop - of.start} rows of vocab_parallel_options, got {c.shape[0]}")
     if of.reduce_e_grad:
         from ..distributed import linear_cross_entropy
 
