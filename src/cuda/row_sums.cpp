@@ -75,18 +75,19 @@ KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
   return k;
 }
 
-// Every rank's statistics of the chunk, on all of them. The first chunk tells whether the ranks fit together.
+// Every rank's statistics of the chunk, on all of them. The chunk that comes first tells whether the ranks
+// fit together.
 GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChunk& f) {
   const Problem& p = run.problem;
   const GroupStats all = group_stats(p, run.arena.gathered, chunk.rows);
   const int64_t count = all.slots.stride;
   const GroupStats mine = group_stats(p, run.arena.gathered + run.group->rank * count, chunk.rows);
   launch_group_stats(run.rows, run.arena, f, mine, run.after, run.queue);
-  if (chunk.first == 0) launch_group_cut(run.rows, mine, run.queue);
+  if (chunk.is_first) launch_group_cut(run.rows, mine, run.queue);
   run.queue.call([group = run.group, gathered = run.arena.gathered, count](cudaStream_t stream) {
     group->gather(gathered, count, DType::kF32, stream);
   });
-  launch_check_cuts(run.rows, run.arena, all, chunk.first, chunk.rows, run.queue);
+  launch_check_cuts(run.rows, run.arena, all, chunk.is_first, chunk.rows, run.queue);
   return all;
 }
 

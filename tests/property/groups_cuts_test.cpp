@@ -17,15 +17,21 @@ class GroupCuts : public testing::TestWithParam<Engine> {
  protected:
   static constexpr int kRanks = 3;
 
-  void SetUp() override {
+  void SetUp() override { set({20, 30, 8}, {12, 8, 10}); }
+
+  void set(PlainSize size, const std::vector<int64_t>& shards) {
+    case_ = plain_case(11, size, GetParam().plain_dtype());
+    case_.problem.d_hidden_dtype = stats_dtype(case_.problem);
     case_.targets[0] = 5;
     case_.targets[1] = 17;
-    const headroom::Pass pass = headroom::Pass::forward_backward;
-    for (int64_t start : {0, 12, 20}) {
-      headroom::Problem p = pass_problem(case_, pass);
-      p.vocab = start == 0 ? 12 : start == 12 ? 8 : 10;
-      headroom::set_group(p, kRanks, start, 30, 12, headroom::GroupDHidden::sum);
+    problems_.clear();
+    int64_t start = 0;
+    for (int64_t vocab : shards) {
+      headroom::Problem p = pass_problem(case_, headroom::Pass::forward_backward);
+      p.vocab = vocab;
+      headroom::set_group(p, kRanks, start, size.vocab, shards[0], headroom::GroupDHidden::sum);
       problems_.push_back(p);
+      start += vocab;
     }
   }
 
@@ -54,7 +60,7 @@ class GroupCuts : public testing::TestWithParam<Engine> {
   }
 
   headroom::Context context_ = make_context(GetParam(), 1);
-  Case case_ = plain_case(11, {20, 30, 8}, GetParam().plain_dtype());
+  Case case_;
   std::vector<headroom::Problem> problems_;
   RankGroup group_{kRanks, GetParam().is_device()};
   std::string expected(const std::string& on_host) const { return GetParam().is_device() ? "NaN" : on_host; }
@@ -97,6 +103,24 @@ TEST_P(GroupCuts, RefusesAVocabularyWithoutAnEnd) {
       expected(
           "vocab_start: expected shards that follow one another from 0 to vocab_total = 30, got [0, 12), "
           "[12, 20), [20, 29)"));
+}
+
+TEST_P(GroupCuts, RefusesAllChunksOfTokens) {
+  set({1200, 900, 24}, {500, 0, 400});
+  size_t least = SIZE_MAX;
+  for (const headroom::PlanInfo& plan : context_.plans(problems_[0])) {
+    least = std::min<size_t>(least, plan.workspace_bytes);
+  }
+  for (headroom::Problem& p : problems_) p.max_workspace_bytes = least;
+  if (GetParam().backend != "reference") {
+    EXPECT_GT(headroom::Plan(context_, problems_[0]).info().gathers, 1);
+  }
+  const auto errors = errors_of([](int rank, headroom::Problem&, Case& c) {
+    if (rank == 2) std::swap(c.targets[0], c.targets[1]);
+  });
+  EXPECT_EQ(errors,
+            std::set<std::string>{expected("targets: expected the same on all ranks of the group, got "
+                                           "others on rank 2 than on rank 0")});
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, GroupCuts, testing::ValuesIn(engines()),

@@ -90,13 +90,13 @@ __device__ bool make_a_vocabulary(const RowInputs& in, const GroupStats& all) {
 }
 
 __global__ void __launch_bounds__(kCutThreads)
-    check_cuts_kernel(RowInputs in, Arena arena, GroupStats all, int64_t first, int64_t rows) {
-  const bool is_right = first == 0 ? make_a_vocabulary(in, all) : !isnan(arena.scalars->divisor);
+    check_cuts_kernel(RowInputs in, Arena arena, GroupStats all, bool is_first, int64_t rows) {
+  const bool is_right = is_first ? make_a_vocabulary(in, all) : !isnan(arena.scalars->divisor);
   if (is_right) return;
   for (int64_t r = threadIdx.x; r < rows; r += kCutThreads) {
     all.slots.max[r] = all.slots.sum[r] = CUDART_NAN_F;
   }
-  if (threadIdx.x == 0 && first == 0) arena.scalars->divisor = CUDART_NAN;
+  if (threadIdx.x == 0 && is_first) arena.scalars->divisor = CUDART_NAN;
 }
 
 }  // namespace
@@ -105,10 +105,10 @@ void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& 
   launch_after(After::kAnything, "group_cut", group_cut_kernel, 1, kCutThreads, queue, in, mine.cut);
 }
 
-void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, int64_t first,
+void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, bool is_first,
                        int64_t rows, const Queue& queue) {
   launch_after(After::kAnything, "check_cuts", check_cuts_kernel, 1, kCutThreads, queue, in, arena, all,
-               first, rows);
+               is_first, rows);
 }
 
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,

@@ -189,9 +189,9 @@ void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChu
                         After after, const Queue& queue);
 // And of itself: where its columns lie, and a digest of the targets and of vocab_total.
 void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& queue);
-// Where the first chunk's are no cut of one vocabulary, or of other targets, the divisor of all losses and
-// gradients becomes NaN, and so do the statistics of the rows of this chunk and of later ones.
-void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, int64_t first,
+// Where those of the chunk that comes first are no cut of one vocabulary, or of other targets, the divisor of
+// all losses and gradients becomes NaN, and so do the statistics of the rows of this chunk and of later ones.
+void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, bool is_first,
                        int64_t rows, const Queue& queue);
 void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
                          After after, const Queue& queue);
