@@ -175,6 +175,7 @@ def test_of_a_loss(reduction, shape, dtype, kind):
         options |= {"gradient": "thinned", "threshold": 0.25, "seed": 3}
     if kind == "several":
         y = torch.stack([y, y], 1)
+        options["target_weight"] = torch.rand(y.shape)
     if kind == "no weight":
         w.requires_grad_(False)
 
