@@ -31,11 +31,11 @@ def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: 
     return linear_cross_entropy(apply(input, ranks) if ranks > 1 else input, *rest, group=group, **options)
 
 
-def told_to_all(group: Any, input: Tensor) -> contextlib.AbstractContextManager[None]:
+def told_to_all(group: Any) -> contextlib.AbstractContextManager[None]:
     """Tells the others of the group, which would wait, of an error within."""
     from ..distributed._checked import checked_group, refused_for_all
 
     if not torch.distributed.is_initialized():  # which is refused later
         return contextlib.nullcontext()
     group = checked_group(group)
-    return refused_for_all(group, input) if torch.distributed.get_world_size(group) > 1 else contextlib.nullcontext()
+    return refused_for_all(group) if torch.distributed.get_world_size(group) > 1 else contextlib.nullcontext()

@@ -115,7 +115,7 @@ def linear_cross_entropy(
     _check_impl(impl, NotImplementedError)
     _check_filter_eps(filter_eps)
     of = vocab_parallel_options
-    with contextlib.nullcontext() if of is None else told_to_all(of.group, e):
+    with contextlib.nullcontext() if of is None else told_to_all(of.group):
         _check_kinds(e, c, targets, bias)
         if softcap is not None and not softcap > 0:
             raise ValueError(f"softcap: expected a number > 0 or None, got {softcap}")

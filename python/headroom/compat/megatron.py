@@ -131,7 +131,7 @@ def _loss(labels: Tensor, of: _Deferred, options: dict[str, Any]) -> Tensor:
         weight = apply(weight)
     ranks = layer.tp_group.size()
     is_sequence_parallel = bool(layer.sequence_parallel) and ranks > 1
-    with told_to_all(layer.tp_group, hidden):
+    with told_to_all(layer.tp_group):
         rows = (hidden.shape[1], hidden.shape[0] * (ranks if is_sequence_parallel else 1))
         check_dtype("labels", labels, (torch.int64, torch.int32), IndexError)
         labels = indices("labels", labels, rows, IndexError)

@@ -60,7 +60,7 @@ def linear_cross_entropy(
         raise ValueError(f"Invalid reduction: {reduction.lower()}")
     tokens = hidden.reshape(-1, hidden.shape[-1])
     alone = dist_process_group is None or torch.distributed.get_world_size(dist_process_group) == 1
-    with contextlib.nullcontext() if alone else _group.told_to_all(dist_process_group, hidden):
+    with contextlib.nullcontext() if alone else _group.told_to_all(dist_process_group):
         labels = indices("labels", labels, tokens.shape[:1], AssertionError, any_shape=True)
     options: dict[str, Any] = {
         "reduction": "none",
