@@ -21,7 +21,7 @@ _INNER = "_headroom_inner"
 
 
 class State(Protocol):
-    """What a model with a layer keeps under ``KEY``. Without it the layers do nothing.
+    """A model with a layer keeps this under ``KEY``. Without it the layers do nothing.
 
     Attributes:
         layers: by name what is stored there (None where the class's is used), whether it is a method, and its layer.
@@ -129,7 +129,7 @@ def shed(model: nn.Module) -> None:
 
 
 def parameter_names(inner: Callable[..., Any], model: nn.Module) -> tuple[str, ...]:
-    """Of what is called, or where these tell nothing of labels, as those of ``(*args, **kwargs)``, of the class's."""
+    """The callable's, or the class's where those tell nothing of labels, as those of ``(*args, **kwargs)``."""
     try:
         names = tuple(inspect.signature(inner).parameters)
     except (TypeError, ValueError):
@@ -148,7 +148,7 @@ def _layered(kind: type) -> type:
 
 
 def _renewed(make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
-    """A copy, or what was pickled, before it has its state."""
+    """A model that is copied or loaded, before it has its state."""
     model = make(*arguments)
     model.__class__ = _layered(type(model))
     return model
@@ -159,7 +159,7 @@ def _is_bound(value: Any, model: nn.Module) -> bool:
 
 
 def _inner(layer: Any) -> Any:
-    """What a layer is around, else None. Decorators copy attributes, so that one without the other says nothing."""
+    """The function that a layer is around, else None. Decorators copy attributes: a copy names another function."""
     if isinstance(layer, _Callable):
         return layer.inner
     of, function = getattr(layer, _INNER, (None, None))
@@ -167,7 +167,7 @@ def _inner(layer: Any) -> Any:
 
 
 def _within(model: nn.Module, value: Any) -> Any:
-    """What a layer of this model is around; any other value as it is."""
+    """A value without its layer, where it is a layer of this model."""
     if _is_bound(value, model):
         function = _inner(value.__func__)
         return value if function is None else types.MethodType(function, model)

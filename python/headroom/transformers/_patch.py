@@ -27,7 +27,7 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since 
 
 @dataclass
 class _Patch:
-    """What a patched model carries."""
+    """The state that a patched model carries."""
 
     options: dict[str, Any]
     check: int  # rows of logits that are yet to be compared with those of the model's own operations

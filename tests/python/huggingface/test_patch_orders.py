@@ -22,7 +22,7 @@ PATCHES = ("patch", "patch again", "unpatch")
 
 
 class Counted(hooks.ModelHook):
-    """Of accelerate; the count is of all copies of the hook."""
+    """A hook of accelerate, whose copies share the count."""
 
     calls = 0
 
@@ -85,7 +85,7 @@ class World:
         self.model.forward = types.MethodType(forward, self.model)
 
     def _restore(self):
-        """What the user has kept, though others may have come around it since."""
+        """The user puts back what was kept, though others may have come around it since."""
         owner, original = self.saved.pop()
         owner.forward = original
 
@@ -99,11 +99,11 @@ class World:
         self.model.compile(backend="eager")
 
     def _compile_outside(self):
-        """What is called from now on; other operations go on with the model within."""
+        """This one is called from now on; other operations go on with the model within."""
         self.called = torch.compile(self.model, backend="eager")
 
     def look(self):
-        """What is to be seen of each model, and which of them made the loss: that of a copy may be the original."""
+        """All that is to be seen of each model, and which of them made the loss: that of a copy may be the original."""
         return [self._look(model) for model in self.models]
 
     def _look(self, model):
