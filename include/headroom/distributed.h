@@ -20,8 +20,8 @@
  *
  * A run keeps nothing of the ranks: its plan says where its own rows lie, and the exchange tells the others.
  * Ranks whose shards do not follow one another from 0 to one vocab_total, or whose targets differ, get the
- * same HEADROOM_INVALID_ARGUMENT on the host. On CUDA, where nothing is waited for, the loss and all gradients
- * of the run are NaN on every rank. Options, hidden states and weights are not compared. */
+ * same HEADROOM_INVALID_ARGUMENT on the host. On CUDA, where nothing is waited for, the loss and all
+ * gradients of the run are NaN on every rank. Options, hidden states and weights are not compared. */
 #ifndef HEADROOM_DISTRIBUTED_H_
 #define HEADROOM_DISTRIBUTED_H_
 
