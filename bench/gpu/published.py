@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
 TRAINING = ROOT / "docs" / "results_training.md"
+README = ROOT / "README.md"
 PLOTTED = ("gemma-2-2b", "llama-3-8b")  # against memory
 
 
@@ -39,6 +40,26 @@ def heads(record: Record) -> list[str]:
             cells += [number(row.burst_ms, ".1f") if row.status == "ok" else "fails", number(row.extra_mib, ".0f")]
         lines.append(cells)
     return markdown(head, lines)
+
+
+def one_head(record: Record, words: dict[str, str] | None = None) -> list[str]:
+    """A row a way to gradients of one head: time, memory, errors. words: the methods to show, and what they are."""
+    (shape,) = record.shapes
+    errors = {item.method: item for item in record.accuracy}
+    lines = [] if words else [["three bare products", number(sum(record.gemms[shape.name].burst.values()), ".1f")]]
+    lines = [line + ["1.00", "-", "-", "-", "-"] for line in lines]
+    for row in (row for row in record.rows if row.pass_ == "gradients" and row.method in (words or {row.method})):
+        error = errors[row.method]
+        cells = [words[row.method] if words else row.method, number(row.burst_ms, ".1f")]
+        assert row.extra_mib is not None
+        cells += [number(row.burst_ratio), f"{row.extra_mib - row.gradient_mib:,.0f}"]
+        cells += [number(error.loss_error, ".0e"), number(error.d_hidden_error, ".2%")]
+        lines.append([*cells, number(error.d_weight_error, ".2%")])
+    if words:
+        order = list(words.values())
+        lines.sort(key=lambda line: order.index(line[0]))
+    head = ["", "time, ms", "of three bare products", "MiB beyond inputs and gradients", "error of the loss"]
+    return markdown([*head, "of d_hidden", "of d_classifier"], lines)
 
 
 def budgets(record: Record) -> list[str]:
@@ -94,6 +115,7 @@ def hosts(record: Record) -> list[str]:
 
 NAMES = {"canonical": "eager PyTorch"}
 KINDS: dict[str, Callable[[Any], list[str]]] = {
+    "head": one_head,
     "heads": heads,
     "budgets": budgets,
     "products": ratios,
@@ -102,7 +124,21 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
     "host": hosts,
     "steps": published_steps,
 }
+# Rows of README's table, which is of the first of TABLES.
+FIRST_PAGE = {
+    "canonical": "whole logits, upcast to float32 as transformers does, eager PyTorch",
+    "torch.compile": "the same, torch.compile",
+    "liger": "Liger",
+    "apple cce": "Apple's cut-cross-entropy, which filters gradients",
+    "apple cce_exact": "the same without filter, float32 sums",
+    "headroom unlimited": 'Headroom, `max_workspace_bytes="fastest"`',
+    "headroom default": "Headroom, nothing given",
+    "headroom 256 MiB": 'Headroom, `"256MiB"`',
+    "headroom 160 MiB": 'Headroom, `"160MiB"`',
+    "headroom thinned 2^-9": 'Headroom, [`gradient="thinned"`](docs/thinning.md) at 2^-9',
+}
 TABLES = (  # a kind and a date
+    "head-2026-11-25",
     "heads-2026-11-22",
     "heads-2026-11-20",
     "budgets-2026-11-22",
@@ -114,6 +150,9 @@ TABLES = (  # a kind and a date
 )
 
 
+PAGES = (README, RESULTS, TRAINING)
+
+
 def loaded(name: str) -> Any:
     path = str(RECORDS / f"{name}.json")
     return load_steps([path]) if name.startswith("steps") else load(path)
@@ -123,22 +162,24 @@ def page_of(name: str) -> pathlib.Path:
     return TRAINING if name.startswith("steps") else RESULTS
 
 
+def table_on(page: pathlib.Path, name: str) -> list[str]:
+    record = loaded(name)
+    return one_head(record, FIRST_PAGE) if page == README else KINDS[name.partition("-")[0]](record)
+
+
 def with_tables(page: pathlib.Path, text: str) -> str:
-    for name in TABLES:
-        if page_of(name) != page:
-            continue
-        table = KINDS[name.partition("-")[0]]
+    for name in TABLES[:1] if page == README else [name for name in TABLES if page_of(name) == page]:
         before, after = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
         head, _, rest = text.partition(before)
         _, found, tail = rest.partition(after)
         if not found:
             raise SystemExit(f"{page}: expected {before.strip()} and {after.strip()}")
-        text = head + before + "\n".join(table(loaded(name))) + after + tail
+        text = head + before + "\n".join(table_on(page, name)) + after + tail
     return text
 
 
 def main() -> None:
-    for page in (RESULTS, TRAINING):
+    for page in PAGES:
         text = page.read_text()
         made = with_tables(page, text)
         if "--check" in sys.argv[1:]:

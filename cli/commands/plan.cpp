@@ -153,14 +153,14 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
     if (entry["chosen"]) entry["choice"] = chosen->choice;
     list.push_back(entry);
   }
-  add_notes(list, problem.tokens);
+  add_notes(list, problem);
   ordered_json result{
       {"device", options.device},
       {"problem", problem_json(problem)},
       {"f_flop", 2 * elements * static_cast<double>(problem.hidden)},
       {"plans", list},
       {"words", words_of(list)},
-      {"notes", notes_of(list, problem.gradient != HEADROOM_EXACT)},
+      {"notes", notes_of(list, problem)},
       {"times", times_json(list.front(), device)},
       {"chosen", chosen ? plan_json(*chosen) : ordered_json(nullptr)},
       {"smallest_budget_bytes", least_bytes(plans)},

@@ -28,16 +28,16 @@ int64_t roundings_of(const ordered_json& plan, int64_t tokens) {
   return rounds && chunk > 0 ? (tokens + chunk - 1) / chunk - 1 : 0;
 }
 
-bool is_default(const ordered_json& chosen) {
-  return chosen["choice"].get<std::string>().find('%') != std::string::npos;
+bool is_default(const Problem& problem) {
+  return problem.max_workspace_bytes == 0;
 }
 
-std::string why_not(const ordered_json& plan, const ordered_json& chosen, int64_t tokens) {
+std::string why_not(const ordered_json& plan, const ordered_json& chosen, const Problem& problem) {
   const double seconds = plan["predicted_seconds"], taken = chosen["predicted_seconds"];
   if (plan["fits"] == false || plan["chosen"] == true || seconds >= taken) return "";
   const bool is_larger = plan["workspace_bytes"] > chosen["workspace_bytes"];
-  if (is_larger && is_default(chosen)) return kLarger;
-  const int64_t more = roundings_of(plan, tokens) - roundings_of(chosen, tokens);
+  if (is_larger && is_default(problem)) return kLarger;
+  const int64_t more = roundings_of(plan, problem.tokens) - roundings_of(chosen, problem.tokens);
   if (more > 0) {
     return "it rounds the classifier's gradient " +
            (more == 1 ? std::string("once more, which must save 4% of the time")
@@ -61,9 +61,9 @@ std::string named(const ordered_json& plan) {
 }
 
 // Why the chosen plan was, and what the fastest one would save.
-std::string choice_text(const ordered_json& chosen, const ordered_json& fastest) {
+std::string choice_text(const ordered_json& chosen, const ordered_json& fastest, const Problem& problem) {
   const std::string text = "chosen (*): " + chosen["choice"].get<std::string>();
-  if (!is_default(chosen) || fastest["chosen"] == true) return text;
+  if (!is_default(problem) || fastest["chosen"] == true) return text;
   const double saved =
       1 - fastest["predicted_seconds"].get<double>() / chosen["predicted_seconds"].get<double>();
   return text + "; --budget fastest takes " + named(fastest) + " and " + percent(saved) + " less time";
@@ -71,7 +71,7 @@ std::string choice_text(const ordered_json& chosen, const ordered_json& fastest)
 
 }  // namespace
 
-void add_notes(ordered_json& plans, int64_t tokens) {
+void add_notes(ordered_json& plans, const Problem& problem) {
   for (auto plan = plans.begin(); plan != plans.end(); ++plan) {
     const bool is_twin =
         std::any_of(plans.begin(), plan, [&](const auto& o) { return look_alike(*plan, o); });
@@ -84,14 +84,15 @@ void add_notes(ordered_json& plans, int64_t tokens) {
     }
     plan["slow"] =
         plan["predicted_seconds"].get<double>() > kSlow * plans.front()["predicted_seconds"].get<double>();
-    plan["why_not"] = chosen == plans.end() ? "" : why_not(plan, *chosen, tokens);
+    plan["why_not"] = chosen == plans.end() ? "" : why_not(plan, *chosen, problem);
   }
 }
 
-ordered_json notes_of(const ordered_json& plans, bool is_thinned) {
+ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
+  const bool is_thinned = problem.gradient != HEADROOM_EXACT;
   ordered_json notes = ordered_json::array();
   const auto chosen = chosen_of(plans);
-  if (chosen != plans.end()) notes.push_back(choice_text(*chosen, plans.front()));
+  if (chosen != plans.end()) notes.push_back(choice_text(*chosen, plans.front(), problem));
   for (const auto& plan : plans) {
     const std::string why = plan["why_not"];
     if (why.empty() || why == kLarger) continue;  // the first note says so of the fastest
@@ -111,8 +112,7 @@ ordered_json notes_of(const ordered_json& plans, bool is_thinned) {
     notes.push_back(
         "thinned gradients are right in the mean and noisy in each step: training from random weights "
         "ended as with exact ones, fine-tuning of 100 steps at 2^-9 0.029 nats above, and more with few "
-        "labels; "
-        "docs/thinning.md says when not to use them");
+        "labels; docs/thinning.md says when not to use them");
   }
   if (std::any_of(plans.begin(), plans.end(), [](const auto& plan) { return plan["slow"] == true; })) {
     notes.push_back("!: more than " + format_number(kSlow) + " times the time of the fastest plan listed");

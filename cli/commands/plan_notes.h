@@ -12,10 +12,10 @@ namespace headroom::cli {
 // Adds "slow", whether a plan takes more than ten times as long as the first, and "why_not": of one that fits
 // and is predicted to be faster than the chosen one, why that was preferred; else empty. "config" of plans
 // that are alike but for workspace gets words that tell them apart.
-void add_notes(nlohmann::ordered_json& plans, int64_t tokens);
+void add_notes(nlohmann::ordered_json& plans, const Problem& problem);
 
-// Sentences below the list, for people. is_thinned: thinned gradients were asked for.
-nlohmann::ordered_json notes_of(const nlohmann::ordered_json& plans, bool is_thinned);
+// Sentences below the list, for people.
+nlohmann::ordered_json notes_of(const nlohmann::ordered_json& plans, const Problem& problem);
 
 // Where the predicted times come from: {"measured": whether the kernels were timed on such a device, "basis":
 // text}.

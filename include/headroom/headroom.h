@@ -55,8 +55,7 @@ extern "C" {
 typedef enum headroom_status {
   HEADROOM_OK = 0,
   HEADROOM_INVALID_ARGUMENT = 1,
-  HEADROOM_INVALID_TARGET =
-      2, /* a target outside [0, V_total) that is not ignore_index; nothing was written */
+  HEADROOM_INVALID_TARGET = 2,      /* outside [0, V_total), not ignore_index; nothing was written */
   HEADROOM_BUDGET_TOO_SMALL = 3,    /* the message names the smallest budget that works */
   HEADROOM_UNSUPPORTED = 4,         /* no backend of the context can run the problem */
   HEADROOM_BACKEND_UNAVAILABLE = 5, /* a backend or instruction set asked for by name is not usable here */
@@ -129,10 +128,8 @@ typedef struct headroom_context_options {
                                and nothing can be run; null: for the device above */
 } headroom_context_options;
 
-/* A budget that any plan fits. */
-#define HEADROOM_FASTEST ((uint64_t)INT64_MAX)
-/* Of thinned gradients. Python's is the same (headroom/_options.py). */
-#define HEADROOM_DEFAULT_THRESHOLD (1.0 / 512)
+#define HEADROOM_FASTEST ((uint64_t)INT64_MAX) /* a budget that any plan fits */
+#define HEADROOM_DEFAULT_THRESHOLD (1.0 / 512) /* of thinned gradients; Python's is the same */
 
 /* What to compute. Dimensions in elements; flags are 0 or 1. */
 typedef struct headroom_problem {
@@ -175,10 +172,9 @@ typedef struct headroom_problem {
   int32_t accumulate_d_bias;
   int32_t unaligned_rows; /* CUDA: 1 where a row of hidden, classifier or d_hidden is a multiple of 16 bytes
                              long but does not begin at one */
-  uint64_t max_workspace_bytes; /* hard: the fastest plan within it. 0 (default): the smallest plan predicted
-                                   within 3% of the fastest, and no more than tokens x vocab bytes (a quarter
-                                   of the float32 logits; of a group those of group_vocab) and 64 MiB while
-                                   that costs at most 6%. HEADROOM_FASTEST: the fastest of all */
+  uint64_t max_workspace_bytes; /* hard: the fastest plan within it. 0 (default): the smallest within 3% of
+                                   the fastest, and up to 6% to keep to tokens x vocab bytes (a quarter of the
+                                   float32 logits; group_vocab in a group) and 64 MiB. HEADROOM_FASTEST */
   int32_t gradient;             /* headroom_gradient; default exact */
   int32_t keeps_draws;     /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
   double threshold;        /* thinned: in [2^-126, 1]; default HEADROOM_DEFAULT_THRESHOLD */
@@ -318,8 +314,7 @@ HEADROOM_API const char* headroom_last_error(void);
 /* Backends in order of preference, usable or not. */
 HEADROOM_API int32_t headroom_backend_count(void);
 HEADROOM_API const char* headroom_backend_name(int32_t index); /* null past the end */
-/* Writes one line about the device, and why the backend is not usable ("" when it is), both cut to their
- * sizes. */
+/* Writes a line about the device, and why the backend is not usable ("" when it is), cut to their sizes. */
 HEADROOM_API headroom_status headroom_backend_info(int32_t index, char* description, size_t description_size,
                                                    char* why_unavailable, size_t why_unavailable_size);
 
@@ -330,14 +325,13 @@ HEADROOM_API headroom_status headroom_device_get_info(int32_t ordinal, headroom_
 
 /* Set struct_size and the defaults of the caller's fields. struct_size is sizeof the struct that the caller
  * was compiled with: nothing past it is written, and nothing at all where it is too small to hold struct_size
- * itself. The functions below pass it; programs in languages without C's headers call these. */
+ * itself. The functions below, compiled into the caller, pass it; other languages call these. */
 HEADROOM_API void headroom_context_options_init_sized(headroom_context_options* options, size_t struct_size);
 HEADROOM_API void headroom_problem_init_sized(headroom_problem* problem, size_t struct_size);
 HEADROOM_API void headroom_buffers_init_sized(headroom_buffers* buffers, size_t struct_size);
 HEADROOM_API void headroom_plan_info_init_sized(headroom_plan_info* info, size_t struct_size);
 HEADROOM_API void headroom_device_info_init_sized(headroom_device_info* info, size_t struct_size);
 
-/* Compiled into the caller, whose sizes a newer library keeps to. */
 static inline void headroom_context_options_init(headroom_context_options* options) {
   headroom_context_options_init_sized(options, sizeof *options);
 }
@@ -359,7 +353,7 @@ headroom_context_create(const headroom_context_options* options, /* null: defaul
                         headroom_context** context);
 HEADROOM_API void headroom_context_destroy(headroom_context* context); /* null is fine */
 
-/* The fastest plan within max_workspace_bytes. */
+/* The plan that max_workspace_bytes chooses. */
 HEADROOM_API headroom_status headroom_plan_create(const headroom_context* context,
                                                   const headroom_problem* problem, headroom_plan** plan);
 HEADROOM_API void headroom_plan_destroy(headroom_plan* plan); /* null is fine */
@@ -373,8 +367,7 @@ HEADROOM_API headroom_status headroom_plan_list(const headroom_context* context,
  * Host memory: stream is null, and targets are checked before anything is written. CUDA: all work is queued
  * on `stream` (a cudaStream_t, null: the default stream); nothing is allocated or waited for, so a CUDA graph
  * can capture it. From the third run with the same pointers on, kernels are queued as CUDA graphs, for which
- * the driver keeps a few MiB of its own; HEADROOM_CUDA_GRAPHS=0 in the environment when a plan is made turns
- * that off. */
+ * the driver keeps a few MiB of its own; HEADROOM_CUDA_GRAPHS=0 turns that off where a plan is made. */
 HEADROOM_API headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers,
                                           void* workspace, size_t workspace_bytes, void* stream);
 
@@ -387,12 +380,10 @@ HEADROOM_API headroom_status headroom_scale_gradients(const headroom_context* co
                                                       void* const* data, const int32_t* dtypes,
                                                       const int64_t* sizes, const void* factor, void* stream);
 
-/* Pieces for a vocabulary cut into shards. They work on host memory and read only the problem's
- * sizes, dtypes and options.
+/* Pieces for a vocabulary cut into shards, on host memory; they read the problem's sizes, dtypes, options.
  * merge: joins the statistics of `from` (another shard, same rows) into `into`; associative.
  * rebase: changes the anchor of the sums to new_max [N] stats >= max (a maximum over all shards), after which
- * sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum and sum_sq_exp of all shards simply add
- * up (an all-reduce).
+ * sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum and sum_sq_exp of all shards add up.
  * loss: from the joined statistics to the losses and what else is told of a whole vocabulary. Needs targets
  * and weights in the buffers. */
 HEADROOM_API headroom_status headroom_row_stats_merge(const headroom_problem* problem,

@@ -18,7 +18,7 @@ from ._autograd import as_learned, refuse_double_backward, save_learned
 from ._dispatch import grad_mode
 from ._flags import Flags, Wants, unpacked
 from ._ops import INPUT_COUNT, INPUTS, OPTIONS
-from ._run import run_once
+from ._run_once import run_once
 from ._torch import Inputs, readable, resolved, stats_dtype
 
 

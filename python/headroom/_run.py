@@ -289,36 +289,6 @@ class Run:
         return written
 
 
-def run_once(
-    tensors: Tensors,
-    options: Mapping[str, Any],
-    written: Tensors,
-    name: str,
-    flags: Flags = Flags(),
-    **fields: Any,
-) -> None:
-    """A forward pass that writes these tensors, by the names of headroom_buffers, and keeps nothing of it.
-
-    name: of the targets, in messages; flags: with the gradients that will be asked for; fields: of the problem, beside
-    those of tensors and options."""
-    hidden, weight = tensors["hidden"], tensors["classifier"]
-    device, on_device = hidden.device, hidden.is_cuda
-    spec = dataclasses.replace(spec_of(_c.FORWARD, tensors, options, Flags(), are_unaligned(hidden, weight)), **fields)
-    plan, *_ = _plan.enough(lambda: plan_on(spec, device), *_later(tensors, options, flags, None))
-    buffers: Any = _c.make("headroom_buffers")
-    buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
-    for field, tensor in (tensors | written).items():
-        setattr(buffers, field, tensor.data_ptr())
-    try:
-        if not on_device:
-            return _plan.run_on_host(plan, buffers)
-        # From PyTorch's allocator, to be used again in stream order.
-        workspace = torch.empty(plan.info.workspace_bytes, dtype=torch.uint8, device=device)
-        _plan.run(plan, buffers, workspace.data_ptr(), stream_of(device.index))
-    except InvalidTargetError as error:
-        raise InvalidTargetError(_options.target_message(str(error), tensors["targets"].shape, name)) from None
-
-
 _runs: Cache[Any, Run] = Cache(256)
 
 
@@ -337,7 +307,7 @@ def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) ->
     return run
 
 
-def _later(
+def later_plans(
     tensors: Tensors, options: Mapping[str, Any], flags: Flags, main_grad: Tensor | None
 ) -> list[Callable[[], _plan.Plan]]:
     """What plans the backward pass of a forward pass, of the loss and every statistic that may have a gradient, where a
@@ -357,7 +327,7 @@ def find_forward(tensors: Tensors, options: dict[str, Any], flags: Flags, main_g
     """As find(), of a forward pass. flags: with the gradients that its backward pass will be asked for, for which the
     budget must be enough as well."""
     now = flags.with_gradients(Wants())
-    later = _later(tensors, options, flags, main_grad)
+    later = later_plans(tensors, options, flags, main_grad)
     if not later:
         return find(_c.FORWARD, tensors, options, now)
     found: list[Any] = _plan.enough(lambda: find(_c.FORWARD, tensors, options, now), *later)

@@ -11,7 +11,7 @@ from . import _arguments, _checks, _flops, _numbers, _options
 from ._arguments import Arguments, Learned, Number
 from ._flags import Flags
 from ._ops import INPUT_COUNT, INPUTS, OPTIONS
-from ._run import run_once
+from ._run_once import run_once
 from ._torch import Inputs, readable, resolved, stats_dtype
 
 

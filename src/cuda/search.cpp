@@ -7,6 +7,7 @@
 #include "cuda/cuda_sizes.h"
 #include "cuda/describe.h"
 #include "cuda/gemm.h"
+#include "cuda/launch_sizes.h"
 #include "cuda/predict.h"
 #include "cuda/search_sizes.h"
 #include "cuda/thinned/thinned_arena.h"
@@ -34,7 +35,8 @@ class Search {
         choice_(choice),
         traits_(choice.engine->traits()),
         window_step_(problem.batch_invariant ? traits_.slot_columns : kWindowStep),
-        smallest_window_(problem.batch_invariant ? traits_.slot_columns : kSmallestWindow) {}
+        smallest_window_(problem.batch_invariant ? traits_.slot_columns : kSmallestWindow),
+        launches_(problem, device, *choice.engine) {}
 
   std::vector<Plan> all() {
     consider_all();
@@ -169,7 +171,7 @@ class Search {
 
   // A window of at most so many columns, whose tiles leave few processors idle at their end.
   int64_t in_whole_waves(int64_t most, int64_t chunk) const {
-    const EngineTiles tile = choice_.engine->tiles(launch_of(StatsArgs{}, chunk), device_);
+    const EngineTiles tile = choice_.engine->tiles(launches_.of(StatsArgs{}, chunk), device_);
     if (most >= p_.vocab) return most;
     if (tile.rows == 0) return p_.batch_invariant ? most / window_step_ * window_step_ : most;
     const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
@@ -315,45 +317,9 @@ class Search {
   PlanDetail completed(PlanKind kind, int64_t chunk, PlanDetail d) const {
     d.kind = kind;
     d.token_chunk = chunk;
-    d.slots = slots_of(chunk);
+    d.slots = launches_.slots(chunk);
     d.anchored = is_anchored(d);
     return d;
-  }
-
-  // Of the statistics.
-  int64_t slots_of(int64_t chunk) const {
-    const auto [at, is_new] = slots_.try_emplace(chunk, 1);
-    if (is_new && p_.needs_forward()) {
-      at->second = slots_of_launch(p_.top_k > 0 ? EpilogueArgs(TopArgs{}) : StatsArgs{}, chunk);
-    }
-    if (is_new && p_.is_thinned()) {
-      at->second = std::max(at->second, slots_of_launch(ThinArgs{}, chunk));
-    }
-    return at->second;
-  }
-
-  int64_t slots_of_launch(const EpilogueArgs& epilogue, int64_t chunk) const {
-    return choice_.engine->slots(launch_of(epilogue, chunk), device_);
-  }
-
-  // A launch over the whole vocabulary, as far as its sizes go.
-  LogitsArgs launch_of(const EpilogueArgs& epilogue, int64_t chunk) const {
-    LogitsArgs args;
-    args.of_epilogue = epilogue;
-    args.dtype = operand_dtype(p_);
-    args.rows = chunk;
-    args.columns = p_.vocab;
-    args.depth = padded_hidden(p_);
-    args.scale = static_cast<float>(p_.scale);
-    args.softcap = static_cast<float>(p_.softcap);
-    args.batch_invariant = p_.batch_invariant;
-    return args;
-  }
-
-  EpilogueArgs main_epilogue() const {
-    if (p_.is_thinned()) return ThinArgs{};
-    if (p_.top_k > 0) return TopArgs{};
-    return p_.needs_forward() ? EpilogueArgs(StatsArgs{}) : GradientArgs{};
   }
 
   uint64_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
@@ -395,7 +361,7 @@ class Search {
     if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = choice_.engine->name();
     plan.reason = choice_.reason;
-    plan.config = choice_.engine->config(launch_of(main_epilogue(), d.token_chunk)) + description_of(p_, d);
+    plan.config = launches_.config(d.token_chunk) + description_of(p_, d);
     plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);
     return plan;
   }
@@ -411,7 +377,7 @@ class Search {
   std::map<PlanKind, Candidate> best_;
   DefaultCandidates<Candidate> near_fastest_;  // without a budget
   Candidate smallest_;
-  mutable std::map<int64_t, int64_t> slots_;  // by chunk
+  const LaunchSizes launches_;
 };
 
 }  // namespace
