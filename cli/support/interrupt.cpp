@@ -46,12 +46,13 @@ sigset_t watched_signals() {
 }
 
 // A mapped file became shorter, or its device failed: a load from it raises this in the thread that loads,
-// which so holds no lock and is in no allocation. What else raises it ends the process when it is raised
-// again.
+// which so holds no lock and is in no allocation. Every other SIGBUS ends the process.
 void on_unreadable_memory(int, siginfo_t* info, void*) {
-  const std::string file = name_of_mapped(info->si_addr);
+  // Another process may have sent it, and then there is no address.
+  const std::string file = info->si_code > 0 ? name_of_mapped(info->si_addr) : "";
   if (file.empty()) {
     ::signal(SIGBUS, SIG_DFL);
+    ::raise(SIGBUS);  // blocked here: it ends the process after the return
     return;
   }
   const std::lock_guard lock(unfinished_mutex);  // other threads wait here

@@ -4,7 +4,7 @@
 
 namespace headroom::cli {
 
-// What SIGINT, SIGTERM, SIGHUP and SIGXCPU do from here on: remove the file that is being written, if there
+// From here on SIGINT, SIGTERM, SIGHUP and SIGXCPU remove the file that is being written, if there
 // is one, and end the process as they always do. While a StopRequest lives, the first of them is only
 // remembered. One that the process was started to ignore (nohup) stays ignored.
 //

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kFirstDraw{1000};
 constexpr std::chrono::milliseconds kRedraw{100};
 constexpr std::chrono::milliseconds kLineInterval{10000};  // into a file or pipe
 
-// Of a line of the terminal; its last column stays free, as some break the line when it is written.
+// The width of a line of the terminal; its last column stays free, as some break the line when it is written.
 size_t free_columns() {
   winsize size{};
   const bool is_known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;

@@ -44,7 +44,7 @@ HUGE = 1e9  # a bound of the norm that nothing reaches
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """What is changed."""
+    """A change to the study, one thing each."""
 
     heads: tuple[str, ...] = (EXACT, THINNED)
     start: str = ""  # instead of the model's own
@@ -143,7 +143,7 @@ def gradients(model: Any, tokens: Tensor, target: Tensor, **options: Any) -> dic
 
 
 def squares(model: Any, found: dict[str, Tensor], used: Tensor, minus: dict[str, Tensor] | None = None) -> Tensor:
-    """Of hidden states' gradients, the layers', the head's used rows and its others."""
+    """Squared norms of hidden states' gradients, the layers', the head's used rows and its others."""
     sums = torch.zeros(4, dtype=torch.float64, device=used.device)
     head = next(name for name, parameter in model.named_parameters() if parameter is model.lm_head.weight)
     for name, value in found.items():

@@ -39,7 +39,7 @@ def shown() -> dict[tuple[str, str, str], dict[int, Cell]]:
 
 
 def differences(one: dict[int, Cell], other: dict[int, Cell], part: int) -> list[float]:
-    """Of held-out losses after, seed by seed."""
+    """Differences of held-out losses after, seed by seed."""
     return [one[seed]["held_out"][1][part] - other[seed]["held_out"][1][part] for seed in one if seed in other]
 
 

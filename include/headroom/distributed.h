@@ -19,9 +19,10 @@
  * host whose machines differ compares token_chunk of all ranks before the first run.
  *
  * A run keeps nothing of the ranks: its plan says where its own rows lie, and the exchange tells the others.
- * Ranks whose shards do not follow one another from 0 to one vocab_total, or whose targets differ, get the
- * same HEADROOM_INVALID_ARGUMENT on the host. On CUDA, where nothing is waited for, the loss and all
- * gradients of the run are NaN on every rank. Options, hidden states and weights are not compared. */
+ * Ranks whose shards do not follow one another from 0 to one vocab_total, or whose targets differ in rows
+ * that all of them count, get the same HEADROOM_INVALID_ARGUMENT on the host. On CUDA, where nothing is
+ * waited for, the loss and the gradients of the rows that count are NaN on every rank. Options, hidden
+ * states, weights and, on the host, which rows are ignored are not compared. */
 #ifndef HEADROOM_DISTRIBUTED_H_
 #define HEADROOM_DISTRIBUTED_H_
 

@@ -75,6 +75,8 @@ class _Call:
                 self._reads_arguments = all(given is read for given, read in zip(a, inputs[: len(self._names)]))
         else:
             tensors = dict(zip(self._names, inputs))  # type: ignore[arg-type]
+        if a.main_grad is not None and choice.trained.weight:
+            check_own_memory(a.main_grad, inputs)
         found = self._found(tensors, a.main_grad)
         if choice.draw_stats:
             constants, options = of_draw(drawn, self.options)
@@ -130,8 +132,6 @@ class LinearCrossEntropyForward(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, temperature, call, a = args
         inputs, found = call.with_inputs(a, Learned(scale, temperature))
-        if a.main_grad is not None and call.choice.trained.weight:
-            check_own_memory(a.main_grad, inputs)
         saved = [found.get(name) for name in SAVED]
         save_forward(ctx, inputs, a.main_grad, call.options, saved)
         ctx.shape, ctx.call = a.input.shape, call

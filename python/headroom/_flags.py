@@ -8,7 +8,7 @@ from . import _stats
 
 # Of the operators' schemas and of the flags, to be raised when one of them changes. Packed flags hold it, so that code
 # which PyTorch compiled for another version of this package is not found in its caches on disk: these know neither.
-SCHEMAS = 10
+SCHEMAS = 11
 _SCHEMAS_BIT = 40
 _STATS_BIT = 16
 

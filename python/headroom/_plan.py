@@ -205,7 +205,7 @@ def plan_of(spec: Spec, threads: int, backend: str | None = None, device: int | 
 
 
 def enough(*passes: Callable[[], T]) -> list[T]:
-    """What each of them makes, of one budget; where that is too small, the refusal that asks for most."""
+    """Makes every plan within one budget; where that is too small, raises the refusal that asks for most."""
     made, refused = [], None
     for make in passes:
         try:

@@ -310,7 +310,7 @@ def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags) ->
 def later_plans(
     tensors: Tensors, options: Mapping[str, Any], flags: Flags, main_grad: Tensor | None
 ) -> list[Callable[[], _plan.Plan]]:
-    """What plans the backward pass of a forward pass, of the loss and every statistic that may have a gradient, where a
+    """Calls that plan the later backward pass, of the loss and every statistic that may have a gradient, where a
     budget may be too small for it. Other upstream gradients, some of these, need no more memory."""
     wants, hidden, weight = flags.wants(), tensors["hidden"], tensors["classifier"]
     if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):

@@ -1,4 +1,4 @@
-"""What a backward pass reads of its forward pass, of every interface: fields of headroom_buffers."""
+"""The results of a forward pass that its backward pass reads, for every interface: fields of headroom_buffers."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 namespace headroom {
 
-// What a rank tells of itself behind the numbers of its rows: where its columns lie, and a digest of what all
+// A rank's message behind the numbers of its rows: where its columns lie, and a digest of what all
 // ranks have in common.
 inline constexpr int64_t kCutNumbers = 4;
 

@@ -39,7 +39,7 @@ int64_t statistics_of(const Problem& p, DType dtype) {
   return count;
 }
 
-// Of kCutNumbers, each exact in a float64.
+// One of kCutNumbers, each exact in a float64.
 enum Cut : int64_t { kStart, kVocab, kTotal, kTargets };
 
 double digest_of(const Problem& p, const void* targets) {
@@ -50,7 +50,7 @@ double digest_of(const Problem& p, const void* targets) {
   return static_cast<double>(sum >> 11);
 }
 
-// What all ranks have told of rows: [ranks, numbers, rows], of the largest logits behind the statistics; and
+// The numbers of all ranks: [ranks, numbers, rows], of the largest logits behind the statistics; and
 // behind each rank's its cut.
 struct Told {
   const Problem& p;

@@ -81,7 +81,7 @@ using PlansWithin = std::function<std::vector<Plan>(uint64_t budget)>;
 // The plan that a problem gets, with the reason of the choice. max_workspace_bytes 0: by default.
 Plan chosen_plan(const Problem& problem, const PlansWithin& plans, uint64_t max_workspace_bytes);
 
-// What a planner compares plans by.
+// A planner compares plans by these.
 struct PlanRank {
   uint64_t bytes = 0;
   double seconds = 0;
@@ -91,7 +91,7 @@ struct PlanRank {
   }
 };
 
-// Of all candidates those that may be chosen by default: no other one is no worse, or too fast beside them.
+// The candidates that may be chosen by default: no other one is no worse, or too fast beside them.
 template <class Candidate>
 class DefaultCandidates {
  public:

@@ -32,7 +32,7 @@ enum class SumKind {
   kSquaredExp,  // of terms with the factor exp(z - max)^2
 };
 
-// What a maximum's sums are relative to: 0 where differences from it are no numbers.
+// The number that sums are relative to: the maximum, or 0 where differences from it are no numbers.
 template <class T>
 HEADROOM_HD inline T anchor_of(T max) {
   return std::isfinite(max) ? max : T(0);

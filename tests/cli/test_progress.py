@@ -15,7 +15,7 @@ import pytest
 @pytest.fixture
 def drawn(binary, tmp_path):
     """drawn(columns) -> what a run of some seconds writes on a terminal of so many columns."""
-    tokens, vocab, dim = 2048, 65536, 512
+    tokens, vocab, dim = 2048, 196608, 512
     np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
     np.save(tmp_path / "h.npy", np.zeros((tokens, dim), np.float32))
     np.save(tmp_path / "y.npy", np.zeros(tokens, np.int64))

@@ -35,7 +35,7 @@ class GroupCuts : public testing::TestWithParam<Engine> {
     }
   }
 
-  // What the ranks throw, or that they found NaN alone; change: of the rank's problem and its targets.
+  // The ranks' errors, or that they found NaN alone; change: of the rank's problem and its targets.
   std::set<std::string> errors_of(const std::function<void(int, headroom::Problem&, Case&)>& change) {
     std::vector<std::string> errors(kRanks);
     group_.run([&](int rank, const headroom::Communicator& communicator) {

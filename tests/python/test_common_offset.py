@@ -1,4 +1,4 @@
-"""What all logits of a row have in common changes no loss and no gradient, whichever interface asks for them."""
+"""A common offset of a row's logits changes no loss and no gradient, whichever interface asks for them."""
 
 import functools
 

@@ -112,6 +112,18 @@ def test_tiles_have_aligned_rows_and_fit():
                 assert 1 <= tile.rows <= rows and 1 <= tile.window <= columns
 
 
+def test_tiles_below_the_least_bytes_are_refused():
+    costs = sizes.Costs(fixed=100, row=7, column=300, element=10)
+    for make, least in (
+        (sizes.windows, sizes.least_of_windows(costs, 256, 4096)),
+        (sizes.whole_rows, sizes.least_of_whole_rows(costs, 4096)),
+    ):
+        make(costs, 256, 4096, least, "cuda")
+        with pytest.raises(headroom.BudgetTooSmallError) as error:
+            make(costs, 256, 4096, least - 1, "cuda")
+        assert error.value.required_bytes == least
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
 def test_autocast(reduction, dtypes):

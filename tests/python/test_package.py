@@ -1,5 +1,7 @@
 """Inspection, import without PyTorch, memory, fork, and the library's place."""
 
+import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -71,7 +73,7 @@ def test_plan():
     assert headroom.plan(64, 1000, 32, threads=1, backend="reference").backend == "reference"
     assert headroom.plan(64, 1000, 32, dtype="float64").backend == "reference"
     considered = headroom.plans(64, 1000, 32, dtype=torch.bfloat16)
-    assert plan in considered
+    assert plan.choice and dataclasses.replace(plan, choice="") in considered
     with pytest.raises(headroom.BudgetTooSmallError) as error:
         headroom.plan(64, 1000, 32, max_workspace_bytes=1)
     fits = headroom.plan(64, 1000, 32, max_workspace_bytes=error.value.required_bytes)
@@ -288,7 +290,6 @@ def test_sizes_that_are_no_numbers():
         headroom.plan("8Ki", 50, 16)
     with pytest.raises(TypeError, match="hidden: expected an integer, got float"):
         headroom.plan(8, 50, 16.0)
-    with pytest.raises(TypeError, match="max_workspace_bytes: expected an integer of bytes, .*got str"):
-        headroom.plan(8, 50, 16, max_workspace_bytes="256MiB")
-    with pytest.raises(TypeError, match="max_workspace_bytes: expected an integer of bytes"):
-        headroom.nn.FusedHead(16, 50, max_workspace_bytes="1MiB")
+    for call in (functools.partial(headroom.plan, 8, 50, 16), functools.partial(headroom.nn.FusedHead, 16, 50)):
+        with pytest.raises(TypeError, match="max_workspace_bytes: expected .*, got float"):
+            call(max_workspace_bytes=2.5)

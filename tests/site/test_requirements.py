@@ -1,4 +1,4 @@
-"""What building the site installs."""
+"""The packages that building the site installs."""
 
 import importlib.metadata as metadata
 import re

@@ -29,7 +29,7 @@ TEST(Plan, TheFastestWithinTheBudget) {
 
 constexpr uint64_t kExtra = uint64_t{64} << 20;
 
-// Of a head whose default has 100 bytes beside the constant part; all have these more.
+// A head whose default has 100 bytes beside the constant part; all have these more.
 Plan by_default(std::vector<Plan> plans, std::vector<Plan> within = {}) {
   Problem problem;
   problem.tokens = 10;
@@ -90,7 +90,7 @@ TEST(Plan, TheFastestWhenAskedFor) {
   EXPECT_EQ(budgets.back(), 500u);
 }
 
-// Of a group by the largest shard, whatever the rank has.
+// A group plans by the largest shard, whatever the rank has.
 TEST(Plan, RanksHaveTheSameDefault) {
   Problem problem;
   problem.tokens = 1000;

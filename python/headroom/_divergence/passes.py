@@ -33,7 +33,7 @@ def _gradient_tile(p: Problem, products: Products) -> Tensor:
 
 
 def _costs_of_windows(p: Problem, wants: Wants) -> tuple[sizes.Costs, sizes.Costs]:
-    """Of gradients in tiles of some rows, and of all."""
+    """The least for gradients in tiles of some rows, and of all."""
     return p.costs(wants, whole=False), p.costs(wants, whole=False, all_rows=True)
 
 

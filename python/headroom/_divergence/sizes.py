@@ -62,7 +62,8 @@ def check(budget: int, least: int) -> None:
 
 
 def _limit(budget: int, device: str, costs: Costs, least: int) -> int:
-    """Bytes that a pass may have. A budget is at least the least."""
+    """Bytes that a pass may have."""
+    check(budget, least)
     return budget or max(least, costs.fixed + MOST_BYTES[device])
 
 
@@ -77,7 +78,7 @@ def least_of_windows(costs: Costs, rows: int, columns: int, all_rows: bool = Fal
 
 
 def least_of_kept_logits(costs: Costs, rows: int, columns: int, device: str) -> int:
-    """Of gradients that are made with the values, of whole rows of logits that are there."""
+    """The least for gradients made with the values, from whole rows of kept logits."""
     return costs.bytes(min(rows, LEAST_ROWS[device]), 1, columns)
 
 

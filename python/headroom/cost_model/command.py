@@ -105,7 +105,7 @@ def parse_fields(text: str) -> dict[str, Any]:
 
 
 def make_model(model: str | None, fields: str | None) -> Model:
-    """Of a name or a configuration, some of whose fields others take the place of, or of fields alone."""
+    """The model of a name or a configuration, with some fields replaced, or of fields alone."""
     values = parse_fields(fields) if fields else {}
     if model is not None:
         return dataclasses.replace(find_model(model), **values)

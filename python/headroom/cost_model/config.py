@@ -83,7 +83,7 @@ class Model:
             object.__setattr__(self, name, value)
 
 
-# What an entry is that a file has not: of transformers 5.17's classes and flash-linear-attention 0.6.0's.
+# Defaults of entries that a file lacks: those of transformers 5.17's classes and flash-linear-attention 0.6.0's.
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 _ATTENTION = (*_SIZES, "intermediate_size", "num_attention_heads", "num_key_value_heads")
 _MISSING: dict[str, dict[str, int]] = {

@@ -46,8 +46,8 @@ def names() -> list[str]:
 
 
 def find_model(model: str) -> Model:
-    """Of a folder with a ``config.json``, of such a file, or of a name, whose case, organization and ``_`` for ``-`` do
-    not matter.
+    """The model of a folder with a ``config.json``, of such a file, or of a name. A name's case, organization and ``_``
+    for ``-`` do not matter.
 
     Raises:
         ValueError: neither; or a model whose layers the model of cost does not know.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..errors import BudgetTooSmallError
+from ..errors import BudgetTooSmallError, UnsupportedError
 from . import linear_rnn, transformer
 from .config import Model
 from .devices import ATTENTION_SHARE, BANDWIDTH_SHARE, LAYERS_FACTOR, MASKED_SHARE, Device, find_device, product_rate
@@ -94,7 +94,7 @@ class _Layers:
     norm: Work  # the last one
 
     def saved(self, first: int, stop: int) -> float:
-        """Of layers first to stop - 1."""
+        """The sum over layers first to stop - 1."""
         masked = max(min(stop, self.masked) - first, 0)
         return masked * self.sliding.whole.saved + (stop - first - masked) * self.full.whole.saved
 
@@ -241,6 +241,10 @@ def largest_batch(
         try:
             step = predict(model, batch, head, optimizer=optimizer, checkpoint=checkpoint, device=device)
         except BudgetTooSmallError:
+            return False
+        except UnsupportedError:  # so many tokens, as of draws beyond 2^31 elements
+            if sequences == 1:
+                raise
             return False
         return step.peak_bytes <= memory_bytes
 

@@ -1,4 +1,4 @@
-"""What the ranks of a group must have in common, compared before every run.
+"""Agreement of the ranks of a group, reached before every run.
 
 A rank that is called otherwise than the others would run other collectives, and all would wait for ever; and a rank
 that takes another cut of the vocabulary for theirs would be wrong in silence. So a header goes before every run: each
@@ -30,6 +30,7 @@ class Own(NamedTuple):
     rows: int  # of the classifier
     vocab_start: int  # -1: not given
     threads: int
+    unaligned: int  # 1: rows of the classifier that the kernels copy, which is another plan
 
 
 class Shard(NamedTuple):
@@ -57,7 +58,7 @@ class Shard(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """What a rank tells the others before every run, in integers."""
+    """A rank's message to the others before every run, in integers."""
 
     is_refused: int = 0  # the rank's arguments, by itself
     fields: int = 0  # a digest of what all ranks have in common
@@ -66,11 +67,12 @@ class _Header(NamedTuple):
     rows: int = 0
     vocab_start: int = -1  # -1: not given
     threads: int = 0
-    remembered: int = 0  # what a rank has looked for or kept
+    unaligned: int = 0
+    remembered: int = 0  # how often a rank has looked for or kept something
 
 
 class Agreed(NamedTuple):
-    """What all ranks have said together."""
+    """The outcome of all ranks' headers."""
 
     shard: Shard
     seed: int
@@ -104,7 +106,7 @@ def _memory_of(group: Group) -> _Memory:
 
 
 def _digest(data: Any) -> int:
-    """Of bytes, or of what has them."""
+    """data: bytes, or an object with a buffer of them."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
@@ -210,7 +212,7 @@ def agree(
     seed = _agreed_seed(fields, [header.seed for header in headers])
     if len({header.remembered for header in headers}) > 1:  # one was interrupted where the others went on
         memory = _memories[group] = _Memory()
-    key = (tuple(fields.items()), tuple((header.rows, header.vocab_start, header.threads) for header in headers))
+    key = (tuple(fields.items()), tuple((h.rows, h.vocab_start, h.threads, h.unaligned) for h in headers))
     shard = memory.get(key)
     if shard is not None:
         return Agreed(shard, seed, None)
@@ -218,7 +220,7 @@ def agree(
 
 
 def keep(group: Group, agreed: Agreed) -> None:
-    """What all ranks have plans for: these are not compared again."""
+    """Remembers a configuration that all ranks have plans for: plans are not compared again."""
     _memory_of(group).put(agreed.new, agreed.shard)
 
 

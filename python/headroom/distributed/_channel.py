@@ -43,7 +43,7 @@ class Channel:
                 self._device, self._link = torch.device("cpu"), lambda: beside
 
     def numbers(self, mine: list[int]) -> list[list[int]]:
-        """Of every rank; each has as many."""
+        """Gathers the numbers of every rank; each has as many."""
         return [part.tolist() for part in self._gathered(torch.tensor(mine, dtype=torch.int64, device="cpu"))]
 
     def objects(self, mine: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def _device_of(group: Group) -> torch.device:
 
 
 def _has_gloo_device() -> bool:
-    """Of this host, chosen as PyTorch chooses it."""
+    """This host's address, chosen as PyTorch chooses it."""
     names = os.environ.get("GLOO_SOCKET_IFNAME")
     try:
         for name in names.split(",") if names else ():

@@ -97,7 +97,8 @@ def _fields(
 
 def _own(inputs: Inputs, ranks: Ranks) -> Own:
     threads = torch.get_num_threads() if inputs.hidden.device.type == "cpu" else 0
-    return Own(int(inputs.weight.shape[0]), ranks.vocab_start, threads)
+    unaligned = inputs.weight.is_cuda and not rows_are_aligned(inputs.weight)
+    return Own(int(inputs.weight.shape[0]), ranks.vocab_start, threads, int(unaligned))
 
 
 def group_of(ranks: Ranks) -> Group:

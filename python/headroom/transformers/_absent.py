@@ -17,7 +17,7 @@ _PASSED = frozenset("to float double half bfloat16 type type_as cpu cuda contigu
 
 
 class NoLogits(Tensor):
-    """What stands in the place of logits in evaluation: it may be passed on, and any use of its values is refused.
+    """Stands in the place of logits in evaluation: it may be passed on, and any use of its values is refused.
 
     A Trainer takes what follows the loss for logits. With None, or nothing, that would be another tensor of the model.
     """

@@ -53,7 +53,7 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
 
 
 def _sizes(layer: nn.Linear) -> tuple[int, int]:
-    """Of input and output. PEFT's copy of a tied embedding is an nn.Linear(V, D) by its names, its weight is [V, D]."""
+    """Sizes of input and output. PEFT's copy of a tied embedding names itself nn.Linear(V, D); its weight is [V, D]."""
     weight = layer._parameters.get("weight")
     if weight is not None and tuple(weight.shape) == (layer.in_features, layer.out_features):
         return layer.out_features, layer.in_features

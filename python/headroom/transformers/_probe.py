@@ -135,7 +135,7 @@ def _comparable(logits: Logits) -> tuple[Logits, Tensor]:
 
 
 def _targets(logits: Logits, values: Tensor) -> list[Tensor]:
-    """Of each row the entry of largest logit, and one elsewhere that has a finite bias."""
+    """For each row: the entry of largest logit, and one elsewhere that has a finite bias."""
     entries = torch.arange(logits.vocab, device=values.device)
     if logits.bias is not None:
         entries = entries[logits.bias.isfinite()]

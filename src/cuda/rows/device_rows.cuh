@@ -172,7 +172,7 @@ __device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t
   return one;
 }
 
-// The same to a slot, but for the argmax.
+// Writes all but the argmax to a slot.
 __device__ inline void put_slot(const StatSlots& slots, int64_t at, const RowStats<double>& stats) {
   slots.max[at] = static_cast<float>(stats.max);
   slots.sum[at] = static_cast<float>(stats.sum_exp);

@@ -63,7 +63,7 @@ __device__ uint64_t wide_at(const uint32_t* at) {
   return at[0] | uint64_t{at[1]} << 32;
 }
 
-// Of the columns [0, vocab_total): the sum over shards that follow one another from 0, in any order.
+// For the columns [0, vocab_total): the sum over shards that follow one another from 0, in any order.
 __device__ uint64_t mixed_columns(int64_t first, int64_t end) {
   return mixed(static_cast<uint64_t>(end)) - mixed(static_cast<uint64_t>(first));
 }

@@ -39,7 +39,7 @@ def in_turn(mesh):
 
 
 def refusals(mesh):
-    """Of calls of which rank 1's differs, each made between calls that are right: what is raised, and their losses."""
+    """Makes calls of which rank 1's differs, each between calls that are right: what is raised, and their losses."""
     found = []
     (hidden, weight, target), (_, small, _) = ((t.to(mesh.device_type) for t in head(v, 0)) for v in VOCABS)
     shard, other = cut(weight, mesh), cut(small, mesh)

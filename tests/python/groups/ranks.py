@@ -54,7 +54,7 @@ class Ranks:
         return self._group or dist.group.WORLD
 
     def within(self, group):
-        """The same ranks as those of another group."""
+        """Ranks of another group of the same processes."""
         return Ranks(self.rank, self.size, self.device, group)
 
 

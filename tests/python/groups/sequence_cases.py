@@ -183,8 +183,9 @@ def case_targets_that_differ(ranks):
         other[list(places)] = torch.tensor(values)
         refused_alike(ranks, "target: expected the same .* got others on rank 1", head, target=other)
     several = torch.stack([head.target, head.target.flip(0)], dim=-1)
-    refused_alike(ranks, "target: expected the same", head, {"target": several}, target=several.flip(-1))
-    refused_alike(ranks, "target: expected the same", head, {"target": several.int()}, target=several.flip(-1).int())
+    for ids in (several, several.int()):
+        given = {"target": ids, "target_weight": torch.ones(several.shape)}
+        refused_alike(ranks, "target: expected the same", head, given, target=ids.flip(-1))
 
 
 @sizes(2, 3)

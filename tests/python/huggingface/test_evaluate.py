@@ -1,4 +1,4 @@
-"""What is in the place of logits that were not made: in a Trainer's evaluation, and in code that counts places."""
+"""The place of logits that were not made: in a Trainer's evaluation, and in code that counts places."""
 
 import copy
 import itertools

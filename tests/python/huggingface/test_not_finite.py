@@ -114,7 +114,7 @@ def test_gradients_under_a_bias_of_minus_infinity():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_rows_may_be_missing(seed, monkeypatch):
-    """What is wrong is refused if and only if a row that is looked at is finite; then, or in the next batch."""
+    """A wrong formula is refused if and only if a row that is looked at is finite; then, or in the next batch."""
     generator = torch.Generator().manual_seed(seed)
     missing = torch.rand(TEXT, generator=generator) < [0.3, 0.7, 0.95, 1.0][seed % 4]
     model = build(transformers.LlamaForCausalLM)
