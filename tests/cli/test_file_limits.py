@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 import time
 
@@ -51,12 +52,11 @@ def test_a_result_beyond_the_limit(binary, tmp_path):
     assert done.returncode == 1 and "stdout: cannot be written" in done.stderr
 
 
-@pytest.mark.parametrize("file, cut", [("c.npy", 4096 * 100), ("c.npy", 4 * VOCAB * DIM), ("c.npy", 4), ("h.npy", 7)])
-def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, head, file, cut):
-    arguments = head(TOKENS, VOCAB, DIM)
+def reading(binary, folder, arguments):
+    """A run that has begun to read its inputs."""
     process = subprocess.Popen(
         [binary, *arguments, "--quiet", "--gradients", "g.safetensors"],
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,6 +64,20 @@ def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, head, file, cut
     end = time.monotonic() + 60
     while "c.npy" not in open(f"/proc/{process.pid}/maps").read():
         assert time.monotonic() < end
+    return process
+
+
+def test_the_signal_of_such_a_cut_sent_by_another_process_ends_it(binary, tmp_path, head):
+    process = reading(binary, tmp_path, head(TOKENS, VOCAB, DIM))
+    process.send_signal(signal.SIGBUS)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGBUS
+
+
+@pytest.mark.parametrize("file, cut", [("c.npy", 4096 * 100), ("c.npy", 4 * VOCAB * DIM), ("c.npy", 4), ("h.npy", 7)])
+def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, head, file, cut):
+    arguments = head(TOKENS, VOCAB, DIM)
+    process = reading(binary, tmp_path, arguments)
     os.truncate(tmp_path / file, (tmp_path / file).stat().st_size - cut)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and out == "", (process.returncode, err)

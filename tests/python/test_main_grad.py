@@ -98,6 +98,13 @@ def test_shared_memory_is_refused_by_name(name, compiled):
         assert torch.equal(given[key], tensor), key
 
 
+def test_a_negated_view_is_refused():
+    given = arguments()
+    given["linear_weight"].requires_grad_()
+    with pytest.raises(ValueError, match="main_grad: expected a buffer that holds its values"):
+        headroom.linear_cross_entropy(**given | {"main_grad": torch._neg_view(given["main_grad"])})
+
+
 def test_an_upstream_gradient_in_main_grad_is_refused():
     given = arguments()
     given["linear_weight"].requires_grad_()

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .. import _options
+
 ADVICE = "headroom.trl.patch() gives TRL's trainers the fused head"
 
 
@@ -22,6 +24,16 @@ def options_there() -> dict[str, Any] | None:
     from ..trl._patch import current_options
 
     return current_options()
+
+
+def are_there(options: dict[str, Any]) -> bool:
+    """Whether ``headroom.trl.patch`` has the same options, however a budget is written."""
+    there = options_there()
+
+    def plain(given: dict[str, Any]) -> dict[str, Any]:
+        return given | {"max_workspace_bytes": _options.budget(given["max_workspace_bytes"])}
+
+    return there is not None and plain(there) == plain(options)
 
 
 def warn_where_imported(owner: str, stacklevel: int) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from .. import _options
 from ..errors import UnsupportedError
 from ._absent import without_logits
-from ._beside_trl import options_there, warn_of_step, warn_where_imported
+from ._beside_trl import are_there, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
 from ._heads import check_backward_hooks, deferring, layers_of
 from ._layer import KEY, parameter_names, shed, wear
@@ -49,7 +49,7 @@ class _Patch:
         part = any(_is_some(given.get(name)) for name in ("logits_to_keep", "num_logits_to_keep"))
         of_trl = bool(kwargs.get("fused_lm_head"))  # which its trainers add to the model's forward
         bare = given.get("labels") is None
-        if not self.told and (of_trl or (bare and _may_be_of_trl())) and options_there() != self.options:
+        if not self.told and (of_trl or (bare and _may_be_of_trl())) and not are_there(self.options):
             warn_of_step(self, type(model).__name__, of_trl)
         wanted = (torch.is_grad_enabled() or self.evaluate) and not _is_exporting()
         if of_trl or bare or part or not wanted:

@@ -95,7 +95,7 @@ def test_with_the_patch_of_trl_there_is_nothing_to_say(trainer, first):
     trained.train()
 
     def patch(model):
-        return headroom.transformers.patch(model, max_workspace_bytes=1 << 20)
+        return headroom.transformers.patch(model, max_workspace_bytes="1MiB")
 
     made = trainer("SFT", patch if first else lambda model: model)
     assert told(lambda: patch(made.model)) == [] and told(made.train) == []
