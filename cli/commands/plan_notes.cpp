@@ -62,7 +62,7 @@ std::string named(const ordered_json& plan) {
 
 // Why the chosen plan was, and what the fastest one would save.
 std::string choice_text(const ordered_json& chosen, const ordered_json& fastest, const Problem& problem) {
-  const std::string text = "chosen (*): " + chosen["choice"].get<std::string>();
+  std::string text = "chosen (*): " + chosen["choice"].get<std::string>();
   if (!is_default(problem) || fastest["chosen"] == true) return text;
   const double saved =
       1 - fastest["predicted_seconds"].get<double>() / chosen["predicted_seconds"].get<double>();

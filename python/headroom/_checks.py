@@ -141,7 +141,7 @@ def check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype
         raise TypeError(f"main_grad: expected {stats}, got {main_grad.dtype}")
     check_shape("main_grad", main_grad, linear_weight.shape, "that of linear_weight")
     check_constant("main_grad", main_grad, "it is a buffer that gradients are added to")
-    if main_grad.is_neg():
+    if not torch.compiler.is_compiling() and main_grad.is_neg():
         raise ValueError("main_grad: expected a buffer that holds its values, got a view that negates them")
     rows, columns = main_grad.shape
     if (columns > 1 and main_grad.stride(1) != 1) or (rows > 1 and main_grad.stride(0) < columns):

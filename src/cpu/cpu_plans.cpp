@@ -94,6 +94,7 @@ class Planner {
 
   std::vector<Plan> offered() const {
     std::vector<Plan> out;
+    out.reserve(best_.size() + 1);
     for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
     near_fastest_.for_each([&](const Candidate& candidate) {
       if (candidate.bytes != best_.at(kind_of(candidate.schedule)).bytes) out.push_back(described(candidate));

@@ -44,6 +44,7 @@ class Search {
       consider_in_need();
     }
     std::vector<Plan> out;
+    out.reserve(best_.size() + 1);
     for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
     near_fastest_.for_each([&](const Candidate& candidate) {
       const Candidate& best = best_.at(candidate.detail.kind);
