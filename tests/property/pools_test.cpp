@@ -102,7 +102,7 @@ TEST_P(Pools, OneLoopForAChunkOfTokens) {
   const headroom::Context context = make_hosted_context(GetParam(), kThreads, in_order, &pool);
   Case c = large_case();
   c.mode = Mode::kForwardBackward;
-  solve(context, c);
+  solve(context, c, HEADROOM_FASTEST);  // one chunk
   EXPECT_EQ(pool.loops, 1);
   EXPECT_GT(pool.most_tasks, 1) << "no work for two threads";
   EXPECT_LE(pool.most_tasks, kThreads);
