@@ -1,4 +1,4 @@
-"""What logits that are rounded to bfloat16 lose, beside Headroom's, which are never rounded.
+"""What logits that are rounded to bfloat16 lose, beside Logitless's, which are never rounded.
 
 Hidden states and weights are bfloat16 in both; float64 products of these are the truth. Prints the share of rows whose
 largest logit is another one (a greedy token that changes), and errors of the targets' log-probabilities.
@@ -8,7 +8,7 @@ largest logit is another one (a greedy token that changes), and errors of the ta
 
 import argparse
 
-import headroom
+import logitless
 import torch
 
 
@@ -35,11 +35,11 @@ def main() -> None:
 
     rounded = truth.float().bfloat16()
     of_rounded = rounded.double().log_softmax(1).gather(1, target)
-    found = headroom.linear_cross_entropy(hidden, weight, target[:, 0], return_stats=["nll", "argmax"])
+    found = logitless.linear_cross_entropy(hidden, weight, target[:, 0], return_stats=["nll", "argmax"])
     assert found.nll is not None and found.argmax is not None
     rows = {
         "logits in bfloat16": (rounded.argmax(1), of_rounded),
-        "headroom": (found.argmax, -found.nll.double()[:, None]),
+        "logitless": (found.argmax, -found.nll.double()[:, None]),
     }
     print(f"{options.tokens} tokens, vocabulary {options.vocab}, largest |logit| {truth.abs().max():.1f}")
     for name, (argmax, log_p) in rows.items():

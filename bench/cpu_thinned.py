@@ -1,6 +1,6 @@
 """Thinned gradients beside the exact ones on the CPU backend: forward + backward, interleaved in one process.
 
-    python bench/cpu_thinned.py --library build/src/libheadroom.so [--shape N,V,D] [--data peaky|trained|uniform]
+    python bench/cpu_thinned.py --library build/src/liblogitless.so [--shape N,V,D] [--data peaky|trained|uniform]
 
 Data: "peaky", some 16 likely columns a token, drawn by Zipf's law from anywhere in the vocabulary; "trained", the
 same with 12% of the mass spread over all columns by Zipf's law, ids in the order of frequency; "uniform", a model
@@ -20,7 +20,7 @@ import time
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", help="libheadroom.so (default: as the headroom package finds it)")
+    parser.add_argument("--library", help="liblogitless.so (default: as the logitless package finds it)")
     parser.add_argument("--shape", default="1024,131072,1024", metavar="N,V,D")
     parser.add_argument("--data", action="append", choices=["peaky", "trained", "uniform"], help="default: all")
     parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"], help="default: both")
@@ -69,14 +69,14 @@ class Run:
 
     def __init__(self, hidden, weight, target, threads: int, threshold: float | None) -> None:
         import torch
-        from headroom import _c
+        from logitless import _c
 
         self.c, self.lib = _c, _c.library()
-        options = _c.make("headroom_context_options")
+        options = _c.make("logitless_context_options")
         options.threads, options.backend = threads, b"cpu"
         self.context = ctypes.c_void_p()
-        _c.check(self.lib.headroom_context_create(ctypes.byref(options), ctypes.byref(self.context)))
-        problem = _c.make("headroom_problem")
+        _c.check(self.lib.logitless_context_create(ctypes.byref(options), ctypes.byref(self.context)))
+        problem = _c.make("logitless_problem")
         setattr(problem, "pass", 0 if threshold is None else 2)  # the latter: forward and backward
         problem.tokens = len(target)
         problem.vocab, problem.hidden = weight.shape
@@ -87,9 +87,9 @@ class Run:
         if threshold:
             problem.gradient, problem.threshold = 1, threshold
         self.plan = ctypes.c_void_p()
-        _c.check(self.lib.headroom_plan_create(self.context, ctypes.byref(problem), ctypes.byref(self.plan)))
-        info = _c.make("headroom_plan_info")
-        _c.check(self.lib.headroom_plan_get_info(self.plan, ctypes.byref(info)))
+        _c.check(self.lib.logitless_plan_create(self.context, ctypes.byref(problem), ctypes.byref(self.plan)))
+        info = _c.make("logitless_plan_info")
+        _c.check(self.lib.logitless_plan_get_info(self.plan, ctypes.byref(info)))
         self.workspace_bytes = info.workspace_bytes
         self.config = info.config.decode()
         self.workspace = torch.zeros(info.workspace_bytes + 64, dtype=torch.uint8)
@@ -99,7 +99,7 @@ class Run:
         self.thinned = bool(threshold)
 
     def seconds(self, d_hidden, d_weight) -> float:
-        buffers = self.c.make("headroom_buffers")
+        buffers = self.c.make("logitless_buffers")
         buffers.hidden, buffers.classifier, buffers.targets = (each.data_ptr() for each in self.tensors)
         buffers.loss = self.loss.data_ptr()
         if self.backward:
@@ -108,7 +108,7 @@ class Run:
             buffers.kept_count = self.kept.data_ptr()
         address = -(-self.workspace.data_ptr() // 64) * 64
         start = time.perf_counter()
-        self.c.check(self.lib.headroom_run(self.plan, ctypes.byref(buffers), address, self.workspace_bytes, None))
+        self.c.check(self.lib.logitless_run(self.plan, ctypes.byref(buffers), address, self.workspace_bytes, None))
         return time.perf_counter() - start
 
 
@@ -143,7 +143,7 @@ def measure(args: argparse.Namespace, data: str, dtype: str) -> None:
 def main() -> None:
     args = arguments()
     if args.library:
-        os.environ["HEADROOM_LIBRARY"] = args.library
+        os.environ["LOGITLESS_LIBRARY"] = args.library
     for data in args.data or ["peaky", "trained", "uniform"]:
         for dtype in args.dtype or ["float32", "bfloat16"]:
             measure(args, data, dtype)

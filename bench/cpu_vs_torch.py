@@ -1,6 +1,6 @@
-"""Headroom's CPU backend beside PyTorch's F.cross_entropy(F.linear(...)), interleaved in one process.
+"""Logitless's CPU backend beside PyTorch's F.cross_entropy(F.linear(...)), interleaved in one process.
 
-    python bench/cpu_vs_torch.py --library build/src/libheadroom.so [--json out.json] [--shape N,V,D ...]
+    python bench/cpu_vs_torch.py --library build/src/liblogitless.so [--json out.json] [--shape N,V,D ...]
 
 Times are the best of the repetitions, forward + backward and forward alone. Memory is the growth of the peak
 resident set over the inputs and gradients, each measured in a process of its own. GFLOP/s count 6NVD (2NVD
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", help="libheadroom.so (default: as the headroom package finds it)")
+    parser.add_argument("--library", help="liblogitless.so (default: as the logitless package finds it)")
     parser.add_argument("--shape", action="append", metavar="N,V,D", help=f"default: {' '.join(SHAPES)}")
     parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"], help="default: both")
     parser.add_argument("--budget", action="append", type=float, metavar="MIB", help="default: 256 and 32")
@@ -55,10 +55,10 @@ class Bench:
     """One shape and dtype with its data."""
 
     def __init__(self, shape: str, dtype: str, threads: int) -> None:
-        import headroom
+        import logitless
         import torch
 
-        self.torch, self.headroom = torch, headroom
+        self.torch, self.logitless = torch, logitless
         torch.set_num_threads(threads)
         self.tokens, self.vocab, self.width = (int(x) for x in shape.split(","))
         kind = getattr(torch, dtype)
@@ -73,7 +73,7 @@ class Bench:
             functional = self.torch.nn.functional
             return functional.cross_entropy(functional.linear(self.hidden, self.weight), self.target)
         budget = int(float(method.split()[1]) * MIB)
-        return self.headroom.linear_cross_entropy(self.hidden, self.weight, self.target, max_workspace_bytes=budget)
+        return self.logitless.linear_cross_entropy(self.hidden, self.weight, self.target, max_workspace_bytes=budget)
 
     def seconds(self, method: str, backward: bool) -> float:
         self.hidden.grad = self.weight.grad = None
@@ -118,7 +118,7 @@ def measure_memory(request: str, threads: int) -> None:
 
 def measure(args: argparse.Namespace, shape: str, dtype: str, peak: float) -> list[dict]:
     bench = Bench(shape, dtype, args.threads)
-    methods = ["torch", *(f"headroom {budget:g}" for budget in args.budget or [256, 32])]
+    methods = ["torch", *(f"logitless {budget:g}" for budget in args.budget or [256, 32])]
     best = {(method, backward): float("inf") for method in methods for backward in (True, False)}
     for _ in range(args.repeat):
         for key in best:
@@ -159,7 +159,7 @@ def main() -> None:
     args = arguments()
     sys.path.insert(0, str(HERE.parent / "python"))
     if args.library:
-        os.environ["HEADROOM_LIBRARY"] = str(pathlib.Path(args.library).resolve())
+        os.environ["LOGITLESS_LIBRARY"] = str(pathlib.Path(args.library).resolve())
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     if args.measure_memory:
         measure_memory(args.measure_memory, args.threads)

@@ -1,10 +1,10 @@
-"""Divergence of a student's and a teacher's head: headroom.linear_divergence, TRL's function, and whole logits.
+"""Divergence of a student's and a teacher's head: logitless.linear_divergence, TRL's function, and whole logits.
 
     python bench/divergence.py --device cuda --dtype bfloat16 --shape 8192,151936,2048,4096 --budget 1024 --kernels
     python bench/divergence.py                                    # on the CPU, float32, 512,32768,256,512
 
 Forward and backward of all, interleaved, with an upstream gradient for each token (as TRL's trainer has it) and, of
-headroom, with a mean as well; times are medians, beside those of the bare products of the plan. Memory is the peak over
+logitless, with a mean too; times are medians, beside those of the bare products of the plan. Memory is the peak over
 inputs and gradients: on a GPU of PyTorch's allocator, on the CPU of the resident set, each in a process of its own.
 --kernels adds, on a GPU, one more step of each under torch.profiler: the time of its kernels, by kind.
 """
@@ -52,7 +52,7 @@ def whole(student, weight, teacher, teacher_weight, beta: float) -> torch.Tensor
 
 class Heads:
     def __init__(self, options: argparse.Namespace) -> None:
-        import headroom
+        import logitless
 
         tokens, vocab, width, teacher_width = (int(n) for n in options.shape.split(","))
         place = {"device": options.device, "dtype": getattr(torch, options.dtype)}
@@ -66,13 +66,13 @@ class Heads:
         budget, beta = int(options.budget * MIB), options.beta
 
         def fused(reduction: str) -> Callable[[], torch.Tensor]:
-            return lambda: headroom.linear_divergence(
+            return lambda: logitless.linear_divergence(
                 *heads, beta=beta, reduction=reduction, max_workspace_bytes=budget
             )
 
         self.methods = {
-            "headroom, 4 + 2 products": fused("none"),
-            "headroom, a mean": fused("mean"),
+            "logitless, 4 + 2 products": fused("none"),
+            "logitless, a mean": fused("mean"),
             "whole logits": lambda: whole(*heads, beta),
         }
         try:

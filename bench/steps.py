@@ -1,11 +1,11 @@
 """Whole training steps with other heads: tokens a second and peak memory, interleaved in one process.
 
-    python bench/steps.py [--models llama-1b,gemma-270m,qwen3-4b,gla-1.3b] [--heads stock,headroom,liger] [--minutes 9]
+    python bench/steps.py [--models llama-1b,gemma-270m,qwen3-4b,gla-1.3b] [--heads stock,logitless,liger] [--minutes 9]
         [--layers 4] [--sequences 4] [--length 4096] [--rounds 8] [--tune 8] [--json out.json] [--plots folder]
     python bench/steps.py --show out.json [more.json] [--json both.json] [--plots folder]      of earlier runs
 
-HEADROOM_LIBRARY names libheadroom.so. The models are those of transformers (gla-1.3b: flash-linear-attention's), built
-from their published configurations with random weights, in bf16, and stay as they are but for the head: its own
+LOGITLESS_LIBRARY names liblogitless.so. The models are those of transformers (gla-1.3b: flash-linear-attention's),
+built from their published configurations with random weights, in bf16, and stay as they are but for the head: its own
 (stock); Liger's patch with everything off but its fused linear cross entropy; Apple's cut cross entropy and, for
 gla-1.3b, Liger's, by their functions, as their patches do not know the model; the fused head of TRL's trainers;
 flash-linear-attention's own; and ours, as README.md puts it in. A step is forward, backward and AdamW (fused, its state
@@ -29,7 +29,7 @@ import traceback
 START = time.monotonic()
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench" / "gpu"))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(ROOT / "python"))
 
 from limits import Deadline, reported_by  # noqa: E402

@@ -1,4 +1,4 @@
-"""TRL's log-probabilities and entropies of tokens, by its own function and by headroom.trl.patch(), in one process.
+"""TRL's log-probabilities and entropies of tokens, by its own function and by logitless.trl.patch(), in one process.
 
     python bench/trl_log_probs.py --device cuda --dtype bfloat16 --shape 8192,151936,4096
     python bench/trl_log_probs.py                                 # on the CPU, float32, 2048,32768,512
@@ -33,13 +33,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=256, metavar="MIB")
     parser.add_argument("--outputs", default="log_probs,entropy")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--memory-of", choices=["trl", "headroom"], help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", choices=["trl", "logitless"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 class Head:
     def __init__(self, options: argparse.Namespace) -> None:
-        import headroom.trl
+        import logitless.trl
         import trl.trainer.utils
 
         tokens, vocab, width = (int(n) for n in options.shape.split(","))
@@ -50,9 +50,9 @@ class Head:
         self.targets = torch.randint(vocab, (tokens,), device=options.device)
         self.upstream = torch.randn(tokens, device=options.device) / tokens
         self.outputs = tuple(options.outputs.split(","))
-        headroom.trl.patch(max_workspace_bytes=int(options.budget * MIB))
+        logitless.trl.patch(max_workspace_bytes=int(options.budget * MIB))
         found = trl.trainer.utils._ChunkedLogProbFunction
-        self.apply = {"trl": found.original.apply, "headroom": found.apply}
+        self.apply = {"trl": found.original.apply, "logitless": found.apply}
 
     def step(self, which: str) -> float:
         self.hidden.grad = self.weight.grad = None

@@ -1,6 +1,6 @@
 #include "application.h"
 
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 
 #include <exception>
 #include <iostream>
@@ -11,26 +11,26 @@
 
 #include "support/interrupt.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr int kFailure = 1;
 constexpr int kUsage = 2;
 
 constexpr const char* kDescription =
-    "Headroom computes a language model head's loss, and its gradients, without holding the logits.\n"
+    "Logitless computes a language model head's loss, and its gradients, without holding the logits.\n"
     "\n"
     "  logits = hidden [tokens, D] x classifier [vocab, D]^T; the loss is their softmax cross entropy.\n"
     "  Only a workspace of a size that you set is ever held, not the tokens x vocab matrix.";
 
 constexpr const char* kFooter =
     "\nExamples:\n"
-    "  headroom info                                     this machine and its backends\n"
-    "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
-    "  headroom loss --hidden h.npy --classifier model.safetensors:lm_head.weight --targets y.npy\n"
-    "  headroom check                                    this machine's results against float64\n"
-    "  headroom bench --shape 1024,32768,512             time and memory against materialized logits\n"
-    "  headroom COMMAND --help                           all options of a command, with examples\n"
+    "  logitless info                                     this machine and its backends\n"
+    "  logitless plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
+    "  logitless loss --hidden h.npy --classifier model.safetensors:lm_head.weight --targets y.npy\n"
+    "  logitless check                                    this machine's results against float64\n"
+    "  logitless bench --shape 1024,32768,512             time and memory against materialized logits\n"
+    "  logitless COMMAND --help                           all options of a command, with examples\n"
     "\n"
     "Results go to stdout, progress and errors to stderr.\n"
     "Exit codes: 0 success, 1 failure (unreadable input, failed check), 2 wrong usage, 130 interrupted.";
@@ -50,12 +50,12 @@ int fail(std::string message, int code) {
   // The library's name of what is --budget here.
   constexpr std::string_view kBudget = "max_workspace_bytes: ";
   if (message.starts_with(kBudget)) message.replace(0, kBudget.size(), "--budget: ");
-  std::cerr << "headroom: error: " << message << "\n";
+  std::cerr << "logitless: error: " << message << "\n";
   return code;
 }
 
 int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
-  std::string command = "headroom";
+  std::string command = "logitless";
   for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
   std::string message = error.what();
   const std::vector<std::string> unknown = app.remaining();
@@ -73,9 +73,9 @@ int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
 }  // namespace
 
 int run_application(int argc, const char* const* argv, std::span<const AddCommand> commands) {
-  CLI::App app(kDescription, "headroom");
+  CLI::App app(kDescription, "logitless");
   app.footer(kFooter);
-  app.set_version_flag("--version", std::string("headroom ") + headroom_version());
+  app.set_version_flag("--version", std::string("logitless ") + logitless_version());
   app.require_subcommand(1);
   app.fallthrough();  // global options may stand behind the subcommand too
 
@@ -88,7 +88,7 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
       ->capture_default_str();
   app.add_option(
       "--backend", globals.backend,
-      "Backend, and instruction set if wanted, as NAME[:ISA]; see 'headroom info'. Default: the best");
+      "Backend, and instruction set if wanted, as NAME[:ISA]; see 'logitless info'. Default: the best");
 
   for (const AddCommand add : commands) add(app, globals);
   refuse_empty_values(app);
@@ -101,7 +101,7 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
   } catch (const UsageError& error) {
     return fail(error.what(), kUsage);
   } catch (const Interrupted& error) {
-    std::cerr << "headroom: " << error.what() << "\n";
+    std::cerr << "logitless: " << error.what() << "\n";
     return error.exit_code();
   } catch (const std::bad_alloc&) {
     return fail("out of memory", kFailure);
@@ -113,4 +113,4 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
   return 0;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -4,7 +4,7 @@
 
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Adds a subcommand, whose callback does the work and throws on failure.
 using AddCommand = void (*)(CLI::App& app, const GlobalOptions& globals);
@@ -13,4 +13,4 @@ using AddCommand = void (*)(CLI::App& app, const GlobalOptions& globals);
 // std::cout, errors to std::cerr. Returns the exit code.
 int run_application(int argc, const char* const* argv, std::span<const AddCommand> commands);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 // The driver's types and the one number that matters, as cuda.h has them.
@@ -183,4 +183,4 @@ double DeviceTimer::seconds() const {
   return static_cast<double>(milliseconds) * 1e-3;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

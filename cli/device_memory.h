@@ -3,7 +3,7 @@
 #include <memory>
 #include <span>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A CUDA device through its driver, opened at run time, so that this program starts on machines without one:
 // memory, a stream and times on it. Made for one thread, on which the device stays current. Everything throws
@@ -65,4 +65,4 @@ class DeviceTimer {
   void* stop_ = nullptr;
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -9,12 +9,12 @@
 
 namespace {
 
-using headroom::cli::GlobalOptions;
+using logitless::cli::GlobalOptions;
 
 // Without what training needs the command still exists, and says so.
-#ifdef HEADROOM_HAS_TRAIN
+#ifdef LOGITLESS_HAS_TRAIN
 void add_train(CLI::App& app, const GlobalOptions& globals) {
-  headroom::cli::add_train_command(app, globals);
+  logitless::cli::add_train_command(app, globals);
 }
 #else
 void add_train(CLI::App& app, const GlobalOptions&) {
@@ -24,24 +24,24 @@ void add_train(CLI::App& app, const GlobalOptions&) {
 }
 #endif
 
-// The package's own `headroom` runs this one command itself, and this program for all others.
+// The package's own `logitless` runs this one command itself, and this program for all others.
 void add_model(CLI::App& app, const GlobalOptions&) {
   CLI::App* command = app.add_subcommand("model", "The cost of a training step (Python package only)");
   command->prefix_command()->fallthrough(false);
   command->set_help_flag();
   command->callback([] {
-    throw headroom::cli::UsageError(
-        "model: expected the Python package's headroom, got the program without it; pip install it, or run "
-        "python -m headroom.cost_model with its folder python/ in PYTHONPATH");
+    throw logitless::cli::UsageError(
+        "model: expected the Python package's logitless, got the program without it; pip install it, or run "
+        "python -m logitless.cost_model with its folder python/ in PYTHONPATH");
   });
 }
 
-constexpr headroom::cli::AddCommand kCommands[] = {
-    headroom::cli::add_info_command,
-    headroom::cli::add_plan_command,
-    headroom::cli::add_loss_command,
-    headroom::cli::add_check_command,
-    headroom::cli::add_bench_command,
+constexpr logitless::cli::AddCommand kCommands[] = {
+    logitless::cli::add_info_command,
+    logitless::cli::add_plan_command,
+    logitless::cli::add_loss_command,
+    logitless::cli::add_check_command,
+    logitless::cli::add_bench_command,
     add_train,
     add_model,
 };
@@ -49,11 +49,11 @@ constexpr headroom::cli::AddCommand kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  headroom::cli::watch_for_interrupts(headroom::cli::mapped_file_at);
+  logitless::cli::watch_for_interrupts(logitless::cli::mapped_file_at);
   try {
-    return headroom::cli::run_application(argc, argv, kCommands);
+    return logitless::cli::run_application(argc, argv, kCommands);
   } catch (const std::exception& error) {
-    std::cerr << "headroom: error: " << error.what() << "\n";
+    std::cerr << "logitless: error: " << error.what() << "\n";
     return 1;
   }
 }

@@ -6,7 +6,7 @@
 
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 // Public files that state V, D, softcap and scale, at the commit that they were read at.
@@ -79,7 +79,7 @@ const ModelHead& find_model(const std::string& name) {
   throw UsageError(
       "--model: no model '" + name + "' in the table, nor a folder with a config.json or such a file" +
       similar +
-      ". 'headroom plan --list-models' shows the table; any head can be given as --vocab and --hidden");
+      ". 'logitless plan --list-models' shows the table; any head can be given as --vocab and --hidden");
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // The head of a published language model.
 struct ModelHead {
@@ -23,4 +23,4 @@ std::span<const ModelHead> known_models();
 // matter.
 const ModelHead& find_model(const std::string& name);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Options before the subcommand; they hold for all of them.
 struct GlobalOptions {
@@ -18,4 +18,4 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -1,10 +1,10 @@
-# planner.js: `headroom plan` as one file of JavaScript with WebAssembly in it, for the planner page (scripts/planner).
+# planner.js: `logitless plan` as one file of JavaScript with WebAssembly in it, for the planner page (scripts/planner).
 # CLI11 and nlohmann_json are headers alone. They may lie beside those of this machine's C library, which the compiler must
 # not see: links in a folder of their own.
 foreach(header CLI nlohmann)
-  find_path(HEADROOM_${header}_INCLUDE_DIR ${header} PATHS /usr/include /usr/local/include REQUIRED NO_CMAKE_FIND_ROOT_PATH)
+  find_path(LOGITLESS_${header}_INCLUDE_DIR ${header} PATHS /usr/include /usr/local/include REQUIRED NO_CMAKE_FIND_ROOT_PATH)
   file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/include)
-  file(CREATE_LINK ${HEADROOM_${header}_INCLUDE_DIR}/${header} ${CMAKE_CURRENT_BINARY_DIR}/include/${header} SYMBOLIC)
+  file(CREATE_LINK ${LOGITLESS_${header}_INCLUDE_DIR}/${header} ${CMAKE_CURRENT_BINARY_DIR}/include/${header} SYMBOLIC)
 endforeach()
 
 add_executable(planner
@@ -15,7 +15,7 @@ add_executable(planner
   support/format.cpp)
 target_include_directories(planner PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
 target_include_directories(planner SYSTEM PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/include)
-target_link_libraries(planner PRIVATE headroom_internal headroom_options)
+target_link_libraries(planner PRIVATE logitless_internal logitless_options)
 target_link_options(planner PRIVATE
-  -sSINGLE_FILE -sMODULARIZE -sEXPORT_NAME=createHeadroomPlanner -sENVIRONMENT=web,node
-  -sALLOW_MEMORY_GROWTH -sEXPORTED_FUNCTIONS=_headroom_planner -sEXPORTED_RUNTIME_METHODS=ccall)
+  -sSINGLE_FILE -sMODULARIZE -sEXPORT_NAME=createLogitlessPlanner -sENVIRONMENT=web,node
+  -sALLOW_MEMORY_GROWTH -sEXPORTED_FUNCTIONS=_logitless_planner -sEXPORTED_RUNTIME_METHODS=ccall)

@@ -1,4 +1,4 @@
-// `headroom plan` as a function, for the planner page: the command line's own code, compiled to WebAssembly.
+// `logitless plan` as a function, for the planner page: the command line's own code, compiled to WebAssembly.
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -30,17 +30,17 @@ class Captured {
 
 }  // namespace
 
-// Arguments, as `headroom` would be given them, one a line. Returns {"code": exit code, "out": text, "err":
+// Arguments, as `logitless` would be given them, one a line. Returns {"code": exit code, "out": text, "err":
 // text} as JSON, which is valid until the next call.
-extern "C" const char* headroom_planner(const char* lines) {
-  std::vector<std::string> arguments = headroom::cli::split(lines, '\n');
-  arguments.insert(arguments.begin(), "headroom");
+extern "C" const char* logitless_planner(const char* lines) {
+  std::vector<std::string> arguments = logitless::cli::split(lines, '\n');
+  arguments.insert(arguments.begin(), "logitless");
   std::vector<const char*> argv(arguments.size());
   std::transform(arguments.begin(), arguments.end(), argv.begin(), [](const auto& a) { return a.c_str(); });
-  static constexpr headroom::cli::AddCommand kCommands[] = {headroom::cli::add_plan_command};
+  static constexpr logitless::cli::AddCommand kCommands[] = {logitless::cli::add_plan_command};
   static std::string result;
   const Captured out(std::cout), err(std::cerr);
-  const int code = headroom::cli::run_application(static_cast<int>(argv.size()), argv.data(), kCommands);
+  const int code = logitless::cli::run_application(static_cast<int>(argv.size()), argv.data(), kCommands);
   result = nlohmann::json{{"code", code}, {"out", out.text()}, {"err", err.text()}}.dump();
   return result.c_str();
 }

@@ -1,6 +1,6 @@
 // Included before all else where the standard library has no std::bit_cast, as that of emscripten 3.1.6.
-#ifndef HEADROOM_BIT_CAST_H_
-#define HEADROOM_BIT_CAST_H_
+#ifndef LOGITLESS_BIT_CAST_H_
+#define LOGITLESS_BIT_CAST_H_
 #include <version>
 #ifndef __cpp_lib_bit_cast
 namespace std {

@@ -1,9 +1,9 @@
-# HEADROOM_PORTABLE: what is built is for other machines.
+# LOGITLESS_PORTABLE: what is built is for other machines.
 #
 # The OpenMP runtime lies beside the library under its own name, so that a process which has loaded one already, as PyTorch
 # does, goes on with that one: two would each have their own threads. The C++ runtime is the machine's: a static one would
 # ask for a newer C library than all else. Device code is compressed for size and has no line numbers.
-if(NOT HEADROOM_PORTABLE)
+if(NOT LOGITLESS_PORTABLE)
   return()
 endif()
 list(APPEND CMAKE_INSTALL_RPATH $ORIGIN)
@@ -12,7 +12,7 @@ if(OpenMP_CXX_FOUND)
     OUTPUT_STRIP_TRAILING_WHITESPACE)
   file(REAL_PATH "${runtime}" runtime)
   if(NOT EXISTS "${runtime}")
-    message(FATAL_ERROR "HEADROOM_PORTABLE needs GCC's OpenMP runtime, libgomp.so.1, and ${CMAKE_CXX_COMPILER} has none")
+    message(FATAL_ERROR "LOGITLESS_PORTABLE needs GCC's OpenMP runtime, libgomp.so.1, and ${CMAKE_CXX_COMPILER} has none")
   endif()
   install(FILES ${runtime} DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME libgomp.so.1 COMPONENT library)
 endif()

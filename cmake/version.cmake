@@ -1,6 +1,6 @@
-# HEADROOM_VERSION: the three numbers of headroom.h, the one place where the version is written.
-set(header ${CMAKE_CURRENT_SOURCE_DIR}/include/headroom/headroom.h)
-file(STRINGS ${header} numbers REGEX "^#define HEADROOM_VERSION_")
+# LOGITLESS_VERSION: the three numbers of logitless.h, the one place where the version is written.
+set(header ${CMAKE_CURRENT_SOURCE_DIR}/include/logitless/logitless.h)
+file(STRINGS ${header} numbers REGEX "^#define LOGITLESS_VERSION_")
 string(REGEX REPLACE "[^;0-9]" "" numbers "${numbers}")
-string(REPLACE ";" "." HEADROOM_VERSION "${numbers}")
+string(REPLACE ";" "." LOGITLESS_VERSION "${numbers}")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${header})

@@ -3,16 +3,16 @@
  * Planning happens on the host and touches no device memory; a run only queues work on the stream. Ends with
  * 77 where there is no usable device. */
 #include <cuda_runtime_api.h>
-#include <headroom/headroom.h>
+#include <logitless/logitless.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { TOKENS = 256, VOCAB = 1000, HIDDEN = 64, SKIPPED = 77 };
 
-static void check(headroom_status status) {
-  if (status == HEADROOM_OK) return;
-  fprintf(stderr, "%s: %s\n", headroom_status_name(status), headroom_last_error());
+static void check(logitless_status status) {
+  if (status == LOGITLESS_OK) return;
+  fprintf(stderr, "%s: %s\n", logitless_status_name(status), logitless_last_error());
   exit(1);
 }
 
@@ -35,36 +35,36 @@ static float random_number(void) {
 int main(void) {
   char why_not[256] = "";
   int32_t devices = 0;
-  headroom_device_info device;
-  headroom_device_info_init(&device);
-  check(headroom_device_count(&devices, why_not, sizeof why_not));
-  if (devices > 0) check(headroom_device_get_info(0, &device));
+  logitless_device_info device;
+  logitless_device_info_init(&device);
+  check(logitless_device_count(&devices, why_not, sizeof why_not));
+  if (devices > 0) check(logitless_device_get_info(0, &device));
   if (devices == 0 || device.why_unavailable[0] != '\0') {
     printf("skipped: no usable CUDA device: %s\n", devices == 0 ? why_not : device.why_unavailable);
     return SKIPPED;
   }
 
   /* What to compute, and how. */
-  headroom_problem problem;
-  headroom_problem_init(&problem);
-  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  logitless_problem problem;
+  logitless_problem_init(&problem);
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = TOKENS;
   problem.vocab = VOCAB;
   problem.hidden = HIDDEN;
   problem.want_d_hidden = problem.want_d_classifier = 1;
   problem.max_workspace_bytes = 16 << 20;
-  headroom_context_options options;
-  headroom_context_options_init(&options);
+  logitless_context_options options;
+  logitless_context_options_init(&options);
   options.device = 0;
-  headroom_context* context = NULL;
-  headroom_plan* plan = NULL;
-  headroom_plan_info info;
-  headroom_plan_info_init(&info);
-  check(headroom_context_create(&options, &context));
-  check(headroom_plan_create(context, &problem, &plan));
-  check(headroom_plan_get_info(plan, &info));
+  logitless_context* context = NULL;
+  logitless_plan* plan = NULL;
+  logitless_plan_info info;
+  logitless_plan_info_init(&info);
+  check(logitless_context_create(&options, &context));
+  check(logitless_plan_create(context, &problem, &plan));
+  check(logitless_plan_get_info(plan, &info));
   printf("%s: plan %s with %s (%s), %zu bytes of workspace\n", device.name,
-         headroom_plan_kind_name((headroom_plan_kind)info.kind), info.implementation, info.reason,
+         logitless_plan_kind_name((logitless_plan_kind)info.kind), info.implementation, info.reason,
          info.workspace_bytes);
 
   static float hidden[TOKENS * HIDDEN], classifier[VOCAB * HIDDEN];
@@ -79,8 +79,8 @@ int main(void) {
   void* d_targets = device_memory(sizeof targets);
   void* d_of_hidden = device_memory(sizeof hidden);
   void* d_of_classifier = device_memory(sizeof classifier);
-  headroom_buffers buffers;
-  headroom_buffers_init(&buffers);
+  logitless_buffers buffers;
+  logitless_buffers_init(&buffers);
   void* on_device[2] = {device_memory(sizeof hidden), device_memory(sizeof classifier)};
   check_cuda(cudaMemcpyAsync(on_device[0], hidden, sizeof hidden, cudaMemcpyHostToDevice, stream));
   check_cuda(cudaMemcpyAsync(on_device[1], classifier, sizeof classifier, cudaMemcpyHostToDevice, stream));
@@ -94,7 +94,7 @@ int main(void) {
   buffers.invalid_targets = device_memory(2 * sizeof(int64_t)); /* targets cannot be refused before the run */
   void* workspace = device_memory(info.workspace_bytes);
 
-  check(headroom_run(plan, &buffers, workspace, info.workspace_bytes, stream));
+  check(logitless_run(plan, &buffers, workspace, info.workspace_bytes, stream));
 
   float loss = 0;
   int64_t invalid[2] = {0, 0};
@@ -114,7 +114,7 @@ int main(void) {
                     workspace};
   for (size_t i = 0; i < sizeof memory / sizeof memory[0]; ++i) cudaFree(memory[i]);
   cudaStreamDestroy(stream);
-  headroom_plan_destroy(plan);
-  headroom_context_destroy(context);
+  logitless_plan_destroy(plan);
+  logitless_context_destroy(context);
   return isfinite(loss) && fabs(loss - log(VOCAB)) < 1 && invalid[0] == 0 ? 0 : 1;
 }

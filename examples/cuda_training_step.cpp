@@ -6,7 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <memory>
 #include <random>
 #include <span>
@@ -34,17 +34,17 @@ std::unique_ptr<T, Free> device_memory(int64_t count) {
   return std::unique_ptr<T, Free>(static_cast<T*>(memory));
 }
 
-float widen(headroom::bf16 value) {
+float widen(logitless::bf16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }
-headroom::bf16 narrow(float value) {  // rounds to nearest, ties away from zero
+logitless::bf16 narrow(float value) {  // rounds to nearest, ties away from zero
   return {static_cast<uint16_t>((std::bit_cast<uint32_t>(value) + 0x8000U) >> 16)};
 }
 
-std::vector<headroom::bf16> normal(int64_t count, float deviation, std::mt19937& random) {
+std::vector<logitless::bf16> normal(int64_t count, float deviation, std::mt19937& random) {
   std::normal_distribution<float> distribution(0, deviation);
-  std::vector<headroom::bf16> out(static_cast<size_t>(count));
-  for (headroom::bf16& value : out) value = narrow(distribution(random));
+  std::vector<logitless::bf16> out(static_cast<size_t>(count));
+  for (logitless::bf16& value : out) value = narrow(distribution(random));
   return out;
 }
 
@@ -58,7 +58,7 @@ void copy(T* to, std::span<const T> from, cudaStream_t stream) {
 
 int main() try {
   std::string why_not;
-  const std::vector<headroom::DeviceInfo> devices = headroom::devices(&why_not);
+  const std::vector<logitless::DeviceInfo> devices = logitless::devices(&why_not);
   if (!devices.empty()) why_not = devices[0].why_unavailable;
   if (!why_not.empty()) {
     std::printf("skipped: no usable CUDA device: %s\n", why_not.c_str());
@@ -69,43 +69,43 @@ int main() try {
   check_cuda(cudaStreamCreate(&stream));
 
   std::mt19937 random(1);
-  const std::vector<headroom::bf16> host_hidden = normal(kTokens * kHidden, 1, random);
-  std::vector<headroom::bf16> host_classifier = normal(kVocab * kHidden, 0.1F, random);
+  const std::vector<logitless::bf16> host_hidden = normal(kTokens * kHidden, 1, random);
+  std::vector<logitless::bf16> host_classifier = normal(kVocab * kHidden, 0.1F, random);
   std::vector<int64_t> host_targets(kTokens);
   for (int64_t& target : host_targets) target = static_cast<int64_t>(random() % kVocab);
 
-  const auto hidden = device_memory<headroom::bf16>(kTokens * kHidden);
-  const auto classifier = device_memory<headroom::bf16>(kVocab * kHidden);
-  const auto d_classifier = device_memory<headroom::bf16>(kVocab * kHidden);
+  const auto hidden = device_memory<logitless::bf16>(kTokens * kHidden);
+  const auto classifier = device_memory<logitless::bf16>(kVocab * kHidden);
+  const auto d_classifier = device_memory<logitless::bf16>(kVocab * kHidden);
   const auto targets = device_memory<int64_t>(kTokens);
   const auto device_loss = device_memory<float>(1);
-  copy<headroom::bf16>(hidden.get(), host_hidden, stream);
+  copy<logitless::bf16>(hidden.get(), host_hidden, stream);
   copy<int64_t>(targets.get(), host_targets, stream);
 
-  const headroom::Matrix<const headroom::bf16> e{hidden.get(), kTokens, kHidden};
-  const headroom::Matrix<const headroom::bf16> c{classifier.get(), kVocab, kHidden};
-  headroom::Problem problem = headroom::make_problem(headroom::Pass::forward_backward, e, c);
+  const logitless::Matrix<const logitless::bf16> e{hidden.get(), kTokens, kHidden};
+  const logitless::Matrix<const logitless::bf16> c{classifier.get(), kVocab, kHidden};
+  logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, c);
   problem.want_d_classifier = 1;
-  headroom::ContextOptions options;
+  logitless::ContextOptions options;
   options.device = 0;
-  const headroom::Plan plan(headroom::Context(options), problem);
-  const headroom::PlanInfo info = plan.info();
+  const logitless::Plan plan(logitless::Context(options), problem);
+  const logitless::PlanInfo info = plan.info();
   const auto workspace = device_memory<std::byte>(static_cast<int64_t>(info.workspace_bytes));
   std::printf("%s: %s with %s (%s)\n", devices[0].name,
-              headroom_plan_kind_name(static_cast<headroom_plan_kind>(info.kind)), info.implementation,
+              logitless_plan_kind_name(static_cast<logitless_plan_kind>(info.kind)), info.implementation,
               info.reason);
 
-  headroom::Buffers buffers =
-      headroom::make_buffers(e, c, std::span<const int64_t>(targets.get(), static_cast<size_t>(kTokens)));
+  logitless::Buffers buffers =
+      logitless::make_buffers(e, c, std::span<const int64_t>(targets.get(), static_cast<size_t>(kTokens)));
   buffers.loss = device_loss.get();
   buffers.d_classifier = d_classifier.get();
-  std::vector<headroom::bf16> gradient(host_classifier.size());
+  std::vector<logitless::bf16> gradient(host_classifier.size());
   float first = 0, loss = 0;
   for (int step = 0; step < kSteps; ++step) {
-    copy<headroom::bf16>(classifier.get(), host_classifier, stream);
+    copy<logitless::bf16>(classifier.get(), host_classifier, stream);
     plan.run(buffers, {workspace.get(), info.workspace_bytes}, stream);
     copy<float>(&loss, {device_loss.get(), 1}, stream);
-    copy<headroom::bf16>(gradient.data(), {d_classifier.get(), gradient.size()}, stream);
+    copy<logitless::bf16>(gradient.data(), {d_classifier.get(), gradient.size()}, stream);
     std::printf("step %d: loss %.4f\n", step, static_cast<double>(loss));
     if (step == 0) first = loss;
     for (size_t i = 0; i < gradient.size(); ++i) {

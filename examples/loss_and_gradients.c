@@ -2,15 +2,15 @@
  *
  * A tiny head of 5 words is fitted to 4 tokens by gradient descent. Every step is one call, and the 4 x 5
  * logits never exist. */
-#include <headroom/headroom.h>
+#include <logitless/logitless.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { TOKENS = 4, VOCAB = 5, HIDDEN = 3, STEPS = 5 };
 
-static void check(headroom_status status) {
-  if (status == HEADROOM_OK) return;
-  fprintf(stderr, "%s: %s\n", headroom_status_name(status), headroom_last_error());
+static void check(logitless_status status) {
+  if (status == LOGITLESS_OK) return;
+  fprintf(stderr, "%s: %s\n", logitless_status_name(status), logitless_last_error());
   exit(1);
 }
 
@@ -23,9 +23,9 @@ int main(void) {
   float d_classifier[VOCAB * HIDDEN];
 
   /* What to compute. Mean over the tokens that have a target is the default. */
-  headroom_problem problem;
-  headroom_problem_init(&problem);
-  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  logitless_problem problem;
+  logitless_problem_init(&problem);
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = TOKENS;
   problem.vocab = VOCAB;
   problem.hidden = HIDDEN;
@@ -34,19 +34,19 @@ int main(void) {
   problem.max_workspace_bytes = 1 << 20;
 
   /* How: the fastest plan within the budget. It is made once and used for every step. */
-  headroom_context* context = NULL;
-  headroom_plan* plan = NULL;
-  headroom_plan_info info;
-  headroom_plan_info_init(&info);
-  check(headroom_context_create(NULL, &context));
-  check(headroom_plan_create(context, &problem, &plan));
-  check(headroom_plan_get_info(plan, &info));
+  logitless_context* context = NULL;
+  logitless_plan* plan = NULL;
+  logitless_plan_info info;
+  logitless_plan_info_init(&info);
+  check(logitless_context_create(NULL, &context));
+  check(logitless_plan_create(context, &problem, &plan));
+  check(logitless_plan_get_info(plan, &info));
   printf("backend %s, plan %s, %zu bytes of workspace\n", info.backend,
-         headroom_plan_kind_name((headroom_plan_kind)info.kind), info.workspace_bytes);
+         logitless_plan_kind_name((logitless_plan_kind)info.kind), info.workspace_bytes);
   void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
 
-  headroom_buffers buffers;
-  headroom_buffers_init(&buffers);
+  logitless_buffers buffers;
+  logitless_buffers_init(&buffers);
   buffers.hidden = hidden;
   buffers.classifier = classifier;
   buffers.targets = targets;
@@ -55,13 +55,13 @@ int main(void) {
   buffers.d_classifier = d_classifier;
 
   for (int step = 0; step < STEPS; ++step) {
-    check(headroom_run(plan, &buffers, workspace, info.workspace_bytes, NULL));
+    check(logitless_run(plan, &buffers, workspace, info.workspace_bytes, NULL));
     printf("step %d: loss %.4f, %d of 3 correct\n", step, loss, (int)correct);
     for (int i = 0; i < VOCAB * HIDDEN; ++i) classifier[i] -= 3 * d_classifier[i];
   }
 
   free(workspace);
-  headroom_plan_destroy(plan);
-  headroom_context_destroy(context);
+  logitless_plan_destroy(plan);
+  logitless_context_destroy(context);
   return correct == 3 ? 0 : 1;
 }

@@ -1,7 +1,7 @@
 // Loss and gradients in C++: the plans that a memory budget allows, and one run of the chosen one.
 #include <cmath>
 #include <cstdio>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <random>
 #include <span>
 #include <vector>
@@ -31,29 +31,29 @@ int main() try {
   const std::vector<float> classifier = normal(kVocab * kHidden, 0.125F, random);  // [V, D]
   std::vector<int64_t> targets(kTokens);                                           // [N]
   for (int64_t& target : targets) target = static_cast<int64_t>(random() % kVocab);
-  const headroom::Matrix<const float> e{hidden.data(), kTokens, kHidden};
-  const headroom::Matrix<const float> c{classifier.data(), kVocab, kHidden};
+  const logitless::Matrix<const float> e{hidden.data(), kTokens, kHidden};
+  const logitless::Matrix<const float> c{classifier.data(), kVocab, kHidden};
 
-  headroom::Problem problem = headroom::make_problem(headroom::Pass::forward_backward, e, c);
+  logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, c);
   problem.want_d_hidden = problem.want_d_classifier = 1;
   problem.label_smoothing = 0.1;
   problem.softcap = 30;
 
-  const headroom::Context context;
+  const logitless::Context context;
   std::printf("the logits would be %.1f MB; plans:\n", kTokens * kVocab * 4e-6);
-  for (const headroom::PlanInfo& plan : context.plans(problem)) {
+  for (const logitless::PlanInfo& plan : context.plans(problem)) {
     std::printf("  %-13s %8.2f MB, cost %.1f of a matrix product\n",
-                headroom_plan_kind_name(static_cast<headroom_plan_kind>(plan.kind)),
+                logitless_plan_kind_name(static_cast<logitless_plan_kind>(plan.kind)),
                 static_cast<double>(plan.workspace_bytes) * 1e-6, plan.cost_f);
   }
 
   problem.max_workspace_bytes = 4 << 20;
-  const headroom::Plan plan(context, problem);  // throws when nothing fits
-  const headroom::Workspace workspace(plan.info().workspace_bytes);
+  const logitless::Plan plan(context, problem);  // throws when nothing fits
+  const logitless::Workspace workspace(plan.info().workspace_bytes);
 
   float loss = 0;
   std::vector<float> nll(kTokens), d_hidden(hidden.size()), d_classifier(classifier.size());
-  headroom::Buffers buffers = headroom::make_buffers(e, c, std::span<const int64_t>(targets));
+  logitless::Buffers buffers = logitless::make_buffers(e, c, std::span<const int64_t>(targets));
   buffers.loss = &loss;
   buffers.nll = nll.data();
   buffers.d_hidden = d_hidden.data();
@@ -61,13 +61,13 @@ int main() try {
   plan.run(buffers, workspace.bytes());
 
   std::printf("with 4 MB: %s on %s\n",
-              headroom_plan_kind_name(static_cast<headroom_plan_kind>(plan.info().kind)),
+              logitless_plan_kind_name(static_cast<logitless_plan_kind>(plan.info().kind)),
               plan.info().backend);
   std::printf("loss %.4f, first token's log probability %.4f, |d_hidden| %.5f, |d_classifier| %.5f\n",
               static_cast<double>(loss), static_cast<double>(-nll[0]), static_cast<double>(norm(d_hidden)),
               static_cast<double>(norm(d_classifier)));
   return std::isfinite(loss) ? 0 : 1;
-} catch (const headroom::Error& error) {
+} catch (const logitless::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

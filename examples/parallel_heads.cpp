@@ -3,12 +3,12 @@
 //
 // Here ranks are threads, and what they say to each other goes through memory that they share. On a cluster
 // the three functions of the communicator are those of MPI or of a framework; with NCCL,
-// headroom::nccl_communicator() makes it.
+// logitless::nccl_communicator() makes it.
 #include <barrier>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <headroom/distributed.hpp>
+#include <logitless/distributed.hpp>
 #include <span>
 #include <thread>
 #include <vector>
@@ -31,7 +31,7 @@ struct Rank {
 
 int32_t all_gather(const void* send, void* receive, int64_t count, int32_t dtype, void*, void* host) {
   const auto& self = *static_cast<const Rank*>(host);
-  const size_t bytes = static_cast<size_t>(count) * (dtype == HEADROOM_F64 ? 8 : 4);
+  const size_t bytes = static_cast<size_t>(count) * (dtype == LOGITLESS_F64 ? 8 : 4);
   self.table->sent[self.rank] = send;
   self.table->everybody.arrive_and_wait();
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -45,7 +45,7 @@ int32_t all_gather(const void* send, void* receive, int64_t count, int32_t dtype
 
 // Of float32: the order of ranks is the order of the sum, so that all have the same bits.
 int32_t all_reduce(void* data, int64_t count, int32_t dtype, void*, void* host) {
-  if (dtype != HEADROOM_F32) return 1;
+  if (dtype != LOGITLESS_F32) return 1;
   const auto& self = *static_cast<const Rank*>(host);
   self.table->sent[self.rank] = data;
   self.table->everybody.arrive_and_wait();
@@ -78,7 +78,7 @@ int main() try {
   for (size_t i = 0; i < classifier.size(); ++i)
     classifier[i] = static_cast<float>(std::cos(1.7 * static_cast<double>(i)));
   const std::vector<int64_t> targets = {7, 450, -100, 999, 0, 333};  // global ids, the same on every rank
-  const headroom::Matrix<const float> e{hidden.data(), kTokens, kHidden};
+  const logitless::Matrix<const float> e{hidden.data(), kTokens, kHidden};
   const std::span<const int64_t> y(targets);
 
   // Shards of any sizes: 700, 0 and 300 rows.
@@ -88,16 +88,16 @@ int main() try {
   Table table;
   const auto work = [&](int rank) {
     const int64_t start = starts[rank], rows = starts[rank + 1] - start;
-    const headroom::Matrix<const float> shard{classifier.data() + start * kHidden, rows, kHidden};
-    headroom::Problem problem = headroom::make_problem(headroom::Pass::forward_backward, e, shard);
+    const logitless::Matrix<const float> shard{classifier.data() + start * kHidden, rows, kHidden};
+    logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, shard);
     problem.want_d_hidden = problem.want_d_classifier = 1;
-    headroom::set_group(problem, kRanks, start, kVocab, /*largest=*/700);
-    const headroom::Context context;
-    const headroom::Plan plan(context, problem);
-    const headroom::Workspace workspace(plan.info().workspace_bytes);
+    logitless::set_group(problem, kRanks, start, kVocab, /*largest=*/700);
+    const logitless::Context context;
+    const logitless::Plan plan(context, problem);
+    const logitless::Workspace workspace(plan.info().workspace_bytes);
 
     Rank self{&table, rank};
-    headroom::Communicator communicator;
+    logitless::Communicator communicator;
     communicator.rank = rank;
     communicator.size = kRanks;
     communicator.host = &self;
@@ -105,11 +105,11 @@ int main() try {
     communicator.all_reduce = all_reduce;
 
     Found& mine = found[static_cast<size_t>(rank)];
-    headroom::Buffers buffers = headroom::make_buffers(e, shard, y);
+    logitless::Buffers buffers = logitless::make_buffers(e, shard, y);
     buffers.loss = &mine.loss;
     buffers.d_hidden = mine.d_hidden.data();                       // the sum over ranks, on each
     buffers.d_classifier = d_classifier.data() + start * kHidden;  // the rank's own rows
-    headroom::run_group(plan, buffers, workspace.bytes(), communicator);
+    logitless::run_group(plan, buffers, workspace.bytes(), communicator);
   };
   std::vector<std::thread> ranks;
   ranks.reserve(kRanks);
@@ -117,16 +117,16 @@ int main() try {
   for (std::thread& rank : ranks) rank.join();
 
   // The same with the whole vocabulary at once.
-  const headroom::Matrix<const float> all{classifier.data(), kVocab, kHidden};
-  headroom::Problem problem = headroom::make_problem(headroom::Pass::forward_backward, e, all);
+  const logitless::Matrix<const float> all{classifier.data(), kVocab, kHidden};
+  logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, all);
   problem.want_d_hidden = problem.want_d_classifier = 1;
   float loss = 0;
   std::vector<float> whole_d_classifier(classifier.size()), whole_d_hidden(hidden.size());
-  headroom::Buffers buffers = headroom::make_buffers(e, all, y);
+  logitless::Buffers buffers = logitless::make_buffers(e, all, y);
   buffers.loss = &loss;
   buffers.d_hidden = whole_d_hidden.data();
   buffers.d_classifier = whole_d_classifier.data();
-  headroom::run_once(headroom::Context(), problem, buffers);
+  logitless::run_once(logitless::Context(), problem, buffers);
 
   bool same = true;
   float most = difference(d_classifier, whole_d_classifier);
@@ -139,7 +139,7 @@ int main() try {
               static_cast<double>(loss));
   std::printf("largest difference of a gradient: %.1e\n", static_cast<double>(most));
   return same && std::fabs(found[0].loss - loss) < 1e-5F && most < 1e-6F ? 0 : 1;
-} catch (const headroom::Error& error) {
+} catch (const logitless::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

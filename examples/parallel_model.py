@@ -3,7 +3,7 @@
 import argparse
 import os
 
-import headroom.nn
+import logitless.nn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ class LanguageModel(nn.Module):
         block = {"nhead": 4, "dim_feedforward": 4 * width, "dropout": 0.0, "batch_first": True, "norm_first": True}
         self.layers = nn.ModuleList(nn.TransformerEncoderLayer(width, **block) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.lm_head = headroom.nn.FusedHead(width, VOCAB)
+        self.lm_head = logitless.nn.FusedHead(width, VOCAB)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         hidden = self.embed(ids)

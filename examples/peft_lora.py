@@ -1,4 +1,4 @@
-"""LoRA with PEFT, on the head as well, in a plain loop: headroom.transformers.patch(model) is the one line.
+"""LoRA with PEFT, on the head as well, in a plain loop: logitless.transformers.patch(model) is the one line.
 
 Run: python examples/peft_lora.py --model Qwen/Qwen3-0.6B --text book.txt
      python examples/peft_lora.py --tiny     # a random model and this file, on the CPU
@@ -7,7 +7,7 @@ Run: python examples/peft_lora.py --model Qwen/Qwen3-0.6B --text book.txt
 import argparse
 import tempfile
 
-import headroom.transformers
+import logitless.transformers
 import tiny_model
 import torch
 from peft import LoraConfig, get_peft_model
@@ -29,7 +29,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
     model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj", "lm_head"])).to(device)
 
-    headroom.transformers.patch(model, max_workspace_bytes="256MiB")
+    logitless.transformers.patch(model, max_workspace_bytes="256MiB")
 
     with open(options.text) as source:
         tokens = tokenizer(source.read(), return_tensors="pt")["input_ids"][0].to(device)

@@ -7,9 +7,9 @@ Run: python examples/policy_gradient.py --model Qwen/Qwen3-0.6B --client verl
 import argparse
 import tempfile
 
-import headroom.compat.openrlhf
-import headroom.compat.prime_rl
-import headroom.compat.verl
+import logitless.compat.openrlhf
+import logitless.compat.prime_rl
+import logitless.compat.verl
 import tiny_model
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -19,13 +19,13 @@ TEMPERATURE = 0.9
 
 def verl(hidden, head, labels):
     """In place of verl.utils.kernel.linear_cross_entropy."""
-    log_probs, entropy = headroom.compat.verl.linear_cross_entropy(hidden, head.weight, labels, TEMPERATURE)
+    log_probs, entropy = logitless.compat.verl.linear_cross_entropy(hidden, head.weight, labels, TEMPERATURE)
     return log_probs.view(labels.shape), entropy.view(labels.shape)
 
 
 def prime_rl(hidden, head, labels):
     """The module that prime-rl puts in the place of lm_head."""
-    fused = headroom.compat.prime_rl.FusedOutputLinear(head.in_features, head.out_features)
+    fused = logitless.compat.prime_rl.FusedOutputLinear(head.in_features, head.out_features)
     fused.weight = head.weight
     found = fused(hidden, labels, temperature=torch.full(labels.shape, TEMPERATURE, device=hidden.device))
     return found["logprobs"], found["entropy"]
@@ -33,7 +33,7 @@ def prime_rl(hidden, head, labels):
 
 def openrlhf(hidden, head, labels):
     """In place of log_probs_from_logits and compute_entropy, which take logits."""
-    return headroom.compat.openrlhf.log_probs_and_entropy_from_hidden(hidden, head.weight, labels, TEMPERATURE)
+    return logitless.compat.openrlhf.log_probs_and_entropy_from_hidden(hidden, head.weight, labels, TEMPERATURE)
 
 
 CLIENTS = {"verl": verl, "prime_rl": prime_rl, "openrlhf": openrlhf}

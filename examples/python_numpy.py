@@ -3,7 +3,7 @@
 Run: python examples/python_numpy.py
 """
 
-import headroom.numpy
+import logitless.numpy
 import numpy as np
 
 
@@ -12,7 +12,7 @@ def main() -> None:
     input = rng.standard_normal((6, 16), np.float32)
     weight = rng.standard_normal((1000, 16), np.float32)
     target = np.array([1, 2, -100, 4, 5, 999])  # the third row has no target
-    result = headroom.numpy.linear_cross_entropy(input, weight, target, gradients=True, return_stats=True)
+    result = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True, return_stats=True)
     print(f"loss {result.loss:.4f} of {result.valid_count} rows, nll {result.nll}")
 
     valid = target != -100

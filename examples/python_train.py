@@ -3,7 +3,7 @@
 Run: python examples/python_train.py
 """
 
-import headroom
+import logitless
 import torch
 import torch.nn.functional as F
 
@@ -22,7 +22,7 @@ class Model(torch.nn.Module):
 
 def fused(model: Model, tokens: torch.Tensor) -> torch.Tensor:
     """Position s predicts token s + 1; the head is the embedding, the workspace at most 16 MiB."""
-    return headroom.linear_cross_entropy(
+    return logitless.linear_cross_entropy(
         model.hidden(tokens), model.embedding.weight, tokens, shift=1, max_workspace_bytes=16 << 20
     )
 
@@ -52,10 +52,10 @@ def main() -> None:
     for step in range(0, len(ours), 5):
         print(f"step {step:2}: loss {ours[step]:.4f} (whole logits {theirs[step]:.4f})")
     difference = max(abs(a - b) for a, b in zip(ours, theirs))
-    print(f"largest difference {difference:.1e}; plan: {headroom.plan(4 * TOKENS, VOCABULARY, HIDDEN)}")
+    print(f"largest difference {difference:.1e}; plan: {logitless.plan(4 * TOKENS, VOCABULARY, HIDDEN)}")
     assert ours[-1] < ours[0] and difference < 1e-2
 
-    out = headroom.linear_cross_entropy(
+    out = logitless.linear_cross_entropy(
         torch.randn(8, HIDDEN), torch.randn(VOCABULARY, HIDDEN), torch.randint(0, VOCABULARY, (8,)), return_stats=True
     )
     print(f"log-probabilities {(-out.nll).tolist()}\nentropies {out.entropy.tolist()}")

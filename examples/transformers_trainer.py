@@ -1,4 +1,4 @@
-"""Training with transformers' Trainer: headroom.transformers.patch(model) is the one line.
+"""Training with transformers' Trainer: logitless.transformers.patch(model) is the one line.
 
 Run: python examples/transformers_trainer.py --model Qwen/Qwen3-0.6B --text book.txt
      python examples/transformers_trainer.py --tiny     # a random model and this file, on the CPU
@@ -7,7 +7,7 @@ Run: python examples/transformers_trainer.py --model Qwen/Qwen3-0.6B --text book
 import argparse
 import tempfile
 
-import headroom.transformers
+import logitless.transformers
 import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
@@ -28,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         name = tiny_model.save(folder) if options.tiny else options.model
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = headroom.transformers.patch(AutoModelForCausalLM.from_pretrained(name), max_workspace_bytes="256MiB")
+        model = logitless.transformers.patch(AutoModelForCausalLM.from_pretrained(name), max_workspace_bytes="256MiB")
 
         with open(options.text) as source:
             data = blocks(tokenizer(source.read())["input_ids"], 64 if options.tiny else 1024)

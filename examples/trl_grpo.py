@@ -1,4 +1,4 @@
-"""Reinforcement learning with TRL's GRPO: headroom.trl.patch() is the one line.
+"""Reinforcement learning with TRL's GRPO: logitless.trl.patch() is the one line.
 
 Run: python examples/trl_grpo.py --model Qwen/Qwen3-0.6B --dataset trl-lib/tldr
      python examples/trl_grpo.py --tiny     # a random model and made-up prompts, on the CPU
@@ -7,7 +7,7 @@ Run: python examples/trl_grpo.py --model Qwen/Qwen3-0.6B --dataset trl-lib/tldr
 import argparse
 import tempfile
 
-import headroom.trl
+import logitless.trl
 import tiny_model
 from datasets import Dataset, load_dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
 
-    headroom.trl.patch(max_workspace_bytes="256MiB")
+    logitless.trl.patch(max_workspace_bytes="256MiB")
 
     with tempfile.TemporaryDirectory() as folder:
         if options.tiny:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with TRL: headroom.trl.patch() is the one line.
+"""Supervised fine-tuning with TRL: logitless.trl.patch() is the one line.
 
 Run: python examples/trl_sft.py --model Qwen/Qwen3-0.6B --dataset trl-lib/Capybara
      python examples/trl_sft.py --tiny     # a random model and the lines of this file, on the CPU
@@ -7,7 +7,7 @@ Run: python examples/trl_sft.py --model Qwen/Qwen3-0.6B --dataset trl-lib/Capyba
 import argparse
 import tempfile
 
-import headroom.trl
+import logitless.trl
 import tiny_model
 from datasets import Dataset, load_dataset
 from trl import SFTConfig, SFTTrainer
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
 
-    headroom.trl.patch(max_workspace_bytes="256MiB")
+    logitless.trl.patch(max_workspace_bytes="256MiB")
 
     with tempfile.TemporaryDirectory() as folder:
         if options.tiny:

@@ -5,11 +5,11 @@
 //   d_hidden.
 //
 // Here the workers are a loop and their messages are memory. In a cluster the merge is an all-reduce: of max,
-// then (after headroom::rebase_row_stats to that maximum) of the sums. parallel_heads.cpp has ranks that run
+// then (after logitless::rebase_row_stats to that maximum) of the sums. parallel_heads.cpp has ranks that run
 // at the same time, where the library does all that.
 #include <cmath>
 #include <cstdio>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <span>
 #include <vector>
 
@@ -20,7 +20,7 @@ constexpr int64_t kTokens = 6, kVocab = 1000, kHidden = 16, kWorkers = 3;
 // The row statistics of one worker.
 struct Stats {
   std::vector<float> max = std::vector<float>(kTokens), sum_exp = max, target_logit = max;
-  void attach(headroom::Buffers* buffers) {
+  void attach(logitless::Buffers* buffers) {
     buffers->max = max.data();
     buffers->sum_exp = sum_exp.data();
     buffers->target_logit = target_logit.data();
@@ -44,71 +44,71 @@ int main() try {
     classifier[i] = static_cast<float>(std::cos(1.7 * static_cast<double>(i)));
   const std::vector<int64_t> targets = {7, 450, -100, 999, 0, 333};  // global ids, for every worker the same
 
-  const headroom::Context context;
-  const headroom::Matrix<const float> e{hidden.data(), kTokens, kHidden};
+  const logitless::Context context;
+  const logitless::Matrix<const float> e{hidden.data(), kTokens, kHidden};
   const auto rows_of = [&](Shard shard) {
-    return headroom::Matrix<const float>{classifier.data() + shard.start * kHidden, shard.stop - shard.start,
-                                         kHidden};
+    return logitless::Matrix<const float>{classifier.data() + shard.start * kHidden, shard.stop - shard.start,
+                                          kHidden};
   };
-  const auto problem_of = [&](headroom::Pass pass, Shard shard) {
-    headroom::Problem problem = headroom::make_problem(pass, e, rows_of(shard));
+  const auto problem_of = [&](logitless::Pass pass, Shard shard) {
+    logitless::Problem problem = logitless::make_problem(pass, e, rows_of(shard));
     problem.vocab_start = shard.start;
     problem.vocab_total = kVocab;
     return problem;
   };
   const auto buffers_of = [&](Shard shard) {
-    return headroom::make_buffers(e, rows_of(shard), std::span<const int64_t>(targets));
+    return logitless::make_buffers(e, rows_of(shard), std::span<const int64_t>(targets));
   };
 
   // Forward: statistics of each shard, merged into the first worker's.
   std::vector<Stats> stats(kWorkers);
   for (int64_t worker = 0; worker < kWorkers; ++worker) {
     const Shard shard = shard_of(worker);
-    headroom::Buffers buffers = buffers_of(shard);
+    logitless::Buffers buffers = buffers_of(shard);
     stats[static_cast<size_t>(worker)].attach(&buffers);
-    headroom::run_once(context, problem_of(headroom::Pass::forward, shard), buffers);
+    logitless::run_once(context, problem_of(logitless::Pass::forward, shard), buffers);
   }
-  const headroom::Problem merged_problem = problem_of(headroom::Pass::forward, shard_of(0));
-  headroom::Buffers merged = buffers_of(shard_of(0));
+  const logitless::Problem merged_problem = problem_of(logitless::Pass::forward, shard_of(0));
+  logitless::Buffers merged = buffers_of(shard_of(0));
   stats[0].attach(&merged);
   for (size_t worker = 1; worker < kWorkers; ++worker) {
-    headroom::Buffers from;
+    logitless::Buffers from;
     stats[worker].attach(&from);
-    headroom::merge_row_stats(merged_problem, from, merged);
+    logitless::merge_row_stats(merged_problem, from, merged);
   }
   float loss = 0;
   std::vector<float> lse(kTokens), lse_low(kTokens);  // together the log of the sum of exps
   merged.loss = &loss;
   merged.lse = lse.data();
   merged.lse_low = lse_low.data();
-  headroom::loss_from_row_stats(merged_problem, merged);
+  logitless::loss_from_row_stats(merged_problem, merged);
 
   // Backward: each worker its own rows of d_classifier; d_hidden is a sum over workers.
   std::vector<float> d_classifier(classifier.size()), d_hidden(hidden.size());
   for (int64_t worker = 0; worker < kWorkers; ++worker) {
     const Shard shard = shard_of(worker);
-    headroom::Problem problem = problem_of(headroom::Pass::backward, shard);
+    logitless::Problem problem = problem_of(logitless::Pass::backward, shard);
     problem.want_d_hidden = problem.want_d_classifier = 1;
     problem.accumulate_d_hidden = 1;  // the sum
-    headroom::Buffers buffers = buffers_of(shard);
+    logitless::Buffers buffers = buffers_of(shard);
     buffers.lse = lse.data();
     buffers.lse_low = lse_low.data();
     buffers.d_hidden = d_hidden.data();
     buffers.d_classifier = d_classifier.data() + shard.start * kHidden;
-    headroom::run_once(context, problem, buffers);
+    logitless::run_once(context, problem, buffers);
   }
 
   // The same with the whole vocabulary at once.
   const Shard whole{0, kVocab};
-  headroom::Problem problem = problem_of(headroom::Pass::forward_backward, whole);
+  logitless::Problem problem = problem_of(logitless::Pass::forward_backward, whole);
   problem.want_d_hidden = problem.want_d_classifier = 1;
   float whole_loss = 0;
   std::vector<float> whole_d_classifier(classifier.size()), whole_d_hidden(hidden.size());
-  headroom::Buffers buffers = buffers_of(whole);
+  logitless::Buffers buffers = buffers_of(whole);
   buffers.loss = &whole_loss;
   buffers.d_hidden = whole_d_hidden.data();
   buffers.d_classifier = whole_d_classifier.data();
-  headroom::run_once(context, problem, buffers);
+  logitless::run_once(context, problem, buffers);
 
   float difference = 0;
   for (size_t i = 0; i < d_hidden.size(); ++i)
@@ -120,7 +120,7 @@ int main() try {
               static_cast<double>(loss), static_cast<double>(whole_loss));
   std::printf("largest difference of a gradient: %.1e\n", static_cast<double>(difference));
   return std::fabs(loss - whole_loss) < 1e-5F && difference < 1e-6F ? 0 : 1;
-} catch (const headroom::Error& error) {
+} catch (const logitless::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

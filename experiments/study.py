@@ -12,7 +12,7 @@
     python experiments/study.py pages [--check]                        tables and plots of docs/studies, of the records
 
 A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is
-not measured again. HEADROOM_LIBRARY names libheadroom.so. --cache FOLDER keeps what Triton and TorchInductor compiled
+not measured again. LOGITLESS_LIBRARY names liblogitless.so. --cache FOLDER keeps what Triton and TorchInductor compiled
 and tuned. --device cpu --tiny tries a study out at tiny sizes, in a temporary folder or beside its --record. A cell of
 a record is of one model, list of heads and so on: a call that asks for others is refused, and takes another --record.
 """
@@ -108,7 +108,7 @@ def places(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path | None]
     name = f"{args.command}.json" if of == 1 else f"{args.command}-{one}-of-{of}.json"
     if not args.tiny:
         return args.record or RECORDS / name, args.checkpoints
-    record = args.record or pathlib.Path(tempfile.mkdtemp(prefix="headroom-study-")) / name
+    record = args.record or pathlib.Path(tempfile.mkdtemp(prefix="logitless-study-")) / name
     return record, args.checkpoints or record.parent / "checkpoints"
 
 

@@ -1,17 +1,17 @@
 #include "backends.h"
 
 #include "core/status.h"
-#ifdef HEADROOM_WITH_CPU
+#ifdef LOGITLESS_WITH_CPU
 #include "cpu/cpu_backend.h"
 #endif
 #include "cuda/cuda_backend.h"
 #include "reference/reference_backend.h"
 
-namespace headroom {
+namespace logitless {
 
 std::span<const Backend* const> all_backends() {
   static const Backend* const kBackends[] = {&cuda_backend(),
-#ifdef HEADROOM_WITH_CPU
+#ifdef LOGITLESS_WITH_CPU
                                              &cpu_backend(),
 #endif
                                              &reference_backend()};
@@ -54,4 +54,4 @@ const Backend& choose_backend(const std::string& name, const Problem& problem,
   throw Error(Status::kUnsupported, "no backend can run this problem: " + reasons);
 }
 
-}  // namespace headroom
+}  // namespace logitless

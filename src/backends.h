@@ -5,7 +5,7 @@
 
 #include "core/backend.h"
 
-namespace headroom {
+namespace logitless {
 
 // All backends of this build, in order of preference.
 std::span<const Backend* const> all_backends();
@@ -19,4 +19,4 @@ const Backend& choose_backend(const std::string& name, const Problem& problem, c
 // Throws kBackendUnavailable when the name is unknown or the backend is not usable here.
 const Backend& backend_by_name(const std::string& name, const BackendOptions& options);
 
-}  // namespace headroom
+}  // namespace logitless

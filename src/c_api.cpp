@@ -1,4 +1,4 @@
-// The entry points of headroom.h.
+// The entry points of logitless.h.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -13,12 +13,12 @@
 #include "core/status.h"
 #include "core/targets.h"
 #include "core/validate.h"
-#include "headroom/divergence.h"
-#include "headroom/headroom.h"
+#include "logitless/divergence.h"
+#include "logitless/logitless.h"
 #include "openmp_parallel_for.h"
 #include "run.h"
 
-using namespace headroom;
+using namespace logitless;
 
 namespace {
 
@@ -32,31 +32,31 @@ int value_of(const E& given) {
 }
 
 // A problem for the functions on row statistics: only sizes, dtypes and options matter.
-Problem stats_problem(const headroom_problem* problem) {
+Problem stats_problem(const logitless_problem* problem) {
   Problem p = to_problem(complete(problem));
   p.pass = Pass::kForward;
   p.want_d_hidden = p.want_d_classifier = p.want_d_bias = false;
   p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = false;
-#define HEADROOM_CLEAR(name) p.has_grad_##name = false;
-  HEADROOM_ROW_UPSTREAM(HEADROOM_CLEAR)
-#undef HEADROOM_CLEAR
+#define LOGITLESS_CLEAR(name) p.has_grad_##name = false;
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_CLEAR)
+#undef LOGITLESS_CLEAR
   return validated(p);
 }
 
-Buffers stats_buffers(const Problem& problem, const headroom_buffers* buffers) {
+Buffers stats_buffers(const Problem& problem, const logitless_buffers* buffers) {
   const Buffers b = to_buffers(complete(buffers));
   if (problem.tokens == 0) return b;
   required(b.max, "max");
   const WantedSums sums = wanted_sums(problem);
-#define HEADROOM_REQUIRE(name, ...) \
+#define LOGITLESS_REQUIRE(name, ...) \
   if (sums.name) required(b.name, #name);
-  HEADROOM_ROW_SUMS(HEADROOM_REQUIRE)
-#undef HEADROOM_REQUIRE
+  LOGITLESS_ROW_SUMS(LOGITLESS_REQUIRE)
+#undef LOGITLESS_REQUIRE
   if (problem.want_argmax) required(b.argmax, "argmax");
   return b;
 }
 
-// What headroom_scale_gradients is given, checked; without the empty arrays.
+// What logitless_scale_gradients is given, checked; without the empty arrays.
 std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, const int32_t* dtypes,
                                            const int64_t* sizes) {
   if (count < 0) throw_invalid("count", "at least 0", std::to_string(count));
@@ -68,10 +68,10 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
   for (int32_t k = 0; k < count; ++k) {
     const std::string place = "[" + std::to_string(k) + "]";
     const int32_t dtype = dtypes[k];
-    if (dtype < HEADROOM_F32 || dtype > HEADROOM_F64) {
+    if (dtype < LOGITLESS_F32 || dtype > LOGITLESS_F64) {
       throw_invalid("dtypes" + place, "a floating point dtype", std::to_string(dtype));
     }
-    if ((dtype == HEADROOM_F64) != (dtypes[0] == HEADROOM_F64)) {
+    if ((dtype == LOGITLESS_F64) != (dtypes[0] == LOGITLESS_F64)) {
       throw_invalid("dtypes" + place, "float64 for all arrays or for none", std::to_string(dtype));
     }
     if (sizes[k] < 0) throw_invalid("sizes" + place, "at least 0", std::to_string(sizes[k]));
@@ -95,40 +95,40 @@ const Backend& backend_of_rows(const Context& c, DType dtype) {
 
 extern "C" {
 
-#define HEADROOM_TEXT_OF(number) #number
-#define HEADROOM_DOTTED(major, minor, patch) \
-  HEADROOM_TEXT_OF(major) "." HEADROOM_TEXT_OF(minor) "." HEADROOM_TEXT_OF(patch)
+#define LOGITLESS_TEXT_OF(number) #number
+#define LOGITLESS_DOTTED(major, minor, patch) \
+  LOGITLESS_TEXT_OF(major) "." LOGITLESS_TEXT_OF(minor) "." LOGITLESS_TEXT_OF(patch)
 
-const char* headroom_version(void) {
-  return HEADROOM_DOTTED(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR, HEADROOM_VERSION_PATCH);
+const char* logitless_version(void) {
+  return LOGITLESS_DOTTED(LOGITLESS_VERSION_MAJOR, LOGITLESS_VERSION_MINOR, LOGITLESS_VERSION_PATCH);
 }
 
-const char* headroom_status_name(headroom_status status) {
+const char* logitless_status_name(logitless_status status) {
   return status_name(static_cast<Status>(value_of(status)));
 }
 
-const char* headroom_plan_kind_name(headroom_plan_kind kind) {
+const char* logitless_plan_kind_name(logitless_plan_kind kind) {
   return plan_kind_name(static_cast<PlanKind>(value_of(kind)));
 }
 
-const char* headroom_last_error(void) {
+const char* logitless_last_error(void) {
   return last_error().c_str();
 }
 
-int32_t headroom_backend_count(void) {
+int32_t logitless_backend_count(void) {
   return static_cast<int32_t>(all_backends().size());
 }
 
-const char* headroom_backend_name(int32_t index) {
-  if (index < 0 || index >= headroom_backend_count()) return nullptr;
+const char* logitless_backend_name(int32_t index) {
+  if (index < 0 || index >= logitless_backend_count()) return nullptr;
   return all_backends()[static_cast<size_t>(index)]->name;
 }
 
-headroom_status headroom_backend_info(int32_t index, char* description, size_t description_size,
-                                      char* why_unavailable, size_t why_unavailable_size) {
+logitless_status logitless_backend_info(int32_t index, char* description, size_t description_size,
+                                        char* why_unavailable, size_t why_unavailable_size) {
   return guarded([&] {
-    if (headroom_backend_name(index) == nullptr) {
-      throw_invalid("index", "0 to " + std::to_string(headroom_backend_count() - 1), std::to_string(index));
+    if (logitless_backend_name(index) == nullptr) {
+      throw_invalid("index", "0 to " + std::to_string(logitless_backend_count() - 1), std::to_string(index));
     }
     const Backend& backend = *all_backends()[static_cast<size_t>(index)];
     BackendOptions options;
@@ -138,7 +138,7 @@ headroom_status headroom_backend_info(int32_t index, char* description, size_t d
   });
 }
 
-headroom_status headroom_device_count(int32_t* count, char* why_none, size_t why_none_size) {
+logitless_status logitless_device_count(int32_t* count, char* why_none, size_t why_none_size) {
   return guarded([&] {
     std::string why;
     *required(count, "count") = static_cast<int32_t>(all_devices(&why).size());
@@ -146,7 +146,7 @@ headroom_status headroom_device_count(int32_t* count, char* why_none, size_t why
   });
 }
 
-headroom_status headroom_device_get_info(int32_t ordinal, headroom_device_info* info) {
+logitless_status logitless_device_get_info(int32_t ordinal, logitless_device_info* info) {
   return guarded([&] {
     std::string why;
     const std::vector<DeviceInfo> devices = all_devices(&why);
@@ -158,48 +158,49 @@ headroom_status headroom_device_get_info(int32_t ordinal, headroom_device_info* 
   });
 }
 
-void headroom_context_options_init_sized(headroom_context_options* options, size_t struct_size) {
-  headroom_context_options defaults{};
-  defaults.device = HEADROOM_HOST_MEMORY;
+void logitless_context_options_init_sized(logitless_context_options* options, size_t struct_size) {
+  logitless_context_options defaults{};
+  defaults.device = LOGITLESS_HOST_MEMORY;
   init_struct(options, struct_size, defaults);
 }
 
-void headroom_problem_init_sized(headroom_problem* problem, size_t struct_size) {
-  headroom_problem defaults{};
-  defaults.reduction = HEADROOM_REDUCTION_MEAN;
-  defaults.target_dtype = HEADROOM_I64;
+void logitless_problem_init_sized(logitless_problem* problem, size_t struct_size) {
+  logitless_problem defaults{};
+  defaults.reduction = LOGITLESS_REDUCTION_MEAN;
+  defaults.target_dtype = LOGITLESS_I64;
   defaults.scale = 1;
   defaults.temperature = 1;
   defaults.ignore_index = -100;
-  defaults.threshold = HEADROOM_DEFAULT_THRESHOLD;
+  defaults.threshold = LOGITLESS_DEFAULT_THRESHOLD;
   init_struct(problem, struct_size, defaults);
 }
 
-void headroom_buffers_init_sized(headroom_buffers* buffers, size_t struct_size) {
+void logitless_buffers_init_sized(logitless_buffers* buffers, size_t struct_size) {
   init_struct(buffers, struct_size);
 }
 
-void headroom_divergence_init_sized(headroom_divergence* divergence, size_t struct_size) {
-  headroom_divergence defaults{};
+void logitless_divergence_init_sized(logitless_divergence* divergence, size_t struct_size) {
+  logitless_divergence defaults{};
   defaults.temperature = defaults.student_scale = defaults.teacher_scale = 1;
   init_struct(divergence, struct_size, defaults);
 }
 
-void headroom_plan_info_init_sized(headroom_plan_info* info, size_t struct_size) {
+void logitless_plan_info_init_sized(logitless_plan_info* info, size_t struct_size) {
   init_struct(info, struct_size);
 }
 
-void headroom_device_info_init_sized(headroom_device_info* info, size_t struct_size) {
+void logitless_device_info_init_sized(logitless_device_info* info, size_t struct_size) {
   init_struct(info, struct_size);
 }
 
-headroom_status headroom_context_create(const headroom_context_options* options, headroom_context** context) {
+logitless_status logitless_context_create(const logitless_context_options* options,
+                                          logitless_context** context) {
   return guarded([&] {
     required(context, "context");
-    headroom_context_options defaults;
-    headroom_context_options_init(&defaults);
-    const headroom_context_options given = options == nullptr ? defaults : complete(options);
-    auto made = std::make_unique<headroom_context>(headroom_context{to_context(given)});
+    logitless_context_options defaults;
+    logitless_context_options_init(&defaults);
+    const logitless_context_options given = options == nullptr ? defaults : complete(options);
+    auto made = std::make_unique<logitless_context>(logitless_context{to_context(given)});
     if (!made->context.backend.empty()) backend_by_name(made->context.backend, made->context.options);
     const BackendOptions& asked = made->context.options;
     if (!asked.isa.empty() || !asked.device_model.empty()) {
@@ -209,39 +210,39 @@ headroom_status headroom_context_create(const headroom_context_options* options,
   });
 }
 
-void headroom_context_destroy(headroom_context* context) {
+void logitless_context_destroy(logitless_context* context) {
   delete context;
 }
 
-headroom_status headroom_plan_create(const headroom_context* context, const headroom_problem* problem,
-                                     headroom_plan** plan) {
+logitless_status logitless_plan_create(const logitless_context* context, const logitless_problem* problem,
+                                       logitless_plan** plan) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     required(plan, "plan");
-    const headroom_problem given = complete(problem);
-    auto made = std::make_unique<headroom_plan>(
-        headroom_plan{make_plan(c, to_problem(given), given.max_workspace_bytes)});
+    const logitless_problem given = complete(problem);
+    auto made = std::make_unique<logitless_plan>(
+        logitless_plan{make_plan(c, to_problem(given), given.max_workspace_bytes)});
     *plan = made.release();
   });
 }
 
-void headroom_plan_destroy(headroom_plan* plan) {
+void logitless_plan_destroy(logitless_plan* plan) {
   delete plan;
 }
 
-headroom_status headroom_plan_get_info(const headroom_plan* plan, headroom_plan_info* info) {
+logitless_status logitless_plan_get_info(const logitless_plan* plan, logitless_plan_info* info) {
   return guarded([&] {
     const PlannedProblem& planned = required(plan, "plan")->planned;
     write_plan_info(planned.plan, planned.problem, planned.backend->name, info);
   });
 }
 
-headroom_status headroom_plan_list(const headroom_context* context, const headroom_problem* problem,
-                                   headroom_plan_info* infos, int32_t capacity, int32_t* count) {
+logitless_status logitless_plan_list(const logitless_context* context, const logitless_problem* problem,
+                                     logitless_plan_info* infos, int32_t capacity, int32_t* count) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     required(count, "count");
-    const headroom_problem given = complete(problem);
+    const logitless_problem given = complete(problem);
     const Backend* backend = nullptr;
     const Problem p = to_problem(given);
     const std::vector<Plan> plans = list_plans(c, p, given.max_workspace_bytes, &backend);
@@ -250,8 +251,8 @@ headroom_status headroom_plan_list(const headroom_context* context, const headro
     for (int32_t i = 0; i < std::min(total, capacity); ++i) {
       // The elements are as far apart as the caller's struct is large, which may be smaller than ours.
       const size_t size = infos->struct_size;
-      auto* info = reinterpret_cast<headroom_plan_info*>(reinterpret_cast<char*>(infos) +
-                                                         size * static_cast<size_t>(i));
+      auto* info = reinterpret_cast<logitless_plan_info*>(reinterpret_cast<char*>(infos) +
+                                                          size * static_cast<size_t>(i));
       std::memcpy(info, &size, sizeof size);
       write_plan_info(plans[static_cast<size_t>(i)], p, backend->name, info);
     }
@@ -259,17 +260,17 @@ headroom_status headroom_plan_list(const headroom_context* context, const headro
   });
 }
 
-headroom_status headroom_run(const headroom_plan* plan, const headroom_buffers* buffers, void* workspace,
-                             size_t workspace_bytes, void* stream) {
+logitless_status logitless_run(const logitless_plan* plan, const logitless_buffers* buffers, void* workspace,
+                               size_t workspace_bytes, void* stream) {
   return guarded([&] {
     const PlannedProblem& planned = required(plan, "plan")->planned;
     run(planned, to_buffers(complete(buffers)), workspace, workspace_bytes, stream);
   });
 }
 
-headroom_status headroom_scale_gradients(const headroom_context* context, int32_t count, void* const* data,
-                                         const int32_t* dtypes, const int64_t* sizes, const void* factor,
-                                         void* stream) {
+logitless_status logitless_scale_gradients(const logitless_context* context, int32_t count, void* const* data,
+                                           const int32_t* dtypes, const int64_t* sizes, const void* factor,
+                                           void* stream) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     const std::vector<GradientArray> arrays = gradient_arrays(count, data, dtypes, sizes);
@@ -281,8 +282,8 @@ headroom_status headroom_scale_gradients(const headroom_context* context, int32_
   });
 }
 
-headroom_status headroom_divergence_run(const headroom_context* context,
-                                        const headroom_divergence* divergence, void* stream) {
+logitless_status logitless_divergence_run(const logitless_context* context,
+                                          const logitless_divergence* divergence, void* stream) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     const Divergence d = to_divergence(complete(divergence));
@@ -295,8 +296,8 @@ headroom_status headroom_divergence_run(const headroom_context* context,
   });
 }
 
-headroom_status headroom_row_stats_merge(const headroom_problem* problem, const headroom_buffers* from,
-                                         const headroom_buffers* into) {
+logitless_status logitless_row_stats_merge(const logitless_problem* problem, const logitless_buffers* from,
+                                           const logitless_buffers* into) {
   return guarded([&] {
     const Problem p = stats_problem(problem);
     const Buffers a = stats_buffers(p, into);
@@ -307,8 +308,8 @@ headroom_status headroom_row_stats_merge(const headroom_problem* problem, const 
   });
 }
 
-headroom_status headroom_row_stats_rebase(const headroom_problem* problem, const headroom_buffers* stats,
-                                          const void* new_max) {
+logitless_status logitless_row_stats_rebase(const logitless_problem* problem, const logitless_buffers* stats,
+                                            const void* new_max) {
   return guarded([&] {
     const Problem p = stats_problem(problem);
     const Buffers b = stats_buffers(p, stats);
@@ -320,8 +321,8 @@ headroom_status headroom_row_stats_rebase(const headroom_problem* problem, const
   });
 }
 
-headroom_status headroom_loss_from_row_stats(const headroom_problem* problem,
-                                             const headroom_buffers* buffers) {
+logitless_status logitless_loss_from_row_stats(const logitless_problem* problem,
+                                               const logitless_buffers* buffers) {
   return guarded([&] {
     const Problem p = stats_problem(problem);
     const Buffers b = stats_buffers(p, buffers);

@@ -2,22 +2,22 @@
 #include "c_guard.h"
 #include "c_structs.h"
 #include "distributed/nccl.h"
-#include "headroom/distributed.h"
+#include "logitless/distributed.h"
 #include "run.h"
 
-using namespace headroom;
+using namespace logitless;
 
 extern "C" {
 
-void headroom_communicator_init_sized(headroom_communicator* communicator, size_t struct_size) {
-  headroom_communicator defaults{};
+void logitless_communicator_init_sized(logitless_communicator* communicator, size_t struct_size) {
+  logitless_communicator defaults{};
   defaults.size = 1;
   init_struct(communicator, struct_size, defaults);
 }
 
-headroom_status headroom_run_group(const headroom_plan* plan, const headroom_buffers* buffers,
-                                   void* workspace, size_t workspace_bytes, void* stream,
-                                   const headroom_communicator* communicator) {
+logitless_status logitless_run_group(const logitless_plan* plan, const logitless_buffers* buffers,
+                                     void* workspace, size_t workspace_bytes, void* stream,
+                                     const logitless_communicator* communicator) {
   return guarded([&] {
     const PlannedProblem& planned = required(plan, "plan")->planned;
     const Communicator group = to_communicator(complete(communicator));
@@ -25,11 +25,11 @@ headroom_status headroom_run_group(const headroom_plan* plan, const headroom_buf
   });
 }
 
-headroom_status headroom_communicator_from_nccl(void* nccl_comm, headroom_communicator* communicator) {
+logitless_status logitless_communicator_from_nccl(void* nccl_comm, logitless_communicator* communicator) {
   return guarded([&] {
-    const headroom_communicator given = complete(communicator);
+    const logitless_communicator given = complete(communicator);
     const Communicator made = distributed::nccl_communicator(required(nccl_comm, "nccl_comm"));
-    headroom_communicator out = given;
+    logitless_communicator out = given;
     out.rank = made.rank;
     out.size = made.size;
     out.host = made.host;

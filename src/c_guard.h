@@ -7,18 +7,18 @@
 #include <string>
 
 #include "core/status.h"
-#include "headroom/headroom.h"
+#include "logitless/logitless.h"
 #include "run.h"
 
-struct headroom_context {
-  headroom::Context context;
+struct logitless_context {
+  logitless::Context context;
 };
 
-struct headroom_plan {
-  headroom::PlannedProblem planned;
+struct logitless_plan {
+  logitless::PlannedProblem planned;
 };
 
-namespace headroom {
+namespace logitless {
 
 // The calling thread's message.
 inline std::string& last_error() {
@@ -26,20 +26,20 @@ inline std::string& last_error() {
   return message;
 }
 
-inline headroom_status fail(Status status, const char* message) noexcept {
+inline logitless_status fail(Status status, const char* message) noexcept {
   try {
     last_error() = message;
   } catch (...) {
     last_error().clear();
   }
-  return static_cast<headroom_status>(status);
+  return static_cast<logitless_status>(status);
 }
 
 template <class F>
-headroom_status guarded(F&& body) noexcept {
+logitless_status guarded(F&& body) noexcept {
   try {
     body();
-    return HEADROOM_OK;
+    return LOGITLESS_OK;
   } catch (const Error& error) {
     return fail(error.status(), error.what());
   } catch (const std::bad_alloc&) {
@@ -66,4 +66,4 @@ void init_struct(T* out, size_t size, T defaults = {}) {
   std::memcpy(out, &defaults, std::min(size, sizeof defaults));
 }
 
-}  // namespace headroom
+}  // namespace logitless

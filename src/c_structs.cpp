@@ -8,7 +8,7 @@
 #include "core/validate.h"
 #include "openmp_parallel_for.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 // A caller's struct ends where one of its fields does: no struct's size is anything else, and half a pointer
@@ -63,7 +63,7 @@ DType to_dtype(int32_t value, const char* argument) {
 }
 
 // A host's pool called through the C function pointers; an OpenMP one otherwise.
-ParallelFor to_parallel_for(const headroom_context_options& options) {
+ParallelFor to_parallel_for(const logitless_context_options& options) {
   if (options.parallel_for == nullptr) return openmp_parallel_for(options.threads);
   if (options.threads < 1) {
     throw_invalid("threads", "the number of workers of the given parallel_for",
@@ -79,36 +79,36 @@ ParallelFor to_parallel_for(const headroom_context_options& options) {
 
 }  // namespace
 
-headroom_context_options complete(const headroom_context_options* given) {
-  return complete_struct(given, headroom_context_options_init, "headroom_context_options");
+logitless_context_options complete(const logitless_context_options* given) {
+  return complete_struct(given, logitless_context_options_init, "logitless_context_options");
 }
 
-headroom_problem complete(const headroom_problem* given) {
-  return complete_struct(given, headroom_problem_init, "headroom_problem");
+logitless_problem complete(const logitless_problem* given) {
+  return complete_struct(given, logitless_problem_init, "logitless_problem");
 }
 
-headroom_communicator complete(const headroom_communicator* given) {
-  return complete_struct(given, headroom_communicator_init, "headroom_communicator");
+logitless_communicator complete(const logitless_communicator* given) {
+  return complete_struct(given, logitless_communicator_init, "logitless_communicator");
 }
 
-headroom_buffers complete(const headroom_buffers* given) {
-  return complete_struct(given, headroom_buffers_init, "headroom_buffers");
+logitless_buffers complete(const logitless_buffers* given) {
+  return complete_struct(given, logitless_buffers_init, "logitless_buffers");
 }
 
-headroom_divergence complete(const headroom_divergence* given) {
-  return complete_struct(given, headroom_divergence_init, "headroom_divergence");
+logitless_divergence complete(const logitless_divergence* given) {
+  return complete_struct(given, logitless_divergence_init, "logitless_divergence");
 }
 
-Context to_context(const headroom_context_options& options) {
+Context to_context(const logitless_context_options& options) {
   constexpr int32_t kMostThreads = 4096;
   if (options.threads < 0 || options.threads > kMostThreads) {
     throw_invalid("threads", "0 to " + std::to_string(kMostThreads), std::to_string(options.threads));
   }
-  if (options.device < HEADROOM_HOST_MEMORY) {
+  if (options.device < LOGITLESS_HOST_MEMORY) {
     throw_invalid("device", "the ordinal of a CUDA device, or -1 for host memory",
                   std::to_string(options.device));
   }
-  if (options.device_model != nullptr && options.device != HEADROOM_HOST_MEMORY) {
+  if (options.device_model != nullptr && options.device != LOGITLESS_HOST_MEMORY) {
     throw_invalid("device", "-1 with device_model", std::to_string(options.device));
   }
   Context context;
@@ -120,7 +120,7 @@ Context to_context(const headroom_context_options& options) {
   return context;
 }
 
-Problem to_problem(const headroom_problem& c) {
+Problem to_problem(const logitless_problem& c) {
   Problem p;
   p.pass = to_enum(c.pass, Pass::kForwardBackward, "pass");
   p.reduction = to_enum(c.reduction, Reduction::kMean, "reduction");
@@ -148,15 +148,15 @@ Problem to_problem(const headroom_problem& c) {
   p.ignore_index = c.ignore_index;
   p.shift = c.shift;
   p.sequence_length = c.sequence_length;
-#define HEADROOM_FLAG(name) p.name = to_flag(c.name, #name);
-  HEADROOM_ROW_WANTS(HEADROOM_FLAG)
-#undef HEADROOM_FLAG
+#define LOGITLESS_FLAG(name) p.name = to_flag(c.name, #name);
+  LOGITLESS_ROW_WANTS(LOGITLESS_FLAG)
+#undef LOGITLESS_FLAG
   p.want_d_hidden = to_flag(c.want_d_hidden, "want_d_hidden");
   p.want_d_classifier = to_flag(c.want_d_classifier, "want_d_classifier");
   p.want_d_bias = to_flag(c.want_d_bias, "want_d_bias");
-#define HEADROOM_FLAG(name) p.has_grad_##name = to_flag(c.has_grad_##name, "has_grad_" #name);
-  HEADROOM_ROW_UPSTREAM(HEADROOM_FLAG)
-#undef HEADROOM_FLAG
+#define LOGITLESS_FLAG(name) p.has_grad_##name = to_flag(c.has_grad_##name, "has_grad_" #name);
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_FLAG)
+#undef LOGITLESS_FLAG
   p.accumulate_d_hidden = to_flag(c.accumulate_d_hidden, "accumulate_d_hidden");
   p.accumulate_d_classifier = to_flag(c.accumulate_d_classifier, "accumulate_d_classifier");
   p.accumulate_d_bias = to_flag(c.accumulate_d_bias, "accumulate_d_bias");
@@ -177,7 +177,7 @@ Problem to_problem(const headroom_problem& c) {
   return p;
 }
 
-Buffers to_buffers(const headroom_buffers& c) {
+Buffers to_buffers(const logitless_buffers& c) {
   Buffers b;
   b.hidden = c.hidden;
   b.hidden_stride = c.hidden_stride;
@@ -188,15 +188,15 @@ Buffers to_buffers(const headroom_buffers& c) {
   b.class_weight = c.class_weight;
   b.token_weight = c.token_weight;
   b.grad_loss = c.grad_loss;
-#define HEADROOM_POINTER(name) b.grad_##name = c.grad_##name;
-  HEADROOM_ROW_UPSTREAM(HEADROOM_POINTER)
-#undef HEADROOM_POINTER
-#define HEADROOM_POINTER(name, ...) b.name = c.name;
+#define LOGITLESS_POINTER(name) b.grad_##name = c.grad_##name;
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
+#undef LOGITLESS_POINTER
+#define LOGITLESS_POINTER(name, ...) b.name = c.name;
   b.max = c.max;
-  HEADROOM_ROW_SUMS(HEADROOM_POINTER)
+  LOGITLESS_ROW_SUMS(LOGITLESS_POINTER)
   b.loss = c.loss;
-  HEADROOM_ROW_OUTPUTS(HEADROOM_POINTER)
-#undef HEADROOM_POINTER
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_POINTER)
+#undef LOGITLESS_POINTER
   b.argmax = c.argmax;
   b.correct_count = c.correct_count;
   b.valid_count = c.valid_count;
@@ -227,7 +227,7 @@ void write_text(const char* text, char* buffer, size_t size) {
   buffer[length] = '\0';
 }
 
-Communicator to_communicator(const headroom_communicator& c) {
+Communicator to_communicator(const logitless_communicator& c) {
   if (c.size < 1) throw_invalid("communicator.size", "at least 1", std::to_string(c.size));
   if (c.rank < 0 || c.rank >= c.size) {
     throw_invalid("communicator.rank", "0 to " + std::to_string(c.size - 1), std::to_string(c.rank));
@@ -241,7 +241,7 @@ Communicator to_communicator(const headroom_communicator& c) {
           .reduce_scatter = c.reduce_scatter};
 }
 
-Divergence to_divergence(const headroom_divergence& given) {
+Divergence to_divergence(const logitless_divergence& given) {
   Divergence d;
   d.stage = to_enum(given.stage, DivergenceStage::kGradient, "stage");
   d.dtype = to_dtype(given.dtype, "dtype");
@@ -264,8 +264,8 @@ Divergence to_divergence(const headroom_divergence& given) {
 }
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
-                     headroom_plan_info* info) {
-  headroom_plan_info out = empty_for(info, headroom_plan_info_init, "headroom_plan_info");
+                     logitless_plan_info* info) {
+  logitless_plan_info out = empty_for(info, logitless_plan_info_init, "logitless_plan_info");
   out.kind = static_cast<int32_t>(plan.kind);
   out.threads = plan.threads;
   out.workspace_bytes = plan.workspace_bytes;
@@ -289,8 +289,8 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   std::memcpy(info, &out, out.struct_size);
 }
 
-void write_device_info(const DeviceInfo& device, headroom_device_info* info) {
-  headroom_device_info out = empty_for(info, headroom_device_info_init, "headroom_device_info");
+void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
+  logitless_device_info out = empty_for(info, logitless_device_info_init, "logitless_device_info");
   out.compute_capability = device.compute_capability;
   out.multiprocessors = device.processors;
   out.memory_bytes = device.memory_bytes;
@@ -302,4 +302,4 @@ void write_device_info(const DeviceInfo& device, headroom_device_info* info) {
   std::memcpy(info, &out, out.struct_size);
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -11,7 +11,7 @@
 #include <vector>
 #endif
 
-namespace headroom {
+namespace logitless {
 
 #ifdef _OPENMP
 namespace {
@@ -48,7 +48,7 @@ ParallelFor openmp_parallel_for(int threads) {
             for (int64_t task = 0; task < tasks; ++task) body(task, omp_get_thread_num());
           }};
 }
-#elif defined(HEADROOM_PLANS_ONLY)
+#elif defined(LOGITLESS_PLANS_ONLY)
 // Plans are for as many threads as they are asked for: nothing runs.
 ParallelFor openmp_parallel_for(int threads) {
   return {threads > 0 ? threads : 1, serial_parallel_for().run};
@@ -59,4 +59,4 @@ ParallelFor openmp_parallel_for(int) {
 }
 #endif
 
-}  // namespace headroom
+}  // namespace logitless

@@ -11,7 +11,7 @@
 #include "core/targets.h"
 #include "core/validate.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 // What all backends have to say of it.
@@ -36,13 +36,13 @@ std::vector<Plan> list_plans(const Context& context, const Problem& problem, uin
 
 namespace {
 
-// HEADROOM_VERBOSE=1: a line on stderr for every plan made.
+// LOGITLESS_VERBOSE=1: a line on stderr for every plan made.
 void report(const Problem& problem, const Backend& backend, const Plan& plan) {
-  const char* verbose = std::getenv("HEADROOM_VERBOSE");
+  const char* verbose = std::getenv("LOGITLESS_VERBOSE");
   if (verbose == nullptr || std::strcmp(verbose, "1") != 0) return;
   std::fprintf(
       stderr,
-      "headroom: N %lld, V %lld, D %lld: %s on %s (%s), %lld tokens and %lld columns at once, %lld columns "
+      "logitless: N %lld, V %lld, D %lld: %s on %s (%s), %lld tokens and %lld columns at once, %lld columns "
       "kept, workspace %llu bytes, %s F, %s; %s because: %s\n",
       static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
       static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
@@ -137,4 +137,4 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   if (group != nullptr) add_up(planned.problem, valid, stream, *group);
 }
 
-}  // namespace headroom
+}  // namespace logitless

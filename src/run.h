@@ -5,7 +5,7 @@
 
 #include "core/backend.h"
 
-namespace headroom {
+namespace logitless {
 
 // What a context holds: which backend, which instruction set, whose threads.
 struct Context {
@@ -31,4 +31,4 @@ void refuse_without_device(const BackendOptions& options);
 void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
          void* stream, const Communicator* group = nullptr);
 
-}  // namespace headroom
+}  // namespace logitless

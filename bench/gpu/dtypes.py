@@ -2,8 +2,8 @@
 
     python bench/gpu/dtypes.py [--mixed 4096x128256x2048] [--autocast 8192x128256x4096] [--rounds 3] [--device cuda]
 
-HEADROOM_LIBRARY names libheadroom.so. Each round runs all cases of a shape, shuffled; times are medians of calls after
-a short idle, ratios those to the case named in the head of the column, of the same round. Memory is the peak of
+LOGITLESS_LIBRARY names liblogitless.so. Each round runs all cases of a shape, shuffled; times are medians of calls
+after a short idle, ratios those to the case named in the head of the column, of the same round. Memory is the peak of
 PyTorch's allocator over the inputs, without the gradients.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 import torch  # noqa: E402
@@ -39,7 +39,7 @@ def calls_of(
     name: str, inputs: Inputs, budget: int | None = None, autocast: bool = False, loss: bool = True
 ) -> list[Case]:
     """Loss and gradients, and the loss alone."""
-    import headroom
+    import logitless
 
     leaves = inputs.leaves()
     device = leaves.hidden.device.type
@@ -47,7 +47,7 @@ def calls_of(
 
     def forward(given: Inputs) -> torch.Tensor:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            found: torch.Tensor = headroom.linear_cross_entropy(*given, max_workspace_bytes=limit)
+            found: torch.Tensor = logitless.linear_cross_entropy(*given, max_workspace_bytes=limit)
             return found
 
     def both() -> None:

@@ -6,11 +6,11 @@
     python bench/gpu/fsdp.py --device cpu --rounds 1      tries it out, with gloo and a tiny model
 
 Every rank is a process with a GPU of its own and sequences of its own. Each layer is a unit of FSDP2, the rest is the
-root's. The heads are the model's own (stock), ours as headroom.transformers.patch puts it in, and ours with 256 MiB
+root's. The heads are the model's own (stock), ours as logitless.transformers.patch puts it in, and ours with 256 MiB
 and with thinned gradients. Each round takes two steps with each head, AdamW included, its learning rate 0; a head's
 time is the largest of its ranks'. Memory is the allocator's peak of a step above weights and optimizer, the largest
 of the ranks'; "of the head" is what is above a step whose head makes the logits of each sequence's last token alone.
-HEADROOM_LIBRARY names libheadroom.so.
+LOGITLESS_LIBRARY names liblogitless.so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 from ranks import of_all, record_of  # noqa: E402
@@ -38,18 +38,18 @@ NO_HEAD = "no head"
 
 def losses(model: Any, tokens: Any) -> dict[str, Any]:
     """What gives each head's loss."""
-    import headroom.transformers
+    import logitless.transformers
 
     from step_heads import MIB, THRESHOLD, patched, stock
 
     def ours(**options: Any) -> Any:
-        return patched(lambda model: headroom.transformers.patch(model, **options), model, tokens)
+        return patched(lambda model: logitless.transformers.patch(model, **options), model, tokens)
 
     found = {
         "stock": stock(model, tokens),
-        "headroom": ours(),
-        "headroom 256 MiB": ours(max_workspace_bytes=256 * MIB),
-        "headroom thinned": ours(gradient="always-thinned", threshold=THRESHOLD),
+        "logitless": ours(),
+        "logitless 256 MiB": ours(max_workspace_bytes=256 * MIB),
+        "logitless thinned": ours(gradient="always-thinned", threshold=THRESHOLD),
     }
     return found | {NO_HEAD: lambda: model(input_ids=tokens, logits_to_keep=1).logits.float().mean()}
 
@@ -100,8 +100,8 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float) -> di
 
 def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
     # What imports DTensors comes before the group is made, as it would keep it alive.
-    import headroom.distributed
-    import headroom.transformers  # noqa: F401
+    import logitless.distributed
+    import logitless.transformers  # noqa: F401
     import torch
     import torch.distributed as dist
     import torch.distributed.fsdp

@@ -7,7 +7,7 @@ Host time: microseconds until the call returns and all of its work is queued, th
 device is waited for outside of the blocks. Back to back: milliseconds a call of many calls in a row, between two
 events: the larger of host's and device's time. Calls are forward and backward, or the loss alone; all of them are
 interleaved. A new N: host time of a call with a number of rows that was never seen, beyond that of a call with a known
-one. Parts of a call: of the first shape, in blocks of six calls, the whole call and headroom_run in it, with runs that
+one. Parts of a call: of the first shape, in blocks of six calls, the whole call and logitless_run in it, with runs that
 come again played from recordings and without; and the planning of a new N.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Callable
 START = time.monotonic()
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 import torch  # noqa: E402
@@ -52,20 +52,20 @@ TOLERANCE = 1.02  # of bars: noise of a median
 
 
 def our_methods() -> list[Method]:
-    """Headroom as a user calls it."""
-    import headroom
+    """Logitless as a user calls it."""
+    import logitless
 
     def method(name: str, **options: object) -> Method:
         def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = headroom.linear_cross_entropy(hidden, weight, target, **options)
+            found: torch.Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
             return found
 
         return Method(name, loss, ours=True)
 
     found = [
-        method("headroom"),
-        method("headroom 160 MiB", max_workspace_bytes=160 * MIB),
-        method("headroom thinned 2^-9", gradient="thinned", threshold=2.0**-9),
+        method("logitless"),
+        method("logitless 160 MiB", max_workspace_bytes=160 * MIB),
+        method("logitless thinned 2^-9", gradient="thinned", threshold=2.0**-9),
     ]
     found[1].passes = ("gradients",)
     return found
@@ -121,15 +121,15 @@ def new_lengths_us(clock: Clock, loss: Loss, inputs: Inputs, known: float) -> fl
 
 
 def measure_new_lengths(record: Record, clock: Clock, shape: Shape, inputs: Inputs) -> None:
-    import headroom
+    import logitless
 
     for budget in NEW_BUDGETS:
-        row = Row(shape.name, "headroom", "new N", True, budget)
+        row = Row(shape.name, "logitless", "new N", True, budget)
         record.rows.append(row)
         limit = budget_of(budget)
 
         def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = headroom.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=limit)
+            found: torch.Tensor = logitless.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=limit)
             return found
 
         try:
@@ -146,8 +146,8 @@ def measure_new_lengths(record: Record, clock: Clock, shape: Shape, inputs: Inpu
 
 
 def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | None) -> None:
-    """Into the record's meta: microseconds of a call, of headroom_run in it, and of planning."""
-    import headroom
+    """Into the record's meta: microseconds of a call, of logitless_run in it, and of planning."""
+    import logitless
 
     inputs = make_inputs(shape, "std1", clock.device)
     passes = [
@@ -161,7 +161,7 @@ def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | No
         for budget, recorded in ((None, True), (1 << 50, False)):
 
             def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-                made: torch.Tensor = headroom.linear_cross_entropy(
+                made: torch.Tensor = logitless.linear_cross_entropy(
                     hidden, weight, target, max_workspace_bytes=budget, **options
                 )
                 return made
@@ -173,7 +173,7 @@ def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | No
                 with without_recordings():
                     found.append(call_and_queue_us(clock, call))
         texts = [f"{whole:.0f} ({queue:.0f})" for whole, queue in found]
-        record.meta[f"us of a call (of headroom_run), {shape.name}, {name}"] = (
+        record.meta[f"us of a call (of logitless_run), {shape.name}, {name}"] = (
             f"{texts[0]}, without recordings {texts[1]}"
         )
         if eager is not None:
@@ -304,7 +304,7 @@ def main() -> int:
     try:
         methods = our_methods() + methods
     except ImportError as error:
-        missing.append(f"headroom is not available: {error}")
+        missing.append(f"logitless is not available: {error}")
     for reason in missing:
         record.note(reason)
 

@@ -1,7 +1,7 @@
 """Where the host's time of a small head goes: the part of a call that is inside of the library, and planning.
 
 Blocks of a few calls, each after a wait for the device, on whatever else the host is doing: call_us is of the whole
-call, queue_us of headroom_run in it.
+call, queue_us of logitless_run in it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ NEW_PLANS = 24
 @contextmanager
 def without_recordings() -> Iterator[None]:
     """Plans that are made here do not play runs that come again from recordings."""
-    before = os.environ.get("HEADROOM_CUDA_GRAPHS")
-    os.environ["HEADROOM_CUDA_GRAPHS"] = "0"
+    before = os.environ.get("LOGITLESS_CUDA_GRAPHS")
+    os.environ["LOGITLESS_CUDA_GRAPHS"] = "0"
     try:
         yield
     finally:
-        del os.environ["HEADROOM_CUDA_GRAPHS"]
+        del os.environ["LOGITLESS_CUDA_GRAPHS"]
         if before is not None:
-            os.environ["HEADROOM_CUDA_GRAPHS"] = before
+            os.environ["LOGITLESS_CUDA_GRAPHS"] = before
 
 
 def call_and_queue_us(clock: Clock, call: Callable[[], object]) -> tuple[float, float]:
-    """Medians over blocks: microseconds of a call, and of headroom_run in it (0 for a call without it)."""
-    from headroom import _plan
+    """Medians over blocks: microseconds of a call, and of logitless_run in it (0 for a call without it)."""
+    from logitless import _plan
 
     inside = 0.0
     run: Any = _plan.run
@@ -66,7 +66,7 @@ def call_and_queue_us(clock: Clock, call: Callable[[], object]) -> tuple[float, 
 
 def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) -> float:
     """Microseconds of planning forward and backward with a number of rows that was not planned before, the median."""
-    from headroom import _c, _plan
+    from logitless import _c, _plan
 
     bf16 = {f"{name}_dtype": _c.BF16 for name in ("hidden", "classifier", "d_hidden", "d_classifier")}
     times = []

@@ -3,8 +3,8 @@
     python bench/gpu/kernels.py [--shapes 5094x59508x2099] [--budgets unlimited,160]
         [--passes loss,gradients] [--calls 10]
 
-HEADROOM_LIBRARY names libheadroom.so. Times are of PyTorch's profiler (CUPTI), means over the calls; recordings of runs
-that come again are off, as a graph's kernels have no names of their own.
+LOGITLESS_LIBRARY names liblogitless.so. Times are of PyTorch's profiler (CUPTI), means over the calls; recordings of
+runs that come again are off, as a graph's kernels have no names of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 import torch  # noqa: E402
@@ -37,7 +37,7 @@ LONGEST = 60  # characters of a kernel's name
 
 def short(name: str) -> str:
     """Without the namespaces and arguments of a C++ function."""
-    return re.sub(r"^void |\(anonymous namespace\)::|headroom::cuda::|\(.*$", "", name)[:LONGEST]
+    return re.sub(r"^void |\(anonymous namespace\)::|logitless::cuda::|\(.*$", "", name)[:LONGEST]
 
 
 def kernels_of(call: Call, calls: int) -> list[tuple[str, float, float]]:
@@ -58,7 +58,7 @@ def kernels_of(call: Call, calls: int) -> list[tuple[str, float, float]]:
 
 
 def show_shape(shape: Shape, budgets: list[int | None], passes: list[str], calls: int) -> None:
-    import headroom
+    import logitless
 
     inputs = make_inputs(shape, "std1", "cuda")
     product = sum(us for _, _, us in kernels_of(lambda: inputs.hidden @ inputs.weight.T, calls))
@@ -67,12 +67,12 @@ def show_shape(shape: Shape, budgets: list[int | None], passes: list[str], calls
         limit = budget_of(budget)
 
         def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = headroom.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=limit)
+            found: torch.Tensor = logitless.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=limit)
             return found
 
         for pass_ in passes:
             with without_recordings():
-                rows = kernels_of(pass_call(Method("headroom", loss), inputs, pass_), calls)
+                rows = kernels_of(pass_call(Method("logitless", loss), inputs, pass_), calls)
             total = sum(us for _, _, us in rows)
             print(f"{pass_}, {budget_name(budget)}: {total:.0f} us\n")
             table = [[name, f"{launches:g}", f"{us:.1f}"] for name, launches, us in rows]

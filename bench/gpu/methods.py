@@ -1,4 +1,4 @@
-"""What is measured: Headroom at each budget, and every other implementation that can be imported."""
+"""What is measured: Logitless at each budget, and every other implementation that can be imported."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def budget_of(mib: int | None) -> int | str | None:
 
 @contextlib.contextmanager
 def forced(implementation: str) -> Iterator[None]:
-    """HEADROOM_CUDA_IMPLEMENTATION inside the block; the package reads it at every call."""
-    before = os.environ.get("HEADROOM_CUDA_IMPLEMENTATION")
+    """LOGITLESS_CUDA_IMPLEMENTATION inside the block; the package reads it at every call."""
+    before = os.environ.get("LOGITLESS_CUDA_IMPLEMENTATION")
     if implementation:
-        os.environ["HEADROOM_CUDA_IMPLEMENTATION"] = implementation
+        os.environ["LOGITLESS_CUDA_IMPLEMENTATION"] = implementation
     try:
         yield
     finally:
         if implementation:
-            os.environ.pop("HEADROOM_CUDA_IMPLEMENTATION")
+            os.environ.pop("LOGITLESS_CUDA_IMPLEMENTATION")
             if before is not None:
-                os.environ["HEADROOM_CUDA_IMPLEMENTATION"] = before
+                os.environ["LOGITLESS_CUDA_IMPLEMENTATION"] = before
 
 
 def our_methods(
@@ -57,29 +57,29 @@ def our_methods(
 ) -> list[Method]:
     """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and thinned ones at
     thresholds 2^-exponent."""
-    import headroom
+    import logitless
 
     def method(implementation: str, budget_mib: int | None, passes: tuple[str, ...]) -> Method:
         budget = budget_of(budget_mib)
 
         def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
             with forced(implementation):
-                loss: Tensor = headroom.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=budget)
+                loss: Tensor = logitless.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=budget)
                 return loss
 
         what = "loss" if passes == ("loss",) else budget_name(budget_mib)
-        name = f"headroom{'/' + implementation if implementation else ''} {what}"
+        name = f"logitless{'/' + implementation if implementation else ''} {what}"
         return Method(name, loss, True, budget_mib, None, implementation, passes)
 
     def thinned(implementation: str, exponent: int) -> Method:
         def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
             with forced(implementation):
-                loss: Tensor = headroom.linear_cross_entropy(
+                loss: Tensor = logitless.linear_cross_entropy(
                     hidden, weight, target, gradient="thinned", threshold=2.0**-exponent, seed=0
                 )
                 return loss
 
-        name = f"headroom{'/' + implementation if implementation else ''} thinned 2^-{exponent}"
+        name = f"logitless{'/' + implementation if implementation else ''} thinned 2^-{exponent}"
         return Method(name, loss, True, None, 2.0**-exponent, implementation, ("gradients",))
 
     found = []
@@ -92,8 +92,8 @@ def our_methods(
 
 @contextlib.contextmanager
 def seen_plan() -> Iterator[list[str]]:
-    """Collects the plans that Headroom takes inside the block, for the table."""
-    from headroom import _plan
+    """Collects the plans that Logitless takes inside the block, for the table."""
+    from logitless import _plan
 
     texts: list[str] = []
     original = _plan.run

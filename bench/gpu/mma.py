@@ -1,6 +1,6 @@
 """The engine on mma.sync beside the most that the instruction gives, and Triton's product with the same instructions.
 
-    python bench/gpu/mma.py [--program build/dev/tests/gpu/headroom_gpu_mma_times]
+    python bench/gpu/mma.py [--program build/dev/tests/gpu/logitless_gpu_mma_times]
         [--shapes 8192x128256x4096,8192x256000x2304,8192x151936x1024] [--rounds 4] [--minutes 6] [--json FILE]
     python bench/gpu/mma.py --show FILE
 
@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE))
 from shapes import Shape, parse_shapes  # noqa: E402
 from table import markdown  # noqa: E402
 
-PROGRAM = HERE.parents[1] / "build" / "dev" / "tests" / "gpu" / "headroom_gpu_mma_times"
+PROGRAM = HERE.parents[1] / "build" / "dev" / "tests" / "gpu" / "logitless_gpu_mma_times"
 SHAPES = "8192x128256x4096,8192x256000x2304,8192x151936x1024"
 LAUNCHES = 10  # of Triton's product in a round and way
 WAYS = {"burst_seconds": "burst", "seconds": "warm"}

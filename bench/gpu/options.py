@@ -2,9 +2,9 @@
 
     python bench/gpu/options.py [--shapes 8192x128256x4096] [--dtype bfloat16] [--rounds 9] [--only top_k]
 
-Each round runs the plain head, every option and the logits' bare product F, shuffled. HEADROOM_LIBRARY names
-libheadroom.so. Times are medians of calls after a short idle, ratios medians of those of the rounds; memory is the peak
-of PyTorch's allocator over the inputs, without the gradients.
+Each round runs the plain head, every option and the logits' bare product F, shuffled. LOGITLESS_LIBRARY names
+liblogitless.so. Times are medians of calls after a short idle, ratios medians of those of the rounds; memory is the
+peak of PyTorch's allocator over the inputs, without the gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 import torch  # noqa: E402
@@ -37,7 +37,7 @@ Case = tuple[str, str]  # option, pass
 
 def forward_calls(inputs: Inputs) -> dict[str, Call]:
     """Without gradients."""
-    import headroom
+    import logitless
 
     temperature = torch.full(inputs.target.shape, 0.8, device=inputs.hidden.device)
     options: dict[str, dict[str, Any]] = {PLAIN: {}}
@@ -49,12 +49,12 @@ def forward_calls(inputs: Inputs) -> dict[str, Call]:
     def loss(given: dict[str, Any]) -> Call:
         def call() -> None:
             with torch.no_grad():
-                headroom.linear_cross_entropy(*inputs, **given)
+                logitless.linear_cross_entropy(*inputs, **given)
 
         return call
 
     def top(k: int) -> Call:
-        return lambda: headroom.linear_top_k(inputs.hidden, inputs.weight, k)
+        return lambda: logitless.linear_top_k(inputs.hidden, inputs.weight, k)
 
     calls = {name: loss(given) for name, given in options.items()}
     return calls | {f"top_k {k}": top(k) for k in (1, 8, 64)}
@@ -62,14 +62,14 @@ def forward_calls(inputs: Inputs) -> dict[str, Call]:
 
 def gradient_calls(inputs: Inputs) -> dict[str, Call]:
     """Forward and backward."""
-    import headroom
+    import logitless
 
     leaves = inputs.leaves()
 
     def loss(given: dict[str, Any]) -> Call:
         def call() -> None:
             leaves.hidden.grad = leaves.weight.grad = None
-            headroom.linear_cross_entropy(*leaves, **given).backward()
+            logitless.linear_cross_entropy(*leaves, **given).backward()
             leaves.hidden.grad = leaves.weight.grad = None
 
         return call

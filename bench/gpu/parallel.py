@@ -10,7 +10,7 @@ shuffled in each round, in two ways of timing. "Burst": one call after a short i
 ranks begin together. "Steady": calls for 0.6 s, back to back after as many more, when the GPUs are as warm as in a
 training. A way's time is the largest of its ranks', its ratio that to one GPU's in the same round. "shards alone" is
 each rank's part of the vocabulary as a head of its own, without any exchange. Memory is the allocator's peak above
-inputs, the largest of the ranks'. HEADROOM_LIBRARY names libheadroom.so.
+inputs, the largest of the ranks'. LOGITLESS_LIBRARY names liblogitless.so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 from ranks import of_all, record_of  # noqa: E402
@@ -48,8 +48,8 @@ Call = Callable[[], Any]
 
 def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | None]:
     """What each way calls on this rank; None: nothing. All but the bare collective give a loss."""
-    import headroom
-    import headroom.distributed
+    import logitless
+    import logitless.distributed
     import torch
     import torch.distributed as dist
 
@@ -79,7 +79,7 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
 
         return loss
 
-    one, group = headroom.linear_cross_entropy, headroom.distributed.linear_cross_entropy
+    one, group = logitless.linear_cross_entropy, logitless.distributed.linear_cross_entropy
     thinned: dict[str, Call | None] = {}
     for name, kind in THINNED.items():
         inputs = make_inputs(shape, kind, device)  # whose weight is the same
@@ -167,7 +167,7 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
 
 
 def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
-    import headroom.distributed  # noqa: F401  # before the group is made: it imports DTensors, which would keep it alive
+    import logitless.distributed  # noqa: F401  # before the group is made: it imports DTensors, which would keep it alive
     import torch
     import torch.distributed as dist
 

@@ -20,7 +20,7 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "headroom"})
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "logitless"})
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
@@ -110,7 +110,7 @@ def plot_memory_against_vocabulary(record: Record, folder: pathlib.Path, form: s
             f"Forward and backward, N {tokens}, D {hidden}", "vocabulary", "MiB beyond inputs and gradients"
         )
         for method, points in lines.items():
-            style = "o-" if method.startswith("headroom") else "x--"
+            style = "o-" if method.startswith("logitless") else "x--"
             axes.plot([v for v, _ in points], [m for _, m in points], style, label=method)
         axes.set_yscale("log")
         axes.legend(fontsize="small")

@@ -77,9 +77,9 @@ def budgets(record: Record) -> list[str]:
 
 def ratios(record: Record) -> list[str]:
     """A row a head: F and 3F, the loss over F, each way to gradients over 3F, and memory of the loss."""
-    methods = [method for method in dict.fromkeys(row.method for row in record.rows) if method != "headroom loss"]
+    methods = [method for method in dict.fromkeys(row.method for row in record.rows) if method != "logitless loss"]
     head = ["head", "N x V x D", "F, ms", "3F, ms", "loss / F"]
-    head += [f"{method.removeprefix('headroom ')} / 3F" for method in methods] + ["loss, MiB"]
+    head += [f"{method.removeprefix('logitless ')} / 3F" for method in methods] + ["loss, MiB"]
 
     def cell(row: Row) -> str:
         return f"{row.burst_ratio:.2f} / {row.sustained_ratio:.2f}" if row.status == "ok" else row.status
@@ -88,7 +88,7 @@ def ratios(record: Record) -> list[str]:
     for shape in record.shapes:
         found = {row.method: row for row in record.rows if row.shape == shape.name}
         sizes = f"{shape.tokens} x {shape.vocab} x {shape.hidden}"
-        gemms, loss = record.gemms[shape.name].burst, found["headroom loss"]
+        gemms, loss = record.gemms[shape.name].burst, found["logitless loss"]
         name = "" if "x" in shape.name and shape.name[0].isdigit() and shape.name[-1].isdigit() else shape.name
         cells = [name, sizes, number(gemms["logits"]), number(sum(gemms.values())), cell(loss)]
         lines.append(cells + [cell(found[method]) for method in methods] + [number(loss.extra_mib, ".1f")])
@@ -131,11 +131,11 @@ FIRST_PAGE = {
     "liger": "Liger",
     "apple cce": "Apple's cut-cross-entropy, which filters gradients",
     "apple cce_exact": "the same without filter, float32 sums",
-    "headroom unlimited": 'Headroom, `max_workspace_bytes="fastest"`',
-    "headroom default": "Headroom, nothing given",
-    "headroom 256 MiB": 'Headroom, `"256MiB"`',
-    "headroom 160 MiB": 'Headroom, `"160MiB"`',
-    "headroom thinned 2^-9": 'Headroom, [`gradient="thinned"`](docs/thinning.md) at 2^-9',
+    "logitless unlimited": 'Logitless, `max_workspace_bytes="fastest"`',
+    "logitless default": "Logitless, nothing given",
+    "logitless 256 MiB": 'Logitless, `"256MiB"`',
+    "logitless 160 MiB": 'Logitless, `"160MiB"`',
+    "logitless thinned 2^-9": 'Logitless, [`gradient="thinned"`](docs/thinning.md) at 2^-9',
 }
 TABLES = (  # a kind and a date
     "head-2026-11-25",

@@ -1,4 +1,4 @@
-"""Headroom's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
+"""Logitless's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
 
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid nvidia|cce|budget|memory|odd |
         --random 5 --seed 1]
@@ -8,7 +8,7 @@
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json [--plots folder]      table and plots of an earlier run
 
-HEADROOM_LIBRARY names libheadroom.so. Data are bf16. F is one product of input and weight, 3F all three products
+LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. F is one product of input and weight, 3F all three products
 that a forward and backward pass cannot do without; ratios are to the bare products of the same round, medians over
 the rounds. "burst": each call after a short idle; "sustained": back to back on a warm chip. Memory is the peak of
 PyTorch's allocator over the inputs. Errors are against fp64, beside those of fp32 logits with dz in bf16. A bar of
@@ -28,7 +28,7 @@ import traceback
 START = time.monotonic()
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 from limits import Deadline, reported_by  # noqa: E402
@@ -96,7 +96,7 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
         ours = our_methods(budgets, implementations, exponents)
     except Exception as error:
         ours = []
-        record.note(f"headroom is not available: {type(error).__name__}: {error}")
+        record.note(f"logitless is not available: {type(error).__name__}: {error}")
     peers, missing = peer_methods(args.peers)
     for reason in missing:
         record.note(reason)

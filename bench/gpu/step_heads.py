@@ -127,20 +127,20 @@ def fla(model: Any, tokens: Tensor) -> Loss:
     return loss
 
 
-def headroom_transformers(**options: Any) -> Prepare:
+def logitless_transformers(**options: Any) -> Prepare:
     def prepare(model: Any, tokens: Tensor) -> Loss:
-        import headroom.transformers
+        import logitless.transformers
 
-        return patched(lambda target: headroom.transformers.patch(target, **options), model, tokens)
+        return patched(lambda target: logitless.transformers.patch(target, **options), model, tokens)
 
     return prepare
 
 
-def headroom_criterion(model: Any, tokens: Tensor) -> Loss:
+def logitless_criterion(model: Any, tokens: Tensor) -> Loss:
     """The criterion of flash-linear-attention's models."""
-    import headroom.compat.fla
+    import logitless.compat.fla
 
-    criterion = headroom.compat.fla.FusedLinearCrossEntropyLoss()
+    criterion = logitless.compat.fla.FusedLinearCrossEntropyLoss()
 
     def loss() -> Tensor:
         with set_attributes(model.config, fuse_linear_cross_entropy=True), set_attributes(model, criterion=criterion):
@@ -150,11 +150,11 @@ def headroom_criterion(model: Any, tokens: Tensor) -> Loss:
     return loss
 
 
-def headroom_plain_criterion(**options: Any) -> Prepare:
+def logitless_plain_criterion(**options: Any) -> Prepare:
     """The patch for transformers, of a model of flash-linear-attention that takes PyTorch's own cross entropy."""
 
     def prepare(model: Any, tokens: Tensor) -> Loss:
-        found = headroom_transformers(**options)(model, tokens)
+        found = logitless_transformers(**options)(model, tokens)
 
         def loss() -> Tensor:
             with set_attributes(model.config, fuse_cross_entropy=False):
@@ -166,8 +166,8 @@ def headroom_plain_criterion(**options: Any) -> Prepare:
 
 
 MODULES = (
-    "headroom.transformers",
-    "headroom.compat.fla",
+    "logitless.transformers",
+    "logitless.compat.fla",
     "liger_kernel.transformers.monkey_patch",
     "cut_cross_entropy",
     "trl.trainer.utils",
@@ -185,12 +185,12 @@ def import_libraries() -> None:
 BUDGET, THINNED = {"max_workspace_bytes": BUDGET_MIB * MIB}, {"gradient": "thinned", "threshold": THRESHOLD}
 HEADS = [
     Head("stock", stock),
-    Head("headroom", headroom_transformers(), ours=True, fla=False),
-    Head("headroom", headroom_criterion, ours=True, fla=True),
-    Head(f"headroom {BUDGET_MIB} MiB", headroom_transformers(**BUDGET), ours=True, fla=False),
-    Head(f"headroom {BUDGET_MIB} MiB", headroom_plain_criterion(**BUDGET), ours=True, fla=True),
-    Head("headroom thinned 2^-9", headroom_transformers(**THINNED), ours=True, fla=False),
-    Head("headroom thinned 2^-9", headroom_plain_criterion(**THINNED), ours=True, fla=True),
+    Head("logitless", logitless_transformers(), ours=True, fla=False),
+    Head("logitless", logitless_criterion, ours=True, fla=True),
+    Head(f"logitless {BUDGET_MIB} MiB", logitless_transformers(**BUDGET), ours=True, fla=False),
+    Head(f"logitless {BUDGET_MIB} MiB", logitless_plain_criterion(**BUDGET), ours=True, fla=True),
+    Head("logitless thinned 2^-9", logitless_transformers(**THINNED), ours=True, fla=False),
+    Head("logitless thinned 2^-9", logitless_plain_criterion(**THINNED), ours=True, fla=True),
     Head("liger", liger, fla=False),
     Head("liger", liger_function, fla=True),
     Head("apple cce", apple),

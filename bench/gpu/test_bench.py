@@ -42,18 +42,18 @@ def made_up_record() -> Record:
         record.gemms[shape.name] = Gemms(shape.name, times, times)
         size = shape.gradient_bytes / 2**20
         for method, ours, budget, ms, beyond in (
-            ("headroom unlimited", True, None, 30.6, 3000.0),
-            ("headroom 160 MiB", True, 160, 45.0, 150.0),
+            ("logitless unlimited", True, None, 30.6, 3000.0),
+            ("logitless 160 MiB", True, 160, 45.0, 150.0),
             ("slow peer", False, None, 60.0, 9000.0),
         ):
             row = Row(shape.name, method, "gradients", ours, budget, rounds=5, gradient_mib=size)
             row.burst_ms, row.burst_ratio, row.extra_mib = ms, ms / 30, size + beyond
             record.rows.append(row)
         record.rows.append(Row(shape.name, "absent", "gradients", status="failed", reason="OutOfMemoryError: 2 GB"))
-        loss = Row(shape.name, "headroom loss", "loss", True, burst_ms=10.0, burst_ratio=1.0, extra_mib=1.0)
+        loss = Row(shape.name, "logitless loss", "loss", True, burst_ms=10.0, burst_ratio=1.0, extra_mib=1.0)
         record.rows.append(loss)
     errors = Accuracy(
-        "v32768", "std3", "headroom unlimited", True, "whole, 3 F", "", 1e-7, 4e-3, 3e-3, 2e-3, 1e-3, True
+        "v32768", "std3", "logitless unlimited", True, "whole, 3 F", "", 1e-7, 4e-3, 3e-3, 2e-3, 1e-3, True
     )
     record.accuracy.append(errors)
     record.notes.append("peer x is not available")
@@ -107,13 +107,13 @@ def test_errors_of_nan_never_pass() -> None:
 
 def test_bars() -> None:
     found = {(v.shape, v.what): v.met for v in bars.verdicts(made_up_record())}
-    assert found["v32768", "headroom unlimited: time"]
-    assert not found["v32768", "headroom 160 MiB: time"]
-    assert found["v32768", "headroom 160 MiB: memory"]
-    assert found["v32768", "headroom loss: memory"] and found["v32768", "headroom loss: time"]
+    assert found["v32768", "logitless unlimited: time"]
+    assert not found["v32768", "logitless 160 MiB: time"]
+    assert found["v32768", "logitless 160 MiB: memory"]
+    assert found["v32768", "logitless loss: memory"] and found["v32768", "logitless loss: time"]
     assert found["v32768", "against slow peer (gradients)"]
-    assert found["v32768", "headroom unlimited: dE on std3"]
-    assert not found["v32768", "headroom unlimited: dC on std3"]
+    assert found["v32768", "logitless unlimited: dE on std3"]
+    assert not found["v32768", "logitless unlimited: dC on std3"]
 
 
 def test_bars_of_thinned_gradients() -> None:
@@ -222,26 +222,26 @@ def test_smoke_run_of_host_times(tmp_path: pathlib.Path) -> None:
     eager = [row for row in record.rows if row.method == "canonical"]
     assert [row.pass_ for row in eager] == ["loss", "gradients"] and all(row.host_us for row in eager)
     assert all(row.back_to_back_ms for row in eager) and "| 32x200x16 |" in done.stdout
-    if "headroom is not available" not in done.stdout:
+    if "logitless is not available" not in done.stdout:
         assert [row.budget_mib for row in record.rows if row.pass_ == "new N"] == [None, 256]
 
 
 def test_bars_of_host_times() -> None:
     record = made_up_record()
     record.rows.clear()
-    for method, us, together in (("canonical", 280.0, 0.32), ("torch.compile", 590.0, 0.77), ("headroom", 200.0, 0.5)):
-        row = Row("v32768", method, "gradients", method == "headroom", host_us=us, back_to_back_ms=together)
+    for method, us, together in (("canonical", 280.0, 0.32), ("torch.compile", 590.0, 0.77), ("logitless", 200.0, 0.5)):
+        row = Row("v32768", method, "gradients", method == "logitless", host_us=us, back_to_back_ms=together)
         record.rows.append(row)
-    record.rows.append(Row("v32768", "headroom", "new N", True, 256, host_us=310.0))
+    record.rows.append(Row("v32768", "logitless", "new N", True, 256, host_us=310.0))
     assert host.missed_bars(record) == [
-        "v32768, headroom, gradients: 0.50 ms, canonical 0.32",
-        "v32768, headroom 256 MiB, new N: 310 us, bar 300",
+        "v32768, logitless, gradients: 0.50 ms, canonical 0.32",
+        "v32768, logitless 256 MiB, new N: 310 us, bar 300",
     ]
     assert "| 0.50 (200) |" in host.render(record)
 
 
 def test_smoke_run_of_mixed_dtypes() -> None:
-    pytest.importorskip("headroom")
+    pytest.importorskip("logitless")
     words = ["--device", "cpu", "--mixed", "24x200x16", "--autocast", "24x200x16", "--rounds", "2"]
     done = subprocess.run([sys.executable, str(RUN.with_name("dtypes.py")), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -249,7 +249,7 @@ def test_smoke_run_of_mixed_dtypes() -> None:
 
 
 def test_smoke_run_of_options() -> None:
-    pytest.importorskip("headroom")
+    pytest.importorskip("logitless")
     words = ["--device", "cpu", "--shapes", "24x200x16", "--rounds", "2", "--only", "top"]
     done = subprocess.run([sys.executable, str(RUN.with_name("options.py")), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -267,8 +267,8 @@ def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "### trained: N 48, V 300, D 32" in done.stdout
-    if "headroom is not available" not in done.stdout:
-        assert "| trained | headroom thinned 2^-4 |" in done.stdout
+    if "logitless is not available" not in done.stdout:
+        assert "| trained | logitless thinned 2^-4 |" in done.stdout
     missing = subprocess.run([sys.executable, str(RUN), "--trained", "nowhere.pt"], capture_output=True, text=True)
     assert missing.returncode == 2 and "--trained: expected a file, or --train-on FOLDER" in missing.stderr
 

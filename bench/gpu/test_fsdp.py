@@ -22,7 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 @pytest.mark.skipif(
-    not dist.is_gloo_available() or not os.environ.get("HEADROOM_LIBRARY"), reason="needs gloo and the library"
+    not dist.is_gloo_available() or not os.environ.get("LOGITLESS_LIBRARY"), reason="needs gloo and the library"
 )
 def test_all_heads_give_the_same_loss(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "record.json"
@@ -34,7 +34,7 @@ def test_all_heads_give_the_same_loss(tmp_path: pathlib.Path) -> None:
     assert len(losses) == 4 and max(losses) - min(losses) <= 4 * 2.0**-8
     assert all(len(head["ms"]) == 1 for head in heads.values())
     again = run("--show", str(path))
-    assert again.stdout == done.stdout and "| headroom thinned |" in again.stdout
+    assert again.stdout == done.stdout and "| logitless thinned |" in again.stdout
 
 
 def test_bad_arguments_are_named() -> None:

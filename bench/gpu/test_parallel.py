@@ -21,7 +21,7 @@ def run(*arguments: str, program: str = "parallel.py") -> subprocess.CompletedPr
 
 
 @pytest.mark.skipif(
-    not dist.is_gloo_available() or not os.environ.get("HEADROOM_LIBRARY"), reason="needs gloo and the library"
+    not dist.is_gloo_available() or not os.environ.get("LOGITLESS_LIBRARY"), reason="needs gloo and the library"
 )
 def test_all_ways_give_the_same_loss(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "record.json"
@@ -39,7 +39,7 @@ def test_all_ways_give_the_same_loss(tmp_path: pathlib.Path) -> None:
     assert again.stdout == done.stdout and "| sequence parallel |" in again.stdout
 
 
-@pytest.mark.skipif(not dist.is_gloo_available() or not os.environ.get("HEADROOM_LIBRARY"), reason="needs gloo")
+@pytest.mark.skipif(not dist.is_gloo_available() or not os.environ.get("LOGITLESS_LIBRARY"), reason="needs gloo")
 def test_without_time_nothing_is_measured() -> None:
     done = run("--device", "cpu", "--shapes", "64x101x32", "--minutes", "0")
     assert done.returncode == 0 and "|" not in done.stdout, done.stderr

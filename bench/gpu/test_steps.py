@@ -63,7 +63,7 @@ def test_a_run_at_a_tiny_size_has_every_head_and_what_is_missing_says_so(tmp_pat
         if row.status == "ok":
             assert row.rounds == 2 and row.ms and row.ratio and row.tokens_per_second and not row.reason
         else:
-            assert not row.ours or "headroom" in row.reason, row
+            assert not row.ours or "logitless" in row.reason, row
             assert row.head != "stock" and row.reason
     assert "| stock |" in done.stdout and re.search(r"gla-1.3b: 2 x 24 tokens", done.stdout)
     shown = subprocess.run([sys.executable, STEPS, "--show", str(tmp_path / "a.json")], capture_output=True, text=True)
@@ -169,7 +169,7 @@ def made_up_record() -> StepRecord:
     record.models.append(ModelRow("m", 4, 4096, 128256, 2048, 16, 1235814400, 2.3, 4.6))
     for head, ours, ms, beyond in (
         ("stock", False, 400.0, 40.0),
-        ("headroom", True, 380.0, 20.0),
+        ("logitless", True, 380.0, 20.0),
         ("trl", False, 390.0, 21.0),
     ):
         row = StepRow("m", head, ours, rounds=5, ms=ms, ms_least=ms - 1, ms_most=ms + 1, ratio=ms / 400.0, loss=12.1)
@@ -183,7 +183,7 @@ def made_up_record() -> StepRecord:
 def test_the_table_and_the_record_have_every_row(tmp_path: pathlib.Path) -> None:
     record = made_up_record()
     text = render_steps(record)
-    assert "| headroom | 43,116 | 380.0 (379.0 to 381.0) | 0.950 | 26.90 | 20.00 | 12.1000 | - | 5 |" in text
+    assert "| logitless | 43,116 | 380.0 (379.0 to 381.0) | 0.950 | 26.90 | 20.00 | 12.1000 | - | 5 |" in text
     assert "| liger | skipped: ModuleNotFoundError: no |" in text and "- something" in text
     path = tmp_path / "a.json"
     path.write_text(json.dumps(record.to_json()))
@@ -197,7 +197,7 @@ def test_the_table_and_the_record_have_every_row(tmp_path: pathlib.Path) -> None
 def test_the_published_table_has_the_figures_alone() -> None:
     lines = published_steps(made_up_record())
     assert lines[0] == "m: 4 x 4096 tokens, V 128256, D 2048, 16 layers:"
-    assert "| headroom | 43,116 | 380.0 (379.0 to 381.0) | 0.950 | 26.90 | 20.00 |" in lines
+    assert "| logitless | 43,116 | 380.0 (379.0 to 381.0) | 0.950 | 26.90 | 20.00 |" in lines
     assert all(line.count("|") == 7 for line in lines[2:])
 
 
@@ -205,4 +205,4 @@ def test_the_plot_has_the_names_of_its_heads(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     (path,) = draw_steps(made_up_record(), str(tmp_path), "svg")
     text = path.read_text()
-    assert all(f">{head}</text>" in text for head in ("stock", "headroom", "trl")) and ">liger<" not in text
+    assert all(f">{head}</text>" in text for head in ("stock", "logitless", "trl")) and ">liger<" not in text

@@ -17,7 +17,7 @@
 #include "support/format.h"
 #include "support/progress.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
@@ -50,7 +50,7 @@ struct ShapeResults {
 std::vector<BenchRequest> make_requests(const BenchOptions& options) {
   BenchRequest request;
   request.dtype = parse_dtype("--dtype", options.dtype);
-  if (request.dtype == HEADROOM_F64) throw UsageError("--dtype: expected f32, bf16 or f16, got 'f64'");
+  if (request.dtype == LOGITLESS_F64) throw UsageError("--dtype: expected f32, bf16 or f16, got 'f64'");
   request.repeats = options.repeats;
   for (const std::string& budget : split(options.budgets, ','))
     request.budgets.push_back(parse_budget("--budgets", budget));
@@ -169,8 +169,8 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
       series.stroke = stroke;
       return series;
     };
-    plot::Series fused = named("headroom", plot::Stroke::kSolidWithPoints);
-    plot::Series thinned = named("headroom, thinned", plot::Stroke::kSolidWithPoints);
+    plot::Series fused = named("logitless", plot::Stroke::kSolidWithPoints);
+    plot::Series thinned = named("logitless, thinned", plot::Stroke::kSolidWithPoints);
     plot::Series plain = named("materialized", plot::Stroke::kPoints);
     for (const BenchResult& result : of.results) {
       if (!result.gradients || result.seconds.empty()) continue;
@@ -200,10 +200,10 @@ std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype)
 
 void run(const BenchOptions& given, const GlobalOptions& globals) {
   const DeviceChoice device = parse_device(globals, given.device);
-  const bool on_device = device.ordinal != HEADROOM_HOST_MEMORY;
+  const bool on_device = device.ordinal != LOGITLESS_HOST_MEMORY;
   const BenchOptions options = completed(given, on_device);
   const std::vector<BenchRequest> requests = make_requests(options);
-  const std::string why_not = on_device ? "--device measures Headroom alone" : why_not_materialized();
+  const std::string why_not = on_device ? "--device measures Logitless alone" : why_not_materialized();
   int64_t steps = 0;
   for (const BenchRequest& request : requests) {
     steps += static_cast<int64_t>(bench_methods(request, why_not.empty()).size()) * request.repeats;
@@ -267,7 +267,7 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_option("--repeat", options->repeats, "Runs of each, of which the median is shown")
       ->check(CLI::Range(1, 1000))
       ->default_str("3, on a device 20");
-  add_device_option(*command, options->device, "Where to measure: cpu, or cuda:N; see 'headroom info'");
+  add_device_option(*command, options->device, "Where to measure: cpu, or cuda:N; see 'logitless info'");
   command->add_option("--svg", options->svg, "Write a plot of time against memory to this file");
   command->footer(
       "\nThe materialized computation holds float32 logits: a matrix product of oneDNN, softmax in place, "
@@ -275,15 +275,15 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       "products for the gradients. For bf16 and f16 it takes the operands widened to float32 beforehand. All "
       "methods\n"
       "run in turn, allocation included. Peak extra memory is resident memory beyond inputs and outputs.\n"
-      "On a CUDA device Headroom is measured alone, by the device's own clock, after a warm-up.\n"
+      "On a CUDA device Logitless is measured alone, by the device's own clock, after a warm-up.\n"
       "\n"
       "Examples:\n"
-      "  headroom bench\n"
-      "  headroom bench --shape 2048,32768,256 --budgets 32MiB,256MiB --svg bench.svg\n"
-      "  headroom bench --shape 1024,131072,1024 --thinned 2^-9,2^-11\n"
-      "  headroom --threads 2 --json bench --shape 512,256000,2304 --dtype bf16 --repeat 5\n"
-      "  headroom bench --device cuda:0 --shape 8192,256000,2304\n");
+      "  logitless bench\n"
+      "  logitless bench --shape 2048,32768,256 --budgets 32MiB,256MiB --svg bench.svg\n"
+      "  logitless bench --shape 1024,131072,1024 --thinned 2^-9,2^-11\n"
+      "  logitless --threads 2 --json bench --shape 512,256000,2304 --dtype bf16 --repeat 5\n"
+      "  logitless bench --device cuda:0 --shape 8192,256000,2304\n");
   command->callback([options, &globals] { run(*options, globals); });
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

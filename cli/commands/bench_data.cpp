@@ -7,14 +7,14 @@
 #include "commands/bench_run.h"
 #include "io/real_element.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
-NormalNumbers::NormalNumbers(double std, headroom_dtype dtype, uint64_t seed) : values_(1 << 16) {
+NormalNumbers::NormalNumbers(double std, logitless_dtype dtype, uint64_t seed) : values_(1 << 16) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal(0, static_cast<float>(std));
   for (float& value : values_) value = normal(random);
-  if (dtype == HEADROOM_F32) return;
-  const bool bf16 = dtype == HEADROOM_BF16;
+  if (dtype == LOGITLESS_F32) return;
+  const bool bf16 = dtype == LOGITLESS_BF16;
   for (float& value : values_) {
     bits_.push_back(bf16 ? float_to_bf16(value) : float_to_f16(value));
     value = bf16 ? bf16_to_float(bits_.back()) : f16_to_float(bits_.back());
@@ -29,11 +29,11 @@ void NormalNumbers::write(size_t index, std::byte* to) const {
   }
 }
 
-NormalNumbers bench_hidden(headroom_dtype dtype) {
+NormalNumbers bench_hidden(logitless_dtype dtype) {
   return {1, dtype, 1};
 }
 
-NormalNumbers bench_classifier(const BenchShape& shape, headroom_dtype dtype) {
+NormalNumbers bench_classifier(const BenchShape& shape, logitless_dtype dtype) {
   return {2 / std::sqrt(static_cast<double>(shape.dim)), dtype, 2};
 }
 
@@ -45,4 +45,4 @@ std::vector<int32_t> bench_targets(const BenchShape& shape) {
   return targets;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

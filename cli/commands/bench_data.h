@@ -1,10 +1,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 struct BenchShape;
 
@@ -12,7 +12,7 @@ struct BenchShape;
 // longer than the measurement.
 class NormalNumbers {
  public:
-  NormalNumbers(double std, headroom_dtype dtype, uint64_t seed);
+  NormalNumbers(double std, logitless_dtype dtype, uint64_t seed);
   float value(size_t index) const { return values_[slot(index)]; }
   uint16_t bits(size_t index) const { return bits_[slot(index)]; }  // of a 16-bit dtype
   // One element of the dtype.
@@ -25,8 +25,8 @@ class NormalNumbers {
 };
 
 // Hidden states, a classifier whose logits deviate by 2, and targets, the same on every device.
-NormalNumbers bench_hidden(headroom_dtype dtype);
-NormalNumbers bench_classifier(const BenchShape& shape, headroom_dtype dtype);
+NormalNumbers bench_hidden(logitless_dtype dtype);
+NormalNumbers bench_classifier(const BenchShape& shape, logitless_dtype dtype);
 std::vector<int32_t> bench_targets(const BenchShape& shape);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -9,7 +9,7 @@
 #include "commands/loss_options.h"
 #include "device_memory.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr size_t kPieceBytes = size_t{64} << 20;  // what of a matrix is in host memory at once
@@ -17,7 +17,7 @@ constexpr int kWarmUps = 2;
 
 // A matrix of normal numbers on the device.
 std::unique_ptr<DeviceMemory> make_matrix(const CudaDevice& device, int64_t count,
-                                          const NormalNumbers& numbers, headroom_dtype dtype) {
+                                          const NormalNumbers& numbers, logitless_dtype dtype) {
   const auto size = static_cast<size_t>(dtype_bytes(dtype));
   auto memory = std::make_unique<DeviceMemory>(device, static_cast<size_t>(count) * size);
   std::vector<std::byte> piece(std::min(memory->size(), kPieceBytes));
@@ -100,7 +100,7 @@ std::vector<BenchResult> run_device_bench(const GlobalOptions& globals, const Be
       try {
         bench.measure(result);
       } catch (const Error& error) {
-        if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+        if (error.status() != LOGITLESS_BUDGET_TOO_SMALL) throw;
         result.refusal = error.what();
       } catch (const std::bad_alloc&) {
         result.refusal = "not enough memory on the device";
@@ -111,4 +111,4 @@ std::vector<BenchResult> run_device_bench(const GlobalOptions& globals, const Be
   return results;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

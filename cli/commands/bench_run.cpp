@@ -8,7 +8,7 @@
 #include "commands/context.h"
 #include "support/format.h"
 #include "support/process_memory.h"
-#ifdef HEADROOM_HAS_TRAIN
+#ifdef LOGITLESS_HAS_TRAIN
 #include "train/gemm.h"
 #include "train/head.h"
 #endif
@@ -16,7 +16,7 @@
 #include <omp.h>
 #endif
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 // Operands as the library takes them and, for the materialized computation, as float32.
@@ -42,7 +42,7 @@ void fill(std::vector<float>& values, std::vector<uint16_t>& half, int64_t count
 
 Operands make_operands(const BenchRequest& request) {
   const auto& [tokens, vocab, dim] = request.shape;
-  const bool narrow = request.dtype != HEADROOM_F32;
+  const bool narrow = request.dtype != LOGITLESS_F32;
   Operands o;
   fill(o.hidden, o.hidden16, tokens * dim, bench_hidden(request.dtype), narrow);
   fill(o.classifier, o.classifier16, vocab * dim, bench_classifier(request.shape, request.dtype), narrow);
@@ -52,8 +52,8 @@ Operands make_operands(const BenchRequest& request) {
   return o;
 }
 
-void run_headroom(const Context& context, const BenchRequest& request, Operands& o, BenchResult& result) {
-  const bool f32 = request.dtype == HEADROOM_F32;
+void run_logitless(const Context& context, const BenchRequest& request, Operands& o, BenchResult& result) {
+  const bool f32 = request.dtype == LOGITLESS_F32;
   float loss = 0;
   Buffers buffers;
   buffers.hidden = f32 ? static_cast<const void*>(o.hidden.data()) : o.hidden16.data();
@@ -69,7 +69,7 @@ void run_headroom(const Context& context, const BenchRequest& request, Operands&
   describe_plan(info, result);
 }
 
-#ifdef HEADROOM_HAS_TRAIN
+#ifdef LOGITLESS_HAS_TRAIN
 void run_materialized(const BenchRequest& request, Operands& o, BenchResult& result) {
   const auto head = train::make_materialized_head();
   const train::HeadInput input{o.hidden, o.classifier, o.targets, request.shape.vocab, request.shape.dim};
@@ -100,11 +100,11 @@ Problem bench_problem(const BenchRequest& request, const BenchResult& method) {
   problem.vocab = request.shape.vocab;
   problem.hidden = request.shape.dim;
   problem.hidden_dtype = problem.classifier_dtype = request.dtype;
-  problem.target_dtype = HEADROOM_I32;
+  problem.target_dtype = LOGITLESS_I32;
   // The gradients have the operands' dtype, in the same memory for all.
   problem.d_hidden_dtype = problem.d_classifier_dtype = request.dtype;
   if (method.gradients) {
-    problem.pass = HEADROOM_FORWARD_BACKWARD;
+    problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.want_d_hidden = problem.want_d_classifier = 1;
   }
   problem.max_workspace_bytes = *method.budget_bytes;
@@ -123,16 +123,17 @@ std::vector<BenchResult> bench_methods(const BenchRequest& request, bool materia
     }
     for (const size_t budget : request.budgets) {
       method.budget_bytes = budget;
-      method.method = budget == 0                  ? "headroom, no budget"
-                      : budget == HEADROOM_FASTEST ? "headroom, fastest"
-                                                   : "headroom, " + format_bytes(static_cast<double>(budget));
+      method.method = budget == 0 ? "logitless, no budget"
+                      : budget == LOGITLESS_FASTEST
+                          ? "logitless, fastest"
+                          : "logitless, " + format_bytes(static_cast<double>(budget));
       methods.push_back(method);
     }
     method.budget_bytes = 0;
     for (const double threshold : request.thresholds) {
       if (!gradients) continue;
       method.threshold = threshold;
-      method.method = "headroom, thinned " + format_number(threshold, 3);
+      method.method = "logitless, thinned " + format_number(threshold, 3);
       methods.push_back(method);
     }
   }
@@ -141,12 +142,12 @@ std::vector<BenchResult> bench_methods(const BenchRequest& request, bool materia
 
 void describe_plan(const PlanInfo& info, BenchResult& result) {
   result.workspace_bytes = static_cast<int64_t>(info.workspace_bytes);
-  result.detail = std::string(headroom_plan_kind_name(static_cast<headroom_plan_kind>(info.kind))) + ", " +
+  result.detail = std::string(logitless_plan_kind_name(static_cast<logitless_plan_kind>(info.kind))) + ", " +
                   info.backend + " " + info.config;
 }
 
 std::string why_not_materialized() {
-#ifdef HEADROOM_HAS_TRAIN
+#ifdef LOGITLESS_HAS_TRAIN
   return train::why_no_gemm();
 #else
   return "this build has no OpenMP";
@@ -170,14 +171,14 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
       const auto start = std::chrono::steady_clock::now();
       try {
         if (result.budget_bytes) {
-          run_headroom(context, request, operands, result);
+          run_logitless(context, request, operands, result);
         } else {
-#ifdef HEADROOM_HAS_TRAIN
+#ifdef LOGITLESS_HAS_TRAIN
           run_materialized(request, operands, result);
 #endif
         }
       } catch (const Error& error) {
-        if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+        if (error.status() != LOGITLESS_BUDGET_TOO_SMALL) throw;
         result.refusal = error.what();
       } catch (const std::bad_alloc&) {
         result.refusal = "not enough memory";
@@ -194,4 +195,4 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
   return results;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

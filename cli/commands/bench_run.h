@@ -1,14 +1,14 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 struct BenchShape {
   int64_t tokens = 0;
@@ -19,7 +19,7 @@ struct BenchShape {
 
 // One way to compute the loss (and gradients) of a shape.
 struct BenchResult {
-  std::string method;  // "materialized", or "headroom" with its budget
+  std::string method;  // "materialized", or "logitless" with its budget
   bool gradients = false;
   std::string refusal;  // why it did not run; else empty
   std::string detail;   // plan and configuration
@@ -35,7 +35,7 @@ struct BenchResult {
 
 struct BenchRequest {
   BenchShape shape;
-  headroom_dtype dtype = HEADROOM_F32;
+  logitless_dtype dtype = LOGITLESS_F32;
   std::vector<size_t> budgets;     // 0: none
   std::vector<double> thresholds;  // of thinned gradients, without a budget
   int repeats = 3;
@@ -56,4 +56,4 @@ void describe_plan(const PlanInfo& info, BenchResult& result);
 // Empty, or why this build cannot compute with materialized logits.
 std::string why_not_materialized();
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -17,7 +17,7 @@
 #include "support/format.h"
 #include "support/progress.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
@@ -48,11 +48,11 @@ struct CaseResult {
 std::vector<std::string> chosen_backends(const GlobalOptions& globals, const DeviceChoice& device) {
   if (!globals.backend.empty()) return {globals.backend};
   std::vector<std::string> names;
-  if (device.ordinal != HEADROOM_HOST_MEMORY) {
+  if (device.ordinal != LOGITLESS_HOST_MEMORY) {
     names.emplace_back(kOnDevices);
     Problem problem;
     problem.tokens = problem.vocab = problem.hidden = 256;
-    problem.hidden_dtype = problem.classifier_dtype = HEADROOM_BF16;
+    problem.hidden_dtype = problem.classifier_dtype = LOGITLESS_BF16;
     const Plan plan(make_context(globals, kOnDevices, device), problem);
     if (std::string_view(plan.info().implementation) != kPortable)
       names.push_back(std::string(kOnDevices) + ":" + kPortable);
@@ -86,7 +86,7 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoi
   for (const std::string& name : chosen_backends(globals, device))
     engines.push_back(std::make_unique<Engine>(globals, name, device));
   Engine oracle(globals, kOracle, {});
-  const bool rounds_dz = device.ordinal != HEADROOM_HOST_MEMORY;
+  const bool rounds_dz = device.ordinal != LOGITLESS_HOST_MEMORY;
   std::vector<CaseResult> results;
   int64_t work = 0;
   for (const CheckCase& c : grid) work += work_of(c);
@@ -225,11 +225,11 @@ void add_check_command(CLI::App& app, const GlobalOptions& globals) {
       "lse, nll, entropy, argmax and all gradients. Exit code 1 when a result exceeds its error bound.\n"
       "\n"
       "Examples:\n"
-      "  headroom check\n"
-      "  headroom --backend cpu:avx2 check --verbose\n"
-      "  headroom check --device cuda:0\n"
-      "  headroom --json check | jq '.worst'\n");
+      "  logitless check\n"
+      "  logitless --backend cpu:avx2 check --verbose\n"
+      "  logitless check --device cuda:0\n"
+      "  logitless --json check | jq '.worst'\n");
   command->callback([options, &globals] { run_check(*options, globals); });
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -8,7 +8,7 @@
 #include "commands/loss_options.h"
 #include "io/real_element.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 struct Shape {
@@ -19,10 +19,10 @@ constexpr std::array<Shape, 6> kShapes{
     {{1, 1, 1}, {3, 5, 2}, {17, 131, 33}, {65, 257, 129}, {64, 1024, 64}, {253, 770, 48}}};
 constexpr std::array<Shape, 3> kLargeShapes{{{300, 5003, 257}, {40, 20011, 512}, {1030, 2049, 96}}};
 
-constexpr std::array<std::array<headroom_dtype, 2>, 4> kPairs{{{HEADROOM_F32, HEADROOM_F32},
-                                                               {HEADROOM_BF16, HEADROOM_BF16},
-                                                               {HEADROOM_F16, HEADROOM_F16},
-                                                               {HEADROOM_BF16, HEADROOM_F32}}};
+constexpr std::array<std::array<logitless_dtype, 2>, 4> kPairs{{{LOGITLESS_F32, LOGITLESS_F32},
+                                                                {LOGITLESS_BF16, LOGITLESS_BF16},
+                                                                {LOGITLESS_F16, LOGITLESS_F16},
+                                                                {LOGITLESS_BF16, LOGITLESS_F32}}};
 
 struct OptionSet {
   const char* name;
@@ -56,7 +56,8 @@ const std::vector<OptionSet>& option_sets() {
   return kSets;
 }
 
-std::vector<double> normal_numbers(std::mt19937_64& random, int64_t count, double std, headroom_dtype dtype) {
+std::vector<double> normal_numbers(std::mt19937_64& random, int64_t count, double std,
+                                   logitless_dtype dtype) {
   std::normal_distribution<double> normal(0, std);
   std::vector<double> values(static_cast<size_t>(count));
   for (double& value : values) value = rounded(normal(random), dtype);
@@ -66,7 +67,7 @@ std::vector<double> normal_numbers(std::mt19937_64& random, int64_t count, doubl
 std::vector<double> weights(std::mt19937_64& random, int64_t count) {
   std::uniform_real_distribution<double> uniform(0.25, 2);
   std::vector<double> values(static_cast<size_t>(count));
-  for (double& value : values) value = rounded(uniform(random), HEADROOM_F32);
+  for (double& value : values) value = rounded(uniform(random), LOGITLESS_F32);
   return values;
 }
 
@@ -147,18 +148,18 @@ T loss_divisor(const CheckCase& c, const CheckData& data) {
 template float loss_divisor<float>(const CheckCase& c, const CheckData& data);
 template double loss_divisor<double>(const CheckCase& c, const CheckData& data);
 
-double rounded(double value, headroom_dtype dtype) {
+double rounded(double value, logitless_dtype dtype) {
   const auto narrow = static_cast<float>(value);
   switch (dtype) {
-    case HEADROOM_F32:
+    case LOGITLESS_F32:
       return narrow;
-    case HEADROOM_BF16:
+    case LOGITLESS_BF16:
       return bf16_to_float(float_to_bf16(narrow));
-    case HEADROOM_F16:
+    case LOGITLESS_F16:
       return f16_to_float(float_to_f16(narrow));
     default:
       return value;
   }
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

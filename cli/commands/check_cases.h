@@ -1,10 +1,10 @@
 #pragma once
 #include <cstdint>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <string>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // One problem of the grid.
 struct CheckCase {
@@ -12,8 +12,8 @@ struct CheckCase {
   int64_t tokens = 0;
   int64_t vocab = 0;
   int64_t dim = 0;
-  headroom_dtype hidden_dtype = HEADROOM_F32;
-  headroom_dtype classifier_dtype = HEADROOM_F32;
+  logitless_dtype hidden_dtype = LOGITLESS_F32;
+  logitless_dtype classifier_dtype = LOGITLESS_F32;
   double logit_std = 2;  // of the logits before the options
   double scale = 1;
   double softcap = 0;
@@ -86,6 +86,6 @@ struct CheckOutputs {
 };
 
 // A number as it is after storing it in the dtype.
-double rounded(double value, headroom_dtype dtype);
+double rounded(double value, logitless_dtype dtype);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -4,27 +4,27 @@
 #include <cmath>
 #include <limits>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
-double rounding_unit(headroom_dtype dtype) {
+double rounding_unit(logitless_dtype dtype) {
   switch (dtype) {
-    case HEADROOM_BF16:
+    case LOGITLESS_BF16:
       return 0x1p-8;
-    case HEADROOM_F16:
+    case LOGITLESS_F16:
       return 0x1p-11;
-    case HEADROOM_F64:
+    case LOGITLESS_F64:
       return 0x1p-53;
     default:
       return 0x1p-24;
   }
 }
 // Below this a number of the dtype has an absolute rounding error: half of its smallest subnormal.
-double smallest_half(headroom_dtype dtype) {
+double smallest_half(logitless_dtype dtype) {
   switch (dtype) {
-    case HEADROOM_BF16:
+    case LOGITLESS_BF16:
       return 0x1p-134;
-    case HEADROOM_F16:
+    case LOGITLESS_F16:
       return 0x1p-25;
     default:
       return 0x1p-150;
@@ -76,7 +76,7 @@ double wrong_argmax(const CheckCase& c, const CheckData& data, const CheckOutput
       terms += std::fabs(c.scale * e * data.classifier[static_cast<size_t>(best * c.dim + k)]) +
                std::fabs(c.scale * e * data.classifier[static_cast<size_t>(chosen * c.dim + k)]);
     }
-    const double rounding = static_cast<double>(c.dim + 2) * rounding_unit(HEADROOM_F32) * terms;
+    const double rounding = static_cast<double>(c.dim + 2) * rounding_unit(LOGITLESS_F32) * terms;
     if (!(high - low <= rounding) && !saturated) ++wrong;
   }
   return wrong;
@@ -95,7 +95,7 @@ double row_size(const CheckCase& c, const CheckData& data, const CheckOutputs& r
 std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& reference,
                                    const CheckOutputs& naive, const CheckOutputs& got) {
   std::vector<CheckedOutput> out;
-  const double unit = rounding_unit(HEADROOM_F32);
+  const double unit = rounding_unit(LOGITLESS_F32);
   double magnitude = 0;
   for (size_t i = 0; i < reference.lse.size(); ++i) {
     const double size = row_size(c, data, reference, i);
@@ -127,7 +127,7 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
 
   const auto add_gradient = [&](const char* name, const std::vector<double>& ref,
                                 const std::vector<double>& plain, const std::vector<double>& x,
-                                headroom_dtype dtype, double terms) {
+                                logitless_dtype dtype, double terms) {
     if (ref.empty() && x.empty()) return;
     const double floor = smallest_half(dtype) * std::sqrt(static_cast<double>(ref.size()));
     // The rounding of the output, or of the terms of dz where these cancel.
@@ -142,4 +142,4 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
   return out;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

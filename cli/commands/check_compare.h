@@ -4,7 +4,7 @@
 
 #include "commands/check_cases.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // One output of one run against float64: the 2-norm of the difference, and what it may be.
 struct CheckedOutput {
@@ -20,4 +20,4 @@ struct CheckedOutput {
 std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& reference,
                                    const CheckOutputs& naive, const CheckOutputs& got);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -6,15 +6,15 @@
 #include "commands/loss_options.h"
 #include "io/real_element.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
-std::vector<std::byte> encode(const std::vector<double>& values, headroom_dtype dtype) {
+std::vector<std::byte> encode(const std::vector<double>& values, logitless_dtype dtype) {
   const auto size = static_cast<size_t>(dtype_bytes(dtype));
   std::vector<std::byte> out(values.size() * size);
   for (size_t i = 0; i < values.size(); ++i) {
     const auto narrow = static_cast<float>(values[i]);
-    const uint16_t half = dtype == HEADROOM_BF16 ? float_to_bf16(narrow) : float_to_f16(narrow);
+    const uint16_t half = dtype == LOGITLESS_BF16 ? float_to_bf16(narrow) : float_to_f16(narrow);
     const void* from = size == 8   ? static_cast<const void*>(&values[i])
                        : size == 4 ? static_cast<const void*>(&narrow)
                                    : &half;
@@ -23,7 +23,7 @@ std::vector<std::byte> encode(const std::vector<double>& values, headroom_dtype 
   return out;
 }
 
-std::vector<double> decode(const std::vector<std::byte>& bytes, headroom_dtype dtype) {
+std::vector<double> decode(const std::vector<std::byte>& bytes, logitless_dtype dtype) {
   TensorView view;
   view.dtype = element_from_dtype(dtype);
   view.data = bytes;
@@ -32,7 +32,7 @@ std::vector<double> decode(const std::vector<std::byte>& bytes, headroom_dtype d
   return out;
 }
 
-std::vector<std::byte> space(int64_t count, headroom_dtype dtype) {
+std::vector<std::byte> space(int64_t count, logitless_dtype dtype) {
   // Never computed bytes would show as NaN.
   return std::vector<std::byte>(static_cast<size_t>(count * dtype_bytes(dtype)), std::byte{0xff});
 }
@@ -41,9 +41,9 @@ std::vector<std::byte> space(int64_t count, headroom_dtype dtype) {
 
 CheckRunner::CheckRunner(const CheckCase& c, const CheckData& data, bool float64)
     : case_(c),
-      hidden_dtype_(float64 ? HEADROOM_F64 : c.hidden_dtype),
-      classifier_dtype_(float64 ? HEADROOM_F64 : c.classifier_dtype),
-      stats_dtype_(float64 ? HEADROOM_F64 : HEADROOM_F32),
+      hidden_dtype_(float64 ? LOGITLESS_F64 : c.hidden_dtype),
+      classifier_dtype_(float64 ? LOGITLESS_F64 : c.classifier_dtype),
+      stats_dtype_(float64 ? LOGITLESS_F64 : LOGITLESS_F32),
       hidden_(encode(data.hidden, hidden_dtype_)),
       classifier_(encode(data.classifier, classifier_dtype_)),
       bias_(encode(data.bias, classifier_dtype_)),
@@ -55,8 +55,8 @@ CheckRunner::CheckRunner(const CheckCase& c, const CheckData& data, bool float64
 Problem CheckRunner::make_problem(size_t budget) const {
   const CheckCase& c = case_;
   Problem problem;
-  problem.pass = HEADROOM_FORWARD_BACKWARD;
-  problem.reduction = c.sum ? HEADROOM_REDUCTION_SUM : HEADROOM_REDUCTION_MEAN;
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
+  problem.reduction = c.sum ? LOGITLESS_REDUCTION_SUM : LOGITLESS_REDUCTION_MEAN;
   problem.tokens = c.tokens;
   problem.vocab = c.vocab;
   problem.hidden = c.dim;
@@ -123,8 +123,8 @@ CheckOutputs CheckRunner::run(Runner& runner, size_t budget) const {
 
   // The losses of the rows come from a forward pass without a reduction.
   Problem forward = make_problem(budget);
-  forward.pass = HEADROOM_FORWARD;
-  forward.reduction = HEADROOM_REDUCTION_NONE;
+  forward.pass = LOGITLESS_FORWARD;
+  forward.reduction = LOGITLESS_REDUCTION_NONE;
   forward.num_items = 0;
   forward.want_entropy = forward.want_argmax = 0;
   forward.want_d_hidden = forward.want_d_classifier = forward.want_d_bias = 0;
@@ -147,4 +147,4 @@ CheckOutputs CheckRunner::run(Runner& runner, size_t budget) const {
   return out;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -1,11 +1,11 @@
 #pragma once
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <vector>
 
 #include "commands/check_cases.h"
 #include "commands/device_run.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A case through the library, with all outputs: in the dtypes of the case, or all in float64.
 class CheckRunner {
@@ -21,12 +21,12 @@ class CheckRunner {
   Problem make_problem(size_t budget) const;
 
   const CheckCase& case_;
-  headroom_dtype hidden_dtype_;
-  headroom_dtype classifier_dtype_;
-  headroom_dtype stats_dtype_;
+  logitless_dtype hidden_dtype_;
+  logitless_dtype classifier_dtype_;
+  logitless_dtype stats_dtype_;
   // Operands in these dtypes.
   std::vector<std::byte> hidden_, classifier_, bias_, class_weight_, token_weight_, temperature_;
   std::vector<int64_t> targets_;
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

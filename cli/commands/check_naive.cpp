@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 std::vector<float> narrow(const std::vector<double>& values) {
@@ -20,8 +20,8 @@ std::vector<double> row_squares(const std::vector<double>& matrix, int64_t rows,
 }
 
 // To the bits of the dtype, of any exponent: dz is scaled into the range of float16.
-float rounded_bits(float value, headroom_dtype dtype) {
-  if (dtype != HEADROOM_F16) return static_cast<float>(rounded(value, dtype));
+float rounded_bits(float value, logitless_dtype dtype) {
+  if (dtype != LOGITLESS_F16) return static_cast<float>(rounded(value, dtype));
   int exponent = 0;
   const float fraction = std::frexp(value, &exponent);
   return std::ldexp(static_cast<float>(rounded(fraction, dtype)), exponent);
@@ -169,4 +169,4 @@ CheckOutputs naive_float32(const CheckCase& c, const CheckData& data, bool round
   return out;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

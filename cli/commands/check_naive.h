@@ -1,7 +1,7 @@
 #pragma once
 #include "commands/check_cases.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // The textbook computation in float32: all logits, their softmax and three matrix products, each sum taken in
 // order, gradients rounded once to the dtype of their operand. Its distance from float64 is what a
@@ -9,4 +9,4 @@ namespace headroom::cli {
 // operands' dtype, where both are 16-bit, before they are multiplied, as tensor cores need them.
 CheckOutputs naive_float32(const CheckCase& c, const CheckData& data, bool rounds_dz);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

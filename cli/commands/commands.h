@@ -3,7 +3,7 @@
 
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Each adds its subcommand, whose callback does the work and throws on failure.
 void add_info_command(CLI::App& app, const GlobalOptions& globals);
@@ -13,4 +13,4 @@ void add_check_command(CLI::App& app, const GlobalOptions& globals);
 void add_bench_command(CLI::App& app, const GlobalOptions& globals);
 void add_train_command(CLI::App& app, const GlobalOptions& globals);  // not in a build without OpenMP
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

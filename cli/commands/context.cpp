@@ -2,7 +2,7 @@
 
 #include <iostream>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 Context make_context(const GlobalOptions& globals, const std::string& backend, const DeviceChoice& device) {
   const std::string wanted = backend.empty() ? globals.backend : backend;
@@ -11,9 +11,9 @@ Context make_context(const GlobalOptions& globals, const std::string& backend, c
   const std::string isa = colon == std::string::npos ? "" : wanted.substr(colon + 1);
   std::string known;
   bool found = name.empty();
-  for (int32_t i = 0; i < headroom_backend_count(); ++i) {
-    known += (i == 0 ? "" : ", ") + std::string(headroom_backend_name(i));
-    found = found || name == headroom_backend_name(i);
+  for (int32_t i = 0; i < logitless_backend_count(); ++i) {
+    known += (i == 0 ? "" : ", ") + std::string(logitless_backend_name(i));
+    found = found || name == logitless_backend_name(i);
   }
   if (!found) throw UsageError("--backend: expected one of " + known + ", got '" + name + "'");
   ContextOptions options;
@@ -30,7 +30,7 @@ void print_json(const nlohmann::ordered_json& document) {
 }
 
 nlohmann::ordered_json plan_json(const PlanInfo& info) {
-  return {{"plan", headroom_plan_kind_name(static_cast<headroom_plan_kind>(info.kind))},
+  return {{"plan", logitless_plan_kind_name(static_cast<logitless_plan_kind>(info.kind))},
           {"backend", info.backend},
           {"workspace_bytes", info.workspace_bytes},
           {"cost_f", info.cost_f},
@@ -45,4 +45,4 @@ nlohmann::ordered_json plan_json(const PlanInfo& info) {
           {"choice", info.choice}};
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -1,15 +1,15 @@
 #pragma once
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Where a command computes.
 struct DeviceChoice {
-  int ordinal = HEADROOM_HOST_MEMORY;
+  int ordinal = LOGITLESS_HOST_MEMORY;
   std::string model;  // of a CUDA device that need not be here, for plans; empty: the one above
 };
 
@@ -25,4 +25,4 @@ void print_json(const nlohmann::ordered_json& document);
 // kept_columns, vocab_window, threads, config, implementation, reason.
 nlohmann::ordered_json plan_json(const PlanInfo& info);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

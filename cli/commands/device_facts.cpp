@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string_view>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr std::array<std::string_view, 20> kFlags{
@@ -84,4 +84,4 @@ DeviceFacts read_device_facts() {
   return facts;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

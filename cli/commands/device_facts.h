@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 struct CacheFacts {
   int level = 0;
@@ -24,4 +24,4 @@ struct DeviceFacts {
 
 DeviceFacts read_device_facts();
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr size_t kMostDigits = 4;
@@ -64,4 +64,4 @@ DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text)
   return {.ordinal = ordinal, .model = {}};
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

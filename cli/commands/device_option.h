@@ -1,12 +1,12 @@
 #pragma once
 #include <CLI/CLI.hpp>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <string>
 
 #include "commands/context.h"
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // --device of a command.
 void add_device_option(CLI::App& command, std::string& text, const std::string& help);
@@ -18,4 +18,4 @@ DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text)
 // The same for plans, which a model of device is enough for: "h200".
 DeviceChoice parse_device_or_model(const GlobalOptions& globals, const std::string& text);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -9,7 +9,7 @@
 #include "commands/loss_options.h"
 #include "commands/loss_stats.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr size_t kBoundary = 256;
@@ -32,8 +32,8 @@ class Copies {
  public:
   Copies(const Problem& p, Buffers& device) {
     const int64_t total = p.vocab_total == 0 ? p.vocab : p.vocab_total;
-    const int64_t losses = p.reduction == HEADROOM_REDUCTION_NONE ? p.tokens : 1;
-    const headroom_dtype stats = p.hidden_dtype == HEADROOM_F64 ? HEADROOM_F64 : HEADROOM_F32;
+    const int64_t losses = p.reduction == LOGITLESS_REDUCTION_NONE ? p.tokens : 1;
+    const logitless_dtype stats = p.hidden_dtype == LOGITLESS_F64 ? LOGITLESS_F64 : LOGITLESS_F32;
     add(device.hidden, p.tokens * p.hidden, p.hidden_dtype);
     add(device.classifier, p.vocab * p.hidden, p.classifier_dtype);
     add(device.bias, p.vocab, p.bias_dtype);
@@ -51,9 +51,9 @@ class Copies {
         add(device.*stat.flag, p.tokens, ElementType::kBool);
       }
     }
-    add(device.argmax, p.tokens, HEADROOM_I64);
-    add(device.correct_count, 1, HEADROOM_I64);
-    add(device.top_ids, p.tokens * p.top_k, HEADROOM_I64);
+    add(device.argmax, p.tokens, LOGITLESS_I64);
+    add(device.correct_count, 1, LOGITLESS_I64);
+    add(device.top_ids, p.tokens * p.top_k, LOGITLESS_I64);
     add(device.top_log_probs, p.tokens * p.top_k, stats);
     add(device.target_log_probs, p.tokens * p.targets_per_row, stats);
     add(device.d_hidden, p.tokens * p.hidden, p.d_hidden_dtype);
@@ -70,7 +70,7 @@ class Copies {
  private:
   template <class P>
   void add(P*& field, int64_t count, int32_t dtype) {
-    add(field, count, element_from_dtype(static_cast<headroom_dtype>(dtype)));
+    add(field, count, element_from_dtype(static_cast<logitless_dtype>(dtype)));
   }
   template <class P>
   void add(P*& field, int64_t count, ElementType element) {
@@ -97,7 +97,7 @@ class Copies {
 }  // namespace
 
 Runner::Runner(const Context& context, int device) : context_(context) {
-  if (device != HEADROOM_HOST_MEMORY) device_ = std::make_unique<CudaDevice>(device);
+  if (device != LOGITLESS_HOST_MEMORY) device_ = std::make_unique<CudaDevice>(device);
 }
 
 PlanInfo Runner::run(const Problem& problem, const Buffers& host) {
@@ -141,4 +141,4 @@ PlanInfo Runner::run_on_device(const Plan& plan, const Problem& problem, const B
   return info;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -1,15 +1,15 @@
 #pragma once
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <memory>
 
 #include "device_memory.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Runs problems whose buffers are in host memory: there, or on a CUDA device through copies.
 class Runner {
  public:
-  // device: HEADROOM_HOST_MEMORY or an ordinal, as the context's.
+  // device: LOGITLESS_HOST_MEMORY or an ordinal, as the context's.
   Runner(const Context& context, int device);
 
   // Tight rows only. Outputs that the run leaves out are full of NaN on a device. A workspace is kept for the
@@ -26,4 +26,4 @@ class Runner {
   std::unique_ptr<DeviceMemory> memory_;  // copies and workspace
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

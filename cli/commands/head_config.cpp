@@ -2,7 +2,7 @@
 
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr const char* kScale = "--scale";
@@ -48,4 +48,4 @@ std::string applied_text(const ModelConfig& config) {
   return scale + (scale.empty() || softcap.empty() ? "" : ", ") + softcap;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

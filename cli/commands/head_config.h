@@ -6,7 +6,7 @@
 #include "commands/loss_options.h"
 #include "io/model_config.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // The config.json of a model, of which --scale and --softcap of the command take their part when given.
 // Throws FileError.
@@ -20,4 +20,4 @@ void apply(const ModelConfig& config, const CLI::App& command, LossOptions& opti
 nlohmann::ordered_json applied_json(const ModelConfig& config);
 std::string applied_text(const ModelConfig& config);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -1,4 +1,4 @@
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 
 #include <iostream>
 
@@ -7,14 +7,14 @@
 #include "commands/device_facts.h"
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
 
 // What a problem of this dtype gets where its tensors are: backend, implementation, and why; only the last
 // where nothing can run it.
-ordered_json choice_for(const GlobalOptions& globals, int device, headroom_dtype dtype) {
+ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtype dtype) {
   Problem problem;
   problem.tokens = problem.vocab = problem.hidden = 256;
   problem.hidden_dtype = problem.classifier_dtype = dtype;
@@ -28,10 +28,10 @@ ordered_json choice_for(const GlobalOptions& globals, int device, headroom_dtype
 
 // By dtype of hidden and classifier.
 ordered_json choices(const GlobalOptions& globals, int device) {
-  return {{"float32", choice_for(globals, device, HEADROOM_F32)},
-          {"bfloat16", choice_for(globals, device, HEADROOM_BF16)},
-          {"float16", choice_for(globals, device, HEADROOM_F16)},
-          {"float64", choice_for(globals, device, HEADROOM_F64)}};
+  return {{"float32", choice_for(globals, device, LOGITLESS_F32)},
+          {"bfloat16", choice_for(globals, device, LOGITLESS_BF16)},
+          {"float16", choice_for(globals, device, LOGITLESS_F16)},
+          {"float64", choice_for(globals, device, LOGITLESS_F64)}};
 }
 
 std::string cuda_version(int32_t version) {
@@ -87,9 +87,9 @@ ordered_json collect(const GlobalOptions& globals) {
                     {"why_unavailable", backend.why_unavailable},
                     {"description", backend.description}});
   }
-  return {{"version", headroom_version()},
+  return {{"version", logitless_version()},
           {"backends", list},
-          {"chosen", choices(globals, HEADROOM_HOST_MEMORY)},
+          {"chosen", choices(globals, LOGITLESS_HOST_MEMORY)},
           {"cuda_devices", cuda},
           {"why_no_cuda_devices", why_none},
           {"device",
@@ -140,7 +140,8 @@ void print_cuda(const ordered_json& facts) {
 }
 
 void print_text(const ordered_json& facts) {
-  std::cout << "headroom " << facts["version"].get<std::string>() << "\n\nBackends, in order of preference\n";
+  std::cout << "logitless " << facts["version"].get<std::string>()
+            << "\n\nBackends, in order of preference\n";
   for (const auto& backend : facts["backends"]) {
     const bool usable = backend["usable"];
     std::cout << "  " << backend["name"].get<std::string>() << ": "
@@ -170,8 +171,8 @@ void add_info_command(CLI::App& app, const GlobalOptions& globals) {
       "info", "Version, backends, CUDA devices and why each is usable or not, device facts");
   command->footer(
       "\nExamples:\n"
-      "  headroom info\n"
-      "  headroom --json info | jq .cuda_devices\n"
+      "  logitless info\n"
+      "  logitless --json info | jq .cuda_devices\n"
       "\n"
       "For each dtype it says which kernels compute it and why.\n");
   command->callback([&globals] {
@@ -184,4 +185,4 @@ void add_info_command(CLI::App& app, const GlobalOptions& globals) {
   });
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

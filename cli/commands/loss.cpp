@@ -19,7 +19,7 @@
 #include "io/tensor_source.h"
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
@@ -108,7 +108,7 @@ void check_several_targets(const Options& options, const LossInputs& in) {
                      options.request.thinning.gradient);
   }
   for_each_stat(options.request.stats, [&](const LossStat& stat, size_t) {
-    if (stat.flag == &headroom_buffers::is_top1) {
+    if (stat.flag == &logitless_buffers::is_top1) {
       throw UsageError(std::string(stat.option) + ": expected one target a token, got " +
                        std::to_string(in.targets_per_token) + ", of which none is the right one");
     }
@@ -321,7 +321,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   add_loss_options(*command, options->request.loss);
   command->get_option("--token-temperature")->excludes(command->get_option("--temperature"));
   add_device_option(*command, options->device,
-                    "Where to compute: cpu, or cuda:N with copies there and back; see 'headroom info'");
+                    "Where to compute: cpu, or cuda:N with copies there and back; see 'logitless info'");
   add_thinning_options(*command, options->request.thinning, true);
 
   const std::string outputs = "Outputs";
@@ -368,16 +368,16 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       "given.\n"
       "\n"
       "Examples:\n"
-      "  headroom loss --hidden h.npy --classifier w.npy --targets y.npy\n"
-      "  headroom loss --hidden acts.safetensors:hidden --classifier gemma-2-2b/:model.embed_tokens.weight "
+      "  logitless loss --hidden h.npy --classifier w.npy --targets y.npy\n"
+      "  logitless loss --hidden acts.safetensors:hidden --classifier gemma-2-2b/:model.embed_tokens.weight "
       "\\\n"
       "      --targets acts.safetensors:input_ids --shift 1 --softcap 30 --budget 256MiB\n"
-      "  headroom loss --hidden h.safetensors --classifier model.safetensors.index.json:lm_head.weight \\\n"
+      "  logitless loss --hidden h.safetensors --classifier model.safetensors.index.json:lm_head.weight \\\n"
       "      --targets y.npy --gradients g.safetensors --gradients-of hidden\n"
-      "  headroom loss --hidden h.npy --classifier w.npy --targets ids.npy --target-weight probs.npy\n"
-      "  headroom loss --device cuda:0 --hidden h.npy --classifier w.npy --targets y.npy\n"
-      "  headroom --json loss --hidden h.npy --classifier w.npy --targets y.npy --per-token nll.npy\n");
+      "  logitless loss --hidden h.npy --classifier w.npy --targets ids.npy --target-weight probs.npy\n"
+      "  logitless loss --device cuda:0 --hidden h.npy --classifier w.npy --targets y.npy\n"
+      "  logitless --json loss --hidden h.npy --classifier w.npy --targets y.npy --per-token nll.npy\n");
   command->callback([options, &globals, command] { run(*options, globals, *command); });
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

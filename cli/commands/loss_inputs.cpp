@@ -11,7 +11,7 @@
 #include "options.h"
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 const std::vector<std::string> kHiddenNames{"hidden", "hidden_states", "last_hidden_state"};
@@ -54,7 +54,7 @@ void require_shape(const TensorView& tensor, const std::vector<int64_t>& shape, 
 }
 
 // A vector of `count` real numbers as stats.
-std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, headroom_dtype stats) {
+std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, logitless_dtype stats) {
   require_real(tensor);
   if (tensor.elements() != count) {
     refuse(tensor, std::to_string(count) + " elements", "shape " + shape_text(tensor.shape));
@@ -64,7 +64,7 @@ std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, hea
     const double value = real_element(tensor, i);
     if (!std::isfinite(value))
       refuse(tensor, "finite weights", format_number(value, 9) + " at " + std::to_string(i));
-    if (stats == HEADROOM_F64) {
+    if (stats == LOGITLESS_F64) {
       std::memcpy(&out[static_cast<size_t>(i) * sizeof value], &value, sizeof value);
     } else {
       const auto narrow = static_cast<float>(value);
@@ -75,7 +75,7 @@ std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, hea
 }
 
 // As read_weights(), of numbers that logits can be divided by.
-std::vector<std::byte> read_temperatures(const TensorView& tensor, int64_t count, headroom_dtype stats) {
+std::vector<std::byte> read_temperatures(const TensorView& tensor, int64_t count, logitless_dtype stats) {
   std::vector<std::byte> out = read_weights(tensor, count, stats);
   for (int64_t i = 0; i < count; ++i) {
     const double value = stats_at(out, stats, i);
@@ -98,8 +98,8 @@ void check_operands(LossInputs& in) {
   if (in.vocab < 1) refuse(in.classifier, "at least one row", shape_text(in.classifier.shape));
   in.tokens = in.hidden.elements() / in.dim;
   require_shape(in.classifier, {in.vocab, in.dim}, "D = " + std::to_string(in.dim) + " of " + in.hidden.name);
-  in.stats_dtype = in.hidden.dtype == ElementType::kF64 ? HEADROOM_F64 : HEADROOM_F32;
-  if ((in.classifier.dtype == ElementType::kF64) != (in.stats_dtype == HEADROOM_F64)) {
+  in.stats_dtype = in.hidden.dtype == ElementType::kF64 ? LOGITLESS_F64 : LOGITLESS_F32;
+  if ((in.classifier.dtype == ElementType::kF64) != (in.stats_dtype == LOGITLESS_F64)) {
     refuse(in.classifier,
            "F64 exactly when hidden is (hidden is " + std::string(name_of(in.hidden.dtype)) + ")",
            std::string(name_of(in.classifier.dtype)));
@@ -110,7 +110,7 @@ void open_bias(LossInputs& in, TensorSource& source, const std::string& referenc
   in.bias = source.open("bias", reference, {"lm_head.bias", "bias"});
   require_real(in.bias);
   require_shape(in.bias, {in.vocab}, "V = " + std::to_string(in.vocab));
-  if ((in.bias.dtype == ElementType::kF64) != (in.stats_dtype == HEADROOM_F64)) {
+  if ((in.bias.dtype == ElementType::kF64) != (in.stats_dtype == LOGITLESS_F64)) {
     refuse(in.bias, "F64 exactly when hidden is", std::string(name_of(in.bias.dtype)));
   }
 }
@@ -223,8 +223,8 @@ LossInputs open_loss_inputs(const LossFiles& files) {
   return in;
 }
 
-double stats_at(const std::vector<std::byte>& stats, headroom_dtype dtype, int64_t index) {
-  if (dtype == HEADROOM_F64) {
+double stats_at(const std::vector<std::byte>& stats, logitless_dtype dtype, int64_t index) {
+  if (dtype == LOGITLESS_F64) {
     double value;
     std::memcpy(&value, &stats[static_cast<size_t>(index) * sizeof value], sizeof value);
     return value;
@@ -234,4 +234,4 @@ double stats_at(const std::vector<std::byte>& stats, headroom_dtype dtype, int64
   return value;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -6,25 +6,25 @@
 #include "commands/units.h"
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 struct DTypeRow {
-  headroom_dtype dtype;
+  logitless_dtype dtype;
   ElementType element;
   const char* text;
   const char* long_text;
 };
 constexpr std::array<DTypeRow, 6> kDTypes{{
-    {HEADROOM_F32, ElementType::kF32, "f32", "float32"},
-    {HEADROOM_BF16, ElementType::kBF16, "bf16", "bfloat16"},
-    {HEADROOM_F16, ElementType::kF16, "f16", "float16"},
-    {HEADROOM_F64, ElementType::kF64, "f64", "float64"},
-    {HEADROOM_I32, ElementType::kI32, "i32", "int32"},
-    {HEADROOM_I64, ElementType::kI64, "i64", "int64"},
+    {LOGITLESS_F32, ElementType::kF32, "f32", "float32"},
+    {LOGITLESS_BF16, ElementType::kBF16, "bf16", "bfloat16"},
+    {LOGITLESS_F16, ElementType::kF16, "f16", "float16"},
+    {LOGITLESS_F64, ElementType::kF64, "f64", "float64"},
+    {LOGITLESS_I32, ElementType::kI32, "i32", "int32"},
+    {LOGITLESS_I64, ElementType::kI64, "i64", "int64"},
 }};
 
-const DTypeRow& row_of(headroom_dtype dtype) {
+const DTypeRow& row_of(logitless_dtype dtype) {
   return kDTypes.at(static_cast<size_t>(dtype));
 }
 
@@ -94,33 +94,33 @@ void apply(const LossOptions& options, Problem& problem) {
 }
 
 uint64_t parse_budget(const std::string& option, const std::string& text) {
-  return text == "fastest" ? HEADROOM_FASTEST : parse_size(option, text);
+  return text == "fastest" ? LOGITLESS_FASTEST : parse_size(option, text);
 }
 
-headroom_dtype parse_dtype(const std::string& option, const std::string& text) {
+logitless_dtype parse_dtype(const std::string& option, const std::string& text) {
   for (const DTypeRow& row : kDTypes) {
-    if (row.dtype <= HEADROOM_F64 && (text == row.text || text == row.long_text)) return row.dtype;
+    if (row.dtype <= LOGITLESS_F64 && (text == row.text || text == row.long_text)) return row.dtype;
   }
   throw UsageError(option + ": expected f32, bf16, f16 or f64, got '" + text + "'");
 }
 
-const char* dtype_text(headroom_dtype dtype) {
+const char* dtype_text(logitless_dtype dtype) {
   return row_of(dtype).text;
 }
 
-int64_t dtype_bytes(headroom_dtype dtype) {
+int64_t dtype_bytes(logitless_dtype dtype) {
   return bits_of(row_of(dtype).element) / 8;
 }
 
-headroom_dtype dtype_from_element(ElementType type) {
+logitless_dtype dtype_from_element(ElementType type) {
   for (const DTypeRow& row : kDTypes) {
     if (row.element == type) return row.dtype;
   }
   throw std::logic_error("no dtype for elements of type " + std::string(name_of(type)));
 }
 
-ElementType element_from_dtype(headroom_dtype dtype) {
+ElementType element_from_dtype(logitless_dtype dtype) {
   return row_of(dtype).element;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

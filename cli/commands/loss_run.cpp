@@ -10,7 +10,7 @@
 #include "support/format.h"
 #include "support/progress.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr double kChunkSeconds = 1;
@@ -31,7 +31,7 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
   problem.has_token_weight = !in.token_weight.empty();
   problem.has_temperature = !in.token_temperature.empty();
   problem.ignore_index = request.ignore_index;
-  problem.reduction = HEADROOM_REDUCTION_NONE;
+  problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.want_argmax = 1;
   for_each_stat(request.stats, [&](const LossStat& stat, size_t) {
     if (stat.want != nullptr) problem.*stat.want = 1;
@@ -119,8 +119,8 @@ void run_chunks(const Context& context, Runner& runner, const GlobalOptions& glo
 }
 
 void allocate(Gradient& gradient, const TensorView& of, bool f32) {
-  const headroom_dtype own = dtype_from_element(of.dtype);
-  gradient.dtype = f32 && own != HEADROOM_F64 ? HEADROOM_F32 : own;
+  const logitless_dtype own = dtype_from_element(of.dtype);
+  gradient.dtype = f32 && own != LOGITLESS_F64 ? LOGITLESS_F32 : own;
   gradient.data =
       std::make_unique<Workspace>(static_cast<size_t>(of.elements() * dtype_bytes(gradient.dtype)));
 }
@@ -128,8 +128,8 @@ void allocate(Gradient& gradient, const TensorView& of, bool f32) {
 void run_with_gradients(const Context& context, Runner& runner, const GlobalOptions& globals,
                         const LossInputs& in, const LossRequest& request, LossResult& out) {
   Problem problem = make_problem(in, request, in.tokens);
-  problem.pass = HEADROOM_FORWARD_BACKWARD;
-  problem.reduction = request.sum ? HEADROOM_REDUCTION_SUM : HEADROOM_REDUCTION_MEAN;
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
+  problem.reduction = request.sum ? LOGITLESS_REDUCTION_SUM : LOGITLESS_REDUCTION_MEAN;
   problem.num_items = request.sum ? 0 : request.num_items;
   problem.want_d_hidden = request.grad_hidden;
   problem.want_d_classifier = request.grad_classifier;
@@ -151,12 +151,12 @@ void run_with_gradients(const Context& context, Runner& runner, const GlobalOpti
   double loss64 = 0;
   float loss32 = 0;
   Buffers buffers = make_buffers(in, out, 0, 0, &out.correct_tokens);
-  buffers.loss = in.stats_dtype == HEADROOM_F64 ? static_cast<void*>(&loss64) : &loss32;
+  buffers.loss = in.stats_dtype == LOGITLESS_F64 ? static_cast<void*>(&loss64) : &loss32;
   if (out.d_hidden.data) buffers.d_hidden = out.d_hidden.data->bytes().data();
   if (out.d_classifier.data) buffers.d_classifier = out.d_classifier.data->bytes().data();
   if (out.d_bias.data) buffers.d_bias = out.d_bias.data->bytes().data();
   runner.run(problem, buffers);
-  out.loss = in.stats_dtype == HEADROOM_F64 ? loss64 : static_cast<double>(loss32);
+  out.loss = in.stats_dtype == LOGITLESS_F64 ? loss64 : static_cast<double>(loss32);
 }
 
 }  // namespace
@@ -205,4 +205,4 @@ LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const Lo
   return out;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@
 #include "commands/thinning_options.h"
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // What to compute from the inputs.
 struct LossRequest {
@@ -33,7 +33,7 @@ struct LossRequest {
 };
 
 struct Gradient {
-  headroom_dtype dtype = HEADROOM_F32;
+  logitless_dtype dtype = LOGITLESS_F32;
   std::unique_ptr<Workspace> data;  // null when not asked for
 };
 
@@ -69,4 +69,4 @@ struct LossResult {
 // sums are joined in double precision. With gradients it is one run.
 LossResult run_loss(const GlobalOptions& globals, const LossInputs& inputs, const LossRequest& request);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 template <class Accepts>
@@ -26,4 +26,4 @@ CLI::Validator non_negative() {
   return number_that([](double x) { return x >= 0; }, "a finite number >= 0", "NONNEGATIVE");
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

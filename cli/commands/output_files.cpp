@@ -4,7 +4,7 @@
 
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -34,4 +34,4 @@ void check_outputs(const std::vector<OutputFile>& outputs, const std::vector<std
   }
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

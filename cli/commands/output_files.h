@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // An output file and the option that names it; not asked for where the path is empty.
 struct OutputFile {
@@ -13,4 +13,4 @@ struct OutputFile {
 // Throws UsageError where an output would replace one of the inputs or another output.
 void check_outputs(const std::vector<OutputFile>& outputs, const std::vector<std::string>& inputs);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

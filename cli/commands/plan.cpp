@@ -1,4 +1,4 @@
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -15,7 +15,7 @@
 #include "commands/plan_text.h"
 #include "commands/units.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
@@ -35,8 +35,8 @@ Problem make_problem(const PlanOptions& options) {
   if (!options.classifier_dtype.empty()) {
     problem.classifier_dtype = parse_dtype("--classifier-dtype", options.classifier_dtype);
   }
-  problem.d_classifier_dtype = options.accumulate && problem.classifier_dtype != HEADROOM_F64
-                                   ? static_cast<int32_t>(HEADROOM_F32)
+  problem.d_classifier_dtype = options.accumulate && problem.classifier_dtype != LOGITLESS_F64
+                                   ? static_cast<int32_t>(LOGITLESS_F32)
                                    : problem.classifier_dtype;
   problem.bias_dtype = problem.d_bias_dtype = problem.classifier_dtype;
   problem.has_bias = options.bias;
@@ -44,7 +44,7 @@ Problem make_problem(const PlanOptions& options) {
   apply(options.loss, problem);
   apply(options.thinning, problem);
   if (!options.no_grad) {
-    problem.pass = HEADROOM_FORWARD_BACKWARD;
+    problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.want_d_hidden = !options.freeze_hidden;
     problem.want_d_classifier = !options.freeze_classifier;
     problem.want_d_bias = options.bias && !options.freeze_classifier;
@@ -109,16 +109,16 @@ std::vector<PlanInfo> useful_plans(const std::vector<PlanInfo>& found, const Pla
 }
 
 ordered_json problem_json(const Problem& problem) {
-  const bool is_fastest = problem.max_workspace_bytes == HEADROOM_FASTEST;
+  const bool is_fastest = problem.max_workspace_bytes == LOGITLESS_FASTEST;
   return {{"tokens", problem.tokens},
           {"vocab", problem.vocab},
           {"hidden", problem.hidden},
-          {"dtype", dtype_text(static_cast<headroom_dtype>(problem.hidden_dtype))},
-          {"classifier_dtype", dtype_text(static_cast<headroom_dtype>(problem.classifier_dtype))},
-          {"compute_dtype", dtype_text(static_cast<headroom_dtype>(problem.compute_dtype))},
+          {"dtype", dtype_text(static_cast<logitless_dtype>(problem.hidden_dtype))},
+          {"classifier_dtype", dtype_text(static_cast<logitless_dtype>(problem.classifier_dtype))},
+          {"compute_dtype", dtype_text(static_cast<logitless_dtype>(problem.compute_dtype))},
           {"allow_tf32", problem.allow_tf32 != 0},
           {"batch_invariant", problem.batch_invariant != 0},
-          {"gradients", problem.pass != HEADROOM_FORWARD},
+          {"gradients", problem.pass != LOGITLESS_FORWARD},
           {"gradient", gradient_text(problem.gradient)},
           {"threshold", problem.threshold},
           {"scale", problem.scale},
@@ -140,7 +140,7 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
   try {
     chosen = std::make_unique<PlanInfo>(Plan(context, problem).info());
   } catch (const Error& error) {
-    if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+    if (error.status() != LOGITLESS_BUDGET_TOO_SMALL) throw;
     refusal = error.what();
   }
   const std::vector<PlanInfo> plans = all_plans(context, problem, chosen.get());
@@ -207,13 +207,13 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   add_thinning_options(*command, options->thinning, false);
   command->footer(
       "\nExamples:\n"
-      "  headroom plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
-      "  headroom plan --model meta-llama/Meta-Llama-3-8B --no-grad\n"
-      "  headroom plan --model ~/models/gemma-2-2b/config.json\n"
-      "  headroom plan --model gemma-2-2b --gradient thinned --threshold 2^-9\n"
-      "  headroom plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
-      "  headroom plan --model gemma-2-2b --device h200 --budget 160MiB -v\n"
-      "  headroom plan --list-models\n"
+      "  logitless plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
+      "  logitless plan --model meta-llama/Meta-Llama-3-8B --no-grad\n"
+      "  logitless plan --model ~/models/gemma-2-2b/config.json\n"
+      "  logitless plan --model gemma-2-2b --gradient thinned --threshold 2^-9\n"
+      "  logitless plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
+      "  logitless plan --model gemma-2-2b --device h200 --budget 160MiB -v\n"
+      "  logitless plan --list-models\n"
       "\n"
       "Costs are in F, the work of one bare matrix product of the head. Exit code 1 when no plan fits the\n"
       "budget; the smallest that works is then named.");
@@ -226,4 +226,4 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   });
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -11,7 +11,7 @@
 #include "models.h"
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
@@ -129,4 +129,4 @@ void list_models(bool json) {
   for (size_t i = 0; i < sources.size(); ++i) std::cout << "[" << i + 1 << "] " << sources[i] << "\n";
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

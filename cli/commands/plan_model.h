@@ -6,7 +6,7 @@
 #include "commands/loss_options.h"
 #include "commands/thinning_options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 struct PlanOptions {
   std::string tokens = "8192";
@@ -42,4 +42,4 @@ PlanModel read_plan_model(PlanOptions& options, const CLI::App& command);
 // Prints the table of published models.
 void list_models(bool json);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -7,7 +7,7 @@
 
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
@@ -89,7 +89,7 @@ void add_notes(ordered_json& plans, const Problem& problem) {
 }
 
 ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
-  const bool is_thinned = problem.gradient != HEADROOM_EXACT;
+  const bool is_thinned = problem.gradient != LOGITLESS_EXACT;
   ordered_json notes = ordered_json::array();
   const auto chosen = chosen_of(plans);
   if (chosen != plans.end()) notes.push_back(choice_text(*chosen, plans.front(), problem));
@@ -149,4 +149,4 @@ ordered_json times_json(const ordered_json& plan, const DeviceChoice& device) {
            "predicted from times of these kernels on an H200, of calls back to back; bursts are shorter"}};
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

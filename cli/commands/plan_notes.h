@@ -4,7 +4,7 @@
 
 #include "commands/context.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // What plans do not say of themselves, beside the others of a list, the fastest first, each an object of
 // plan_json() with "fits" and "chosen" too.
@@ -21,4 +21,4 @@ nlohmann::ordered_json notes_of(const nlohmann::ordered_json& plans, const Probl
 // text}.
 nlohmann::ordered_json times_json(const nlohmann::ordered_json& plan, const DeviceChoice& device);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -8,7 +8,7 @@
 
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
@@ -167,4 +167,4 @@ void print_plans(const ordered_json& result, const std::string& model, const std
   if (!verbose) print_line("-v shows each plan's kernels");
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

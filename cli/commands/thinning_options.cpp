@@ -7,7 +7,7 @@
 #include "commands/units.h"
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 struct GradientName {
@@ -25,7 +25,7 @@ double number_of(std::string_view text) {
 }
 
 std::string default_threshold() {
-  return "2^" + std::to_string(std::ilogb(HEADROOM_DEFAULT_THRESHOLD));
+  return "2^" + std::to_string(std::ilogb(LOGITLESS_DEFAULT_THRESHOLD));
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ void add_thinning_options(CLI::App& command, ThinningOptions& options, bool has_
 }
 
 void apply(const ThinningOptions& options, Problem& problem) {
-  const double threshold = options.threshold.empty() ? HEADROOM_DEFAULT_THRESHOLD
+  const double threshold = options.threshold.empty() ? LOGITLESS_DEFAULT_THRESHOLD
                                                      : parse_threshold("--threshold", options.threshold);
   for (const GradientName& known : kGradients) {
     if (options.gradient == known.name && known.gradient != Gradient::exact) {
@@ -75,4 +75,4 @@ double parse_threshold(const std::string& option, const std::string& text) {
   return value;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

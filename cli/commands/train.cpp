@@ -15,7 +15,7 @@
 #include "train/demonstration.h"
 #include "train/report.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr const char* kDescription =
@@ -29,7 +29,7 @@ constexpr const char* kFooter =
     "give the same losses and gradients, and goes on with the fused head alone. On a GPU all of it runs "
     "there.\n"
     "\nWritten into the output folder:\n"
-    "  model.safetensors  the model; also hidden and targets of a validation batch, for 'headroom loss'\n"
+    "  model.safetensors  the model; also hidden and targets of a validation batch, for 'logitless loss'\n"
     "  tokenizer.json     the vocabulary, in the format of the Hugging Face tokenizers library\n"
     "  figures.json       all figures, as --json prints them\n"
     "  loss.svg, memory.svg, agreement.svg\n"
@@ -42,11 +42,11 @@ constexpr const char* kFooter =
     "Exit code 1 if the two heads do not agree.\n"
     "\n"
     "Examples:\n"
-    "  headroom train                                    about three minutes on two cores, one with a GPU\n"
-    "  headroom train --device cpu                       not on a GPU, also where there is one\n"
-    "  headroom train --minutes 10 ~/books src/          text from a folder and another\n"
-    "  headroom train --gradient thinned --threshold 2^-9\n"
-    "  headroom train --steps 200 --compare-steps 0 --batch 4 --vocab 8192 notes.txt";
+    "  logitless train                                    about three minutes on two cores, one with a GPU\n"
+    "  logitless train --device cpu                       not on a GPU, also where there is one\n"
+    "  logitless train --minutes 10 ~/books src/          text from a folder and another\n"
+    "  logitless train --gradient thinned --threshold 2^-9\n"
+    "  logitless train --steps 200 --compare-steps 0 --batch 4 --vocab 8192 notes.txt";
 
 struct Options {
   train::Settings settings;
@@ -54,7 +54,7 @@ struct Options {
   std::vector<std::string> paths;
   std::string budget = "64MiB";
   std::string most_text = "32MiB";
-  std::string output = "headroom-train";
+  std::string output = "logitless-train";
   std::string device = "auto";
 };
 
@@ -161,7 +161,7 @@ train::Results train_model(const train::Settings& settings, TrainDevice place,
   try {
     return train::run_demonstration(settings, *place.device, std::move(place.context), say);
   } catch (const Error& error) {
-    if (error.status() != HEADROOM_BUDGET_TOO_SMALL) throw;
+    if (error.status() != LOGITLESS_BUDGET_TOO_SMALL) throw;
     throw UsageError(error.what());
   }
 }
@@ -188,13 +188,13 @@ std::string what_to_try_next(const train::Settings& settings, double checkpoint_
           " --targets " + quoted(file + ":targets"));
   if (!cuda.empty()) {
     add("the first steps of the default model on the processors, with a GPU's losses but for rounding",
-        "train --device cpu --steps 8 -o headroom-train-cpu");
+        "train --device cpu --steps 8 -o logitless-train-cpu");
   } else if (settings.gradient.kind == Gradient::exact) {
     add("the default model with thinned gradients",
-        "train --gradient thinned --threshold 2^-9 -o headroom-train-thinned");
+        "train --gradient thinned --threshold 2^-9 -o logitless-train-thinned");
   } else {
     add("the default model with exact gradients, beside the materialized head",
-        "train -o headroom-train-exact");
+        "train -o logitless-train-exact");
   }
   const std::string device = cuda.empty() ? "" : " --device " + cuda;
   add("the head of a model of yours: workspace, cost and time before it runs",
@@ -261,4 +261,4 @@ void add_train_command(CLI::App& app, const GlobalOptions& global) {
   command->callback([options, &global, command] { run(*options, global, *command); });
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

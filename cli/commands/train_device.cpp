@@ -6,7 +6,7 @@
 #include "commands/device_option.h"
 #include "train/cuda/open.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 // The first GPU that the library and the model's kernels can use; else -1, and why.
@@ -70,4 +70,4 @@ TrainDevice open_train_device(const GlobalOptions& globals, const std::string& t
   throw std::runtime_error("--device: expected a usable CUDA device, got " + text + ": " + why_none);
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -6,7 +6,7 @@
 #include "options.h"
 #include "train/device.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Where `train` computes: the device, and a context on its memory.
 struct TrainDevice {
@@ -21,4 +21,4 @@ struct TrainDevice {
 // std::runtime_error where what was asked for is not usable.
 TrainDevice open_train_device(const GlobalOptions& globals, const std::string& text);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -8,7 +8,7 @@
 
 #include "options.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 struct Suffix {
@@ -93,4 +93,4 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // "256MiB", "1GB", "64k", "1.5GiB", "4096": k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024, the B may
 // be left out. Throws UsageError naming the option.
@@ -25,4 +25,4 @@ LeadingNumber leading_number(std::string_view text, bool exponent);
 // The parts of a list such as "1,2,3".
 std::vector<std::string> split(const std::string& text, char separator);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -10,7 +10,7 @@
 
 #include "io/file_error.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 // Below the 2 GiB that one write() may take.
@@ -68,4 +68,4 @@ void write_text_file(const std::string& path, const std::string& text) {
   file.commit();
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

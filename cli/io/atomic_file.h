@@ -6,7 +6,7 @@
 
 #include "support/interrupt.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A file written under a temporary name beside its own and renamed when it is whole. Neither an exception nor
 // an interrupt leaves the temporary file behind.
@@ -31,4 +31,4 @@ class AtomicFile {
 // A whole text file at once, in the same way.
 void write_text_file(const std::string& path, const std::string& text);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

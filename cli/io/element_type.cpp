@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 struct Row {
@@ -58,4 +58,4 @@ bool is_real(ElementType type) {
   return type <= ElementType::kBF16;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string_view>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Element types a tensor file can name. Only some can be computed with, but a checkpoint may hold any of
 // them beside the tensors that are wanted, so all are known by name and size.
@@ -37,4 +37,4 @@ std::optional<ElementType> element_type_from_name(std::string_view name);
 bool is_integer(ElementType type);
 bool is_real(ElementType type);  // F64, F32, F16 or BF16
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

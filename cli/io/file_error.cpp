@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 std::string in_quotes(std::string_view text) {
   constexpr size_t kMaxLength = 120;
@@ -20,4 +20,4 @@ std::string in_quotes(std::string_view text) {
   return out + (text.size() > kMaxLength ? "...'" : "'");
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

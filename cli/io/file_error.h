@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A file cannot be read, written or understood. The message begins with the file's name.
 class FileError : public std::runtime_error {
@@ -15,4 +15,4 @@ class FileError : public std::runtime_error {
 // Text out of a file in quotes, fit for a message: short, and without control characters.
 std::string in_quotes(std::string_view text);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -5,7 +5,7 @@
 
 #include "io/file_error.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::json;
@@ -65,4 +65,4 @@ json parse_strict_json(std::string_view text, const std::string& file, int max_d
   return json::parse(text.begin(), text.end());
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

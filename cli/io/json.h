@@ -3,10 +3,10 @@
 #include <string>
 #include <string_view>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Parses JSON from a file strictly: nothing may follow the value, nesting ends at max_depth, and a key may
 // not occur twice in an object. Throws FileError(file, ...).
 nlohmann::json parse_strict_json(std::string_view text, const std::string& file, int max_depth);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

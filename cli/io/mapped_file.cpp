@@ -13,7 +13,7 @@
 
 #include "io/file_error.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 std::mutex open_files_mutex;
@@ -78,4 +78,4 @@ std::string mapped_file_at(const void* address) {
   return "";
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

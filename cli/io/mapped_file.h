@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A whole regular file mapped read-only. Pages are read when touched, so a file may exceed memory.
 class MappedFile {
@@ -35,4 +35,4 @@ void require_whole_mapped_files();
 // The path of the open file that is mapped at an address, else empty.
 std::string mapped_file_at(const void* address);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -11,7 +11,7 @@
 #include "io/json.h"
 #include "io/mapped_file.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::json;
@@ -282,4 +282,4 @@ std::string find_model_config(const std::string& checkpoint) {
   return fs::exists(file, error) ? file.string() : "";
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

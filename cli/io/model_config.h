@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A number of a config.json that is applied to the logits.
 struct LogitTransform {
@@ -41,4 +41,4 @@ ModelConfig read_model_config(const std::string& file, const ModelConfigOverride
 // The config.json in a checkpoint's folder, given the folder or a file in it; empty where there is none.
 std::string find_model_config(const std::string& checkpoint);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -8,7 +8,7 @@
 #include "io/file_error.h"
 #include "io/mapped_file.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
@@ -233,4 +233,4 @@ void write_npy(const std::string& path, ElementType dtype, const std::vector<int
   file.commit();
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

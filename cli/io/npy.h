@@ -8,7 +8,7 @@
 #include "io/element_type.h"
 #include "io/tensor_view.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 struct NpyHeader {
   ElementType dtype = ElementType::kF32;
@@ -27,4 +27,4 @@ TensorView open_npy(const std::string& path);
 void write_npy(const std::string& path, ElementType dtype, const std::vector<int64_t>& shape,
                std::span<const std::byte> data);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

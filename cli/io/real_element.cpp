@@ -7,7 +7,7 @@
 #include <limits>
 #include <stdexcept>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 template <class T>
@@ -97,4 +97,4 @@ int64_t integer_element(const TensorView& tensor, int64_t index) {
   }
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

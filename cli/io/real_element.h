@@ -3,7 +3,7 @@
 
 #include "io/tensor_view.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // One element of a tensor of real numbers (is_real), exactly. For small tensors: weights, not matrices.
 double real_element(const TensorView& tensor, int64_t index);
@@ -17,4 +17,4 @@ float f16_to_float(uint16_t bits);
 uint16_t float_to_bf16(float value);
 uint16_t float_to_f16(float value);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -5,7 +5,7 @@
 
 #include "io/file_error.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr const char* kIndexName = "model.safetensors.index.json";
@@ -95,4 +95,4 @@ TensorView Safetensors::tensor(const std::string& name) {
   return aligned(std::move(view));
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -11,7 +11,7 @@
 #include "io/mapped_file.h"
 #include "io/tensor_view.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 struct SafetensorsEntry {
   ElementType dtype = ElementType::kF32;
@@ -62,4 +62,4 @@ class Safetensors {
 std::map<std::string, std::string> parse_safetensors_index(std::span<const std::byte> bytes,
                                                            const std::string& file);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -5,7 +5,7 @@
 #include "io/json.h"
 #include "io/safetensors.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 using nlohmann::json;
@@ -166,4 +166,4 @@ std::map<std::string, std::string> parse_safetensors_index(std::span<const std::
   return files;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

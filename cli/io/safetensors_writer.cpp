@@ -8,7 +8,7 @@
 #include "io/json.h"
 #include "io/tensor_view.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr size_t kDataAlignment = 8;  // of the data's beginning; the format asks for it
@@ -51,4 +51,4 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
   file.commit();
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

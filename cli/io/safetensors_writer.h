@@ -8,7 +8,7 @@
 
 #include "io/element_type.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A tensor to be written: C order, little-endian, in the caller's memory.
 struct TensorToWrite {
@@ -24,4 +24,4 @@ struct TensorToWrite {
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -5,7 +5,7 @@
 #include "io/file_error.h"
 #include "io/npy.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 TensorReference parse_tensor_reference(const std::string& text) {
   std::error_code error;
@@ -69,4 +69,4 @@ std::vector<std::string> TensorSource::files() const {
   return all;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

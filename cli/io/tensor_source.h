@@ -6,7 +6,7 @@
 #include "io/safetensors.h"
 #include "io/tensor_view.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // FILE[:TENSOR] as the user gives it. A file name may contain colons: the longest name that exists is the
 // file's.
@@ -32,4 +32,4 @@ class TensorSource {
   std::map<std::string, Safetensors> files_;
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -42,4 +42,4 @@ uint64_t read_le(const std::byte* data, int count) {
   return value;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -9,7 +9,7 @@
 
 #include "io/element_type.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // A tensor inside a mapped file: C order, little-endian. It keeps alive what its data lies in.
 struct TensorView {
@@ -40,4 +40,4 @@ TensorView aligned(TensorView tensor);
 // Little-endian unsigned integer of `count` bytes.
 uint64_t read_le(const std::byte* data, int count);
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -5,7 +5,7 @@
 
 #include "plot/frame.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 namespace {
 
 void check(const BarChart& chart) {
@@ -91,4 +91,4 @@ std::string to_svg(const BarChart& chart) {
   return svg.document(chart.title);
 }
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace headroom::plot {
+namespace logitless::plot {
 
 enum class Unit {
   kNone,     // 1,000,000 is "1M" on an axis
@@ -63,4 +63,4 @@ std::string to_svg(const BarChart& chart);
 // "512 MiB", "3.2k", "1.5 ms": a value as the axes and bars show it, to `digits` significant digits.
 std::string format_value(double value, Unit unit, int digits = 3);
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

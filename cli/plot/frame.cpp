@@ -1,6 +1,6 @@
 #include "plot/frame.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 namespace {
 
 constexpr double kLegendSize = 13;
@@ -70,4 +70,4 @@ void draw_base_line(Svg& svg, const Frame& frame) {
   svg.line(frame.left, Frame::kBottom, Frame::kRight, Frame::kBottom, {"#888888", 1.2});
 }
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

@@ -7,7 +7,7 @@
 #include "plot/scale.h"
 #include "plot/svg.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 
 // The parts that all charts share. The plot area lies inside the margins.
 struct Frame {
@@ -36,4 +36,4 @@ void draw_y_axis(Svg& svg, const Frame& frame, const Axis& axis, const Scale& sc
 void draw_x_axis(Svg& svg, const Frame& frame, const Axis& axis, const Scale& scale);
 void draw_base_line(Svg& svg, const Frame& frame);
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

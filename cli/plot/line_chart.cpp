@@ -6,7 +6,7 @@
 
 #include "plot/frame.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 namespace {
 
 struct Range {
@@ -79,4 +79,4 @@ std::string to_svg(const LineChart& chart) {
   return svg.document(chart.title);
 }
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

@@ -5,7 +5,7 @@
 
 #include "support/format.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 namespace {
 
 // A step of 1, 2 or 5 (1, 2, 4 or 8 for bytes) times a power of the base, for about `wanted` ticks.
@@ -111,4 +111,4 @@ double Scale::pixel(double value) const {
   return from_ + std::clamp(place, 0.0, 1.0) * (to_ - from_);
 }
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

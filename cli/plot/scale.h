@@ -4,7 +4,7 @@
 
 #include "plot/chart.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 
 // Maps values of an axis to pixels, and says where its ticks are.
 class Scale {
@@ -29,4 +29,4 @@ class Scale {
   std::vector<double> ticks_;
 };
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

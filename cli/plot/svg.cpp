@@ -4,7 +4,7 @@
 
 #include "support/format.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 namespace {
 
 std::string number(double value) {
@@ -115,4 +115,4 @@ double text_width(std::string_view text, double size) {
   return 0.56 * size * static_cast<double>(code_points);
 }
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

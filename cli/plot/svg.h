@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom::plot {
+namespace logitless::plot {
 
 struct TextStyle {
   double size = 13;
@@ -48,4 +48,4 @@ const char* palette(int index);
 // Roughly how wide a text is drawn.
 double text_width(std::string_view text, double size);
 
-}  // namespace headroom::plot
+}  // namespace logitless::plot

@@ -7,7 +7,7 @@
 #include <locale>
 #include <sstream>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 // Whatever the locale: a point is a point. Not std::to_chars, which not every standard library has for
@@ -108,4 +108,4 @@ std::string Table::text() const {
   return out;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

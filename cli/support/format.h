@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // In the unit in which people write it: KiB, ms.
 struct Scaled {
@@ -33,4 +33,4 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

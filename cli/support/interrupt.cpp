@@ -11,7 +11,7 @@
 #include <system_error>
 #include <thread>
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGXCPU};
@@ -58,7 +58,7 @@ void on_unreadable_memory(int, siginfo_t* info, void*) {
   const std::lock_guard lock(unfinished_mutex);  // other threads wait here
   if (unfinished_path != nullptr) ::unlink(unfinished_path->c_str());
   const std::string text =
-      "\nheadroom: error: " + file + ": cannot be read any more: it was cut, or its device failed\n";
+      "\nlogitless: error: " + file + ": cannot be read any more: it was cut, or its device failed\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
   ::_exit(1);
 }
@@ -119,4 +119,4 @@ int StopRequest::signal() const {
   return stop_signal.load();
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // From here on SIGINT, SIGTERM, SIGHUP and SIGXCPU remove the file that is being written, if there
 // is one, and end the process as they always do. While a StopRequest lives, the first of them is only
@@ -57,4 +57,4 @@ class Interrupted : public std::runtime_error {
   int signal_;
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

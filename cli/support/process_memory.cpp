@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 int64_t peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
@@ -38,4 +38,4 @@ void release_free_memory() {
 #endif
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -10,7 +10,7 @@
 
 #include "support/format.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 constexpr size_t kBarWidth = 24;
@@ -88,4 +88,4 @@ void Progress::finish() {
   enabled_ = false;
 }
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-namespace headroom::cli {
+namespace logitless::cli {
 
 // Progress of long work on stderr: a bar redrawn in place on a terminal, else a line every few seconds.
 // Nothing is shown for work that ends within a second, nor where it is to be quiet.
@@ -34,4 +34,4 @@ class Progress {
   Clock::time_point next_draw_;
 };
 
-}  // namespace headroom::cli
+}  // namespace logitless::cli

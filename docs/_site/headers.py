@@ -15,7 +15,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-INCLUDE = ROOT / "include" / "headroom"
+INCLUDE = ROOT / "include" / "logitless"
 OPTIONS = """
 INPUT = {include}
 OUTPUT_DIRECTORY = {folder}
@@ -29,7 +29,7 @@ MARKDOWN_SUPPORT = NO
 AUTOLINK_SUPPORT = NO
 MACRO_EXPANSION = YES
 EXPAND_ONLY_PREDEF = YES
-PREDEFINED = HEADROOM_API= __cplusplus
+PREDEFINED = LOGITLESS_API= __cplusplus
 QUIET = YES
 WARN_IF_UNDOCUMENTED = NO
 WARN_IF_INCOMPLETE_DOC = NO
@@ -163,14 +163,16 @@ def joined(lines: list[str]) -> str:
 
 
 def c_headers(folder: pathlib.Path) -> list[ElementTree.Element]:
-    """headroom.h, then what stands beside it."""
+    """logitless.h, then what stands beside it."""
     files = [item for item in compounds(folder, ("file",)) if (item.findtext("compoundname") or "").endswith(".h")]
-    return sorted(files, key=lambda item: item.findtext("compoundname") != "headroom.h")
+    return sorted(files, key=lambda item: item.findtext("compoundname") != "logitless.h")
 
 
 def c_page(folder: pathlib.Path) -> str:
     files = c_headers(folder)
-    lines = page("The C headers", "headroom.h", "`#include <headroom/headroom.h>`. Plain C11; link with `-lheadroom`.")
+    lines = page(
+        "The C headers", "logitless.h", "`#include <logitless/logitless.h>`. Plain C11; link with `-llogitless`."
+    )
     for file in files:
         name = file.findtext("compoundname") or ""
         lines += ["", f"## Functions of {name}", ""]
@@ -193,16 +195,16 @@ def c_page(folder: pathlib.Path) -> str:
             lines += ["", f"### {member.findtext('name')}", "", *declared, "", description(member)]
     rows = []
     for member in (member for file in files for member in members(file, "define")):
-        if member.findtext("initializer") and member.findtext("name") != "HEADROOM_API":
+        if member.findtext("initializer") and member.findtext("name") != "LOGITLESS_API":
             rows.append((f"`{member.findtext('name')}`", f"`{member.findtext('initializer')}`", description(member)))
     return joined([*lines, *table(("Name", "Value", "Meaning"), rows)])
 
 
 def cpp_page(folder: pathlib.Path) -> str:
     before = (
-        "`#include <headroom/headroom.hpp>`. C++20, header-only, over the C header; all is in `namespace headroom`."
+        "`#include <logitless/logitless.hpp>`. C++20, header-only, over the C header; all is in `namespace logitless`."
     )
-    lines = page("The C++ header", "headroom.hpp", before)
+    lines = page("The C++ header", "logitless.hpp", before)
     space = next(i for i in compounds(folder, ("namespace",)) if (i.findtext("compoundname") or "").endswith("v0_1"))
     lines += ["", "## Classes"]
     for compound in compounds(folder, ("struct", "class")):

@@ -18,9 +18,9 @@ import headers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ROOT / "build" / "site-parts"  # what scripts/site made before: planner/ if the planner can be built
-MADE_OF = {"include/headroom/headroom.h": "reference/c.md", "include/headroom/headroom.hpp": "reference/cpp.md"}
+MADE_OF = {"include/logitless/logitless.h": "reference/c.md", "include/logitless/logitless.hpp": "reference/cpp.md"}
 NO_PARALLEL = (
-    "# Parallel heads\n\n[Pieces in the C header](reference/c.md#headroom_row_stats_merge) join vocabulary shards.\n"
+    "# Parallel heads\n\n[Pieces in the C header](reference/c.md#logitless_row_stats_merge) join vocabulary shards.\n"
 )
 NO_PLANNER = "<!doctype html><title>Planner</title><p>This copy of the site was built without the planner.</p>\n"
 

@@ -1,4 +1,4 @@
-// The library: `headroom plan`, run by WebAssembly with the arguments that a shell would give it.
+// The library: `logitless plan`, run by WebAssembly with the arguments that a shell would give it.
 "use strict";
 
 // The arguments for a state.
@@ -22,13 +22,13 @@ function planArguments(state) {
 
 // As a shell takes it.
 function commandText(words) {
-  return ["headroom", ...words].map((word) => (/^[\w.:=^-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
+  return ["logitless", ...words].map((word) => (/^[\w.:=^-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
 }
 
 class Library {
   static async load() {
-    const module = await createHeadroomPlanner();
-    return new Library((lines) => module.ccall("headroom_planner", "string", ["string"], [lines]));
+    const module = await createLogitlessPlanner();
+    return new Library((lines) => module.ccall("logitless_planner", "string", ["string"], [lines]));
   }
 
   constructor(call) {
@@ -43,7 +43,7 @@ class Library {
   // {result, refusal}: what `--json` prints, null where nothing, and the error's message, "" where none.
   plan(state) {
     const { out, err } = this.run([...planArguments(state), "--json"]);
-    const refusal = err.replace(/^headroom: error: /, "").trim();
+    const refusal = err.replace(/^logitless: error: /, "").trim();
     return { result: out ? JSON.parse(out) : null, refusal };
   }
 
@@ -52,6 +52,6 @@ class Library {
   }
 
   version() {
-    return this.run(["--version"]).out.replace(/^headroom /, "").trim();
+    return this.run(["--version"]).out.replace(/^logitless /, "").trim();
   }
 }

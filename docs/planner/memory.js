@@ -35,7 +35,7 @@ function showMemory(state, result) {
   document.getElementById("bars").replaceChildren(
     barOf("materialized", "Materialized", memory.materialized, most, `${what}, ${formatCount(problem.tokens)} × ${formatCount(problem.vocab)}`),
     barOf("plain", `A plain loop, chunk ${formatCount(chunk)}`, memory.plain, most, `the same of one chunk, ${formatCount(chunk)} × ${formatCount(problem.vocab)}`),
-    barOf("chosen", "Headroom, the chosen plan", memory.chosen, most, "all of its workspace", formatWorkspace),
+    barOf("chosen", "Logitless, the chosen plan", memory.chosen, most, "all of its workspace", formatWorkspace),
   );
   const headline = document.getElementById("headline");
   document.getElementById("pinned-text").textContent = pinnedText(memory, result);
@@ -51,6 +51,6 @@ function showMemory(state, result) {
   const saved = memory.materialized ? 100 * (1 - memory.plain / memory.materialized) : 0;
   document.getElementById("counted").textContent =
     `Counted: of the first two bars 4 bytes for each logit${problem.gradients ? " and 4 for each of their gradient" : ""}, and nothing else, ` +
-    `as the blog post “Fused Linear Cross-Entropy” counts them; this loop holds ${Number(saved.toPrecision(3))}% less. Of Headroom's, every byte that a run ` +
+    `as the blog post “Fused Linear Cross-Entropy” counts them; this loop holds ${Number(saved.toPrecision(3))}% less. Of Logitless's, every byte that a run ` +
     `holds beyond its inputs and ${problem.gradients ? "gradients" : "losses"}: exponentials, sums, statistics of rows and scratch of matrix products.`;
 }

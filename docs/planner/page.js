@@ -70,7 +70,7 @@ class Page {
   redrawChart() {
     this.chart.draw(this.result, this.points, this.measured);
     document.getElementById("chart-note").textContent = "Circles are the plans of the table, the chosen one filled." +
-      (this.measured ? " Diamonds were measured, filled ones Headroom's; the table below has them all." : "") +
+      (this.measured ? " Diamonds were measured, filled ones Logitless's; the table below has them all." : "") +
       " The dashed line is the memory of materialized logits.";
   }
 
@@ -154,7 +154,7 @@ Library.load().then(
   (error) => {
     const note = document.getElementById("failure");
     note.hidden = false;
-    note.textContent = typeof createHeadroomPlanner === "undefined"
+    note.textContent = typeof createLogitlessPlanner === "undefined"
       ? "This is the page's source, without the planner: ./scripts/planner builds it into build/planner/page."
       : `The planner could not be started: ${error}. It needs a browser with WebAssembly and its exceptions, of 2022 or newer.`;
   },

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace headroom::train {
+namespace logitless::train {
 
 AdamW::AdamW(const AdamWConfig& config, const std::vector<Parameter>& parameters) : config_(config) {
   for (const Parameter& parameter : parameters) {
@@ -38,4 +38,4 @@ void AdamW::step(std::vector<Parameter>& parameters, double learning_rate) {
   }
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

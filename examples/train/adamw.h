@@ -5,7 +5,7 @@
 
 #include "train/parameter.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 // AdamW: Adam with bias correction and weight decay decoupled from the gradient (Loshchilov and Hutter).
 struct AdamWConfig {
@@ -32,4 +32,4 @@ class AdamW {
   int64_t steps_ = 0;
 };
 
-}  // namespace headroom::train
+}  // namespace logitless::train

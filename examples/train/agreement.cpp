@@ -4,7 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 constexpr double kUnit = 0x1.0p-24;
@@ -70,4 +70,4 @@ double relative_difference(std::span<const float> a, std::span<const float> b) {
   return difference / magnitude;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

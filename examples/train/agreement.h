@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct HeadSize {
   int64_t tokens;
@@ -51,4 +51,4 @@ struct Agreement {
 // sum |a - b| / sum |b|
 double relative_difference(std::span<const float> a, std::span<const float> b);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 void append(std::span<const int32_t> text, int64_t start, int64_t length, Batch& batch) {
@@ -51,4 +51,4 @@ std::vector<Batch> even_batches(std::span<const int32_t> text, const BatchShape&
   return batches;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -6,7 +6,7 @@
 
 #include "train/random.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct Batch {
   std::vector<int32_t> tokens;   // [batch * length]
@@ -34,4 +34,4 @@ class RandomBatches {
 // `count` batches of sequences spread evenly over `text`; fewer when it is too short for that many.
 std::vector<Batch> even_batches(std::span<const int32_t> text, const BatchShape& shape, int64_t count);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -4,7 +4,7 @@
 #include <queue>
 #include <unordered_map>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 uint64_t key_of(int32_t left, int32_t right) {
@@ -150,4 +150,4 @@ BytePairs learn_byte_pairs(std::span<const CountedWord> words, int32_t first_mer
   return result;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct CountedWord {
   std::string_view text;
@@ -35,4 +35,4 @@ struct BytePairs {
 BytePairs learn_byte_pairs(std::span<const CountedWord> words, int32_t first_merged, int64_t max_merges,
                            const std::function<void(int64_t)>& progress);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

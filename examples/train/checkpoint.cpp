@@ -2,7 +2,7 @@
 
 #include "io/safetensors_writer.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 void write_checkpoint(const std::filesystem::path& path, const std::vector<Parameter>& parameters,
                       std::span<const float> hidden, std::span<const int32_t> targets,
@@ -20,4 +20,4 @@ void write_checkpoint(const std::filesystem::path& path, const std::vector<Param
   cli::write_safetensors(path.string(), tensors, metadata);
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

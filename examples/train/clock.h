@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-namespace headroom::train {
+namespace logitless::train {
 
 using Clock = std::chrono::steady_clock;
 
@@ -10,4 +10,4 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

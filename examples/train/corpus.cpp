@@ -10,7 +10,7 @@
 #include "train/default_text.h"
 #include "train/random.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace fs = std::filesystem;
 namespace {
 
@@ -135,4 +135,4 @@ Corpus read_corpus(const CorpusOptions& options) {
   return corpus;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct Document {
   std::string path;
@@ -37,4 +37,4 @@ struct CorpusOptions {
 // std::runtime_error when nothing readable is found.
 Corpus read_corpus(const CorpusOptions& options);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

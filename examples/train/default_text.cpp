@@ -7,7 +7,7 @@
 #include <set>
 #include <system_error>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace fs = std::filesystem;
 namespace {
 
@@ -70,4 +70,4 @@ DefaultText find_default_text() {
   return {"C and C++ headers in /usr/include", std::move(headers)};
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

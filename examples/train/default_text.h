@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct DefaultText {
   std::string description;
@@ -15,4 +15,4 @@ struct DefaultText {
 // /usr/include. Empty `files` when there is neither.
 DefaultText find_default_text();
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -15,7 +15,7 @@
 #include "train/trainer.h"
 #include "train/vocabulary.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 using Say = std::function<void(const std::string&)>;
@@ -279,7 +279,7 @@ class Demonstration {
     const ModelConfig& model = settings_.trainer.model;
     write_checkpoint(settings_.output / "model.safetensors", network.parameters(), network.hidden(),
                      batch.targets,
-                     {{"format", "headroom-train"},
+                     {{"format", "logitless-train"},
                       {"steps", std::to_string(done)},
                       {"dim", std::to_string(model.dim)},
                       {"inner", std::to_string(model.inner)},
@@ -305,4 +305,4 @@ Results run_demonstration(const Settings& settings, Device& device, Context cont
   return Demonstration(settings, device, say).run(std::move(context));
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -2,7 +2,7 @@
 
 // Where a run computes. It makes the parts of a run that depend on it.
 
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,7 @@
 #include "train/network.h"
 #include "train/trainer_config.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 class Device {
  public:
@@ -42,4 +42,4 @@ void set_host_threads(int threads);
 // This machine's processors and memory. Throws std::runtime_error where oneDNN cannot be opened.
 std::unique_ptr<Device> make_host_device();
 
-}  // namespace headroom::train
+}  // namespace logitless::train

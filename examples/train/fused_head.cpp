@@ -4,7 +4,7 @@
 
 #include "train/head.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 class FusedHead : public Head {
@@ -40,8 +40,8 @@ class FusedHead : public Head {
       most_bytes_ = std::max(most_bytes_, info.workspace_bytes);
     }
     if (pass == Pass::forward_backward) {
-      const auto kind = static_cast<headroom_plan_kind>(info.kind);
-      description_ = std::string(info.backend) + " backend, plan " + headroom_plan_kind_name(kind);
+      const auto kind = static_cast<logitless_plan_kind>(info.kind);
+      description_ = std::string(info.backend) + " backend, plan " + logitless_plan_kind_name(kind);
     }
     float loss = 0.0F;
     Buffers buffers = make_buffers(hidden, classifier, input.targets);
@@ -87,4 +87,4 @@ std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_byt
   return std::make_unique<FusedHead>(std::move(context), max_workspace_bytes, gradient);
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

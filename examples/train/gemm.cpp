@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 // As dnnl.h of oneDNN 1 to 3 has them.
@@ -68,4 +68,4 @@ std::string gemm_library() {
          std::to_string(version.patch);
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

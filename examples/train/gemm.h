@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace headroom::train {
+namespace logitless::train {
 
 enum class Op { kNone, kTranspose };
 
@@ -21,4 +21,4 @@ std::string why_no_gemm();
 // The library's name and version, for reports. Only where it can be used.
 std::string gemm_library();
 
-}  // namespace headroom::train
+}  // namespace logitless::train

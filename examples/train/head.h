@@ -3,14 +3,14 @@
 // The head of the model: logits = hidden * classifier^T, softmax, mean cross entropy, and the gradients of
 // hidden and classifier. Two ways to compute the same numbers: with the N x V logits in memory, and fused.
 
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 
-namespace headroom::train {
+namespace logitless::train {
 
 // All in the memory that the head works on.
 struct HeadInput {
@@ -59,7 +59,7 @@ std::unique_ptr<Head> make_materialized_head();
 Problem head_problem(Pass pass, const Matrix<const float>& hidden, const Matrix<const float>& classifier,
                      size_t max_workspace_bytes, const HeadGradient& gradient);
 
-// Throws Error, HEADROOM_BUDGET_TOO_SMALL, when no plan of the fused head fits `max_workspace_bytes`.
+// Throws Error, LOGITLESS_BUDGET_TOO_SMALL, when no plan of the fused head fits `max_workspace_bytes`.
 void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t dim,
                   int64_t max_workspace_bytes, const HeadGradient& gradient = {});
 
@@ -68,4 +68,4 @@ void check_budget(const Context& context, int64_t tokens, int64_t vocab, int64_t
 std::unique_ptr<Head> make_fused_head(Context context, int64_t max_workspace_bytes,
                                       const HeadGradient& gradient = {});
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -7,7 +7,7 @@
 #include "train/device.h"
 #include "train/gemm.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 class HostDevice : public Device {
@@ -42,4 +42,4 @@ std::unique_ptr<Device> make_host_device() {
   return std::make_unique<HostDevice>();
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

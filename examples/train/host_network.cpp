@@ -5,7 +5,7 @@
 #include "train/model.h"
 #include "train/network.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 class HostNetwork : public Network {
@@ -55,4 +55,4 @@ std::unique_ptr<Network> make_host_network(const TrainerConfig& config, std::uni
   return std::make_unique<HostNetwork>(config, std::move(head));
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

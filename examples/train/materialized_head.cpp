@@ -7,7 +7,7 @@
 #include "train/head.h"
 #include "train/row_exponentials.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 class MaterializedHead : public Head {
@@ -77,4 +77,4 @@ std::unique_ptr<Head> make_materialized_head() {
   return std::make_unique<MaterializedHead>();
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

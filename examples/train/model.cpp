@@ -8,7 +8,7 @@
 #include "train/recurrence.h"
 #include "train/rms_norm.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 // sums [columns] = column sums of m [rows, columns]; a block of columns belongs to one thread.
@@ -137,4 +137,4 @@ void Model::layer_backward(int64_t layer, std::vector<float>& d_residual) {
                     d_residual.data(), gain.gradient.data());
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -10,7 +10,7 @@
 
 #include "train/model_parameters.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 class Model {
  public:
@@ -63,4 +63,4 @@ class Model {
   std::vector<float> d_projected_;  // [N, 4H]
 };
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -8,7 +8,7 @@
 #include "train/random.h"
 #include "train/recurrence.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 void fill_normal(Parameter& parameter, double deviation, Random& random) {
@@ -81,4 +81,4 @@ void check_tokens(const ModelConfig& config, const std::vector<int32_t>& tokens,
   }
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -8,7 +8,7 @@
 
 #include "train/parameter.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct ModelConfig {
   int64_t vocab = 0;
@@ -40,4 +40,4 @@ int64_t parameter_count(const std::vector<Parameter>& parameters);
 // Throws std::invalid_argument unless there are `count` tokens, each of the vocabulary.
 void check_tokens(const ModelConfig& config, const std::vector<int32_t>& tokens, int64_t count);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

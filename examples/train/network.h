@@ -13,7 +13,7 @@
 #include "train/parameter.h"
 #include "train/trainer_config.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct HeadLoss {
   double loss;
@@ -45,4 +45,4 @@ class Network {
 // Computes with the processors of this machine.
 std::unique_ptr<Network> make_host_network(const TrainerConfig& config, std::unique_ptr<Head> head);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

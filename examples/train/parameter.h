@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom::train {
+namespace logitless::train {
 
 // A learned tensor and the gradient of the last backward call, both row-major fp32.
 struct Parameter {
@@ -26,4 +26,4 @@ struct Parameter {
   std::vector<float> gradient;
 };
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -5,7 +5,7 @@
 #include "support/format.h"
 #include "train/report.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 std::string about(const Results& results) {
@@ -94,4 +94,4 @@ std::vector<std::filesystem::path> write_plots(const Results& results, const std
   return paths;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 enum class Kind { kLetter, kDigit, kSign, kSpace };
@@ -47,4 +47,4 @@ size_t first_word(std::string_view text) {
   return end;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

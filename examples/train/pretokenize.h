@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace headroom::train {
+namespace logitless::train {
 
 // No word has more code points than this (white space or a run of signs can go on for kilobytes).
 constexpr size_t kLongestWord = 64;
@@ -29,4 +29,4 @@ void for_each_word(std::string_view text, Visit&& visit) {
   }
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <numbers>
 
-namespace headroom::train {
+namespace logitless::train {
 
 class Random {
  public:
@@ -37,4 +37,4 @@ class Random {
   uint64_t state_;
 };
 
-}  // namespace headroom::train
+}  // namespace logitless::train

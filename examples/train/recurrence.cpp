@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 // Channels scanned together: their carried state stays in registers or the first cache.
@@ -75,4 +75,4 @@ void recurrence_backward(const RecurrenceShape& shape, const float* projected, c
   }
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

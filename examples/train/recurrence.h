@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace headroom::train {
+namespace logitless::train {
 
 // A gated linear recurrence over `batch` sequences of `length` tokens, `inner` channels each on its own:
 //
@@ -27,4 +27,4 @@ void recurrence_forward(const RecurrenceShape& shape, float* projected, float* s
 void recurrence_backward(const RecurrenceShape& shape, const float* projected, const float* state,
                          const float* d_output, float* d_projected);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

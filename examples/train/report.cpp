@@ -4,7 +4,7 @@
 
 #include "support/format.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 using nlohmann::ordered_json;
@@ -150,4 +150,4 @@ ordered_json to_json(const Results& results, const Settings& settings) {
   return json;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

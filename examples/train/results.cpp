@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace headroom::train {
+namespace logitless::train {
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
@@ -16,4 +16,4 @@ double median_step_seconds(const std::vector<double>& seconds) {
   return median({seconds.begin() + 1, seconds.end()});
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -7,7 +7,7 @@
 
 #include "train/agreement.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct TextFacts {
   std::string source;
@@ -61,4 +61,4 @@ struct Results {
 double median(std::vector<double> values);
 double median_step_seconds(const std::vector<double>& seconds);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 constexpr float kEpsilon = 1e-6F;
@@ -56,4 +56,4 @@ void rms_norm_backward(int64_t rows, int64_t dim, const float* x, const float* g
   }
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

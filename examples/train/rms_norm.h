@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace headroom::train {
+namespace logitless::train {
 
 // y[i] = gain * x[i] / sqrt(mean(x[i]^2) + epsilon), row by row. `inverse_rms` [rows] is kept for the
 // backward.
@@ -12,4 +12,4 @@ void rms_norm(int64_t rows, int64_t dim, const float* x, const float* gain, floa
 void rms_norm_backward(int64_t rows, int64_t dim, const float* x, const float* gain, const float* inverse_rms,
                        const float* d_y, float* d_x, float* d_gain);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

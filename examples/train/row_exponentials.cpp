@@ -4,14 +4,14 @@
 
 // Compile for the wider vector units too, and choose when the program starts.
 #if defined(__x86_64__) && defined(__linux__)
-#define HEADROOM_TRAIN_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define LOGITLESS_TRAIN_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
-#define HEADROOM_TRAIN_CLONES
+#define LOGITLESS_TRAIN_CLONES
 #endif
 
-namespace headroom::train {
+namespace logitless::train {
 
-HEADROOM_TRAIN_CLONES float row_exponentials(float* z, int64_t count, float max) {
+LOGITLESS_TRAIN_CLONES float row_exponentials(float* z, int64_t count, float max) {
   // The vector lanes of the sum, and so its order, differ between targets; the error stays that of fp32.
   float sum = 0.0F;
   for (int64_t j = 0; j < count; ++j) {
@@ -21,4 +21,4 @@ HEADROOM_TRAIN_CLONES float row_exponentials(float* z, int64_t count, float max)
   return sum;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace headroom::train {
+namespace logitless::train {
 
 double Schedule::learning_rate(int64_t step) const {
   constexpr double kLast = 0.1;
@@ -15,4 +15,4 @@ double Schedule::learning_rate(int64_t step) const {
   return peak * (kLast + (1.0 - kLast) * 0.5 * (1.0 + std::cos(std::numbers::pi * place)));
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace headroom::train {
+namespace logitless::train {
 
 // Linear warm-up to `peak`, then a cosine down to a tenth of it at `total` steps. The total may become known
 // after some steps: the cosine starts at `decay_from`, and until then the rate does not depend on the total.
@@ -15,4 +15,4 @@ struct Schedule {
   double learning_rate(int64_t step) const;  // `step` counts from 0
 };
 
-}  // namespace headroom::train
+}  // namespace logitless::train

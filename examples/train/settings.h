@@ -9,7 +9,7 @@
 #include "train/schedule.h"
 #include "train/trainer_config.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct Settings {
   CorpusOptions corpus;
@@ -23,7 +23,7 @@ struct Settings {
   HeadGradient gradient;    // of the fused head
   std::string device_note;  // for people, beside the device's name
   bool quiet = false;       // no progress on stderr
-  std::filesystem::path output = "headroom-train";
+  std::filesystem::path output = "logitless-train";
 };
 
-}  // namespace headroom::train
+}  // namespace logitless::train

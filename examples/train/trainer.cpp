@@ -8,7 +8,7 @@
 
 #include "train/clock.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 double largest_row_norm(std::span<const float> matrix, int64_t columns) {
@@ -83,4 +83,4 @@ int64_t Trainer::head_gradient_bytes() const {
   return rows * config_.model.dim * static_cast<int64_t>(sizeof(float));
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -12,7 +12,7 @@
 #include "train/network.h"
 #include "train/trainer_config.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct StepResult {
   double loss;
@@ -52,4 +52,4 @@ class Trainer {
 // Sum of |x| in double precision, the same with any number of threads.
 double sum_of_magnitudes(std::span<const float> values);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -6,7 +6,7 @@
 #include "train/batches.h"
 #include "train/model_parameters.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 struct TrainerConfig {
   ModelConfig model;
@@ -16,4 +16,4 @@ struct TrainerConfig {
   uint64_t seed = 1;
 };
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -8,7 +8,7 @@
 #include "train/byte_pairs.h"
 #include "train/pretokenize.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 // The byte-level alphabet of GPT-2's tokenizer, in UTF-8: printable bytes of Latin-1 stand for themselves,
@@ -123,4 +123,4 @@ TokenizedCorpus tokenize(const Corpus& corpus, int64_t size, const std::function
   return result;
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

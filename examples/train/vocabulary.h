@@ -8,7 +8,7 @@
 
 #include "train/corpus.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 // Tokens 0-255 are the bytes, 256 ends a text, the rest are merges in the order in which they were learned.
 class Vocabulary {
@@ -41,4 +41,4 @@ struct TokenizedCorpus {
 // and encodes all documents with it, each followed by kEndOfText.
 TokenizedCorpus tokenize(const Corpus& corpus, int64_t size, const std::function<void(int64_t)>& progress);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -28,11 +28,11 @@ def canonical(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return torch.stack(sums).sum() / len(target)  # type: ignore[arg-type]
 
 
-def _headroom(**options: object) -> Head:
-    import headroom
+def _logitless(**options: object) -> Head:
+    import logitless
 
     def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        found: Tensor = headroom.linear_cross_entropy(hidden, weight, target, **options)  # type: ignore[arg-type]
+        found: Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)  # type: ignore[arg-type]
         return found
 
     return loss
@@ -47,9 +47,9 @@ def _apple(impl: str) -> Head:
 def make_head(name: str) -> Head:
     """Raises ImportError where the head's package is missing."""
     if name == "exact":
-        return _headroom()
+        return _logitless()
     if name.startswith("thinned-2^-") and name[11:].isdigit():
-        return _headroom(gradient="thinned", threshold=2.0 ** -int(name[11:]))
+        return _logitless(gradient="thinned", threshold=2.0 ** -int(name[11:]))
     if name in ("cce", "cce_kahan_full_c", "cce_exact"):
         return _apple(name)
     if name == "canonical":

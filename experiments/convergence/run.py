@@ -6,7 +6,7 @@
     python experiments/convergence/run.py report --output FOLDER                       table and plot
     python experiments/convergence/run.py hidden --data FOLDER --file FILE [--dim 2048] [--minutes 1]
 
-train goes on where an earlier call stopped. HEADROOM_LIBRARY names libheadroom.so.
+train goes on where an earlier call stopped. LOGITLESS_LIBRARY names liblogitless.so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 import report  # noqa: E402
@@ -63,7 +63,7 @@ def test_prepare(tmp_path: pathlib.Path) -> None:
 
 
 def test_train_report_and_resume(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     words = ["train", "--data", data, "--output", tmp_path / "out", *SMALL, "--validate-every", 5]
     heads = ["--heads", "exact,canonical,thinned-2^-4"]
     run(*words, *heads, "--steps", 10)
@@ -79,7 +79,7 @@ def test_train_report_and_resume(tmp_path: pathlib.Path, data: pathlib.Path) -> 
 
 
 def test_hidden(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     run("hidden", "--data", data, "--file", tmp_path / "h.pt", *SMALL, "--steps", 3, "--tokens", 40)
     found = torch.load(tmp_path / "h.pt", weights_only=True)
     assert found["hidden"].shape == (40, 32) and found["weight"].shape == (300, 32) and found["target"].shape == (40,)
@@ -122,7 +122,7 @@ def test_errors_name_what_was_expected() -> None:
 
 
 def test_a_model_whose_package_is_missing(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     if importlib.util.find_spec("fla") is not None:
         pytest.skip("flash-linear-attention is here")
     with pytest.raises(ImportError, match="linear RNNs need flash-linear-attention"):

@@ -17,5 +17,5 @@ PLOTS = ROOT / "docs" / "plots"
 for folder in (ROOT / "experiments" / "convergence", ROOT / "bench" / "gpu"):  # of two run.py the latter's
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-if os.environ.get("HEADROOM_LIBRARY") and str(ROOT / "python") not in sys.path:
+if os.environ.get("LOGITLESS_LIBRARY") and str(ROOT / "python") not in sys.path:
     sys.path.insert(0, str(ROOT / "python"))

@@ -16,9 +16,9 @@ from studies.session import Session
 from timing import describe
 
 MODELS = ("gla", "gated_deltanet", "kda", "transformer")
-RUN_HEADS = ("headroom", "thinned", "cce_kahan_full_c", heads.BASELINE)
+RUN_HEADS = ("logitless", "thinned", "cce_kahan_full_c", heads.BASELINE)
 ERROR_HEADS: tuple[str, ...] = ("eager", heads.BASELINE, "fla", "liger", "cce", "cce_kahan_full_c")
-ERROR_HEADS += ("headroom", "headroom 160 MiB", "thinned")
+ERROR_HEADS += ("logitless", "logitless 160 MiB", "thinned")
 TOKENS = 8000  # whose gradients are checked: no power of two, see bench/gpu/reference.py
 
 
@@ -56,7 +56,7 @@ def gradient_errors(inputs: Inputs, names: tuple[str, ...]) -> dict[str, dict[st
 
 
 def error_heads(session: Session) -> tuple[str, ...]:
-    return session.options.heads or (("eager", "headroom", "thinned") if session.options.tiny else ERROR_HEADS)
+    return session.options.heads or (("eager", "logitless", "thinned") if session.options.tiny else ERROR_HEADS)
 
 
 def errors(session: Session, model: str, head: str) -> Cell:
@@ -90,7 +90,7 @@ def run(session: Session) -> None:
     """One run of each model and the errors on its states; then the other heads."""
     tiny = session.options.tiny
     models = session.options.models or (("transformer", "recurrence") if tiny else MODELS)
-    names = session.options.heads or (("headroom", "thinned", "eager") if tiny else RUN_HEADS)
+    names = session.options.heads or (("logitless", "thinned", "eager") if tiny else RUN_HEADS)
     order = [(model, names[0]) for model in models] + [(model, name) for model in models for name in names[1:]]
     if not tiny:  # GLA's runs are the comparison; the others' first runs are for their states
         order.sort(key=lambda pair: (pair[0] != models[0] and pair[1] != names[0], pair[0] != models[0]))

@@ -51,11 +51,11 @@ class Way:
     loss: Callable[[Any, Tensor, Tensor], Tensor] | None = None
 
 
-def headroom_patch(**options: Any) -> Patch:
+def logitless_patch(**options: Any) -> Patch:
     def patch(model: Any) -> object:
-        import headroom.transformers
+        import logitless.transformers
 
-        return headroom.transformers.patch(model, **options)
+        return logitless.transformers.patch(model, **options)
 
     return patch
 
@@ -75,16 +75,16 @@ def apple(**options: Any) -> Callable[[Any, Tensor, Tensor], Tensor]:
 
 WAYS = {
     "stock": Way(),
-    "headroom": Way(headroom_patch()),
-    "headroom 256 MiB": Way(headroom_patch(max_workspace_bytes=256 << 20)),
-    "thinned": Way(headroom_patch(gradient="thinned", threshold=2.0**-9)),
+    "logitless": Way(logitless_patch()),
+    "logitless 256 MiB": Way(logitless_patch(max_workspace_bytes=256 << 20)),
+    "thinned": Way(logitless_patch(gradient="thinned", threshold=2.0**-9)),
     "liger": Way(liger_patch),
     "cce": Way(loss=apple()),
     "cce unfiltered": Way(loss=apple(filter_eps=None)),  # and nothing else: sums stay in bf16
     "cce_exact": Way(loss=apple(impl="cce_exact")),
 }
 # whose gradients are checked at the start
-ERROR_HEADS = ("eager", "liger", "cce", "cce unfiltered", "cce_exact", "headroom", "headroom 160 MiB", "thinned")
+ERROR_HEADS = ("eager", "liger", "cce", "cce unfiltered", "cce_exact", "logitless", "logitless 160 MiB", "thinned")
 
 
 def sequences(session: Session) -> list[dict[str, Tensor]]:
@@ -111,7 +111,7 @@ def start(session: Session) -> Cell:
 
 def train_start(session: Session, model: Any, steps: int, path: pathlib.Path) -> Cell:
     """A moment of training on plain text, with the exact head."""
-    tiny, head = session.options.tiny, make_head("headroom")
+    tiny, head = session.options.tiny, make_head("logitless")
     rows = train.sequences(load_data(session.options.data).train, 24 if tiny else LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=START_RATE, fused=session.cuda)
     losses = []
@@ -221,7 +221,7 @@ def make_watch(session: Session, model: Any) -> Any:
 @torch.no_grad()
 def held_out_loss(session: Session, model: Any, rows: list[dict[str, Tensor]]) -> float:
     """Exact, of all heads."""
-    exact, total, count = make_head("headroom"), 0.0, 0
+    exact, total, count = make_head("logitless"), 0.0, 0
     for row in rows:
         tokens, labels = (row[name].unsqueeze(0).to(session.options.device) for name in ("input_ids", "labels"))
         target = labels[:, 1:].flatten()
@@ -248,7 +248,7 @@ def errors(session: Session) -> Cell:
     target = labels[:, 1:].flatten().to(session.options.device)
     some = target != -100
     inputs = Inputs(hidden[some], model.lm_head.weight.detach(), target[some])
-    names = ("eager", "headroom", "thinned") if session.options.tiny else ERROR_HEADS
+    names = ("eager", "logitless", "thinned") if session.options.tiny else ERROR_HEADS
     return {"heads": gradient_errors(inputs, names), "tokens": len(inputs.target)}
 
 
@@ -277,7 +277,7 @@ def tuned(session: Session, name: str) -> Cell:
 
 
 def run(session: Session) -> None:
-    names = session.options.heads or (("stock", "headroom", "thinned") if session.options.tiny else tuple(WAYS))
+    names = session.options.heads or (("stock", "logitless", "thinned") if session.options.tiny else tuple(WAYS))
     forget_lost_start(session)
     data = {"vocab": load_data(session.options.data).vocab}
     if session.cell(START, lambda: start(session), most=90.0, least=40.0, settings=data) is None:

@@ -23,14 +23,14 @@ import train
 from step_models import BY_NAME, build_model, last_hidden, sized
 from studies import lm
 from studies.corpus import load_data
-from studies.fine_tuning import BATCH, HELD_OUT, LENGTH, RATE, Way, headroom_patch, sequences, train_start, trainer_of
+from studies.fine_tuning import BATCH, HELD_OUT, LENGTH, RATE, Way, logitless_patch, sequences, train_start, trainer_of
 from studies.record import Cell
 from studies.session import Session
 
 SEEDS = 4
 EXACT, THINNED = "exact", "2^-9"
-WAYS = {EXACT: Way(headroom_patch())} | {
-    f"2^-{k}": Way(headroom_patch(gradient="always-thinned", threshold=2.0**-k)) for k in (9, 10, 11)
+WAYS = {EXACT: Way(logitless_patch())} | {
+    f"2^-{k}": Way(logitless_patch(gradient="always-thinned", threshold=2.0**-k)) for k in (9, 10, 11)
 }
 # the study's own, and one whose runs take seconds: shape, steps of plain text before
 SMALL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "num_attention_heads": 16}
@@ -130,12 +130,12 @@ def held_out_loss(session: Session, model: Any, rows: list[dict[str, Tensor]], u
 
 
 def gradients(model: Any, tokens: Tensor, target: Tensor, **options: Any) -> dict[str, Tensor]:
-    import headroom
+    import logitless
 
     model.zero_grad(set_to_none=True)
     hidden = last_hidden(model, tokens)
     hidden.retain_grad()
-    loss = headroom.linear_cross_entropy(hidden.flatten(0, 1), model.lm_head.weight, target, **options)
+    loss = logitless.linear_cross_entropy(hidden.flatten(0, 1), model.lm_head.weight, target, **options)
     loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad(set_to_none=True)

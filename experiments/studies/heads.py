@@ -16,12 +16,12 @@ PEERS = {
     "cce_kahan_full_c": ("apple-kahan", "apple cce_kahan_full_c"),
 }
 OURS = {
-    "headroom": "headroom unlimited",
-    "headroom 160 MiB": "headroom 160 MiB",
-    "thinned": "headroom thinned 2^-9",
+    "logitless": "logitless unlimited",
+    "logitless 160 MiB": "logitless 160 MiB",
+    "thinned": "logitless thinned 2^-9",
 }
 BASELINE = "torch.compile"
-ALL = (BASELINE, "fla", "liger", "cce_kahan_full_c", "headroom", "headroom 160 MiB", "thinned")
+ALL = (BASELINE, "fla", "liger", "cce_kahan_full_c", "logitless", "logitless 160 MiB", "thinned")
 NAMES = (*PEERS, *OURS)
 
 

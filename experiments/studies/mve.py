@@ -18,7 +18,7 @@ from studies.session import Session
 
 STEPS = 305  # of 16,384 tokens: 5 million
 FACTORS = (1, 2, 4)  # of the batch, where throughput is looked at
-TINY_HEADS = ("eager", "headroom", "thinned")
+TINY_HEADS = ("eager", "logitless", "thinned")
 
 
 def settings(session: Session) -> train.Settings:

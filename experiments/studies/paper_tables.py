@@ -13,7 +13,7 @@ from table import markdown, number
 
 EARLIER = ("heads-2026-11-22", "products-2026-11-23")  # of bench/records, which have some of the shapes
 MIB = 1 << 20
-OURS = ("headroom unlimited", "headroom 2560 MiB", "headroom 160 MiB", "headroom thinned 2^-9")
+OURS = ("logitless unlimited", "logitless 2560 MiB", "logitless 160 MiB", "logitless thinned 2^-9")
 PEERS: tuple[str, ...] = ("torch.compile", "canonical", "apple cce", "apple cce_kahan_full_c", "apple cce_exact")
 PEERS += ("liger", "liger fp32", "fla")
 
@@ -35,7 +35,7 @@ class Measured:
         return list(self._used)
 
     def found(self, method: str, pass_: str) -> tuple[Row | None, str]:
-        name = "headroom loss" if pass_ == "loss" and method in OURS[:3] else method
+        name = "logitless loss" if pass_ == "loss" and method in OURS[:3] else method
         row, source = self.rows.get((name, pass_), (None, ""))
         if row is not None:
             self._used[source] = None
@@ -168,7 +168,7 @@ def chunks() -> list[str]:
     found = measured("chunks", BY_NAME["llama-3-8b"])
     head = ["published", "logits, GiB", "x baseline", "measured", "ms", "x eager PyTorch", "MiB beyond gradients"]
     lines = []
-    for what, gib, ratio, method in (*CHUNKS_TABLE, ("", None, None, "headroom unlimited")):
+    for what, gib, ratio, method in (*CHUNKS_TABLE, ("", None, None, "logitless unlimited")):
         cells = [what, number(gib), number(ratio), method.replace("canonical", "eager PyTorch")]
         if found is not None:
             cells += [number(found.ms(method, "gradients")), number(found.ratio(method, "canonical", "gradients"))]
@@ -204,8 +204,8 @@ def nvidia_time() -> list[str]:
         else:
             sources.append(found)
             for pass_ in ("loss", "gradients"):
-                cells += [found.time("canonical", pass_), number(found.ms("headroom unlimited", pass_))]
-                cells.append(number(found.ratio("headroom unlimited", "canonical", pass_)))
+                cells += [found.time("canonical", pass_), number(found.ms("logitless unlimited", pass_))]
+                cells.append(number(found.ratio("logitless unlimited", "canonical", pass_)))
                 if pass_ == "loss":
                     cells.append(number(found.gemms.burst.get("logits") if found.gemms else None))
         lines.append(cells)
@@ -224,7 +224,7 @@ def nvidia_memory() -> list[str]:
         else:
             sources.append(found)
             inputs = shape.gradient_bytes / MIB  # as large as their gradients
-            sizes = [found.mib(method, "loss") for method in ("canonical", "headroom unlimited")]
+            sizes = [found.mib(method, "loss") for method in ("canonical", "logitless unlimited")]
             eager, ours = (None if size is None else size + inputs for size in sizes)
             cells += [number(eager, ",.0f"), number(ours, ",.0f"), _ratio(ours, eager)]
         lines.append(cells)
@@ -239,7 +239,7 @@ def windows() -> list[str]:
         if shape.tokens > 4096:
             continue
         tiles = -(-shape.tokens // 256) * -(-shape.vocab // 192)
-        row = found.row("headroom unlimited", "loss") if found else None
+        row = found.row("logitless unlimited", "loss") if found else None
         sources += [found] if found else []
         cells = [f"{shape.tokens:,}", f"{shape.vocab:,}", f"{tiles:,}", number(tiles / 132, ".1f")]
         lines.append([*cells, number(row.burst_ratio if row else None)])

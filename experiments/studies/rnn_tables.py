@@ -261,7 +261,7 @@ def accumulation_losses() -> list[str]:
     for key, cell in runs.items():
         model, _, name = key.partition("/")
         wiki, loss = record.ok(f"{key}/wikitext2"), last_validation(cell)
-        away = minus(loss, last_validation(runs.get(f"{model}/headroom")))
+        away = minus(loss, last_validation(runs.get(f"{model}/logitless")))
         ms = None if record.noted(key) else median(cell["step_ms"])
         line = [model, name, number(loss, ".4f"), number(away, "+.4f")]
         lines.append([*line, number(wiki["perplexity"] if wiki else None), number(ms)])
@@ -375,7 +375,7 @@ def batches_picture() -> list[str]:
     return [f"![Tokens a second over the batch; with the largest one {ends} sequences.](../plots/study-batches.svg)"]
 
 
-PLOTTED = (heads.BASELINE, "eager", "headroom", "thinned")
+PLOTTED = (heads.BASELINE, "eager", "logitless", "thinned")
 TABLES = {
     "scale-picture": batches_picture,
     "mve-criteria": mve_criteria,

@@ -29,10 +29,10 @@ LENGTH = 2048
 LARGEST_SECONDS = 45.0
 BATCHES = (8, 4, 1, 16)  # the first is the baseline's
 BODY = "no head"
-OWN_HEADS = (heads.BASELINE, "liger", "cce_kahan_full_c", "fla", "headroom", "headroom 160 MiB", "thinned")
+OWN_HEADS = (heads.BASELINE, "liger", "cce_kahan_full_c", "fla", "logitless", "logitless 160 MiB", "thinned")
 LARGEST_HEADS = {  # for each of the models, by default
-    "gla": (heads.BASELINE, "thinned", "headroom", "cce_kahan_full_c"),
-    "transformer": (heads.BASELINE, "thinned", "headroom"),
+    "gla": (heads.BASELINE, "thinned", "logitless", "cce_kahan_full_c"),
+    "transformer": (heads.BASELINE, "thinned", "logitless"),
 }
 WIDE = {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24}
 SPECS = {
@@ -110,7 +110,7 @@ def warm(session: Session, model: str) -> Cell:
 def model_flop(spec: Spec) -> float | None:
     """Of a step, by the model of cost, which needs the native library."""
     try:
-        from headroom.cost_model import Batch, Head, from_config, predict
+        from logitless.cost_model import Batch, Head, from_config, predict
 
         from step_models import make_config
 
@@ -213,8 +213,8 @@ def run(session: Session) -> None:
     """Baseline batch of each model, a second batch, the largest, then the rest of the sweep."""
     tiny = session.options.tiny
     models = session.options.models or (("transformer",) if tiny else ("gla", "transformer"))
-    names = session.options.heads or (("eager", "headroom", "thinned") if tiny else OWN_HEADS)
-    sweep = tuple(name for name in names if name in (heads.BASELINE, "eager", "headroom", "thinned"))
+    names = session.options.heads or (("eager", "logitless", "thinned") if tiny else OWN_HEADS)
+    sweep = tuple(name for name in names if name in (heads.BASELINE, "eager", "logitless", "thinned"))
 
     def at(model: str, batch: int, chosen: tuple[str, ...], seconds: float) -> None:
         work = min(seconds, session.deadline.left() - 5)

@@ -24,7 +24,7 @@ STEPS, RATE = 150, 2e-4
 TOKENS = 16000
 FILTER, THINNED = 2.0**-12, 2.0**-9
 BLOCK = 128  # tokens and columns of a block that Apple's filter keeps or leaves out
-HEADS = (heads.BASELINE, "cce", "cce_kahan_full_c", "headroom", "headroom 160 MiB", "thinned")
+HEADS = (heads.BASELINE, "cce", "cce_kahan_full_c", "logitless", "logitless 160 MiB", "thinned")
 
 
 def rows_of(found: Instructions, length: int) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def fine_tune(trainer: train.Trainer, ids: Tensor, answered: Tensor, steps: int)
     """On answers only; the losses."""
     for group in trainer.optimizer.param_groups:
         group["lr"] = RATE
-    head, losses = heads.make_head("headroom"), []
+    head, losses = heads.make_head("logitless"), []
     for step in range(steps):
         index = torch.arange(step * trainer.settings.batch, (step + 1) * trainer.settings.batch) % len(ids)
         tokens, target = trainer.batch(ids, index)
@@ -115,13 +115,13 @@ def times(session: Session, inputs: Inputs, names: tuple[str, ...]) -> dict[str,
 
 
 def head_names(session: Session) -> tuple[str, ...]:
-    return session.options.heads or (("eager", "headroom", "thinned") if session.options.tiny else HEADS)
+    return session.options.heads or (("eager", "logitless", "thinned") if session.options.tiny else HEADS)
 
 
 def study(session: Session, model: str) -> Cell:
     assert session.options.data is not None
     base = accumulation.settings(session, model)
-    trainer = lm.restored(session, base, f"{model}/headroom")
+    trainer = lm.restored(session, base, f"{model}/logitless")
     ids, answered = rows_of(load_instructions(session.options.data), base.size.length)
     held_out = max(1, min(len(ids) // 10, 2 * TOKENS // base.size.length))
     losses = fine_tune(trainer, ids[held_out:], answered[held_out:], 4 if session.options.tiny else STEPS)

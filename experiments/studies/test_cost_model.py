@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from headroom.cost_model import Batch, Head, from_config, largest_batch, parameters, predict  # noqa: E402
+from logitless.cost_model import Batch, Head, from_config, largest_batch, parameters, predict  # noqa: E402
 
 import studies  # noqa: E402, F401  # which puts the folders of the next two on the path
 from step_models import BY_NAME  # noqa: E402
@@ -28,19 +28,19 @@ MODELS = ("gla", "transformer")
 BATCHES = (1, 4, 8, 16)
 HEADS = {
     "torch.compile": Head("in-place"),
-    "headroom": Head("headroom", "fastest"),  # the default when these were measured
-    "headroom 160 MiB": Head("headroom", 160 << 20),
+    "logitless": Head("logitless", "fastest"),  # the default when these were measured
+    "logitless 160 MiB": Head("logitless", 160 << 20),
     "thinned": Head("thinned"),
 }
 TUNED_HEADS = {
     "stock": Head("upcast"),
-    "headroom": Head("headroom", "fastest"),  # the default when these were measured
-    "headroom 256 MiB": Head("headroom", 256 << 20),
+    "logitless": Head("logitless", "fastest"),  # the default when these were measured
+    "logitless 256 MiB": Head("logitless", 256 << 20),
     "thinned": Head("thinned"),
 }
 # of the head's share of the time; docs/cost_model.md says why
 MISSED = {("gla", 8, head) for head in HEADS} | {("gla", 16, "torch.compile")}
-MISSED |= {("transformer", 8, "headroom 160 MiB"), ("transformer", 8, "thinned")}
+MISSED |= {("transformer", 8, "logitless 160 MiB"), ("transformer", 8, "thinned")}
 
 
 def model_of(spec):

@@ -157,17 +157,17 @@ def test_rows_that_failed_give_way_to_earlier_records(tmp_path: pathlib.Path, mo
     rows = [
         Row(shape.name, "torch.compile", "gradients", status="skipped", reason="no time left to prepare it"),
         Row(shape.name, "apple cce_kahan_full_c", "gradients", status="failed", reason="OutOfMemoryError: no"),
-        Row(shape.name, "headroom unlimited", "gradients", burst_ms=1.0),
+        Row(shape.name, "logitless unlimited", "gradients", burst_ms=1.0),
     ]
     cell = {"status": "partial", "gemms": [], "rows": [dataclasses.asdict(row) for row in rows]}
     record.put(f"cce/{shape.name}", cell)
     found = paper_tables.measured("cce", shape)
     assert found is not None and found.ms("torch.compile", "gradients") == earlier.ms("torch.compile", "gradients")
     assert (
-        found.ms("headroom unlimited", "gradients") == 1.0
+        found.ms("logitless unlimited", "gradients") == 1.0
         and found.time("apple cce_kahan_full_c", "gradients") == "failed"
     )
-    assert found.ratio("headroom unlimited", "torch.compile", "gradients") is None  # of two runs
+    assert found.ratio("logitless unlimited", "torch.compile", "gradients") is None  # of two runs
     assert paper_tables.cce()[-1].endswith("Times of different runs compare less well than those of one.")
 
 
@@ -183,7 +183,7 @@ def test_a_table_names_the_records_that_its_figures_are_of(
     shape = BY_NAME["llama-3-8b"]
     record = StudyRecord("grids", tmp_path / "grids.json")
     record.begin({"date": "today"})
-    methods = ("canonical", "headroom 512 MiB", "headroom 128 MiB", "headroom unlimited")
+    methods = ("canonical", "logitless 512 MiB", "logitless 128 MiB", "logitless unlimited")
     rows = [dataclasses.asdict(Row(shape.name, name, "gradients", burst_ms=1.0)) for name in methods]
     record.put(f"chunks/{shape.name}", {"status": "ok", "gemms": [], "rows": rows})
     found = paper_tables.measured("chunks", shape)
@@ -192,13 +192,13 @@ def test_a_table_names_the_records_that_its_figures_are_of(
 
 
 def test_a_run_whose_curve_is_lost_starts_again(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
-    whole = lm.trained(session_of(tmp_path, data), "run/headroom", settings(), "headroom")
+    pytest.importorskip("logitless", exc_type=ImportError)
+    whole = lm.trained(session_of(tmp_path, data), "run/logitless", settings(), "logitless")
     assert whole is not None and set(whole["loss"]) == {"1", "2", "3", "4", "5", "6"}
-    for left in ({}, {"run/headroom": {"status": "partial", "step": 3, "loss": {}, "validation": {}, "session": 0}}):
+    for left in ({}, {"run/logitless": {"status": "partial", "step": 3, "loss": {}, "validation": {}, "session": 0}}):
         session = session_of(tmp_path, data)
         session.record.cells = left  # as a call leaves it that ends after its checkpoint of step 6
-        found = lm.trained(session, "run/headroom", settings(), "headroom")
+        found = lm.trained(session, "run/logitless", settings(), "logitless")
         assert found is not None and found["loss"] == pytest.approx(whole["loss"], abs=1e-4)
         assert set(found["validation"]) == {"0", "3", "6"} and "sessions" not in found
 
@@ -206,42 +206,42 @@ def test_a_run_whose_curve_is_lost_starts_again(tmp_path: pathlib.Path, data: pa
 def test_a_run_is_done_also_where_its_memory_is_not(
     tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     seen: list[dict[str, Any]] = []
     for error in (torch.OutOfMemoryError("too large"), StepTimeout("longer than 9 s")):
         session = session_of(tmp_path / type(error).__name__, data)
 
         def fails(session: Session, _: object, error: BaseException = error) -> dict[str, float]:
-            seen.append(dict(StudyRecord("study", session.record.path).cells["run/headroom"]))
+            seen.append(dict(StudyRecord("study", session.record.path).cells["run/logitless"]))
             raise error
 
         monkeypatch.setattr(lm, "memory_of_step", fails)
-        found = lm.trained(session, "run/headroom", settings(), "headroom")
+        found = lm.trained(session, "run/logitless", settings(), "logitless")
         assert found is not None and found["status"] == "ok" and len(found["loss"]) == 6
         assert found["no memory"].endswith(str(error))
     assert [cell["status"] for cell in seen] == ["ok", "ok"] and all(len(cell["loss"]) == 6 for cell in seen)
 
 
 def test_a_run_of_several_calls_names_them(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     first = session_of(tmp_path, data)
-    trainer = lm.make_trainer(first, settings(), lm.load_data(data), "headroom")
+    trainer = lm.make_trainer(first, settings(), lm.load_data(data), "logitless")
     trainer.advance()
-    trainer.save(lm.checkpoint_path(first, "run/headroom"))
-    first.record.put("run/headroom", {"status": "partial", "step": 1, "loss": {"1": 6.0}, "validation": {"0": 6.0}})
+    trainer.save(lm.checkpoint_path(first, "run/logitless"))
+    first.record.put("run/logitless", {"status": "partial", "step": 1, "loss": {"1": 6.0}, "validation": {"0": 6.0}})
     with pytest.raises(ValueError, match="expected a run of 6 steps, got 1"):
-        lm.restored(first, settings(), "run/headroom")
+        lm.restored(first, settings(), "run/logitless")
     second = session_of(tmp_path, data)
-    found = lm.trained(second, "run/headroom", settings(), "headroom")
+    found = lm.trained(second, "run/logitless", settings(), "logitless")
     assert found is not None and found["sessions"] == [0, 1] and len(found["loss"]) == 6
     assert second.record.about()[-1].startswith("Its figures are of 2 calls")
-    assert lm.restored(second, settings(), "run/headroom").step == 6
+    assert lm.restored(second, settings(), "run/logitless").step == 6
 
 
 def test_a_checkpoint_is_whole_or_the_one_before(
     tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     path = tmp_path / "run.pt"
     trainer = lm.make_trainer(session_of(tmp_path), settings(), lm.load_data(data), "eager")
     trainer.save(path)
@@ -290,7 +290,7 @@ def test_a_record_is_of_one_set_of_settings(tmp_path: pathlib.Path) -> None:
 def test_a_call_with_other_settings_is_refused(
     tmp_path: pathlib.Path, data: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     words = ["mve", "--device", "cpu", "--tiny", "--data", str(data), "--minutes", "5", "--heads", "eager"]
     words += ["--record", str(tmp_path / "mve.json"), "--rounds", "1"]
     assert study.main([*words, "--models", "recurrence"]) == 0
@@ -321,12 +321,12 @@ def test_tables_of_runs_without_a_curve(tmp_path: pathlib.Path, monkeypatch: pyt
     for name in ("mve", "accumulation"):
         record = StudyRecord(name, tmp_path / f"{name}.json")
         record.begin({"date": "today"})
-        for head in (rnn_tables.heads.BASELINE, "headroom"):
+        for head in (rnn_tables.heads.BASELINE, "logitless"):
             key = f"run/{head}" if name == "mve" else f"gla/{head}"
             record.put(key, empty | ({"peak_gib": 2.0} if head == rnn_tables.heads.BASELINE else {}))
-    assert "| headroom | - | - | - | - |" in rnn_tables.mve_runs()
-    assert "| headroom | - | - | - | - | - | - |" in rnn_tables.mve_criteria()
-    assert "| gla | headroom | - | - | - | - |" in rnn_tables.accumulation_losses()
+    assert "| logitless | - | - | - | - |" in rnn_tables.mve_runs()
+    assert "| logitless | - | - | - | - | - | - |" in rnn_tables.mve_criteria()
+    assert "| gla | logitless | - | - | - | - |" in rnn_tables.accumulation_losses()
 
 
 def test_a_run_that_shared_the_gpu_has_no_time_of_a_step(
@@ -336,14 +336,14 @@ def test_a_run_that_shared_the_gpu_has_no_time_of_a_step(
     record = StudyRecord("accumulation", tmp_path / "accumulation.json")
     run = {"status": "ok", "validation": {"2": 4.0}, "step_ms": [7.0]}
     record.begin({"date": "today"})
-    record.put("gla/headroom", run)
+    record.put("gla/logitless", run)
     record.begin({"date": "tomorrow", "note": "on a GPU shared with other runs"})
     record.put("gla/thinned", run)
-    record.put("kda/headroom", run | {"sessions": [0]})
+    record.put("kda/logitless", run | {"sessions": [0]})
     table = "\n".join(rnn_tables.accumulation_losses())
-    assert "| gla | headroom | 4.0000 | +0.0000 | - | 7.00 |" in table
+    assert "| gla | logitless | 4.0000 | +0.0000 | - | 7.00 |" in table
     assert "| gla | thinned | 4.0000 | +0.0000 | - | - |" in table
-    assert "| kda | headroom | 4.0000 | +0.0000 | - | - |" in table
+    assert "| kda | logitless | 4.0000 | +0.0000 | - | - |" in table
     assert "tomorrow, on a GPU shared with other runs" in table
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("headroom", exc_type=ImportError)
+pytest.importorskip("logitless", exc_type=ImportError)
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 

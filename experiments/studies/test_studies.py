@@ -92,17 +92,17 @@ def test_heads_that_are_missing_or_unknown() -> None:
 
 
 def test_grids(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     cells = tiny("grids", tmp_path / "grids.json")
     rows = cells["chunks/llama-3-8b"]["rows"]
     assert len(cells) == 7 and all(row["burst_ms"] for row in rows)
-    assert "headroom 512 MiB" in {row["method"] for row in rows}
+    assert "logitless 512 MiB" in {row["method"] for row in rows}
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory, data: pathlib.Path) -> pathlib.Path:
     """A folder of records of the studies of linear RNNs at tiny sizes."""
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("records")
     words = ["--data", data, "--checkpoints", folder / "checkpoints", "--rounds", 2]
@@ -130,7 +130,7 @@ def test_prepared_instructions_say_what_is_to_be_predicted(data: pathlib.Path) -
 
 def test_mve_goes_on_from_a_checkpoint(tmp_path: pathlib.Path, data: pathlib.Path, records: pathlib.Path) -> None:
     cells = cells_of(records, "mve")
-    whole = cells["run/headroom"]
+    whole = cells["run/logitless"]
     assert whole["step"] == 6 and set(whole["validation"]) == {"0", "3", "6"} and len(whole["loss"]) == 6
     assert whole["validation"]["6"] == pytest.approx(cells["run/eager"]["validation"]["6"], abs=0.02)
     assert cells["batch/thinned/x4"]["batch"] == 8
@@ -142,12 +142,12 @@ def test_mve_goes_on_from_a_checkpoint(tmp_path: pathlib.Path, data: pathlib.Pat
     session = Session(StudyRecord("mve", tmp_path / "half.json"), options, 600.0)
     session.record.begin({"date": "today"})
     settings = mve.settings(session)
-    trainer = lm.make_trainer(session, settings, lm.load_data(data), "headroom")
+    trainer = lm.make_trainer(session, settings, lm.load_data(data), "logitless")
     for _ in range(3):
         trainer.advance()
-    trainer.save(lm.checkpoint_path(session, "run/headroom"))
-    session.record.put("run/headroom", {"status": "partial", "step": 3, "loss": {"1": 1.0}, "validation": {"0": 6.0}})
-    found = lm.trained(session, "run/headroom", settings, "headroom")
+    trainer.save(lm.checkpoint_path(session, "run/logitless"))
+    session.record.put("run/logitless", {"status": "partial", "step": 3, "loss": {"1": 1.0}, "validation": {"0": 6.0}})
+    found = lm.trained(session, "run/logitless", settings, "logitless")
     assert found is not None and found["step"] == 6 and set(found["loss"]) == {"1", "4", "5", "6"}
     assert found["validation"]["6"] == pytest.approx(whole["validation"]["6"], abs=1e-5)
 
@@ -156,39 +156,39 @@ def test_scale(records: pathlib.Path) -> None:
     cells = cells_of(records, "scale")
     assert set(cells) == {f"transformer/B{batch}" for batch in (1, 4, 8, 16)}
     rows = {row["head"]: row for row in cells["transformer/B8"]["rows"]}
-    assert set(rows) == {"eager", "headroom", "thinned", "no head"}
-    assert rows["headroom"]["loss"] == pytest.approx(rows["eager"]["loss"], rel=0.01) and rows["thinned"]["ms"]
+    assert set(rows) == {"eager", "logitless", "thinned", "no head"}
+    assert rows["logitless"]["loss"] == pytest.approx(rows["eager"]["loss"], rel=0.01) and rows["thinned"]["ms"]
 
 
 def test_accumulation_and_sparsity(records: pathlib.Path) -> None:
     cells = cells_of(records, "accumulation")
     errors = cells["recurrence/errors"]["heads"]
-    assert errors["headroom"]["d_hidden"] <= 2 * errors["unavoidable"]["d_hidden"] + 2.0**-8
+    assert errors["logitless"]["d_hidden"] <= 2 * errors["unavoidable"]["d_hidden"] + 2.0**-8
     assert errors["thinned"]["d_hidden"] < 1 and cells["transformer/thinned/wikitext2"]["perplexity"] > 1
     found = cells_of(records, "sparsity")["recurrence"]
     assert 0 <= found["above"] <= 1 and found["above_a_row"] <= 400 and 0 < found["kept_a_row"] <= 400
-    assert found["times"]["headroom"]["gradients"] > 0
+    assert found["times"]["logitless"]["gradients"] > 0
 
 
 def test_tables_of_records(records: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from studies import heads, rnn_tables
 
     monkeypatch.setattr(heads, "BASELINE", "eager")
-    monkeypatch.setattr(heads, "ALL", ("eager", "headroom", "thinned"))
+    monkeypatch.setattr(heads, "ALL", ("eager", "logitless", "thinned"))
     monkeypatch.setattr(rnn_tables, "RECORDS", tmp_path)
     assert rnn_tables.mve_criteria() == rnn_tables.NOT_RUN
     for path in records.glob("*.json"):
         (tmp_path / path.name).write_text(path.read_text())
     record = StudyRecord("mve", tmp_path / "mve.json")
     for key, cell in record.cells.items():  # which the CPU does not measure
-        cell["peak_gib"] = {"eager": 4.0, "headroom": 1.9, "thinned": 2.1}[key.split("/")[1]]
+        cell["peak_gib"] = {"eager": 4.0, "logitless": 1.9, "thinned": 2.1}[key.split("/")[1]]
         cell["tokens_per_second"] = 1000.0 + 500 * key.endswith("x4")
         cell["step_ms"] = [10.0]
     record.save()
     tables = {name: table() for name, table in rnn_tables.TABLES.items() if name != "scale-largest"}
     assert tables.pop("scale-picture")[0].startswith("![Tokens a second")
     assert all(len(lines) > 2 and lines[-1] != rnn_tables.NOT_RUN[0] for lines in tables.values())
-    row = next(line for line in tables["mve-criteria"] if line.startswith("| headroom"))
+    row = next(line for line in tables["mve-criteria"] if line.startswith("| logitless"))
     assert "yes: -52%" in row and "yes: +50.0% with 8 sequences" in row and "yes: +0.0%" in row
     assert "**no**: -48%" in next(line for line in tables["mve-criteria"] if line.startswith("| thinned"))
 
@@ -206,19 +206,19 @@ def test_blocks_that_a_filter_keeps() -> None:
 
 
 def test_fine_tuning(tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("headroom", exc_type=ImportError)
+    pytest.importorskip("logitless", exc_type=ImportError)
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from studies import fine_tables
 
     words = ["--data", data, "--checkpoints", tmp_path / "checkpoints"]
     cells = tiny("fine_tuning", tmp_path / "fine_tuning.json", *words)
-    assert set(cells) == {"start", "errors", "stock", "headroom", "thinned"}
+    assert set(cells) == {"start", "errors", "stock", "logitless", "thinned"}
     error = {name: row["d_hidden"] for name, row in cells["errors"]["heads"].items()}
-    assert 0 < error["headroom"] <= 2 * error["unavoidable"] + 2**-8 and cells["errors"]["tokens"] > 0
+    assert 0 < error["logitless"] <= 2 * error["unavoidable"] + 2**-8 and cells["errors"]["tokens"] > 0
     assert cells["stock"]["held_out"][0] == cells["thinned"]["held_out"][0] != cells["stock"]["held_out"][1]
-    assert len(cells["headroom"]["losses"]) == 4
-    assert cells["headroom"]["losses"] == pytest.approx(cells["stock"]["losses"], abs=0.02)
+    assert len(cells["logitless"]["losses"]) == 4
+    assert cells["logitless"]["losses"] == pytest.approx(cells["stock"]["losses"], abs=0.02)
     monkeypatch.setattr(fine_tables, "RECORDS", tmp_path)
     assert any(line.startswith("| thinned |") for line in fine_tables.runs())
     assert fine_tables.cce() == fine_tables.NOT_RUN
@@ -227,14 +227,14 @@ def test_fine_tuning(tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: py
     assert (found["unavoidable"], found["eager"], found["stock"], found["thinned"]) == (2, 2, 2, 0)
     assert fine_tables.memory() == fine_tables.NOT_RUN  # which the CPU does not measure
     record = StudyRecord("fine_tuning", tmp_path / "fine_tuning.json")
-    for name in ("stock", "headroom"):
+    for name in ("stock", "logitless"):
         now = dict.fromkeys(fine_tables.CATEGORIES, 1024.0)
         record.cells[name]["memory"] = {"at_peak": now, "timeline": [now] * 3}
     record.save()
     assert "| stock | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 6.00 |" in fine_tables.memory()
     pytest.importorskip("matplotlib")
     paths = fine_tables.draw(tmp_path)
-    assert len(paths) == 2 and all(">headroom</text>" in path.read_text() for path in paths)
+    assert len(paths) == 2 and all(">logitless</text>" in path.read_text() for path in paths)
 
 
 def test_the_largest_batch_is_looked_for_from_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:

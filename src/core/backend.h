@@ -8,7 +8,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 
-namespace headroom {
+namespace logitless {
 
 struct Divergence;
 
@@ -65,4 +65,4 @@ struct Backend {
 void scale_on_host(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                    void* stream);
 
-}  // namespace headroom
+}  // namespace logitless

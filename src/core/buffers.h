@@ -4,7 +4,7 @@
 #include "core/dtype.h"
 #include "core/row_lists.h"
 
-namespace headroom {
+namespace logitless {
 
 // A gradient as an array, in memory of the run's device.
 struct GradientArray {
@@ -30,21 +30,21 @@ struct Buffers {
   const void* num_items = nullptr;      // scalar stats, in place of Problem::num_items; null: that
   // upstream gradients; null grad_loss means 1
   const void* grad_loss = nullptr;  // scalar, or [N] with Reduction::kNone; stats
-#define HEADROOM_MEMBER(name) const void* grad_##name = nullptr;  // [N] stats
-  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name) const void* grad_##name = nullptr;  // [N] stats
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   // Row statistics (forward), each [N] stats. Any may be null except for a shard, where all that the loss
   // needs must be given. Ignored rows hold the statistics of no column: max -inf, the sums 0.
   void* max = nullptr;  // max_j z_ij
-#define HEADROOM_MEMBER(name, ...) void* name = nullptr;
-  HEADROOM_ROW_SUMS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, ...) void* name = nullptr;
+  LOGITLESS_ROW_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   // losses (forward of a whole vocabulary); ignored rows hold 0 (argmax -1)
   void* loss = nullptr;  // scalar, or [N] with Reduction::kNone; stats
   // lse is an input of the backward pass, as is entropy with grad_entropy
-#define HEADROOM_MEMBER(name, type, ...) type* name = nullptr;  // [N]
-  HEADROOM_ROW_OUTPUTS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, type, ...) type* name = nullptr;  // [N]
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   void* lse_low = nullptr;           // [N] stats: what rounding took off lse; as lse, and never required
   int64_t* argmax = nullptr;         // [N] global id of the largest logit, the first of equals
   int64_t* correct_count = nullptr;  // scalar: rows whose argmax is the target
@@ -73,4 +73,4 @@ struct Buffers {
   bool operator==(const Buffers&) const = default;
 };
 
-}  // namespace headroom
+}  // namespace logitless

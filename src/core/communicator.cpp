@@ -4,7 +4,7 @@
 
 #include "core/status.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 void check(int status, const char* function) {
@@ -32,4 +32,4 @@ void Communicator::sum_own(void* data, int64_t count, DType dtype, void* stream)
         "reduce_scatter");
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -3,9 +3,9 @@
 
 #include "core/dtype.h"
 
-namespace headroom {
+namespace logitless {
 
-// What the ranks of a group exchange numbers by: a host's functions, as headroom_communicator has them. Each
+// What the ranks of a group exchange numbers by: a host's functions, as logitless_communicator has them. Each
 // throws kCommunicationFailed where the host's function fails.
 struct Communicator {
   int rank = 0;
@@ -29,4 +29,4 @@ struct Communicator {
   }
 };
 
-}  // namespace headroom
+}  // namespace logitless

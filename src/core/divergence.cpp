@@ -5,7 +5,7 @@
 #include "core/number_text.h"
 #include "core/status.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 void expect(bool ok, const std::string& argument, const char* expected, const std::string& got) {
@@ -82,4 +82,4 @@ Divergence validated(Divergence d, const DivergenceOptions& options) {
   return d;
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -7,9 +7,9 @@
 #include "core/dtype.h"
 #include "core/host_device.h"
 
-namespace headroom {
+namespace logitless {
 
-// Numbered as headroom_divergence_stage in the C header.
+// Numbered as logitless_divergence_stage in the C header.
 enum class DivergenceStage : int { kValues = 0, kGradient = 1 };
 
 // One head's products and what makes logits of them: z = t(scale x + bias_scale bias), t = identity or
@@ -23,7 +23,7 @@ struct HeadProducts {
   double bias_scale = 1;
 };
 
-// headroom_divergence with its strides filled in.
+// logitless_divergence with its strides filled in.
 struct Divergence {
   DivergenceStage stage = DivergenceStage::kValues;
   DType dtype = DType::kF32;
@@ -59,8 +59,8 @@ struct Mixture {
   T beta = 0;
   T rest = 1;  // 1 - beta
 
-  HEADROOM_HD bool is_student() const { return beta == 0; }
-  HEADROOM_HD bool is_teacher() const { return rest == 0; }
+  LOGITLESS_HD bool is_student() const { return beta == 0; }
+  LOGITLESS_HD bool is_teacher() const { return rest == 0; }
 };
 
 template <class T>
@@ -81,14 +81,14 @@ struct DivergenceColumn {
 
 // x log y with 0 log y = 0.
 template <class T>
-HEADROOM_HD inline T times_log(T x, T log_y) {
+LOGITLESS_HD inline T times_log(T x, T log_y) {
   return x == 0 ? T(0) : x * log_y;
 }
 
 // From log p and log q. Everything goes through their difference and the larger one, so that nothing
 // overflows, and log(p / m) is no difference of two large numbers.
 template <class T>
-HEADROOM_HD inline DivergenceColumn<T> divergence_column(const Mixture<T>& mixture, T log_p, T log_q) {
+LOGITLESS_HD inline DivergenceColumn<T> divergence_column(const Mixture<T>& mixture, T log_p, T log_q) {
   constexpr T kNone = -std::numeric_limits<T>::infinity();
   DivergenceColumn<T> out;
   const T u = log_p == kNone && log_q == kNone ? T(0) : log_q - log_p;
@@ -126,7 +126,7 @@ HEADROOM_HD inline DivergenceColumn<T> divergence_column(const Mixture<T>& mixtu
 
 // D of a row from the sums of its terms.
 template <class T>
-HEADROOM_HD inline T divergence_of(const Mixture<T>& mixture, T student_kl, T teacher_kl) {
+LOGITLESS_HD inline T divergence_of(const Mixture<T>& mixture, T student_kl, T teacher_kl) {
   if (mixture.is_student()) return teacher_kl;
   if (mixture.is_teacher()) return student_kl;
   return mixture.beta * teacher_kl + mixture.rest * student_kl;
@@ -134,11 +134,11 @@ HEADROOM_HD inline T divergence_of(const Mixture<T>& mixture, T student_kl, T te
 
 // dD / dz of the student; q: the teacher's probability, which beta = 0 alone needs.
 template <class T>
-HEADROOM_HD inline T divergence_slope(const Mixture<T>& mixture, const DivergenceColumn<T>& column, T q,
-                                      T student_kl) {
+LOGITLESS_HD inline T divergence_slope(const Mixture<T>& mixture, const DivergenceColumn<T>& column, T q,
+                                       T student_kl) {
   if (mixture.is_student()) return column.p - q;
   const T factor = mixture.is_teacher() ? T(1) : mixture.rest;
   return times_log(column.p, factor * (column.log_ratio - student_kl));
 }
 
-}  // namespace headroom
+}  // namespace logitless

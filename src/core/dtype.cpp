@@ -1,6 +1,6 @@
 #include "core/dtype.h"
 
-namespace headroom {
+namespace logitless {
 
 const char* dtype_name(DType dtype) {
   switch (dtype) {
@@ -66,4 +66,4 @@ int64_t load_as_int64(const void* data, DType dtype, int64_t index) {
                               : static_cast<const int64_t*>(data)[index];
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace headroom {
+namespace logitless {
 
-// Numbered as headroom_dtype in the C header.
+// Numbered as logitless_dtype in the C header.
 enum class DType : int { kF32 = 0, kBF16 = 1, kF16 = 2, kF64 = 3, kI32 = 4, kI64 = 5 };
 
 constexpr size_t size_of(DType dtype) {
@@ -69,4 +69,4 @@ double load_as_double(const void* data, DType dtype, int64_t index);
 void store_from_double(void* data, DType dtype, int64_t index, double value);
 int64_t load_as_int64(const void* data, DType dtype, int64_t index);
 
-}  // namespace headroom
+}  // namespace logitless

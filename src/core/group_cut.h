@@ -3,21 +3,21 @@
 
 #include "core/host_device.h"
 
-namespace headroom {
+namespace logitless {
 
 // A rank's message behind the numbers of its rows: where its columns lie, and a digest of what all
 // ranks have in common.
 inline constexpr int64_t kCutNumbers = 4;
 
 // Sums of these tell other values, or another order of them, apart.
-HEADROOM_HD inline uint64_t mixed(uint64_t x) {
+LOGITLESS_HD inline uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
 
-HEADROOM_HD inline uint64_t mixed_target(int64_t target, int64_t place) {
+LOGITLESS_HD inline uint64_t mixed_target(int64_t target, int64_t place) {
   return mixed(static_cast<uint64_t>(target) + static_cast<uint64_t>(place + 1) * 0x9E3779B97F4A7C15u);
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -8,7 +8,7 @@
 #include "core/status.h"
 #include "core/targets.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 constexpr int64_t kTaskRows = 256;
@@ -25,10 +25,10 @@ void for_numbers(const Problem& p, DType dtype, RowStats<double>& stats, const B
     stats.argmax = static_cast<int64_t>(id);
   }
   const WantedSums sums = wanted_sums(p);
-#define HEADROOM_NUMBER(name, part, ...) \
+#define LOGITLESS_NUMBER(name, part, ...) \
   if (sums.name) body(stats.part, index++);
-  HEADROOM_ROW_SUMS(HEADROOM_NUMBER)
-#undef HEADROOM_NUMBER
+  LOGITLESS_ROW_SUMS(LOGITLESS_NUMBER)
+#undef LOGITLESS_NUMBER
   if (sums.weighted_logit_sum && dtype == DType::kF64) body(stats.weight, index++);
 }
 
@@ -189,4 +189,4 @@ void join_over_group(const Problem& p, const Communicator& group, const Parallel
   join(p, group, parallel_for, targets, rows, top, scratch);
 }
 
-}  // namespace headroom
+}  // namespace logitless

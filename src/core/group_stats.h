@@ -9,7 +9,7 @@
 #include "core/row_stats.h"
 #include "core/top_k.h"
 
-namespace headroom {
+namespace logitless {
 
 // What ranks of a group tell each other of a row on host memory: the statistics that the problem wants, in
 // float64, [numbers, rows] a rank, so that nothing is rounded on the way; and with top_k their largest
@@ -36,4 +36,4 @@ void join_over_group(const Problem& problem, const Communicator& group, const Pa
                      const void* targets, std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
                      std::span<double> scratch);
 
-}  // namespace headroom
+}  // namespace logitless

@@ -1,7 +1,7 @@
 #pragma once
 // Functions on one row's numbers are shared by the host and by device kernels.
 #ifdef __CUDACC__
-#define HEADROOM_HD __host__ __device__
+#define LOGITLESS_HD __host__ __device__
 #else
-#define HEADROOM_HD
+#define LOGITLESS_HD
 #endif

@@ -6,7 +6,7 @@
 #include "core/backend.h"
 #include "core/targets.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 double load_or(const void* data, DType dtype, int64_t index, double otherwise) {
@@ -23,9 +23,9 @@ void store_if(uint8_t* data, DType /*stats*/, int64_t index, double value) {
 
 void write_ignored_losses(const Problem& problem, const Buffers& buffers, int64_t row) {
   const DType dtype = problem.stats_dtype();
-#define HEADROOM_STORE(name, ...) store_if(buffers.name, dtype, row, 0);
-  HEADROOM_ROW_OUTPUTS(HEADROOM_STORE)
-#undef HEADROOM_STORE
+#define LOGITLESS_STORE(name, ...) store_if(buffers.name, dtype, row, 0);
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
   store_if(buffers.lse_low, dtype, row, 0);
   if (problem.reduction == Reduction::kNone) store_if(buffers.loss, dtype, row, 0);
 }
@@ -76,10 +76,10 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
   RowUpstream<double> upstream;
   const int64_t loss_index = p.reduction == Reduction::kNone ? row : 0;
   upstream.loss = load_or(b.grad_loss, dtype, loss_index, 1) / context.divisor;
-#define HEADROOM_LOAD(name) \
+#define LOGITLESS_LOAD(name) \
   if (p.has_grad_##name) upstream.name = load_as_double(b.grad_##name, dtype, row);
-  HEADROOM_ROW_UPSTREAM(HEADROOM_LOAD)
-#undef HEADROOM_LOAD
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_LOAD)
+#undef LOGITLESS_LOAD
   const RowCoefficients<double> k =
       row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
   return p.has_temperature ? scaled(k, inverse_temperature_of_row(p, b, row)) : k;
@@ -128,9 +128,9 @@ void HostLossWriter::add_losses(int64_t row, const RowStats<double>& stats) {
   if (p.is_open_shard()) return;
   const RowLoss<double> out =
       row_loss(context_.params, row_weights(context_, row), stats, target_of_row(p, b.targets, row));
-#define HEADROOM_STORE(name, ...) store_if(b.name, dtype, row, out.name);
-  HEADROOM_ROW_OUTPUTS(HEADROOM_STORE)
-#undef HEADROOM_STORE
+#define LOGITLESS_STORE(name, ...) store_if(b.name, dtype, row, out.name);
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
   const double stored = dtype == DType::kF64 ? out.lse : static_cast<double>(static_cast<float>(out.lse));
   store_if(b.lse_low, dtype, row, rest_of(log_sum_exp_parts(stats), stored));
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
@@ -168,11 +168,11 @@ RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, 
   const DType dtype = problem.stats_dtype();
   RowStats<double> stats;
   stats.max = load_or(buffers.max, dtype, row, stats.max);
-#define HEADROOM_LOAD(name, part, kind, ...)         \
+#define LOGITLESS_LOAD(name, part, kind, ...)        \
   stats.part = load_or(buffers.name, dtype, row, 0); \
   stats.part = moved_sum(stats.part, mass_of(SumKind::kind, stats), -anchor_of(stats.max));
-  HEADROOM_ROW_SUMS(HEADROOM_LOAD)
-#undef HEADROOM_LOAD
+  LOGITLESS_ROW_SUMS(LOGITLESS_LOAD)
+#undef LOGITLESS_LOAD
   if (buffers.argmax != nullptr) stats.argmax = buffers.argmax[row];
   return stats;
 }
@@ -181,10 +181,10 @@ void write_row_stats(const Problem& problem, const Buffers& buffers, int64_t row
                      const RowStats<double>& stats) {
   const DType dtype = problem.stats_dtype();
   store_if(buffers.max, dtype, row, stats.max);
-#define HEADROOM_STORE(name, part, kind, ...) \
+#define LOGITLESS_STORE(name, part, kind, ...) \
   store_if(buffers.name, dtype, row, told_sum(SumKind::kind, stats.part, stats));
-  HEADROOM_ROW_SUMS(HEADROOM_STORE)
-#undef HEADROOM_STORE
+  LOGITLESS_ROW_SUMS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
   if (buffers.argmax != nullptr) buffers.argmax[row] = stats.argmax;
 }
 
@@ -205,4 +205,4 @@ void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64
   writer.finish();
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -8,7 +8,7 @@
 #include "core/targets.h"
 #include "core/top_k.h"
 
-namespace headroom {
+namespace logitless {
 
 // The N-vector work around the kernels for backends whose buffers are host memory: from merged row statistics
 // to losses and outputs, and from upstream gradients to row coefficients. All in double, rows in order.
@@ -106,4 +106,4 @@ void write_row_stats(const Problem& problem, const Buffers& buffers, int64_t row
 // rows: workspace of N.
 void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64_t* rows);
 
-}  // namespace headroom
+}  // namespace logitless

@@ -4,7 +4,7 @@
 #include <locale>
 #include <sstream>
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 // Not std::to_chars, which not every standard library has for floating-point numbers.
@@ -28,4 +28,4 @@ std::string fixed_text(double value, int decimals) {
   return stream.str();
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -1,6 +1,6 @@
 #include "core/parallel.h"
 
-namespace headroom {
+namespace logitless {
 
 ParallelFor serial_parallel_for() {
   return {1, [](int64_t tasks, LoopBody body) {
@@ -8,4 +8,4 @@ ParallelFor serial_parallel_for() {
           }};
 }
 
-}  // namespace headroom
+}  // namespace logitless

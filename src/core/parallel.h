@@ -4,7 +4,7 @@
 #include <memory>
 #include <type_traits>
 
-namespace headroom {
+namespace logitless {
 
 // The body of a loop: a reference to a callable that outlives the loop. Unlike a std::function it never
 // allocates.
@@ -34,4 +34,4 @@ struct ParallelFor {
 
 ParallelFor serial_parallel_for();
 
-}  // namespace headroom
+}  // namespace logitless

@@ -7,7 +7,7 @@
 #include "core/number_text.h"
 #include "core/status.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 // "27050240 bytes (25.8 MiB)", rounded up: so many MiB are enough.
@@ -125,4 +125,4 @@ Plan chosen_plan(const Problem& problem, const PlansWithin& plans, uint64_t max_
                      "the fastest within the budget");
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -13,7 +13,7 @@
 #include "core/problem.h"
 #include "core/workspace.h"
 
-namespace headroom {
+namespace logitless {
 
 enum class PlanKind : int {
   kForward = 0,      // loss only, 1F
@@ -121,4 +121,4 @@ class DefaultCandidates {
   double fastest_ = std::numeric_limits<double>::infinity();
 };
 
-}  // namespace headroom
+}  // namespace logitless

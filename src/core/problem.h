@@ -4,7 +4,7 @@
 #include "core/dtype.h"
 #include "core/row_lists.h"
 
-namespace headroom {
+namespace logitless {
 
 enum class Reduction : int { kNone = 0, kSum = 1, kMean = 2 };
 
@@ -22,7 +22,7 @@ enum class GradientMethod : int {
   kAlwaysThinned = 2,  // the draw in any case
 };
 
-// What becomes of the parts of d_hidden of the ranks of a group; numbered as headroom_group_d_hidden.
+// What becomes of the parts of d_hidden of the ranks of a group; numbered as logitless_group_d_hidden.
 enum class GroupDHidden : int {
   kPart = 0,      // nothing
   kSum = 1,       // their sum, on every rank
@@ -93,17 +93,17 @@ struct Problem {
   bool has_token_weight = false;
   bool has_temperature = false;  // a T_i for each row, Buffers::temperature
   int64_t targets_per_row = 0;   // K; 0: one target a row, without a weight of its own
-#define HEADROOM_MEMBER(name) bool name = false;
-  HEADROOM_ROW_WANTS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name) bool name = false;
+  LOGITLESS_ROW_WANTS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   int64_t top_k = 0;  // forward passes: the largest logits of each row, so many; 0: none
   bool want_d_hidden = false;
   bool want_d_classifier = false;
   bool want_d_bias = false;
   // Backward only: which per-token upstream gradients are given besides that of the loss.
-#define HEADROOM_MEMBER(name) bool has_grad_##name = false;
-  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name) bool has_grad_##name = false;
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   // Add to what the gradient buffer holds (fp32 or fp64 buffers only) instead of overwriting it.
   bool accumulate_d_hidden = false;
   bool accumulate_d_classifier = false;
@@ -140,15 +140,15 @@ struct Problem {
 
 // Which sums a problem needs.
 struct WantedSums {
-#define HEADROOM_MEMBER(name, ...) bool name = false;
-  HEADROOM_ROW_SUMS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, ...) bool name = false;
+  LOGITLESS_ROW_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
 };
 inline WantedSums wanted_sums([[maybe_unused]] const Problem& p) {
   WantedSums sums;
-#define HEADROOM_WANTED(name, part, kind, wanted, ...) sums.name = wanted;
-  HEADROOM_ROW_SUMS(HEADROOM_WANTED)
-#undef HEADROOM_WANTED
+#define LOGITLESS_WANTED(name, part, kind, wanted, ...) sums.name = wanted;
+  LOGITLESS_ROW_SUMS(LOGITLESS_WANTED)
+#undef LOGITLESS_WANTED
   return sums;
 }
 
@@ -157,4 +157,4 @@ inline double gemm_flop(const Problem& p) {
   return 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.vocab) * static_cast<double>(p.hidden);
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -4,7 +4,7 @@
 #include "core/host_device.h"
 #include "core/row_stats.h"
 
-namespace headroom {
+namespace logitless {
 
 // The scalars of a Problem that the losses depend on, in the type of the computation.
 template <class T>
@@ -26,25 +26,25 @@ struct RowWeights {
 template <class T>
 struct RowLoss {
   T loss = 0;  // of the row, before the reduction
-#define HEADROOM_MEMBER(name, ...) T name = 0;
-  HEADROOM_ROW_OUTPUTS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, ...) T name = 0;
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
 };
 
 // loss_i of Problem's comment and what else is told of a row, from merged statistics of the whole vocabulary;
 // target: a global id.
 // The smoothing term sum_j w_j (lse - z_j) is of differences from the maximum, too.
 template <class T>
-HEADROOM_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWeights<T>& weights,
-                                       const RowStats<T>& stats, int64_t target) {
+LOGITLESS_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWeights<T>& weights,
+                                        const RowStats<T>& stats, int64_t target) {
   RowLoss<T> out;
   const bool is_nan = stats.max == std::numeric_limits<T>::infinity();
   const T max = is_nan ? std::numeric_limits<T>::quiet_NaN() : stats.max;
   const T log_sum = is_nan ? max : std::log(stats.sum_exp);
   const T q = weights.target_sum;
-#define HEADROOM_TELL(name, type, wanted, option, formula) out.name = formula;
-  HEADROOM_ROW_OUTPUTS(HEADROOM_TELL)
-#undef HEADROOM_TELL
+#define LOGITLESS_TELL(name, type, wanted, option, formula) out.name = formula;
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_TELL)
+#undef LOGITLESS_TELL
   T loss = (1 - params.label_smoothing) * weights.target * out.nll;
   if (params.label_smoothing > 0) {
     loss +=
@@ -64,29 +64,29 @@ struct RowCoefficients {
 };
 
 template <class T>
-HEADROOM_HD inline RowCoefficients<T> scaled(const RowCoefficients<T>& k, T factor) {
+LOGITLESS_HD inline RowCoefficients<T> scaled(const RowCoefficients<T>& k, T factor) {
   return {k.a * factor, k.b * factor, k.c * factor, k.g * factor};
 }
 
 // 1 / T of a row, by which its logits and (for the gradient of what they are made of) its coefficients are
 // multiplied. NaN, where T or 1 / T is below `least` or no number, makes its row NaN, as a NaN logit would.
 template <class T>
-HEADROOM_HD inline T inverse_temperature(T temperature, T least = std::numeric_limits<T>::min()) {
+LOGITLESS_HD inline T inverse_temperature(T temperature, T least = std::numeric_limits<T>::min()) {
   const T inverse = 1 / temperature;
   return temperature >= least && inverse >= least ? inverse : std::numeric_limits<T>::quiet_NaN();
 }
 
 // The factor a + b log p of a probability; of p = 0 it stays finite, as p log p is 0 there.
 template <class T>
-HEADROOM_HD inline T probability_factor(const RowCoefficients<T>& k, T log_p) {
+LOGITLESS_HD inline T probability_factor(const RowCoefficients<T>& k, T log_p) {
   return k.b == 0 || log_p == -std::numeric_limits<T>::infinity() ? k.a : k.a + k.b * log_p;
 }
 
 // One element of dL/dz, the definition for all scalar code: no term of it is 0 times an infinity. At a target
 // that is nearly certain p - 1 keeps its digits. q: the element's weight as a target, 0 of all others.
 template <class T>
-HEADROOM_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_weight,
-                                std::type_identity_t<T> q) {
+LOGITLESS_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_weight,
+                                 std::type_identity_t<T> q) {
   T d;
   if (q != 0 && k.b == 0 && k.a == k.g * q) {
     d = k.a * std::expm1(log_p);
@@ -105,12 +105,12 @@ struct FloatPair {
 };
 
 // What storing lse takes off it; 0 where that is no number.
-HEADROOM_HD inline double rest_of(const LogSumExp<double>& lse, double stored) {
+LOGITLESS_HD inline double rest_of(const LogSumExp<double>& lse, double stored) {
   const double rest = (lse.high - stored) + lse.low;
   return std::isfinite(rest) ? rest : 0;
 }
 
-HEADROOM_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
+LOGITLESS_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
   const float high = static_cast<float>(lse.value());
   return {high, static_cast<float>(rest_of(lse, static_cast<double>(high)))};
 }
@@ -119,18 +119,18 @@ HEADROOM_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
 template <class T>
 struct RowUpstream {
   T loss = 0;  // of the row's own loss: 1 / divisor for a mean
-#define HEADROOM_MEMBER(name) T name = 0;
-  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name) T name = 0;
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
 };
 
 // With u the upstream gradients: d nll/dz = (sum_k q_k) p - q_ij, d lse/dz = p, d target_logit/dz = q_ij,
 // d entropy/dz = -p (z - m) with m = sum_j p_j z_j = lse - entropy, so -p (log p + entropy): whatever offset
 // all logits have in common, no digits are lost to it.
 template <class T>
-HEADROOM_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& params,
-                                                       const RowWeights<T>& weights,
-                                                       const RowUpstream<T>& upstream, T lse, T entropy) {
+LOGITLESS_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& params,
+                                                        const RowWeights<T>& weights,
+                                                        const RowUpstream<T>& upstream, T lse, T entropy) {
   const T k = upstream.loss * weights.token;
   const T target = (1 - params.label_smoothing) * weights.target;
   RowCoefficients<T> out;
@@ -149,4 +149,4 @@ HEADROOM_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& para
   return out;
 }
 
-}  // namespace headroom
+}  // namespace logitless

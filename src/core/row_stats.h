@@ -6,7 +6,7 @@
 #include "core/host_device.h"
 #include "core/row_lists.h"
 
-namespace headroom {
+namespace logitless {
 
 // Statistics of one row of logits over any set of columns: the maximum, where it is, and the sums of
 // row_lists.h, relative to the maximum. merge() is associative and RowStats{} is its neutral element, so
@@ -15,9 +15,9 @@ template <class T>
 struct RowStats {
   T max = -std::numeric_limits<T>::infinity();
   int64_t argmax = -1;  // global id, the first of equals
-#define HEADROOM_MEMBER(name, part, ...) T part = 0;
-  HEADROOM_ROW_SUMS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, part, ...) T part = 0;
+  LOGITLESS_ROW_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   // The class weights of the columns that are relative to the maximum in `weighted`: all, or 0 where the sum
   // is of the logits themselves.
   T weight = 0;
@@ -34,39 +34,39 @@ enum class SumKind {
 
 // The number that sums are relative to: the maximum, or 0 where differences from it are no numbers.
 template <class T>
-HEADROOM_HD inline T anchor_of(T max) {
+LOGITLESS_HD inline T anchor_of(T max) {
   return std::isfinite(max) ? max : T(0);
 }
 
 // How often the anchor is in a sum.
 template <class T>
-HEADROOM_HD inline T mass_of(SumKind kind, const RowStats<T>& stats) {
+LOGITLESS_HD inline T mass_of(SumKind kind, const RowStats<T>& stats) {
   return kind == SumKind::kOffset ? stats.weight : kind == SumKind::kExpOffset ? stats.sum_exp : T(0);
 }
 
 // A sum with the anchor less `by`; no anchor in it: as it is, even with a sum that is no number.
 template <class T>
-HEADROOM_HD inline T moved_sum(T sum, T mass, T by) {
+LOGITLESS_HD inline T moved_sum(T sum, T mass, T by) {
   return mass == 0 ? sum : sum + by * mass;
 }
 
 // A sum of exps relative to another maximum; factor: rebase_factor() of the two.
 template <class T>
-HEADROOM_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
+LOGITLESS_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
   if (kind == SumKind::kPlain || kind == SumKind::kOffset) return sum;
   return kind == SumKind::kSquaredExp ? sum * factor * factor : sum * factor;
 }
 
 // A sum of the logits themselves from one relative to the maximum.
 template <class T>
-HEADROOM_HD inline T told_sum(SumKind kind, T part, const RowStats<T>& stats) {
+LOGITLESS_HD inline T told_sum(SumKind kind, T part, const RowStats<T>& stats) {
   return moved_sum(part, mass_of(kind, stats), anchor_of(stats.max));
 }
 
 // Statistics of a whole vocabulary whose `weighted` is of the logits themselves, with all relative to the
 // maximum. An offset has taken digits off such a sum.
 template <class T>
-HEADROOM_HD inline RowStats<T> with_weighted_offset(RowStats<T> stats, T class_weight_sum) {
+LOGITLESS_HD inline RowStats<T> with_weighted_offset(RowStats<T> stats, T class_weight_sum) {
   stats.weighted = moved_sum(stats.weighted, class_weight_sum, -anchor_of(stats.max));
   stats.weight = class_weight_sum;
   return stats;
@@ -74,26 +74,26 @@ HEADROOM_HD inline RowStats<T> with_weighted_offset(RowStats<T> stats, T class_w
 
 // exp(z - max) for a factor between two anchors: 1 for equal anchors, infinities included.
 template <class T>
-HEADROOM_HD inline T rebase_factor(T from, T to) {
+LOGITLESS_HD inline T rebase_factor(T from, T to) {
   return from == to ? T(1) : std::exp(from - to);
 }
 
 // The same statistics with the sums relative to new_max >= stats.max.
 template <class T>
-HEADROOM_HD inline RowStats<T> rebase(const RowStats<T>& stats, T new_max) {
+LOGITLESS_HD inline RowStats<T> rebase(const RowStats<T>& stats, T new_max) {
   const T factor = rebase_factor(stats.max, new_max);
   const T by = anchor_of(stats.max) - anchor_of(new_max);
   RowStats<T> out = stats;
   out.max = new_max;
-#define HEADROOM_REBASE(name, part, kind, ...) \
+#define LOGITLESS_REBASE(name, part, kind, ...) \
   out.part = rebased_sum(SumKind::kind, moved_sum(stats.part, mass_of(SumKind::kind, stats), by), factor);
-  HEADROOM_ROW_SUMS(HEADROOM_REBASE)
-#undef HEADROOM_REBASE
+  LOGITLESS_ROW_SUMS(LOGITLESS_REBASE)
+#undef LOGITLESS_REBASE
   return out;
 }
 
 template <class T>
-HEADROOM_HD inline RowStats<T> merge(const RowStats<T>& a, const RowStats<T>& b) {
+LOGITLESS_HD inline RowStats<T> merge(const RowStats<T>& a, const RowStats<T>& b) {
   // A NaN maximum wins, so that a NaN logit is never lost in a merge; as in PyTorch its id is the argmax.
   const T new_max = (a.max > b.max || std::isnan(a.max)) ? a.max : b.max;
   RowStats<T> x = rebase(a, new_max);
@@ -104,15 +104,15 @@ HEADROOM_HD inline RowStats<T> merge(const RowStats<T>& a, const RowStats<T>& b)
   const bool b_larger = b_nan ? !a_nan : b.max > a.max;
   const bool take_b = a.argmax < 0 || b_larger || (equal && b.argmax >= 0 && b.argmax < a.argmax);
   x.argmax = take_b ? b.argmax : a.argmax;
-#define HEADROOM_ADD(name, part, ...) x.part += y.part;
-  HEADROOM_ROW_SUMS(HEADROOM_ADD)
-#undef HEADROOM_ADD
+#define LOGITLESS_ADD(name, part, ...) x.part += y.part;
+  LOGITLESS_ROW_SUMS(LOGITLESS_ADD)
+#undef LOGITLESS_ADD
   x.weight += y.weight;
   return x;
 }
 
 template <class T>
-HEADROOM_HD inline T log_sum_exp(const RowStats<T>& stats) {
+LOGITLESS_HD inline T log_sum_exp(const RowStats<T>& stats) {
   return stats.max + std::log(stats.sum_exp);
 }
 
@@ -122,13 +122,13 @@ template <class T>
 struct LogSumExp {
   T high = 0, low = 0;
 
-  HEADROOM_HD T value() const { return high + low; }
-  HEADROOM_HD T log_p(T z) const { return (z - high) - low; }
+  LOGITLESS_HD T value() const { return high + low; }
+  LOGITLESS_HD T log_p(T z) const { return (z - high) - low; }
 };
 
 template <class T>
-HEADROOM_HD inline LogSumExp<T> log_sum_exp_parts(const RowStats<T>& stats) {
+LOGITLESS_HD inline LogSumExp<T> log_sum_exp_parts(const RowStats<T>& stats) {
   return {stats.max, std::log(stats.sum_exp)};
 }
 
-}  // namespace headroom
+}  // namespace logitless

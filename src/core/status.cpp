@@ -1,6 +1,6 @@
 #include "core/status.h"
 
-namespace headroom {
+namespace logitless {
 
 const char* status_name(Status status) {
   switch (status) {
@@ -30,4 +30,4 @@ void throw_invalid(const std::string& argument, const std::string& expected, con
   throw Error(Status::kInvalidArgument, argument + ": expected " + expected + ", got " + got);
 }
 
-}  // namespace headroom
+}  // namespace logitless

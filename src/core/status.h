@@ -2,9 +2,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom {
+namespace logitless {
 
-// Numbered as headroom_status in the C header.
+// Numbered as logitless_status in the C header.
 enum class Status : int {
   kOk = 0,
   kInvalidArgument = 1,
@@ -33,4 +33,4 @@ class Error : public std::runtime_error {
 [[noreturn]] void throw_invalid(const std::string& argument, const std::string& expected,
                                 const std::string& got);
 
-}  // namespace headroom
+}  // namespace logitless

@@ -4,7 +4,7 @@
 
 #include "core/status.h"
 
-namespace headroom {
+namespace logitless {
 
 int64_t compact_rows(const Problem& problem, const void* targets, int64_t* rows) {
   int64_t count = 0;
@@ -55,4 +55,4 @@ double reduction_divisor(const Problem& problem, const Buffers& buffers, const i
   return sum;
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -4,7 +4,7 @@
 #include "core/buffers.h"
 #include "core/problem.h"
 
-namespace headroom {
+namespace logitless {
 
 // Whether row i has targets, after the shift: those of row i + shift.
 inline bool has_targets(const Problem& problem, int64_t row) {
@@ -69,4 +69,4 @@ double class_weight_sum(const Problem& problem, const Buffers& buffers);
 double reduction_divisor(const Problem& problem, const Buffers& buffers, const int64_t* rows,
                          int64_t row_count);
 
-}  // namespace headroom
+}  // namespace logitless

@@ -21,10 +21,10 @@
 // an element stays while uniform * threshold < weight. Weights fall as lse rises, so what is left out by a
 // lower bound of lse would be left out by lse too: a list that fills up early is thinned by what is known of
 // lse by then, and neither how often nor when changes what is left in the end.
-namespace headroom {
+namespace logitless {
 
 // 32 random bits, the same for the same arguments. row: the caller's; stream: what is drawn for.
-HEADROOM_HD inline uint32_t mix_bits(uint32_t h) {
+LOGITLESS_HD inline uint32_t mix_bits(uint32_t h) {
   h ^= h >> 16;
   h *= 0x7feb352du;
   h ^= h >> 15;
@@ -32,20 +32,20 @@ HEADROOM_HD inline uint32_t mix_bits(uint32_t h) {
   return h ^ h >> 16;
 }
 
-HEADROOM_HD inline uint32_t draw_row_bits(uint64_t seed, uint32_t row) {
+LOGITLESS_HD inline uint32_t draw_row_bits(uint64_t seed, uint32_t row) {
   return mix_bits(static_cast<uint32_t>(seed) ^ row * 0x9e3779b1u);
 }
 
-HEADROOM_HD inline uint32_t draw_stream_bits(uint32_t row_bits, uint64_t seed, uint32_t stream) {
+LOGITLESS_HD inline uint32_t draw_stream_bits(uint32_t row_bits, uint64_t seed, uint32_t stream) {
   return mix_bits(row_bits + stream * 0x85ebca77u + static_cast<uint32_t>(seed >> 32));
 }
 
-HEADROOM_HD inline uint32_t draw_bits(uint64_t seed, uint32_t row, uint32_t stream) {
+LOGITLESS_HD inline uint32_t draw_bits(uint64_t seed, uint32_t row, uint32_t stream) {
   return draw_stream_bits(draw_row_bits(seed, row), seed, stream);
 }
 
 // In (0, 1), both ends excluded: 24 bits and a half would round to 1.
-HEADROOM_HD inline float draw_uniform(uint32_t bits) {
+LOGITLESS_HD inline float draw_uniform(uint32_t bits) {
   return (static_cast<float>(bits >> 9) + 0.5f) * 0x1p-23f;
 }
 
@@ -54,13 +54,13 @@ inline constexpr uint32_t kFirstDrawStream = 1u << 31;
 
 // The weight of an element of weight p / min(1, q / threshold) after the second draw: 0 if that leaves it
 // out. uniform in (0, 1) decides. NaN stays NaN.
-HEADROOM_HD inline float second_draw(float weight, float threshold, float uniform) {
+LOGITLESS_HD inline float second_draw(float weight, float threshold, float uniform) {
   if (!(weight < threshold)) return weight;
   return uniform * threshold < weight ? threshold : 0;
 }
 
 // The same from p and p_over_q = exp(guess - lse).
-HEADROOM_HD inline float thinned_weight(float p, float p_over_q, float threshold, float uniform) {
+LOGITLESS_HD inline float thinned_weight(float p, float p_over_q, float threshold, float uniform) {
   const float drawn = threshold * p_over_q;
   return second_draw(p > drawn ? p : drawn, threshold, uniform);
 }
@@ -85,12 +85,12 @@ template <class T>
 struct DrawVariance {
   T variance = 0, square = 0;
 
-  HEADROOM_HD void add_exact(T d) { square += d * d; }
-  HEADROOM_HD void add_drawn(T p, T factor, T weight) {
+  LOGITLESS_HD void add_exact(T d) { square += d * d; }
+  LOGITLESS_HD void add_drawn(T p, T factor, T weight) {
     variance += weight * (weight - p) * factor * factor;
     square += weight * p * factor * factor;
   }
-  HEADROOM_HD T relative() const { return variance == 0 ? T(0) : variance / square; }
+  LOGITLESS_HD T relative() const { return variance == 0 ? T(0) : variance / square; }
 };
 
-}  // namespace headroom
+}  // namespace logitless

@@ -5,14 +5,14 @@
 
 #include "core/host_device.h"
 
-namespace headroom {
+namespace logitless {
 
 inline constexpr int64_t kMostTopK = 64;
 
 // The order of a row's largest logits, as merge() chooses the argmax: a NaN is the largest of all, and of
 // equals the smaller id comes first.
 template <class T, class Id>
-HEADROOM_HD inline bool is_better(T z, Id id, T than, Id than_id) {
+LOGITLESS_HD inline bool is_better(T z, Id id, T than, Id than_id) {
   if (std::isnan(z)) return !std::isnan(than) || id < than_id;
   if (std::isnan(than)) return false;
   return z > than || (z == than && id < than_id);
@@ -40,4 +40,4 @@ inline int64_t insert_top(std::span<TopLogit<T>> best, int64_t count, TopLogit<T
   return count;
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "core/top_k.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 void require(bool ok, const char* argument, const std::string& expected, const std::string& got) {
@@ -130,7 +130,7 @@ void check_group(const Problem& p) {
   check_product("tokens x group_vocab", p.tokens, p.group_vocab);
   check_product("group_vocab x hidden", p.group_vocab, p.hidden);
   if (p.group_d_hidden == GroupDHidden::kPart) return;
-  require(p.want_d_hidden, "group_d_hidden", "0 (HEADROOM_D_HIDDEN_PART) without want_d_hidden",
+  require(p.want_d_hidden, "group_d_hidden", "0 (LOGITLESS_D_HIDDEN_PART) without want_d_hidden",
           text(static_cast<int64_t>(p.group_d_hidden)));
   require(!p.accumulate_d_hidden, "accumulate_d_hidden", "0 where d_hidden is added up over a group", "1");
   require(p.group_d_hidden == GroupDHidden::kSum || p.tokens % p.group_size == 0, "tokens",
@@ -202,11 +202,11 @@ void check_pass(const Problem& p) {
     require(!p.is_open_shard(), "pass", "forward, then backward, for a shard of the vocabulary",
             "forward_backward");
   }
-#define HEADROOM_CHECK(name)                                                  \
+#define LOGITLESS_CHECK(name)                                                 \
   require(p.pass == Pass::kBackward || !p.has_grad_##name, "has_grad_" #name, \
           "false outside the backward pass", "true");
-  HEADROOM_ROW_UPSTREAM(HEADROOM_CHECK)
-#undef HEADROOM_CHECK
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_CHECK)
+#undef LOGITLESS_CHECK
 }
 
 void check_top_k(const Problem& p) {
@@ -252,42 +252,42 @@ void check_stride(const char* argument, int64_t* stride, int64_t rows, int64_t r
 }
 
 void check_shard_buffers(const Problem& p, const Buffers& b) {
-#define HEADROOM_REFUSE(name, ...)                                                                 \
+#define LOGITLESS_REFUSE(name, ...)                                                                \
   require(b.name == nullptr, #name,                                                                \
           "null for a shard of the vocabulary without group_size (merge the row statistics, then " \
           "losses_from_row_stats)",                                                                \
           "a pointer");
-  HEADROOM_REFUSE(loss)
-  HEADROOM_ROW_OUTPUTS(HEADROOM_REFUSE)
-  HEADROOM_REFUSE(lse_low)
-  HEADROOM_REFUSE(correct_count)
-#undef HEADROOM_REFUSE
+  LOGITLESS_REFUSE(loss)
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_REFUSE)
+  LOGITLESS_REFUSE(lse_low)
+  LOGITLESS_REFUSE(correct_count)
+#undef LOGITLESS_REFUSE
   const bool rows = p.tokens > 0;
   need(b.max, rows, "max", "a shard of the vocabulary");
   const WantedSums sums = wanted_sums(p);
-#define HEADROOM_NEED(name, ...) need(b.name, rows&& sums.name, #name, "a shard of the vocabulary");
-  HEADROOM_ROW_SUMS(HEADROOM_NEED)
-#undef HEADROOM_NEED
+#define LOGITLESS_NEED(name, ...) need(b.name, rows&& sums.name, #name, "a shard of the vocabulary");
+  LOGITLESS_ROW_SUMS(LOGITLESS_NEED)
+#undef LOGITLESS_NEED
 }
 
 // Outputs of a forward pass.
 void check_row_buffers(const Problem& p, const Buffers& b) {
   if (p.is_open_shard()) check_shard_buffers(p, b);
   check_row_outputs(p, b);
-#define HEADROOM_CHECK(name, part, kind, wanted, option, term) \
+#define LOGITLESS_CHECK(name, part, kind, wanted, option, term) \
   require(b.name == nullptr || (wanted), #name, "null " option, "a pointer");
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_CHECK)
-#undef HEADROOM_CHECK
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_CHECK)
+#undef LOGITLESS_CHECK
   require(p.want_argmax || b.argmax == nullptr, "argmax", "null unless want_argmax", "a pointer");
 }
 
 }  // namespace
 
 void check_row_outputs(const Problem& p, const Buffers& b) {
-#define HEADROOM_CHECK(name, type, wanted, option, formula) \
+#define LOGITLESS_CHECK(name, type, wanted, option, formula) \
   require(b.name == nullptr || (wanted), #name, "null " option, "a pointer");
-  HEADROOM_ROW_OUTPUTS(HEADROOM_CHECK)
-#undef HEADROOM_CHECK
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_CHECK)
+#undef LOGITLESS_CHECK
   require(p.want_argmax || b.correct_count == nullptr, "correct_count", "null unless want_argmax",
           "a pointer");
   require(p.targets_per_row == 0 || (b.is_top1 == nullptr && b.correct_count == nullptr),
@@ -340,9 +340,9 @@ Buffers validated(const Problem& p, Buffers b) {
           "null unless targets_per_row is given and the pass is a forward one", "a pointer");
   need(b.grad_loss, rows && p.pass == Pass::kBackward && p.reduction == Reduction::kNone, "grad_loss",
        "reduction none");
-#define HEADROOM_NEED(name) need(b.grad_##name, rows&& p.has_grad_##name, "grad_" #name, "has_grad_" #name);
-  HEADROOM_ROW_UPSTREAM(HEADROOM_NEED)
-#undef HEADROOM_NEED
+#define LOGITLESS_NEED(name) need(b.grad_##name, rows&& p.has_grad_##name, "grad_" #name, "has_grad_" #name);
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_NEED)
+#undef LOGITLESS_NEED
   need(b.draws, rows && p.keeps_draws, "draws", "keeps_draws");
   require(p.is_thinned() || (b.seed == nullptr && b.draws == nullptr), "draws, seed",
           "null without thinned gradients", "a pointer");
@@ -359,4 +359,4 @@ Buffers validated(const Problem& p, Buffers b) {
   return b;
 }
 
-}  // namespace headroom
+}  // namespace logitless

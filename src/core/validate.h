@@ -2,7 +2,7 @@
 #include "core/buffers.h"
 #include "core/problem.h"
 
-namespace headroom {
+namespace logitless {
 
 // The problem with its defaults filled in (vocab_total, sequence_length); throws Error on any nonsense.
 Problem validated(Problem problem);
@@ -13,4 +13,4 @@ Buffers validated(const Problem& problem, Buffers buffers);
 // Throws Error where the buffers ask for what the problem does not make of its rows.
 void check_row_outputs(const Problem& problem, const Buffers& buffers);
 
-}  // namespace headroom
+}  // namespace logitless

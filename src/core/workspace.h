@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-namespace headroom {
+namespace logitless {
 
 // Bytes are 64-bit numbers on every machine: plans are for devices that may have more memory than this one.
 inline constexpr uint64_t kWorkspaceAlignment = 64;
@@ -35,4 +35,4 @@ class Workspace {
   uint64_t used_ = 0;
 };
 
-}  // namespace headroom
+}  // namespace logitless

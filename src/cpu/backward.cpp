@@ -2,7 +2,7 @@
 
 #include "cpu/stages.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // Kept or recomputed exps of rows [row, row + rows) to gradients.
@@ -185,4 +185,4 @@ void BackwardStage::store_hidden(int64_t, int64_t task, int) const {
   store_d_hidden(run_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

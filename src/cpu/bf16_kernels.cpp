@@ -17,26 +17,26 @@
 
 // clang 16 crashes when it optimizes these kernels; without them bf16 runs on the fp32 kernels.
 #if defined(__clang__) && __clang_major__ < 17
-#define HEADROOM_COMPILES_BF16_PAIRS 0
+#define LOGITLESS_COMPILES_BF16_PAIRS 0
 #else
-#define HEADROOM_COMPILES_BF16_PAIRS 1
+#define LOGITLESS_COMPILES_BF16_PAIRS 1
 #endif
 
-#if HWY_TARGET == HWY_AVX3 && HEADROOM_COMPILES_BF16_PAIRS
+#if HWY_TARGET == HWY_AVX3 && LOGITLESS_COMPILES_BF16_PAIRS
 #include <immintrin.h>
 
-#define HEADROOM_UNITS bf16_pairs
-#define HEADROOM_BF16_PAIRS 1
-#define HEADROOM_BEFORE_KERNELS HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16")
-#define HEADROOM_AFTER_KERNELS HWY_POP_ATTRIBUTES
+#define LOGITLESS_UNITS bf16_pairs
+#define LOGITLESS_BF16_PAIRS 1
+#define LOGITLESS_BEFORE_KERNELS HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16")
+#define LOGITLESS_AFTER_KERNELS HWY_POP_ATTRIBUTES
 #include "cpu/simd/kernels-inl.h"
 #endif
 
 #if HWY_ONCE
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 const Kernels* bf16_pair_kernels() {
-#if (HWY_TARGETS & HWY_AVX3) && HEADROOM_COMPILES_BF16_PAIRS
+#if (HWY_TARGETS & HWY_AVX3) && LOGITLESS_COMPILES_BF16_PAIRS
   static constexpr Kernels kKernels = bf16_pairs::N_AVX3::make_kernels(kAvx512Bf16);
   return &kKernels;
 #else
@@ -44,5 +44,5 @@ const Kernels* bf16_pair_kernels() {
 #endif
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu
 #endif

@@ -3,7 +3,7 @@
 #include "core/targets.h"
 #include "cpu/stages.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // The caller's row behind row i of the chunk.
@@ -58,4 +58,4 @@ void LoadStage::pack_panels(int64_t, int64_t task, int) const {
                      run_.arena.hidden_panels.data() + first / k.pair * s.hidden_padded);
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -1,6 +1,6 @@
 #include "cpu/cpu_runner.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // dz at the target from its own logit, in double: a p - g may cancel.
@@ -60,4 +60,4 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
   }
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

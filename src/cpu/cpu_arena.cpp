@@ -6,7 +6,7 @@
 #include "core/group_stats.h"
 #include "cpu/thinned/windows.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // As many as stages.h adds at most.
@@ -94,10 +94,10 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     a.block_max = workspace.take<float>(window);
     a.block_sum = workspace.take<float>(window);
     const WantedSums sums = wanted_sums(p);
-#define HEADROOM_TAKE(name, part, ...) \
+#define LOGITLESS_TAKE(name, part, ...) \
   if (sums.name) a.block_##part = workspace.take<float>(window);
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_TAKE)
-#undef HEADROOM_TAKE
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
+#undef LOGITLESS_TAKE
     if (sums.weighted_logit_sum) a.block_weight = workspace.take<double>(s.blocks);
     if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
@@ -137,4 +137,4 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
   return a;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

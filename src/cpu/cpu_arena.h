@@ -12,7 +12,7 @@
 #include "cpu/task_groups.h"
 #include "cpu/thinned/cpu_thinned_arena.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // Scratch of one worker.
 struct WorkerArena {
@@ -49,9 +49,9 @@ struct Arena {
   std::span<float> d_bias;  // [blocks * B]
   // Statistics of the blocks of forward windows, [W, T] each.
   std::span<float> block_max, block_sum;
-#define HEADROOM_MEMBER(name, part, ...) std::span<float> block_##part;
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, part, ...) std::span<float> block_##part;
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   std::span<int32_t> block_argmax;
   std::span<double> block_weight;  // [blocks] sums of class weights, with block_weighted
   // Kept exps of the first kept_blocks blocks, unless they are in d_classifier, and what the windows'
@@ -78,4 +78,4 @@ Arena lay_out(const Problem& problem, const Kernels& kernels, const Shape& shape
 WorkerArena lay_out_worker(const Problem& problem, const Kernels& kernels, const Shape& shape,
                            Workspace& workspace);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -7,7 +7,7 @@
 #include "cpu/cpu_plans.h"
 #include "cpu/isa.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 std::string processor_name() {
@@ -62,4 +62,4 @@ const Backend& cpu_backend() {
   return backend;
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -3,7 +3,7 @@
 #include "core/divergence.h"
 #include "cpu/isa.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
   const Kernels& kernels = select_kernels(Problem{}, options.isa);
@@ -12,4 +12,4 @@ void divergence(const Divergence& d, const BackendOptions& options, void* /*stre
   options.parallel_for(d.rows, [&](int64_t row, int) { stage(d, row); });
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -5,7 +5,7 @@
 #include "cpu/thinned/draw.h"
 #include "cpu/thinned/windows.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
@@ -16,9 +16,9 @@ BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
   stats.max = pick(a.block_max);
   stats.sum_exp = pick(a.block_sum);
   stats.target_logit = a.target_logit.data() + row * run.targets();
-#define HEADROOM_PICK(name, part, ...) stats.part = pick(a.block_##part);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_PICK)
-#undef HEADROOM_PICK
+#define LOGITLESS_PICK(name, part, ...) stats.part = pick(a.block_##part);
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_PICK)
+#undef LOGITLESS_PICK
   stats.argmax = pick(a.block_argmax);
   return stats;
 }
@@ -67,10 +67,10 @@ void merge_rows(const Runner& run, const Window& window, int64_t slot, int64_t r
       RowStats<double> s;
       s.max = *in.max;
       s.sum_exp = *in.sum_exp;
-#define HEADROOM_SUM(name, part, ...) \
+#define LOGITLESS_SUM(name, part, ...) \
   if (in.part != nullptr) s.part = *in.part;
-      HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+      LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
       if (in.weighted != nullptr) s.weight = run.arena.block_weight[static_cast<size_t>(block)];
       if (in.argmax != nullptr) {
         s.argmax = run.problem.vocab_start + block * run.shape.vocab_block + *in.argmax;
@@ -173,4 +173,4 @@ void ForwardStage::finish(int64_t, int64_t task, int) const {
   if (draws_ && !run_.joins_group()) settle_draws(run_, chunk_, row, row_end);
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

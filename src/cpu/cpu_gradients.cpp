@@ -3,7 +3,7 @@
 
 #include "cpu/cpu_runner.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // Columns of a gradient done together: their panels, 256 units deep, stay in the second level cache while all
@@ -173,4 +173,4 @@ void zero_d_classifier(const Runner& run) {
   }
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

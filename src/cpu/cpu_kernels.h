@@ -5,11 +5,11 @@
 #include "core/row_lists.h"
 #include "cpu/kernel_facts.h"
 
-namespace headroom {
+namespace logitless {
 struct Divergence;
 }
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // All GEMM operands are made of 32-bit *units* along K: one fp32 number, or a pair of bf16 numbers for
 // instruction sets with a bf16 dot product. An *element* is what a unit holds: fp32 or bf16.
@@ -66,9 +66,9 @@ struct BlockStats {
   float* sum_exp = nullptr;       // sum exp(z - max)
   float* target_logit = nullptr;  // [rows, targets], written for targets in this block only
   // Relative to max; so is `weighted`: sum w (z - max), of a masked block sum w z.
-#define HEADROOM_MEMBER(name, part, ...) float* part = nullptr;
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, part, ...) float* part = nullptr;
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   int32_t* argmax = nullptr;  // first column of the maximum
 };
 
@@ -192,4 +192,4 @@ inline DType element_dtype(const Kernels& k) {
   return k.pair == 2 ? DType::kBF16 : DType::kF32;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

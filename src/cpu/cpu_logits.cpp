@@ -3,7 +3,7 @@
 
 #include "cpu/cpu_runner.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // Workers have numbers of the plan's, not of the pool's: that may have more.
 void Runner::loop(int64_t tasks, LoopBody body) const {
@@ -146,4 +146,4 @@ BlockTasks::Task BlockTasks::operator[](int64_t task) const {
   return {window_.start + whole_ + task / ranges_, row, std::min(rows_, row + range_)};
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -10,7 +10,7 @@
 #include "cpu/shape.h"
 #include "cpu/thinned/windows.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 struct Windows {
@@ -336,4 +336,4 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   return Planner(problem, options, max_workspace_bytes).all();
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

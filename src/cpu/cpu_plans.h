@@ -3,8 +3,8 @@
 
 #include "core/backend.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -10,7 +10,7 @@
 #include "cpu/stages.h"
 #include "cpu/thinned/cpu_thinned_run.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // Losses and row coefficients, between the passes.
@@ -129,4 +129,4 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   if (problem.want_d_classifier && !work.want_d_classifier) zero_d_classifier(run);
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

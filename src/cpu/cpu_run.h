@@ -6,7 +6,7 @@
 #include "cpu/schedule.h"
 #include "cpu/shape.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // A problem with its kernels and its schedule.
 class CpuPlan final : public BackendPlan {
@@ -26,4 +26,4 @@ class CpuPlan final : public BackendPlan {
   const ParallelFor pool_;
 };
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

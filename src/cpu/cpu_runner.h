@@ -12,7 +12,7 @@
 #include "cpu/shape.h"
 #include "cpu/task_groups.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 inline constexpr int kMaxStripRows = 16;  // at least every kernel's mr
 inline constexpr int kMaxStripTargets = kMaxStripRows * static_cast<int>(kMostTargetsPerRow);
@@ -151,4 +151,4 @@ void store_d_bias(const Runner& run);
 void zero_d_hidden(const Runner& run, bool ignored_only);
 void zero_d_classifier(const Runner& run);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

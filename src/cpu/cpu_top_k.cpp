@@ -7,7 +7,7 @@
 #include "cpu/cpu_runner.h"
 #include "cpu/row_lock.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 std::span<TopLogit<float>> best_of_row(const Runner& run, int64_t row) {
@@ -60,4 +60,4 @@ void write_top_rows(const Runner& run, const Chunk& chunk, int64_t row, int64_t 
   }
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

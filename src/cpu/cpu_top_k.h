@@ -9,7 +9,7 @@
 #include "cpu/cpu_kernels.h"
 #include "cpu/shape.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 struct Runner;
 struct Chunk;
@@ -49,4 +49,4 @@ void mark_missing_top(const Runner& run, const Chunk& chunk);
 // Ids and log-probabilities of the chunk's rows [row, row_end), whose statistics are complete.
 void write_top_rows(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

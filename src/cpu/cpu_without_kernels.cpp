@@ -5,7 +5,7 @@
 #include "cpu/cpu_run.h"
 #include "cpu/isa.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 std::span<const Kernels> fp32_kernels() {
   static constexpr Kernels kKernels[] = {{kAvx512}, {kAvx2}, {kNeon}};
@@ -26,4 +26,4 @@ void divergence(const Divergence& /*divergence*/, const BackendOptions& /*option
   throw Error(Status::kUnsupported, "this build has no kernels");
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -1,5 +1,5 @@
 // fp32 kernels for every target that Highway compiles here; anything without one of these runs "portable".
-#ifdef HEADROOM_NO_AVX512  // to compile less for tests
+#ifdef LOGITLESS_NO_AVX512  // to compile less for tests
 #define HWY_DISABLED_TARGETS (~(HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
 #else
 #define HWY_DISABLED_TARGETS (~(HWY_AVX3 | HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
@@ -19,18 +19,18 @@
 #include "core/row_coefficients.h"
 #include "cpu/isa.h"
 
-#undef HEADROOM_UNITS
-#undef HEADROOM_BF16_PAIRS
-#undef HEADROOM_BEFORE_KERNELS
-#undef HEADROOM_AFTER_KERNELS
-#define HEADROOM_UNITS fp32_units
-#define HEADROOM_BF16_PAIRS 0
-#define HEADROOM_BEFORE_KERNELS HWY_BEFORE_NAMESPACE();
-#define HEADROOM_AFTER_KERNELS HWY_AFTER_NAMESPACE();
+#undef LOGITLESS_UNITS
+#undef LOGITLESS_BF16_PAIRS
+#undef LOGITLESS_BEFORE_KERNELS
+#undef LOGITLESS_AFTER_KERNELS
+#define LOGITLESS_UNITS fp32_units
+#define LOGITLESS_BF16_PAIRS 0
+#define LOGITLESS_BEFORE_KERNELS HWY_BEFORE_NAMESPACE();
+#define LOGITLESS_AFTER_KERNELS HWY_AFTER_NAMESPACE();
 #include "cpu/simd/kernels-inl.h"
 
 #if HWY_ONCE
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 std::span<const Kernels> fp32_kernels() {
   static constexpr Kernels kKernels[] = {
@@ -53,5 +53,5 @@ std::span<const Kernels> fp32_kernels() {
   return kKernels;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu
 #endif

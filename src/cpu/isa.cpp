@@ -9,7 +9,7 @@
 
 #include "core/status.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 #if defined(__x86_64__)
@@ -129,4 +129,4 @@ const Kernels& select_kernels(const Problem& problem, const std::string& isa, st
   return best;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

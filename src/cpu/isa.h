@@ -5,7 +5,7 @@
 #include "core/problem.h"
 #include "cpu/cpu_kernels.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // Kernels compiled in, best first: avx512, avx2, neon, portable.
 std::span<const Kernels> fp32_kernels();
@@ -23,4 +23,4 @@ std::string why_isa_unavailable(const std::string& isa);
 // others. Tells why these in `reason` when it is not null.
 const Kernels& select_kernels(const Problem& problem, const std::string& isa, std::string* reason = nullptr);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // What plans must know of the kernels of an instruction set; a build without kernels has no more of them.
 struct KernelFacts {
@@ -19,4 +19,4 @@ inline constexpr KernelFacts kNeon{"neon", 12, 8, 1, 30};
 inline constexpr KernelFacts kPortable{"portable", 4, 8, 1, 8};
 inline constexpr KernelFacts kScalar{"portable", 4, 2, 1, 4};
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <thread>
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // Blocks that share a row meet rarely, and hold it for some hundred elements. The flag is 0 while nobody has
 // it.
@@ -20,4 +20,4 @@ class RowLock {
   std::atomic_ref<int32_t> flag_;
 };
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

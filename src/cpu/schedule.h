@@ -5,7 +5,7 @@
 #include "core/problem.h"
 #include "cpu/shape.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 inline constexpr int64_t kMostWindowsAlive = 3;
 
@@ -38,4 +38,4 @@ inline int64_t forward_windows_alive(const Problem& problem, const Schedule& sch
   return problem.is_thinned() || schedule.forward_window == 1 ? 1 : 2;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // 448 = 14 * 32: no register tile of AVX-512 is left part empty, whichever side the block is on. A block's
@@ -37,4 +37,4 @@ Shape make_shape(const Problem& p, const Kernels& k) {
   return s;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

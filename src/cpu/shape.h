@@ -4,7 +4,7 @@
 #include "core/problem.h"
 #include "cpu/cpu_kernels.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -40,4 +40,4 @@ inline bool keeps_exps(const Problem& p) {
   return p.pass == Pass::kForwardBackward && !(p.label_smoothing > 0 && p.softcap > 0);
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -3,7 +3,7 @@
 #include "cpu/cpu_runner.h"
 #include "cpu/task_groups.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // The groups of tasks of a chunk, stage by stage. A stage adds its groups when it is made, says what the next
 // ones come after, and lives until they have run.
@@ -80,4 +80,4 @@ class BackwardStage {
   const int64_t hidden_rows_;  // in a task of d_hidden
 };
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -2,7 +2,7 @@
 
 #include "cpu/stages.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
   return {problem,
@@ -35,4 +35,4 @@ void sweep_vocabulary(const Runner& run) {
   }
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

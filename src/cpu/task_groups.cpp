@@ -5,7 +5,7 @@
 
 #include "core/status.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 TaskGroups::Id TaskGroups::add(int64_t tasks, std::initializer_list<Id> after, TaskBody body, int64_t item) {
   if (tasks == 0) return kNone;
@@ -78,4 +78,4 @@ void TaskGroups::work(int worker) {
   }
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -6,7 +6,7 @@
 
 #include "core/parallel.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // A method to call as (item, task, worker): a reference, which allocates nothing, to an object that outlives
 // it.
@@ -77,4 +77,4 @@ class TaskGroups {
   std::atomic<uint32_t> finished_{0};  // groups that are done: who waits, waits for this to change
 };
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -4,7 +4,7 @@
 
 #include "core/host_device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -14,7 +14,7 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // anchor that is far, beyond it and finite, is subtracted instead: exactly, where z is near it.
 inline constexpr float kFarShift = 4096;
 
-HEADROOM_HD inline bool is_far(float anchor, float shift) {
+LOGITLESS_HD inline bool is_far(float anchor, float shift) {
   return std::fabs(shift) >= kFarShift && std::fabs(anchor) <= std::numeric_limits<float>::max();
 }
 
@@ -23,24 +23,24 @@ struct SplitAnchor {
   float far, shift;
 };
 
-HEADROOM_HD inline SplitAnchor split_anchor(float anchor) {
+LOGITLESS_HD inline SplitAnchor split_anchor(float anchor) {
   const float shift = -anchor * kLog2E;
   return is_far(anchor, shift) ? SplitAnchor{anchor, 0} : SplitAnchor{0, shift};
 }
 
 // The same of an anchor + low, `low` being what rounding to float took off: nothing that matters where it is
 // near.
-HEADROOM_HD inline SplitAnchor split_anchor(float anchor, float low) {
+LOGITLESS_HD inline SplitAnchor split_anchor(float anchor, float low) {
   SplitAnchor split = split_anchor(anchor);
   if (split.far != 0) split.shift = -low * kLog2E;
   return split;
 }
 
 // What these exps are relative to: the anchor but for the rounding of its shift.
-HEADROOM_HD inline double effective_anchor(const SplitAnchor& split) {
+LOGITLESS_HD inline double effective_anchor(const SplitAnchor& split) {
   return split.far - static_cast<double>(split.shift) / static_cast<double>(kLog2E);
 }
-HEADROOM_HD inline double effective_anchor(float anchor) {
+LOGITLESS_HD inline double effective_anchor(float anchor) {
   return effective_anchor(split_anchor(anchor));
 }
 
@@ -48,4 +48,4 @@ HEADROOM_HD inline double effective_anchor(float anchor) {
 // never below 1, so they would use one half of bf16's exponents alone.
 inline constexpr int kKeptExponent = -58;
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

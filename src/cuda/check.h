@@ -5,7 +5,7 @@
 
 #include "core/status.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Turns a failed call into the library's error; `what` names the call or kernel.
 inline void check(cudaError_t error, const char* what) {
@@ -19,4 +19,4 @@ inline void check_launch(const char* kernel) {
   check(cudaGetLastError(), kernel);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

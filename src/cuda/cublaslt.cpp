@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <mutex>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 void* open_library() {
-  if (const char* path = std::getenv("HEADROOM_CUBLASLT")) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (const char* path = std::getenv("LOGITLESS_CUBLASLT")) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
   const char* const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
   for (const char* name : names) {
     if (void* library = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) return library;
@@ -56,11 +56,11 @@ const CublasLt* cublaslt(std::string* why_not) {
     if (!found && why_not != nullptr) {
       *why_not =
           std::string(
-              "cuBLASLt cannot be opened (import torch first, or name its file in HEADROOM_CUBLASLT): ") +
+              "cuBLASLt cannot be opened (import torch first, or name its file in LOGITLESS_CUBLASLT): ") +
           (reason != nullptr ? reason : "not found");
     }
   }
   return found ? &functions : nullptr;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

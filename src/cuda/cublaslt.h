@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 namespace lt {
 enum : int { kComputeF32 = 68, kComputeF32FastTF32 = 77 };  // cublasComputeType_t
@@ -54,7 +54,7 @@ struct CublasLt {
 };
 
 // Null with the reason in why_not when it cannot be opened. Looked for: what the process has loaded already
-// (PyTorch brings it), the dynamic linker's paths, HEADROOM_CUBLASLT.
+// (PyTorch brings it), the dynamic linker's paths, LOGITLESS_CUBLASLT.
 const CublasLt* cublaslt(std::string* why_not);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

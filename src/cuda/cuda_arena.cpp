@@ -5,7 +5,7 @@
 #include "core/group_stats.h"
 #include "cuda/cuda_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 DType operand_dtype(const Problem& p) {
   if (p.compute_dtype != DType::kF32) return p.compute_dtype;
@@ -78,10 +78,10 @@ GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
   g.slots.sum = next();
   g.target_logit = next();
   const WantedSums sums = wanted_sums(p);
-#define HEADROOM_NEXT(name, part, ...) \
+#define LOGITLESS_NEXT(name, part, ...) \
   if (sums.name) g.slots.part = next();
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_NEXT)
-#undef HEADROOM_NEXT
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_NEXT)
+#undef LOGITLESS_NEXT
   static_assert(sizeof(int32_t) == sizeof(float));
   if (p.want_argmax) g.slots.argmax = reinterpret_cast<int32_t*>(next());
   if (p.top_k > 0) {
@@ -119,10 +119,10 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
     a.slots.max = take<float>(w, d.slots * rows);
     a.slots.sum = take<float>(w, d.slots * rows);
     const WantedSums sums = wanted_sums(p);
-#define HEADROOM_TAKE(name, part, ...) \
+#define LOGITLESS_TAKE(name, part, ...) \
   if (sums.name) a.slots.part = take<float>(w, d.slots * rows);
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_TAKE)
-#undef HEADROOM_TAKE
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
+#undef LOGITLESS_TAKE
     if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
     if (p.in_group()) a.gathered = take<float>(w, p.group_size * numbers_of_rank(p, DType::kF32, rows));
@@ -130,4 +130,4 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   return a;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

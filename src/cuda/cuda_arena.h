@@ -8,7 +8,7 @@
 #include "cuda/plan_detail.h"
 #include "cuda/top/top_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Numbers that only the device knows.
 struct Scalars {
@@ -113,4 +113,4 @@ inline void* take_elements(Workspace& workspace, DType dtype, int64_t count) {
   return take<std::byte>(workspace, count * static_cast<int64_t>(size_of(dtype)));
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

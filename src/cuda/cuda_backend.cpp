@@ -12,7 +12,7 @@
 #include "cuda/float64/float64_plans.h"
 #include "cuda/thinned/thinned_sizes.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 using cuda::Device;
@@ -156,4 +156,4 @@ const Backend& cuda_backend() {
   return backend;
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -15,7 +15,7 @@
 #include "cuda/replay.h"
 #include "cuda/thinned/thinned_run.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
     : problem_(problem),
@@ -87,4 +87,4 @@ void divergence(const Divergence& d, const BackendOptions& options, void* stream
   launch_divergence(d, static_cast<cudaStream_t>(stream));
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

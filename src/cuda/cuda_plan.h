@@ -5,7 +5,7 @@
 #include "cuda/cuda_arena.h"
 #include "cuda/device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 class Queue;
 class Replay;
@@ -39,4 +39,4 @@ void scale(std::span<const GradientArray> arrays, const void* factor, const Back
 // As Backend::divergence.
 void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

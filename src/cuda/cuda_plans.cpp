@@ -10,7 +10,7 @@
 #include "cuda/search.h"
 #include "cuda/thinned/thinned_arena.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 std::vector<Plan> exact_plans(const Problem& problem, const Device& device, const std::string& asked,
@@ -105,4 +105,4 @@ std::vector<Plan> make_plans(const Problem& problem, const Device& device, const
   return (problem.in_group() ? group_plans : plans_of_one)(problem, device, asked, max_workspace_bytes);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -6,7 +6,7 @@
 #include "core/problem.h"
 #include "cuda/device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // As Backend::plans. A pure function: no call of the driver. A thinned problem (not kAlwaysThinned) has exact
 // plans, too, as thinning may be slower; with keeps_draws either these or thinned ones, and both passes the
@@ -14,4 +14,4 @@ namespace headroom::cuda {
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              uint64_t max_workspace_bytes);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -10,7 +10,7 @@
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // A matrix that a product reads.
 struct Operand {
@@ -121,4 +121,4 @@ void store_matrix(const Runner& run, const void* from, DType from_dtype, const W
 void clear_gradients(const Runner& run);
 void finish_gradients(const Runner& run);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

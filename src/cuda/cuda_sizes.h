@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -14,4 +14,4 @@ constexpr int64_t row_blocks(int64_t rows) {
   return ceil_div(rows, kRowBlock);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

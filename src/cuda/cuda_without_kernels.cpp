@@ -5,10 +5,10 @@
 #include "cuda/device.h"
 #include "cuda/float64/float64_run.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
-constexpr const char* kWhyNot = HEADROOM_WHY_NO_CUDA;  // of cmake/cuda.cmake
+constexpr const char* kWhyNot = LOGITLESS_WHY_NO_CUDA;  // of cmake/cuda.cmake
 
 [[noreturn]] void refuse() {
   throw Error(Status::kUnsupported, kWhyNot);
@@ -62,4 +62,4 @@ void Float64Plan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void*
 }
 }  // namespace float64
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

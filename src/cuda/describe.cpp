@@ -3,7 +3,7 @@
 #include "cuda/exact/exact_arena.h"
 #include "cuda/thinned/thinned_arena.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
@@ -62,4 +62,4 @@ std::string description_of(const Problem& p, const PlanDetail& d) {
   return text;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -5,7 +5,7 @@
 #include "core/problem.h"
 #include "cuda/cuda_arena.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Bytes that a run of a plan takes beyond inputs and outputs.
 uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail);
@@ -14,4 +14,4 @@ Plan plan_of(const Problem& problem, const PlanDetail& detail);
 // Its configuration, for people, behind the name of its main kernel.
 std::string description_of(const Problem& problem, const PlanDetail& detail);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

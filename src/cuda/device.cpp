@@ -12,7 +12,7 @@
 #include "cuda/cublaslt.h"
 #include "cuda/device_models.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 Device ask(int ordinal) {
@@ -102,4 +102,4 @@ DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Facts about a device, asked once.
 struct Device {
@@ -51,4 +51,4 @@ class DeviceGuard {
   int previous_ = -1;
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

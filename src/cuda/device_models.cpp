@@ -2,7 +2,7 @@
 
 #include <vector>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 struct Model {
@@ -84,4 +84,4 @@ std::string known_models() {
   return names;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

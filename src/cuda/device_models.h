@@ -3,7 +3,7 @@
 
 #include "cuda/device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // A device of a model by its short name, such as "h200", for plans where there is none; null when the name is
 // not known.
@@ -16,4 +16,4 @@ void add_rates(Device& device);
 // "a100, h100, ..."
 std::string known_models();
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

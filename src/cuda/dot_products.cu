@@ -5,7 +5,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kTile = 64;  // rows and columns of C of a block
@@ -70,4 +70,4 @@ void launch_dot_products(const Gemm& g, const Queue& queue) {
   check_launch("dot_products");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

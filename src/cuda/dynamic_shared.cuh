@@ -1,6 +1,6 @@
 #pragma once
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // The dynamic shared memory of a kernel, aligned to 16 bytes.
 template <class T>
@@ -9,4 +9,4 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(dynamic_shared_bytes);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

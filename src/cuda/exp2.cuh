@@ -1,6 +1,6 @@
 #pragma once
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // 2^x, relative error 2^-22; 2^-inf = 0, subnormal results are 0.
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -16,4 +16,4 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -14,7 +14,7 @@
 #include "cuda/cublaslt.h"
 #include "cuda/queue.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 void check_lt(int status, const char* what) {
@@ -284,4 +284,4 @@ void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, const Queue& queue
   queue.call([=](cudaStream_t stream) { multiply_in_parts(g, scratch, scratch_bytes, stream); });
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "core/dtype.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 class Queue;
 
@@ -38,4 +38,4 @@ inline constexpr size_t kGemmScratchBytes = size_t{32} << 20;
 // bytes, or the product is slow.
 void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, const Queue& queue);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

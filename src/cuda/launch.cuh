@@ -9,7 +9,7 @@
 #include "cuda/launch.h"
 #include "cuda/queue.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // false: every kernel is brought up when the one before it is done, as what overlapping gains, on streams
 // other than the null stream, has not been measured. A kernel must not read by __ldg what the one before it
@@ -51,4 +51,4 @@ void launch_after(After after, const char* name, void (*kernel)(Parameters...), 
   check_launch(name);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // How a kernel comes after what its stream holds.
 enum class After {
@@ -8,4 +8,4 @@ enum class After {
   kKernel,  // of the same run, on a device of compute capability 9.0 or more: they may overlap (launch.cuh)
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

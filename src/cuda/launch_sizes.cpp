@@ -4,7 +4,7 @@
 
 #include "cuda/cuda_arena.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 LogitsArgs LaunchSizes::of(const EpilogueArgs& epilogue, int64_t chunk) const {
   LogitsArgs args;
@@ -39,4 +39,4 @@ std::string LaunchSizes::config(int64_t chunk) const {
   return engine_.config(of(main_epilogue(), chunk));
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

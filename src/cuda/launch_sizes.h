@@ -7,7 +7,7 @@
 #include "cuda/device.h"
 #include "cuda/engines/engine.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // A plan's launches over the whole vocabulary, as far as their sizes go. A launch is of a chunk of tokens.
 class LaunchSizes {
@@ -28,4 +28,4 @@ class LaunchSizes {
   mutable std::map<int64_t, int64_t> slots_;  // by chunk
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

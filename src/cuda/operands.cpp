@@ -2,7 +2,7 @@
 
 #include "cuda/cuda_runner.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 namespace {
 
@@ -210,4 +210,4 @@ void launch_logits(const Runner& run, const LogitsArgs& args, After after) {
   run.detail.engine->launch(args, scratch, run.queue, after);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,6 +1,6 @@
 #include "cuda/cuda_runner.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int64_t rows) {
@@ -61,4 +61,4 @@ void finish_gradients(const Runner& run) {
   }
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

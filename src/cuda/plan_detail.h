@@ -3,7 +3,7 @@
 
 #include "core/plan.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 class Engine;
 
@@ -34,4 +34,4 @@ struct PlanDetail {
   bool is_thinned() const { return kind == PlanKind::kThinned; }
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

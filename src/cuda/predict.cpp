@@ -8,7 +8,7 @@
 #include "cuda/gemm.h"
 #include "cuda/thinned/thinned_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
@@ -201,4 +201,4 @@ double rounding_handicap(const Problem& p, int64_t chunk, const PlanDetail& d) {
   return 1 + kChunkRounding * static_cast<double>(ceil_div(std::max<int64_t>(p.tokens, 1), chunk) - 1);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

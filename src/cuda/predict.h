@@ -4,7 +4,7 @@
 #include "cuda/cuda_arena.h"
 #include "cuda/device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // What a plan will take, in seconds: from products' whole waves of tiles, bytes and launches. Of a thinned
 // plan it is what a flat softmax takes, at most. The figures are an H200's; other devices are scaled by their
@@ -22,4 +22,4 @@ inline double ranked_seconds(const Problem& problem, PlanKind kind, int64_t toke
          rounding_handicap(problem, token_chunk, detail);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -7,7 +7,7 @@
 
 #include "cuda/kernel_pointer.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 class Recording;
 
@@ -56,4 +56,4 @@ class Queue {
   Recording* recording_ = nullptr;
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

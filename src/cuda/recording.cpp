@@ -3,7 +3,7 @@
 #include "cuda/check.h"
 #include "cuda/queue.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 void Queue::launch(cudaLaunchConfig_t config, const void* kernel, void** arguments) const {
   config.stream = stream_;
@@ -98,4 +98,4 @@ void Recording::play(cudaStream_t stream) const {
   }
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

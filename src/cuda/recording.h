@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // The work of a run in order, to be queued as often as one likes: kernels that follow each other are a CUDA
 // graph, which the host launches in the time of about one kernel; calls in between are made again.
@@ -59,4 +59,4 @@ class Recording {
   size_t size_ = 0;
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

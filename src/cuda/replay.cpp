@@ -6,7 +6,7 @@
 
 #include "cuda/check.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // What comes twice only is not worth a graph.
@@ -15,7 +15,7 @@ constexpr int64_t kRunsBefore = 2;
 constexpr int kMostRecordings = 256;
 
 bool is_on() {
-  const char* graphs = std::getenv("HEADROOM_CUDA_GRAPHS");
+  const char* graphs = std::getenv("LOGITLESS_CUDA_GRAPHS");
   return graphs == nullptr || std::string_view(graphs) != "0";
 }
 
@@ -88,4 +88,4 @@ void Replay::run(const RunPointers& pointers, cudaStream_t stream,
   work(stream);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -9,7 +9,7 @@
 #include "cuda/queue.h"
 #include "cuda/recording.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // What the launches of a plan's runs depend on.
 struct RunPointers {
@@ -23,7 +23,7 @@ struct RunPointers {
 // with the same ones on, a recording of it is played. It has the kernels and the order of the run, so nothing
 // that is computed depends on it. A process has 256 recordings at most; what comes then is queued as it is.
 //
-// HEADROOM_CUDA_GRAPHS=0, when a plan is made, turns it off.
+// LOGITLESS_CUDA_GRAPHS=0, when a plan is made, turns it off.
 class Replay {
  public:
   Replay();
@@ -49,4 +49,4 @@ class Replay {
   std::array<Seen, 4> seen_;  // micro-batches and buffers that take turns
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -5,7 +5,7 @@
 #include "cuda/cuda_runner.h"
 #include "cuda/cuda_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 const float* bias_of(const Runner& run) {
   if (!run.problem.has_bias) return nullptr;
@@ -28,10 +28,10 @@ bool tracks_max(const Runner& run) {
   // may change no bits.
   if (p.batch_invariant && p.group_size > 1) return true;
   bool tracks = p.want_argmax || b.max != nullptr || b.max_logit != nullptr;
-#define HEADROOM_TRACKS(name, part, kind, ...) \
+#define LOGITLESS_TRACKS(name, part, kind, ...) \
   tracks = tracks || (SumKind::kind != SumKind::kPlain && b.name != nullptr);
-  HEADROOM_ROW_SUMS(HEADROOM_TRACKS)
-#undef HEADROOM_TRACKS
+  LOGITLESS_ROW_SUMS(LOGITLESS_TRACKS)
+#undef LOGITLESS_TRACKS
   return tracks;
 }
 
@@ -48,10 +48,10 @@ Coefficients coefficients_of(const Runner& run) {
     c.known_lse = static_cast<const float*>(b.lse);
     c.known_lse_low = static_cast<const float*>(b.lse_low);
     if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
-#define HEADROOM_POINTER(name) \
+#define LOGITLESS_POINTER(name) \
   if (p.has_grad_##name) c.grad_##name = static_cast<const float*>(b.grad_##name);
-    HEADROOM_ROW_UPSTREAM(HEADROOM_POINTER)
-#undef HEADROOM_POINTER
+    LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
+#undef LOGITLESS_POINTER
   }
   c.grad_loss = static_cast<const float*>(b.grad_loss);
   c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;
@@ -116,4 +116,4 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
                       run.queue);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -12,7 +12,7 @@
 #include "cuda/search_sizes.h"
 #include "cuda/thinned/thinned_arena.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // Both are EngineTraits::slot_columns with batch_invariant.
@@ -388,4 +388,4 @@ std::vector<Plan> search_plans(const Problem& problem, const Device& device, con
   return Search(problem, device, choice, budget).all();
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "cuda/cuda_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 std::vector<int64_t> token_chunks(int64_t tokens) {
   const int64_t all = std::max<int64_t>(tokens, 1);
@@ -27,4 +27,4 @@ std::vector<ScratchBlock> scratch_blocks(const Problem& p, int64_t step) {
   return blocks;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "core/problem.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Sizes of the parts that candidates cut a problem in.
 
@@ -18,4 +18,4 @@ struct ScratchBlock {
 };
 std::vector<ScratchBlock> scratch_blocks(const Problem& problem, int64_t step);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

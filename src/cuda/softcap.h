@@ -3,18 +3,18 @@
 
 #include "core/host_device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // 1 / cap (0 for no softcap), rounded so that cap times it is at least 1: a saturated logit, |z| = cap, then
 // has the slope 0 and not what a rounding leaves of 1 - 1.
-HEADROOM_HD inline float inverse_softcap(float cap) {
+LOGITLESS_HD inline float inverse_softcap(float cap) {
   if (cap == 0) return 0;
   const float inverse = 1 / cap;
   return cap * inverse < 1 ? inverse * (1 + 0x1p-23f) : inverse;
 }
 
 // Derivative of t at the transformed logit.
-HEADROOM_HD inline float softcap_slope(float z, float inverse_cap) {
+LOGITLESS_HD inline float softcap_slope(float z, float inverse_cap) {
   const float ratio = z * inverse_cap;
 #ifdef __CUDA_ARCH__
   return __saturatef(std::fma(-ratio, ratio, 1.0f));
@@ -23,4 +23,4 @@ HEADROOM_HD inline float softcap_slope(float z, float inverse_cap) {
 #endif
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

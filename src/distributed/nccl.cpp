@@ -7,7 +7,7 @@
 
 #include "core/status.h"
 
-namespace headroom::distributed {
+namespace logitless::distributed {
 namespace {
 
 // Of NCCL 2's stable ABI: results, data types and operations are enumerations, streams and communicators
@@ -51,7 +51,7 @@ void load(void* library, const char* name, F* function) {
 
 // Never closed: the caller's communicator is of the same library, which the process has open.
 Functions opened() {
-  const char* given = std::getenv("HEADROOM_NCCL_LIBRARY");
+  const char* given = std::getenv("LOGITLESS_NCCL_LIBRARY");
   const char* name = given != nullptr ? given : "libnccl.so.2";
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -105,4 +105,4 @@ Communicator nccl_communicator(void* comm) {
   return made;
 }
 
-}  // namespace headroom::distributed
+}  // namespace logitless::distributed

@@ -8,7 +8,7 @@
 #include "core/targets.h"
 #include "core/thinning.h"
 
-namespace headroom::reference {
+namespace logitless::reference {
 namespace {
 
 double load(const void* data, DType dtype, int64_t index) {
@@ -66,10 +66,10 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
   stats.argmax = id;
   const double d = z - anchor_of(z);
   const double e = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
-#define HEADROOM_SUM(name, part, kind, wanted, option, term) \
+#define LOGITLESS_SUM(name, part, kind, wanted, option, term) \
   if (sums.name) stats.part = term;
-  HEADROOM_ROW_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+  LOGITLESS_ROW_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
   if (sums.weighted_logit_sum) stats.weight = w;
   return stats;
 }
@@ -312,4 +312,4 @@ void run(const Problem& problem, int threads, const Buffers& buffers, Workspace 
   if (problem.needs_backward()) backward(problem, context, scratch, count, parallel_for);
 }
 
-}  // namespace headroom::reference
+}  // namespace logitless::reference

@@ -10,7 +10,7 @@
 #include "core/top_k.h"
 #include "core/workspace.h"
 
-namespace headroom::reference {
+namespace logitless::reference {
 
 struct Scratch {
   std::span<int64_t> rows;                          // [N] the rows that are not ignored
@@ -28,4 +28,4 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace);
 void run(const Problem& problem, int threads, const Buffers& buffers, Workspace workspace,
          const ParallelFor& parallel_for, const Communicator* group);
 
-}  // namespace headroom::reference
+}  // namespace logitless::reference

@@ -6,7 +6,7 @@
 #include "reference/reference.h"
 #include "reference/reference_divergence.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 std::string why_unavailable(const BackendOptions&) {
@@ -73,4 +73,4 @@ const Backend& reference_backend() {
   return kBackend;
 }
 
-}  // namespace headroom
+}  // namespace logitless

@@ -6,7 +6,7 @@
 
 #include "core/divergence.h"
 
-namespace headroom::reference {
+namespace logitless::reference {
 namespace {
 
 // Row i of one head.
@@ -93,4 +93,4 @@ void divergence(const Divergence& d, const BackendOptions& options, void* /*stre
   options.parallel_for(d.rows, [&](int64_t row, int) { stage(d, row); });
 }
 
-}  // namespace headroom::reference
+}  // namespace logitless::reference

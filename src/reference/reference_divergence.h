@@ -1,9 +1,9 @@
 #pragma once
 #include "core/backend.h"
 
-namespace headroom::reference {
+namespace logitless::reference {
 
 // As Backend::divergence.
 void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
 
-}  // namespace headroom::reference
+}  // namespace logitless::reference

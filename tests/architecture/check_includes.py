@@ -15,7 +15,7 @@ import sys
 MOST_LINES = 400
 SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-PUBLIC = "headroom/"
+PUBLIC = "logitless/"
 OUTSIDE = ("cli", "python", "bench", "examples")
 # Folders of the command line, each with those that its files may include in quotes; the first that fits a path counts.
 LAYERS = {

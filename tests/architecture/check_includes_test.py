@@ -14,7 +14,7 @@ BROKEN = {
     "src/core/e.h": '#include "run.h"\n',
     "cli/f.cpp": '#include "core/problem.h"\n',
     "examples/g.c": '#include "../src/core/problem.h"\n',
-    "include/headroom/h.h": "#include <hwy/base.h>\n",
+    "include/logitless/h.h": "#include <hwy/base.h>\n",
     "src/cpu/i.cpp": "\n" * 401,
     "cli/io/k.h": '#include "commands/units.h"\n',
     "cli/support/l.h": '#include "options.h"\n',
@@ -25,19 +25,19 @@ BROKEN = {
     "src/cuda/engines/portable/q.cu": '#include "cuda/engines/sm90/sm90_launch.h"\n',
     "src/cuda/exact/r.cpp": '#include "cuda/thinned/s.h"\n',
     "src/cuda/shape.cpp": "",
-    "src/reference/j.cpp": '#include "headroom/headroom.h"\n',
+    "src/reference/j.cpp": '#include "logitless/logitless.h"\n',
 }
 FINE = {
     "src/core/problem.h": "#include <vector>\n",
-    "src/run.cpp": '#include "core/problem.h"\n#include "cpu/shape.h"\n#include "headroom/headroom.h"\n',
+    "src/run.cpp": '#include "core/problem.h"\n#include "cpu/shape.h"\n#include "logitless/logitless.h"\n',
     "src/cpu/shape.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n#include "cpu/other.h"\n',
     "src/cuda/k.cu": "#include <cuda_runtime.h>\n",
     "src/cuda/engines/engines.cpp": '#include "cuda/engines/sm90/sm90_engine.h"\n',
     "src/cuda/engines/sm90/sm90_launch.cu": '#include "cuda/engines/sm90/sm90_launch.h"\n',
-    "cli/main.cpp": '#include <headroom/headroom.hpp>\n#include "io/npy.h"\n#include "run.h"\n',
+    "cli/main.cpp": '#include <logitless/logitless.hpp>\n#include "io/npy.h"\n#include "run.h"\n',
     "cli/commands/train.cpp": '#include "commands/context.h"\n#include "train/model.h"\n#include "support/format.h"\n',
     "cli/io/npy.h": '#include "io/file.h"\n#include "support/interrupt.h"\n',
-    "examples/train/model.h": '#include <headroom/headroom.hpp>\n#include "train/head.h"\n#include "plot/chart.h"\n',
+    "examples/train/model.h": '#include <logitless/logitless.hpp>\n#include "train/head.h"\n#include "plot/chart.h"\n',
     "cli/run.h": "\n" * 400,
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 /* Counts what is not as expected: main() of a test returns failures != 0. */
-#include <headroom/headroom.h>
+#include <logitless/logitless.h>
 #include <stdio.h>
 
 static int failures = 0;
@@ -8,6 +8,6 @@ static int failures = 0;
 static void expect(int ok, const char* what, int line) {
   if (ok) return;
   ++failures;
-  fprintf(stderr, "line %d: %s (last error: %s)\n", line, what, headroom_last_error());
+  fprintf(stderr, "line %d: %s (last error: %s)\n", line, what, logitless_last_error());
 }
 #define EXPECT(condition) expect((condition), #condition, __LINE__)

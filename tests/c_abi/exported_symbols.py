@@ -11,7 +11,7 @@ declared = set()
 for header in headers:
     with open(header, encoding="utf-8") as file:
         text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.DOTALL)
-    declared |= set(re.findall(r"^HEADROOM_API\b[^;(]*?(\w+)\(", text, flags=re.MULTILINE))
+    declared |= set(re.findall(r"^LOGITLESS_API\b[^;(]*?(\w+)\(", text, flags=re.MULTILINE))
 
 failed = False
 for kind, names in (

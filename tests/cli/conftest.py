@@ -1,4 +1,4 @@
-"""Runs the built `headroom` binary, which the environment variable HEADROOM_CLI names."""
+"""Runs the built `logitless` binary, which the environment variable LOGITLESS_CLI names."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def binary():
-    path = os.environ.get("HEADROOM_CLI")
+    path = os.environ.get("LOGITLESS_CLI")
     if not path:
-        pytest.skip("HEADROOM_CLI does not name the headroom binary")
+        pytest.skip("LOGITLESS_CLI does not name the logitless binary")
     return path
 
 

@@ -20,7 +20,7 @@ def test_the_plot_has_thinned_gradients(ok, tmp_path):
     ok("bench", "--shape", "64,512,32", "--repeat", 1, "--thinned", "2^-6,2^-8", "--svg", "b.svg")
     drawn = ElementTree.parse(tmp_path / "b.svg").getroot()
     labels = ["".join(element.itertext()) for element in drawn.iter() if element.tag.endswith("text")]
-    assert {"headroom, 64 x 512 x 32", "headroom, thinned, 64 x 512 x 32"} <= set(labels), labels
+    assert {"logitless, 64 x 512 x 32", "logitless, thinned, 64 x 512 x 32"} <= set(labels), labels
 
 
 def test_bench_shows_a_refused_budget(ok):

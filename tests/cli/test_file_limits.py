@@ -42,7 +42,7 @@ def test_a_file_beyond_the_limit(binary, tmp_path, head, option, file):
     arguments = head(300, 50, 8)
     done = limited(binary, tmp_path, 1000, *arguments, option, file)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == f"headroom: error: {file}: cannot be written: File too large\n"
+    assert done.stderr == f"logitless: error: {file}: cannot be written: File too large\n"
     assert {path.name for path in tmp_path.iterdir()} - before == {"c.npy", "h.npy", "y.npy"}
 
 
@@ -81,5 +81,5 @@ def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, head, file, cut
     os.truncate(tmp_path / file, (tmp_path / file).stat().st_size - cut)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and out == "", (process.returncode, err)
-    assert f"headroom: error: {file}: " in err and "cut" in err
+    assert f"logitless: error: {file}: " in err and "cut" in err
     assert not list(tmp_path.glob("g.safetensors*"))

@@ -134,7 +134,7 @@ def test_verbose_shows_every_plan_made_and_why(binary):
 
     command = [binary, "plan", "-N", "64", "-V", "512", "-D", "32"]
     for value, shown in (("1", True), ("0", False)):
-        environment = os.environ | {"HEADROOM_VERBOSE": value}
+        environment = os.environ | {"LOGITLESS_VERBOSE": value}
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
         assert ("because: " in process.stderr and "N 64, V 512, D 32" in process.stderr) == shown
 

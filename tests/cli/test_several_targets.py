@@ -1,4 +1,4 @@
-"""headroom loss with targets [..., tokens, K] and a weight for each."""
+"""logitless loss with targets [..., tokens, K] and a weight for each."""
 
 import numpy as np
 import pytest

@@ -14,11 +14,11 @@ def test_help_names_every_command(ok):
 def test_each_command_has_help_with_examples(ok, command):
     text = ok(command, "--help").out
     assert "Examples:" in text
-    assert f"headroom {command}" in text or f"{command}" in text
+    assert f"logitless {command}" in text or f"{command}" in text
 
 
 def test_version(ok):
-    assert ok("--version").out.startswith("headroom ")
+    assert ok("--version").out.startswith("logitless ")
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_wrong_usage_names_what_is_wrong_and_where_help_is(run):
     assert "no command 'nonsense'" in run("nonsense").err
     assert "no option --nonsense" in run("--nonsense").err
     assert "--targets is required" in (result := run("loss", "--hidden", "h.npy", "--classifier", "c.npy")).err
-    assert "headroom loss --help" in result.err
+    assert "logitless loss --help" in result.err
 
 
 def test_the_command_of_the_python_package_is_named_as_such(refused):
     for arguments in ([], ["--help"], ["--config", "config.json"]):
-        refused(2, "model: expected the Python package's headroom", "model", *arguments)
+        refused(2, "model: expected the Python package's logitless", "model", *arguments)
 
 
 def test_a_small_budget_is_refused_under_the_name_that_the_user_typed(run):

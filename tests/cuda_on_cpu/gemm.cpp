@@ -8,7 +8,7 @@
 #include "cuda/cublaslt.h"
 #include "cuda/queue.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 float element(const void* data, DType dtype, int64_t index) {
@@ -64,4 +64,4 @@ const CublasLt* cublaslt(std::string* /*why_not*/) {
   return &none;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -11,7 +11,7 @@
 #include "cuda/exp2.cuh"
 #include "cuda/softcap.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 namespace {
 
 using portable::Parts;
@@ -110,10 +110,10 @@ void join_maximum(const Row& r, const StatSlots& slots, int64_t first, int64_t e
 }
 
 void add_parts(const StatSlots& slots, int64_t place, const Parts& parts) {
-#define HEADROOM_ADD(name, part, ...) \
+#define LOGITLESS_ADD(name, part, ...) \
   if (slots.part != nullptr) slots.part[place] += static_cast<float>(parts.part);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_ADD)
-#undef HEADROOM_ADD
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_ADD)
+#undef LOGITLESS_ADD
 }
 
 void make_stats(const Row& r, const RowSums& args) {
@@ -279,4 +279,4 @@ void launch_logits(const LogitsArgs& args, const Queue& queue, After /*after*/) 
   });
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

@@ -1,7 +1,7 @@
 // The demonstration's products without cuBLASLt: sums in float64, rounded to float32 once.
 #include "train/cuda/products.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 class Products::Operation {};
 
@@ -31,4 +31,4 @@ std::string products_library() {
   return "plain loops";
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

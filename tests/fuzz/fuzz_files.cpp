@@ -11,7 +11,7 @@
 
 namespace {
 
-using namespace headroom::cli;
+using namespace logitless::cli;
 
 void require(bool condition) {
   if (!condition) std::abort();

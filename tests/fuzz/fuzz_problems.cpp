@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 
 #include "commands/check_cases.h"
 #include "commands/check_compare.h"
@@ -16,8 +16,8 @@
 
 namespace {
 
-using namespace headroom;
-using namespace headroom::cli;
+using namespace logitless;
+using namespace logitless::cli;
 
 void plan_anything(FuzzedDataProvider& input) {
   static const Context context;
@@ -56,12 +56,12 @@ void plan_anything(FuzzedDataProvider& input) {
         problem.max_workspace_bytes == 0 || info.workspace_bytes <= problem.max_workspace_bytes;
     if (!within) std::abort();
   } catch (const Error& error) {
-    if (error.what()[0] == '\0' || error.status() == HEADROOM_INTERNAL) std::abort();
+    if (error.what()[0] == '\0' || error.status() == LOGITLESS_INTERNAL) std::abort();
   }
 }
 
 CheckCase make_case(FuzzedDataProvider& input) {
-  const auto dtype = [&] { return static_cast<headroom_dtype>(input.ConsumeIntegralInRange<int>(0, 2)); };
+  const auto dtype = [&] { return static_cast<logitless_dtype>(input.ConsumeIntegralInRange<int>(0, 2)); };
   CheckCase c;
   c.options = "fuzz";
   c.tokens = input.ConsumeIntegralInRange<int64_t>(1, 70);
@@ -115,7 +115,7 @@ void compute(FuzzedDataProvider& input) {
   static const Context oracle = make_named_context("reference");
   const CheckCase c = make_case(input);
   const CheckData data = make_data(c);
-  Runner reference_runner(oracle, HEADROOM_HOST_MEMORY);
+  Runner reference_runner(oracle, LOGITLESS_HOST_MEMORY);
   const CheckOutputs reference = CheckRunner(c, data, true).run(reference_runner, 0);
   const CheckOutputs naive = naive_float32(c, data, false);
   const CheckRunner problem(c, data, false);
@@ -123,7 +123,7 @@ void compute(FuzzedDataProvider& input) {
   // most about as many rounding units as it has terms.
   const auto terms = static_cast<double>(c.tokens + c.vocab + c.dim + 8);
   for (const size_t workspace : problem.workspaces(best)) {
-    Runner best_runner(best, HEADROOM_HOST_MEMORY);  // a workspace of its own, whose ends are watched
+    Runner best_runner(best, LOGITLESS_HOST_MEMORY);  // a workspace of its own, whose ends are watched
     for (const CheckedOutput& output :
          compare(c, data, reference, naive, problem.run(best_runner, workspace))) {
       if (output.error <= terms * output.bound) continue;

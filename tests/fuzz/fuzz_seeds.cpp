@@ -15,7 +15,7 @@
 #include "io/safetensors_writer.h"
 
 int main(int argc, char** argv) {
-  using namespace headroom::cli;
+  using namespace logitless::cli;
   if (argc != 3) {
     std::fprintf(stderr, "usage: fuzz_seeds FILES PROBLEMS\n");
     return 2;

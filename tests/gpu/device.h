@@ -11,7 +11,7 @@
 #include "compare.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 inline void cuda_check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
@@ -85,7 +85,7 @@ class PlainTensors {
     inputs_.emplace_back(encoded(c.hidden, c.problem.hidden_dtype));
     inputs_.emplace_back(encoded(c.classifier, c.problem.classifier_dtype));
     inputs_.emplace_back(encoded(c.bias, c.problem.bias_dtype));
-    inputs_.emplace_back(encoded({c.targets.begin(), c.targets.end()}, HEADROOM_I64));
+    inputs_.emplace_back(encoded({c.targets.begin(), c.targets.end()}, LOGITLESS_I64));
     const auto n = static_cast<size_t>(c.problem.tokens);
     const auto output = [&](size_t bytes) { return outputs_.emplace_back(bytes).as(); };
     outputs_.reserve(7);
@@ -103,10 +103,10 @@ class PlainTensors {
   }
 
   // What a run of this pass is given.
-  headroom::Buffers buffers(int32_t pass) const {
-    headroom::Buffers b = b_;
-    if (pass == HEADROOM_FORWARD) b.d_hidden = b.d_classifier = b.d_bias = nullptr;
-    if (pass == HEADROOM_BACKWARD) b.loss = b.nll = nullptr;
+  logitless::Buffers buffers(int32_t pass) const {
+    logitless::Buffers b = b_;
+    if (pass == LOGITLESS_FORWARD) b.d_hidden = b.d_classifier = b.d_bias = nullptr;
+    if (pass == LOGITLESS_BACKWARD) b.loss = b.nll = nullptr;
     return b;
   }
   DeviceMemory& targets() { return inputs_[3]; }
@@ -125,16 +125,16 @@ class PlainTensors {
 
  private:
   std::vector<DeviceMemory> inputs_, outputs_;
-  headroom::Buffers b_;
+  logitless::Buffers b_;
 };
 
 // The context of an engine on another device than 0.
-inline headroom::Context context_on(const Engine& engine, int device) {
-  headroom::ContextOptions options;
+inline logitless::Context context_on(const Engine& engine, int device) {
+  logitless::ContextOptions options;
   options.backend = engine.backend.c_str();
   options.isa = engine.isa.c_str();
   options.device = device;
-  return headroom::Context(options);
+  return logitless::Context(options);
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -7,7 +7,7 @@
 
 #include "device.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 // Numbers in [-1, 1) with few bits, from the index alone.
@@ -83,7 +83,7 @@ class Large : public testing::TestWithParam<Engine> {
       cuda_check(
           cudaMemcpy(row.data(), matrix.as<uint16_t>() + i * depth, row.size() * 2, cudaMemcpyDeviceToHost));
       for (size_t k = 0; k < row.size(); ++k) {
-        out.push_back(static_cast<float>(load(row.data(), HEADROOM_BF16, static_cast<int64_t>(k))));
+        out.push_back(static_cast<float>(load(row.data(), LOGITLESS_BF16, static_cast<int64_t>(k))));
       }
     }
     return out;
@@ -125,20 +125,20 @@ class Large : public testing::TestWithParam<Engine> {
     }
     const DeviceMemory y = uploaded(targets);
 
-    headroom::Problem problem;
-    problem.pass = HEADROOM_FORWARD_BACKWARD;
-    problem.reduction = HEADROOM_REDUCTION_SUM;
+    logitless::Problem problem;
+    problem.pass = LOGITLESS_FORWARD_BACKWARD;
+    problem.reduction = LOGITLESS_REDUCTION_SUM;
     problem.tokens = s.tokens;
     problem.vocab = s.vocab;
     problem.hidden = s.hidden;
     problem.hidden_dtype = problem.classifier_dtype = problem.d_hidden_dtype = problem.d_classifier_dtype =
-        HEADROOM_BF16;
+        LOGITLESS_BF16;
     problem.want_d_hidden = problem.want_d_classifier = 1;
     problem.max_workspace_bytes = budget;
-    const headroom::Plan plan(context_, problem);
+    const logitless::Plan plan(context_, problem);
     SCOPED_TRACE(plan.info().config);
     const DeviceMemory workspace(plan.info().workspace_bytes);
-    headroom::Buffers b;
+    logitless::Buffers b;
     b.hidden = hidden.as();
     b.classifier = classifier.as();
     b.targets = y.as();
@@ -215,7 +215,7 @@ class Large : public testing::TestWithParam<Engine> {
     expect_close("d_classifier", rows_of(d_classifier, ids, s.hidden), sums, magnitudes, 3, s.tokens);
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Large);
 
@@ -240,11 +240,11 @@ TEST_P(Large, StridesBeyondThirtyTwoBits) {
   constexpr int64_t kStride = (int64_t{1} << 30) + 8, kTokens = 4, kVocab = 5, kHidden = 8;
   skip_unless_free(int64_t{36} << 30);
   if (IsSkipped()) return;
-  const Case c = plain_case(3, {kTokens, kVocab, kHidden}, HEADROOM_BF16);
-  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const Case c = plain_case(3, {kTokens, kVocab, kHidden}, LOGITLESS_BF16);
+  const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
   const DeviceMemory workspace(plan.info().workspace_bytes);
   PlainTensors tensors(c);
-  headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+  logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
   plan.run(b, workspace.bytes());
   cuda_check(cudaDeviceSynchronize());
   const std::vector<std::byte> packed = tensors.results();
@@ -261,7 +261,7 @@ TEST_P(Large, StridesBeyondThirtyTwoBits) {
   copy(hidden.as(), kStride, b.hidden, kHidden, kTokens);
   copy(classifier.as(), kStride, b.classifier, kHidden, kVocab);
   tensors.clear();
-  headroom::Buffers apart = b;
+  logitless::Buffers apart = b;
   apart.hidden = hidden.as();
   apart.classifier = classifier.as();
   apart.d_hidden = d_hidden.as();
@@ -279,13 +279,13 @@ TEST_P(Large, ClearedGradientsBeyondThirtyTwoBits) {
   constexpr int64_t kStride = (int64_t{1} << 30) + 8, kRows = 2, kHidden = 8;
   skip_unless_free(int64_t{6} << 30);
   if (IsSkipped()) return;
-  Case c = plain_case(4, {kRows, kRows, kHidden}, HEADROOM_BF16);
+  Case c = plain_case(4, {kRows, kRows, kHidden}, LOGITLESS_BF16);
   c.problem.scale = 0;
-  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
   const DeviceMemory workspace(plan.info().workspace_bytes);
   const PlainTensors tensors(c);
   const DeviceMemory d_hidden(static_cast<size_t>(kStride + kHidden) * 2), d_classifier(d_hidden.size());
-  headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+  logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
   b.d_hidden = d_hidden.as();
   b.d_classifier = d_classifier.as();
   b.d_hidden_stride = b.d_classifier_stride = kStride;
@@ -309,4 +309,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Large, testing::ValuesIn(device_engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

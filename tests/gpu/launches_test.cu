@@ -4,7 +4,7 @@
 
 #include "device.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 template <class F>
@@ -50,7 +50,7 @@ Launches count(cudaGraph_t graph) {
   Launches out;
   for (cudaGraphNode_t node : each) {
     const std::string name = name_of(node);
-    const bool own = name.find("headroom") != std::string::npos || name.starts_with("mem") || name == "?";
+    const bool own = name.find("logitless") != std::string::npos || name.starts_with("mem") || name == "?";
     out.own += own ? 1 : 0;
     out.names += (own ? "\n  " : "\n  (") + name + (own ? "" : ")");
   }
@@ -67,10 +67,10 @@ class LaunchCounts : public testing::TestWithParam<Engine> {
     Launches launches;
   };
 
-  Counted counted(const Case& c, headroom::Pass pass, size_t budget = 0) const {
-    headroom::Problem problem = pass_problem(c, pass);
+  Counted counted(const Case& c, logitless::Pass pass, size_t budget = 0) const {
+    logitless::Problem problem = pass_problem(c, pass);
     problem.max_workspace_bytes = budget;
-    const headroom::Plan plan(make_context(GetParam()), problem);
+    const logitless::Plan plan(make_context(GetParam()), problem);
     const PlainTensors tensors(c);
     const DeviceMemory workspace(plan.info().workspace_bytes);
     const Stream stream;
@@ -81,7 +81,7 @@ class LaunchCounts : public testing::TestWithParam<Engine> {
     cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     run();
     cuda_check(cudaStreamEndCapture(stream, &graph));
-    const headroom::PlanInfo info = plan.info();
+    const logitless::PlanInfo info = plan.info();
     Counted out{.kind = info.kind,
                 .workspace_bytes = info.workspace_bytes,
                 .token_chunk = info.token_chunk,
@@ -92,7 +92,7 @@ class LaunchCounts : public testing::TestWithParam<Engine> {
     return out;
   }
 
-  static Case case_of() { return plain_case(1, {1000, 4800, 512}, HEADROOM_BF16); }
+  static Case case_of() { return plain_case(1, {1000, 4800, 512}, LOGITLESS_BF16); }
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LaunchCounts);
 
@@ -105,15 +105,15 @@ int64_t parts(int64_t number, int64_t size) {
 TEST_P(LaunchCounts, LossAlone) {
   Case c = case_of();
   c.problem.has_bias = c.problem.want_d_bias = 0;
-  const Counted got = counted(c, headroom::Pass::forward);
-  ASSERT_EQ(got.kind, HEADROOM_PLAN_FORWARD);
+  const Counted got = counted(c, logitless::Pass::forward);
+  ASSERT_EQ(got.kind, LOGITLESS_PLAN_FORWARD);
   EXPECT_LE(got.launches.own, 4) << got.launches.names;
 }
 
 // Targets, rows, exps, four for blocks that are done again, losses and factors; sums of d_bias, d_hidden.
 TEST_P(LaunchCounts, AllExpsKept) {
-  const Counted got = counted(case_of(), headroom::Pass::forward_backward);
-  ASSERT_EQ(got.kind, HEADROOM_PLAN_WHOLE);
+  const Counted got = counted(case_of(), logitless::Pass::forward_backward);
+  ASSERT_EQ(got.kind, LOGITLESS_PLAN_WHOLE);
   EXPECT_LE(got.launches.own, 10) << got.launches.names;
 }
 
@@ -121,32 +121,32 @@ TEST_P(LaunchCounts, AllExpsKept) {
 TEST_P(LaunchCounts, AllExpsKeptWithSoftcap) {
   Case c = case_of();
   c.problem.softcap = 30;
-  const Counted got = counted(c, headroom::Pass::forward_backward);
-  ASSERT_EQ(got.kind, HEADROOM_PLAN_WHOLE);
+  const Counted got = counted(c, logitless::Pass::forward_backward);
+  ASSERT_EQ(got.kind, LOGITLESS_PLAN_WHOLE);
   EXPECT_LE(got.launches.own, 6) << got.launches.names;
 }
 
 // Targets, rows, coefficients; dz and sums of d_bias for each window; d_hidden.
 TEST_P(LaunchCounts, Backward) {
-  const Counted got = counted(case_of(), headroom::Pass::backward);
-  ASSERT_EQ(got.kind, HEADROOM_PLAN_BACKWARD);
+  const Counted got = counted(case_of(), logitless::Pass::backward);
+  ASSERT_EQ(got.kind, LOGITLESS_PLAN_BACKWARD);
   EXPECT_LE(got.launches.own, 6) << got.launches.names << got.config;
 }
 
 // Every plan of less memory.
 TEST_P(LaunchCounts, OfEachChunkAndWindow) {
   const Case c = case_of();
-  size_t budget = counted(c, headroom::Pass::forward_backward).workspace_bytes;
+  size_t budget = counted(c, logitless::Pass::forward_backward).workspace_bytes;
   for (; budget > (size_t{1} << 20); budget = budget * 3 / 4) {
-    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
     problem.max_workspace_bytes = budget;
     try {
-      headroom::Plan(make_context(GetParam()), problem);
-    } catch (const headroom::Error& error) {
-      ASSERT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+      logitless::Plan(make_context(GetParam()), problem);
+    } catch (const logitless::Error& error) {
+      ASSERT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
       break;
     }
-    const Counted got = counted(c, headroom::Pass::forward_backward, budget);
+    const Counted got = counted(c, logitless::Pass::forward_backward, budget);
     const int64_t chunks = parts(c.problem.tokens, got.token_chunk);
     const int64_t windows = parts(c.problem.vocab, got.vocab_window);
     // Before and after; with a window of kept exps seven more a chunk.
@@ -156,9 +156,9 @@ TEST_P(LaunchCounts, OfEachChunkAndWindow) {
 
 TEST_P(LaunchCounts, Thinned) {
   Case c = case_of();
-  c.problem.gradient = HEADROOM_ALWAYS_THINNED;
-  const Counted got = counted(c, headroom::Pass::forward_backward);
-  ASSERT_EQ(got.kind, HEADROOM_PLAN_THINNED);
+  c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
+  const Counted got = counted(c, logitless::Pass::forward_backward);
+  ASSERT_EQ(got.kind, LOGITLESS_PLAN_THINNED);
   EXPECT_LE(got.launches.own, 33) << got.launches.names;
 }
 
@@ -174,4 +174,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, LaunchCounts, testing::ValuesIn(fused_engines(
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

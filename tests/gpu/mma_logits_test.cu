@@ -16,7 +16,7 @@
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
-namespace headroom::cuda::mma::test {
+namespace logitless::cuda::mma::test {
 namespace {
 
 template <class T>
@@ -203,4 +203,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, Logits,
                                           testing::Values(kFewStages, kMostStages)));
 
 }  // namespace
-}  // namespace headroom::cuda::mma::test
+}  // namespace logitless::cuda::mma::test

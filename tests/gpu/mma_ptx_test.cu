@@ -15,7 +15,7 @@
 #include "cuda/engines/mma/ptx/mma_sync.cuh"
 #include "cuda/queue.h"
 
-namespace headroom::cuda::mma::test {
+namespace logitless::cuda::mma::test {
 namespace {
 
 // A [16, 16] and B [8, 16], row by row: D = A B^T. Their rows, of 32 bytes, are copied to shared memory, the
@@ -92,4 +92,4 @@ TEST_F(Ptx, CopiesZerosPastTheDepth) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::mma::test
+}  // namespace logitless::cuda::mma::test

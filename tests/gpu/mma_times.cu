@@ -1,6 +1,6 @@
 // How long the mma engine's kernels take, beside the most that mma.sync gives: what bench/gpu/mma.py runs.
 //
-//   headroom_gpu_mma_times ROWS COLUMNS DEPTH SECONDS
+//   logitless_gpu_mma_times ROWS COLUMNS DEPTH SECONDS
 //
 // Writes a line for each measurement: what, on which device (all of it, or as much as an A100 or an RTX 4090
 // has), blocks, FLOP of a launch, and the seconds of a launch, in two ways. "seconds": back to back, all in
@@ -27,7 +27,7 @@
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
-namespace headroom::cuda::mma::times {
+namespace logitless::cuda::mma::times {
 namespace {
 
 void require(cudaError_t error, const char* what) {
@@ -304,13 +304,13 @@ void run(int64_t rows, int64_t columns, int64_t depth, double seconds) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::mma::times
+}  // namespace logitless::cuda::mma::times
 
 int main(int count, char** arguments) {
   if (count != 5) {
     std::fprintf(stderr, "%s ROWS COLUMNS DEPTH SECONDS\n", arguments[0]);
     return 2;
   }
-  headroom::cuda::mma::times::run(std::atoll(arguments[1]), std::atoll(arguments[2]),
-                                  std::atoll(arguments[3]), std::atof(arguments[4]));
+  logitless::cuda::mma::times::run(std::atoll(arguments[1]), std::atoll(arguments[2]),
+                                   std::atoll(arguments[3]), std::atof(arguments[4]));
 }

@@ -6,7 +6,7 @@
 
 #include "device.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr int kRuns = 6;  // the first ones are launched one by one
@@ -19,28 +19,28 @@ class Replays : public testing::TestWithParam<Engine> {
     return c;
   }
 
-  headroom::Plan plan_of(const Case& c, const char* gradient, size_t budget = 0) const {
-    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  logitless::Plan plan_of(const Case& c, const char* gradient, size_t budget = 0) const {
+    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
     problem.max_workspace_bytes = budget;
     if (std::string(gradient) == "thinned") {
-      problem.gradient = HEADROOM_ALWAYS_THINNED;
+      problem.gradient = LOGITLESS_ALWAYS_THINNED;
       problem.threshold = 0x1p-6;
     }
-    return headroom::Plan(context_, problem);
+    return logitless::Plan(context_, problem);
   }
 
   // The results of a plan's first run.
   std::vector<std::byte> expected(const Case& c, const char* gradient, size_t budget = 0) const {
     PlainTensors tensors(c);
-    const headroom::Plan plan = plan_of(c, gradient, budget);
+    const logitless::Plan plan = plan_of(c, gradient, budget);
     const DeviceMemory workspace(plan.info().workspace_bytes);
     const Stream stream;
-    plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
     stream.wait();
     return tensors.results();
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Replays);
 
@@ -58,15 +58,15 @@ TEST_P(Replays, ReadWhatTheBuffersHold) {
       const std::vector<std::byte> results[2] = {expected(cases[0], gradient, budget),
                                                  expected(cases[1], gradient, budget)};
       ASSERT_NE(results[0] == results[1], true);
-      const headroom::Plan plan = plan_of(cases[0], gradient, budget);
+      const logitless::Plan plan = plan_of(cases[0], gradient, budget);
       PlainTensors tensors(cases[0]);
       const DeviceMemory workspace(plan.info().workspace_bytes);
       const Stream stream;
       for (int run = 0; run < kRuns; ++run) {
         const Case& now = cases[run % 2];
-        tensors.targets().write(encoded({now.targets.begin(), now.targets.end()}, HEADROOM_I64));
+        tensors.targets().write(encoded({now.targets.begin(), now.targets.end()}, LOGITLESS_I64));
         tensors.clear();
-        plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+        plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
         stream.wait();
         EXPECT_EQ(tensors.results() == results[run % 2], true) << "run " << run;
       }
@@ -79,14 +79,14 @@ TEST_P(Replays, TakeLittleMemory) {
   constexpr int kPlans = 64;
   const Case c = case_of(6);
   PlainTensors tensors(c);
-  std::vector<headroom::Plan> plans;
+  std::vector<logitless::Plan> plans;
   const DeviceMemory workspace(plan_of(c, "exact").info().workspace_bytes);
   const Stream stream;
   size_t before = 0, after = 0, total = 0;
   for (int i = 0; i <= kPlans; ++i) {
     plans.push_back(plan_of(c, "exact"));
     for (int run = 0; run < kRuns; ++run) {
-      plans.back().run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+      plans.back().run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
     }
     stream.wait();
     cuda_check(cudaMemGetInfo(i == 0 ? &before : &after, &total));
@@ -100,7 +100,7 @@ TEST_P(Replays, TakeLittleMemory) {
 TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
   const Case c = case_of(2);
   const std::vector<std::byte> result = expected(c, "exact");
-  const headroom::Plan plan = plan_of(c, "exact");
+  const logitless::Plan plan = plan_of(c, "exact");
   const DeviceMemory workspace(plan.info().workspace_bytes);
   const Stream stream;
   for (const int sets : {2, 4, 7}) {
@@ -111,7 +111,7 @@ TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
       const bool in_turn = run < 3 * sets;
       PlainTensors& own = tensors[static_cast<size_t>(in_turn ? run % sets : run / 3 % sets)];
       own.clear();
-      plan.run(own.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+      plan.run(own.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
       stream.wait();
       EXPECT_EQ(own.results() == result, true) << sets << " sets, run " << run;
     }
@@ -121,7 +121,7 @@ TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
 TEST_P(Replays, OfThreadsThatShareAPlan) {
   const Case c = case_of(3);
   const std::vector<std::byte> result = expected(c, "exact");
-  const headroom::Plan plan = plan_of(c, "exact");
+  const logitless::Plan plan = plan_of(c, "exact");
   std::array<int, 4> wrong{};
   std::vector<std::thread> threads;
   for (int& count : wrong) {
@@ -132,7 +132,7 @@ TEST_P(Replays, OfThreadsThatShareAPlan) {
       const Stream stream;
       for (int run = 0; run < 20; ++run) {
         tensors.clear();
-        plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+        plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
         stream.wait();
         if (tensors.results() != result) ++count;
       }
@@ -146,19 +146,19 @@ TEST_P(Replays, OfThreadsThatShareAPlan) {
 TEST_P(Replays, OnOtherStreams) {
   const Case c = case_of(4);
   const std::vector<std::byte> result = expected(c, "exact");
-  const headroom::Plan plan = plan_of(c, "exact");
+  const logitless::Plan plan = plan_of(c, "exact");
   PlainTensors tensors(c);
   const DeviceMemory workspace(plan.info().workspace_bytes);
   const Stream streams[2];
   for (int run = 0; run < 2 * kRuns; ++run) {
     const Stream& stream = streams[run % 2];
     tensors.clear();
-    plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
     stream.wait();
     EXPECT_EQ(tensors.results() == result, true) << "run " << run;
   }
   tensors.clear();
-  plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes());
+  plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes());
   cuda_check(cudaDeviceSynchronize());
   EXPECT_EQ(tensors.results() == result, true) << "null stream";
 }
@@ -167,14 +167,14 @@ TEST_P(Replays, OnOtherStreams) {
 TEST_P(Replays, OutliveTheirPlan) {
   const Case c = case_of(5);
   const std::vector<std::byte> result = expected(c, "exact");
-  std::optional<headroom::Plan> plan(plan_of(c, "exact"));
+  std::optional<logitless::Plan> plan(plan_of(c, "exact"));
   PlainTensors tensors(c);
   const DeviceMemory workspace(plan->info().workspace_bytes), filler(size_t{256} << 20);
   const Stream stream, other;
   for (int run = 0; run < kRuns; ++run) {
     tensors.clear();
     cuda_check(cudaStreamBeginCapture(other, cudaStreamCaptureModeGlobal));
-    plan->run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    plan->run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
     cudaGraph_t captured = nullptr;
     cuda_check(cudaStreamEndCapture(other, &captured));
     cuda_check(cudaGraphDestroy(captured));
@@ -183,7 +183,7 @@ TEST_P(Replays, OutliveTheirPlan) {
   }
   tensors.clear();
   for (int i = 0; i < 20; ++i) cuda_check(cudaMemsetAsync(filler.as(), i, filler.size(), stream));
-  plan->run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+  plan->run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
   plan.reset();
   stream.wait();
   EXPECT_EQ(tensors.results() == result, true) << "after its plan";
@@ -193,4 +193,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Replays, testing::ValuesIn(device_engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -12,7 +12,7 @@
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
-namespace headroom::cuda::rows_copies {
+namespace logitless::cuda::rows_copies {
 namespace {
 
 template <class T>
@@ -153,4 +153,4 @@ TEST(RowCopies, ToAnywhere) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::rows_copies
+}  // namespace logitless::cuda::rows_copies

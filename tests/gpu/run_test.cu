@@ -9,7 +9,7 @@
 
 #include "device.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class Run : public testing::TestWithParam<Engine> {
@@ -23,20 +23,20 @@ class Run : public testing::TestWithParam<Engine> {
   }
 
   struct Planned {
-    headroom::Problem problem;
-    headroom::Plan plan;
-    headroom::PlanInfo info;
+    logitless::Problem problem;
+    logitless::Plan plan;
+    logitless::PlanInfo info;
   };
 
   // Every plan that some budget gets, from the largest budget to the smallest: the next is always one byte
   // less than the plan before needs.
-  std::vector<Planned> every_plan(const headroom::Problem& of_pass) const {
+  std::vector<Planned> every_plan(const logitless::Problem& of_pass) const {
     std::vector<Planned> out;
-    headroom::Problem problem = of_pass;
+    logitless::Problem problem = of_pass;
     try {
       for (;;) {
-        headroom::Plan plan(context_, problem);
-        const headroom::PlanInfo info = plan.info();
+        logitless::Plan plan(context_, problem);
+        const logitless::PlanInfo info = plan.info();
         out.push_back({problem, std::move(plan), info});
         const bool fits =
             problem.max_workspace_bytes == 0 || info.workspace_bytes <= problem.max_workspace_bytes;
@@ -44,8 +44,8 @@ class Run : public testing::TestWithParam<Engine> {
         if (!fits || info.workspace_bytes <= 1) break;  // a budget of 0 would be none
         problem.max_workspace_bytes = info.workspace_bytes - 1;
       }
-    } catch (const headroom::Error& error) {
-      EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+    } catch (const logitless::Error& error) {
+      EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
     }
     return out;
   }
@@ -57,8 +57,8 @@ class Run : public testing::TestWithParam<Engine> {
   std::vector<Planned> plans(const Case& c, Which which = Which::kFastestAndSmallest) const {
     std::vector<Planned> out;
     std::set<int32_t> kinds;
-    for (headroom::Pass pass :
-         {headroom::Pass::forward, headroom::Pass::forward_backward, headroom::Pass::backward}) {
+    for (logitless::Pass pass :
+         {logitless::Pass::forward, logitless::Pass::forward_backward, logitless::Pass::backward}) {
       std::map<int32_t, std::vector<Planned>> by_kind;
       for (Planned& each : every_plan(pass_problem(c, pass))) {
         std::vector<Planned>& kept = by_kind[each.info.kind];
@@ -77,10 +77,10 @@ class Run : public testing::TestWithParam<Engine> {
   // A backward pass reads the lse of a forward pass.
   void prepare(const Case& c, const Planned& p, PlainTensors* tensors) const {
     tensors->clear();
-    if (p.problem.pass != HEADROOM_BACKWARD) return;
-    const headroom::Plan forward(context_, pass_problem(c, headroom::Pass::forward));
+    if (p.problem.pass != LOGITLESS_BACKWARD) return;
+    const logitless::Plan forward(context_, pass_problem(c, logitless::Pass::forward));
     const DeviceMemory workspace(forward.info().workspace_bytes);
-    forward.run(tensors->buffers(HEADROOM_FORWARD), workspace.bytes());
+    forward.run(tensors->buffers(LOGITLESS_FORWARD), workspace.bytes());
     cuda_check(cudaDeviceSynchronize());
   }
 
@@ -93,7 +93,7 @@ class Run : public testing::TestWithParam<Engine> {
     return tensors->results();
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Run);
 
@@ -141,9 +141,9 @@ TEST_P(Run, GraphsReplayTheSameBits) {
     };
     for (int replay = 0; replay < 3; ++replay) EXPECT_EQ(replayed() == expected, true);
     // A graph sees what the buffers hold when it runs: other targets, other ignored rows.
-    tensors.targets().write(encoded({other.targets.begin(), other.targets.end()}, HEADROOM_I64));
+    tensors.targets().write(encoded({other.targets.begin(), other.targets.end()}, LOGITLESS_I64));
     EXPECT_EQ(replayed() == expected_of_other, true);
-    tensors.targets().write(encoded({c.targets.begin(), c.targets.end()}, HEADROOM_I64));
+    tensors.targets().write(encoded({c.targets.begin(), c.targets.end()}, LOGITLESS_I64));
   }
 }
 
@@ -259,16 +259,16 @@ TEST_P(Run, OnEveryDevice) {
   cuda_check(cudaGetDeviceCount(&count));
   if (count < 2) GTEST_SKIP() << "there is one device";
   const Case c = case_of();
-  const headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  const logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
   std::vector<std::byte> first;
   for (int device = 0; device < count; ++device) {
     cuda_check(cudaSetDevice(device));
     PlainTensors tensors(c);
-    const headroom::Plan plan(context_on(GetParam(), device), problem);
+    const logitless::Plan plan(context_on(GetParam(), device), problem);
     const DeviceMemory workspace(plan.info().workspace_bytes);
     const Stream stream;
     cuda_check(cudaSetDevice(0));
-    plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), workspace.bytes(), stream);
+    plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
     int current = -1;
     cuda_check(cudaGetDevice(&current));
     EXPECT_EQ(current, 0);
@@ -282,8 +282,8 @@ TEST_P(Run, ADeviceThatIsNotThere) {
   try {
     context_on(GetParam(), 1000);
     ADD_FAILURE() << "not refused";
-  } catch (const headroom::Error& error) {
-    EXPECT_EQ(error.status(), HEADROOM_BACKEND_UNAVAILABLE);
+  } catch (const logitless::Error& error) {
+    EXPECT_EQ(error.status(), LOGITLESS_BACKEND_UNAVAILABLE);
     EXPECT_NE(std::string(error.what()).find("1000"), std::string::npos) << error.what();
   }
 }
@@ -291,13 +291,13 @@ TEST_P(Run, ADeviceThatIsNotThere) {
 TEST_P(Run, WorkspaceIsChecked) {
   const Case c = case_of();
   PlainTensors tensors(c);
-  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
   const size_t bytes = plan.info().workspace_bytes;
   const DeviceMemory workspace(bytes + 64);
   const auto refusal = [&](std::span<std::byte> memory) -> std::string {
     try {
-      plan.run(tensors.buffers(HEADROOM_FORWARD_BACKWARD), memory);
-    } catch (const headroom::Error& error) {
+      plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), memory);
+    } catch (const logitless::Error& error) {
       return error.what();
     }
     return "";
@@ -313,21 +313,21 @@ TEST_P(Run, WorkspaceIsChecked) {
 // of fewer columns than the exps that are kept. It is that in float32, rounded.
 TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
   Case c = plain_case(1, {4096, 49150, 128}, GetParam().plain_dtype());
-  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   const auto n = static_cast<size_t>(c.problem.tokens), v = static_cast<size_t>(c.problem.vocab),
              d = static_cast<size_t>(c.problem.hidden);
   PlainTensors tensors(c);
   std::vector<std::byte> d_classifier[2], d_bias[2];
-  const headroom_dtype third = GetParam().plain_dtype() == HEADROOM_BF16 ? HEADROOM_F16 : HEADROOM_BF16;
-  const headroom_dtype dtypes[2] = {HEADROOM_F32, third};
+  const logitless_dtype third = GetParam().plain_dtype() == LOGITLESS_BF16 ? LOGITLESS_F16 : LOGITLESS_BF16;
+  const logitless_dtype dtypes[2] = {LOGITLESS_F32, third};
   for (int i = 0; i < 2; ++i) {
-    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
     problem.d_classifier_dtype = dtypes[i];
-    const headroom::Plan plan(context_, problem);
-    EXPECT_EQ(plan.info().kind, HEADROOM_PLAN_WHOLE) << plan.info().config;
+    const logitless::Plan plan(context_, problem);
+    EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_WHOLE) << plan.info().config;
     const DeviceMemory workspace(plan.info().workspace_bytes), gradient(v * d * size_of(dtypes[i]));
     tensors.clear();
-    headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+    logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
     b.d_classifier = gradient.as();
     plan.run(b, workspace.bytes());
     cuda_check(cudaDeviceSynchronize());
@@ -348,7 +348,7 @@ TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
     const double bias = load(d_bias[0].data(), GetParam().plain_dtype(), static_cast<int64_t>(j));
     const double sums = static_cast<double>(n) * 0x1p-23 * (1.01 * std::fabs(bias) + 2 * counts[j]) * largest;
     for (size_t k = j * d; k < (j + 1) * d; ++k) {
-      const double expected = load(d_classifier[0].data(), HEADROOM_F32, static_cast<int64_t>(k));
+      const double expected = load(d_classifier[0].data(), LOGITLESS_F32, static_cast<int64_t>(k));
       const double got = load(d_classifier[1].data(), third, static_cast<int64_t>(k));
       const double allowed =
           sums + rounding_unit(third) * (std::fabs(expected) + sums) + subnormal_unit(third);
@@ -362,11 +362,11 @@ TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
 
 TEST_P(Run, NoTokensAndNoPointersToThem) {
   Case c = plain_case(1, {0, 9, 5}, GetParam().plain_dtype());
-  headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
   PlainTensors tensors(c);
-  const headroom::Plan plan(context_, problem);
+  const logitless::Plan plan(context_, problem);
   const DeviceMemory workspace(plan.info().workspace_bytes);
-  headroom::Buffers b = tensors.buffers(HEADROOM_FORWARD_BACKWARD);
+  logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
   b.hidden = b.targets = nullptr;
   b.d_hidden = b.lse = b.nll = nullptr;
   const DeviceMemory loss(4);
@@ -383,4 +383,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Run, testing::ValuesIn(device_engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

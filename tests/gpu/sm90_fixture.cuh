@@ -16,7 +16,7 @@
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
-namespace headroom::cuda::sm90::test {
+namespace logitless::cuda::sm90::test {
 
 // Makes the slots those of no column.
 inline void clear_slots(const StatSlots& slots) {
@@ -285,4 +285,4 @@ inline bool is_outside(const Output& out, const std::vector<uint16_t>& values, S
   return true;
 }
 
-}  // namespace headroom::cuda::sm90::test
+}  // namespace logitless::cuda::sm90::test

@@ -1,7 +1,7 @@
 // dz of the fused kernel against double precision, and exps of chosen blocks of rows only.
 #include "sm90_fixture.cuh"
 
-namespace headroom::cuda::sm90::test {
+namespace logitless::cuda::sm90::test {
 namespace {
 
 struct Coefficients {
@@ -191,4 +191,4 @@ TEST_F(Gradients, ExpsOfActiveBlocks) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Gradients, testing::ValuesIn(kShapes), name_of);
 
 }  // namespace
-}  // namespace headroom::cuda::sm90::test
+}  // namespace logitless::cuda::sm90::test

@@ -6,7 +6,7 @@
 #include "cuda/thinned/thinned.h"
 #include "sm90_fixture.cuh"
 
-namespace headroom::cuda::sm90::test {
+namespace logitless::cuda::sm90::test {
 namespace {
 
 struct Size {
@@ -215,4 +215,4 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
 INSTANTIATE_TEST_SUITE_P(Sizes, Guessing, testing::ValuesIn(kSizes));
 
 }  // namespace
-}  // namespace headroom::cuda::sm90::test
+}  // namespace logitless::cuda::sm90::test

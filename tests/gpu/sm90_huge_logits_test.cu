@@ -7,7 +7,7 @@
 #include "cuda/anchor.h"
 #include "sm90_fixture.cuh"
 
-namespace headroom::cuda::sm90::test {
+namespace logitless::cuda::sm90::test {
 namespace {
 
 constexpr float kScale = 3;
@@ -142,4 +142,4 @@ INSTANTIATE_TEST_SUITE_P(DepthsAndKernels, HugeLogits,
                                           testing::Bool()));
 
 }  // namespace
-}  // namespace headroom::cuda::sm90::test
+}  // namespace logitless::cuda::sm90::test

@@ -8,7 +8,7 @@
 #include "cuda/anchor.h"
 #include "sm90_fixture.cuh"
 
-namespace headroom::cuda::sm90::test {
+namespace logitless::cuda::sm90::test {
 namespace {
 
 // Slots on the device and their join on the host.
@@ -338,4 +338,4 @@ TEST_P(Logits, ExpsOfFewerRows) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Logits, testing::ValuesIn(kShapes), name_of);
 
 }  // namespace
-}  // namespace headroom::cuda::sm90::test
+}  // namespace logitless::cuda::sm90::test

@@ -9,7 +9,7 @@
 #include "cuda/engines/sm90/tensor_map.h"
 #include "sm90_fixture.cuh"
 
-namespace headroom::cuda::sm90::test {
+namespace logitless::cuda::sm90::test {
 namespace {
 
 constexpr int kRows = 64, kColumns = 192, kDepth = 64;
@@ -266,4 +266,4 @@ TEST_F(Ptx, RegistersAndNamedBarriers) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::sm90::test
+}  // namespace logitless::cuda::sm90::test

@@ -5,7 +5,7 @@
 #include "core/thinning.h"
 #include "sm90_fixture.cuh"
 
-namespace headroom::cuda::sm90::test {
+namespace logitless::cuda::sm90::test {
 namespace {
 
 constexpr uint64_t kSeed = 0x9876543210abcdefull;
@@ -316,4 +316,4 @@ TEST_P(Thin, ShortLists) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Thin, testing::ValuesIn(kShapes), name_of);
 
 }  // namespace
-}  // namespace headroom::cuda::sm90::test
+}  // namespace logitless::cuda::sm90::test

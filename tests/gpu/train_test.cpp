@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <string>
 #include <vector>
 
@@ -14,7 +14,7 @@
 #include "train/random.h"
 #include "train/trainer.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 constexpr int64_t kBudget = int64_t{64} << 20;
@@ -109,7 +109,7 @@ double product_error(const Shape& shape) {
 class TrainOnDevice : public testing::TestWithParam<std::tuple<int, Kind>> {
  protected:
   void SetUp() override {
-    if (headroom_test::device_engines().empty()) GTEST_SKIP() << headroom_test::why_no_device();
+    if (logitless_test::device_engines().empty()) GTEST_SKIP() << logitless_test::why_no_device();
     if (const std::string why_not = why_no_cuda(); !why_not.empty()) GTEST_SKIP() << why_not;
   }
   const Shape& shape() const { return kShapes[std::get<0>(GetParam())]; }
@@ -118,7 +118,7 @@ class TrainOnDevice : public testing::TestWithParam<std::tuple<int, Kind>> {
 
 TEST_P(TrainOnDevice, ComputesWhatTheHostComputes) {
   const auto processors = host(), device = gpu();
-  const Course expected = train_on(*processors, kind(), HEADROOM_HOST_MEMORY, shape());
+  const Course expected = train_on(*processors, kind(), LOGITLESS_HOST_MEMORY, shape());
   const Course got = train_on(*device, kind(), 0, shape());
   const HeadSize size{shape().batch.tokens(), shape().model.vocab, shape().model.dim};
 
@@ -221,4 +221,4 @@ INSTANTIATE_TEST_SUITE_P(Heads, TrainOnDevice,
                          name_of);
 
 }  // namespace
-}  // namespace headroom::train
+}  // namespace logitless::train

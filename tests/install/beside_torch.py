@@ -12,7 +12,7 @@ import {first}, {second}
 import torch
 hidden, weight = torch.randn(600, 64, requires_grad=True), torch.randn(5000, 64, requires_grad=True)
 target = torch.arange(600)
-headroom.linear_cross_entropy(hidden, weight, target).backward()
+logitless.linear_cross_entropy(hidden, weight, target).backward()
 torch.nn.functional.cross_entropy(hidden @ weight.T, target)
 maps = open("/proc/self/maps").read().split()
 print("\\n".join(sorted({{path for path in maps if "libgomp" in path}})))
@@ -20,9 +20,9 @@ print("\\n".join(sorted({{path for path in maps if "libgomp" in path}})))
 
 with tempfile.TemporaryDirectory() as folder:
     zipfile.ZipFile(sys.argv[1]).extractall(folder)
-    environment = {name: value for name, value in os.environ.items() if name != "HEADROOM_LIBRARY"}
+    environment = {name: value for name, value in os.environ.items() if name != "LOGITLESS_LIBRARY"}
     environment["PYTHONPATH"] = folder
-    for first, second in (("torch", "headroom"), ("headroom", "torch")):
+    for first, second in (("torch", "logitless"), ("logitless", "torch")):
         done = subprocess.run(
             [sys.executable, "-c", RUN.format(first=first, second=second)],
             env=environment,

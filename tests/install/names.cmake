@@ -2,14 +2,14 @@
 # be taken for one another.
 cmake_minimum_required(VERSION 3.25)
 file(READ ${ROOT}/CMakeLists.txt text)
-string(REGEX MATCHALL "\n(option|set)\\(HEADROOM_[A-Z_]+" options "${text}")
+string(REGEX MATCHALL "\n(option|set)\\(LOGITLESS_[A-Z_]+" options "${text}")
 list(TRANSFORM options REPLACE ".*\\(" "")
 file(GLOB_RECURSE sources ${ROOT}/src/*.cpp ${ROOT}/src/*.cu ${ROOT}/cli/*.cpp ${ROOT}/python/*.py ${ROOT}/bench/*.py
   ${ROOT}/tests/python/*.py)
 set(variables "")
 foreach(source ${sources})
   file(READ ${source} text)
-  string(REGEX MATCHALL "(getenv|environ[a-z.]*|setenv|delenv)[[(]+\"HEADROOM_[A-Z_]+" found "${text}")
+  string(REGEX MATCHALL "(getenv|environ[a-z.]*|setenv|delenv)[[(]+\"LOGITLESS_[A-Z_]+" found "${text}")
   list(TRANSFORM found REPLACE ".*\"" "")
   list(APPEND variables ${found})
 endforeach()

@@ -30,7 +30,7 @@ endfunction()
 read_block(cpp "#include" program)
 read_block(text "" shown)
 read_block(cmake "cmake_minimum_required" lines)
-set(found "find_package(headroom 0.1 REQUIRED)\n")
+set(found "find_package(logitless 0.1 REQUIRED)\n")
 function(write_program folder how)
   string(REPLACE "${found}" "${how}" changed "${lines}")
   file(WRITE ${WORK}/${folder}/CMakeLists.txt "${changed}")
@@ -55,20 +55,20 @@ build_and_run(installed -DCMAKE_PREFIX_PATH=${WORK}/prefix)
 build_and_run(installed -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_STANDARD=17)
 
 # The library alone is built: without kernels, which take a minute.
-set(small -DHEADROOM_CPU=OFF -DHEADROOM_CUDA=OFF -DCMAKE_UNITY_BUILD=ON)
+set(small -DLOGITLESS_CPU=OFF -DLOGITLESS_CUDA=OFF -DCMAKE_UNITY_BUILD=ON)
 read_block(cmake "include(FetchContent)" fetched)
 write_program(fetched "${fetched}")
-run(${CMAKE_COMMAND} -E chdir ${ROOT} ${CMAKE_COMMAND} -E tar czf ${WORK}/fetched/headroom.tar.gz
+run(${CMAKE_COMMAND} -E chdir ${ROOT} ${CMAKE_COMMAND} -E tar czf ${WORK}/fetched/logitless.tar.gz
   CMakeLists.txt cmake include src)
 build_and_run(fetched ${small})
 read_block(cmake "add_subdirectory" subdirectory)
 write_program(subdirectory "${subdirectory}")
-file(CREATE_LINK ${ROOT} ${WORK}/subdirectory/headroom SYMBOLIC)
+file(CREATE_LINK ${ROOT} ${WORK}/subdirectory/logitless SYMBOLIC)
 run(${CMAKE_COMMAND} -S ${WORK}/subdirectory -B ${WORK}/subdirectory/build ${configure} ${small})
 
 # Without CMake an older standard is refused by name.
 execute_process(COMMAND ${CXX} -std=c++17 -fsyntax-only -I${ROOT}/include ${WORK}/installed/program.cpp
   RESULT_VARIABLE result ERROR_VARIABLE output)
-if(result EQUAL 0 OR NOT output MATCHES "headroom.hpp: expected C\\+\\+20 .*, got an older standard")
+if(result EQUAL 0 OR NOT output MATCHES "logitless.hpp: expected C\\+\\+20 .*, got an older standard")
   message(FATAL_ERROR "C++17: ${result}\n${output}")
 endif()

@@ -25,7 +25,7 @@ def configured(folder, nvidia_smi, code):
     shutil.copy(SCRIPT, folder / "scripts")
     stand_in(folder / "scripts" / "setup", "exit 0")
     stand_in(folder / "bin" / "cmake", f'echo "$@" >> {folder}/asked')
-    stand_in(folder / "build" / "cli" / "headroom", "exit 0")
+    stand_in(folder / "build" / "cli" / "logitless", "exit 0")
     if nvidia_smi is not None:
         stand_in(folder / "bin" / "nvidia-smi", f'echo "{nvidia_smi}"\nexit {code}')
     environment = os.environ | {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
@@ -36,8 +36,8 @@ def configured(folder, nvidia_smi, code):
 @pytest.mark.skipif(HAS_DEVICE or shutil.which("nvidia-smi", path="/usr/bin:/bin"), reason="a driver is here")
 @pytest.mark.parametrize("nvidia_smi, code", [(None, 0), (NONE, 6), (FAILED, 9)])
 def test_without_a_driver_no_kernels_are_built(tmp_path, nvidia_smi, code):
-    assert "-DHEADROOM_CUDA=OFF" in configured(tmp_path, nvidia_smi, code)
+    assert "-DLOGITLESS_CUDA=OFF" in configured(tmp_path, nvidia_smi, code)
 
 
 def test_with_a_gpu_they_are(tmp_path):
-    assert "-DHEADROOM_CUDA=AUTO" in configured(tmp_path, ONE, 0)
+    assert "-DLOGITLESS_CUDA=AUTO" in configured(tmp_path, ONE, 0)

@@ -11,7 +11,7 @@ endforeach()
 include(${ROOT}/cmake/highway.cmake)
 ")
 function(configure cpu)
-  execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK} -B ${WORK}/${cpu} -G ${GENERATOR} -DHEADROOM_CPU=${cpu}
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK} -B ${WORK}/${cpu} -G ${GENERATOR} -DLOGITLESS_CPU=${cpu}
     -DFETCHCONTENT_FULLY_DISCONNECTED=ON
     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(REGEX REPLACE "[ \n]+" " " output "${output}") # CMake breaks the lines of its messages
@@ -19,7 +19,7 @@ function(configure cpu)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 configure(ON)
-if(result EQUAL 0 OR NOT output MATCHES "libhwy-dev" OR NOT output MATCHES "HEADROOM_HIGHWAY_INCLUDE_DIR=FOLDER")
+if(result EQUAL 0 OR NOT output MATCHES "libhwy-dev" OR NOT output MATCHES "LOGITLESS_HIGHWAY_INCLUDE_DIR=FOLDER")
   message(FATAL_ERROR "configuring without Highway: ${result}\n${output}")
 endif()
 configure(AUTO)
@@ -29,7 +29,7 @@ if(NOT result EQUAL 0 OR NOT output MATCHES "libhwy-dev" OR NOT output MATCHES "
 endif()
 configure(OFF)
 if(NOT result EQUAL 0 OR output MATCHES "libhwy-dev")
-  message(FATAL_ERROR "configuring with HEADROOM_CPU=OFF: ${result}\n${output}")
+  message(FATAL_ERROR "configuring with LOGITLESS_CPU=OFF: ${result}\n${output}")
 endif()
 file(GLOB lists ${ROOT}/CMakeLists.txt ${ROOT}/cmake/* ${ROOT}/src/CMakeLists.txt ${ROOT}/src/*/CMakeLists.txt)
 foreach(list ${lists})
@@ -51,7 +51,7 @@ foreach(package CLI11 nlohmann_json GTest OpenMP)
   list(APPEND missing -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
 endforeach()
 run(${CMAKE_COMMAND} -S ${ROOT} -B ${WORK}/alone -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${C}
-  -DHEADROOM_CPU=OFF -DHEADROOM_CUDA=OFF -DCMAKE_UNITY_BUILD=ON ${missing})
+  -DLOGITLESS_CPU=OFF -DLOGITLESS_CUDA=OFF -DCMAKE_UNITY_BUILD=ON ${missing})
 foreach(said "CPU backend: OFF" "Command line: left out" "Tests and examples: left out")
   if(NOT output MATCHES "${said}")
     message(FATAL_ERROR "configuring with a compiler alone does not say \"${said}\":\n${output}")
@@ -59,9 +59,9 @@ foreach(said "CPU backend: OFF" "Command line: left out" "Tests and examples: le
 endforeach()
 run(${CMAKE_COMMAND} --build ${WORK}/alone)
 run(${CMAKE_COMMAND} --install ${WORK}/alone --prefix ${WORK}/prefix)
-run(${C} -std=c11 ${SOURCE}/consumer.c -o ${WORK}/program -I${WORK}/prefix/include -L${WORK}/prefix/${LIBDIR} -lheadroom
+run(${C} -std=c11 ${SOURCE}/consumer.c -o ${WORK}/program -I${WORK}/prefix/include -L${WORK}/prefix/${LIBDIR} -llogitless
   -Wl,-rpath,${WORK}/prefix/${LIBDIR})
 run(${WORK}/program)
-if(NOT output STREQUAL "headroom ${VERSION}: log 3 = 1.0986\n")
+if(NOT output STREQUAL "logitless ${VERSION}: log 3 = 1.0986\n")
   message(FATAL_ERROR "the program printed: ${output}")
 endif()

@@ -1,4 +1,4 @@
-"""How other libraries' tests reach headroom.compat: its names in place of theirs, their references from their files.
+"""How other libraries' tests reach logitless.compat: its names in place of theirs, their references from their files.
 
 What a library's tests compare with is the library's own, taken out of its source, where that runs without a GPU.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from headroom.compat import cut_cross_entropy, fla, liger_kernel, prime_rl, quack, verl
+from logitless.compat import cut_cross_entropy, fla, liger_kernel, prime_rl, quack, verl
 from stand_ins import definitions, original, package, stand_in
 from torch import Tensor, nn
 

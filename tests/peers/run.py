@@ -1,9 +1,9 @@
-"""Another library's own tests of its fused head, through headroom.compat, on the CPU.
+"""Another library's own tests of its fused head, through logitless.compat, on the CPU.
 
     python tests/peers/run.py LIBRARY --repository FOLDER [arguments of pytest]
 
 FOLDER is a checkout of the library's repository, which this tool does not fetch, so no other test runs it. The library
-itself is not needed, nor is Triton or a GPU: where its tests import its fused head they get Headroom's, what they
+itself is not needed, nor is Triton or a GPU: where its tests import its fused head they get Logitless's, what they
 compare with comes out of the checkout, and the device "cuda" is the CPU. docs/compat.md has the results.
 """
 
@@ -28,7 +28,7 @@ class Library:
 
     Attributes:
         files: its test files.
-        prepare: puts Headroom under its names, given the repository.
+        prepare: puts Logitless under its names, given the repository.
         left_out: functions of these files that are not run, and why.
         compile: whether ``torch.compile`` compiles.
         conftest: whether its conftest.py is used.
@@ -104,7 +104,7 @@ def main() -> int:
     files = [str(repository / file) for file in library.files]
     if missing := [file for file in files if not Path(file).is_file()]:
         parser.error(f"--repository: expected a checkout of {options.library}'s repository, which has {missing[0]}")
-    os.environ["HEADROOM_PEER_REPOSITORY"] = str(repository)
+    os.environ["LOGITLESS_PEER_REPOSITORY"] = str(repository)
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(repository))
     library.prepare(repository)

@@ -1,4 +1,4 @@
-"""Modules under another library's names, so that its tests import Headroom and none of its kernels."""
+"""Modules under another library's names, so that its tests import Logitless and none of its kernels."""
 
 from __future__ import annotations
 

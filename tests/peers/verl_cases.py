@@ -8,7 +8,7 @@ import pytest
 
 
 def their_file():
-    path = Path(os.environ["HEADROOM_PEER_REPOSITORY"]) / "tests" / "utils" / "test_linear_cross_entropy.py"
+    path = Path(os.environ["LOGITLESS_PEER_REPOSITORY"]) / "tests" / "utils" / "test_linear_cross_entropy.py"
     spec = importlib.util.spec_from_file_location("their_test_linear_cross_entropy", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,6 +1,6 @@
 """Drives the built planner page in a headless Chromium, from a file, beside the native command line.
 
-HEADROOM_PLANNER names the page's folder (scripts/planner), HEADROOM_CLI the `headroom` binary; both are built by
+LOGITLESS_PLANNER names the page's folder (scripts/planner), LOGITLESS_CLI the `logitless` binary; both are built by
 `./scripts/test planner`.
 """
 
@@ -28,11 +28,11 @@ def from_environment(name, what):
 @pytest.fixture(scope="session")
 def native():
     """native(*arguments) -> (JSON or None, message on stderr)"""
-    binary = from_environment("HEADROOM_CLI", "the headroom binary")
+    binary = from_environment("LOGITLESS_CLI", "the logitless binary")
 
     def call(*arguments):
         process = subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60)
-        message = process.stderr.removeprefix("headroom: error: ").strip()
+        message = process.stderr.removeprefix("logitless: error: ").strip()
         return json.loads(process.stdout) if process.stdout else None, message
 
     return call
@@ -103,7 +103,7 @@ class Planner:
 
 @pytest.fixture(scope="session")
 def page():
-    folder = from_environment("HEADROOM_PLANNER", "the folder of the built page")
+    folder = from_environment("LOGITLESS_PLANNER", "the folder of the built page")
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):

@@ -325,8 +325,8 @@ def test_controls_have_names_and_nothing_is_fetched(page):
 
 
 def test_screenshots(page):
-    """For people: HEADROOM_PLANNER/../screenshots."""
-    folder = pathlib.Path(os.environ["HEADROOM_PLANNER"]).resolve().parent / "screenshots"
+    """For people: LOGITLESS_PLANNER/../screenshots."""
+    folder = pathlib.Path(os.environ["LOGITLESS_PLANNER"]).resolve().parent / "screenshots"
     folder.mkdir(exist_ok=True)
     for name, width, dark, hash in (
         ("wide-light", WIDE, False, ""),

@@ -3,7 +3,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 // The truth about a problem is worked out once for all engines on host memory.
@@ -55,7 +55,7 @@ TEST_P(AgreementOnDevice, OverSeveralBlocks) {
 TEST_P(AgreementOnDevice, OverSeveralTiles) {
   const PlainSize sizes[] = {{256, 384, 64}, {300, 500, 72}, {129, 1031, 40}, {700, 97, 136}};
   for (const PlainSize& size : sizes) {
-    for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+    for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
       Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
       if (!GetParam().can_run(c.problem)) continue;
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
@@ -71,4 +71,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, AgreementOnDevice, testing::ValuesIn(device_en
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

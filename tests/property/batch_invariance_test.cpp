@@ -12,7 +12,7 @@
 #include "compare.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 using Rows = std::vector<size_t>;
@@ -153,51 +153,51 @@ class BatchInvariance : public testing::TestWithParam<Engine> {
                                                           : std::vector<int64_t>{64};
   }
 
-  std::vector<headroom_dtype> dtypes() const {
-    std::vector<headroom_dtype> out;
-    for (const headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16, HEADROOM_F64}) {
+  std::vector<logitless_dtype> dtypes() const {
+    std::vector<logitless_dtype> out;
+    for (const logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16, LOGITLESS_F64}) {
       if (engine().can_run(plain_case(1, {1, 1, 1}, dtype).problem)) out.push_back(dtype);
     }
     return out;
   }
 
-  static Case case_of(const Variant& variant, PlainSize size, headroom_dtype dtype, bool invariant = true) {
+  static Case case_of(const Variant& variant, PlainSize size, logitless_dtype dtype, bool invariant = true) {
     Case c = plain_case(11, size, dtype);
-    c.problem.reduction = HEADROOM_REDUCTION_NONE;
+    c.problem.reduction = LOGITLESS_REDUCTION_NONE;
     c.problem.batch_invariant = invariant;
     variant.change(&c);
     return c;
   }
 
   Outputs forward(const Case& c, size_t budget = 0) const {
-    headroom::Problem problem = pass_problem(c, headroom::Pass::forward);
+    logitless::Problem problem = pass_problem(c, logitless::Pass::forward);
     problem.max_workspace_bytes = budget;
     return run_pass(context_, problem, c);
   }
 
   Outputs both(const Case& c, size_t budget = 0) const {
-    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
     problem.max_workspace_bytes = budget;
     return run_pass(context_, problem, c);
   }
 
-  std::set<size_t> budgets(const Case& c, headroom::Pass pass) const {
-    headroom::Problem problem = pass_problem(c, pass);
+  std::set<size_t> budgets(const Case& c, logitless::Pass pass) const {
+    logitless::Problem problem = pass_problem(c, pass);
     std::set<size_t> found{0};
     for (const size_t most : {size_t{0}, size_t{1}, size_t{1} << 20, size_t{3} << 20, size_t{8} << 20}) {
       problem.max_workspace_bytes = most;
-      for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+      for (const logitless::PlanInfo& plan : context_.plans(problem)) {
         if (plan.workspace_bytes > 0) found.insert(plan.workspace_bytes);
       }
     }
     return found;
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(BatchInvariance, RowsAloneAndInBatches) {
-  for (const headroom_dtype dtype : dtypes()) {
+  for (const logitless_dtype dtype : dtypes()) {
     for (const Variant& variant : variants()) {
       for (const int64_t hidden : depths(variant)) {
         const Case c = case_of(variant, size(hidden), dtype);
@@ -222,7 +222,7 @@ TEST_P(BatchInvariance, RowsAloneAndInBatches) {
 
 TEST_P(BatchInvariance, ManyRows) {
   const int64_t tokens = engine().is_reference() || is_slowed_down() ? 1024 : 8192;
-  for (const headroom_dtype dtype : dtypes()) {
+  for (const logitless_dtype dtype : dtypes()) {
     const Case c = case_of(variants()[5], {tokens, 521, 24}, dtype);
     SCOPED_TRACE(describe(c));
     const auto count = static_cast<size_t>(tokens);
@@ -238,7 +238,7 @@ TEST_P(BatchInvariance, ManyRows) {
 
 // A rollout's log-probabilities are those of the training pass, under every budget and in every plan.
 TEST_P(BatchInvariance, RolloutEqualsTrainer) {
-  for (const headroom_dtype dtype : dtypes()) {
+  for (const logitless_dtype dtype : dtypes()) {
     for (const Variant& variant : variants()) {
       for (const int64_t hidden : depths(variant)) {
         PlainSize some = size(hidden);
@@ -247,10 +247,10 @@ TEST_P(BatchInvariance, RolloutEqualsTrainer) {
         SCOPED_TRACE(std::string(variant.name) + ": " + describe(c));
         const Rows rows = first_rows(150);
         const Outputs rollout = forward(c);
-        for (const size_t budget : budgets(c, headroom::Pass::forward)) {
+        for (const size_t budget : budgets(c, logitless::Pass::forward)) {
           EXPECT_EQ(difference(forward(c, budget), rollout, 150, rows), "") << "loss only within " << budget;
         }
-        for (const size_t budget : budgets(c, headroom::Pass::forward_backward)) {
+        for (const size_t budget : budgets(c, logitless::Pass::forward_backward)) {
           EXPECT_EQ(difference(both(c, budget), rollout, 150, rows), "")
               << "with gradients within " << budget;
         }
@@ -261,21 +261,21 @@ TEST_P(BatchInvariance, RolloutEqualsTrainer) {
 
 // Mixed operands are converted a window at a time, of a width that the budget sets.
 TEST_P(BatchInvariance, MixedOperands) {
-  for (const auto& [hidden, classifier, compute] : {std::tuple{HEADROOM_F32, HEADROOM_BF16, HEADROOM_F32},
-                                                    {HEADROOM_F32, HEADROOM_F32, HEADROOM_BF16},
-                                                    {HEADROOM_BF16, HEADROOM_F32, HEADROOM_BF16}}) {
+  for (const auto& [hidden, classifier, compute] : {std::tuple{LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F32},
+                                                    {LOGITLESS_F32, LOGITLESS_F32, LOGITLESS_BF16},
+                                                    {LOGITLESS_BF16, LOGITLESS_F32, LOGITLESS_BF16}}) {
     PlainSize some = size(64);
     some.tokens = 150;
-    Case c = case_of(variants()[4], some, HEADROOM_BF16);  // whose values all of them hold
+    Case c = case_of(variants()[4], some, LOGITLESS_BF16);  // whose values all of them hold
     c.problem.hidden_dtype = c.problem.d_hidden_dtype = hidden;
     c.problem.classifier_dtype = c.problem.d_classifier_dtype = classifier;
     c.problem.compute_dtype = compute;
     if (!engine().can_run(c.problem)) continue;
     SCOPED_TRACE(describe(c));
     const Outputs rollout = forward(c);
-    for (const headroom::Pass pass : {headroom::Pass::forward, headroom::Pass::forward_backward}) {
+    for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
       for (const size_t budget : budgets(c, pass)) {
-        const bool only = pass == headroom::Pass::forward;
+        const bool only = pass == logitless::Pass::forward;
         EXPECT_EQ(difference(only ? forward(c, budget) : both(c, budget), rollout, 150, first_rows(150)), "")
             << "within " << budget;
       }
@@ -288,7 +288,7 @@ TEST_P(BatchInvariance, MixedOperands) {
 // Without the option bits do depend on the batch with sm90, and may with portable, as cuBLASLt's algorithms
 // do; in float64 and on the host they never do.
 TEST_P(BatchInvariance, WithoutIt) {
-  for (const headroom_dtype dtype : dtypes()) {
+  for (const logitless_dtype dtype : dtypes()) {
     bool differs = false;
     for (const Variant& variant : variants()) {
       const Case c = case_of(variant, size(64), dtype, /*invariant=*/false);
@@ -304,7 +304,7 @@ TEST_P(BatchInvariance, WithoutIt) {
         differs = differs || !difference(both(taken(c, rows)), all, tokens, rows).empty();
       }
     }
-    const bool may_differ = engine().is_device() && dtype != HEADROOM_F64;
+    const bool may_differ = engine().is_device() && dtype != LOGITLESS_F64;
     if (!may_differ || engine().isa == "sm90") {
       EXPECT_EQ(differs, may_differ) << static_cast<int>(dtype);
     }
@@ -315,4 +315,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, BatchInvariance, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

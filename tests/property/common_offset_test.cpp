@@ -8,7 +8,7 @@
 #include "compare.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr int64_t kTokens = 12, kVocab = 600, kFeatures = 3, kHidden = kFeatures + 2;
@@ -25,9 +25,9 @@ class CommonOffset : public testing::TestWithParam<Engine> {
  protected:
   // Logits of multiples of `step` without an offset.
   Case base(double step) const { return base(step, GetParam().plain_dtype()); }
-  static Case base(double step, headroom_dtype dtype) {
+  static Case base(double step, logitless_dtype dtype) {
     Case c = plain_case(3, {kTokens, kVocab, kHidden}, dtype);
-    headroom::Problem& p = c.problem;
+    logitless::Problem& p = c.problem;
     p.bias_dtype = p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = stats_dtype(p);
     p.want_entropy = 1;
     Random random(7);
@@ -47,7 +47,7 @@ class CommonOffset : public testing::TestWithParam<Engine> {
 
   static void add_offset(Case* c, const Variant& v) {
     if (v.by == By::kBias) std::fill(c->bias.begin(), c->bias.end(), v.offset);
-    const double high = rounded(v.offset, HEADROOM_BF16);
+    const double high = rounded(v.offset, LOGITLESS_BF16);
     const double scale = v.by == By::kScale ? v.offset : 1;
     if (v.by == By::kScale) c->problem.scale = scale;
     for (size_t j = 0; j < kVocab && v.by != By::kBias; ++j) {
@@ -70,14 +70,14 @@ class CommonOffset : public testing::TestWithParam<Engine> {
   // Ways to the same gradients: in one run and two, all kinds of upstream gradients, thinned with all kept.
   std::vector<Case> ways(const Case& c) const {
     std::vector<Case> out;
-    for (int32_t reduction : {HEADROOM_REDUCTION_MEAN, HEADROOM_REDUCTION_NONE}) {
+    for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         for (bool entropy : {false, true}) {
           if (entropy && mode == Mode::kForwardBackward) continue;
           Case way = c;
           way.mode = mode;
           way.problem.reduction = reduction;
-          if (reduction == HEADROOM_REDUCTION_NONE) way.grad_loss.assign(kTokens, 1);
+          if (reduction == LOGITLESS_REDUCTION_NONE) way.grad_loss.assign(kTokens, 1);
           if (entropy) {
             way.problem.has_grad_entropy = way.problem.has_grad_lse = 1;
             way.grad_entropy.assign(kTokens, 0.5);
@@ -86,7 +86,7 @@ class CommonOffset : public testing::TestWithParam<Engine> {
           out.push_back(way);
           if (!why_not_thinned(GetParam()).empty()) continue;
           for (int32_t keeps : {0, 1}) {
-            way.problem.gradient = HEADROOM_ALWAYS_THINNED;
+            way.problem.gradient = LOGITLESS_ALWAYS_THINNED;
             way.problem.threshold = 1e-30;
             way.problem.keeps_draws = keeps;
             out.push_back(way);
@@ -100,11 +100,11 @@ class CommonOffset : public testing::TestWithParam<Engine> {
   // Losses and statistics that are of differences alone.
   static std::vector<Case> losses(const Case& c) {
     std::vector<Case> out;
-    for (int32_t reduction : {HEADROOM_REDUCTION_MEAN, HEADROOM_REDUCTION_NONE}) {
+    for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
       for (double smoothing : {0.0, 0.5, 1.0}) {
         for (bool weights : {false, true}) {
           Case way = c;
-          way.mode = reduction == HEADROOM_REDUCTION_MEAN ? Mode::kForwardBackward : Mode::kForward;
+          way.mode = reduction == LOGITLESS_REDUCTION_MEAN ? Mode::kForwardBackward : Mode::kForward;
           way.problem.reduction = reduction;
           way.problem.label_smoothing = smoothing;
           way.problem.has_class_weight = weights;
@@ -121,16 +121,16 @@ class CommonOffset : public testing::TestWithParam<Engine> {
 
   // CUDA's sums of w z are float32 and of the logits themselves (docs/numerics.md).
   double smoothing_error(const Case& c, const Answer& truth, double offset) const {
-    if (!GetParam().is_device() || c.problem.hidden_dtype == HEADROOM_F64) return 0;
+    if (!GetParam().is_device() || c.problem.hidden_dtype == LOGITLESS_F64) return 0;
     double weights = c.class_weight.empty() ? kVocab : 0;
     for (double w : c.class_weight) weights += w;
     const double tiles = std::ceil(kVocab / 192.0), largest = std::fabs(offset) + 6;
     const double of_row =
         c.problem.label_smoothing * (51 + tiles) * 0x1p-24 * largest * weights / double{kVocab};
-    return c.problem.reduction == HEADROOM_REDUCTION_NONE ? of_row : of_row * kTokens / truth.divisor;
+    return c.problem.reduction == LOGITLESS_REDUCTION_NONE ? of_row : of_row * kTokens / truth.divisor;
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(CommonOffset, ChangesNoGradient) {
@@ -157,13 +157,13 @@ TEST_P(CommonOffset, ChangesNoGradient) {
       const Outputs got = solve(context_, c);
       SCOPED_TRACE(describe(c));
       const double unscale = 1 / c.problem.scale;
-      EXPECT_TRUE(close("nll", got.nll, truth.nll, bounds.nll, HEADROOM_F32));
-      EXPECT_TRUE(close("entropy", got.entropy, truth.entropy, bounds.entropy, HEADROOM_F32));
-      EXPECT_TRUE(
-          close("d_hidden", features(got.d_hidden), features(truth.d_hidden), bounds.d_hidden, HEADROOM_F32));
+      EXPECT_TRUE(close("nll", got.nll, truth.nll, bounds.nll, LOGITLESS_F32));
+      EXPECT_TRUE(close("entropy", got.entropy, truth.entropy, bounds.entropy, LOGITLESS_F32));
+      EXPECT_TRUE(close("d_hidden", features(got.d_hidden), features(truth.d_hidden), bounds.d_hidden,
+                        LOGITLESS_F32));
       EXPECT_TRUE(close("d_classifier", features(got.d_classifier, unscale), features(truth.d_classifier),
-                        bounds.d_classifier, HEADROOM_F32));
-      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, bounds.d_bias, HEADROOM_F32));
+                        bounds.d_classifier, LOGITLESS_F32));
+      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, bounds.d_bias, LOGITLESS_F32));
     }
   }
 }
@@ -177,18 +177,18 @@ TEST_P(CommonOffset, OfAZLoss) {
     c.problem.z_loss = 1 / offset;
     const Answer truth = materialise<double>(c);
     for (Case& way : ways(c)) {
-      if (way.problem.reduction != HEADROOM_REDUCTION_MEAN || way.problem.has_grad_entropy != 0) continue;
+      if (way.problem.reduction != LOGITLESS_REDUCTION_MEAN || way.problem.has_grad_entropy != 0) continue;
       SCOPED_TRACE(describe(way));
       const Outputs got = solve(context_, way);
       const double factor = 1 + 2.1;  // 2 z_loss lse
       EXPECT_TRUE(close("d_hidden", features(got.d_hidden), features(truth.d_hidden),
-                        factor * bounds.d_hidden, HEADROOM_F32));
+                        factor * bounds.d_hidden, LOGITLESS_F32));
       EXPECT_TRUE(close("d_classifier", features(got.d_classifier), features(truth.d_classifier),
-                        factor * bounds.d_classifier, HEADROOM_F32));
-      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, factor * bounds.d_bias, HEADROOM_F32));
+                        factor * bounds.d_classifier, LOGITLESS_F32));
+      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, factor * bounds.d_bias, LOGITLESS_F32));
       // A device rounds the losses of rows.
       const double error = bounds.loss + 2.1 * bounds.lse + 0x1p-24 * truth.loss[0];
-      EXPECT_TRUE(close("loss", got.loss, truth.loss, error, HEADROOM_F32));
+      EXPECT_TRUE(close("loss", got.loss, truth.loss, error, LOGITLESS_F32));
     }
   }
 }
@@ -196,21 +196,21 @@ TEST_P(CommonOffset, OfAZLoss) {
 // Logits that the offset leaves their last digits, and logits that are all the same.
 TEST_P(CommonOffset, ChangesNoLossOfDifferences) {
   struct Logits {
-    headroom_dtype dtype;
+    logitless_dtype dtype;
     double step;
     std::vector<Variant> variants;
   };
   constexpr double far = 0x1p50, further = -0x1p70;
   for (const Logits& logits : std::vector<Logits>{
-           {HEADROOM_F32, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kClassifier, 0x1p19}}},
-           {HEADROOM_BF16, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kClassifier, 0x1p19}}},
-           {HEADROOM_F64, 0x1p-3, {{By::kBias, 1e6}, {By::kBias, -0x1p45}, {By::kClassifier, 0x1p40}}},
-           {HEADROOM_F32, 0, {{By::kBias, far}, {By::kBias, further}, {By::kClassifier, far}}},
-           {HEADROOM_BF16, 0, {{By::kBias, far}, {By::kBias, further}, {By::kClassifier, far}}},
-           {HEADROOM_F64, 0, {{By::kBias, 1e15}, {By::kBias, further}, {By::kClassifier, 1e15}}}}) {
+           {LOGITLESS_F32, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kClassifier, 0x1p19}}},
+           {LOGITLESS_BF16, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kClassifier, 0x1p19}}},
+           {LOGITLESS_F64, 0x1p-3, {{By::kBias, 1e6}, {By::kBias, -0x1p45}, {By::kClassifier, 0x1p40}}},
+           {LOGITLESS_F32, 0, {{By::kBias, far}, {By::kBias, further}, {By::kClassifier, far}}},
+           {LOGITLESS_BF16, 0, {{By::kBias, far}, {By::kBias, further}, {By::kClassifier, far}}},
+           {LOGITLESS_F64, 0, {{By::kBias, 1e15}, {By::kBias, further}, {By::kClassifier, 1e15}}}}) {
     const Case plain = base(logits.step, logits.dtype);
     if (!GetParam().can_run(plain.problem)) continue;
-    const headroom_dtype stats = stats_dtype(plain.problem);
+    const logitless_dtype stats = stats_dtype(plain.problem);
     for (const Case& c : losses(plain)) {
       const Expected expected(c);
       const Answer& truth = expected.truth();
@@ -270,16 +270,16 @@ TEST_P(CommonOffset, OfMergedStatistics) {
   std::vector<float> max(whole.max.begin(), whole.max.end()), sum(whole.sum_exp.begin(), whole.sum_exp.end());
   std::vector<float> target(whole.target_logit.begin(), whole.target_logit.end());
   std::vector<float> lse(kTokens), lse_low(kTokens);
-  headroom::Problem problem = pass_problem(c, headroom::Pass::forward);
-  problem.target_dtype = HEADROOM_I64;
-  headroom::Buffers buffers;
+  logitless::Problem problem = pass_problem(c, logitless::Pass::forward);
+  problem.target_dtype = LOGITLESS_I64;
+  logitless::Buffers buffers;
   buffers.targets = c.targets.data();
   buffers.max = max.data();
   buffers.sum_exp = sum.data();
   buffers.target_logit = target.data();
   buffers.lse = lse.data();
   buffers.lse_low = lse_low.data();
-  ASSERT_EQ(headroom_loss_from_row_stats(&problem, &buffers), HEADROOM_OK) << headroom_last_error();
+  ASSERT_EQ(logitless_loss_from_row_stats(&problem, &buffers), LOGITLESS_OK) << logitless_last_error();
   Outputs known = whole;
   known.lse.assign(lse.begin(), lse.end());
   known.lse_low.assign(lse_low.begin(), lse_low.end());
@@ -287,13 +287,13 @@ TEST_P(CommonOffset, OfMergedStatistics) {
     const double log_sum = std::log(whole.sum_exp[i]) + (whole.max[i] - 1e5);
     EXPECT_NEAR((known.lse[i] - 1e5) + known.lse_low[i], log_sum, 1e-6) << i;
   }
-  const Outputs got = run_pass(context_, pass_problem(c, headroom::Pass::backward), c, &known);
+  const Outputs got = run_pass(context_, pass_problem(c, logitless::Pass::backward), c, &known);
   const Bounds bounds = expected.bounds_of(GetParam());
-  EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
+  EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, CommonOffset, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

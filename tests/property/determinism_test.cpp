@@ -5,7 +5,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class Determinism : public testing::TestWithParam<Engine> {
@@ -18,7 +18,7 @@ class Determinism : public testing::TestWithParam<Engine> {
       if (GetParam().can_run(c.problem)) out.push_back(std::move(c));
     }
     const bool fast = !GetParam().is_reference();
-    for (headroom_dtype dtype : {GetParam().plain_dtype(), HEADROOM_BF16}) {
+    for (logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16}) {
       out.push_back(plain_case(7,
                                fast
                                    ? PlainSize{300, is_slowed_down() ? 600 : 1500, is_slowed_down() ? 20 : 70}
@@ -30,7 +30,7 @@ class Determinism : public testing::TestWithParam<Engine> {
 };
 
 TEST_P(Determinism, FromRunToRun) {
-  const headroom::Context context = make_context(GetParam());
+  const logitless::Context context = make_context(GetParam());
   for (const Case& c : cases()) {
     const Outputs first = solve(context, c);
     for (int repeat = 0; repeat < 3; ++repeat) {
@@ -41,13 +41,13 @@ TEST_P(Determinism, FromRunToRun) {
 
 TEST_P(Determinism, ForAnyNumberOfThreads) {
   if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
-  const headroom::Context one = make_context(GetParam(), 1);
-  std::vector<headroom::Context> others;
+  const logitless::Context one = make_context(GetParam(), 1);
+  std::vector<logitless::Context> others;
   for (int threads : {2, 3, 8}) others.push_back(make_context(GetParam(), threads));
   for (int threads : {1, 2, 3, 8}) others.push_back(make_hosted_context(GetParam(), threads));
   for (const Case& c : cases()) {
     const Outputs first = solve(one, c);
-    for (const headroom::Context& other : others) {
+    for (const logitless::Context& other : others) {
       EXPECT_STREQ(first_difference(solve(other, c), first), "") << describe(c);
     }
   }
@@ -56,10 +56,10 @@ TEST_P(Determinism, ForAnyNumberOfThreads) {
 // One plan in several threads at once, each with buffers of its own.
 TEST_P(Determinism, ConcurrentRunsOfOnePlan) {
   if (GetParam().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
-  const headroom::Context context = make_hosted_context(GetParam(), 2);
+  const logitless::Context context = make_hosted_context(GetParam(), 2);
   const Case c = plain_case(3, {33, 129, 17});
-  headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
-  const headroom::Plan plan(context, problem);
+  logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
+  const logitless::Plan plan(context, problem);
   const size_t workspace_bytes = plan.info().workspace_bytes;
   struct Result {
     float loss = 0;
@@ -74,8 +74,8 @@ TEST_P(Determinism, ConcurrentRunsOfOnePlan) {
   std::vector<std::thread> threads;
   for (Result& result : results) {
     threads.emplace_back([&] {
-      const headroom::Workspace workspace(workspace_bytes);
-      headroom::Buffers b;
+      const logitless::Workspace workspace(workspace_bytes);
+      logitless::Buffers b;
       b.hidden = hidden.data();
       b.classifier = classifier.data();
       b.bias = bias.data();
@@ -96,4 +96,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Determinism, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

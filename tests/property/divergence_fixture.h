@@ -1,8 +1,8 @@
 #pragma once
-// Rows of two heads as headroom_divergence_run gets them, the header's formulas beside it, and what may
+// Rows of two heads as logitless_divergence_run gets them, the header's formulas beside it, and what may
 // differ.
 #include <gtest/gtest.h>
-#include <headroom/divergence.h>
+#include <logitless/divergence.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@
 #include "formats.h"
 #include "random.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 using Values = std::vector<double>;
 
@@ -30,7 +30,7 @@ struct TwoHeads {
   double beta = 0.5, temperature = 1;
   Head student, teacher;
   Values grad;  // [rows]
-  headroom_dtype dtype = HEADROOM_F32, gradient_dtype = HEADROOM_F32;
+  logitless_dtype dtype = LOGITLESS_F32, gradient_dtype = LOGITLESS_F32;
   Layout student_layout, teacher_layout, gradient_layout;
   bool in_place = false;
   int64_t window = 0;  // of columns whose gradients are made at once; 0: all
@@ -58,17 +58,17 @@ inline TwoHeads random_heads(uint64_t seed, int64_t rows, int64_t columns, doubl
   p.columns = columns;
   for (Head* head : {&p.student, &p.teacher}) {
     for (int64_t i = 0; i < rows * columns; ++i) {
-      head->products.push_back(rounded(spread * random.normal(), HEADROOM_F32));
+      head->products.push_back(rounded(spread * random.normal(), LOGITLESS_F32));
     }
   }
-  for (int64_t i = 0; i < rows; ++i) p.grad.push_back(rounded(random.normal(), HEADROOM_F32));
+  for (int64_t i = 0; i < rows; ++i) p.grad.push_back(rounded(random.normal(), LOGITLESS_F32));
   return p;
 }
 
 inline Values random_bias(uint64_t seed, int64_t columns) {
   Random random(seed);
   Values bias;
-  for (int64_t j = 0; j < columns; ++j) bias.push_back(rounded(random.normal(), HEADROOM_F32));
+  for (int64_t j = 0; j < columns; ++j) bias.push_back(rounded(random.normal(), LOGITLESS_F32));
   return bias;
 }
 
@@ -92,7 +92,7 @@ class RowsRun {
   }
 
   RowsFound on(const Engine& engine) {
-    const headroom::Context context = make_context(engine);
+    const logitless::Context context = make_context(engine);
     std::vector<Tensor*> all = {&student_, &teacher_, &student_bias_, &teacher_bias_, &grad_, &gradient_};
     for (Tensor& each : numbers_) all.push_back(&each);
     if (engine.is_device()) {
@@ -115,9 +115,9 @@ class RowsRun {
 
  private:
   template <class Place>
-  void run(const headroom::Context& context, Place place, void* stream) {
-    headroom_divergence d;
-    headroom_divergence_init(&d);
+  void run(const logitless::Context& context, Place place, void* stream) {
+    logitless_divergence d;
+    logitless_divergence_init(&d);
     d.dtype = p_.dtype;
     d.gradient_dtype = p_.in_place ? p_.dtype : p_.gradient_dtype;
     d.rows = p_.rows;
@@ -137,7 +137,7 @@ class RowsRun {
     d.grad = place(grad_);
     Tensor& out = p_.in_place ? student_ : gradient_;
     d.d_logits_stride = out.stride();
-    const auto stage = [&](headroom_divergence_stage which, int64_t first, int64_t count) {
+    const auto stage = [&](logitless_divergence_stage which, int64_t first, int64_t count) {
       const auto skip = static_cast<size_t>(first);
       d.stage = which;
       d.columns = count;
@@ -146,12 +146,12 @@ class RowsRun {
       if (!p_.student.bias.empty()) d.student_bias = place(student_bias_) + skip * size_of(p_.dtype);
       if (!p_.teacher.bias.empty()) d.teacher_bias = place(teacher_bias_) + skip * size_of(p_.dtype);
       d.d_logits = place(out) + skip * size_of(out.dtype());
-      headroom::check(headroom_divergence_run(context.handle(), &d, stream));
+      logitless::check(logitless_divergence_run(context.handle(), &d, stream));
     };
-    stage(HEADROOM_DIVERGENCE_VALUES, 0, p_.columns);
+    stage(LOGITLESS_DIVERGENCE_VALUES, 0, p_.columns);
     const int64_t window = p_.window == 0 ? p_.columns : p_.window;
     for (int64_t first = 0; first < p_.columns; first += window) {
-      stage(HEADROOM_DIVERGENCE_GRADIENT, first, std::min(window, p_.columns - first));
+      stage(LOGITLESS_DIVERGENCE_GRADIENT, first, std::min(window, p_.columns - first));
     }
   }
 
@@ -222,7 +222,7 @@ class PlainRow {
 };
 
 // One number beside the truth; infinities and NaNs must be the same.
-inline testing::AssertionResult near(double got, double exact, double bound, headroom_dtype dtype) {
+inline testing::AssertionResult near(double got, double exact, double bound, logitless_dtype dtype) {
   if (got == exact || (std::isnan(got) && std::isnan(exact))) return testing::AssertionSuccess();
   const double error = std::fabs(got - exact);
   if (error <= bound + rounding_unit(dtype) * std::fabs(exact) + subnormal_unit(dtype)) {
@@ -236,14 +236,14 @@ inline testing::AssertionResult near(double got, double exact, double bound, hea
 // So a probability has that relative error and the log of a ratio twice that absolute one.
 template <class Truth>
 void expect_near(const TwoHeads& p, const RowsFound& got) {
-  const double eps = p.dtype == HEADROOM_F64 ? 0x1p-52 : 0x1p-23;
+  const double eps = p.dtype == LOGITLESS_F64 ? 0x1p-52 : 0x1p-23;
   const auto distance = [](double a, double b) { return std::isfinite(a - b) ? std::fabs(a - b) : 0; };
   for (int64_t i = 0; i < p.rows; ++i) {
     const auto row = static_cast<size_t>(i);
     const PlainRow<Truth> truth(p, i);
     const PlainRow<float> naive_row(p, i);
     const auto fair = [&](double naive, double exact) {
-      return p.dtype == HEADROOM_F64 ? 0 : 2 * distance(naive, exact);
+      return p.dtype == LOGITLESS_F64 ? 0 : 2 * distance(naive, exact);
     };
     const double unit = eps * (4 + truth.size);
     double value = 0, largest_ratio = 0, naive_gradient = 0;
@@ -273,7 +273,7 @@ void expect_near(const TwoHeads& p, const RowsFound& got) {
 }
 
 inline void expect_near_truth(const TwoHeads& p, const RowsFound& got) {
-  p.dtype == HEADROOM_F64 ? expect_near<long double>(p, got) : expect_near<double>(p, got);
+  p.dtype == LOGITLESS_F64 ? expect_near<long double>(p, got) : expect_near<double>(p, got);
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -1,8 +1,8 @@
-// headroom_divergence_run on every engine beside float64: of any shape and layout, in windows of columns, and
-// of values that no softmax likes.
+// logitless_divergence_run on every engine beside float64: of any shape and layout, in windows of columns,
+// and of values that no softmax likes.
 #include "divergence_fixture.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -74,7 +74,7 @@ TEST_P(Divergences, OfAnyShape) {
 
 // Rows that begin anywhere have the same bits as those that begin where loads are wide.
 TEST_P(Divergences, WhereverRowsBegin) {
-  for (const headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+  for (const logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
     TwoHeads p = random_heads(7, 3, 4104);
     p.gradient_dtype = dtype;
     check(p);
@@ -156,7 +156,7 @@ TEST_P(Divergences, OfNearlyEqualHeads) {
       TwoHeads p = random_heads(13, 4, 5000);
       p.beta = beta;
       for (size_t i = 0; i < p.student.products.size(); ++i) {
-        p.teacher.products[i] = rounded(p.student.products[i] * (1 + apart), HEADROOM_F32);
+        p.teacher.products[i] = rounded(p.student.products[i] * (1 + apart), LOGITLESS_F32);
       }
       const RowsFound found = run(p);
       for (int64_t i = 0; i < p.rows; ++i) {
@@ -237,7 +237,7 @@ TEST_P(Divergences, InFloat64) {
   if (!GetParam().has_float64()) GTEST_SKIP() << "no float64";
   for (const double beta : {0.0, 0.1, 1.0}) {
     TwoHeads p = random_heads(17, 2, 4700);
-    p.dtype = p.gradient_dtype = HEADROOM_F64;
+    p.dtype = p.gradient_dtype = LOGITLESS_F64;
     p.beta = beta;
     p.student.bias = random_bias(18, 4700);
     p.teacher.softcap = 7;
@@ -249,4 +249,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Divergences, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

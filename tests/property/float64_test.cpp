@@ -9,13 +9,13 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class Float64 : public testing::TestWithParam<Engine> {
  protected:
   const Engine& engine() const { return GetParam(); }
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 std::vector<Engine> engines_with_float64() {
@@ -39,7 +39,7 @@ TEST_P(Float64, AgreesOverSeveralBlocks) {
   const PlainSize sizes[] = {{64, 64, 16},   {65, 129, 17}, {1030, 70, 9},
                              {130, 2100, 5}, {3, 4100, 40}, {1100, 2050, 3}};
   for (const PlainSize& size : sizes) {
-    Case c = plain_case(static_cast<uint64_t>(size.vocab), size, HEADROOM_F64);
+    Case c = plain_case(static_cast<uint64_t>(size.vocab), size, LOGITLESS_F64);
     c.problem.want_entropy = c.problem.want_argmax = 1;
     for (size_t i = 0; i < c.targets.size(); i += 5) c.targets[i] = c.problem.ignore_index;
     const Expected expected(c);
@@ -52,21 +52,21 @@ TEST_P(Float64, AgreesOverSeveralBlocks) {
 
 // Sums go on from block to block: no budget changes a bit.
 TEST_P(Float64, SameBitsForEveryBudget) {
-  std::vector<Case> cases = {
-      plain_case(1, engine().is_reference() ? PlainSize{20, 90, 5} : PlainSize{600, 1100, 20}, HEADROOM_F64)};
+  std::vector<Case> cases = {plain_case(
+      1, engine().is_reference() ? PlainSize{20, 90, 5} : PlainSize{600, 1100, 20}, LOGITLESS_F64)};
   for (uint64_t seed = 300; seed < 300 + seeds(20); ++seed)
     cases.push_back(random_case(seed, {.only_fp64 = true}));
   for (const Case& c : cases) {
     SCOPED_TRACE(describe(c));
     const Outputs most = solve(context_, c);
-    const headroom::Pass pass =
-        c.mode == Mode::kForward ? headroom::Pass::forward : headroom::Pass::forward_backward;
-    for (const headroom::PlanInfo& plan : context_.plans(pass_problem(c, pass))) {
+    const logitless::Pass pass =
+        c.mode == Mode::kForward ? logitless::Pass::forward : logitless::Pass::forward_backward;
+    for (const logitless::PlanInfo& plan : context_.plans(pass_problem(c, pass))) {
       if (plan.workspace_bytes == 0) continue;
       try {
         EXPECT_STREQ(first_difference(solve(context_, c, plan.workspace_bytes), most), "") << plan.config;
-      } catch (const headroom::Error& error) {  // a pass of its own may need more
-        EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+      } catch (const logitless::Error& error) {  // a pass of its own may need more
+        EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
       }
     }
   }
@@ -79,7 +79,7 @@ bool same_kind(double x, double y) {
 
 // What is not finite comes out as it does of the reference, and leaves the rest as precise as before.
 TEST_P(Float64, SpecialValuesAsTheReference) {
-  const headroom::Context reference = make_context({"reference", ""});
+  const logitless::Context reference = make_context({"reference", ""});
   const double infinity = INFINITY;
   const std::function<void(Case*)> changes[] = {
       [&](Case* c) { c->bias[3] = -infinity; },  // no target
@@ -96,12 +96,12 @@ TEST_P(Float64, SpecialValuesAsTheReference) {
     for (double softcap : {0.0, 4.0}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         SCOPED_TRACE(testing::Message() << "change " << change << ", softcap " << softcap);
-        Case c = plain_case(6, {9, 150, 4}, HEADROOM_F64);
+        Case c = plain_case(6, {9, 150, 4}, LOGITLESS_F64);
         c.mode = mode;
         c.targets = {1, 2, 4, 5, 6, 71, 149, 0, 64};
         c.problem.want_entropy = c.problem.want_argmax = 1;
         c.problem.softcap = softcap;
-        c.problem.reduction = HEADROOM_REDUCTION_NONE;
+        c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(9, 0.5);
         changes[change](&c);
         const Outputs got = solve(context_, c), expected = solve(reference, c);
@@ -128,10 +128,10 @@ TEST_P(Float64, SpecialValuesAsTheReference) {
 // of the entropy, too, is one of differences.
 TEST_P(Float64, CommonOffset) {
   constexpr double kOffset = 0x1p20;
-  Case c = plain_case(8, {12, 130, 6}, HEADROOM_F64);
+  Case c = plain_case(8, {12, 130, 6}, LOGITLESS_F64);
   c.mode = Mode::kForwardThenBackward;
   c.problem.want_entropy = c.problem.has_grad_entropy = 1;
-  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   c.grad_entropy.assign(12, 1.5);
   for (double& b : c.bias) b = std::round(b * 1024) / 1024;  // so that the offset is added exactly
   for (double& x : c.hidden) x = std::round(x * 1024) / 1024;
@@ -142,20 +142,20 @@ TEST_P(Float64, CommonOffset) {
   // A rounding there is of 2^-33: one of lse, and 1.5 times a few of the entropy, in each of 12 rows whose
   // numbers are at most 4.
   const double error = 0x1p-33 * 8 * 12 * 4;
-  EXPECT_TRUE(close("d_hidden", shifted.d_hidden, plain.d_hidden, error, HEADROOM_F64));
-  EXPECT_TRUE(close("d_classifier", shifted.d_classifier, plain.d_classifier, error, HEADROOM_F64));
-  EXPECT_TRUE(close("d_bias", shifted.d_bias, plain.d_bias, error, HEADROOM_F64));
+  EXPECT_TRUE(close("d_hidden", shifted.d_hidden, plain.d_hidden, error, LOGITLESS_F64));
+  EXPECT_TRUE(close("d_classifier", shifted.d_classifier, plain.d_classifier, error, LOGITLESS_F64));
+  EXPECT_TRUE(close("d_bias", shifted.d_bias, plain.d_bias, error, LOGITLESS_F64));
 }
 
 TEST_P(Float64, ThinnedGradientsAreRefusedByNameOnADevice) {
   if (!engine().is_device()) GTEST_SKIP() << "the reference thins them";
-  Case c = plain_case(1, {3, 5, 2}, HEADROOM_F64);
-  c.problem.gradient = HEADROOM_ALWAYS_THINNED;
+  Case c = plain_case(1, {3, 5, 2}, LOGITLESS_F64);
+  c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
   try {
     solve(context_, c);
     ADD_FAILURE() << "not refused";
-  } catch (const headroom::Error& error) {
-    EXPECT_EQ(error.status(), HEADROOM_UNSUPPORTED);
+  } catch (const logitless::Error& error) {
+    EXPECT_EQ(error.status(), LOGITLESS_UNSUPPORTED);
     EXPECT_NE(std::string(error.what()).find("gradient must be exact with float64"), std::string::npos)
         << error.what();
   }
@@ -165,4 +165,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Float64, testing::ValuesIn(engines_with_float6
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

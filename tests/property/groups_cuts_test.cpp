@@ -10,7 +10,7 @@
 #include "compare.h"
 #include "rank_group.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class GroupCuts : public testing::TestWithParam<Engine> {
@@ -27,19 +27,19 @@ class GroupCuts : public testing::TestWithParam<Engine> {
     problems_.clear();
     int64_t start = 0;
     for (int64_t vocab : shards) {
-      headroom::Problem p = pass_problem(case_, headroom::Pass::forward_backward);
+      logitless::Problem p = pass_problem(case_, logitless::Pass::forward_backward);
       p.vocab = vocab;
-      headroom::set_group(p, kRanks, start, size.vocab, shards[0], headroom::GroupDHidden::sum);
+      logitless::set_group(p, kRanks, start, size.vocab, shards[0], logitless::GroupDHidden::sum);
       problems_.push_back(p);
       start += vocab;
     }
   }
 
   // The ranks' errors, or that they found NaN alone; change: of the rank's problem and its targets.
-  std::set<std::string> errors_of(const std::function<void(int, headroom::Problem&, Case&)>& change) {
+  std::set<std::string> errors_of(const std::function<void(int, logitless::Problem&, Case&)>& change) {
     std::vector<std::string> errors(kRanks);
-    group_.run([&](int rank, const headroom::Communicator& communicator) {
-      headroom::Problem p = problems_[static_cast<size_t>(rank)];
+    group_.run([&](int rank, const logitless::Communicator& communicator) {
+      logitless::Problem p = problems_[static_cast<size_t>(rank)];
       Case c = case_;
       change(rank, p, c);
       try {
@@ -51,42 +51,42 @@ class GroupCuts : public testing::TestWithParam<Engine> {
         const auto nans = std::ranges::count_if(all, [](double x) { return std::isnan(x); });
         if (nans > 0) errors[static_cast<size_t>(rank)] = "NaN";
         EXPECT_TRUE(nans == 0 || nans == static_cast<std::ptrdiff_t>(all.size())) << nans;
-      } catch (const headroom::Error& error) {
-        EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT) << error.what();
+      } catch (const logitless::Error& error) {
+        EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT) << error.what();
         errors[static_cast<size_t>(rank)] = error.what();
       }
     });
     return {errors.begin(), errors.end()};
   }
 
-  headroom::Context context_ = make_context(GetParam(), 1);
+  logitless::Context context_ = make_context(GetParam(), 1);
   Case case_;
-  std::vector<headroom::Problem> problems_;
+  std::vector<logitless::Problem> problems_;
   RankGroup group_{kRanks, GetParam().is_device()};
   std::string expected(const std::string& on_host) const { return GetParam().is_device() ? "NaN" : on_host; }
 };
 
 TEST_P(GroupCuts, RefusesWhatMakesNoVocabulary) {
-  const auto right = [](int, headroom::Problem&, Case&) {};
+  const auto right = [](int, logitless::Problem&, Case&) {};
   const std::string follow =
       "vocab_start: expected shards that follow one another from 0 to vocab_total = 30, got ";
   const auto expect = [&](const std::string& message,
-                          const std::function<void(headroom::Problem&, Case&)>& wrong) {
-    EXPECT_EQ(errors_of([&](int rank, headroom::Problem& p, Case& c) {
+                          const std::function<void(logitless::Problem&, Case&)>& wrong) {
+    EXPECT_EQ(errors_of([&](int rank, logitless::Problem& p, Case& c) {
                 if (rank == 1) wrong(p, c);
               }),
               std::set<std::string>{expected(message)});
     EXPECT_EQ(errors_of(right), std::set<std::string>{""});
   };
-  expect(follow + "[0, 12), [11, 19), [20, 30)", [](headroom::Problem& p, Case&) { p.vocab_start = 11; });
-  expect(follow + "[0, 12), [12, 19), [20, 30)", [](headroom::Problem& p, Case&) { p.vocab = 7; });
-  expect(follow + "[0, 12), [0, 8), [20, 30)", [](headroom::Problem& p, Case&) { p.vocab_start = 0; });
+  expect(follow + "[0, 12), [11, 19), [20, 30)", [](logitless::Problem& p, Case&) { p.vocab_start = 11; });
+  expect(follow + "[0, 12), [12, 19), [20, 30)", [](logitless::Problem& p, Case&) { p.vocab = 7; });
+  expect(follow + "[0, 12), [0, 8), [20, 30)", [](logitless::Problem& p, Case&) { p.vocab_start = 0; });
   expect("vocab_total: expected the same on all ranks of the group, got 31 on rank 1 and 30 on rank 0",
-         [](headroom::Problem& p, Case&) { p.vocab_total = 31; });
+         [](logitless::Problem& p, Case&) { p.vocab_total = 31; });
   const std::string others =
       "targets: expected the same on all ranks of the group, got others on rank 1 than on rank 0";
-  expect(others, [](headroom::Problem&, Case& c) { std::swap(c.targets[0], c.targets[1]); });
-  expect(others, [](headroom::Problem&, Case& c) {
+  expect(others, [](logitless::Problem&, Case& c) { std::swap(c.targets[0], c.targets[1]); });
+  expect(others, [](logitless::Problem&, Case& c) {
     c.targets[0] += 2;
     c.targets[1] -= 1;
   });
@@ -94,7 +94,7 @@ TEST_P(GroupCuts, RefusesWhatMakesNoVocabulary) {
 
 // The last rank's own are fewer than vocab_total says.
 TEST_P(GroupCuts, RefusesAVocabularyWithoutAnEnd) {
-  const auto errors = errors_of([](int rank, headroom::Problem& p, Case&) {
+  const auto errors = errors_of([](int rank, logitless::Problem& p, Case&) {
     if (rank == 2) p.vocab = 9;
   });
   ASSERT_EQ(errors.size(), 1u);
@@ -108,14 +108,14 @@ TEST_P(GroupCuts, RefusesAVocabularyWithoutAnEnd) {
 TEST_P(GroupCuts, RefusesAllChunksOfTokens) {
   set({1200, 900, 24}, {500, 0, 400});
   size_t least = SIZE_MAX;
-  for (const headroom::PlanInfo& plan : context_.plans(problems_[0])) {
+  for (const logitless::PlanInfo& plan : context_.plans(problems_[0])) {
     least = std::min<size_t>(least, plan.workspace_bytes);
   }
-  for (headroom::Problem& p : problems_) p.max_workspace_bytes = least;
+  for (logitless::Problem& p : problems_) p.max_workspace_bytes = least;
   if (GetParam().backend != "reference") {
-    EXPECT_GT(headroom::Plan(context_, problems_[0]).info().gathers, 1);
+    EXPECT_GT(logitless::Plan(context_, problems_[0]).info().gathers, 1);
   }
-  const auto errors = errors_of([](int rank, headroom::Problem&, Case& c) {
+  const auto errors = errors_of([](int rank, logitless::Problem&, Case& c) {
     if (rank == 2) std::swap(c.targets[0], c.targets[1]);
   });
   EXPECT_EQ(errors,
@@ -127,4 +127,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, GroupCuts, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -12,7 +12,7 @@
 #include "rank_group.h"
 #include "row_fields.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 using Sizes = std::vector<int64_t>;
@@ -28,15 +28,15 @@ Sizes random_sizes(Random& random, int64_t total, int ranks) {
 }
 
 // Every rank's own problem.
-std::vector<headroom::Problem> cut(const headroom::Problem& whole, const Sizes& sizes,
-                                   headroom::GroupDHidden d_hidden) {
-  std::vector<headroom::Problem> ranks;
+std::vector<logitless::Problem> cut(const logitless::Problem& whole, const Sizes& sizes,
+                                    logitless::GroupDHidden d_hidden) {
+  std::vector<logitless::Problem> ranks;
   int64_t start = 0;
   for (int64_t size : sizes) {
-    headroom::Problem p = whole;
+    logitless::Problem p = whole;
     p.vocab = size;
-    headroom::set_group(p, static_cast<int32_t>(sizes.size()), start, whole.vocab, std::ranges::max(sizes),
-                        d_hidden);
+    logitless::set_group(p, static_cast<int32_t>(sizes.size()), start, whole.vocab, std::ranges::max(sizes),
+                         d_hidden);
     start += size;
     ranks.push_back(p);
   }
@@ -58,11 +58,11 @@ class Groups : public testing::TestWithParam<Engine> {
       Random random(seed);
       give_targets(random, &c, random.pick<int64_t>({1, 2, 5, 64}), random.pick<double>({-1, 0, 0}), 1.5);
     }
-    headroom::Problem& p = c.problem;
+    logitless::Problem& p = c.problem;
     p.accumulate_d_hidden = 0;
     c.d_hidden_start.clear();
     c.d_hidden_layout = {};
-    if (p.hidden_dtype != HEADROOM_F64) p.d_hidden_dtype = HEADROOM_F32;
+    if (p.hidden_dtype != LOGITLESS_F64) p.d_hidden_dtype = LOGITLESS_F32;
     return c;
   }
 
@@ -71,17 +71,17 @@ class Groups : public testing::TestWithParam<Engine> {
 
   // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits
   // on all of them; gradients are put together.
-  Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, size_t budget,
+  Outputs run_ranks(const Case& c, logitless::Pass pass, const Sizes& sizes, size_t budget,
                     const Outputs* known, bool only_losses = false) const {
     RankGroup group(static_cast<int>(sizes.size()), GetParam().is_device());
-    headroom::Problem whole = pass_problem(c, pass);
+    logitless::Problem whole = pass_problem(c, pass);
     whole.max_workspace_bytes = budget;
     const auto ranks = static_cast<int64_t>(sizes.size());
     const bool scatters = whole.want_d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
     const auto problems =
-        cut(whole, sizes, scatters ? headroom::GroupDHidden::sum_of_own : headroom::GroupDHidden::sum);
+        cut(whole, sizes, scatters ? logitless::GroupDHidden::sum_of_own : logitless::GroupDHidden::sum);
     std::vector<Outputs> found(sizes.size());
-    group.run([&](int rank, const headroom::Communicator& communicator) {
+    group.run([&](int rank, const logitless::Communicator& communicator) {
       found[static_cast<size_t>(rank)] =
           run_pass(context_, problems[static_cast<size_t>(rank)], c, known, &communicator, only_losses);
     });
@@ -108,11 +108,11 @@ class Groups : public testing::TestWithParam<Engine> {
 
   Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget) const {
     if (c.mode == Mode::kForwardBackward) {
-      return run_ranks(c, headroom::Pass::forward_backward, sizes, budget, nullptr);
+      return run_ranks(c, logitless::Pass::forward_backward, sizes, budget, nullptr);
     }
-    Outputs out = run_ranks(c, headroom::Pass::forward, sizes, budget, nullptr);
+    Outputs out = run_ranks(c, logitless::Pass::forward, sizes, budget, nullptr);
     if (c.mode == Mode::kForward) return out;
-    Outputs gradients = run_ranks(c, headroom::Pass::backward, sizes, budget, &out);
+    Outputs gradients = run_ranks(c, logitless::Pass::backward, sizes, budget, &out);
     out.d_hidden = std::move(gradients.d_hidden);
     out.d_classifier = std::move(gradients.d_classifier);
     out.d_bias = std::move(gradients.d_bias);
@@ -126,7 +126,7 @@ class Groups : public testing::TestWithParam<Engine> {
     // The merge rounds the statistics once more (on a device), as each rank's part of d_hidden is rounded.
     const double times = static_cast<double>(sizes.size() + 1);
     Bounds bounds = times * expected.bounds_of(GetParam());
-    const double unit = stats_dtype(c.problem) == HEADROOM_F64 ? 0x1p-53 : 0x1p-24;
+    const double unit = stats_dtype(c.problem) == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24;
     bounds.lse += times * unit;
     bounds.nll += times * unit;
     bounds.log_sum_sq_probs += 3 * times * unit;
@@ -135,7 +135,7 @@ class Groups : public testing::TestWithParam<Engine> {
     EXPECT_STREQ(first_difference(first, solve_in_group(c, sizes, budget)), "") << "between runs";
   }
 
-  headroom::Context context_ = make_context(GetParam(), 2);
+  logitless::Context context_ = make_context(GetParam(), 2);
 };
 
 TEST_P(Groups, AnyCutOfSmallVocabularies) {
@@ -155,17 +155,17 @@ TEST_P(Groups, LargerVocabulariesUnderBudgets) {
     const Sizes sizes = random_sizes(random, c.problem.vocab, 2 + static_cast<int>(seed % 3));
     expect_group_agrees(c, expected, sizes);
     const auto pass =
-        c.mode == Mode::kForwardBackward ? headroom::Pass::forward_backward : headroom::Pass::forward;
+        c.mode == Mode::kForwardBackward ? logitless::Pass::forward_backward : logitless::Pass::forward;
     std::set<size_t> budgets;
-    for (const headroom::PlanInfo& plan :
-         context_.plans(cut(pass_problem(c, pass), sizes, headroom::GroupDHidden::sum)[0])) {
+    for (const logitless::PlanInfo& plan :
+         context_.plans(cut(pass_problem(c, pass), sizes, logitless::GroupDHidden::sum)[0])) {
       budgets.insert(plan.workspace_bytes);
     }
     for (size_t budget : budgets) {
       try {
         expect_group_agrees(c, expected, sizes, budget);
-      } catch (const headroom::Error& error) {  // the backward pass may need more than the forward pass
-        EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+      } catch (const logitless::Error& error) {  // the backward pass may need more than the forward pass
+        EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
       }
     }
   }
@@ -179,16 +179,16 @@ TEST_P(Groups, ChunksOfTokensExchangeOnceEach) {
   const Expected expected(c);
   const Sizes sizes{500, 0, 400};
   const auto problems =
-      cut(pass_problem(c, headroom::Pass::forward_backward), sizes, headroom::GroupDHidden::sum);
+      cut(pass_problem(c, logitless::Pass::forward_backward), sizes, logitless::GroupDHidden::sum);
   std::set<int64_t> chunks;
-  for (const headroom::PlanInfo& listed : context_.plans(problems[0])) {
+  for (const logitless::PlanInfo& listed : context_.plans(problems[0])) {
     SCOPED_TRACE(listed.config);
-    std::vector<headroom::PlanInfo> plans;
-    for (headroom::Problem p : problems) {
+    std::vector<logitless::PlanInfo> plans;
+    for (logitless::Problem p : problems) {
       p.max_workspace_bytes = listed.workspace_bytes;
-      plans.push_back(headroom::Plan(context_, p).info());
+      plans.push_back(logitless::Plan(context_, p).info());
     }
-    for (const headroom::PlanInfo& plan : plans) {
+    for (const logitless::PlanInfo& plan : plans) {
       EXPECT_EQ(plan.token_chunk, plans[0].token_chunk);
       EXPECT_EQ(plan.gathers, plans[0].gathers);
       EXPECT_EQ(plan.gathered_bytes, plans[0].gathered_bytes);
@@ -198,8 +198,8 @@ TEST_P(Groups, ChunksOfTokensExchangeOnceEach) {
     chunks.insert(plans[0].gathers);
     expect_group_agrees(c, expected, sizes, listed.workspace_bytes);
     RankGroup group(3, GetParam().is_device());
-    group.run([&](int rank, const headroom::Communicator& communicator) {
-      headroom::Problem p = problems[static_cast<size_t>(rank)];
+    group.run([&](int rank, const logitless::Communicator& communicator) {
+      logitless::Problem p = problems[static_cast<size_t>(rank)];
       p.max_workspace_bytes = listed.workspace_bytes;
       run_pass(context_, p, c, nullptr, &communicator);
     });
@@ -231,7 +231,7 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
     for (double& x : c.hidden) x = std::nearbyint(64 * x) / 64;
     for (double& x : c.classifier) x = std::nearbyint(64 * x) / 64;
     for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
-    const Outputs got = run_ranks(c, headroom::Pass::forward, sizes, 0, nullptr);
+    const Outputs got = run_ranks(c, logitless::Pass::forward, sizes, 0, nullptr);
     for (size_t row = 0; row < 33; ++row) {
       if (row == 5) continue;
       EXPECT_EQ(got.top_ids[row * static_cast<size_t>(k)], got.argmax[row]);
@@ -249,7 +249,7 @@ TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
   c.mode = Mode::kForward;
   c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
   c.problem.top_k = 60;
-  c.problem.bias_dtype = HEADROOM_F32;
+  c.problem.bias_dtype = LOGITLESS_F32;
   std::fill(c.hidden.begin(), c.hidden.end(), 0.0);
   for (size_t j = 0; j < 60; ++j) c.bias[j] = static_cast<double>((j * 17) % 60) / 8;
   c.bias[50] = c.bias[20] = NAN;
@@ -261,7 +261,7 @@ TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
     const double x = c.bias[static_cast<size_t>(a)], y = c.bias[static_cast<size_t>(b)];
     return std::isnan(x) ? !std::isnan(y) : x > y;
   });
-  const Outputs got = run_ranks(c, headroom::Pass::forward, {10, 0, 35, 15}, 0, nullptr);
+  const Outputs got = run_ranks(c, logitless::Pass::forward, {10, 0, 35, 15}, 0, nullptr);
   for (std::ptrdiff_t row = 0; row < 4; ++row) {
     EXPECT_EQ(std::vector<double>(got.top_ids.begin() + 60 * row, got.top_ids.begin() + 60 * (row + 1)),
               expected);
@@ -274,14 +274,14 @@ TEST_P(Groups, BatchInvariantRows) {
   const int64_t vocab = GetParam().is_device() ? 4000 : 1100;
   Case c = plain_case(12, {260, vocab, 24}, GetParam().plain_dtype());
   c.problem.batch_invariant = 1;
-  c.problem.reduction = HEADROOM_REDUCTION_NONE;
+  c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   c.problem.d_hidden_dtype = stats_dtype(c.problem);
   for (size_t row = 0; row < 260; row += 37) {  // exps relative to their targets leave the range of fp32
     for (size_t k = 0; k < 24; ++k) c.hidden[24 * row + k] *= 64;
   }
   c.targets[7] = c.problem.ignore_index;
   const Sizes sizes{vocab / 2 + 13, 0, vocab / 2 - 13};
-  const Outputs all = run_ranks(c, headroom::Pass::forward, sizes, 0, nullptr);
+  const Outputs all = run_ranks(c, logitless::Pass::forward, sizes, 0, nullptr);
   const auto rows_of = [&](const std::vector<double>& values, size_t first, size_t count) {
     const auto begin = values.begin() + static_cast<std::ptrdiff_t>(first);
     return std::vector<double>(begin, begin + static_cast<std::ptrdiff_t>(count));
@@ -298,10 +298,10 @@ TEST_P(Groups, BatchInvariantRows) {
         EXPECT_TRUE(same_bits(got.*member, rows_of(all.*member, first, count)));
       }
     };
-    for (const headroom::Pass pass : {headroom::Pass::forward, headroom::Pass::forward_backward}) {
+    for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
       std::set<size_t> budgets{0};
-      for (const headroom::PlanInfo& plan :
-           context_.plans(cut(pass_problem(some, pass), sizes, headroom::GroupDHidden::sum)[0])) {
+      for (const logitless::PlanInfo& plan :
+           context_.plans(cut(pass_problem(some, pass), sizes, logitless::GroupDHidden::sum)[0])) {
         budgets.insert(plan.workspace_bytes);
       }
       for (const size_t budget : budgets) {
@@ -325,16 +325,17 @@ TEST_P(Groups, LogProbabilitiesNeedAnAllReduce) {
   Random random(1);
   give_targets(random, &c, 3, 0, 1);
   RankGroup group(2, GetParam().is_device());
-  const auto problems = cut(pass_problem(c, headroom::Pass::forward), {10, 20}, headroom::GroupDHidden::part);
+  const auto problems =
+      cut(pass_problem(c, logitless::Pass::forward), {10, 20}, logitless::GroupDHidden::part);
   try {
-    group.run([&](int rank, const headroom::Communicator& given) {
-      headroom::Communicator communicator = given;
+    group.run([&](int rank, const logitless::Communicator& given) {
+      logitless::Communicator communicator = given;
       communicator.all_reduce = nullptr;
       run_pass(context_, problems[static_cast<size_t>(rank)], c, nullptr, &communicator);
     });
     FAIL() << "nothing was thrown";
-  } catch (const headroom::Error& error) {
-    EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+  } catch (const logitless::Error& error) {
+    EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
     EXPECT_STREQ(
         error.what(),
         "communicator.all_reduce: expected a function, as each rank has some of target_log_probs, got null");
@@ -345,15 +346,15 @@ TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {
   const Case c = plain_case(11, {8, 30, 4}, GetParam().plain_dtype());
   RankGroup group(2, GetParam().is_device());
   const auto problems =
-      cut(pass_problem(c, headroom::Pass::forward_backward), {10, 20}, headroom::GroupDHidden::part);
+      cut(pass_problem(c, logitless::Pass::forward_backward), {10, 20}, logitless::GroupDHidden::part);
   try {
-    group.run([&](int rank, const headroom::Communicator& communicator) {
-      if (rank == 1) throw headroom::Error(HEADROOM_COMMUNICATION_FAILED, "rank 1 is gone");
+    group.run([&](int rank, const logitless::Communicator& communicator) {
+      if (rank == 1) throw logitless::Error(LOGITLESS_COMMUNICATION_FAILED, "rank 1 is gone");
       run_pass(context_, problems[0], c, nullptr, &communicator);
     });
     FAIL() << "nothing was thrown";
-  } catch (const headroom::Error& error) {
-    EXPECT_EQ(error.status(), HEADROOM_COMMUNICATION_FAILED);
+  } catch (const logitless::Error& error) {
+    EXPECT_EQ(error.status(), LOGITLESS_COMMUNICATION_FAILED);
     EXPECT_STREQ(error.what(), "communicator.all_gather: expected it to return 0, got 1");
   }
 }
@@ -362,11 +363,11 @@ TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {
 TEST_P(Groups, ACommonOffsetOfAllLogits) {
   if (GetParam().is_device()) GTEST_SKIP() << "sums of w z are float32 there";
   struct Logits {
-    headroom_dtype dtype;
+    logitless_dtype dtype;
     double step, offset;
   };
   for (const Logits& logits :
-       {Logits{HEADROOM_F32, 0, 0x1p50}, {HEADROOM_F64, 0x1p-3, -0x1p45}, {HEADROOM_F64, 0, 1e15}}) {
+       {Logits{LOGITLESS_F32, 0, 0x1p50}, {LOGITLESS_F64, 0x1p-3, -0x1p45}, {LOGITLESS_F64, 0, 1e15}}) {
     Case c = plain_case(5, {6, 90, 4}, logits.dtype);
     if (!GetParam().can_run(c.problem)) continue;
     c.mode = Mode::kForward;
@@ -384,7 +385,7 @@ TEST_P(Groups, ACommonOffsetOfAllLogits) {
     for (const Sizes& sizes : {Sizes{90}, Sizes{45, 45}, Sizes{7, 0, 50, 33}}) {
       SCOPED_TRACE(testing::Message() << "offset " << logits.offset << ", " << testing::PrintToString(sizes));
       const Outputs got = solve_in_group(c, sizes, 0);
-      const headroom_dtype stats = stats_dtype(c.problem);
+      const logitless_dtype stats = stats_dtype(c.problem);
       EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, stats));
       EXPECT_TRUE(close("entropy", got.entropy, expected.truth().entropy, bounds.entropy, stats));
     }
@@ -395,4 +396,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Groups, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -3,7 +3,7 @@
 // bits, and means over seeds.
 #include "thinned_groups_fixture.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class ThinnedDeviceGroups : public ThinnedDeviceGroupsTest {
@@ -136,11 +136,11 @@ TEST_P(ThinnedDeviceGroups, TheMeanOverSeedsIsTheGradient) {
 // A draw with a guess tells of it, and one with known sums of nothing more than the exact plan does.
 TEST_P(ThinnedDeviceGroups, PlansCountWhatIsExchanged) {
   const Case c = thinned(plain_case(5, {64, 300, 8}, GetParam().plain_dtype()), 0.25);
-  headroom::Problem p = pass_problem(c, headroom::Pass::forward_backward);
+  logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
   p.vocab = 100;
-  headroom::set_group(p, 3, 0, 300, 100);
-  const headroom::Plan plan(context_, p);
-  EXPECT_EQ(plan.info().kind, HEADROOM_PLAN_THINNED);
+  logitless::set_group(p, 3, 0, 300, 100);
+  const logitless::Plan plan(context_, p);
+  EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_THINNED);
   const int64_t with_guess = GetParam().is_fused();
   EXPECT_EQ(plan.info().gathers, 1 + with_guess);
   EXPECT_EQ(plan.info().gathered_bytes, static_cast<uint64_t>(3 * 4 * (64 * (3 + with_guess) + 4)));
@@ -151,13 +151,13 @@ TEST_P(ThinnedDeviceGroups, RunsExchangeWhatPlansCount) {
   for (const int64_t tokens : {64, 0}) {
     const Case c = thinned(plain_case(5, {tokens, 300, 8}, GetParam().plain_dtype()), 0.25);
     for (const Sizes& sizes : {Sizes{100, 0, 200}, Sizes{300}}) {
-      for (const auto pass : {headroom::Pass::forward, headroom::Pass::forward_backward}) {
-        headroom::Problem p = pass_problem(c, pass);
+      for (const auto pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
+        logitless::Problem p = pass_problem(c, pass);
         p.vocab = sizes[0];
-        headroom::set_group(p, static_cast<int32_t>(sizes.size()), 0, 300, std::ranges::max(sizes));
+        logitless::set_group(p, static_cast<int32_t>(sizes.size()), 0, 300, std::ranges::max(sizes));
         run_ranks(c, pass, sizes, nullptr, 0);
         const bool sums = p.want_d_hidden != 0 && sizes.size() > 1 && tokens > 0;
-        EXPECT_EQ(calls_, headroom::Plan(context_, p).info().gathers + sums)
+        EXPECT_EQ(calls_, logitless::Plan(context_, p).info().gathers + sums)
             << tokens << " tokens, " << sizes.size() << " ranks, pass " << p.pass;
       }
     }
@@ -169,4 +169,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, ThinnedDeviceGroups, testing::ValuesIn(device_
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -3,7 +3,7 @@
 // smaller than others.
 #include "thinned_groups_fixture.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class HostileThinnedGroups : public ThinnedDeviceGroupsTest {
@@ -72,8 +72,8 @@ TEST_P(HostileThinnedGroups, NothingButMaskedColumns) {
 // where a column of the other rank has most of a row.
 TEST_P(HostileThinnedGroups, RoundedTargets) {
   constexpr int64_t kTokens = 40, kVocab = 3000, kDepth = 8;
-  Case c = thinned(plain_case(7, {kTokens, kVocab, kDepth}, HEADROOM_F32), 1.0 / 16);
-  c.problem.compute_dtype = HEADROOM_BF16;
+  Case c = thinned(plain_case(7, {kTokens, kVocab, kDepth}, LOGITLESS_F32), 1.0 / 16);
+  c.problem.compute_dtype = LOGITLESS_BF16;
   if (!GetParam().can_thin(c.problem)) GTEST_SKIP() << "operands are not rounded";
   c.problem.has_bias = c.problem.want_d_bias = 0;
   c.bias.clear();
@@ -134,27 +134,27 @@ TEST_P(HostileThinnedGroups, PlansOfAnyShard) {
     c.problem.want_d_bias = c.problem.has_bias && random.chance(0.5);
     c.problem.want_d_classifier = random.chance(0.5);
     const auto pass =
-        random.pick({headroom::Pass::forward_backward, headroom::Pass::forward, headroom::Pass::backward});
-    c.problem.keeps_draws = pass != headroom::Pass::forward_backward;
-    headroom::Problem p = pass_problem(c, pass);
+        random.pick({logitless::Pass::forward_backward, logitless::Pass::forward, logitless::Pass::backward});
+    c.problem.keeps_draws = pass != logitless::Pass::forward_backward;
+    logitless::Problem p = pass_problem(c, pass);
     p.tokens = random.chance(0.5) ? random.integer(1, 400) : random.integer(900, 6000);
     p.hidden = random.chance(0.5) ? 8 * random.integer(1, 16) : random.integer(1, 600);
-    if (random.chance(0.25)) p.gradient = HEADROOM_THINNED;
+    if (random.chance(0.25)) p.gradient = LOGITLESS_THINNED;
     // Around the multiples at which another 8 columns are dense, or hot.
     const int64_t step = random.pick<int64_t>({1, 96 * 8, 160 * 8});
     const int64_t largest =
         step == 1 ? random.integer(1, 1500) : step * random.integer(1, 8) + random.integer(0, 2);
     p.vocab = largest;
-    headroom::set_group(p, static_cast<int32_t>(random.integer(2, 8)), 0, 2 * largest, largest);
-    const headroom::PlanInfo of_largest = headroom::Plan(context_, p).info();
+    logitless::set_group(p, static_cast<int32_t>(random.integer(2, 8)), 0, 2 * largest, largest);
+    const logitless::PlanInfo of_largest = logitless::Plan(context_, p).info();
     for (const int64_t vocab :
          {std::max<int64_t>(largest - random.integer(1, 3), 0), random.integer(0, largest)}) {
       p.vocab = vocab;
       SCOPED_TRACE(testing::Message()
                    << p.tokens << " x " << vocab << " of " << largest << " x " << p.hidden << ", threshold "
                    << p.threshold << ", pass " << p.pass << ", gradient " << p.gradient);
-      headroom::PlanInfo plan;
-      ASSERT_NO_THROW(plan = headroom::Plan(context_, p).info());
+      logitless::PlanInfo plan;
+      ASSERT_NO_THROW(plan = logitless::Plan(context_, p).info());
       EXPECT_EQ(plan.kind, of_largest.kind);
       EXPECT_EQ(plan.workspace_bytes, of_largest.workspace_bytes);
       EXPECT_EQ(plan.draws_bytes, of_largest.draws_bytes);
@@ -167,4 +167,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, HostileThinnedGroups, testing::ValuesIn(device
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -2,7 +2,7 @@
 // vocabulary, which are those of the float64 reference on one device.
 #include "thinned_groups_fixture.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class ThinnedGroups : public ThinnedGroupsTest {
@@ -19,7 +19,7 @@ class ThinnedGroups : public ThinnedGroupsTest {
     expect_same_results(c, reference, solve_in_group(c, sizes), bounds);
   }
 
-  headroom::Context reference_ = make_context({"reference", ""}, 2);
+  logitless::Context reference_ = make_context({"reference", ""}, 2);
 };
 
 TEST_P(ThinnedGroups, TheSameElementsForAnyCut) {
@@ -46,7 +46,7 @@ TEST_P(ThinnedGroups, TheSameElementsForAnyCut) {
       }
       c.problem.seed = seed + 100;  // other elements are further away than that
       EXPECT_FALSE(close("d_hidden", solve(reference_, c).d_hidden, reference.d_hidden, 4 * bounds.d_hidden,
-                         HEADROOM_F32));
+                         LOGITLESS_F32));
     }
   }
 }
@@ -81,12 +81,12 @@ TEST_P(ThinnedGroups, FlatRowsOfManyColumns) {
 
 TEST_P(ThinnedGroups, WhatIsRefused) {
   Case c = thinned(plain_case(5, {4, 30, 8}, GetParam().plain_dtype()), 0.25);
-  headroom::Problem p = pass_problem(c, headroom::Pass::forward_backward);
+  logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
   p.vocab = 10;
-  headroom::set_group(p, 3, 0, 30, 10);
-  const headroom::Plan plan(context_, p);
-  EXPECT_EQ(plan.info().kind, HEADROOM_PLAN_THINNED);
-  headroom::Buffers b;
+  logitless::set_group(p, 3, 0, 30, 10);
+  const logitless::Plan plan(context_, p);
+  EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_THINNED);
+  logitless::Buffers b;
   std::vector<float> some(300);
   std::vector<int64_t> targets(4);
   std::vector<int32_t> counts(4);
@@ -97,14 +97,14 @@ TEST_P(ThinnedGroups, WhatIsRefused) {
   try {
     std::vector<std::byte> memory(plan.info().workspace_bytes + 64);
     auto address = reinterpret_cast<uintptr_t>(memory.data()) % 64;
-    headroom::Communicator communicator;
+    logitless::Communicator communicator;
     communicator.size = 3;
     communicator.all_gather = [](const void*, void*, int64_t, int32_t, void*, void*) { return int32_t{0}; };
     communicator.all_reduce = [](void*, int64_t, int32_t, void*, void*) { return int32_t{0}; };
-    headroom::run_group(plan, b, {memory.data() + (64 - address), plan.info().workspace_bytes}, communicator,
-                        nullptr);
+    logitless::run_group(plan, b, {memory.data() + (64 - address), plan.info().workspace_bytes}, communicator,
+                         nullptr);
     FAIL() << "nothing was thrown";
-  } catch (const headroom::Error& error) {
+  } catch (const logitless::Error& error) {
     EXPECT_STREQ(
         error.what(),
         "kept_count, draw_variance: expected null in a group of ranks, of which each knows its own elements "
@@ -116,4 +116,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, ThinnedGroups, testing::ValuesIn(host_engines(
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

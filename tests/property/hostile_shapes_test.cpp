@@ -7,13 +7,13 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class EdgeShapes : public testing::TestWithParam<Engine> {
  protected:
   const Engine& engine() const { return GetParam(); }
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(EdgeShapes, OnesAndPrimes) {
@@ -23,7 +23,7 @@ TEST_P(EdgeShapes, OnesAndPrimes) {
                              {3, 4099, 5}, {253, 511, 3}, {3, 257, 1031}, {1031, 31, 5}};
   for (const PlainSize& size : sizes) {
     if (is_slowed_down() && size.tokens * size.vocab * size.hidden > 50'000) continue;
-    for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+    for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
       Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
       c.problem.want_entropy = c.problem.want_argmax = 1;
       if (!engine().can_run(c.problem)) continue;
@@ -39,19 +39,19 @@ TEST_P(EdgeShapes, OnesAndPrimes) {
 // No token at all: the loss of nothing, no gradient.
 TEST_P(EdgeShapes, NoTokens) {
   for (Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
-    for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
+    for (int32_t reduction : {LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN}) {
       for (double num_items : {0.0, 2.0}) {
         Case c = plain_case(1, {0, 9, 5}, engine().plain_dtype());
         c.mode = mode;
         c.problem.reduction = reduction;
-        if (reduction == HEADROOM_REDUCTION_MEAN) c.problem.num_items = num_items;
+        if (reduction == LOGITLESS_REDUCTION_MEAN) c.problem.num_items = num_items;
         if (mode == Mode::kForward) {
           c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
         }
         const Outputs got = solve(context_, c);
         Expected(c).check(engine(), got);
         EXPECT_EQ(got.valid_count, std::vector<double>{0});
-        if (reduction == HEADROOM_REDUCTION_MEAN && num_items == 0) {
+        if (reduction == LOGITLESS_REDUCTION_MEAN && num_items == 0) {
           EXPECT_TRUE(std::isnan(got.loss[0]));
         }
         for (double d : got.d_classifier) EXPECT_EQ(d, 0);
@@ -63,18 +63,18 @@ TEST_P(EdgeShapes, NoTokens) {
 TEST_P(EdgeShapes, NoTokensAndNoPointersToThem) {
   if (engine().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   Case c = plain_case(1, {0, 9, 5});
-  headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
   problem.accumulate_d_classifier = 1;
   const std::vector<float> classifier(45), bias(9);
   std::vector<float> d_classifier(45, 7), d_bias(9, 7);
   float loss = 0;
-  headroom::Buffers b;
+  logitless::Buffers b;
   b.classifier = classifier.data();
   b.bias = bias.data();
   b.loss = &loss;
   b.d_classifier = d_classifier.data();
   b.d_bias = d_bias.data();
-  headroom::run_once(context_, problem, b);
+  logitless::run_once(context_, problem, b);
   EXPECT_TRUE(std::isnan(loss));
   EXPECT_EQ(d_classifier, std::vector<float>(45, 7));  // added to
   EXPECT_EQ(d_bias, std::vector<float>(9, 0));         // written
@@ -82,15 +82,15 @@ TEST_P(EdgeShapes, NoTokensAndNoPointersToThem) {
 
 // Every row ignored: a mean over nothing is NaN, yet gradients are 0, as in PyTorch.
 TEST_P(EdgeShapes, AllRowsIgnored) {
-  for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
-    for (headroom_dtype dtype : {engine().plain_dtype(), HEADROOM_BF16}) {
+  for (int32_t reduction : {LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN}) {
+    for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16}) {
       Case c = plain_case(2, {11, 29, 7}, dtype);
       c.problem.reduction = reduction;
       c.problem.want_argmax = 1;
       for (int64_t& target : c.targets) target = c.problem.ignore_index;
       const Outputs got = solve(context_, c);
       for (double loss : got.loss) {
-        if (reduction == HEADROOM_REDUCTION_MEAN) {
+        if (reduction == LOGITLESS_REDUCTION_MEAN) {
           EXPECT_TRUE(std::isnan(loss));
         } else {
           EXPECT_EQ(loss, 0);
@@ -147,7 +147,7 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   const std::vector<float> bias(c.bias.begin(), c.bias.end());
   std::vector<float> d_bias(kVocab);
   float loss = 0;
-  headroom::Buffers b;
+  logitless::Buffers b;
   b.hidden = hidden.data();
   b.classifier = classifier.data();
   b.d_hidden = d_hidden.data();
@@ -157,7 +157,7 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   b.targets = c.targets.data();
   b.d_bias = d_bias.data();
   b.loss = &loss;
-  headroom::run_once(context_, pass_problem(c, headroom::Pass::forward_backward), b);
+  logitless::run_once(context_, pass_problem(c, logitless::Pass::forward_backward), b);
   const Outputs tight = solve(context_, c);
   EXPECT_EQ(loss, tight.loss[0]);
   const auto gathered = [](const float* from, int64_t rows) {
@@ -191,23 +191,23 @@ TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
     hidden.insert(hidden.end(), from, from + kHidden);
     targets.push_back(c.targets[static_cast<size_t>(row % kPeriod)]);
   }
-  headroom::Problem problem = pass_problem(c, headroom::Pass::forward);
+  logitless::Problem problem = pass_problem(c, logitless::Pass::forward);
   problem.tokens = kTokens;
-  headroom::Buffers b;
+  logitless::Buffers b;
   b.hidden = hidden.data();
   b.classifier = classifier.data();
   b.bias = bias.data();
   b.targets = targets.data();
   b.nll = nll.data();
-  headroom::run_once(context_, problem, b);
+  logitless::run_once(context_, problem, b);
   std::vector<double> all;
   for (int64_t row = 0; row < kTokens; ++row)
     all.push_back(expected.truth().nll[static_cast<size_t>(row % kPeriod)]);
-  EXPECT_TRUE(close("nll", {nll.begin(), nll.end()}, all, expected.bounds_of(GetParam()).nll, HEADROOM_F32));
+  EXPECT_TRUE(close("nll", {nll.begin(), nll.end()}, all, expected.bounds_of(GetParam()).nll, LOGITLESS_F32));
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, EdgeShapes, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -7,13 +7,13 @@
 #include "compare.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class HostileValues : public testing::TestWithParam<Engine> {
  protected:
   const Engine& engine() const { return GetParam(); }
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 // A plain problem in the engine's most precise format.
@@ -50,12 +50,12 @@ TEST_P(HostileValues, HugeCommonLogit) {
   for (double common : {1e4, -1e4, 1e9, -1e9, 3e38, -3e38}) {
     Case c = plain(engine(), 6, {9, 40, 5});
     c.problem.scale = 0;
-    c.problem.bias_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
-    std::fill(c.bias.begin(), c.bias.end(), rounded(common, HEADROOM_F32));
+    c.problem.bias_dtype = c.problem.d_bias_dtype = LOGITLESS_F32;
+    std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
     const Outputs got = solve(context_, c);
     for (double nll : got.nll)
       EXPECT_NEAR(nll, std::log(40.0), 0x1p-24 * std::max(4.0, 2 * std::fabs(common)));
-    for (double max : got.max) EXPECT_EQ(max, rounded(common, HEADROOM_F32));
+    for (double max : got.max) EXPECT_EQ(max, rounded(common, LOGITLESS_F32));
     for (double sum : got.sum_exp) EXPECT_EQ(sum, 40);
   }
 }
@@ -68,7 +68,7 @@ TEST_P(HostileValues, Saturated) {
   std::fill(c.bias.begin(), c.bias.end(), 0);
   c.classifier[123] = 9984;  // which bfloat16 has
   c.targets = {123, 7};
-  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   const Outputs got = solve(context_, c);
   EXPECT_EQ(got.nll[0], 0);
   EXPECT_EQ(got.nll[1], 9984);
@@ -109,7 +109,7 @@ TEST_P(HostileValues, TinyAndLargeLosses) {
 // as it is.
 TEST_P(HostileValues, CertainTargets) {
   constexpr int64_t kTokens = 5, kVocab = 700, kHidden = 1200;
-  const headroom_dtype dtype = engine().plain_dtype();
+  const logitless_dtype dtype = engine().plain_dtype();
   Case c = plain(engine(), 15, {kTokens, kVocab, kHidden});
   std::fill(c.bias.begin(), c.bias.end(), 0);
   double square = 0;
@@ -123,7 +123,7 @@ TEST_P(HostileValues, CertainTargets) {
   }
   std::vector<Case> cases = {c};
   if (why_not_thinned(engine()).empty()) {
-    c.problem.gradient = HEADROOM_ALWAYS_THINNED;
+    c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
     c.problem.threshold = 0x1p-8;
     cases.push_back(c);
     c.problem.keeps_draws = 1;
@@ -166,8 +166,8 @@ TEST_P(HostileValues, MaskedEntries) {
   for (int64_t& target : fewer.targets) target = new_id[static_cast<size_t>(target)];
   const Expected expected(fewer);
   const Bounds bounds = expected.tightest_bounds_of(engine());
-  EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, HEADROOM_F32));
-  EXPECT_TRUE(close("entropy", got.entropy, expected.truth().entropy, bounds.entropy, HEADROOM_F32));
+  EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, LOGITLESS_F32));
+  EXPECT_TRUE(close("entropy", got.entropy, expected.truth().entropy, bounds.entropy, LOGITLESS_F32));
   EXPECT_TRUE(
       close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, engine().plain_dtype()));
   for (size_t j = 0; j < 300; ++j) {
@@ -180,18 +180,18 @@ TEST_P(HostileValues, MaskedEntries) {
 // NaN or infinity in one token's hidden row stays in its row. On a device it may make other rows be computed
 // again, from another anchor: the same but for rounding.
 TEST_P(HostileValues, NonFiniteHiddenRow) {
-  for (headroom_dtype dtype : {engine().plain_dtype(), HEADROOM_BF16, HEADROOM_F16}) {
+  for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
     for (double bad :
          {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         constexpr size_t kTokens = 37, kHidden = 11, kBadRow = 17;
         Case c = plain_case(10, {kTokens, 300, kHidden}, dtype);
         c.mode = mode;
-        c.problem.reduction = HEADROOM_REDUCTION_NONE;
+        c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(kTokens, 1);
         const Outputs before = solve(context_, c);
         const Bounds rounding = engine().is_device() ? 2 * Expected(c).bounds_of(engine()) : Bounds{};
-        const auto expect_same = [&](double x, double y, double error, headroom_dtype format) {
+        const auto expect_same = [&](double x, double y, double error, logitless_dtype format) {
           const double unit = engine().is_device() ? 2 * rounding_unit(format) : 0;
           EXPECT_LE(std::fabs(x - y), error + unit * std::fabs(y));
         };
@@ -203,7 +203,7 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
             EXPECT_FALSE(std::isfinite(after.loss[i]));
             EXPECT_FALSE(std::isfinite(after.lse[i]));
           } else {
-            expect_same(after.loss[i], before.loss[i], rounding.loss, HEADROOM_F32);
+            expect_same(after.loss[i], before.loss[i], rounding.loss, LOGITLESS_F32);
           }
           bool finite = true;
           for (size_t k = i * kHidden; k < (i + 1) * kHidden; ++k) {
@@ -223,7 +223,7 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
 // A NaN in the classifier is in every logit's row, so in every loss.
 TEST_P(HostileValues, NaNInTheClassifier) {
   Case c = plain(engine(), 11, {5, 300, 4});
-  c.problem.reduction = HEADROOM_REDUCTION_NONE;
+  c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   for (size_t column : {size_t{0}, size_t{150}, size_t{299}}) {
     Case bad = c;
     bad.classifier[column * 4 + 1] = NAN;
@@ -235,14 +235,14 @@ TEST_P(HostileValues, NaNInTheClassifier) {
 
 // The largest and the smallest numbers of the 16-bit formats.
 TEST_P(HostileValues, EndsOfTheFormats) {
-  for (headroom_dtype dtype : {HEADROOM_F16, HEADROOM_BF16}) {
+  for (logitless_dtype dtype : {LOGITLESS_F16, LOGITLESS_BF16}) {
     Case c = plain_case(12, {9, 40, 6}, dtype);
     const double smallest = 2 * subnormal_unit(dtype);
-    const double largest = dtype == HEADROOM_F16 ? 65504 : 0x1.fep15;
+    const double largest = dtype == LOGITLESS_F16 ? 65504 : 0x1.fep15;
     for (size_t i = 0; i < c.hidden.size(); ++i)
       c.hidden[i] = i % 3 == 0 ? largest : static_cast<double>(i % 5) * smallest;
     for (double& value : c.classifier) value = rounded(value * 1e-5, dtype);
-    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = HEADROOM_F32;
+    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = LOGITLESS_F32;
     Expected(c).check(engine(), solve(context_, c));
   }
 }
@@ -267,14 +267,14 @@ TEST_P(HostileValues, ArgmaxOfEqualLogits) {
 TEST_P(HostileValues, TargetOutOfRange) {
   for (int64_t bad :
        {int64_t{40}, int64_t{-1}, int64_t{1} << 30, int64_t{1} << 40, INT64_MIN, int64_t{1} << 62}) {
-    for (int32_t reduction : {HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN}) {
+    for (int32_t reduction : {LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         SCOPED_TRACE(testing::Message() << bad << ", reduction " << reduction);
         Case c = plain(engine(), 14, {9, 40, 8});
         c.mode = mode;
         c.problem.reduction = reduction;
-        c.problem.num_items = reduction == HEADROOM_REDUCTION_MEAN ? 9 : 0;
-        if (reduction == HEADROOM_REDUCTION_NONE) c.grad_loss.assign(9, 1);
+        c.problem.num_items = reduction == LOGITLESS_REDUCTION_MEAN ? 9 : 0;
+        if (reduction == LOGITLESS_REDUCTION_NONE) c.grad_loss.assign(9, 1);
         Case without = c;
         for (size_t row : {size_t{3}, size_t{7}}) {
           c.targets[row] = bad;
@@ -284,8 +284,8 @@ TEST_P(HostileValues, TargetOutOfRange) {
           try {
             solve(context_, c);
             ADD_FAILURE() << "not refused";
-          } catch (const headroom::Error& error) {
-            EXPECT_EQ(error.status(), HEADROOM_INVALID_TARGET);
+          } catch (const logitless::Error& error) {
+            EXPECT_EQ(error.status(), LOGITLESS_INVALID_TARGET);
           }
           continue;
         }
@@ -319,4 +319,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, HostileValues, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -7,12 +7,12 @@
 #include "compare.h"
 #include "row_fields.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class IgnoredRows : public testing::TestWithParam<Engine> {
  protected:
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 std::vector<bool> ignored_rows(const Case& c) {
@@ -34,7 +34,7 @@ Case poisoned(Case c) {
   for (auto* rows :
        {&c.token_weight, &c.temperature, &c.grad_nll, &c.grad_lse, &c.grad_entropy, &c.grad_target_logit})
     poison(rows, 1);
-  if (c.problem.reduction == HEADROOM_REDUCTION_NONE) poison(&c.grad_loss, 1);
+  if (c.problem.reduction == LOGITLESS_REDUCTION_NONE) poison(&c.grad_loss, 1);
   return c;
 }
 
@@ -57,7 +57,7 @@ TEST_P(IgnoredRows, MayHoldNaN) {
       for (const RowField& each : kRowOutputs) EXPECT_TRUE(is_zero(each)) << each.name;
       for (const RowField& each : kRowSums) EXPECT_TRUE(is_zero(each)) << each.name;
       EXPECT_EQ(got.max[i], -INFINITY);
-      if (c.problem.reduction == HEADROOM_REDUCTION_NONE) {
+      if (c.problem.reduction == LOGITLESS_REDUCTION_NONE) {
         EXPECT_EQ(got.loss[i], 0);
       }
       if (c.problem.want_argmax) {
@@ -80,7 +80,7 @@ TEST_P(IgnoredRows, MayHoldNaNBesideThinnedGradients) {
     if (std::count(ignored.begin(), ignored.end(), true) == 0 || !GetParam().can_run(c.problem)) continue;
     if (!c.wants_gradients() || !GetParam().can_thin(c.problem)) continue;
     ++tested;
-    c.problem.gradient = HEADROOM_ALWAYS_THINNED;
+    c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
     c.problem.threshold = 0x1p-4;
     EXPECT_STREQ(first_difference(solve(context_, poisoned(c)), solve(context_, c)), "") << describe(c);
   }
@@ -111,8 +111,8 @@ TEST_P(IgnoredRows, MayBeAbsent) {
     if (GetParam().is_device()) {  // another plan, and other sizes of the products
       const Expected expected(fewer);
       expected.check(GetParam(), without);
-      EXPECT_TRUE(
-          close("loss", with.loss, expected.truth().loss, expected.bounds_of(GetParam()).loss, HEADROOM_F32));
+      EXPECT_TRUE(close("loss", with.loss, expected.truth().loss, expected.bounds_of(GetParam()).loss,
+                        LOGITLESS_F32));
       EXPECT_TRUE(close("d_classifier", with.d_classifier, expected.truth().d_classifier,
                         expected.bounds_of(GetParam()).d_classifier, GetParam().plain_dtype()));
       continue;
@@ -127,4 +127,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, IgnoredRows, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -7,7 +7,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -16,23 +16,23 @@ class Infinities : public testing::TestWithParam<Engine> {
  protected:
   Case plain(uint64_t seed, PlainSize size) const {
     Case c = plain_case(seed, size, GetParam().plain_dtype());
-    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
+    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = LOGITLESS_F32;
     return c;
   }
 
   // In one run and in two, of a mean and of every row's own loss, exact and thinned with all elements kept.
   std::vector<Case> ways(const Case& c) const {
     std::vector<Case> out;
-    for (int32_t reduction : {HEADROOM_REDUCTION_MEAN, HEADROOM_REDUCTION_NONE}) {
+    for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         Case way = c;
         way.problem.reduction = reduction;
         way.mode = mode;
-        if (reduction == HEADROOM_REDUCTION_NONE)
+        if (reduction == LOGITLESS_REDUCTION_NONE)
           way.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 0.5);
         out.push_back(way);
         if (!why_not_thinned(GetParam()).empty()) continue;
-        way.problem.gradient = HEADROOM_ALWAYS_THINNED;
+        way.problem.gradient = LOGITLESS_ALWAYS_THINNED;
         way.problem.threshold = 1e-30;
         out.push_back(way);
       }
@@ -40,7 +40,7 @@ class Infinities : public testing::TestWithParam<Engine> {
     return out;
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 // A masked target costs infinity in its own row, whose gradient is finite: p = 0 there as in any other masked
@@ -58,7 +58,7 @@ TEST_P(Infinities, MaskedTarget) {
     Case same = finite_ways[at++];
     const Expected expected(same);
     same.bias[3] = 0;  // a bound without the rounding of a logit of -1024
-    same.problem.gradient = HEADROOM_EXACT;
+    same.problem.gradient = LOGITLESS_EXACT;
     const Bounds bounds = Expected(same).bounds_of(GetParam());
     const Outputs got = solve(context_, way);
     for (size_t i = 0; i < 6; ++i) {
@@ -68,10 +68,10 @@ TEST_P(Infinities, MaskedTarget) {
       }
       EXPECT_EQ(got.nll[i] == kInfinity, i == 2);
     }
-    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, LOGITLESS_F32));
     EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier, bounds.d_classifier,
-                      HEADROOM_F32));
-    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
+                      LOGITLESS_F32));
+    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
   }
 }
 
@@ -117,10 +117,10 @@ TEST_P(Infinities, StatisticsOfMaskedColumns) {
     const Expected expected(same);
     Case bounded = same;  // a bound without the rounding of a logit of -1000
     for (size_t j = 100; j < 300; ++j) bounded.bias[j] = 0;
-    bounded.problem.gradient = HEADROOM_EXACT;
+    bounded.problem.gradient = LOGITLESS_EXACT;
     const Bounds bounds = Expected(bounded).bounds_of(GetParam());
     const Outputs got = solve(context_, way);
-    const headroom_dtype dtype = stats_dtype(c.problem);
+    const logitless_dtype dtype = stats_dtype(c.problem);
     EXPECT_EQ(got.mean_logit, std::vector<double>(5, -kInfinity));
     EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, expected.truth().log_sum_sq_probs,
                       bounds.log_sum_sq_probs, dtype));
@@ -194,13 +194,13 @@ TEST_P(Infinities, SmallSoftcap) {
     SCOPED_TRACE(describe(way));
     const Expected expected(way);
     Case exact = way;
-    exact.problem.gradient = HEADROOM_EXACT;
+    exact.problem.gradient = LOGITLESS_EXACT;
     const Bounds bounds = Expected(exact).bounds_of(GetParam());
     const Outputs got = solve(context_, way);
-    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, LOGITLESS_F32));
     EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier, bounds.d_classifier,
-                      HEADROOM_F32));
-    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
+                      LOGITLESS_F32));
+    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
   }
 }
 
@@ -208,4 +208,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Infinities, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -8,13 +8,13 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class Invariance : public testing::TestWithParam<Engine> {
  protected:
   const Engine& engine() const { return GetParam(); }
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 // Random problems this engine can run.
@@ -38,7 +38,7 @@ TEST_P(Invariance, ShiftOfAllLogits) {
       c->problem.has_bias = 1;
       c->bias.assign(static_cast<size_t>(c->problem.vocab), 0);
     }
-    c->problem.bias_dtype = HEADROOM_F32;
+    c->problem.bias_dtype = LOGITLESS_F32;
     for (double& b : c->bias) b = std::round(b * 1024) / 1024;  // so that adding 3 is exact
   };
   for (const Case& c : random_cases(engine(), 1000, 20, plain)) {
@@ -62,11 +62,11 @@ TEST_P(Invariance, ShiftOfAllLogits) {
 TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
   const auto with_bias_gradient = [](Case* c) {
     Random random(c->seed);
-    headroom::Problem& p = c->problem;
+    logitless::Problem& p = c->problem;
     p.has_bias = p.want_d_bias = 1;
-    p.d_bias_dtype = HEADROOM_F32;
+    p.d_bias_dtype = LOGITLESS_F32;
     p.z_loss = p.softcap = p.accumulate_d_bias = 0;
-    c->bias = normal_values(random, p.vocab, 1, static_cast<headroom_dtype>(p.bias_dtype));
+    c->bias = normal_values(random, p.vocab, 1, static_cast<logitless_dtype>(p.bias_dtype));
     c->d_bias_start.clear();
   };
   for (const Case& c : random_cases(engine(), 2000, 20, with_bias_gradient)) {
@@ -83,7 +83,7 @@ TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
     double rounding = 0;
     for (double d : got.d_bias) rounding += std::fabs(d) * 0x1p-24;
     const Expected expected(c);
-    if (std::isnan(expected.truth().loss[0]) && c.problem.reduction == HEADROOM_REDUCTION_MEAN) continue;
+    if (std::isnan(expected.truth().loss[0]) && c.problem.reduction == LOGITLESS_REDUCTION_MEAN) continue;
     EXPECT_NEAR(sum, through_logits,
                 static_cast<double>(c.problem.vocab) * expected.bounds_of(GetParam()).d_bias + rounding);
   }
@@ -92,10 +92,10 @@ TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
 // A power of two times the upstream gradient is exactly that times the gradients.
 TEST_P(Invariance, LinearInTheUpstreamGradient) {
   const auto float_gradients = [](Case* c) {
-    headroom::Problem& p = c->problem;
-    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+    logitless::Problem& p = c->problem;
+    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
     p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
-    const bool per_row = p.reduction == HEADROOM_REDUCTION_NONE;
+    const bool per_row = p.reduction == LOGITLESS_REDUCTION_NONE;
     if (c->grad_loss.empty()) c->grad_loss.assign(per_row ? static_cast<size_t>(p.tokens) : 1, 0.75);
   };
   for (const Case& c : random_cases(engine(), 3000, 20, float_gradients)) {
@@ -135,7 +135,7 @@ TEST_P(Invariance, PermutationOfTheRows) {
     }
     Case other = c;
     for (size_t i = 0; i < order.size(); ++i) other.targets[i] = c.targets[order[i]];
-    const bool per_row = c.problem.reduction == HEADROOM_REDUCTION_NONE;
+    const bool per_row = c.problem.reduction == LOGITLESS_REDUCTION_NONE;
     const auto reorder = [&](std::vector<double>* rows) { *rows = permuted(*rows, order); };
     for (auto* rows :
          {&other.hidden, &other.token_weight, &other.temperature, &other.grad_nll, &other.grad_lse,
@@ -156,9 +156,9 @@ TEST_P(Invariance, PermutationOfTheRows) {
 // One run of both passes, or one of each.
 TEST_P(Invariance, ForwardThenBackwardIsForwardBackward) {
   const auto no_further_upstream = [](Case* c) {
-    headroom::Problem& p = c->problem;
+    logitless::Problem& p = c->problem;
     p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = p.has_grad_target_logit = 0;
-    if (p.reduction == HEADROOM_REDUCTION_NONE && c->grad_loss.empty()) {
+    if (p.reduction == LOGITLESS_REDUCTION_NONE && c->grad_loss.empty()) {
       c->grad_loss.assign(static_cast<size_t>(p.tokens), 1);
     }
   };
@@ -177,7 +177,7 @@ TEST_P(Invariance, FrozenSides) {
     const Bounds bounds = 2 * Expected(c).bounds_of(GetParam());
     for (int side = 0; side < 3; ++side) {
       Case one = c;
-      headroom::Problem& p = one.problem;
+      logitless::Problem& p = one.problem;
       if (side != 0) p.want_d_hidden = p.accumulate_d_hidden = 0;
       if (side != 1) p.want_d_classifier = p.accumulate_d_classifier = 0;
       if (side != 2) p.want_d_bias = p.accumulate_d_bias = 0;
@@ -198,14 +198,14 @@ TEST_P(Invariance, WhereTheDataLies) {
     Case tight = c;
     tight.hidden_layout = tight.classifier_layout = tight.d_hidden_layout = tight.d_classifier_layout = {};
     tight.skew = 0;
-    tight.problem.target_dtype = HEADROOM_I64;
+    tight.problem.target_dtype = LOGITLESS_I64;
     Case loose = c;
     loose.hidden_layout = {7, 1};
     loose.classifier_layout = {3, 5};
     loose.d_hidden_layout = {1, 7};
     loose.d_classifier_layout = {9, 3};
     loose.skew = 5;
-    loose.problem.target_dtype = HEADROOM_I32;
+    loose.problem.target_dtype = LOGITLESS_I32;
     if (engine().is_device()) {  // other loads, copies and products
       expect_same_results(c, solve(context_, loose), solve(context_, tight),
                           2 * Expected(c).bounds_of(engine()));
@@ -219,4 +219,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Invariance, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

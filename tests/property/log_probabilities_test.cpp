@@ -7,14 +7,14 @@
 #include "compare.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr double kLargestLogit = 40, kMostError = 1e-5;
 
 // The largest |logit| of every row is just below kLargestLogit.
 Case steep_case(uint64_t seed, PlainSize size) {
-  Case c = plain_case(seed, size, HEADROOM_BF16);
+  Case c = plain_case(seed, size, LOGITLESS_BF16);
   c.problem.has_bias = c.problem.want_d_bias = 0;
   c.bias.clear();
   c.problem.batch_invariant = 1;
@@ -28,7 +28,7 @@ Case steep_case(uint64_t seed, PlainSize size) {
       largest = std::max(largest, std::fabs(z));
     }
     for (size_t k = 0; k < depth; ++k)
-      row[k] = rounded(0.99 * kLargestLogit / largest * row[k], HEADROOM_BF16);
+      row[k] = rounded(0.99 * kLargestLogit / largest * row[k], LOGITLESS_BF16);
   }
   return c;
 }
@@ -45,13 +45,13 @@ class LogProbabilities : public testing::TestWithParam<Engine> {
 };
 
 TEST_P(LogProbabilities, AreWithinOneHundredThousandth) {
-  const headroom::Context context = make_context(GetParam());
+  const logitless::Context context = make_context(GetParam());
   for (const PlainSize size : {PlainSize{60, 700, 64}, {40, 2000, 512}, {8, 500, 4096}}) {
     const Case c = steep_case(7, size);
     SCOPED_TRACE(describe(c));
     if (!GetParam().can_run(c.problem)) continue;
     const Expected expected(c);
-    for (const headroom::Pass pass : {headroom::Pass::forward, headroom::Pass::forward_backward}) {
+    for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
       const Outputs got = run_pass(context, pass_problem(c, pass), c);
       double most = 0;
       for (size_t i = 0; i < got.nll.size(); ++i) {
@@ -67,4 +67,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, LogProbabilities, testing::ValuesIn(engines())
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

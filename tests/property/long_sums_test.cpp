@@ -9,7 +9,7 @@
 #include "compare.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class LongSums : public testing::TestWithParam<Engine> {
@@ -17,7 +17,7 @@ class LongSums : public testing::TestWithParam<Engine> {
   void SetUp() override {
     if (GetParam().is_device()) GTEST_SKIP() << "sums of tensor cores and of cuBLAS";
   }
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 // Terms and their sum in blocks.
@@ -53,7 +53,7 @@ struct Errors {
 };
 
 TEST_P(LongSums, OfLogits) {
-  for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16}) {
+  for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
     for (int64_t hidden : {256, 1024, 4096, 16384}) {
       const int64_t tokens = 300;
       Case c = plain_case(1, {tokens, 1, hidden}, dtype);
@@ -78,7 +78,7 @@ TEST_P(LongSums, OfLogits) {
 TEST_P(LongSums, OverTokens) {
   constexpr int64_t kTokens = 16384, kVocab = 64;
   Case c = plain_case(2, {kTokens, kVocab, 2});
-  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   std::fill(c.targets.begin(), c.targets.end(), 0);  // sums of the other columns have terms of one sign
   const Answer truth = materialise<double>(c);
   for (size_t first_chunk : {size_t{0}, size_t{1}}) {
@@ -103,4 +103,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, LongSums, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

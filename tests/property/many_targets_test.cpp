@@ -7,7 +7,7 @@
 #include "compare.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class ManyTargets : public testing::TestWithParam<Engine> {
@@ -23,7 +23,7 @@ class ManyTargets : public testing::TestWithParam<Engine> {
     Expected(c).check(GetParam(), solve(context_, c, budget));
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 // Over all options, with weights of both signs, all of one sign, and none.
@@ -43,17 +43,17 @@ TEST_P(ManyTargets, AgreeWithTheOracle) {
 
 TEST_P(ManyTargets, UnderEveryBudget) {
   for (const int64_t count : {1, 5, 64}) {
-    for (const headroom_dtype dtype : {GetParam().plain_dtype(), HEADROOM_BF16}) {
+    for (const logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16}) {
       Case c = plain_case(static_cast<uint64_t>(count), {130, is_slowed_down() ? 300 : 1100, 24}, dtype);
       Random random(7);
       give_targets(random, &c, count, 0, 1);
       for (int64_t i = 0; i < 20 * count; ++i) c.targets[static_cast<size_t>(i)] = c.problem.ignore_index;
       const Expected expected(c);
-      const headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+      const logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
       const Outputs most = solve(context_, c);
       std::set<size_t> budgets;
       size_t least = most.workspace_bytes;
-      for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+      for (const logitless::PlanInfo& plan : context_.plans(problem)) {
         budgets.insert(plan.workspace_bytes);
         least = std::min(least, plan.workspace_bytes);
       }
@@ -152,14 +152,14 @@ TEST_P(ManyTargets, GradientsOfLogProbabilities) {
   Case c = plain(6, {24, 301, 12}, 7);
   Random random(8);
   c.mode = Mode::kForwardThenBackward;
-  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   c.grad_loss = {-1};
-  for (double& weight : c.target_weight) weight = rounded(random.uniform(-1, 1), HEADROOM_F32);
+  for (double& weight : c.target_weight) weight = rounded(random.uniform(-1, 1), LOGITLESS_F32);
   const Outputs got = solve(context_, c);
   const Expected expected(c);
   expected.check(GetParam(), got);
   // d/dE of sum_ik u_ik log p_i,id_ik, from all probabilities: u_ik (C_id - sum_j p_ij C_j)
-  const headroom::Problem& p = c.problem;
+  const logitless::Problem& p = c.problem;
   const auto tokens = static_cast<size_t>(p.tokens), dim = static_cast<size_t>(p.hidden),
              vocab = static_cast<size_t>(p.vocab);
   std::vector<double> d_hidden(tokens * dim);
@@ -185,7 +185,7 @@ TEST_P(ManyTargets, OfHostileShapes) {
     for (const int64_t count : {1, 2, 64}) {
       Case c = plain(static_cast<uint64_t>(size.vocab), size, count);
       check(c);
-      c.problem.reduction = HEADROOM_REDUCTION_NONE;
+      c.problem.reduction = LOGITLESS_REDUCTION_NONE;
       check(c);
       c.hidden_layout = c.d_hidden_layout = {.padding = 5, .skew = 3};
       c.classifier_layout = c.d_classifier_layout = {.padding = 1, .skew = 1};
@@ -197,7 +197,7 @@ TEST_P(ManyTargets, OfHostileShapes) {
 
 TEST_P(ManyTargets, AllIgnored) {
   Case c = plain(9, {20, 130, 8}, 3);
-  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
   const Outputs got = solve(context_, c);
   EXPECT_EQ(got.loss, std::vector<double>{0});
@@ -256,4 +256,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, ManyTargets, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

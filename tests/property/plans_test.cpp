@@ -8,20 +8,20 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class Plans : public testing::TestWithParam<Engine> {
  protected:
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 
   // The smallest budget, as the refusal of one byte names it.
-  size_t smallest_budget(headroom::Problem problem) const {
+  size_t smallest_budget(logitless::Problem problem) const {
     problem.max_workspace_bytes = 1;
     try {
-      const headroom::Plan plan(context_, problem);
-    } catch (const headroom::Error& error) {
-      EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL);
+      const logitless::Plan plan(context_, problem);
+    } catch (const logitless::Error& error) {
+      EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL);
       const std::string message = error.what();
       const std::string expected = "max_workspace_bytes: expected at least ";
       EXPECT_EQ(message.substr(0, expected.size()), expected);
@@ -36,27 +36,28 @@ class Plans : public testing::TestWithParam<Engine> {
   void check_plans(const Case& c) const {
     SCOPED_TRACE(describe(c));
     const Expected expected(c);
-    std::set<size_t> budgets{0, smallest_budget(pass_problem(c, headroom::Pass::forward_backward))};
-    for (const headroom::PlanInfo& plan : context_.plans(pass_problem(c, headroom::Pass::forward_backward))) {
+    std::set<size_t> budgets{0, smallest_budget(pass_problem(c, logitless::Pass::forward_backward))};
+    for (const logitless::PlanInfo& plan :
+         context_.plans(pass_problem(c, logitless::Pass::forward_backward))) {
       for (size_t less : {0, 1}) budgets.insert(plan.workspace_bytes - less);
     }
     for (size_t budget : budgets) {
       SCOPED_TRACE(budget);
       try {
         expected.check(GetParam(), solve(context_, c, budget));
-      } catch (const headroom::Error& error) {
-        EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL) << error.what();
+      } catch (const logitless::Error& error) {
+        EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
       }
     }
   }
 
-  headroom::PlanInfo fastest(headroom::Problem problem) const {
-    problem.max_workspace_bytes = HEADROOM_FASTEST;
-    return headroom::Plan(context_, problem).info();
+  logitless::PlanInfo fastest(logitless::Problem problem) const {
+    problem.max_workspace_bytes = LOGITLESS_FASTEST;
+    return logitless::Plan(context_, problem).info();
   }
 
-  headroom_pass pass_of(const Case& c) const {
-    return c.mode == Mode::kForward ? HEADROOM_FORWARD : HEADROOM_FORWARD_BACKWARD;
+  logitless_pass pass_of(const Case& c) const {
+    return c.mode == Mode::kForward ? LOGITLESS_FORWARD : LOGITLESS_FORWARD_BACKWARD;
   }
 };
 
@@ -68,7 +69,7 @@ std::vector<Case> cases_for(const Engine& engine) {
     out.push_back(std::move(c));
   }
   const bool fast = !engine.is_reference();
-  for (headroom_dtype dtype : {engine.plain_dtype(), HEADROOM_BF16, HEADROOM_F16}) {
+  for (logitless_dtype dtype : {engine.plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
     out.push_back(plain_case(
         1, fast ? PlainSize{520, is_slowed_down() ? 300 : 1100, 40} : PlainSize{30, 100, 20}, dtype));
   }
@@ -78,10 +79,10 @@ std::vector<Case> cases_for(const Engine& engine) {
 TEST_P(Plans, EveryBudgetAgrees) {
   for (const Case& c : cases_for(GetParam())) {
     SCOPED_TRACE(describe(c));
-    const headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    const logitless::Problem problem = pass_problem(c, static_cast<logitless::Pass>(pass_of(c)));
     const Expected expected(c);
     std::set<size_t> budgets;
-    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+    for (const logitless::PlanInfo& plan : context_.plans(problem)) {
       if (plan.workspace_bytes > 0) budgets.insert(plan.workspace_bytes);
     }
     const size_t smallest = smallest_budget(problem);
@@ -107,7 +108,7 @@ TEST_P(Plans, EveryBudgetAgrees) {
 // vocabulary is wider than any such window.
 TEST_P(Plans, GradientsOfAThirdDtypeOverAWideVocabulary) {
   Case c = plain_case(2, {24, is_slowed_down() ? 3000 : 30000, 8}, GetParam().plain_dtype());
-  for (headroom_dtype dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+  for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
     c.problem.d_classifier_dtype = dtype;
     check_plans(c);
   }
@@ -119,27 +120,27 @@ TEST_P(Plans, SameBitsForAnyBudget) {
   if (GetParam().is_device()) GTEST_SKIP() << "plans round differently there";
   const bool fast = !GetParam().is_reference() && !is_slowed_down();
   std::vector<Case> cases(
-      4, plain_case(4, fast ? PlainSize{1300, 1000, 40} : PlainSize{600, 60, 8}, HEADROOM_BF16));
+      4, plain_case(4, fast ? PlainSize{1300, 1000, 40} : PlainSize{600, 60, 8}, LOGITLESS_BF16));
   cases[1].problem.want_d_hidden = 0;
   cases[2].problem.softcap = 5;
   cases[2].problem.label_smoothing = 0.1;
-  cases[2].problem.d_classifier_dtype = HEADROOM_F16;
+  cases[2].problem.d_classifier_dtype = LOGITLESS_F16;
   cases[3].mode = Mode::kForwardThenBackward;
   for (size_t i = 0; i < 600; i += 7) cases[3].targets[i] = cases[3].problem.ignore_index;
   for (const Case& c : cases) {
     const auto pass =
-        c.mode == Mode::kForwardThenBackward ? headroom::Pass::backward : headroom::Pass::forward_backward;
-    const headroom::Problem problem = pass_problem(c, pass);
+        c.mode == Mode::kForwardThenBackward ? logitless::Pass::backward : logitless::Pass::forward_backward;
+    const logitless::Problem problem = pass_problem(c, pass);
     Outputs known;
-    if (pass == headroom::Pass::backward)
-      known = run_pass(context_, pass_problem(c, headroom::Pass::forward), c);
-    headroom::Problem unlimited = problem;
-    unlimited.max_workspace_bytes = HEADROOM_FASTEST;
+    if (pass == logitless::Pass::backward)
+      known = run_pass(context_, pass_problem(c, logitless::Pass::forward), c);
+    logitless::Problem unlimited = problem;
+    unlimited.max_workspace_bytes = LOGITLESS_FASTEST;
     const Outputs most = run_pass(context_, unlimited, c, &known);
     EXPECT_STREQ(first_difference(run_pass(context_, problem, c, &known), most), "") << describe(c);
     for (auto budget = static_cast<double>(smallest_budget(problem));
          budget < static_cast<double>(most.workspace_bytes); budget *= 1.4) {
-      headroom::Problem tight = problem;
+      logitless::Problem tight = problem;
       tight.max_workspace_bytes = static_cast<size_t>(std::ceil(budget));
       EXPECT_STREQ(first_difference(run_pass(context_, tight, c, &known), most), "")
           << budget << ", " << describe(c);
@@ -152,7 +153,7 @@ TEST_P(Plans, SameBitsForAnyBudget) {
 TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLies) {
   if (GetParam().is_device()) GTEST_SKIP() << "a product's algorithm there depends on alignment";
   const int64_t vocab = is_slowed_down() ? 500 : 1000;
-  for (headroom_dtype dtype : {GetParam().plain_dtype(), HEADROOM_BF16, HEADROOM_F16}) {
+  for (logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
     for (int64_t hidden : {95, 96, 192}) {
       Case c = plain_case(8, {96, vocab, hidden}, dtype);
       c.problem.label_smoothing = hidden == 96 ? 0.1 : 0;
@@ -172,40 +173,40 @@ TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLies) {
 // Nothing is left of an [N, V] matrix in the workspace then.
 TEST_P(Plans, ExpsAreKeptWhereTheClassifiersGradientWillBe) {
   if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";
-  headroom::Problem problem;
-  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  logitless::Problem problem;
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = 1000;
   problem.vocab = 448 * 224;  // whole blocks
   problem.hidden = 1024;
   problem.want_d_hidden = problem.want_d_classifier = 1;
-  problem.max_workspace_bytes = HEADROOM_FASTEST;
+  problem.max_workspace_bytes = LOGITLESS_FASTEST;
   const size_t exps = size_t{1000} * 448 * 224 * sizeof(float);
-  const headroom::Context context = make_context(GetParam(), 2);
-  const headroom::PlanInfo wide = headroom::Plan(context, problem).info();
+  const logitless::Context context = make_context(GetParam(), 2);
+  const logitless::PlanInfo wide = logitless::Plan(context, problem).info();
   EXPECT_LT(wide.cost_f, 3.1);
   EXPECT_LT(wide.workspace_bytes, exps / 4);
   // A gradient that is added to is not free to write, and one of fewer columns has no room.
   problem.accumulate_d_classifier = 1;
-  EXPECT_GT(headroom::Plan(context, problem).info().workspace_bytes, exps);
+  EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exps);
   problem.accumulate_d_classifier = 0;
   problem.hidden = 900;
-  EXPECT_GT(headroom::Plan(context, problem).info().workspace_bytes, exps);
+  EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exps);
 }
 
 // The head of a model of 8 billion parameters, planned alone.
 TEST_P(Plans, ALargeHeadFitsInLittle) {
   if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";
-  headroom::Problem problem;
-  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  logitless::Problem problem;
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = 8192;
   problem.vocab = 151936;
   problem.hidden = 4096;
   problem.want_d_hidden = problem.want_d_classifier = 1;
   problem.max_workspace_bytes = size_t{64} << 20;
-  for (int32_t dtype : {HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}) {
+  for (int32_t dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
     problem.hidden_dtype = problem.classifier_dtype = problem.d_hidden_dtype = problem.d_classifier_dtype =
         dtype;
-    EXPECT_NO_THROW(headroom::Plan(make_context(GetParam(), 2), problem)) << dtype;
+    EXPECT_NO_THROW(logitless::Plan(make_context(GetParam(), 2), problem)) << dtype;
   }
 }
 
@@ -217,17 +218,17 @@ TEST_P(Plans, ChunksOfIgnoredRows) {
   for (int64_t valid : {int64_t{0}, int64_t{1}, n / 4, n - 1}) {
     for (const bool adds : {false, true}) {
       Case c = plain;
-      c.problem.reduction = HEADROOM_REDUCTION_SUM;
+      c.problem.reduction = LOGITLESS_REDUCTION_SUM;
       // The valid rows are the last ones, so that they move where ignored rows are left out.
       for (int64_t i = 0; i < n - valid; ++i) c.targets[static_cast<size_t>(i)] = c.problem.ignore_index;
       if (adds) {
         Random random(4);
-        headroom::Problem& p = c.problem;
+        logitless::Problem& p = c.problem;
         p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 1;
-        p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
-        c.d_hidden_start = normal_values(random, n * d, 1, HEADROOM_F32);
-        c.d_classifier_start = normal_values(random, v * d, 1, HEADROOM_F32);
-        c.d_bias_start = normal_values(random, v, 1, HEADROOM_F32);
+        p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
+        c.d_hidden_start = normal_values(random, n * d, 1, LOGITLESS_F32);
+        c.d_classifier_start = normal_values(random, v * d, 1, LOGITLESS_F32);
+        c.d_bias_start = normal_values(random, v, 1, LOGITLESS_F32);
       }
       check_plans(c);
     }
@@ -237,17 +238,17 @@ TEST_P(Plans, ChunksOfIgnoredRows) {
 TEST_P(Plans, TheSmallestBudgetIsNamedAndTight) {
   for (const Case& c : cases_for(GetParam())) {
     SCOPED_TRACE(describe(c));
-    headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
+    logitless::Problem problem = pass_problem(c, static_cast<logitless::Pass>(pass_of(c)));
     const size_t smallest = smallest_budget(problem);
     problem.max_workspace_bytes = smallest;
-    EXPECT_EQ(headroom::Plan(context_, problem).info().workspace_bytes, smallest);
+    EXPECT_EQ(logitless::Plan(context_, problem).info().workspace_bytes, smallest);
     problem.max_workspace_bytes = smallest - 1;
-    EXPECT_THROW(headroom::Plan(context_, problem), headroom::Error);
+    EXPECT_THROW(logitless::Plan(context_, problem), logitless::Error);
   }
 }
 
 // What another plan may be faster by: a rounding of d_classifier, one a chunk of tokens, must gain 4%.
-double handicap_of(const headroom::Problem& problem, const headroom::PlanInfo& plan) {
+double handicap_of(const logitless::Problem& problem, const logitless::PlanInfo& plan) {
   if (std::string_view(plan.config).find("dC rounded") == std::string_view::npos) return 1;
   const int64_t chunk = std::max<int64_t>(plan.token_chunk, 1);
   return 1 + 0.04 * static_cast<double>((std::max<int64_t>(problem.tokens, 1) - 1) / chunk);
@@ -256,13 +257,13 @@ double handicap_of(const headroom::Problem& problem, const headroom::PlanInfo& p
 // A list of plans: the chosen one is in it, and is the fastest.
 TEST_P(Plans, TheFastestIsChosen) {
   for (const Case& c : cases_for(GetParam())) {
-    headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
-    problem.max_workspace_bytes = HEADROOM_FASTEST;
-    const headroom::PlanInfo chosen = headroom::Plan(context_, problem).info();
+    logitless::Problem problem = pass_problem(c, static_cast<logitless::Pass>(pass_of(c)));
+    problem.max_workspace_bytes = LOGITLESS_FASTEST;
+    const logitless::PlanInfo chosen = logitless::Plan(context_, problem).info();
     EXPECT_EQ(std::string(chosen.backend), GetParam().backend);
     EXPECT_GT(chosen.cost_f, 0);
     bool listed = false;
-    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+    for (const logitless::PlanInfo& plan : context_.plans(problem)) {
       EXPECT_LE(chosen.predicted_seconds, plan.predicted_seconds * handicap_of(problem, plan));
       listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
     }
@@ -274,14 +275,14 @@ TEST_P(Plans, TheFastestIsChosen) {
 TEST_P(Plans, TheDefaultIsSmallAndNearlyTheFastest) {
   for (const Case& c : cases_for(GetParam())) {
     SCOPED_TRACE(describe(c));
-    const headroom::Problem problem = pass_problem(c, static_cast<headroom::Pass>(pass_of(c)));
-    const headroom::PlanInfo chosen = headroom::Plan(context_, problem).info(), fast = fastest(problem);
+    const logitless::Problem problem = pass_problem(c, static_cast<logitless::Pass>(pass_of(c)));
+    const logitless::PlanInfo chosen = logitless::Plan(context_, problem).info(), fast = fastest(problem);
     EXPECT_NE(std::string_view(chosen.choice).find('%'), std::string_view::npos) << chosen.choice;
     EXPECT_STREQ(fast.choice, "the fastest");
     EXPECT_LE(chosen.workspace_bytes, fast.workspace_bytes);
     EXPECT_LE(chosen.predicted_seconds, 1.06 * fast.predicted_seconds);
     bool listed = false;
-    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
+    for (const logitless::PlanInfo& plan : context_.plans(problem)) {
       listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
       if (GetParam().is_device() || plan.workspace_bytes >= chosen.workspace_bytes) continue;
       EXPECT_GT(plan.predicted_seconds * handicap_of(problem, plan), 1.03 * fast.predicted_seconds);
@@ -293,10 +294,10 @@ TEST_P(Plans, TheDefaultIsSmallAndNearlyTheFastest) {
 TEST_P(Plans, WorkspaceIsChecked) {
   if (GetParam().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   const Case c = plain_case(1, {5, 7, 3});
-  const headroom::Plan plan(context_, pass_problem(c, headroom::Pass::forward_backward));
+  const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
   const size_t bytes = plan.info().workspace_bytes;
   std::vector<float> hidden(15), classifier(21), bias(7), d_hidden(15), d_classifier(21), d_bias(7);
-  headroom::Buffers b;
+  logitless::Buffers b;
   b.hidden = hidden.data();
   b.classifier = classifier.data();
   b.bias = bias.data();
@@ -304,13 +305,13 @@ TEST_P(Plans, WorkspaceIsChecked) {
   b.d_hidden = d_hidden.data();
   b.d_classifier = d_classifier.data();
   b.d_bias = d_bias.data();
-  const headroom::Workspace workspace(bytes + 64);
+  const logitless::Workspace workspace(bytes + 64);
   EXPECT_NO_THROW(plan.run(b, workspace.bytes()));
   const auto refusal = [&](std::span<std::byte> memory) -> std::string {
     try {
       plan.run(b, memory);
-    } catch (const headroom::Error& error) {
-      EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+    } catch (const logitless::Error& error) {
+      EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
       return error.what();
     }
     return "";
@@ -327,4 +328,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Plans, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

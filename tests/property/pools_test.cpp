@@ -6,7 +6,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr int kThreads = 5;
@@ -21,18 +21,18 @@ struct Pool {
   }
 };
 
-void in_order(int64_t tasks, headroom_task body, void* data, void* pool) {
+void in_order(int64_t tasks, logitless_task body, void* data, void* pool) {
   static_cast<Pool*>(pool)->count(tasks);
   for (int64_t task = 0; task < tasks; ++task) body(task, 0, data);
 }
 
-void in_reverse(int64_t tasks, headroom_task body, void* data, void* pool) {
+void in_reverse(int64_t tasks, logitless_task body, void* data, void* pool) {
   static_cast<Pool*>(pool)->count(tasks);
   for (int64_t task = tasks; task-- > 0;) body(task, kThreads - 1, data);
 }
 
 // Two threads of the five, under numbers of their own.
-void on_two_threads(int64_t tasks, headroom_task body, void* data, void* pool) {
+void on_two_threads(int64_t tasks, logitless_task body, void* data, void* pool) {
   static_cast<Pool*>(pool)->count(tasks);
   std::atomic<int64_t> next{0};
   const auto work = [&](int32_t worker) {
@@ -44,7 +44,7 @@ void on_two_threads(int64_t tasks, headroom_task body, void* data, void* pool) {
 }
 
 // The thread with the first task is late: it begins when all others have ended.
-void with_a_late_thread(int64_t tasks, headroom_task body, void* data, void* pool) {
+void with_a_late_thread(int64_t tasks, logitless_task body, void* data, void* pool) {
   static_cast<Pool*>(pool)->count(tasks);
   std::atomic<int64_t> next{1};
   const auto work = [&](int32_t worker) {
@@ -78,16 +78,16 @@ class Pools : public testing::TestWithParam<Engine> {
 
 TEST_P(Pools, SameBitsFromAnyPool) {
   if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
-  const headroom::Context one = make_context(GetParam(), 1);
+  const logitless::Context one = make_context(GetParam(), 1);
   for (const Case& c : cases()) {
     const Outputs expected = solve(one, c);
-    for (headroom_parallel_for run : {in_order, in_reverse, on_two_threads, with_a_late_thread}) {
+    for (logitless_parallel_for run : {in_order, in_reverse, on_two_threads, with_a_late_thread}) {
       Pool pool;
-      const headroom::Context context = make_hosted_context(GetParam(), kThreads, run, &pool);
+      const logitless::Context context = make_hosted_context(GetParam(), kThreads, run, &pool);
       EXPECT_STREQ(first_difference(solve(context, c), expected), "") << describe(c);
       if (c.mode != Mode::kForwardBackward) continue;
       size_t least = ~size_t{0};
-      for (const auto& plan : context.plans(pass_problem(c, headroom::Pass::forward_backward))) {
+      for (const auto& plan : context.plans(pass_problem(c, logitless::Pass::forward_backward))) {
         least = std::min(least, plan.workspace_bytes);
       }
       EXPECT_STREQ(first_difference(solve(context, c, least), expected), "") << least << ", " << describe(c);
@@ -99,10 +99,10 @@ TEST_P(Pools, SameBitsFromAnyPool) {
 TEST_P(Pools, OneLoopForAChunkOfTokens) {
   if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's runs";
   Pool pool;
-  const headroom::Context context = make_hosted_context(GetParam(), kThreads, in_order, &pool);
+  const logitless::Context context = make_hosted_context(GetParam(), kThreads, in_order, &pool);
   Case c = large_case();
   c.mode = Mode::kForwardBackward;
-  solve(context, c, HEADROOM_FASTEST);  // one chunk
+  solve(context, c, LOGITLESS_FASTEST);  // one chunk
   EXPECT_EQ(pool.loops, 1);
   EXPECT_GT(pool.most_tasks, 1) << "no work for two threads";
   EXPECT_LE(pool.most_tasks, kThreads);
@@ -112,11 +112,11 @@ TEST_P(Pools, SmallProblemsTakeFewThreads) {
   if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";
   if (GetParam().isa == "portable") GTEST_SKIP() << "slow enough for several threads";
   Pool pool;
-  const headroom::Context context = make_hosted_context(GetParam(), 64, in_order, &pool);
+  const logitless::Context context = make_hosted_context(GetParam(), 64, in_order, &pool);
   const auto threads_of = [&](PlainSize size) {
     const Case c = plain_case(6, size);
-    const headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
-    return headroom::Plan(context, problem).info().threads;
+    const logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
+    return logitless::Plan(context, problem).info().threads;
   };
   EXPECT_LE(threads_of({64, 1000, 64}), 2);
   EXPECT_EQ(threads_of({1, 1, 1}), 1);
@@ -131,4 +131,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Pools, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

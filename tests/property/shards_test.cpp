@@ -8,7 +8,7 @@
 #include "compare.h"
 #include "row_fields.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 enum class Join { kForwards, kBackwards, kPairs, kRebaseAndSum };
@@ -16,11 +16,11 @@ enum class Join { kForwards, kBackwards, kPairs, kRebaseAndSum };
 // Row statistics and losses in caller's memory, for the functions that work on them.
 class RowStats {
  public:
-  RowStats(const headroom::Problem& p, const Case& c, const Outputs& from)
+  RowStats(const logitless::Problem& p, const Case& c, const Outputs& from)
       : stats_(stats_dtype(p)),
         max_(stats_, p.tokens, 1),
-        argmax_(HEADROOM_I64, p.tokens, 1),
-        targets_(static_cast<headroom_dtype>(p.target_dtype), p.tokens, 1),
+        argmax_(LOGITLESS_I64, p.tokens, 1),
+        targets_(static_cast<logitless_dtype>(p.target_dtype), p.tokens, 1),
         class_weight_(stats_, static_cast<int64_t>(c.class_weight.size()), 1),
         token_weight_(stats_, static_cast<int64_t>(c.token_weight.size()), 1) {
     max_.fill(from.max);
@@ -42,7 +42,7 @@ class RowStats {
       b_.argmax = static_cast<int64_t*>(argmax_.data());
     }
   }
-  headroom::Buffers& buffers() { return b_; }
+  logitless::Buffers& buffers() { return b_; }
   const Tensor& max() const { return max_; }
 
   void add_sums_of(const RowStats& other) {
@@ -55,7 +55,7 @@ class RowStats {
   }
 
   // Of what the functions wrote to buffers(): the sums, and in the order of kRowSums.
-  void read_sums(const headroom::Problem& p, Outputs* out) const {
+  void read_sums(const logitless::Problem& p, Outputs* out) const {
     size_t at = 0;
     for (const RowField& each : kRowSums) {
       if (each.is_wanted(p)) out->*each.values = sums_[at++].values();
@@ -66,17 +66,17 @@ class RowStats {
   void set_argmax(const std::vector<double>& values) { argmax_.fill(values); }
 
  private:
-  headroom_dtype stats_;
+  logitless_dtype stats_;
   std::deque<Tensor> sums_;  // those of kRowSums that are wanted
   Tensor max_, argmax_, targets_, class_weight_, token_weight_;
-  headroom::Buffers b_;
+  logitless::Buffers b_;
 };
 
 // Joins the shards' statistics into the first.
-void join(const headroom::Problem& p, std::vector<std::unique_ptr<RowStats>>* shards, Join how) {
+void join(const logitless::Problem& p, std::vector<std::unique_ptr<RowStats>>* shards, Join how) {
   auto& s = *shards;
   const auto merge = [&](size_t from, size_t into) {
-    headroom::merge_row_stats(p, s[from]->buffers(), s[into]->buffers());
+    logitless::merge_row_stats(p, s[from]->buffers(), s[into]->buffers());
   };
   switch (how) {
     case Join::kForwards:
@@ -106,18 +106,18 @@ void join(const headroom::Problem& p, std::vector<std::unique_ptr<RowStats>>* sh
       if (p.want_argmax) s[0]->set_argmax(best);
       Tensor new_max(stats_dtype(p), p.tokens, 1);
       new_max.fill(top);
-      for (const auto& shard : s) headroom::rebase_row_stats(p, shard->buffers(), new_max.data());
+      for (const auto& shard : s) logitless::rebase_row_stats(p, shard->buffers(), new_max.data());
       for (size_t i = 1; i < s.size(); ++i) s[0]->add_sums_of(*s[i]);
       return;
     }
   }
 }
 
-std::vector<headroom::Problem> cut(const headroom::Problem& whole, const std::vector<int64_t>& sizes) {
-  std::vector<headroom::Problem> shards;
+std::vector<logitless::Problem> cut(const logitless::Problem& whole, const std::vector<int64_t>& sizes) {
+  std::vector<logitless::Problem> shards;
   int64_t start = 0;
   for (int64_t size : sizes) {
-    headroom::Problem shard = whole;
+    logitless::Problem shard = whole;
     shard.vocab_start = start;
     shard.vocab = size;
     shard.vocab_total = whole.vocab;
@@ -127,22 +127,22 @@ std::vector<headroom::Problem> cut(const headroom::Problem& whole, const std::ve
   return shards;
 }
 
-Outputs solve_in_shards(const headroom::Context& context, const Case& c, const std::vector<int64_t>& sizes,
+Outputs solve_in_shards(const logitless::Context& context, const Case& c, const std::vector<int64_t>& sizes,
                         Join how) {
   std::vector<std::unique_ptr<RowStats>> stats;
   Outputs out;
-  const headroom::Problem whole = pass_problem(c, headroom::Pass::forward);
-  for (const headroom::Problem& shard : cut(whole, sizes)) {
+  const logitless::Problem whole = pass_problem(c, logitless::Pass::forward);
+  for (const logitless::Problem& shard : cut(whole, sizes)) {
     const Outputs one = run_pass(context, shard, c);
     out.valid_count = one.valid_count;
     stats.push_back(std::make_unique<RowStats>(shard, c, one));
   }
   join(whole, &stats, how);
-  const headroom_dtype dtype = stats_dtype(whole);
-  const bool per_row = whole.reduction == HEADROOM_REDUCTION_NONE;
-  Tensor loss(dtype, per_row ? whole.tokens : 1, 1), correct(HEADROOM_I64, 1, 1),
-      is_top1(HEADROOM_I32, words_of_bytes(whole.tokens), 1);
-  headroom::Buffers& b = stats[0]->buffers();
+  const logitless_dtype dtype = stats_dtype(whole);
+  const bool per_row = whole.reduction == LOGITLESS_REDUCTION_NONE;
+  Tensor loss(dtype, per_row ? whole.tokens : 1, 1), correct(LOGITLESS_I64, 1, 1),
+      is_top1(LOGITLESS_I32, words_of_bytes(whole.tokens), 1);
+  logitless::Buffers& b = stats[0]->buffers();
   b.loss = loss.data();
   std::deque<Tensor> rows;
   for (const RowField& each : kRowOutputs) {
@@ -153,7 +153,7 @@ Outputs solve_in_shards(const headroom::Context& context, const Case& c, const s
     b.correct_count = static_cast<int64_t*>(correct.data());
     b.is_top1 = static_cast<uint8_t*>(is_top1.data());
   }
-  headroom::loss_from_row_stats(whole, b);
+  logitless::loss_from_row_stats(whole, b);
   for (Tensor* each : {&loss, &correct, &is_top1}) EXPECT_EQ(each->violation(), "");
   stats[0]->read_sums(whole, &out);
   out.loss = loss.values();
@@ -167,7 +167,7 @@ Outputs solve_in_shards(const headroom::Context& context, const Case& c, const s
     out.is_top1 = bytes_of_words(is_top1.values(), whole.tokens);
   }
   if (c.mode == Mode::kForward) return out;
-  for (const headroom::Problem& shard : cut(pass_problem(c, headroom::Pass::backward), sizes)) {
+  for (const logitless::Problem& shard : cut(pass_problem(c, logitless::Pass::backward), sizes)) {
     const Outputs one = run_pass(context, shard, c, &out);
     if (out.d_hidden.empty()) out.d_hidden.assign(one.d_hidden.size(), 0);
     for (size_t i = 0; i < one.d_hidden.size(); ++i) out.d_hidden[i] += one.d_hidden[i];
@@ -200,11 +200,11 @@ class Shards : public testing::TestWithParam<Engine> {
     while (!GetParam().can_run(c.problem)) c = random_case(seed += 10'000, limits);
     c.problem.top_k = 0;  // shards have none
     if (c.mode == Mode::kForwardBackward) c.mode = Mode::kForwardThenBackward;
-    headroom::Problem& p = c.problem;
+    logitless::Problem& p = c.problem;
     p.accumulate_d_hidden = 0;
     c.d_hidden_start.clear();
-    if (p.hidden_dtype != HEADROOM_F64) p.d_hidden_dtype = HEADROOM_F32;
-    if (p.reduction == HEADROOM_REDUCTION_NONE && c.grad_loss.empty()) {
+    if (p.hidden_dtype != LOGITLESS_F64) p.d_hidden_dtype = LOGITLESS_F32;
+    if (p.reduction == LOGITLESS_REDUCTION_NONE && c.grad_loss.empty()) {
       c.grad_loss.assign(static_cast<size_t>(p.tokens), 1);
     }
     return c;
@@ -217,14 +217,14 @@ class Shards : public testing::TestWithParam<Engine> {
     // Every joining rounds the statistics once more, as each shard's part of d_hidden is rounded.
     const double times = static_cast<double>(sizes.size() + 1);
     Bounds bounds = times * expected.bounds_of(GetParam());
-    const double unit = stats_dtype(c.problem) == HEADROOM_F64 ? 0x1p-53 : 0x1p-24;
+    const double unit = stats_dtype(c.problem) == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24;
     bounds.lse += times * unit;  // of log(sum_exp): one rounding of its argument
     bounds.nll += times * unit;
     bounds.log_sum_sq_probs += 3 * times * unit;  // of both sums, one of them twice
     expected.check(solve_in_shards(context_, c, sizes, how), bounds);
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kRebaseAndSum};
@@ -257,4 +257,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Shards, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

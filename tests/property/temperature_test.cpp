@@ -7,7 +7,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class Temperature : public testing::TestWithParam<Engine> {
@@ -26,7 +26,7 @@ class Temperature : public testing::TestWithParam<Engine> {
     return c;
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 // Temperatures between low and high, a different one for each row.
@@ -37,7 +37,7 @@ void set_rows(Case* c, double low, double high) {
   c->temperature.clear();
   for (int64_t row = 0; row < c->problem.tokens; ++row) {
     const double t = std::exp(random.uniform(std::log(low), std::log(high)));
-    c->temperature.push_back(stats_dtype(c->problem) == HEADROOM_F64 ? t : static_cast<float>(t));
+    c->temperature.push_back(stats_dtype(c->problem) == LOGITLESS_F64 ? t : static_cast<float>(t));
   }
 }
 
@@ -98,18 +98,18 @@ TEST_P(Temperature, OfShardsIsThatOfAll) {
   std::vector<double> d_hidden(whole.d_hidden.size());
   std::vector<double> d_classifier, d_bias;
   for (int shard = 0; shard < 2; ++shard) {
-    headroom::Problem p = pass_problem(c, headroom::Pass::backward);
+    logitless::Problem p = pass_problem(c, logitless::Pass::backward);
     p.vocab_total = p.vocab;
     p.vocab_start = shard * 50;
     p.vocab = shard == 0 ? 50 : p.vocab - 50;
-    p.d_hidden_dtype = HEADROOM_F32;
+    p.d_hidden_dtype = LOGITLESS_F32;
     const Outputs part = run_pass(context_, p, c, &whole);
     for (size_t i = 0; i < d_hidden.size(); ++i) d_hidden[i] += part.d_hidden[i];
     d_classifier.insert(d_classifier.end(), part.d_classifier.begin(), part.d_classifier.end());
     d_bias.insert(d_bias.end(), part.d_bias.begin(), part.d_bias.end());
   }
   const Bounds bounds = expected.bounds_of(engine());
-  EXPECT_TRUE(close("d_hidden", d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+  EXPECT_TRUE(close("d_hidden", d_hidden, expected.truth().d_hidden, bounds.d_hidden, LOGITLESS_F32));
   EXPECT_TRUE(close("d_classifier", d_classifier, expected.truth().d_classifier, bounds.d_classifier,
                     engine().plain_dtype()));
   EXPECT_TRUE(close("d_bias", d_bias, expected.truth().d_bias, bounds.d_bias, engine().plain_dtype()));
@@ -133,7 +133,7 @@ TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
     Case c = plain(6, {40, 300, 16});
     c.problem.scale = 0.75;
     c.problem.softcap = softcap;
-    c.problem.d_bias_dtype = HEADROOM_F32;
+    c.problem.d_bias_dtype = LOGITLESS_F32;
     Case other = c;
     set_all(&c, 0.5);
     other.problem.scale *= 2;
@@ -149,20 +149,20 @@ TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
 TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double wrong[] = {0, -0.0, -1, NAN, infinity, -infinity, 1e-40, 3e38};
-  for (headroom_gradient gradient : {HEADROOM_EXACT, HEADROOM_ALWAYS_THINNED}) {
+  for (logitless_gradient gradient : {LOGITLESS_EXACT, LOGITLESS_ALWAYS_THINNED}) {
     for (Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
       for (double softcap : {0.0, 2.0}) {
         Case c = plain(5, {24, 200, 16});
         c.mode = mode;
         c.problem.softcap = softcap;
         c.problem.gradient = gradient;
-        c.problem.reduction = HEADROOM_REDUCTION_NONE;
+        c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(24, 1);
         if (mode == Mode::kForward) {
           c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
           c.grad_loss.clear();
         }
-        if (gradient != HEADROOM_EXACT && !engine().can_thin(c.problem)) continue;
+        if (gradient != LOGITLESS_EXACT && !engine().can_thin(c.problem)) continue;
         set_rows(&c, 0.5, 2);
         const Outputs good = solve(context_, c);
         const Bounds bounds = Expected(c).bounds_of(engine());
@@ -205,4 +205,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Temperature, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -7,7 +7,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr int64_t kSeeds = 1000;
@@ -110,17 +110,17 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
   Case base(uint64_t seed, double scale) const {
     Case c = plain_case(seed, GetParam().is_reference() ? PlainSize{12, 50, 4} : PlainSize{12, 500, 4},
                         GetParam().plain_dtype());
-    headroom::Problem& p = c.problem;
-    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+    logitless::Problem& p = c.problem;
+    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
     p.scale = scale;
-    p.gradient = HEADROOM_ALWAYS_THINNED;
+    p.gradient = LOGITLESS_ALWAYS_THINNED;
     p.threshold = GetParam().is_reference() ? 0x1p-4 : 0x1p-6;
     return c;
   }
 
   // Every option that goes with the rest; upstream gradients of all outputs.
   static void add_options(Case* c) {
-    headroom::Problem& p = c->problem;
+    logitless::Problem& p = c->problem;
     Random random(77);
     const auto uniform = [&](int64_t count, double low, double high) {
       std::vector<double> out(static_cast<size_t>(count));
@@ -148,7 +148,7 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
     };
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(ThinnedBias, Plain) {
@@ -185,9 +185,9 @@ TEST_P(ThinnedBias, SoftcapAndKeptDraws) {
 TEST_P(ThinnedBias, ColumnsThatManyRowsKeep) {
   if (!GetParam().is_device()) GTEST_SKIP() << "no column is special there";
   Case c = plain_case(35, {64, 1400, 4}, GetParam().plain_dtype());
-  headroom::Problem& p = c.problem;
-  p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
-  p.gradient = HEADROOM_ALWAYS_THINNED;
+  logitless::Problem& p = c.problem;
+  p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
+  p.gradient = LOGITLESS_ALWAYS_THINNED;
   p.threshold = 0x1p-6;
   p.keeps_draws = 1;
   c.mode = Mode::kForwardThenBackward;
@@ -206,7 +206,7 @@ TEST_P(ThinnedBias, Shards) {
     const Outputs whole_vocabulary = run_pass(
         context_,
         [&] {
-          headroom::Problem p = pass_problem(c, headroom::Pass::forward);
+          logitless::Problem p = pass_problem(c, logitless::Pass::forward);
           p.keeps_draws = 0;
           return p;
         }(),
@@ -215,8 +215,8 @@ TEST_P(ThinnedBias, Shards) {
     check(c, [&](int64_t seed) {
       Outputs out;
       for (int shard = 0; shard < 2; ++shard) {
-        const auto cut = [&](headroom::Pass pass) {
-          headroom::Problem p = pass_problem(c, pass);
+        const auto cut = [&](logitless::Pass pass) {
+          logitless::Problem p = pass_problem(c, pass);
           p.seed = seed;
           p.vocab_total = p.vocab;
           p.vocab_start = shard == 0 ? 0 : half;
@@ -224,8 +224,8 @@ TEST_P(ThinnedBias, Shards) {
           return p;
         };
         Outputs known = whole_vocabulary;
-        if (keeps != 0) known.draws = run_pass(context_, cut(headroom::Pass::forward), c).draws;
-        const Outputs one = run_pass(context_, cut(headroom::Pass::backward), c, &known);
+        if (keeps != 0) known.draws = run_pass(context_, cut(logitless::Pass::forward), c).draws;
+        const Outputs one = run_pass(context_, cut(logitless::Pass::backward), c, &known);
         if (shard == 0) out.d_hidden.assign(one.d_hidden.size(), 0);
         for (size_t i = 0; i < one.d_hidden.size(); ++i) out.d_hidden[i] += one.d_hidden[i];
         out.d_classifier.insert(out.d_classifier.end(), one.d_classifier.begin(), one.d_classifier.end());
@@ -240,4 +240,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, ThinnedBias, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -8,7 +8,7 @@
 #include "formats.h"
 #include "thinned_fixture.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -81,7 +81,7 @@ TEST_P(ThinnedEdges, OneHot) {
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   std::fill(c.bias.begin(), c.bias.end(), 0);
   c.bias[211] = 1000;
-  c.problem.reduction = HEADROOM_REDUCTION_SUM;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   std::fill(c.targets.begin(), c.targets.end(), 3);
   c.targets[0] = 211;
   for (const Outputs& got : all_ways(c)) {
@@ -125,7 +125,7 @@ TEST_P(ThinnedEdges, AllMassInTheLastColumns) {
 // When a full list is thinned depends on the threads, what is left of it does not.
 TEST_P(ThinnedEdges, FullListsDoNotDependOnThreads) {
   if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
-  const headroom::Context one = make_context(GetParam(), 1);
+  const logitless::Context one = make_context(GetParam(), 1);
   for (double step : {0.0, 0.0005, 0.02}) {
     Case c = late_mass(thinned(reduced({40, 60'000, 3}), GetParam().is_reference() ? 0x1p-5 : 0x1p-8), step);
     for (int32_t keeps : {0, 1}) {
@@ -173,7 +173,7 @@ TEST_P(ThinnedEdges, NotFinite) {
 
 TEST_P(ThinnedEdges, SeedInMemory) {
   const Case c = thinned(reduced({12, 900, 3}), 0x1p-6);
-  headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+  logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
   problem.seed = 1234567890123;
   const Outputs expected = run_pass(context_, problem, c);
   problem.seed = 5;
@@ -186,12 +186,12 @@ TEST_P(ThinnedEdges, SeedInMemory) {
 TEST_P(ThinnedEdges, Refusals) {
   const Case c = thinned({4, 9, 2}, 0x1p-6);
   const auto refusal = [&](const auto& change) -> std::string {
-    headroom::Problem problem = pass_problem(c, headroom::Pass::forward_backward);
+    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
     change(problem);
     try {
-      headroom::Plan plan(context_, problem);
-    } catch (const headroom::Error& error) {
-      EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+      logitless::Plan plan(context_, problem);
+    } catch (const logitless::Error& error) {
+      EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
       return error.what();
     }
     return "";
@@ -216,4 +216,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, ThinnedEdges, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

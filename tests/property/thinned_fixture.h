@@ -6,7 +6,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 class ThinnedTest : public testing::TestWithParam<Engine> {
  protected:
@@ -17,8 +17,8 @@ class ThinnedTest : public testing::TestWithParam<Engine> {
 
   Case thinned(PlainSize size, double threshold) const {
     Case c = plain_case(41, size, GetParam().plain_dtype());
-    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = HEADROOM_F32;
-    c.problem.gradient = HEADROOM_ALWAYS_THINNED;
+    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = LOGITLESS_F32;
+    c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
     c.problem.threshold = threshold;
     return c;
   }
@@ -35,7 +35,7 @@ class ThinnedTest : public testing::TestWithParam<Engine> {
     return out;
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -10,7 +10,7 @@
 #include "compare.h"
 #include "rank_group.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 using Sizes = std::vector<int64_t>;
 
@@ -19,8 +19,8 @@ constexpr double kKeepsAll = 1e-30;  // as a threshold
 class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
  protected:
   static Case thinned(Case c, double threshold) {
-    headroom::Problem& p = c.problem;
-    p.gradient = HEADROOM_ALWAYS_THINNED;
+    logitless::Problem& p = c.problem;
+    p.gradient = LOGITLESS_ALWAYS_THINNED;
     p.threshold = threshold;
     p.top_k = 0;
     p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
@@ -28,24 +28,24 @@ class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
     c.d_classifier_start.clear();
     c.d_bias_start.clear();
     c.d_hidden_layout = {};
-    if (p.hidden_dtype != HEADROOM_F64) {
-      p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = HEADROOM_F32;
+    if (p.hidden_dtype != LOGITLESS_F64) {
+      p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
     }
     return c;
   }
 
-  Outputs run_ranks(const Case& c, headroom::Pass pass, const Sizes& sizes, const Outputs* known,
+  Outputs run_ranks(const Case& c, logitless::Pass pass, const Sizes& sizes, const Outputs* known,
                     size_t budget) const {
     std::vector<Outputs> found(sizes.size());
     RankGroup group(static_cast<int>(sizes.size()), GetParam().is_device());
-    group.run([&](int rank, const headroom::Communicator& communicator) {
-      headroom::Problem p = pass_problem(c, pass);
+    group.run([&](int rank, const logitless::Communicator& communicator) {
+      logitless::Problem p = pass_problem(c, pass);
       p.vocab = sizes[static_cast<size_t>(rank)];
       p.max_workspace_bytes = budget;
       int64_t start = 0;
       for (int before = 0; before < rank; ++before) start += sizes[static_cast<size_t>(before)];
-      headroom::set_group(p, static_cast<int32_t>(sizes.size()), start, c.problem.vocab,
-                          std::ranges::max(sizes));
+      logitless::set_group(p, static_cast<int32_t>(sizes.size()), start, c.problem.vocab,
+                           std::ranges::max(sizes));
       Outputs mine;  // draws are each rank's own
       if (known != nullptr) mine = *known;
       if (p.keeps_draws && known != nullptr) mine.draws = draws_[static_cast<size_t>(rank)];
@@ -68,10 +68,10 @@ class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
 
   Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget = 0) const {
     if (c.mode == Mode::kForwardBackward) {
-      return run_ranks(c, headroom::Pass::forward_backward, sizes, nullptr, budget);
+      return run_ranks(c, logitless::Pass::forward_backward, sizes, nullptr, budget);
     }
-    Outputs out = run_ranks(c, headroom::Pass::forward, sizes, nullptr, budget);
-    Outputs gradients = run_ranks(c, headroom::Pass::backward, sizes, &out, budget);
+    Outputs out = run_ranks(c, logitless::Pass::forward, sizes, nullptr, budget);
+    Outputs gradients = run_ranks(c, logitless::Pass::backward, sizes, &out, budget);
     out.d_hidden = std::move(gradients.d_hidden);
     out.d_classifier = std::move(gradients.d_classifier);
     out.d_bias = std::move(gradients.d_bias);
@@ -97,7 +97,7 @@ class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
     }
   }
 
-  headroom::Context context_ = make_context(GetParam(), 2);
+  logitless::Context context_ = make_context(GetParam(), 2);
   mutable std::vector<std::vector<double>> draws_;  // of the last forward pass, a rank each
   mutable int64_t calls_ = 0;                       // of collectives in the last pass
 };
@@ -119,4 +119,4 @@ class ThinnedDeviceGroupsTest : public ThinnedGroupsTest {
   }
 };
 
-}  // namespace headroom_test
+}  // namespace logitless_test

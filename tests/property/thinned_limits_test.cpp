@@ -9,7 +9,7 @@
 #include "formats.h"
 #include "thinned_fixture.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 class ThinnedLimits : public ThinnedTest {};
@@ -25,7 +25,7 @@ TEST_P(ThinnedLimits, HugeEqualLogitsEnd) {
     std::fill(c.classifier.begin(), c.classifier.end(), rounded(value, GetParam().plain_dtype()));
     std::fill(c.bias.begin(), c.bias.end(), 0);
     c.targets = {1, vocab - 1};
-    c.problem.reduction = HEADROOM_REDUCTION_SUM;
+    c.problem.reduction = LOGITLESS_REDUCTION_SUM;
     SCOPED_TRACE(value);
     for (const Outputs& got : all_ways(c)) {
       double sum = 0;  // of dz: draws for all but the target's part
@@ -48,13 +48,13 @@ TEST_P(ThinnedLimits, AnyLogitsEnd) {
     for (double odd : {kMost, -kMost, 1e20, static_cast<double>(NAN), static_cast<double>(INFINITY),
                        -static_cast<double>(INFINITY)}) {
       Case c = thinned({2, 1500, 2}, 0x1p-5);
-      c.problem.bias_dtype = HEADROOM_F32;
+      c.problem.bias_dtype = LOGITLESS_F32;
       std::fill(c.classifier.begin(), c.classifier.end(), 0);
-      std::fill(c.bias.begin(), c.bias.end(), rounded(common, HEADROOM_F32));
+      std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
       c.targets = {1, 700};
       for (size_t at : {size_t{0}, size_t{700}, size_t{1499}}) {
         Case one = c;
-        one.bias[at] = std::isfinite(odd) ? rounded(odd, HEADROOM_F32) : odd;
+        one.bias[at] = std::isfinite(odd) ? rounded(odd, LOGITLESS_F32) : odd;
         for (const Outputs& got : all_ways(one)) {
           if (!std::isfinite(common) || std::isnan(odd) || odd == INFINITY) continue;
           SCOPED_TRACE(testing::Message() << common << ", one of " << odd << " at " << at);
@@ -77,10 +77,10 @@ TEST_P(ThinnedLimits, TinyThresholdsKeepAll) {
       SCOPED_TRACE(testing::Message() << "threshold " << threshold << ", " << describe(c));
       for (const Outputs& got : all_ways(c)) {
         EXPECT_TRUE(
-            close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, HEADROOM_F32));
+            close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, LOGITLESS_F32));
         EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier,
-                          bounds.d_classifier, HEADROOM_F32));
-        EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, HEADROOM_F32));
+                          bounds.d_classifier, LOGITLESS_F32));
+        EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
       }
     }
   }
@@ -90,12 +90,12 @@ TEST_P(ThinnedLimits, TinyThresholdsKeepAll) {
 TEST_P(ThinnedLimits, ThresholdsThatFloat32HasNot) {
   for (double threshold : {0x1.fp-127, 1e-40, 0x1p-150, 1e-46, 5e-324}) {
     const Case c = thinned({4, 20, 2}, threshold);
-    for (headroom::Pass pass : {headroom::Pass::forward_backward, headroom::Pass::backward}) {
+    for (logitless::Pass pass : {logitless::Pass::forward_backward, logitless::Pass::backward}) {
       try {
-        headroom::Plan plan(context_, pass_problem(c, pass));
+        logitless::Plan plan(context_, pass_problem(c, pass));
         ADD_FAILURE() << threshold << " is not refused";
-      } catch (const headroom::Error& error) {
-        EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+      } catch (const logitless::Error& error) {
+        EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
         EXPECT_NE(std::string(error.what()).find("threshold: expected at least 1.17549435e-38"),
                   std::string::npos)
             << error.what();
@@ -109,4 +109,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, ThinnedLimits, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -7,11 +7,11 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 Case thinned(Case c, double threshold, int64_t seed) {
-  c.problem.gradient = HEADROOM_ALWAYS_THINNED;
+  c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
   c.problem.threshold = threshold;
   c.problem.seed = seed;
   return c;
@@ -36,14 +36,14 @@ class Thinned : public testing::TestWithParam<Engine> {
   }
 
   // More columns than a window of blocks, on the fast engines.
-  Case large_case(headroom_dtype dtype) const {
+  Case large_case(logitless_dtype dtype) const {
     Case c = GetParam().is_reference() ? plain_case(11, {20, 150, 20}, dtype)
                                        : plain_case(11, {70, is_slowed_down() ? 1500 : 9000, 33}, dtype);
     c.mode = Mode::kForwardThenBackward;
     return c;
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 // No probability is below such a threshold: nothing is drawn.
@@ -127,8 +127,8 @@ TEST_P(Thinned, LossIsThatOfExact) {
 
 TEST_P(Thinned, SameSeedSameBits) {
   std::vector<Case> cases = random_cases(400, seeds(30), 600);
-  for (headroom_dtype dtype : {GetParam().plain_dtype(), HEADROOM_BF16}) cases.push_back(large_case(dtype));
-  std::vector<headroom::Context> others;
+  for (logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16}) cases.push_back(large_case(dtype));
+  std::vector<logitless::Context> others;
   if (!GetParam().is_device()) {
     for (int threads : {1, 2, 4}) others.push_back(make_context(GetParam(), threads));
     for (int threads : {2, 8}) others.push_back(make_hosted_context(GetParam(), threads));
@@ -138,7 +138,7 @@ TEST_P(Thinned, SameSeedSameBits) {
       const Case t = thinned(c, threshold, -3);
       const Outputs first = solve(context_, t);
       EXPECT_STREQ(first_difference(solve(context_, t), first), "") << describe(c);
-      for (const headroom::Context& other : others) {
+      for (const logitless::Context& other : others) {
         EXPECT_STREQ(first_difference(solve(other, t), first), "") << describe(c);
       }
     }
@@ -148,24 +148,24 @@ TEST_P(Thinned, SameSeedSameBits) {
 // The smallest plan and the fastest.
 TEST_P(Thinned, SameBitsForAnyBudget) {
   if (GetParam().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
-  for (Case c : {large_case(GetParam().plain_dtype()), large_case(HEADROOM_BF16)}) {
+  for (Case c : {large_case(GetParam().plain_dtype()), large_case(LOGITLESS_BF16)}) {
     c.mode = Mode::kForwardBackward;
     const Case t = thinned(c, 0x1p-8, 9);
-    const headroom::Problem problem = pass_problem(t, headroom::Pass::forward_backward);
+    const logitless::Problem problem = pass_problem(t, logitless::Pass::forward_backward);
     size_t smallest = SIZE_MAX;
-    for (const headroom::PlanInfo& plan : context_.plans(problem)) {
-      EXPECT_EQ(plan.kind, HEADROOM_PLAN_THINNED);
+    for (const logitless::PlanInfo& plan : context_.plans(problem)) {
+      EXPECT_EQ(plan.kind, LOGITLESS_PLAN_THINNED);
       smallest = std::min(smallest, plan.workspace_bytes);
     }
-    headroom::Problem tight = problem;
+    logitless::Problem tight = problem;
     tight.max_workspace_bytes = 1;
     try {
-      headroom::Plan plan(context_, tight);
+      logitless::Plan plan(context_, tight);
       ADD_FAILURE() << "a workspace of one byte";
-    } catch (const headroom::Error& error) {
-      EXPECT_EQ(error.status(), HEADROOM_BUDGET_TOO_SMALL);
+    } catch (const logitless::Error& error) {
+      EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL);
     }
-    for (const headroom::PlanInfo& plan : context_.plans(tight)) {
+    for (const logitless::PlanInfo& plan : context_.plans(tight)) {
       smallest = std::min(smallest, plan.workspace_bytes);
     }
     Outputs few = solve(context_, t, smallest);
@@ -183,7 +183,7 @@ TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
     if (c.mode == Mode::kForward) continue;
     c.problem.has_grad_nll = c.problem.has_grad_lse = c.problem.has_grad_entropy = 0;
     c.problem.has_grad_target_logit = 0;
-    if (c.problem.reduction == HEADROOM_REDUCTION_NONE && c.grad_loss.empty()) {
+    if (c.problem.reduction == LOGITLESS_REDUCTION_NONE && c.grad_loss.empty()) {
       c.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 1);
     }
     Case t = thinned(c, 0x1p-6, 11);
@@ -197,7 +197,7 @@ TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
 
 TEST_P(Thinned, OtherSeedOtherDraw) {
   const Case c = large_case(GetParam().plain_dtype());
-  headroom::Problem problem = pass_problem(thinned(c, 0x1p-5, 1), headroom::Pass::forward_backward);
+  logitless::Problem problem = pass_problem(thinned(c, 0x1p-5, 1), logitless::Pass::forward_backward);
   const Outputs one = run_pass(context_, problem, c);
   for (int64_t seed : {int64_t{2}, int64_t{-1}, int64_t{1} + (int64_t{1} << 32)}) {
     problem.seed = seed;
@@ -242,14 +242,14 @@ TEST_P(Thinned, EstimatesItsVariance) {
   Case c = plain_case(21, {kTokens, kVocab, kVocab}, GetParam().plain_dtype());
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   for (size_t j = 0; j < kVocab; ++j) c.classifier[j * kVocab + j] = 1;
-  c.problem.d_hidden_dtype = HEADROOM_F32;
+  c.problem.d_hidden_dtype = LOGITLESS_F32;
   const Answer truth = materialise<double>(c);
   constexpr int64_t kSeeds = 400;
   double error = 0, norm = 0, estimated = 0;
   for (double value : truth.d_hidden) norm += value * value;
   for (int64_t seed = 0; seed < kSeeds; ++seed) {
     const Outputs got =
-        run_pass(context_, pass_problem(thinned(c, 0x1p-4, seed), headroom::Pass::forward_backward), c);
+        run_pass(context_, pass_problem(thinned(c, 0x1p-4, seed), logitless::Pass::forward_backward), c);
     for (size_t k = 0; k < truth.d_hidden.size(); ++k) {
       error += std::pow(got.d_hidden[k] - truth.d_hidden[k], 2) / kSeeds;
     }
@@ -269,4 +269,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, Thinned, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

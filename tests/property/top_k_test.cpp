@@ -8,7 +8,7 @@
 
 #include "compare.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -31,7 +31,7 @@ class TopK : public testing::TestWithParam<Engine> {
   Case of_bias(const std::vector<double>& logits, int64_t tokens, int64_t k) const {
     Case c = plain(1, {tokens, static_cast<int64_t>(logits.size()), 8}, k);
     c.problem.has_bias = 1;
-    c.problem.bias_dtype = HEADROOM_F32;
+    c.problem.bias_dtype = LOGITLESS_F32;
     c.bias = logits;
     std::fill(c.hidden.begin(), c.hidden.end(), 0.0);
     return c;
@@ -63,7 +63,7 @@ class TopK : public testing::TestWithParam<Engine> {
     }
   }
 
-  headroom::Context context_ = make_context(GetParam());
+  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(TopK, AgreesWithASortOfAllLogits) {
@@ -88,7 +88,7 @@ TEST_P(TopK, OfALargeVocabulary) {
 TEST_P(TopK, OfTransformedLogits) {
   for (int options = 0; options < 16; ++options) {
     Case c = plain(static_cast<uint64_t>(options), {37, 901, 24}, 9);
-    headroom::Problem& p = c.problem;
+    logitless::Problem& p = c.problem;
     p.scale = 0.75;
     if ((options & 1) != 0) {
       p.has_bias = 1;
@@ -213,17 +213,17 @@ TEST_P(TopK, OfIgnoredRows) {
 TEST_P(TopK, ForEveryBudget) {
   for (const bool converts : {false, true}) {
     Case c = plain(10, {600, 6'201, 20}, 16);
-    headroom::Problem& p = c.problem;
+    logitless::Problem& p = c.problem;
     if (converts) {
-      p.hidden_dtype = p.classifier_dtype = HEADROOM_F32;
-      p.compute_dtype = HEADROOM_BF16;
+      p.hidden_dtype = p.classifier_dtype = LOGITLESS_F32;
+      p.compute_dtype = LOGITLESS_BF16;
     }
     for (size_t row = 0; row < 600; row += 5) c.targets[row] = p.ignore_index;
     const Expected expected(c);
     const Outputs most = solve(context_, c);
     expected.check(GetParam(), most);
     size_t least = most.workspace_bytes;
-    for (const headroom::PlanInfo& info : context_.plans(pass_problem(c, headroom::Pass::forward))) {
+    for (const logitless::PlanInfo& info : context_.plans(pass_problem(c, logitless::Pass::forward))) {
       least = std::min(least, info.workspace_bytes);
     }
     for (const size_t budget : {least, least * 2, (least + most.workspace_bytes) / 2}) {
@@ -262,4 +262,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, TopK, testing::ValuesIn(engines()),
                          [](const auto& parameter) { return parameter.param.name(); });
 
 }  // namespace
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -1,4 +1,4 @@
-"""Finds the package: with HEADROOM_LIBRARY set, this tree's Python over that library; else the installed package."""
+"""Finds the package: with LOGITLESS_LIBRARY set, this tree's Python over that library; else the installed package."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-if os.environ.get("HEADROOM_LIBRARY"):
+if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

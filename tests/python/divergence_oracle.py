@@ -15,7 +15,7 @@ NAMES = (*STUDENT, "teacher_input", "teacher_weight", "teacher_bias")
 
 @dataclasses.dataclass
 class Case:
-    """Tensors by the names of headroom.linear_divergence, and its options."""
+    """Tensors by the names of logitless.linear_divergence, and its options."""
 
     tensors: dict
     options: dict = dataclasses.field(default_factory=dict)
@@ -158,7 +158,7 @@ def compare(case, got, upstream=None):
 
 
 def run(function, case, upstream=None, **more):
-    """What headroom.linear_divergence makes of it, by the same names."""
+    """What logitless.linear_divergence makes of it, by the same names."""
     leaves = case.leaves()
     found = function(**leaves, **case.options, return_stats=True, **more)
     factor = torch.ones_like(found.loss) if upstream is None else upstream.to(found.loss.dtype)

@@ -8,35 +8,35 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from headroom import _c
+from logitless import _c
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 CONSTANTS = {
-    "HEADROOM_F32": _c.F32,
-    "HEADROOM_BF16": _c.BF16,
-    "HEADROOM_F16": _c.F16,
-    "HEADROOM_F64": _c.F64,
-    "HEADROOM_I32": _c.I32,
-    "HEADROOM_I64": _c.I64,
-    "HEADROOM_REDUCTION_NONE": _c.REDUCTIONS["none"],
-    "HEADROOM_REDUCTION_SUM": _c.REDUCTIONS["sum"],
-    "HEADROOM_REDUCTION_MEAN": _c.REDUCTIONS["mean"],
-    "HEADROOM_FORWARD": _c.FORWARD,
-    "HEADROOM_BACKWARD": _c.BACKWARD,
-    "HEADROOM_FORWARD_BACKWARD": _c.FORWARD_BACKWARD,
-    "HEADROOM_DIVERGENCE_VALUES": _c.DIVERGENCE_VALUES,
-    "HEADROOM_DIVERGENCE_GRADIENT": _c.DIVERGENCE_GRADIENT,
-    "HEADROOM_OK": _c.OK,
-    "HEADROOM_BUDGET_TOO_SMALL": _c.BUDGET_TOO_SMALL,
-    "HEADROOM_INVALID_ARGUMENT": 1,
-    "HEADROOM_INVALID_TARGET": 2,
-    "HEADROOM_UNSUPPORTED": 4,
-    "HEADROOM_BACKEND_UNAVAILABLE": 5,
-    "HEADROOM_OUT_OF_MEMORY": 6,
-    "HEADROOM_INTERNAL": 7,
-    "HEADROOM_COMMUNICATION_FAILED": 8,
+    "LOGITLESS_F32": _c.F32,
+    "LOGITLESS_BF16": _c.BF16,
+    "LOGITLESS_F16": _c.F16,
+    "LOGITLESS_F64": _c.F64,
+    "LOGITLESS_I32": _c.I32,
+    "LOGITLESS_I64": _c.I64,
+    "LOGITLESS_REDUCTION_NONE": _c.REDUCTIONS["none"],
+    "LOGITLESS_REDUCTION_SUM": _c.REDUCTIONS["sum"],
+    "LOGITLESS_REDUCTION_MEAN": _c.REDUCTIONS["mean"],
+    "LOGITLESS_FORWARD": _c.FORWARD,
+    "LOGITLESS_BACKWARD": _c.BACKWARD,
+    "LOGITLESS_FORWARD_BACKWARD": _c.FORWARD_BACKWARD,
+    "LOGITLESS_DIVERGENCE_VALUES": _c.DIVERGENCE_VALUES,
+    "LOGITLESS_DIVERGENCE_GRADIENT": _c.DIVERGENCE_GRADIENT,
+    "LOGITLESS_OK": _c.OK,
+    "LOGITLESS_BUDGET_TOO_SMALL": _c.BUDGET_TOO_SMALL,
+    "LOGITLESS_INVALID_ARGUMENT": 1,
+    "LOGITLESS_INVALID_TARGET": 2,
+    "LOGITLESS_UNSUPPORTED": 4,
+    "LOGITLESS_BACKEND_UNAVAILABLE": 5,
+    "LOGITLESS_OUT_OF_MEMORY": 6,
+    "LOGITLESS_INTERNAL": 7,
+    "LOGITLESS_COMMUNICATION_FAILED": 8,
 }
 
 
@@ -49,9 +49,9 @@ def header_view(tmp_path_factory):
     if COMPILER is None:
         pytest.skip("no C compiler")
     lines = [
-        "#include <headroom/distributed.h>",
-        "#include <headroom/divergence.h>",
-        "#include <headroom/headroom.h>",
+        "#include <logitless/distributed.h>",
+        "#include <logitless/divergence.h>",
+        "#include <logitless/logitless.h>",
         "#include <stdio.h>",
         "int main(void) {",
     ]
@@ -90,7 +90,7 @@ def test_constants(header_view):
 def test_a_field_of_every_line_is_mirrored():
     """A field added to the header without a mirror moves no offset when it is the last: compare the names too."""
     text = "".join(
-        (INCLUDE / "headroom" / name).read_text() for name in ("headroom.h", "distributed.h", "divergence.h")
+        (INCLUDE / "logitless" / name).read_text() for name in ("logitless.h", "distributed.h", "divergence.h")
     )
     for name, struct in _c._STRUCTS.items():
         body = text.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0]

@@ -3,15 +3,15 @@
 import copy
 import threading
 
-import headroom
+import logitless
 import pytest
 import torch
 import torch.nn.functional as F
-from headroom import _c, _run
-from headroom._flags import Flags
+from logitless import _c, _run
+from logitless._flags import Flags
 from torch.utils.checkpoint import checkpoint
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 
 
 def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32):
@@ -186,7 +186,7 @@ def test_checkpoint(reentrant, reduction):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_tied_weights(reduction):
     embedding = torch.nn.Embedding(13, 6)
-    model = headroom.LinearCrossEntropyLoss(6, 13, reduction=reduction)
+    model = logitless.LinearCrossEntropyLoss(6, 13, reduction=reduction)
     model.linear.weight = embedding.weight
     tokens = torch.randint(0, 13, (9,))
     model(embedding(tokens), tokens.roll(-1)).sum().backward()
@@ -294,7 +294,7 @@ def test_threads_of_python_and_numbers_of_threads():
 
 @pytest.mark.parametrize("gradient", ["exact", "thinned"])
 def test_opcheck(gradient):
-    from headroom import _ops
+    from logitless import _ops
 
     input, weight, bias, target = head()
     thinned = gradient == "thinned"
@@ -322,7 +322,7 @@ def test_opcheck(gradient):
 
 
 def test_copies_of_a_module_are_independent():
-    model = headroom.LinearCrossEntropyLoss(6, 13)
+    model = logitless.LinearCrossEntropyLoss(6, 13)
     again = copy.deepcopy(model)
     input, _, _, target = head()
     again(input, target).backward()

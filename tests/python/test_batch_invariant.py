@@ -1,7 +1,7 @@
 """batch_invariant: a row's statistics are the same bits alone, in any batch, and with or without gradients."""
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy as np
 import pytest
 import torch
@@ -26,9 +26,9 @@ def same(found, expected, rows):
 @pytest.mark.parametrize("count", [1, 7, 128, 300])
 def test_rows_alone_and_shuffled(dtype, count):
     input, weight, target = problem(dtype)
-    expected = headroom.linear_cross_entropy(input, weight, target, softcap=20, **OPTIONS)
+    expected = logitless.linear_cross_entropy(input, weight, target, softcap=20, **OPTIONS)
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(2))[:count]
-    same(headroom.linear_cross_entropy(input[rows], weight, target[rows], softcap=20, **OPTIONS), expected, rows)
+    same(logitless.linear_cross_entropy(input[rows], weight, target[rows], softcap=20, **OPTIONS), expected, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -36,10 +36,10 @@ def test_rows_of_temperatures_of_their_own_alone(dtype):
     input, weight, target = problem(dtype, tokens=24)
     temperature = torch.linspace(0.4, 2.1, 24)
     options = OPTIONS | {"scale": 0.7, "softcap": 30}
-    expected = headroom.linear_cross_entropy(input, weight, target, temperature=temperature, **options)
+    expected = logitless.linear_cross_entropy(input, weight, target, temperature=temperature, **options)
     for row in range(24):
         rows = slice(row, row + 1)
-        alone = headroom.linear_cross_entropy(
+        alone = logitless.linear_cross_entropy(
             input[rows], weight, target[rows], temperature=temperature[rows], **options
         )
         same(alone, expected, rows)
@@ -49,9 +49,9 @@ def test_rows_of_temperatures_of_their_own_alone(dtype):
 @pytest.mark.parametrize("budget", [None, 3 << 20])
 def test_rollout_equals_trainer(dtype, budget):
     input, weight, target = problem(dtype)
-    rollout = headroom.linear_cross_entropy(input, weight, target, **OPTIONS)
+    rollout = logitless.linear_cross_entropy(input, weight, target, **OPTIONS)
     options = OPTIONS | {"reduction": "mean", "differentiable_stats": False, "max_workspace_bytes": budget}
-    trained = headroom.linear_cross_entropy(input.requires_grad_(), weight.requires_grad_(), target, **options)
+    trained = logitless.linear_cross_entropy(input.requires_grad_(), weight.requires_grad_(), target, **options)
     same(trained, rollout, slice(None))
     trained.loss.backward()
     assert input.grad is not None
@@ -59,21 +59,21 @@ def test_rollout_equals_trainer(dtype, budget):
 
 def test_module_numpy_and_compiled_code():
     input, weight, target = problem(torch.float32)
-    expected = headroom.linear_cross_entropy(input, weight, target, **OPTIONS)
-    head = headroom.LinearCrossEntropyLoss(48, 1500, reduction="none", batch_invariant=True)
+    expected = logitless.linear_cross_entropy(input, weight, target, **OPTIONS)
+    head = logitless.LinearCrossEntropyLoss(48, 1500, reduction="none", batch_invariant=True)
     head.linear.weight = torch.nn.Parameter(weight)
     assert "batch_invariant=True" in repr(head)
     same(head(input[5:9], target[5:9], return_stats=STATS), expected, slice(5, 9))
-    found = headroom.numpy.linear_cross_entropy(input[5:9].numpy(), weight.numpy(), target[5:9].numpy(), **OPTIONS)
+    found = logitless.numpy.linear_cross_entropy(input[5:9].numpy(), weight.numpy(), target[5:9].numpy(), **OPTIONS)
     assert np.array_equal(found.nll, expected.nll[5:9].numpy())
-    compiled = torch.compile(headroom.linear_cross_entropy, fullgraph=True, backend="eager")
+    compiled = torch.compile(logitless.linear_cross_entropy, fullgraph=True, backend="eager")
     same(compiled(input[:3], weight, target[:3], **OPTIONS), expected, slice(0, 3))
 
 
 def test_the_plan_says_so():
-    assert "in any batch" in headroom.plan(64, 1000, 32, batch_invariant=True).reason
-    assert "in any batch" not in headroom.plan(64, 1000, 32).reason
+    assert "in any batch" in logitless.plan(64, 1000, 32, batch_invariant=True).reason
+    assert "in any batch" not in logitless.plan(64, 1000, 32).reason
     with pytest.raises(ValueError, match="batch_invariant: expected False unless"):
-        headroom.plan(64, 1000, 32, batch_invariant=True, gradient="thinned")
+        logitless.plan(64, 1000, 32, batch_invariant=True, gradient="thinned")
     with pytest.raises(ValueError, match="batch_invariant: expected False unless"):
-        headroom.LinearCrossEntropyLoss(4, 5, batch_invariant=True, gradient="thinned")
+        logitless.LinearCrossEntropyLoss(4, 5, batch_invariant=True, gradient="thinned")

@@ -6,15 +6,15 @@ import functools
 import re
 from pathlib import Path
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy as np
 import pytest
 import torch
-from headroom import _c, _options, _plan
-from headroom._divergence import rows as divergence_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from logitless import _c, _options, _plan
+from logitless._divergence import rows as divergence_rows
 
 FASTEST = _options.FASTEST
 SIZES = {
@@ -58,54 +58,54 @@ def test_sizes_are_read_as_the_command_line_reads_them(text, size):
 def test_other_texts_are_refused(text):
     x, w, y = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([1, 2, 3])
     with pytest.raises(ValueError, match="max_workspace_bytes: expected a positive number of bytes, a size such as"):
-        headroom.linear_cross_entropy(x, w, y, max_workspace_bytes=text)
+        logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=text)
     with pytest.raises(ValueError, match=re.escape(f"got {text!r}")):
-        headroom.plan(3, 5, 8, max_workspace_bytes=text)
+        logitless.plan(3, 5, 8, max_workspace_bytes=text)
 
 
 def test_every_function_takes_a_size():
     x, w, y = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([1, 2, 3])
     for budget in ("1MiB", "fastest"):
-        headroom.linear_cross_entropy(x, w, y, max_workspace_bytes=budget)
-        headroom.linear_log_probs(x, w, y[:, None], max_workspace_bytes=budget)
-        headroom.linear_top_k(x, w, 2, max_workspace_bytes=budget)
-        headroom.linear_divergence(x, w, x, w, max_workspace_bytes=budget)
-        headroom.numpy.linear_cross_entropy(x.numpy(), w.numpy(), y.numpy(), max_workspace_bytes=budget)
-        headroom.nn.FusedHead(8, 5, max_workspace_bytes=budget)(x, y)
+        logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=budget)
+        logitless.linear_log_probs(x, w, y[:, None], max_workspace_bytes=budget)
+        logitless.linear_top_k(x, w, 2, max_workspace_bytes=budget)
+        logitless.linear_divergence(x, w, x, w, max_workspace_bytes=budget)
+        logitless.numpy.linear_cross_entropy(x.numpy(), w.numpy(), y.numpy(), max_workspace_bytes=budget)
+        logitless.nn.FusedHead(8, 5, max_workspace_bytes=budget)(x, y)
         compiled = torch.compile(
-            functools.partial(headroom.linear_cross_entropy, max_workspace_bytes=budget), fullgraph=True
+            functools.partial(logitless.linear_cross_entropy, max_workspace_bytes=budget), fullgraph=True
         )
-        assert torch.equal(compiled(x, w, y), headroom.linear_cross_entropy(x, w, y))
-    assert headroom.plan(512, 4096, 64, max_workspace_bytes="2MiB").workspace_bytes <= 2 << 20
+        assert torch.equal(compiled(x, w, y), logitless.linear_cross_entropy(x, w, y))
+    assert logitless.plan(512, 4096, 64, max_workspace_bytes="2MiB").workspace_bytes <= 2 << 20
 
 
 def test_dtypes_are_named_shortly():
     for short, long in (("f32", "float32"), ("bf16", "bfloat16"), ("f16", "float16"), ("f64", "float64")):
-        plans = [headroom.plan(64, 512, 32, dtype=name, weight_dtype=name) for name in (short, long)]
+        plans = [logitless.plan(64, 512, 32, dtype=name, weight_dtype=name) for name in (short, long)]
         assert plans[0] == plans[1]
         for head in (
-            headroom.nn.FusedHead(8, 5, dtype=short),
-            headroom.LinearCrossEntropyLoss(8, 5, dtype=short).linear,
+            logitless.nn.FusedHead(8, 5, dtype=short),
+            logitless.LinearCrossEntropyLoss(8, 5, dtype=short).linear,
         ):
             assert head.weight.dtype == getattr(torch, long)
     with pytest.raises(TypeError, match="dtype: expected float32, bfloat16, float16 or float64, got bf17"):
-        headroom.nn.FusedHead(8, 5, dtype="bf17")
+        logitless.nn.FusedHead(8, 5, dtype="bf17")
 
 
 def test_constants_are_those_of_the_header():
-    header = (Path(__file__).resolve().parents[2] / "include" / "headroom" / "headroom.h").read_text()
-    found = re.search(r"HEADROOM_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
-    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == _c.make("headroom_problem").threshold
-    assert "HEADROOM_FASTEST ((uint64_t)INT64_MAX)" in header and FASTEST == 2**63 - 1
+    header = (Path(__file__).resolve().parents[2] / "include" / "logitless" / "logitless.h").read_text()
+    found = re.search(r"LOGITLESS_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
+    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == _c.make("logitless_problem").threshold
+    assert "LOGITLESS_FASTEST ((uint64_t)INT64_MAX)" in header and FASTEST == 2**63 - 1
 
 
 def test_the_default_takes_less_than_the_fastest():
     head = {"dtype": "bf16", "device": "h200"}
-    default, fastest = (headroom.plan(8192, 256_000, 2304, **head, max_workspace_bytes=b) for b in (None, "fastest"))
+    default, fastest = (logitless.plan(8192, 256_000, 2304, **head, max_workspace_bytes=b) for b in (None, "fastest"))
     assert default.workspace_bytes <= 2.1 * 2**30 < fastest.workspace_bytes
     assert default.predicted_seconds <= 1.06 * fastest.predicted_seconds
     assert "a quarter of the float32 logits" in default.choice and fastest.choice == "the fastest"
-    assert all(plan.choice == "" for plan in headroom.plans(8192, 256_000, 2304, **head))
+    assert all(plan.choice == "" for plan in logitless.plans(8192, 256_000, 2304, **head))
 
 
 # ---- what a refusal names
@@ -125,11 +125,11 @@ def counted(monkeypatch):
 def check(call, monkeypatch):
     """call(budget) makes the first pass, and returns what makes a later one or None."""
     with counted(monkeypatch) as runs:
-        with pytest.raises(headroom.BudgetTooSmallError) as refused:
+        with pytest.raises(logitless.BudgetTooSmallError) as refused:
             call(1)
         required = refused.value.required_bytes
         assert f"at least {required} byte" in str(refused.value)
-        with pytest.raises(headroom.BudgetTooSmallError) as refused:
+        with pytest.raises(logitless.BudgetTooSmallError) as refused:
             call(required - 1)
         assert refused.value.required_bytes == required
         assert runs == []
@@ -181,7 +181,7 @@ def test_of_a_loss(reduction, shape, dtype, kind):
 
     def call(budget):
         with torch.set_grad_enabled(kind != "no grad"):
-            found = headroom.linear_cross_entropy(x, w, y, max_workspace_bytes=budget, **options)
+            found = logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=budget, **options)
         if kind == "no grad":
             return None
         losses = found if torch.is_tensor(found) else found.loss
@@ -198,7 +198,7 @@ def test_of_log_probs(shape, dtype, count, trains):
 
     def call(budget):
         with torch.set_grad_enabled(trains):
-            found = headroom.linear_log_probs(x, w, y[:, None].expand(-1, count), max_workspace_bytes=budget)
+            found = logitless.linear_log_probs(x, w, y[:, None].expand(-1, count), max_workspace_bytes=budget)
         return found.sum().backward if trains else None
 
     with pytest.MonkeyPatch.context() as patch:
@@ -209,7 +209,7 @@ def test_of_log_probs(shape, dtype, count, trains):
 def test_of_top_k(shape, dtype):
     x, w, _ = tensors(shape, dtype)
     with pytest.MonkeyPatch.context() as patch:
-        check(lambda budget: headroom.linear_top_k(x, w, min(shape[1], 5), max_workspace_bytes=budget) and None, patch)
+        check(lambda budget: logitless.linear_top_k(x, w, min(shape[1], 5), max_workspace_bytes=budget) and None, patch)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum"])
@@ -229,7 +229,7 @@ def test_of_a_divergence(reduction, shape, width, dtype, wants, counted_rows):
     mask = None if counted_rows is None else torch.arange(n) < counted_rows * n
 
     def call(budget):
-        found = headroom.linear_divergence(
+        found = logitless.linear_divergence(
             x, w, *teacher, student_bias=b, mask=mask, reduction=reduction, max_workspace_bytes=budget
         )
         return found.sum().backward if any(wants) else None
@@ -248,7 +248,7 @@ def test_of_arrays(reduction, shape, dtype, gradient):
     options = {"reduction": reduction, "gradient": gradient, "threshold": 0.25}
 
     def call(budget):
-        headroom.numpy.linear_cross_entropy(
+        logitless.numpy.linear_cross_entropy(
             x, w, y, gradients=("input", "linear_weight"), max_workspace_bytes=budget, **options
         )
 
@@ -264,7 +264,8 @@ def test_of_arrays(reduction, shape, dtype, gradient):
 def test_of_plans(device, shape, dtype):
     with pytest.MonkeyPatch.context() as patch:
         check(
-            lambda budget: headroom.plan(*shape, dtype=dtype, device=device, max_workspace_bytes=budget) and None, patch
+            lambda budget: logitless.plan(*shape, dtype=dtype, device=device, max_workspace_bytes=budget) and None,
+            patch,
         )
 
 
@@ -272,11 +273,11 @@ def test_compiled_code_refuses_before_it_runs():
     x, w, y = tensors((60, 300, 16), torch.float32)
 
     def losses(budget):
-        return headroom.linear_cross_entropy(x, w, y, reduction="none", max_workspace_bytes=budget)
+        return logitless.linear_cross_entropy(x, w, y, reduction="none", max_workspace_bytes=budget)
 
-    with pytest.raises(headroom.BudgetTooSmallError) as eager:
+    with pytest.raises(logitless.BudgetTooSmallError) as eager:
         losses(1)
-    with pytest.raises(headroom.BudgetTooSmallError) as compiled:
+    with pytest.raises(logitless.BudgetTooSmallError) as compiled:
         torch.compile(losses)(1)
     assert compiled.value.required_bytes == eager.value.required_bytes
     torch.compile(losses)(eager.value.required_bytes).sum().backward()

@@ -8,21 +8,21 @@ import sys
 import warnings
 from pathlib import Path
 
-import headroom
+import logitless
 import pytest
-from headroom import _build, _c
+from logitless import _build, _c
 
 WHY = "this build has no CUDA kernels, as no nvcc was found: install the CUDA toolkit"
-TODO = r"install the CUDA toolkit, 12\.0 or newer, .*pip install \. -C cmake\.define\.HEADROOM_CUDA=ON"
+TODO = r"install the CUDA toolkit, 12\.0 or newer, .*pip install \. -C cmake\.define\.LOGITLESS_CUDA=ON"
 
 
 @pytest.fixture
 def library(monkeypatch, tmp_path):
     """A library in a folder of its own, and a folder of devices."""
     (tmp_path / "dev").mkdir()
-    made = tmp_path / "libheadroom.so"
+    made = tmp_path / "liblogitless.so"
     made.symlink_to(_c.library_path())
-    monkeypatch.setenv("HEADROOM_LIBRARY", str(made))
+    monkeypatch.setenv("LOGITLESS_LIBRARY", str(made))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(_build, "_DEVICES", tmp_path / "dev")
     return tmp_path
@@ -46,12 +46,12 @@ def test_a_warning_where_kernels_lack_and_a_gpu_is_seen(library, monkeypatch, de
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     expected = without and device in ("nvidia0", "nvidia3") and visible not in ("", "-1")
-    assert said() == [f"headroom: this machine has an NVIDIA GPU, but {WHY}"] * expected
+    assert said() == [f"logitless: this machine has an NVIDIA GPU, but {WHY}"] * expected
 
 
 def test_no_library_is_no_reason(library, monkeypatch):
     (library / "dev/nvidia0").touch()
-    monkeypatch.setenv("HEADROOM_LIBRARY", str(library / "none.so"))
+    monkeypatch.setenv("LOGITLESS_LIBRARY", str(library / "none.so"))
     assert said() == []
 
 
@@ -60,10 +60,10 @@ def test_import_warns_once(library):
     code = (
         "import pathlib\n"
         "pathlib.Path.glob = lambda self, pattern: [str(self) == '/dev' and pattern == 'nvidia[0-9]*']\n"
-        "import headroom, headroom.numpy, headroom.functional, headroom\n"
-        "import importlib; importlib.import_module('headroom')\n"
+        "import logitless, logitless.numpy, logitless.functional, logitless\n"
+        "import importlib; importlib.import_module('logitless')\n"
     )
-    environment = dict(os.environ, PYTHONPATH=str(Path(headroom.__file__).parents[1]))
+    environment = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
     run = [sys.executable, "-W", "always", "-c", code]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stderr.count(WHY) == 1, done.stderr
@@ -72,31 +72,33 @@ def test_import_warns_once(library):
 
 def test_the_build_says_what_its_file_says():
     """Beside the library in its build folder, and in the package."""
-    cuda = headroom.backends()[0]
+    cuda = logitless.backends()[0]
     assert cuda.name == "cuda"
     why = _build.why_no_cuda()
     if not why:
         assert "no CUDA kernels" not in cuda.why_unavailable
         return
     assert cuda.why_unavailable == why
-    assert re.fullmatch(rf"this build has no CUDA kernels, as (no nvcc was found|HEADROOM_CUDA was OFF): {TODO}\)", why)
+    assert re.fullmatch(
+        rf"this build has no CUDA kernels, as (no nvcc was found|LOGITLESS_CUDA was OFF): {TODO}\)", why
+    )
 
 
-@pytest.mark.skipif(headroom.backends()[0].why_unavailable == "", reason="there is a usable CUDA device")
+@pytest.mark.skipif(logitless.backends()[0].why_unavailable == "", reason="there is a usable CUDA device")
 def test_what_wants_a_gpu_is_told_of_cuda_alone():
-    with pytest.raises(headroom.UnsupportedError) as error:
-        headroom.plan(8, 8, 8, device=0)
+    with pytest.raises(logitless.UnsupportedError) as error:
+        logitless.plan(8, 8, 8, device=0)
     message = str(error.value)
-    assert headroom.backends()[0].why_unavailable in message
+    assert logitless.backends()[0].why_unavailable in message
     assert "cpu:" not in message and "reference:" not in message and "host memory" not in message
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
-@pytest.mark.parametrize("asked, why", [("AUTO", "no nvcc was found"), ("OFF", "HEADROOM_CUDA was OFF")])
+@pytest.mark.parametrize("asked, why", [("AUTO", "no nvcc was found"), ("OFF", "LOGITLESS_CUDA was OFF")])
 def test_configuring_says_why(tmp_path, asked, why):
     """cmake/cuda.cmake on its own, with no nvcc on PATH; what CMake itself wants is there."""
     module = Path(__file__).resolve().parents[2] / "cmake/cuda.cmake"
-    project = f"cmake_minimum_required(VERSION 3.25)\nproject(p NONE)\nset(HEADROOM_CUDA {asked})\n"
+    project = f"cmake_minimum_required(VERSION 3.25)\nproject(p NONE)\nset(LOGITLESS_CUDA {asked})\n"
     project += "set(CMAKE_CUDA_COMPILER NOTFOUND)\nset(SKBUILD 2)\nset(CMAKE_INSTALL_LIBDIR .)\n"  # as pip builds
     project += f'include("{module}")\n'
     (tmp_path / "CMakeLists.txt").write_text(project)

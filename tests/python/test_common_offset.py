@@ -2,8 +2,8 @@
 
 import functools
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy as np
 import pytest
 import torch
@@ -35,7 +35,7 @@ def canonical(input, weight, bias, target, upstream, dtype):
 def by_numpy(arrays, target, upstream, **options):
     input, weight, bias = arrays
     loss_shape = upstream if options["reduction"] == "none" else None
-    got = headroom.numpy.linear_cross_entropy(
+    got = logitless.numpy.linear_cross_entropy(
         input, weight, target, linear_bias=bias, gradients=True, grad_loss=loss_shape, **options
     )
     return got.loss, got.d_input, got.d_linear_weight, got.d_linear_bias
@@ -50,18 +50,18 @@ def by_torch(function, arrays, target, upstream, **options):
 
 def by_log_probs(arrays, target, upstream, **_):
     leaves = [torch.tensor(a).requires_grad_() for a in arrays]
-    log_probs = headroom.linear_log_probs(leaves[0], leaves[1], torch.tensor(target)[:, None], linear_bias=leaves[2])
+    log_probs = logitless.linear_log_probs(leaves[0], leaves[1], torch.tensor(target)[:, None], linear_bias=leaves[2])
     (-log_probs[:, 0]).backward(torch.tensor(upstream))
     return [-log_probs[:, 0].detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
 
 
 def compiled(*args, **options):
-    return torch.compile(headroom.linear_cross_entropy, backend="aot_eager", fullgraph=True)(*args, **options)
+    return torch.compile(logitless.linear_cross_entropy, backend="aot_eager", fullgraph=True)(*args, **options)
 
 
 INTERFACES = {
     "numpy": by_numpy,
-    "eager": functools.partial(by_torch, headroom.linear_cross_entropy),
+    "eager": functools.partial(by_torch, logitless.linear_cross_entropy),
     "compiled": functools.partial(by_torch, compiled),
     "log_probs": by_log_probs,
 }

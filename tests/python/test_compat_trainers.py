@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from headroom.compat import openrlhf, prime_rl, verl
+from logitless.compat import openrlhf, prime_rl, verl
 
 BATCH, TIME, VOCAB, HIDDEN = 3, 11, 157, 20
 UNIT = 2.0**-24

@@ -2,12 +2,12 @@
 
 import hashlib
 
-import headroom
+import logitless
 import pytest
 import torch
-from headroom import _flags
+from logitless import _flags
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CASES = {
@@ -97,7 +97,7 @@ def test_num_items_tensor_does_not_break_the_graph():
 
 
 def test_module_autocast_and_no_grad():
-    model = headroom.LinearCrossEntropyLoss(8, 23, bias=True)
+    model = logitless.LinearCrossEntropyLoss(8, 23, bias=True)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     input, _, _, target = tensors(6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -123,7 +123,7 @@ def test_errors_name_the_argument():
     compiled = torch.compile(lce, fullgraph=True, dynamic=True, backend="aot_eager")
     input, weight, _, target = tensors(6)
     target[1, 2] = 23
-    with pytest.raises(headroom.InvalidTargetError, match=r"target: .* got 23 at target\[1, 2\]"):
+    with pytest.raises(logitless.InvalidTargetError, match=r"target: .* got 23 at target\[1, 2\]"):
         compiled(input, weight, target)
 
 
@@ -132,7 +132,7 @@ def test_schemas_have_a_number_of_their_own():
     of_losses = ("forward", "backward", "backward_into", "forward_backward", "scale_gradient")
     names = (*of_losses, "log_probs")
     arguments = [
-        [argument.name for argument in getattr(torch.ops.headroom, name).default._schema.arguments] for name in names
+        [argument.name for argument in getattr(torch.ops.logitless, name).default._schema.arguments] for name in names
     ]
     digest = hashlib.sha256(repr(arguments).encode()).hexdigest()[:16]
     assert (_flags.SCHEMAS, digest) == (11, "7fad83e0df1add0b")

@@ -11,12 +11,12 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-import headroom
+import logitless
 import pytest
-from headroom.cost_model import Batch, Head, Model, draw, from_config, largest_batch, predict, read_config, step, sweep
-from headroom.cost_model.command import main, parse_bytes, parse_fields, parse_threshold
-from headroom.cost_model.published import find_model, names
-from headroom.cost_model.step import parameters
+from logitless.cost_model import Batch, Head, Model, draw, from_config, largest_batch, predict, read_config, step, sweep
+from logitless.cost_model.command import main, parse_bytes, parse_fields, parse_threshold
+from logitless.cost_model.published import find_model, names
+from logitless.cost_model.step import parameters
 
 SIZES = {"vocab": 32000, "hidden": 512, "layers": 4, "intermediate": 1536, "heads": 8}
 MODEL = Model("attention", **SIZES)
@@ -99,7 +99,7 @@ PARAMETERS = {
 
 def test_names_are_those_of_plan(capsys, tmp_path, monkeypatch):
     assert {name: parameters(find_model(name)) for name in names()} == PARAMETERS
-    cli = os.environ.get("HEADROOM_CLI")
+    cli = os.environ.get("LOGITLESS_CLI")
     if cli:
         listed = json.loads(subprocess.run([cli, "plan", "--list-models", "--json"], capture_output=True).stdout)
         heads = {known["name"]: (known["vocab"], known["hidden"], known["weights"]) for known in listed}
@@ -151,11 +151,11 @@ def test_sizes_beyond_all_models_are_refused_by_name(name, value):
 
 @pytest.mark.parametrize("words", [["--fields", FIELDS], ["--help"], ["--fields", FIELDS, "--json"]])
 def test_who_stops_reading_is_no_error(words):
-    """As of ``headroom plan``: no message, and the status of a program that the signal ended."""
+    """As of ``logitless plan``: no message, and the status of a program that the signal ended."""
     read, write = os.pipe()
     os.close(read)
-    environment = dict(os.environ, PYTHONPATH=str(Path(headroom.__file__).parents[1]))
-    command = [sys.executable, "-m", "headroom.cost_model", *words]
+    environment = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
+    command = [sys.executable, "-m", "logitless.cost_model", *words]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(write)
     assert done.stderr == "" and done.returncode in ((0, 141) if words == ["--help"] else (141,))
@@ -175,7 +175,7 @@ def test_files_that_cannot_be_read(tmp_path):
     [
         (lambda: Batch(0, 1), "sequences: expected a number of at least 1, got 0"),
         (lambda: Head("fast"), "head: expected one of .*, got 'fast'"),
-        (lambda: Head("whole", 1 << 20), "max_workspace_bytes: expected a head of Headroom's, got 'whole'"),
+        (lambda: Head("whole", 1 << 20), "max_workspace_bytes: expected a head of Logitless's, got 'whole'"),
         (lambda: Model("rnn", **SIZES), "mixer: expected one of .*, got 'rnn'"),
         (lambda: Model("attention", **SIZES, sliding_layers=5), "sliding_layers: expected at most the 4 layers"),
         (lambda: predict(MODEL, Batch(1, 64), Head("whole"), optimizer="lion"), "optimizer: expected one of"),
@@ -191,13 +191,13 @@ def test_bad_arguments(call, message):
 
 
 def test_a_budget_that_is_too_small():
-    with pytest.raises(headroom.BudgetTooSmallError):
-        predict(MODEL, Batch(1, 4096), Head("headroom", 1 << 10))
-    assert largest_batch(MODEL, 4096, Head("headroom", 1 << 10), 100 * GIB) == 0
-    assert sweep(MODEL, Batch(1, 4096), [Head("headroom", 1 << 10)], "vocab", [32000]) == []
+    with pytest.raises(logitless.BudgetTooSmallError):
+        predict(MODEL, Batch(1, 4096), Head("logitless", 1 << 10))
+    assert largest_batch(MODEL, 4096, Head("logitless", 1 << 10), 100 * GIB) == 0
+    assert sweep(MODEL, Batch(1, 4096), [Head("logitless", 1 << 10)], "vocab", [32000]) == []
 
 
-@pytest.mark.parametrize("head", [Head("upcast"), Head("headroom"), Head("headroom", 64 << 20), Head("thinned")])
+@pytest.mark.parametrize("head", [Head("upcast"), Head("logitless"), Head("logitless", 64 << 20), Head("thinned")])
 def test_the_largest_batch_fits_and_one_more_does_not(head):
     memory = 20 * GIB
     most = largest_batch(MODEL, 1024, head, memory)
@@ -206,10 +206,10 @@ def test_the_largest_batch_fits_and_one_more_does_not(head):
     assert largest_batch(MODEL, 1024, head, 1) == 0
 
 
-def test_headroom_holds_what_its_plan_says():
+def test_logitless_holds_what_its_plan_says():
     tokens, batch = 4096, Batch(4, 1024)
-    plan = headroom.plan(tokens, 32000, 512, dtype="bfloat16", device="h200", max_workspace_bytes=64 << 20)
-    cost = predict(MODEL, batch, Head("headroom", 64 << 20)).head
+    plan = logitless.plan(tokens, 32000, 512, dtype="bfloat16", device="h200", max_workspace_bytes=64 << 20)
+    cost = predict(MODEL, batch, Head("logitless", 64 << 20)).head
     assert cost.held_bytes == plan.workspace_bytes + 2 * (32000 + tokens) * 512
     assert cost.seconds == plan.predicted_seconds and cost.flop == plan.cost_f * 2 * tokens * 32000 * 512
 
@@ -225,7 +225,7 @@ def test_whole_logits():
 
 
 def test_checkpointing_trades_memory_for_the_layers_forward_pass():
-    batch, head = Batch(4, 1024), Head("headroom", 32 << 20)  # so that the layers are the peak
+    batch, head = Batch(4, 1024), Head("logitless", 32 << 20)  # so that the layers are the peak
     plain, every, pairs = (predict(MODEL, batch, head, checkpoint=size) for size in (0, 1, 2))
     assert every.saved_bytes - pairs.saved_bytes == 2 * (2 * 512 * batch.tokens)  # two inputs of layers fewer
     assert every.saved_bytes < plain.saved_bytes
@@ -242,7 +242,7 @@ def test_optimizers():
 
 
 def test_many_parameters_and_few_tokens_peak_with_the_gradients():
-    step = predict(dataclasses.replace(MODEL, vocab=1000, layers=40), Batch(1, 16), Head("headroom"))
+    step = predict(dataclasses.replace(MODEL, vocab=1000, layers=40), Batch(1, 16), Head("logitless"))
     assert step.peak_at == "gradients" and step.peak_bytes >= 2 * step.weight_bytes + step.optimizer_bytes
 
 
@@ -280,22 +280,22 @@ def test_options_are_read():
 
 
 def test_the_command_says_what_the_functions_say(capsys):
-    heads = ["--heads", "upcast,headroom:64MiB", "--length", "1024", "--sequences", "4"]
+    heads = ["--heads", "upcast,logitless:64MiB", "--length", "1024", "--sequences", "4"]
     assert main(["--fields", FIELDS, *heads, "--memory", "20GiB", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["predicted"] and found["model"] == dataclasses.asdict(MODEL)
-    for entry, head in zip(found["steps"], (Head("upcast"), Head("headroom", 64 << 20))):
+    for entry, head in zip(found["steps"], (Head("upcast"), Head("logitless", 64 << 20))):
         step = predict(MODEL, Batch(4, 1024), head)
         assert entry["head"] == head.name and entry["peak_bytes"] == step.peak_bytes
         assert entry["seconds"] == step.seconds
         assert entry["largest_batch_sequences"] == largest_batch(MODEL, 1024, head, 20 * GIB)
     assert main(["--fields", FIELDS, *heads]) == 0
     out = capsys.readouterr().out
-    assert "predicted" in out and "headroom 64 MiB" in out
+    assert "predicted" in out and "logitless 64 MiB" in out
 
 
 def test_a_head_without_a_plan_does_not_hide_the_others(capsys):
-    assert main(["--fields", FIELDS, "--heads", "whole,headroom:1KiB"]) == 0
+    assert main(["--fields", FIELDS, "--heads", "whole,logitless:1KiB"]) == 0
     out = capsys.readouterr().out
     assert "whole" in out and "max_workspace_bytes: expected at least" in out
 
@@ -314,7 +314,7 @@ def test_a_sweep_from_the_command(capsys, tmp_path):
         ([], "expected --model, or --fields with mixer, vocab, .*; missing: mixer"),
         (["--fields", "speed=3"], "fields: expected names out of mixer, .*, got 'speed'"),
         (["--fields", "vocab=many"], "fields: vocab: expected a number, got 'many'"),
-        (["--fields", FIELDS, "--heads", "headroom:lots"], "heads: headroom:lots: expected a size"),
+        (["--fields", FIELDS, "--heads", "logitless:lots"], "heads: logitless:lots: expected a size"),
         (["--fields", FIELDS, "--svg", "x.svg"], "expected --sweep"),
         (["--config", "no-such-file"], "no-such-file"),
     ],
@@ -322,19 +322,21 @@ def test_a_sweep_from_the_command(capsys, tmp_path):
 def test_wrong_usage(arguments, message, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("headroom model: error: ")
+    assert error.startswith("logitless model: error: ")
     assert re.search(message, error), error
 
 
 def test_it_is_a_command_of_the_package_and_a_module():
     """Needs no PyTorch: none is imported."""
-    folder = str(Path(headroom.__file__).parents[1])
+    folder = str(Path(logitless.__file__).parents[1])
     code = "import sys; sys.path.insert(0, {!r}); sys.argv[1:] = {!r}; import runpy; "
     code += "runpy.run_module({!r}, run_name='__main__', alter_sys=True)"
-    for module, words in (("headroom", ["model"]), ("headroom.cost_model", [])):
+    for module, words in (("logitless", ["model"]), ("logitless.cost_model", [])):
         arguments = [*words, "--fields", FIELDS, "--heads", "thinned"]
         script = code.format(folder, arguments, module)
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert done.returncode == 0 and "thinned" in done.stdout, done.stderr
-    check = f"import sys; sys.path.insert(0, {folder!r}); import headroom.cost_model; assert 'torch' not in sys.modules"
+    check = (
+        f"import sys; sys.path.insert(0, {folder!r}); import logitless.cost_model; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", check], check=True)

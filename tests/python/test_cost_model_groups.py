@@ -1,7 +1,7 @@
 """Predictions of a head whose vocabulary ranks share."""
 
 import pytest
-from headroom.cost_model import groups
+from logitless.cost_model import groups
 
 
 def test_the_formula_says_what_was_measured_at_two_ranks():

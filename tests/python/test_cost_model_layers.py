@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from headroom.cost_model import Batch, from_config, linear_rnn, parameters, transformer  # noqa: E402
-from headroom.cost_model.config import Model  # noqa: E402
+from logitless.cost_model import Batch, from_config, linear_rnn, parameters, transformer  # noqa: E402
+from logitless.cost_model.config import Model  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 

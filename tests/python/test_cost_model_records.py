@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from headroom.cost_model import Batch, Head, from_config, linear_rnn, parameters, predict
-from headroom.cost_model.devices import ATTENTION_SHARE, LAYERS_FACTOR, find_device
+from logitless.cost_model import Batch, Head, from_config, linear_rnn, parameters, predict
+from logitless.cost_model.devices import ATTENTION_SHARE, LAYERS_FACTOR, find_device
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "bench").is_dir():
@@ -20,9 +20,9 @@ GIB = 1 << 30
 TYPES = {"LlamaConfig": "llama", "Gemma3TextConfig": "gemma3_text", "Qwen3Config": "qwen3", "GLAConfig": "gla"}
 HEADS = {
     "stock": Head("upcast"),  # of a model of flash-linear-attention: in-place
-    "headroom": Head("headroom", "fastest"),  # the default when these were measured
-    "headroom 256 MiB": Head("headroom", 256 << 20),
-    "headroom thinned 2^-9": Head("thinned"),
+    "logitless": Head("logitless", "fastest"),  # the default when these were measured
+    "logitless 256 MiB": Head("logitless", 256 << 20),
+    "logitless thinned 2^-9": Head("thinned"),
 }
 STEPS = json.loads((ROOT / "bench/records/steps-2026-11-23.json").read_text())
 ROWS = {(row["model"], row["head"]): row for row in STEPS["steps"]}
@@ -31,14 +31,14 @@ MODELS = {row["model"]: row for row in STEPS["models"]}
 ALONE_MS = next(
     row["sustained_ms"]
     for row in json.loads((ROOT / "bench/records/products-2026-11-23.json").read_text())["rows"]
-    if (row["shape"], row["method"]) == ("linear-rnn-1.3b", "headroom unlimited")
+    if (row["shape"], row["method"]) == ("linear-rnn-1.3b", "logitless unlimited")
 )
-MISSED = {("llama-1b", "headroom thinned 2^-9"), ("gla-1.3b", "headroom")}
+MISSED = {("llama-1b", "logitless thinned 2^-9"), ("gla-1.3b", "logitless")}
 SCALE = json.loads((ROOT / "bench/records/studies/scale.json").read_text())["cells"]
 SCALE_HEADS = {
     "torch.compile": Head("in-place"),
-    "headroom": Head("headroom", "fastest"),  # the default when these were measured
-    "headroom 160 MiB": Head("headroom", 160 << 20),
+    "logitless": Head("logitless", "fastest"),  # the default when these were measured
+    "logitless 160 MiB": Head("logitless", 160 << 20),
     "thinned": Head("thinned"),
 }
 FITTED = Batch(16, 2048)  # of GLA without a head
@@ -80,7 +80,7 @@ def shares():
         alone = ALONE_MS * MODELS[name]["vocab"] / 128000
         for head in HEADS:
             row = ROWS[name, head]
-            measured = (alone + row["ms"] - ROWS[name, "headroom"]["ms"]) / row["ms"]
+            measured = (alone + row["ms"] - ROWS[name, "logitless"]["ms"]) / row["ms"]
             yield name, head, measured, prediction(name, head).head_time_share
 
 
@@ -155,7 +155,7 @@ def refit_table():
 def test_parameters_and_states(name):
     model, _ = model_of(name)
     assert parameters(model) == MODELS[name]["parameters"]
-    step = prediction(name, "headroom")
+    step = prediction(name, "logitless")
     assert step.weight_bytes / GIB == pytest.approx(MODELS[name]["weights_gib"], rel=1e-3)
     assert step.optimizer_bytes / GIB == pytest.approx(MODELS[name]["optimizer_gib"], rel=1e-3)
 
@@ -179,7 +179,7 @@ def test_a_fit_to_one_row_of_gla_does_not_help_the_others():
     assert (sum(as_it_is), sum(fitted), len(fitted)) == (6, 6, 11)
     assert f"{100 * share_of_peak(short_of_fitted()):.1f}" == "4.7"
     model, batch = model_of("gla-1.3b")
-    short = ROWS["gla-1.3b", "headroom"]["ms"] / 1e3 - prediction("gla-1.3b", "headroom").seconds
+    short = ROWS["gla-1.3b", "logitless"]["ms"] / 1e3 - prediction("gla-1.3b", "logitless").seconds
     assert f"{100 * share_of_peak(short / batch.tokens):.1f}" == "7.7"
 
 

@@ -2,7 +2,7 @@
 
 import functools
 
-import headroom
+import logitless
 import oracle
 import pytest
 import torch
@@ -12,7 +12,7 @@ from oracle import DIFFERENTIABLE, NAMES
 from test_options import SINGLE, make, problems, upstream_like
 from torch.utils.checkpoint import checkpoint
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 compare = functools.partial(oracle.compare, keeps_16_bits=True)
 SHORT = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float64, *SHORT)
@@ -26,9 +26,9 @@ pytestmark = [
 
 @pytest.fixture(params=["automatic", "portable"])
 def implementation(request, monkeypatch):
-    monkeypatch.delenv("HEADROOM_CUDA_IMPLEMENTATION", raising=False)
+    monkeypatch.delenv("LOGITLESS_CUDA_IMPLEMENTATION", raising=False)
     if request.param != "automatic":
-        monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", request.param)
+        monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", request.param)
     return request.param
 
 
@@ -344,5 +344,5 @@ def test_main_grad():
 
 
 def test_budget_that_is_too_small_is_refused():
-    with pytest.raises(headroom.BudgetTooSmallError):
+    with pytest.raises(logitless.BudgetTooSmallError):
         lce(*head(), max_workspace_bytes=1)

@@ -1,6 +1,6 @@
 """CUDA, 16-bit operands: kept exps, rounded to bf16, are as good as gradients of the logits rounded to bf16."""
 
-import headroom
+import logitless
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,7 @@ def gradients_of_rounded_dz(input, weight, target):
 @pytest.mark.parametrize("spread", [1, 3, 8, 0])
 def test_kept_exps_lose_no_more_than_rounded_dz(tokens, spread):
     input, weight, target = (t.requires_grad_(t.is_floating_point()) for t in head(tokens, 16384, 512, spread))
-    headroom.linear_cross_entropy(input, weight, target).backward()
+    logitless.linear_cross_entropy(input, weight, target).backward()
     with torch.no_grad():
         exact, naive = gradients_of_rounded_dz(input, weight, target)
     ratios = [relative(leaf.grad, e) / relative(n, e) for leaf, e, n in zip((input, weight), exact, naive)]
@@ -77,7 +77,7 @@ def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction)
 
     exact = gradients(torch.float64, eager)
     naive = gradients(torch.bfloat16, eager)
-    ours = gradients(torch.bfloat16, lambda a, b: headroom.linear_cross_entropy(a, b, target, reduction=reduction))
+    ours = gradients(torch.bfloat16, lambda a, b: logitless.linear_cross_entropy(a, b, target, reduction=reduction))
     # Kept exps are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an unlikely
     # target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
     roundings = {"d_hidden": 0, "d_classifier": 2 * 2**-8}

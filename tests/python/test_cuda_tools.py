@@ -1,6 +1,6 @@
 """CUDA tensors: a cold capture, a learned scale, numbers of compiled code, batches of upstream gradients."""
 
-import headroom
+import logitless
 import pytest
 import torch
 from test_cuda import DTYPES, assert_same, head
@@ -10,7 +10,7 @@ from test_scale import check
 from test_temperature import check_gradient
 from torch._dynamo.testing import CompileCounterWithBackend
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,8 +19,8 @@ pytestmark = [
 ]
 
 COLD = """
-import torch, headroom
-headroom.warm_up()
+import torch, logitless
+logitless.warm_up()
 tokens, vocab, hidden = SHAPE
 g = torch.Generator("cuda").manual_seed(0)
 input = torch.randn(tokens, hidden, device="cuda", generator=g).to(DTYPE).requires_grad_()
@@ -29,7 +29,7 @@ target = torch.randint(0, vocab, (tokens,), device="cuda", generator=g)
 seed = torch.tensor(3, device="cuda")
 def step(reduction, gradient):
     options = {"gradient": gradient, "seed": seed if gradient != "exact" else None}
-    loss = headroom.linear_cross_entropy(input, weight, target, reduction=reduction, **options).sum()
+    loss = logitless.linear_cross_entropy(input, weight, target, reduction=reduction, **options).sum()
     return [loss.detach(), *torch.autograd.grad(2 * loss, (input, weight))]
 torch.cuda.synchronize()
 graph = torch.cuda.CUDAGraph()
@@ -59,7 +59,7 @@ def test_learned_scale(implementation, reduction, place, dtype, monkeypatch):
     """On the device or on the CPU, where reading it does not wait."""
     if implementation == "mma" and dtype not in (torch.bfloat16, torch.float16):
         pytest.skip("mma takes 16-bit operands")
-    monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
+    monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", implementation)
     problem = make((11,), 23, 9, (dtype,) * 3, bias=True, reduction=reduction)
     leaves = [t.detach().cuda().requires_grad_() for t in (problem.input, problem.linear_weight, problem.linear_bias)]
     kind = torch.float64 if dtype == torch.float64 else torch.float32
@@ -84,7 +84,7 @@ def test_learned_scale(implementation, reduction, place, dtype, monkeypatch):
 def test_learned_temperature(implementation, reduction, place, dtype, monkeypatch):
     if implementation == "mma" and dtype not in (torch.bfloat16, torch.float16):
         pytest.skip("mma takes 16-bit operands")
-    monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
+    monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", implementation)
     problem = make((11,), 23, 9, (dtype,) * 3, bias=True, reduction=reduction, temperature=0.5)
     leaves = [t.detach().cuda().requires_grad_() for t in (problem.input, problem.linear_weight, problem.linear_bias)]
     kind = torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,12 +1,12 @@
-"""headroom.linear_divergence beside float64 over whole logits."""
+"""logitless.linear_divergence beside float64 over whole logits."""
 
 import math
 
 import divergence_oracle as oracle
-import headroom
+import logitless
 import pytest
 import torch
-from headroom import _c
+from logitless import _c
 
 BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 OPTIONS = {
@@ -23,9 +23,9 @@ def least_budget(case):
     budget = LEAST
     while True:
         try:
-            oracle.run(headroom.linear_divergence, case, max_workspace_bytes=budget)
+            oracle.run(logitless.linear_divergence, case, max_workspace_bytes=budget)
             return budget
-        except headroom.BudgetTooSmallError as error:
+        except logitless.BudgetTooSmallError as error:
             assert error.required_bytes > budget
             budget = error.required_bytes
 
@@ -37,7 +37,7 @@ def least_budget(case):
 def test_against_float64(beta, options, dtype, reduction):
     case = oracle.make(rows=(5, 6), vocab=531, dtype=dtype, beta=beta, reduction=reduction, **options)
     upstream = torch.randn(5, 6) if reduction == "none" else torch.tensor(-1.7)
-    got = oracle.run(headroom.linear_divergence, case, upstream)
+    got = oracle.run(logitless.linear_divergence, case, upstream)
     assert got["loss"].shape == ((5, 6) if reduction == "none" else ())
     stats = torch.float64 if dtype == torch.float64 else torch.float32
     assert all(got[name].dtype == stats for name in ("loss", "divergence", "entropy"))
@@ -55,7 +55,7 @@ def test_any_budget(beta, reduction, dtype):
     assert least < 97 * 500 * 2
     for budget in (least, 2 * least, 5 * least, 1 << 24):
         oracle.compare(
-            case, oracle.run(headroom.linear_divergence, case, upstream, max_workspace_bytes=budget), upstream
+            case, oracle.run(logitless.linear_divergence, case, upstream, max_workspace_bytes=budget), upstream
         )
 
 
@@ -63,7 +63,7 @@ def test_any_budget(beta, reduction, dtype):
 @pytest.mark.parametrize("beta", BETAS)
 def test_flat_and_peaked_distributions(beta, spread):
     case = oracle.make(rows=(40,), vocab=3000, spread=spread, bias=False, beta=beta, reduction="none")
-    oracle.compare(case, oracle.run(headroom.linear_divergence, case))
+    oracle.compare(case, oracle.run(logitless.linear_divergence, case))
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -72,7 +72,7 @@ def test_of_equal_heads_nothing_is_left(beta):
     case = oracle.make(rows=(30,), vocab=2000, student=16, teacher=16, beta=beta, reduction="none")
     for part in ("input", "weight", "bias"):
         case.tensors[f"teacher_{part}"] = case.tensors[f"student_{part}"]
-    got = oracle.run(headroom.linear_divergence, case)
+    got = oracle.run(logitless.linear_divergence, case)
     assert got["divergence"].abs().max() == 0 and all(not got[f"d_{name}"].any() for name in oracle.STUDENT)
 
 
@@ -82,7 +82,7 @@ def test_nearly_equal_heads(beta):
     case = oracle.make(rows=(30,), vocab=2000, student=16, teacher=16, bias=False, beta=beta, reduction="none")
     case.tensors["teacher_input"] = case.tensors["student_input"] * (1 + 1e-3)
     case.tensors["teacher_weight"] = case.tensors["student_weight"]
-    got, truth = oracle.run(headroom.linear_divergence, case), oracle.evaluate(case, torch.float64)
+    got, truth = oracle.run(logitless.linear_divergence, case), oracle.evaluate(case, torch.float64)
     naive = oracle.evaluate(case, torch.float32)
     error, naive_error = ((x["divergence"].double() - truth["divergence"]).abs().max() for x in (got, naive))
     assert error <= 1e-8 and error < 0.1 * naive_error
@@ -97,12 +97,12 @@ SHAPES = [(1, 1, 1, 1), (1, 2, 3, 1), (3, 1, 4, 5), (2, 17, 8, 8), (65, 513, 3, 
 def test_shapes(shape, reduction, beta):
     rows, vocab, student, teacher = shape
     case = oracle.make((rows,), vocab, student, teacher, beta=beta, reduction=reduction)
-    oracle.compare(case, oracle.run(headroom.linear_divergence, case))
+    oracle.compare(case, oracle.run(logitless.linear_divergence, case))
 
 
 def test_leading_dimensions_and_strides():
     case = oracle.make(rows=(2, 3, 4), reduction="none", beta=0.5)
-    expected = oracle.run(headroom.linear_divergence, case)
+    expected = oracle.run(logitless.linear_divergence, case)
     assert expected["loss"].shape == (2, 3, 4)
     turned = {
         name: t if t is None or t.dim() == 1 else t.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -110,7 +110,7 @@ def test_leading_dimensions_and_strides():
     }
     wide = {n: t if t is None else torch.cat([t, t], -1)[..., : t.shape[-1]] for n, t in case.tensors.items()}
     for tensors in (turned, wide):
-        got = oracle.run(headroom.linear_divergence, oracle.Case(tensors, case.options))
+        got = oracle.run(logitless.linear_divergence, oracle.Case(tensors, case.options))
         for name, value in expected.items():
             torch.testing.assert_close(got[name], value)
 
@@ -122,32 +122,32 @@ def test_rows_that_do_not_count(reduction, dtype, budget):
     case = oracle.make(rows=(4, 8), vocab=300, dtype=dtype, reduction=reduction, beta=0.3)
     mask = torch.rand(4, 8) < 0.6
     case.options["mask"], case.options["token_weight"] = mask, torch.rand(4, 8)
-    oracle.compare(case, oracle.run(headroom.linear_divergence, case, max_workspace_bytes=budget))
+    oracle.compare(case, oracle.run(logitless.linear_divergence, case, max_workspace_bytes=budget))
     for name in ("student_input", "teacher_input"):
         case.tensors[name][~mask] = math.nan
-    got = oracle.run(headroom.linear_divergence, case, max_workspace_bytes=budget)
+    got = oracle.run(logitless.linear_divergence, case, max_workspace_bytes=budget)
     assert all(value.isfinite().all() for value in got.values())
     assert not got["d_student_input"][~mask].any() and not got["divergence"][~mask].any()
 
 
 def test_no_row_counts():
     case = oracle.make(mask=torch.zeros(7), reduction="sum")
-    got = oracle.run(headroom.linear_divergence, case)
+    got = oracle.run(logitless.linear_divergence, case)
     assert not any(value.any() for value in got.values())
     case.options["reduction"] = "mean"
-    assert oracle.run(headroom.linear_divergence, case)["loss"].isnan()
+    assert oracle.run(logitless.linear_divergence, case)["loss"].isnan()
     case.options["num_items"] = 0
-    assert not oracle.run(headroom.linear_divergence, case)["d_student_input"].any()
-    none = headroom.linear_divergence(torch.zeros(0, 4), torch.ones(5, 4), torch.zeros(0, 3), torch.ones(5, 3))
+    assert not oracle.run(logitless.linear_divergence, case)["d_student_input"].any()
+    none = logitless.linear_divergence(torch.zeros(0, 4), torch.ones(5, 4), torch.zeros(0, 3), torch.ones(5, 3))
     assert none.isnan()
 
 
 def test_divisors():
     case = oracle.make(beta=0.5)
-    mean = oracle.run(headroom.linear_divergence, case)
+    mean = oracle.run(logitless.linear_divergence, case)
     for items in (21, torch.tensor(21), torch.tensor([21.0])):
         case.options["num_items"] = items
-        got = oracle.run(headroom.linear_divergence, case)
+        got = oracle.run(logitless.linear_divergence, case)
         torch.testing.assert_close(got["d_student_weight"] * 3, mean["d_student_weight"])
         torch.testing.assert_close(got["loss"] * 3, mean["loss"])
 
@@ -161,18 +161,18 @@ def test_masked_columns(beta):
         case.tensors[name][30:] = -math.inf
     for name in ("student_weight", "student_bias", "teacher_weight", "teacher_bias"):
         expected.tensors[name] = expected.tensors[name][:30]
-    got, less = (oracle.run(headroom.linear_divergence, c) for c in (case, expected))
+    got, less = (oracle.run(logitless.linear_divergence, c) for c in (case, expected))
     torch.testing.assert_close(got["divergence"], less["divergence"])
     torch.testing.assert_close(got["entropy"], less["entropy"])
     torch.testing.assert_close(got["d_student_input"], less["d_student_input"])
     assert not got["d_student_weight"][30:].any() and not got["d_student_bias"][30:].any()
     case.tensors["teacher_bias"] = torch.zeros(40)
-    got = oracle.run(headroom.linear_divergence, case)
+    got = oracle.run(logitless.linear_divergence, case)
     assert got["divergence"].isinf().all() if beta == 0 else got["divergence"].isfinite().all()
     assert got["d_student_input"].isfinite().all()
     biases = [case.tensors[f"{head}_bias"] for head in ("student", "teacher")]
     case.tensors["teacher_bias"], case.tensors["student_bias"] = biases
-    got = oracle.run(headroom.linear_divergence, case)
+    got = oracle.run(logitless.linear_divergence, case)
     assert got["divergence"].isinf().all() if beta == 1 else got["divergence"].isfinite().all()
     if beta != 1:
         assert got["d_student_input"].isfinite().all()
@@ -183,7 +183,7 @@ def test_masked_columns(beta):
 def test_a_nan_is_told_of_its_row(beta, name):
     case = oracle.make(vocab=600, beta=beta, reduction="none")
     case.tensors[name][2, 1] = math.nan
-    got = oracle.run(headroom.linear_divergence, case)
+    got = oracle.run(logitless.linear_divergence, case)
     assert got["divergence"].isnan().tolist() == [row == 2 for row in range(7)]
     assert got["d_student_input"].isnan().any(-1).tolist() == [row == 2 for row in range(7)]
 
@@ -191,7 +191,7 @@ def test_a_nan_is_told_of_its_row(beta, name):
 @pytest.mark.parametrize("beta", BETAS)
 def test_huge_logits(beta):
     case = oracle.make(vocab=600, beta=beta, bias=False, spread=1e4, reduction="none")
-    got = oracle.run(headroom.linear_divergence, case)
+    got = oracle.run(logitless.linear_divergence, case)
     assert all(value is None or value.isfinite().all() for value in got.values())
     oracle.compare(case, got)
 
@@ -202,11 +202,11 @@ def test_huge_logits(beta):
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_only_gradients_that_are_wanted(needs, reduction):
     case = oracle.make(reduction=reduction)
-    full = oracle.run(headroom.linear_divergence, case)
+    full = oracle.run(logitless.linear_divergence, case)
     leaves = case.leaves()
     for name, wanted in zip(oracle.STUDENT, needs):
         leaves[name].requires_grad_(wanted)
-    headroom.linear_divergence(**leaves, reduction=reduction).sum().backward()
+    logitless.linear_divergence(**leaves, reduction=reduction).sum().backward()
     for name, wanted in zip(oracle.STUDENT, needs):
         assert (leaves[name].grad is not None) == wanted
         assert not wanted or torch.equal(leaves[name].grad, full[f"d_{name}"])
@@ -217,14 +217,14 @@ def test_mixed_dtypes(dtypes):
     case = oracle.make(beta=0.5)
     for name, t in case.tensors.items():
         case.tensors[name] = t.to(dtypes[name.endswith("input")])
-    oracle.compare(case, oracle.run(headroom.linear_divergence, case))
+    oracle.compare(case, oracle.run(logitless.linear_divergence, case))
 
 
 def test_the_reference_backend_agrees():
     """The library's own float64 on float32 numbers, by the C ABI."""
     import ctypes
 
-    from headroom import _plan
+    from logitless import _plan
 
     rows, columns = 5, 700
     student, teacher, grad = torch.randn(rows, columns), torch.randn(rows, columns), torch.randn(rows)
@@ -232,7 +232,7 @@ def test_the_reference_backend_agrees():
     for backend in ("cpu", "reference"):
         numbers = torch.empty(5, rows)
         out = torch.empty(rows, columns)
-        given = _c.make("headroom_divergence")
+        given = _c.make("logitless_divergence")
         given.rows, given.columns, given.beta, given.student_softcap, given.temperature = rows, columns, 0.25, 2.0, 0.8
         given.student, given.teacher, given.grad = student.data_ptr(), teacher.data_ptr(), grad.data_ptr()
         names = ("student_lse", "teacher_lse", "student_kl", "divergence", "entropy")
@@ -241,7 +241,7 @@ def test_the_reference_backend_agrees():
         given.d_logits = out.data_ptr()
         context = _plan._context(1, backend, _plan.HOST)
         for given.stage in (_c.DIVERGENCE_VALUES, _c.DIVERGENCE_GRADIENT):
-            _c.check(_c.library().headroom_divergence_run(context.pointer, ctypes.byref(given), None))
+            _c.check(_c.library().logitless_divergence_run(context.pointer, ctypes.byref(given), None))
         found.append((numbers, out))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=2e-6, atol=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=2e-5, atol=1e-7)

@@ -1,4 +1,4 @@
-"""headroom.linear_divergence under PyTorch's tools, in its budget, and with bad arguments."""
+"""logitless.linear_divergence under PyTorch's tools, in its budget, and with bad arguments."""
 
 import os
 import subprocess
@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import divergence_oracle as oracle
-import headroom
+import logitless
 import pytest
 import torch
-from headroom._divergence import gradients, passes, problem, sizes
+from logitless._divergence import gradients, passes, problem, sizes
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,7 +23,7 @@ def test_gradcheck(beta, reduction):
 
     def loss(*tensors):
         given = dict(zip(oracle.STUDENT, tensors))
-        return headroom.linear_divergence(**given, **leaves, **case.options, beta=beta, reduction=reduction)
+        return logitless.linear_divergence(**given, **leaves, **case.options, beta=beta, reduction=reduction)
 
     assert torch.autograd.gradcheck(loss, trained)
 
@@ -33,8 +33,8 @@ def test_gradcheck(beta, reduction):
 def test_compiled_in_one_graph(beta, reduction):
     case = oracle.make(beta=beta, reduction=reduction, student_scale=0.5)
     case.options["mask"] = torch.arange(7) != 3
-    compiled = torch.compile(headroom.linear_divergence, backend="aot_eager", fullgraph=True)
-    eager, got = (oracle.run(function, case) for function in (headroom.linear_divergence, compiled))
+    compiled = torch.compile(logitless.linear_divergence, backend="aot_eager", fullgraph=True)
+    eager, got = (oracle.run(function, case) for function in (logitless.linear_divergence, compiled))
     for name, value in eager.items():
         assert torch.equal(got[name], value), name
 
@@ -46,10 +46,10 @@ def test_compiled_for_all_sizes_and_numbers():
         seen.append(graph)
         return graph
 
-    compiled = torch.compile(headroom.linear_divergence, backend=backend, fullgraph=True, dynamic=True)
+    compiled = torch.compile(logitless.linear_divergence, backend=backend, fullgraph=True, dynamic=True)
     for rows in (5, 9, 17):
         leaves = oracle.make((rows,)).leaves()
-        torch.testing.assert_close(compiled(**leaves), headroom.linear_divergence(**leaves))
+        torch.testing.assert_close(compiled(**leaves), logitless.linear_divergence(**leaves))
     assert len(seen) == 1
 
 
@@ -62,7 +62,7 @@ def test_opcheck(name):
     options = {"numbers": [0.5, 1.0, 1.0, 0.0, 1.0, 0.0], "max_workspace_bytes": 0, "compute_dtype": 0}
     if name == "divergence_with_gradient":
         args, options = (*args, torch.rand(7)), options | {"wants": [True] * 3}
-    torch.library.opcheck(getattr(torch.ops.headroom, name).default, args, options)
+    torch.library.opcheck(getattr(torch.ops.logitless, name).default, args, options)
 
 
 def products_as_on_cuda(monkeypatch):
@@ -93,7 +93,7 @@ def test_gradients_of_16_bit_products(reduction, mask, vocab, monkeypatch):
             with monkeypatch.context() as patch:
                 if not at_once:
                     patch.setattr(problem.Problem, "rounds_weight_once", False)
-                found.append(oracle.run(headroom.linear_divergence, case, max_workspace_bytes=budget))
+                found.append(oracle.run(logitless.linear_divergence, case, max_workspace_bytes=budget))
         for name in ("d_student_input", "d_student_weight"):
             assert torch.equal(found[0][name], found[1][name])
             error = (found[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
@@ -119,7 +119,7 @@ def test_tiles_below_the_least_bytes_are_refused():
         (sizes.whole_rows, sizes.least_of_whole_rows(costs, 4096)),
     ):
         make(costs, 256, 4096, least, "cuda")
-        with pytest.raises(headroom.BudgetTooSmallError) as error:
+        with pytest.raises(logitless.BudgetTooSmallError) as error:
             make(costs, 256, 4096, least - 1, "cuda")
         assert error.value.required_bytes == least
 
@@ -135,8 +135,8 @@ def test_autocast(reduction, dtypes):
             case.tensors[name] = t.to(dtypes[name.endswith("weight")])
             rounded.tensors[name] = t.bfloat16().float()
     with torch.autocast("cpu", torch.bfloat16):
-        got = oracle.run(headroom.linear_divergence, case)
-    expected = oracle.run(headroom.linear_divergence, rounded)
+        got = oracle.run(logitless.linear_divergence, case)
+    expected = oracle.run(logitless.linear_divergence, rounded)
     assert got["loss"].dtype == torch.float32
     for name in ("loss", "divergence", "entropy"):
         torch.testing.assert_close(got[name], expected[name])
@@ -154,15 +154,15 @@ def test_checkpointing(reduction, reentrant):
     def checkpointed(student_input, student_weight, student_bias, **others):
         others.pop("return_stats")
         loss = checkpoint(
-            lambda *t: headroom.linear_divergence(**dict(zip(oracle.STUDENT, t)), **others),
+            lambda *t: logitless.linear_divergence(**dict(zip(oracle.STUDENT, t)), **others),
             student_input,
             student_weight,
             student_bias,
             use_reentrant=reentrant,
         )
-        return headroom.LinearDivergenceOutput(loss, loss, loss)
+        return logitless.LinearDivergenceOutput(loss, loss, loss)
 
-    expected, got = (oracle.run(function, case) for function in (headroom.linear_divergence, checkpointed))
+    expected, got = (oracle.run(function, case) for function in (logitless.linear_divergence, checkpointed))
     for name in ("loss", *(f"d_{n}" for n in oracle.STUDENT)):
         assert torch.equal(got[name], expected[name])
 
@@ -170,7 +170,7 @@ def test_checkpointing(reduction, reentrant):
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_retained_graphs_and_batches_of_upstream_gradients(reduction):
     leaves = oracle.make(reduction=reduction).leaves()
-    loss = headroom.linear_divergence(**leaves, reduction=reduction)
+    loss = logitless.linear_divergence(**leaves, reduction=reduction)
     trained = [leaves[name] for name in oracle.STUDENT]
     upstream = torch.randn(3, *loss.shape)
     one_by_one = [torch.autograd.grad(loss, trained, u, retain_graph=True) for u in upstream]
@@ -185,40 +185,40 @@ def test_retained_graphs_and_batches_of_upstream_gradients(reduction):
 def test_an_infinite_upstream_gradient_leaves_rows_that_do_not_count(reduction):
     case = oracle.make(reduction=reduction, mask=torch.arange(7) != 3)
     upstream = torch.full((7,) if reduction == "none" else (), torch.inf)
-    got = oracle.run(headroom.linear_divergence, case, upstream)
+    got = oracle.run(logitless.linear_divergence, case, upstream)
     assert not got["d_student_input"][3].any() and not got["d_student_input"][2].isfinite().any()
 
 
 def test_without_gradients():
     case = oracle.make(beta=0.5)
-    found = oracle.run(headroom.linear_divergence, case)
+    found = oracle.run(logitless.linear_divergence, case)
     with torch.no_grad():
         leaves = case.leaves()
         leaves["teacher_weight"].requires_grad_()
-        assert torch.equal(headroom.linear_divergence(**leaves, beta=0.5), found["loss"])
+        assert torch.equal(logitless.linear_divergence(**leaves, beta=0.5), found["loss"])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_any_number_of_threads_makes_the_same_values(threads):
     case = oracle.make((40,), 700, reduction="none", beta=0.5)
     torch.set_num_threads(threads)
-    got = oracle.run(headroom.linear_divergence, case)
+    got = oracle.run(logitless.linear_divergence, case)
     torch.set_num_threads(1)
-    torch.testing.assert_close(got["divergence"], oracle.run(headroom.linear_divergence, case)["divergence"])
+    torch.testing.assert_close(got["divergence"], oracle.run(logitless.linear_divergence, case)["divergence"])
 
 
 @pytest.mark.parametrize(("reduction", "budget", "products"), [("mean", None, (3, 1)), ("none", None, (4, 2))])
 def test_products_are_counted(reduction, budget, products):
     case = oracle.make((16,), 64, 8, 24, reduction=reduction)
     with FlopCounterMode(display=False) as counter:
-        oracle.run(headroom.linear_divergence, case, max_workspace_bytes=budget)
+        oracle.run(logitless.linear_divergence, case, max_workspace_bytes=budget)
     assert counter.get_total_flops() == 2 * 16 * 64 * (products[0] * 8 + products[1] * 24)
 
 
 # ---- memory
 
 PEAK = """
-import headroom, sys, torch
+import logitless, sys, torch
 def status(name):
     return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(name))
 def call(rows, reduction, budget, dtype, mask):
@@ -229,7 +229,7 @@ def call(rows, reduction, budget, dtype, mask):
     mask = torch.arange(rows) % 5 != 0 if mask else None
     before = status("VmRSS")
     open("/proc/self/clear_refs", "w").write("5")  # resets the peak
-    loss = headroom.linear_divergence(s, sw, t, tw, mask=mask, reduction=reduction, max_workspace_bytes=budget)
+    loss = logitless.linear_divergence(s, sw, t, tw, mask=mask, reduction=reduction, max_workspace_bytes=budget)
     loss.sum().backward()
     return status("VmHWM") - before, sum(x.numel() * x.element_size() for x in (s, sw))
 reduction, budget, dtype, mask = sys.argv[1], int(sys.argv[2]), getattr(torch, sys.argv[3]), sys.argv[4] == "mask"
@@ -247,7 +247,7 @@ print(extra - gradients)
 def test_peak_memory_stays_within_the_budget(reduction, dtype, mask, budget):
     """Beside logits of 82 MB of either head; 3 MiB are allowed for what the products' own library packs."""
     command = [sys.executable, "-c", PEAK, reduction, str(budget), dtype, mask]
-    path = str(Path(headroom.__file__).resolve().parents[1])
+    path = str(Path(logitless.__file__).resolve().parents[1])
     environment = os.environ | {"PYTHONPATH": path}
     extra = int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
     print(f"{reduction} {dtype} {mask} {budget}: {extra / budget:.2f}")
@@ -294,7 +294,7 @@ BAD = [
     ({"reduction": "batchmean"}, ValueError, "reduction: expected one of"),
     ({"num_items": 3, "reduction": "sum"}, ValueError, "num_items: expected None unless"),
     ({"max_workspace_bytes": 0}, ValueError, "max_workspace_bytes: expected a positive number"),
-    ({"max_workspace_bytes": 1}, headroom.BudgetTooSmallError, "max_workspace_bytes: expected at least"),
+    ({"max_workspace_bytes": 1}, logitless.BudgetTooSmallError, "max_workspace_bytes: expected at least"),
     ({"return_stats": ("entropy",)}, TypeError, "return_stats: expected a bool"),
 ]
 
@@ -302,7 +302,7 @@ BAD = [
 @pytest.mark.parametrize(("changed", "error", "message"), BAD)
 def test_refused(changed, error, message):
     with pytest.raises(error, match=message):
-        headroom.linear_divergence(**oracle.make().leaves() | changed)
+        logitless.linear_divergence(**oracle.make().leaves() | changed)
 
 
 @pytest.mark.gpu
@@ -314,7 +314,7 @@ def test_refused(changed, error, message):
 def test_on_cuda(dtype, beta, reduction, budget):
     case = oracle.make((300,), 5003, 64, 96, dtype=dtype, beta=beta, reduction=reduction, student_softcap=9.0)
     given = oracle.Case({n: t.cuda() for n, t in case.tensors.items()}, case.options)
-    got = oracle.run(headroom.linear_divergence, given, max_workspace_bytes=budget)
+    got = oracle.run(logitless.linear_divergence, given, max_workspace_bytes=budget)
     got = {name: value.cpu() for name, value in got.items()}
     if dtype in (torch.bfloat16, torch.float16):  # gradients of logits are rounded to the operands' dtype
         exact = oracle.evaluate(case, torch.float64)

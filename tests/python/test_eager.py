@@ -1,9 +1,9 @@
 """Calls without operators: where nothing watches, and nowhere else."""
 
-import headroom
+import logitless
 import pytest
 import torch
-from headroom import _dispatch, _run, functional
+from logitless import _dispatch, _run, functional
 from test_autograd import head
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -45,7 +45,7 @@ class Recorder(TorchDispatchMode):
         self.names = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names += [str(function)] if "headroom" in str(function) else []
+        self.names += [str(function)] if "logitless" in str(function) else []
         return function(*args, **(kwargs or {}))
 
 
@@ -55,7 +55,7 @@ class Functions(torch.overrides.TorchFunctionMode):
         self.names = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.names += [str(function)] if "headroom" in str(function) else []
+        self.names += [str(function)] if "logitless" in str(function) else []
         return function(*args, **(kwargs or {}))
 
 
@@ -98,9 +98,9 @@ def test_modes_see_the_operators(ways, options, mode):
     assert_same(found, expected)
     assert ways == ["without_operators", "by_operators"]
     later = options.get("reduction") == "none"
-    names = ["headroom.forward.default"] if later else ["headroom.forward_backward.default"]
+    names = ["logitless.forward.default"] if later else ["logitless.forward_backward.default"]
     if later and mode is Recorder:  # functions are not seen inside of torch.autograd.grad, which is one
-        names.append("headroom.backward.default")
+        names.append("logitless.backward.default")
     assert seen.names == names
 
 
@@ -150,7 +150,7 @@ def test_selective_checkpoint(policy, reduction):
         context_fn=lambda: create_selective_checkpoint_contexts(choose),
     )
     assert_same(torch.autograd.grad(loss, (input, weight)), expected[1:])
-    assert any("headroom" in name for name in counts)
+    assert any("logitless" in name for name in counts)
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"scale": torch.tensor(0.5, requires_grad=True)}], ids=str)
@@ -181,7 +181,7 @@ def test_flops_are_counted_and_a_profiler_names_the_pass(ways):
         with torch.no_grad():
             lce(input, weight, target)
     names = [event.name for event in found.events()]
-    assert names.count("headroom::forward_backward") == 1 and names.count("headroom::forward") == 2
+    assert names.count("logitless::forward_backward") == 1 and names.count("logitless::forward") == 2
     assert ways == ["by_operators", *["without_operators"] * 3]
 
 

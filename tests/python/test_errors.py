@@ -3,7 +3,7 @@
 import copy
 import pickle
 
-import headroom
+import logitless
 import pytest
 import torch
 
@@ -12,7 +12,7 @@ TARGET = torch.tensor([0, 1, 2, 6])
 
 
 def call(input=INPUT, weight=WEIGHT, target=TARGET, **options):
-    return headroom.linear_cross_entropy(input, weight, target, **options)
+    return logitless.linear_cross_entropy(input, weight, target, **options)
 
 
 BAD = [
@@ -88,7 +88,7 @@ def test_freed_storage_is_named(name, known):
         return found
 
     def run(arguments):
-        loss = headroom.linear_cross_entropy(**arguments)
+        loss = logitless.linear_cross_entropy(**arguments)
         if loss.requires_grad:
             loss.backward()
 
@@ -102,7 +102,7 @@ def test_freed_storage_is_named(name, known):
 
 def test_class_weight_shape():
     with pytest.raises(ValueError, match=r"weight: expected shape \[7\]"):
-        headroom.linear_cross_entropy(INPUT, WEIGHT, TARGET, weight=torch.ones(5))
+        logitless.linear_cross_entropy(INPUT, WEIGHT, TARGET, weight=torch.ones(5))
 
 
 @pytest.fixture
@@ -153,13 +153,13 @@ def test_a_bad_target_is_named_by_its_own_place(shape, place, shift, interface):
         return  # nothing is predicted
     input, target = torch.randn(*shape, 5), torch.zeros(shape, dtype=torch.int64)
     target[place] = 77
-    call = headroom.linear_cross_entropy
+    call = logitless.linear_cross_entropy
     arguments = (input, WEIGHT, target)
     if interface == "numpy":
-        call, arguments = headroom.numpy.linear_cross_entropy, [a.numpy() for a in arguments]
+        call, arguments = logitless.numpy.linear_cross_entropy, [a.numpy() for a in arguments]
     elif interface == "compiled":
         call = torch.compile(call, fullgraph=True, backend="aot_eager")
-    with pytest.raises(headroom.InvalidTargetError) as error:
+    with pytest.raises(logitless.InvalidTargetError) as error:
         call(*arguments, shift=shift)
     expected = f"target: expected 0 <= target < 7 or ignore_index -100, got 77 at target{list(place)}"
     assert str(error.value) == expected
@@ -178,36 +178,36 @@ def test_budget(later):
 
     def run(budget):
         reduction = "none" if later else "mean"
-        loss = headroom.linear_cross_entropy(input, weight, target, reduction=reduction, max_workspace_bytes=budget)
+        loss = logitless.linear_cross_entropy(input, weight, target, reduction=reduction, max_workspace_bytes=budget)
         loss.sum().backward()
 
-    with pytest.raises(headroom.BudgetTooSmallError, match="max_workspace_bytes: expected at least") as error:
+    with pytest.raises(logitless.BudgetTooSmallError, match="max_workspace_bytes: expected at least") as error:
         run(1)
     required = error.value.required_bytes
     assert str(required) in str(error.value)
-    with pytest.raises(headroom.BudgetTooSmallError):
+    with pytest.raises(logitless.BudgetTooSmallError):
         run(required - 1)
     for _ in range(2):  # the backward pass of reduction "none" may need more than the forward pass did
         try:
             run(required)
-        except headroom.BudgetTooSmallError as second:
+        except logitless.BudgetTooSmallError as second:
             required = second.required_bytes
     run(required)
 
 
 def test_errors_pickle():
-    error = headroom.BudgetTooSmallError("too small", 7)
+    error = logitless.BudgetTooSmallError("too small", 7)
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert str(again) == "too small" and again.required_bytes == 7
-    assert issubclass(headroom.InvalidTargetError, ValueError) and issubclass(headroom.HeadroomError, Exception)
+    assert issubclass(logitless.InvalidTargetError, ValueError) and issubclass(logitless.LogitlessError, Exception)
 
 
 def test_check_targets_names_place_and_value():
-    headroom.check_targets(torch.tensor([[0, 4], [-100, 3]]), 5)
-    with pytest.raises(headroom.InvalidTargetError, match=r"target: .* got 5 at target\[1, 0\]"):
-        headroom.check_targets(torch.tensor([[0, -100], [5, 9]]), 5)
-    with pytest.raises(headroom.InvalidTargetError, match=r"got -100 at target\[0\]"):
-        headroom.check_targets(torch.tensor([-100]), 5, ignore_index=-1)
+    logitless.check_targets(torch.tensor([[0, 4], [-100, 3]]), 5)
+    with pytest.raises(logitless.InvalidTargetError, match=r"target: .* got 5 at target\[1, 0\]"):
+        logitless.check_targets(torch.tensor([[0, -100], [5, 9]]), 5)
+    with pytest.raises(logitless.InvalidTargetError, match=r"got -100 at target\[0\]"):
+        logitless.check_targets(torch.tensor([-100]), 5, ignore_index=-1)
 
 
 def test_main_grad_is_not_the_weight_itself():
@@ -215,5 +215,5 @@ def test_main_grad_is_not_the_weight_itself():
     before = weight.detach().clone()
     target = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="main_grad: expected a buffer of its own, got one .* linear_weight"):
-        headroom.linear_cross_entropy(torch.randn(4, 6), weight, target, main_grad=weight.detach())
+        logitless.linear_cross_entropy(torch.randn(4, 6), weight, target, main_grad=weight.detach())
     assert torch.equal(weight, before)

@@ -25,8 +25,8 @@ def run(monkeypatch, capsys):
         return capsys.readouterr().out.strip().splitlines()[-1]
 
     yield run
-    if "headroom.trl" in sys.modules:
-        sys.modules["headroom.trl"].unpatch()
+    if "logitless.trl" in sys.modules:
+        sys.modules["logitless.trl"].unpatch()
 
 
 @pytest.mark.parametrize(

@@ -29,24 +29,24 @@ def in_child(check):
 """
 
 TORCH = """
-import torch, headroom
+import torch, logitless
 torch.set_num_threads(4)
 input = torch.randn(300, 32, requires_grad=True)
 weight = torch.randn(700, 32, requires_grad=True)
 target = torch.randint(0, 700, (300,))
 def compute(**options):
-    loss = headroom.linear_cross_entropy(input, weight, target, **options).sum()
+    loss = logitless.linear_cross_entropy(input, weight, target, **options).sum()
     return [loss.detach(), *torch.autograd.grad(loss, (input, weight))]
 """
 
 NUMPY = """
-import numpy as np, headroom
+import numpy as np, logitless
 rng = np.random.default_rng(0)
 input = rng.standard_normal((300, 32)).astype("f")
 weight = rng.standard_normal((700, 32)).astype("f")
 target = rng.integers(0, 700, 300)
 def compute(**options):
-    found = headroom.numpy.linear_cross_entropy(input, weight, target, gradients=True, threads=4, **options)
+    found = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True, threads=4, **options)
     return [found.loss, found.d_input, found.d_linear_weight]
 """
 

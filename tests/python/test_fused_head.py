@@ -1,14 +1,14 @@
-"""headroom.nn.FusedHead: the linear layer that it replaces, and the loss that it computes."""
+"""logitless.nn.FusedHead: the linear layer that it replaces, and the loss that it computes."""
 
 import copy
 import io
 import pickle
 
-import headroom
+import logitless
 import pytest
 import torch
 import torch.nn.functional as F
-from headroom.nn import FusedHead
+from logitless.nn import FusedHead
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -87,13 +87,13 @@ def test_every_option_and_call_argument():
     hidden, labels = torch.randn(2, 7, 5), torch.randint(0, 11, (2, 7))
     arguments = dict(token_weight=torch.rand(2, 7), return_stats=["nll", "argmax"])
     found = head(hidden, labels, **arguments)
-    expected = headroom.linear_cross_entropy(
+    expected = logitless.linear_cross_entropy(
         hidden, head.weight, labels, linear_bias=head.bias, weight=class_weight, **OPTIONS, **arguments
     )
     for ours, theirs in zip(found, expected):
         assert ours is theirs is None or torch.equal(ours, theirs)
     rows = torch.rand(2, 7) + 0.5
-    expected = headroom.linear_cross_entropy(
+    expected = logitless.linear_cross_entropy(
         hidden, head.weight, labels, linear_bias=head.bias, weight=class_weight, **OPTIONS | {"temperature": rows}
     )
     assert torch.equal(head(hidden, labels, temperature=rows), expected)

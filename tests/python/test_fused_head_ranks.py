@@ -1,10 +1,10 @@
-"""headroom.nn.FusedHead on two gloo ranks: a unit of its own under FSDP2, and under DDP."""
+"""logitless.nn.FusedHead on two gloo ranks: a unit of its own under FSDP2, and under DDP."""
 
 import itertools
 import os
 import socket
 
-import headroom.nn
+import logitless.nn
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ class Model(nn.Module):
         self.embed, self.body, self.lm_head = nn.Embedding(VOCAB, 8), nn.Linear(8, 8), nn.Linear(8, VOCAB)
         self.fused, self.reduction = fused, reduction
         if fused:
-            self.lm_head = headroom.nn.FusedHead.from_linear(self.lm_head, reduction=reduction)
+            self.lm_head = logitless.nn.FusedHead.from_linear(self.lm_head, reduction=reduction)
 
     def forward(self, ids, labels):
         hidden = torch.tanh(self.body(self.embed(ids)))
@@ -70,7 +70,7 @@ def refusal_of_a_sharded_layer(mesh):
 
     linear = fully_shard(nn.Linear(8, VOCAB), mesh=mesh)
     try:
-        headroom.nn.FusedHead.from_linear(linear)
+        logitless.nn.FusedHead.from_linear(linear)
     except (TypeError, ValueError) as error:
         return str(error)
 

@@ -2,16 +2,16 @@
 
 import threading
 
-import headroom
+import logitless
 import numpy as np
 import pytest
 import torch
-from headroom import _eager, _plan, _run
-from headroom._cache import Cache
+from logitless import _eager, _plan, _run
+from logitless._cache import Cache
 from test_autograd import head
 from test_eager import Recorder, assert_same, results
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 
 
 def variants():
@@ -190,7 +190,7 @@ def test_a_target_out_of_range_is_found_by_a_kept_call():
     input, weight, _, target = head()
     lce(input.view(3, 3, 6), weight, target.view(3, 3))
     target[7] = 13
-    with pytest.raises(headroom.InvalidTargetError, match=r"got 13 at target\[2, 1\]"):
+    with pytest.raises(logitless.InvalidTargetError, match=r"got 13 at target\[2, 1\]"):
         lce(input.view(3, 3, 6), weight, target.view(3, 3))
 
 
@@ -255,7 +255,7 @@ def test_objects_that_are_numbers_are_read_at_every_call(name):
     option = (_ChangingInteger if name in ("ignore_index", "shift") else _Changing)(first)
     for value in (first, second):
         option.value = value
-        got, expected = (headroom.linear_cross_entropy(input, weight, target, **{name: x}) for x in (option, value))
+        got, expected = (logitless.linear_cross_entropy(input, weight, target, **{name: x}) for x in (option, value))
         assert torch.equal(got, expected)
 
 
@@ -263,16 +263,16 @@ def test_objects_that_are_numbers_are_read_at_every_call(name):
 @pytest.mark.parametrize("value", [2**63, 2**64, 2**64 + 4096])
 def test_integers_of_more_than_64_bits_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected an integer of 64 bits, got {value}"):
-        headroom.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **{name: value})
+        logitless.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **{name: value})
 
 
 def test_gradients_asked_for_in_inference_mode():
     input, weight = torch.randn(4, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
     for reduction in ("mean", "none"):
         with torch.inference_mode(), torch.enable_grad():
-            inside = headroom.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
+            inside = logitless.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
         assert not inside.requires_grad
-        outside = headroom.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
+        outside = logitless.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
         assert outside.requires_grad and torch.equal(inside, outside)
 
 
@@ -287,11 +287,11 @@ def test_gradients_asked_for_in_inference_mode():
 )
 def test_what_was_taken_and_misread_is_refused(options, error, message):
     with pytest.raises(error, match=message):
-        headroom.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **options)
+        logitless.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **options)
 
 
 def test_names_of_statistics_from_a_generator():
-    out = headroom.linear_cross_entropy(
+    out = logitless.linear_cross_entropy(
         torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), return_stats=(name for name in ["nll"])
     )
     assert out.nll.shape == (4,)
@@ -304,6 +304,6 @@ def test_a_hook_that_changes_what_is_saved_is_refused():
         return tensor.half() if tensor.shape == (4,) and tensor.dtype == torch.float32 else tensor
 
     with torch.autograd.graph.saved_tensors_hooks(shortened, lambda tensor: tensor):
-        loss = headroom.linear_cross_entropy(input, weight, torch.arange(4), reduction="none")
+        loss = logitless.linear_cross_entropy(input, weight, torch.arange(4), reduction="none")
     with pytest.raises(RuntimeError, match="lse: expected 4 elements of torch.float32, got 4 of torch.float16"):
         loss.sum().backward()

@@ -12,8 +12,8 @@ import pytest
 COMMA = "de_DE.UTF-8"
 SCRIPT = """
 import locale
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy
 locale.setlocale(locale.LC_ALL, "de_DE.UTF-8")
 assert locale.localeconv()["decimal_point"] == ","
@@ -21,15 +21,15 @@ assert locale.localeconv()["decimal_point"] == ","
 def message(call, *arguments, **options):
     try:
         call(*arguments, **options)
-    except headroom.HeadroomError as error:
+    except logitless.LogitlessError as error:
         return str(error)
     raise AssertionError((arguments, options))
 
-print(message(headroom.plan, 512, 8000, 64, dtype="float32", max_workspace_bytes=1500))
+print(message(logitless.plan, 512, 8000, 64, dtype="float32", max_workspace_bytes=1500))
 arrays = numpy.zeros((4, 8), "f4"), numpy.zeros((16, 8), "f4"), numpy.zeros(4, "i8")
 for option in ("label_smoothing", "softcap", "z_loss", "temperature"):
-    print(message(headroom.numpy.linear_cross_entropy, *arrays, **{option: -0.125}))
-headroom.numpy.linear_cross_entropy(*arrays)
+    print(message(logitless.numpy.linear_cross_entropy, *arrays, **{option: -0.125}))
+logitless.numpy.linear_cross_entropy(*arrays)
 """
 
 
@@ -44,8 +44,8 @@ def locales(tmp_path_factory):
 
 
 def test_messages_have_a_point(locales):
-    path = str(Path(__file__).resolve().parents[2] / "python") if os.environ.get("HEADROOM_LIBRARY") else ""
-    environment = os.environ | {"LOCPATH": str(locales), "HEADROOM_VERBOSE": "1"}
+    path = str(Path(__file__).resolve().parents[2] / "python") if os.environ.get("LOGITLESS_LIBRARY") else ""
+    environment = os.environ | {"LOCPATH": str(locales), "LOGITLESS_VERBOSE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -1,11 +1,11 @@
 """A main_grad has memory of its own, and PyTorch is told that it was written."""
 
-import headroom
+import logitless
 import pytest
 import torch
-from headroom._overlap import _meet, _region
 from hypothesis import given
 from hypothesis import strategies as st
+from logitless._overlap import _meet, _region
 
 N, D, V = 6, 5, 9
 
@@ -64,7 +64,7 @@ def arguments():
 
 def steps(compiled):
     def step(given, **options):
-        return headroom.linear_cross_entropy(**given, **options)
+        return logitless.linear_cross_entropy(**given, **options)
 
     return torch.compile(step, backend="aot_eager", fullgraph=True) if compiled else step
 
@@ -102,13 +102,13 @@ def test_a_negated_view_is_refused():
     given = arguments()
     given["linear_weight"].requires_grad_()
     with pytest.raises(ValueError, match="main_grad: expected a buffer that holds its values"):
-        headroom.linear_cross_entropy(**given | {"main_grad": torch._neg_view(given["main_grad"])})
+        logitless.linear_cross_entropy(**given | {"main_grad": torch._neg_view(given["main_grad"])})
 
 
 def test_an_upstream_gradient_in_main_grad_is_refused():
     given = arguments()
     given["linear_weight"].requires_grad_()
-    loss = headroom.linear_cross_entropy(**given, reduction="none")
+    loss = logitless.linear_cross_entropy(**given, reduction="none")
     with pytest.raises(ValueError, match="shares memory with grad_loss"):
         loss.backward(given["main_grad"].view(-1)[3 : 3 + N])
 
@@ -126,7 +126,7 @@ def test_rows_between_rows_are_memory_of_its_own(rows, of, compiled):
     leaf = given["linear_weight"].detach().requires_grad_()
     steps(compiled)(given | {"linear_weight": leaf}).backward()
     own = leaf.detach().clone().requires_grad_()
-    headroom.linear_cross_entropy(**given | {"linear_weight": own, "main_grad": None}).backward()
+    logitless.linear_cross_entropy(**given | {"linear_weight": own, "main_grad": None}).backward()
     torch.testing.assert_close(given["main_grad"], own.grad)
 
 
@@ -159,7 +159,7 @@ def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
 def test_a_backward_pass_that_leads_elsewhere_writes_nothing():
     given = arguments()
     given["input"].requires_grad_(), given["linear_weight"].requires_grad_()
-    loss = headroom.linear_cross_entropy(**given)
+    loss = logitless.linear_cross_entropy(**given)
     version = given["main_grad"]._version
     torch.autograd.grad(loss, given["input"])
     assert given["main_grad"]._version == version and not given["main_grad"].any()
@@ -170,5 +170,5 @@ def test_an_inference_tensor_has_no_version():
     with torch.inference_mode():
         given["main_grad"] = torch.zeros(V, D)
     given["linear_weight"].requires_grad_()
-    headroom.linear_cross_entropy(**given).backward()
+    logitless.linear_cross_entropy(**given).backward()
     assert bool(given["main_grad"].any())

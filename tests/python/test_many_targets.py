@@ -1,9 +1,9 @@
-"""Several targets a row and headroom.linear_log_probs, beside PyTorch with all logits in memory."""
+"""Several targets a row and logitless.linear_log_probs, beside PyTorch with all logits in memory."""
 
 import itertools
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy as np
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_log_probs(rows, count, options):
     leaves, ids, upstream = problem(rows, count)
     if options.get("temperature") == "rows":
         options = options | {"temperature": torch.rand(rows, dtype=torch.float64) + 0.5}
-    got = headroom.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
+    got = logitless.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
     expected = reference(leaves, ids, **options)
     assert got.shape == ids.shape and got.dtype == torch.float64
     close(got, expected)
@@ -73,7 +73,7 @@ def test_log_probs(rows, count, options):
 def test_loss(rows, count, reduction, smoothing):
     leaves, ids, probs = problem(rows, count)
     options = {"reduction": reduction, "label_smoothing": smoothing, "target_weight": probs}
-    got = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
+    got = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
     log_probs = F.log_softmax(F.linear(*leaves), -1)
     dense = torch.zeros_like(log_probs).scatter_add(-1, ids.clamp(min=0), torch.where(ids == -100, 0, probs))
     valid = (ids != -100).any(-1)
@@ -92,7 +92,7 @@ def test_is_pytorchs_cross_entropy_of_probabilities():
     dense = torch.zeros(9, VOCAB, dtype=torch.float64).scatter_(1, ids, probs)
     for reduction, smoothing in itertools.product(("mean", "sum", "none"), (0.0, 0.2)):
         options = {"reduction": reduction, "label_smoothing": smoothing}
-        got = headroom.linear_cross_entropy(
+        got = logitless.linear_cross_entropy(
             leaves[0], leaves[1], ids, target_weight=probs, linear_bias=leaves[2], **options
         )
         close(got, F.cross_entropy(F.linear(*leaves), dense, **options))
@@ -100,7 +100,7 @@ def test_is_pytorchs_cross_entropy_of_probabilities():
 
 def test_several_right_classes():
     leaves, ids, _ = problem((6,), 3)
-    got = headroom.linear_cross_entropy(
+    got = logitless.linear_cross_entropy(
         leaves[0], leaves[1], ids, linear_bias=leaves[2], target_weight=torch.ones(6, 3), reduction="sum"
     )
     expected = -reference(leaves, ids).sum()
@@ -116,12 +116,12 @@ def test_lower_precision(dtype):
     exact = [leaf.detach().double().requires_grad_() for leaf in low]
     truth = torch.autograd.grad(-(reference(exact, ids) * probs).sum(), exact)
     naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)
-    loss = headroom.linear_cross_entropy(
+    loss = logitless.linear_cross_entropy(
         low[0], low[1], ids, target_weight=probs.float(), linear_bias=low[2], reduction="sum"
     )
     got = torch.autograd.grad(loss, low)
     upstream = -probs.float()
-    log_probs = headroom.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
+    log_probs = logitless.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
     assert log_probs.dtype == torch.float32
     again = torch.autograd.grad((log_probs * upstream).sum(), low)
     for mine, mine_again, theirs, right in zip(got, again, naive, truth):
@@ -136,20 +136,20 @@ def test_one_pass_makes_loss_and_gradients():
 
     leaves, ids, probs = problem((6,), 3, torch.float32)
     with FlopCounterMode(display=False) as flops:
-        loss = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs)
+        loss = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs)
     assert flops.get_total_flops() == 3 * 2 * 6 * VOCAB * DIM
     with FlopCounterMode(display=False) as flops:
         loss.backward()
     assert flops.get_total_flops() == 0
     with FlopCounterMode(display=False) as flops:
-        log_probs = headroom.linear_log_probs(leaves[0], leaves[1], ids)
+        log_probs = logitless.linear_log_probs(leaves[0], leaves[1], ids)
         log_probs.sum().backward()
     assert flops.get_total_flops() == 4 * 2 * 6 * VOCAB * DIM
 
 
 def test_statistics():
     leaves, ids, probs = problem((2, 3), 4)
-    out = headroom.linear_cross_entropy(
+    out = logitless.linear_cross_entropy(
         leaves[0], leaves[1], ids, target_weight=probs, linear_bias=leaves[2], return_stats=True
     )
     assert out.correct_count is None and out.is_top1 is None and int(out.valid_count) == 6
@@ -160,13 +160,13 @@ def test_statistics():
     )
     for name in ("correct_count", "is_top1"):
         with pytest.raises(ValueError, match=f"return_stats: expected no {name} with several targets"):
-            headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, return_stats=(name,))
+            logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, return_stats=(name,))
 
 
 def test_shift_moves_targets_with_their_weights():
     leaves, ids, probs = problem((2, 5), 3)
-    got = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, shift=1, reduction="none")
-    inner = headroom.linear_cross_entropy(
+    got = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, shift=1, reduction="none")
+    inner = logitless.linear_cross_entropy(
         leaves[0][:, :-1], leaves[1], ids[:, 1:], target_weight=probs[:, 1:], reduction="none"
     )
     close(got[:, :-1], inner)
@@ -179,7 +179,7 @@ def test_learned_scale_and_temperature():
         number = torch.tensor(1.25, dtype=torch.float64, requires_grad=True)
         for bias in (None, leaves[2]):
             head = [leaves[0], leaves[1], torch.zeros(VOCAB, dtype=torch.float64) if bias is None else bias]
-            got = (headroom.linear_log_probs(*leaves[:2], ids, linear_bias=bias, **{name: number}) * upstream).sum()
+            got = (logitless.linear_log_probs(*leaves[:2], ids, linear_bias=bias, **{name: number}) * upstream).sum()
             expected = (reference(head, ids, **{name: number}) * upstream).sum()
             same_gradients((number, leaves[0]), got, expected)
 
@@ -187,10 +187,10 @@ def test_learned_scale_and_temperature():
 def test_gradcheck():
     leaves, ids, probs = problem((3,), 2)
     assert torch.autograd.gradcheck(
-        lambda x, w, b: headroom.linear_log_probs(x, w, ids, linear_bias=b, softcap=5.0), leaves
+        lambda x, w, b: logitless.linear_log_probs(x, w, ids, linear_bias=b, softcap=5.0), leaves
     )
     assert torch.autograd.gradcheck(
-        lambda x, w, b: headroom.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs), leaves
+        lambda x, w, b: logitless.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs), leaves
     )
 
 
@@ -198,20 +198,20 @@ def test_some_gradients():
     leaves, ids, _ = problem((5,), 2)
     for wanted in range(3):
         given = [leaf if i == wanted else leaf.detach() for i, leaf in enumerate(leaves)]
-        got = headroom.linear_log_probs(given[0], given[1], ids, linear_bias=given[2])
+        got = logitless.linear_log_probs(given[0], given[1], ids, linear_bias=given[2])
         got.sum().backward()
         expected = torch.autograd.grad(reference(leaves, ids).sum(), leaves)[wanted]
         close(leaves[wanted].grad, expected)
     with torch.no_grad():
-        assert not headroom.linear_log_probs(leaves[0], leaves[1], ids).requires_grad
+        assert not logitless.linear_log_probs(leaves[0], leaves[1], ids).requires_grad
 
 
 def test_compiles_in_one_graph():
     leaves, ids, probs = problem((6,), 3, torch.float32)
 
     def f(x, w, b, ids, probs):
-        log_probs = headroom.linear_log_probs(x, w, ids, linear_bias=b)
-        loss = headroom.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs)
+        log_probs = logitless.linear_log_probs(x, w, ids, linear_bias=b)
+        loss = logitless.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs)
         return (log_probs * probs).sum() + loss
 
     compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
@@ -222,8 +222,8 @@ def test_compiles_in_one_graph():
 
 def test_the_operator():
     leaves, ids, _ = problem((5,), 2)
-    from headroom._log_probs import _log_probs
-    from headroom._options import DEFAULT_THRESHOLD
+    from logitless._log_probs import _log_probs
+    from logitless._options import DEFAULT_THRESHOLD
 
     options = {
         "reduction": "sum",
@@ -247,7 +247,7 @@ def test_checkpoint_and_retain_graph():
     leaves, ids, upstream = problem((6,), 3)
 
     def f(x, w, b):
-        return (headroom.linear_log_probs(x, w, ids, linear_bias=b) * upstream).sum()
+        return (logitless.linear_log_probs(x, w, ids, linear_bias=b) * upstream).sum()
 
     expected = torch.autograd.grad(f(*leaves), leaves)
     loss = f(*leaves)
@@ -261,7 +261,7 @@ def test_checkpoint_and_retain_graph():
 
 def test_batches_of_upstream_gradients():
     leaves, ids, _ = problem((4,), 2)
-    got = headroom.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2])
+    got = logitless.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2])
     expected = reference(leaves, ids)
     batch = torch.randn(3, 4, 2, dtype=torch.float64)
     for a, b in zip(
@@ -274,8 +274,8 @@ def test_batches_of_upstream_gradients():
 def test_autocast():
     leaves, ids, probs = problem((6,), 3, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        got = headroom.linear_log_probs(leaves[0], leaves[1], ids)
-        loss = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, reduction="sum")
+        got = logitless.linear_log_probs(leaves[0], leaves[1], ids)
+        loss = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, reduction="sum")
     low = [leaf.detach().bfloat16().double().requires_grad_() for leaf in leaves[:2]]
     expected = reference([*low, torch.zeros(VOCAB, dtype=torch.float64)], ids)
     assert got.dtype == loss.dtype == torch.float32
@@ -288,9 +288,9 @@ def test_autocast():
 def test_main_grad():
     leaves, ids, probs = problem((6,), 3, torch.float32)
     buffer = torch.ones(VOCAB, DIM)
-    loss = headroom.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, main_grad=buffer)
+    loss = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, main_grad=buffer)
     loss.backward()
-    plain = headroom.linear_cross_entropy(leaves[0].detach(), leaves[1], ids, target_weight=probs)
+    plain = logitless.linear_cross_entropy(leaves[0].detach(), leaves[1], ids, target_weight=probs)
     torch.testing.assert_close(buffer - 1, torch.autograd.grad(plain, leaves[1])[0], rtol=1e-5, atol=1e-6)
 
 
@@ -298,35 +298,37 @@ def test_knowledge_of_a_teachers_largest():
     """The loss over the ids of linear_top_k, whose gradient is that of the divergence over these."""
     leaves, _, _ = problem((5,), 1)
     teacher = torch.randn(VOCAB, DIM, dtype=torch.float64)
-    found = headroom.linear_top_k(leaves[0].detach(), teacher, 8)
+    found = logitless.linear_top_k(leaves[0].detach(), teacher, 8)
     probs = found.log_probs.exp()
-    loss = headroom.linear_cross_entropy(leaves[0], leaves[1], found.ids, target_weight=probs, reduction="sum")
+    loss = logitless.linear_cross_entropy(leaves[0], leaves[1], found.ids, target_weight=probs, reduction="sum")
     log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, found.ids)
     divergence = (probs * (found.log_probs - log_probs)).sum()
     same_gradients(leaves[:2], loss, divergence)
 
 
 def test_module():
-    module = headroom.LinearCrossEntropyLoss(DIM, VOCAB, dtype=torch.float64)
+    module = logitless.LinearCrossEntropyLoss(DIM, VOCAB, dtype=torch.float64)
     leaves, ids, probs = problem((6,), 3)
-    expected = headroom.linear_cross_entropy(leaves[0], module.linear.weight, ids, target_weight=probs)
+    expected = logitless.linear_cross_entropy(leaves[0], module.linear.weight, ids, target_weight=probs)
     close(module(leaves[0], ids, target_weight=probs), expected)
 
 
 def test_double_backward_is_refused():
     leaves, ids, _ = problem((4,), 2)
     with pytest.raises(NotImplementedError, match="linear_log_probs: double backward"):
-        log_probs = headroom.linear_log_probs(leaves[0], leaves[1], ids)
+        log_probs = logitless.linear_log_probs(leaves[0], leaves[1], ids)
         torch.autograd.grad(log_probs.sum(), leaves[0], create_graph=True)
 
 
 def test_a_budget_that_is_too_small():
     leaves, ids, probs = problem((40,), 3, torch.float32)
     for call in (
-        lambda budget: headroom.linear_log_probs(*leaves[:2], ids, max_workspace_bytes=budget),
-        lambda budget: headroom.linear_cross_entropy(*leaves[:2], ids, target_weight=probs, max_workspace_bytes=budget),
+        lambda budget: logitless.linear_log_probs(*leaves[:2], ids, max_workspace_bytes=budget),
+        lambda budget: logitless.linear_cross_entropy(
+            *leaves[:2], ids, target_weight=probs, max_workspace_bytes=budget
+        ),
     ):
-        with pytest.raises(headroom.BudgetTooSmallError) as error:
+        with pytest.raises(logitless.BudgetTooSmallError) as error:
             call(1)
         assert torch.equal(call(error.value.required_bytes), call(None))
 
@@ -334,10 +336,10 @@ def test_a_budget_that_is_too_small():
 def test_numpy():
     leaves, ids, probs = problem((2, 5), 3)
     arrays = [leaf.detach().numpy() for leaf in leaves]
-    got = headroom.numpy.linear_log_probs(arrays[0], arrays[1], ids.numpy(), linear_bias=arrays[2], softcap=4.0)
+    got = logitless.numpy.linear_log_probs(arrays[0], arrays[1], ids.numpy(), linear_bias=arrays[2], softcap=4.0)
     np.testing.assert_allclose(got, reference(leaves, ids, softcap=4.0).detach().numpy(), rtol=1e-12, atol=1e-12)
     for reduction in ("sum", "none"):
-        found = headroom.numpy.linear_cross_entropy(
+        found = logitless.numpy.linear_cross_entropy(
             *arrays[:2],
             ids.numpy(),
             linear_bias=arrays[2],
@@ -363,10 +365,10 @@ def test_cuda(dtype):
     expected = reference(exact, ids)
     truth = torch.autograd.grad(-(expected * probs).sum(), exact)
     unit = torch.finfo(dtype).eps
-    log_probs = headroom.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
+    log_probs = logitless.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
     assert (log_probs - expected).abs().max() <= 64 * max(unit if dtype != torch.bfloat16 else 0, 2**-24)
     weights = probs if dtype == torch.float64 else probs.float()
-    loss = headroom.linear_cross_entropy(
+    loss = logitless.linear_cross_entropy(
         low[0], low[1], ids, target_weight=weights, linear_bias=low[2], reduction="sum"
     )
     naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)

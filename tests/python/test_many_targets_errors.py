@@ -1,7 +1,7 @@
-"""What several targets a row and headroom.linear_log_probs refuse, for torch and numpy."""
+"""What several targets a row and logitless.linear_log_probs refuse, for torch and numpy."""
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import pytest
 import torch
 
@@ -35,10 +35,10 @@ def test_losses_that_are_refused(error, message, changed):
     if "target_weight" not in changed:
         arguments["target_weight"] = torch.ones(changed.get("target", TWO).shape)
     with pytest.raises(error, match=message):
-        headroom.linear_cross_entropy(**arguments | changed)
+        logitless.linear_cross_entropy(**arguments | changed)
     if "a torch.Tensor" not in message and "require grad" not in message:
         with pytest.raises(error, match=message):
-            headroom.numpy.linear_cross_entropy(
+            logitless.numpy.linear_cross_entropy(
                 **{name: v.numpy() if isinstance(v, torch.Tensor) else v for name, v in (arguments | changed).items()}
             )
 
@@ -56,9 +56,9 @@ BAD_IDS = [
 def test_ids_that_are_refused(error, message, ids):
     input, weight = torch.randn(4, DIM), torch.randn(VOCAB, DIM)
     with pytest.raises(error, match=message):
-        headroom.linear_log_probs(input, weight, ids)
+        logitless.linear_log_probs(input, weight, ids)
     with pytest.raises(error, match=message):
-        headroom.numpy.linear_log_probs(input.numpy(), weight.numpy(), ids.numpy())
+        logitless.numpy.linear_log_probs(input.numpy(), weight.numpy(), ids.numpy())
 
 
 @pytest.mark.parametrize("rows", [(), (4,), (2, 3), (2, 1, 3)], ids=str)
@@ -68,13 +68,13 @@ def test_one_dimension_too_many_is_a_mistake(rows, count, reduction):
     """Only their weights say that a row has several targets."""
     input, weight = torch.randn(*rows, DIM), torch.randn(VOCAB, DIM)
     target = torch.zeros(*rows, count, dtype=torch.int64)
-    criterion = headroom.LinearCrossEntropyLoss(DIM, VOCAB, reduction=reduction)
+    criterion = logitless.LinearCrossEntropyLoss(DIM, VOCAB, reduction=reduction)
     calls = {
-        "function": lambda: headroom.linear_cross_entropy(input, weight, target, reduction=reduction),
-        "compiled": lambda: torch.compile(headroom.linear_cross_entropy, backend="eager")(input, weight, target),
+        "function": lambda: logitless.linear_cross_entropy(input, weight, target, reduction=reduction),
+        "compiled": lambda: torch.compile(logitless.linear_cross_entropy, backend="eager")(input, weight, target),
         "module": lambda: criterion(input, target),
-        "head": lambda: headroom.nn.FusedHead(DIM, VOCAB, reduction=reduction)(input, target),
-        "numpy": lambda: headroom.numpy.linear_cross_entropy(
+        "head": lambda: logitless.nn.FusedHead(DIM, VOCAB, reduction=reduction)(input, target),
+        "numpy": lambda: logitless.numpy.linear_cross_entropy(
             input.numpy(), weight.numpy(), target.numpy(), reduction=reduction
         ),
     }

@@ -2,12 +2,12 @@
 
 import contextlib
 
-import headroom
+import logitless
 import pytest
 import torch
 import torch.nn.functional as F
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 SHORT = (torch.bfloat16, torch.float16)
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 

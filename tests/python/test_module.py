@@ -1,12 +1,12 @@
-"""headroom.LinearCrossEntropyLoss beside torch.nn.LinearCrossEntropyLoss."""
+"""logitless.LinearCrossEntropyLoss beside torch.nn.LinearCrossEntropyLoss."""
 
 import inspect
 import io
 import pickle
 
-import headroom
-import headroom.compat.quack
-import headroom.compat.torch
+import logitless
+import logitless.compat.quack
+import logitless.compat.torch
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ needs_upstream = pytest.mark.skipif(UPSTREAM is None, reason="this PyTorch has n
 @needs_upstream
 def test_constructor_has_the_upstream_parameters():
     theirs = inspect.signature(UPSTREAM).parameters
-    ours = inspect.signature(headroom.LinearCrossEntropyLoss).parameters
+    ours = inspect.signature(logitless.LinearCrossEntropyLoss).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
     for name, parameter in theirs.items():
         assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default)
@@ -28,7 +28,7 @@ def test_constructor_has_the_upstream_parameters():
 def test_function_has_the_upstream_parameters():
     theirs = dict(inspect.signature(F.linear_cross_entropy).parameters)
     del theirs["options"]
-    ours = inspect.signature(headroom.linear_cross_entropy).parameters
+    ours = inspect.signature(logitless.linear_cross_entropy).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
 
 
@@ -36,7 +36,7 @@ def test_function_has_the_upstream_parameters():
 @pytest.mark.parametrize("bias", [False, True])
 def test_equals_upstream_and_shares_its_state(bias):
     arguments = dict(bias=bias, weight=torch.rand(11), label_smoothing=0.1, reduction="sum", ignore_index=2)
-    theirs, ours = UPSTREAM(5, 11, **arguments), headroom.LinearCrossEntropyLoss(5, 11, **arguments)
+    theirs, ours = UPSTREAM(5, 11, **arguments), logitless.LinearCrossEntropyLoss(5, 11, **arguments)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     ours.load_state_dict(theirs.state_dict())
     input, target = torch.randn(7, 5, requires_grad=True), torch.randint(0, 11, (7,))
@@ -47,12 +47,12 @@ def test_equals_upstream_and_shares_its_state(bias):
 
 
 def test_options_and_call_arguments():
-    model = headroom.LinearCrossEntropyLoss(
+    model = logitless.LinearCrossEntropyLoss(
         5, 11, scale=0.5, softcap=4.0, z_loss=0.1, shift=1, max_workspace_bytes=10**8
     )
     input, target = torch.randn(2, 7, 5), torch.randint(0, 11, (2, 7))
     out = model(input, target, token_weight=torch.rand(2, 7), num_items=3, return_stats=["nll"])
-    expected = headroom.linear_cross_entropy(
+    expected = logitless.linear_cross_entropy(
         input, model.linear.weight, target, scale=0.5, softcap=4.0, z_loss=0.1, shift=1, return_stats=["nll"]
     )
     assert torch.equal(out.nll, expected.nll)
@@ -60,7 +60,7 @@ def test_options_and_call_arguments():
 
 
 def test_pickle():
-    model = headroom.LinearCrossEntropyLoss(5, 11, bias=True, weight=torch.rand(11), softcap=3.0)
+    model = logitless.LinearCrossEntropyLoss(5, 11, bias=True, weight=torch.rand(11), softcap=3.0)
     input, target = torch.randn(7, 5), torch.randint(0, 11, (7,))
     again = pickle.loads(pickle.dumps(model))
     assert torch.equal(again(input, target), model(input, target))
@@ -71,7 +71,7 @@ def test_pickle():
 
 
 def test_functional_call():
-    model = headroom.LinearCrossEntropyLoss(5, 11)
+    model = logitless.LinearCrossEntropyLoss(5, 11)
     input, target = torch.randn(7, 5), torch.randint(0, 11, (7,))
     weight = torch.randn(11, 5, requires_grad=True)
     loss = torch.func.functional_call(model, {"linear.weight": weight}, (input, target))
@@ -91,7 +91,7 @@ def test_functional_call():
 )
 def test_bad_constructor_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
-        headroom.LinearCrossEntropyLoss(5, 11, **arguments)
+        logitless.LinearCrossEntropyLoss(5, 11, **arguments)
 
 
 class Adapter(torch.nn.Module):
@@ -113,15 +113,15 @@ class Adapter(torch.nn.Module):
         return self.base_layer(*arguments) + self.product(arguments[0])
 
 
-@pytest.mark.parametrize("make", [headroom.LinearCrossEntropyLoss, headroom.compat.torch.LinearCrossEntropyLoss])
+@pytest.mark.parametrize("make", [logitless.LinearCrossEntropyLoss, logitless.compat.torch.LinearCrossEntropyLoss])
 def test_an_adapter_around_the_weight_is_refused(make):
     loss = make(5, 11)
     loss.linear = Adapter(loss.linear)
-    with pytest.raises(headroom.UnsupportedError, match="linear: expected a torch.nn.Linear, got a .*Adapter"):
+    with pytest.raises(logitless.UnsupportedError, match="linear: expected a torch.nn.Linear, got a .*Adapter"):
         loss(torch.randn(3, 5), torch.zeros(3, dtype=torch.int64))
 
 
 def test_an_adapter_around_a_layer_that_is_a_loss_is_refused():
-    loss = Adapter(headroom.compat.quack.LinearCrossEntropy(5, 11))
-    with pytest.raises(headroom.UnsupportedError, match="LinearCrossEntropy itself, got one of .*Adapter"):
+    loss = Adapter(logitless.compat.quack.LinearCrossEntropy(5, 11))
+    with pytest.raises(logitless.UnsupportedError, match="LinearCrossEntropy itself, got one of .*Adapter"):
         loss(torch.randn(3, 5), torch.zeros(3, dtype=torch.int64))

@@ -1,13 +1,13 @@
 """Options that are numbers: their ranges, tensors in their place, and compiled graphs that serve all of them."""
 
-import headroom
+import logitless
 import numpy as np
 import pytest
 import torch
 from test_compile import tensors
 from torch._dynamo.testing import CompileCounterWithBackend
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS = [0.03 * k for k in range(1, 21)]
@@ -88,9 +88,9 @@ def test_a_threshold_is_checked_in_any_case(threshold, gradient):
     calls = (
         lambda: lce(input, weight, target, **options),
         lambda: lce(input.detach(), weight.detach(), target, **options),
-        lambda: headroom.numpy.linear_cross_entropy(*given, **options),
-        lambda: headroom.plan(6, 23, 8, **options),
-        lambda: headroom.LinearCrossEntropyLoss(8, 23, **options),
+        lambda: logitless.numpy.linear_cross_entropy(*given, **options),
+        lambda: logitless.plan(6, 23, 8, **options),
+        lambda: logitless.LinearCrossEntropyLoss(8, 23, **options),
     )
     for call in calls:
         with pytest.raises((ValueError, TypeError), match=r"threshold: expected a number"):
@@ -103,12 +103,12 @@ def test_a_seed_is_checked_without_gradients(seed):
     with pytest.raises((ValueError, TypeError), match="seed: expected an integer"):
         lce(input, weight, target, gradient="thinned", seed=seed)
     with pytest.raises((ValueError, TypeError), match="seed: expected an integer"):
-        headroom.numpy.linear_cross_entropy(
+        logitless.numpy.linear_cross_entropy(
             input.numpy(), weight.numpy(), target.numpy(), gradient="thinned", seed=seed
         )
 
 
-@pytest.mark.parametrize("call", [headroom.plan, headroom.plans])
+@pytest.mark.parametrize("call", [logitless.plan, logitless.plans])
 @pytest.mark.parametrize("budget, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError)])
 def test_a_budget_of_nothing_is_refused(call, budget, error):
     with pytest.raises(error, match="max_workspace_bytes: expected"):
@@ -135,9 +135,9 @@ def test_num_items_of_nothing_divides_by_zero(zero, dtype, gradient):
 def test_num_items_of_nothing_in_numpy():
     input, weight, _, target = (t.detach().numpy() for t in tensors(6))
     for options in ({"num_items": 0}, {"num_items": 0, "gradients": True}):
-        assert headroom.numpy.linear_cross_entropy(input, weight, target, **options).loss == np.inf
+        assert logitless.numpy.linear_cross_entropy(input, weight, target, **options).loss == np.inf
         nothing = np.full_like(target, -100)
-        assert np.isnan(headroom.numpy.linear_cross_entropy(input, weight, nothing, **options).loss)
+        assert np.isnan(logitless.numpy.linear_cross_entropy(input, weight, nothing, **options).loss)
     compiled = torch.compile(lce, fullgraph=True, backend="aot_eager")
     tensors_ = [torch.from_numpy(a) for a in (input, weight, target)]
     for items in (3, 4, 0):
@@ -154,7 +154,7 @@ def test_tensors_of_one_number_are_inputs_of_an_exported_graph(function, strict)
                 "linear_log_probs": torch.arange(6).reshape(3, 2),
                 "linear_top_k": 2,
             }[function]
-            found = getattr(headroom, function)(input, weight, given, scale=scale, temperature=temperature)
+            found = getattr(logitless, function)(input, weight, given, scale=scale, temperature=temperature)
             return found.log_probs if function == "linear_top_k" else found
 
     input, weight = torch.randn(3, 4), torch.randn(9, 4)

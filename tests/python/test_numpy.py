@@ -1,7 +1,7 @@
-"""headroom.numpy beside headroom for PyTorch: the same bits, for the library is the same."""
+"""logitless.numpy beside logitless for PyTorch: the same bits, for the library is the same."""
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import pytest
 import torch
 
@@ -32,12 +32,12 @@ def test_equals_torch(options, dtype):
     input, weight, bias, target = arrays(dtype)
     rng = np.random.default_rng(1)
     weights = {"weight": rng.random(11), "token_weight": rng.random((3, 5))}
-    got = headroom.numpy.linear_cross_entropy(
+    got = logitless.numpy.linear_cross_entropy(
         input, weight, target, linear_bias=bias, return_stats=True, gradients=True, **weights, **options
     )
     leaves = [torch.tensor(a).requires_grad_() for a in (input, weight, bias)]
     weights = {name: torch.tensor(value) for name, value in weights.items()}
-    expected = headroom.linear_cross_entropy(
+    expected = logitless.linear_cross_entropy(
         leaves[0], leaves[1], torch.tensor(target), linear_bias=leaves[2], return_stats=True, **weights, **options
     )
     expected.loss.sum().backward()
@@ -52,9 +52,9 @@ def test_equals_torch(options, dtype):
 
 def test_only_what_is_asked_for():
     input, weight, bias, target = arrays()
-    got = headroom.numpy.linear_cross_entropy(input, weight, target, gradients=["linear_weight"], return_stats=["nll"])
+    got = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=["linear_weight"], return_stats=["nll"])
     assert got.d_input is None and got.d_linear_weight is not None and got.lse is None and got.nll is not None
-    got = headroom.numpy.linear_cross_entropy(input, weight, target)
+    got = logitless.numpy.linear_cross_entropy(input, weight, target)
     assert isinstance(got.loss, np.float32) and got.d_linear_weight is None
 
 
@@ -62,9 +62,9 @@ def test_upstream_gradient():
     input, weight, _, target = arrays(np.float64)
     for reduction, upstream in (("mean", 2.0), ("none", np.random.default_rng(2).random((3, 5)))):
         options = {"reduction": reduction, "gradients": ["input"]}
-        got = headroom.numpy.linear_cross_entropy(input, weight, target, grad_loss=upstream, **options)
+        got = logitless.numpy.linear_cross_entropy(input, weight, target, grad_loss=upstream, **options)
         leaf = torch.tensor(input).requires_grad_()
-        loss = headroom.linear_cross_entropy(leaf, torch.tensor(weight), torch.tensor(target), reduction=reduction)
+        loss = logitless.linear_cross_entropy(leaf, torch.tensor(weight), torch.tensor(target), reduction=reduction)
         loss.backward(torch.tensor(upstream, dtype=torch.float64))
         np.testing.assert_allclose(got.d_input, leaf.grad.numpy(), rtol=1e-12, atol=1e-15)
 
@@ -76,9 +76,9 @@ def test_any_layout(view):
     _, weight, _, _ = arrays()
     input = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
     target = np.array([1, 2, 3, 4], np.int32)[::1]
-    got = headroom.numpy.linear_cross_entropy(view(input), view(weight), target, gradients=True)
+    got = logitless.numpy.linear_cross_entropy(view(input), view(weight), target, gradients=True)
     plain = [np.ascontiguousarray(view(a), np.float32) for a in (input, weight)]
-    expected = headroom.numpy.linear_cross_entropy(*plain, target.astype(">i8"), gradients=True)
+    expected = logitless.numpy.linear_cross_entropy(*plain, target.astype(">i8"), gradients=True)
     assert got.loss == expected.loss
     np.testing.assert_array_equal(got.d_input, expected.d_input)
     np.testing.assert_array_equal(got.d_linear_weight, expected.d_linear_weight)
@@ -96,7 +96,7 @@ def test_any_byte_order(dtype, swapped):
     given["weight"] = rng.random(11)
     other = {name: a.astype(a.dtype.newbyteorder(">")) if name in swapped else a for name, a in given.items()}
     options = {"reduction": "none", "gradients": True, "return_stats": True}
-    got, expected = (headroom.numpy.linear_cross_entropy(**a, **options) for a in (other, given))
+    got, expected = (logitless.numpy.linear_cross_entropy(**a, **options) for a in (other, given))
     for name in ("loss", "entropy", "argmax", "d_input", "d_linear_weight", "d_linear_bias"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
         assert getattr(got, name).dtype == getattr(expected, name).dtype
@@ -106,20 +106,20 @@ def test_any_byte_order(dtype, swapped):
     ids = operands["target"][..., None]
     ids_of_other = ids.astype(">i4") if "target" in swapped else ids
     np.testing.assert_array_equal(
-        headroom.numpy.linear_log_probs(ids=ids_of_other, **other), headroom.numpy.linear_log_probs(ids=ids, **given)
+        logitless.numpy.linear_log_probs(ids=ids_of_other, **other), logitless.numpy.linear_log_probs(ids=ids, **given)
     )
     np.testing.assert_array_equal(
-        headroom.numpy.linear_top_k(k=3, **other).ids, headroom.numpy.linear_top_k(k=3, **given).ids
+        logitless.numpy.linear_top_k(k=3, **other).ids, logitless.numpy.linear_top_k(k=3, **given).ids
     )
 
 
 def test_bfloat16():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     input, weight, _, target = (a.astype(ml_dtypes.bfloat16) if a.dtype.kind == "f" else a for a in arrays())
-    got = headroom.numpy.linear_cross_entropy(input, weight, target, gradients=True)
+    got = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True)
     leaf = torch.tensor(input.astype(np.float32)).bfloat16().requires_grad_()
     other = torch.tensor(weight.astype(np.float32)).bfloat16()
-    loss = headroom.linear_cross_entropy(leaf, other, torch.tensor(target))
+    loss = logitless.linear_cross_entropy(leaf, other, torch.tensor(target))
     loss.backward()
     assert got.loss == loss.item() and got.d_input.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(got.d_input.astype(np.float32), leaf.grad.float().numpy())
@@ -133,7 +133,7 @@ def test_bfloat16():
         ({"linear_weight": np.zeros(6, "f")}, ValueError, "linear_weight: expected shape"),
         ({"target": np.zeros((3, 4), int)}, ValueError, "target: expected shape"),
         ({"target": np.zeros((3, 5), "f")}, TypeError, "target: expected int64 or int32"),
-        ({"target": np.full((3, 5), 11)}, headroom.InvalidTargetError, r"target: .* got 11 at target\[0, 0\]"),
+        ({"target": np.full((3, 5), 11)}, logitless.InvalidTargetError, r"target: .* got 11 at target\[0, 0\]"),
         ({"linear_bias": np.zeros(3, "f")}, ValueError, "linear_bias: expected shape"),
         ({"linear_weight": np.zeros((11, 6))}, TypeError, "linear_weight: expected float64 for all"),
         ({"linear_bias": np.zeros(11)}, TypeError, "linear_bias: expected float64 for all"),
@@ -149,11 +149,11 @@ def test_bfloat16():
             r"linear_weight: .* D >= 1, got \[11, 0\]",
         ),
         ({"gradients": ["linear_bias"]}, ValueError, "gradients: expected names out of input, linear_weight, got"),
-        ({"max_workspace_bytes": 1, "gradients": True}, headroom.BudgetTooSmallError, "expected at least"),
-        ({"backend": "quantum"}, headroom.BackendUnavailableError, "quantum"),
+        ({"max_workspace_bytes": 1, "gradients": True}, logitless.BudgetTooSmallError, "expected at least"),
+        ({"backend": "quantum"}, logitless.BackendUnavailableError, "quantum"),
     ],
 )
 def test_errors(change, error, message):
     input, weight, _, target = arrays()
     with pytest.raises(error, match=message):
-        headroom.numpy.linear_cross_entropy(**({"input": input, "linear_weight": weight, "target": target} | change))
+        logitless.numpy.linear_cross_entropy(**({"input": input, "linear_weight": weight, "target": target} | change))

@@ -1,6 +1,6 @@
 """Every option, alone and in random combinations, against the plain float64 computation."""
 
-import headroom
+import logitless
 import pytest
 import torch
 from hypothesis import given
@@ -36,9 +36,9 @@ def upstream_like(out, names, seed=1):
 
 
 def run(problem, upstream_names=("loss",), **options):
-    """Outputs and gradients of headroom by name; sets the problem's upstream gradients."""
+    """Outputs and gradients of logitless by name; sets the problem's upstream gradients."""
     leaves = problem.leaves()
-    out = headroom.linear_cross_entropy(
+    out = logitless.linear_cross_entropy(
         leaves[0], leaves[1], problem.target, linear_bias=leaves[2], return_stats=True, **problem.options, **options
     )
     problem.upstream = upstream_like(out, upstream_names)
@@ -142,5 +142,5 @@ def test_random_combinations_with_gradients_in_the_forward_pass(problem):
 def test_loss_only_equals_the_loss_with_gradients(problem):
     got = run(problem)
     arguments = (problem.input, problem.linear_weight, problem.target)
-    loss = headroom.linear_cross_entropy(*arguments, linear_bias=problem.linear_bias, **problem.options)
+    loss = logitless.linear_cross_entropy(*arguments, linear_bias=problem.linear_bias, **problem.options)
     torch.testing.assert_close(loss, got["loss"], rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import headroom
+import logitless
 import pytest
 import torch
-from headroom import _c, _plan
+from logitless import _c, _plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(headroom.__file__).parents[1]))
+ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
 
 
 def python(code, **environment):
@@ -27,81 +27,81 @@ def python(code, **environment):
 
 
 def test_version_and_backends():
-    assert headroom.version() == headroom.__version__
-    header = (EXAMPLES.parent / "include/headroom/headroom.h").read_text()
-    numbers = re.findall(r"^#define HEADROOM_VERSION_[A-Z]+ (\d+)$", header, re.MULTILINE)
-    assert headroom.version() == ".".join(numbers)
-    over_it = (EXAMPLES.parent / "include/headroom/headroom.hpp").read_text()
+    assert logitless.version() == logitless.__version__
+    header = (EXAMPLES.parent / "include/logitless/logitless.h").read_text()
+    numbers = re.findall(r"^#define LOGITLESS_VERSION_[A-Z]+ (\d+)$", header, re.MULTILINE)
+    assert logitless.version() == ".".join(numbers)
+    over_it = (EXAMPLES.parent / "include/logitless/logitless.hpp").read_text()
     assert f"inline namespace v{numbers[0]}_{numbers[1]} {{" in over_it
-    names = [backend.name for backend in headroom.backends()]
-    assert names[-1] == "reference" and headroom.backends()[-1].why_unavailable == ""
+    names = [backend.name for backend in logitless.backends()]
+    assert names[-1] == "reference" and logitless.backends()[-1].why_unavailable == ""
 
 
 def test_plan_for_a_model_of_device():
-    plan = headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="h200")
+    plan = logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="h200")
     assert (plan.backend, plan.implementation) == ("cuda", "sm90")
-    top = headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="h200", gradients=(), top_k=8)
+    top = logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="h200", gradients=(), top_k=8)
     assert top.kind == "forward" and "lists of" in top.config
-    with pytest.raises(headroom.InvalidArgumentError, match="one of a100, .*, b200; got 'h9000'"):
-        headroom.plan(8, 8, 8, device="h9000")
-    assert headroom.plan(8192, 128256, 4096, dtype="bfloat16", device="H200") == plan
+    with pytest.raises(logitless.InvalidArgumentError, match="one of a100, .*, b200; got 'h9000'"):
+        logitless.plan(8, 8, 8, device="h9000")
+    assert logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="H200") == plan
 
 
 def test_the_device_of_a_plan():
-    on_host = headroom.plan(64, 1000, 32)
+    on_host = logitless.plan(64, 1000, 32)
     for device in ("cpu", torch.device("cpu"), torch.zeros(1).device):
-        assert headroom.plan(64, 1000, 32, device=device) == on_host
+        assert logitless.plan(64, 1000, 32, device=device) == on_host
     if torch.cuda.is_available():
-        assert headroom.plan(64, 1000, 32, device="cuda:0") == headroom.plan(64, 1000, 32, device=0)
+        assert logitless.plan(64, 1000, 32, device="cuda:0") == logitless.plan(64, 1000, 32, device=0)
     else:
-        with pytest.raises((headroom.BackendUnavailableError, headroom.UnsupportedError), match="cuda"):
-            headroom.plan(64, 1000, 32, device=torch.device("cuda", 0))
+        with pytest.raises((logitless.BackendUnavailableError, logitless.UnsupportedError), match="cuda"):
+            logitless.plan(64, 1000, 32, device=torch.device("cuda", 0))
     for device in (1.5, True, [0]):
         with pytest.raises(TypeError, match="device: expected a torch.device, "):
-            headroom.plan(64, 1000, 32, device=device)
+            logitless.plan(64, 1000, 32, device=device)
 
 
 def test_plan():
-    plan = headroom.plan(64, 1000, 32, dtype=torch.bfloat16)
+    plan = logitless.plan(64, 1000, 32, dtype=torch.bfloat16)
     assert plan.kind in ("whole", "token_chunks", "vocab_chunks") and plan.workspace_bytes > 0
     assert 1 <= plan.threads <= torch.get_num_threads()
-    assert headroom.plan(4096, 32000, 1024).threads == torch.get_num_threads()
-    asked = headroom.plan(64, 1000, 32, dtype=torch.bfloat16, backend=f"cpu:{plan.implementation}")
+    assert logitless.plan(4096, 32000, 1024).threads == torch.get_num_threads()
+    asked = logitless.plan(64, 1000, 32, dtype=torch.bfloat16, backend=f"cpu:{plan.implementation}")
     assert asked.reason == "asked for" and plan.reason in repr(plan)
     assert asked.config == plan.config
-    assert headroom.plan(64, 1000, 32, gradients=()).kind == "forward"
-    assert headroom.plan(64, 1000, 32, threads=1, backend="reference").backend == "reference"
-    assert headroom.plan(64, 1000, 32, dtype="float64").backend == "reference"
-    considered = headroom.plans(64, 1000, 32, dtype=torch.bfloat16)
+    assert logitless.plan(64, 1000, 32, gradients=()).kind == "forward"
+    assert logitless.plan(64, 1000, 32, threads=1, backend="reference").backend == "reference"
+    assert logitless.plan(64, 1000, 32, dtype="float64").backend == "reference"
+    considered = logitless.plans(64, 1000, 32, dtype=torch.bfloat16)
     assert plan.choice and dataclasses.replace(plan, choice="") in considered
-    with pytest.raises(headroom.BudgetTooSmallError) as error:
-        headroom.plan(64, 1000, 32, max_workspace_bytes=1)
-    fits = headroom.plan(64, 1000, 32, max_workspace_bytes=error.value.required_bytes)
+    with pytest.raises(logitless.BudgetTooSmallError) as error:
+        logitless.plan(64, 1000, 32, max_workspace_bytes=1)
+    fits = logitless.plan(64, 1000, 32, max_workspace_bytes=error.value.required_bytes)
     assert fits.workspace_bytes == error.value.required_bytes
-    with pytest.raises(headroom.InvalidArgumentError, match="vocab"):
-        headroom.plan(64, 0, 32)
+    with pytest.raises(logitless.InvalidArgumentError, match="vocab"):
+        logitless.plan(64, 0, 32)
     with pytest.raises(TypeError, match="dtype"):
-        headroom.plan(64, 10, 32, dtype="int8")
+        logitless.plan(64, 10, 32, dtype="int8")
     with pytest.raises(ValueError, match="gradients"):
-        headroom.plan(64, 10, 32, gradients=["weight"])
+        logitless.plan(64, 10, 32, gradients=["weight"])
 
 
 def test_plans_of_the_largest_logits_and_of_several_targets():
     size = (64, 1000, 32)
-    loss = headroom.plan(*size, gradients=())
-    top = headroom.plan(*size, gradients=(), top_k=8)
+    loss = logitless.plan(*size, gradients=())
+    top = logitless.plan(*size, gradients=(), top_k=8)
     assert top.kind == "forward" and top.workspace_bytes > loss.workspace_bytes
-    assert headroom.plans(*size, gradients=(), top_k=8)[0].kind == "forward"
-    several = headroom.plan(*size, targets_per_row=8)
-    assert several.workspace_bytes > headroom.plan(*size).workspace_bytes
-    with pytest.raises(headroom.InvalidArgumentError, match="top_k: expected 0 in a pass with gradients"):
-        headroom.plan(*size, top_k=8)
-    with pytest.raises(headroom.InvalidArgumentError, match="top_k: expected 0 .none. or a number in .1, 64."):
-        headroom.plan(*size, gradients=(), top_k=65)
+    assert logitless.plans(*size, gradients=(), top_k=8)[0].kind == "forward"
+    several = logitless.plan(*size, targets_per_row=8)
+    assert several.workspace_bytes > logitless.plan(*size).workspace_bytes
+    with pytest.raises(logitless.InvalidArgumentError, match="top_k: expected 0 in a pass with gradients"):
+        logitless.plan(*size, top_k=8)
+    with pytest.raises(logitless.InvalidArgumentError, match="top_k: expected 0 .none. or a number in .1, 64."):
+        logitless.plan(*size, gradients=(), top_k=65)
     with pytest.raises(TypeError, match="top_k: expected an integer"):
-        headroom.plan(*size, gradients=(), top_k=1.5)
-    with pytest.raises(headroom.InvalidArgumentError, match="targets_per_row: expected 0"):
-        headroom.plan(*size, targets_per_row=65)
+        logitless.plan(*size, gradients=(), top_k=1.5)
+    with pytest.raises(logitless.InvalidArgumentError, match="targets_per_row: expected 0"):
+        logitless.plan(*size, targets_per_row=65)
 
 
 def test_plans_are_cached():
@@ -113,38 +113,38 @@ def test_without_torch():
     code = """
 import sys
 sys.modules["torch"] = None  # as if it were not installed
-import headroom
-assert headroom.plan(5, 6, 7).workspace_bytes > 0
+import logitless
+assert logitless.plan(5, 6, 7).workspace_bytes > 0
 for name in ("linear_cross_entropy", "LinearCrossEntropyLoss"):
     try:
-        getattr(headroom, name)
+        getattr(logitless, name)
     except ImportError as error:
         assert "needs PyTorch" in str(error), error
     else:
         raise AssertionError(name)
 import numpy as np
-result = headroom.numpy.linear_cross_entropy(np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.array([0, 1]))
+result = logitless.numpy.linear_cross_entropy(np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.array([0, 1]))
 assert abs(result.loss - np.log(4)) < 1e-6
 """
     python(code)
 
 
 def test_importing_does_not_import_torch_or_numpy():
-    python("import sys, headroom; assert not {'torch', 'numpy'} & set(sys.modules), 'imported too much'")
+    python("import sys, logitless; assert not {'torch', 'numpy'} & set(sys.modules), 'imported too much'")
 
 
 def test_submodules_are_found_and_import_no_other_library():
     code = """
-import sys, headroom
-for name in headroom.compat.__all__:
-    module = getattr(headroom.compat, name)
+import sys, logitless
+for name in logitless.compat.__all__:
+    module = getattr(logitless.compat, name)
     assert all(hasattr(module, entry) for entry in module.__all__), name
-assert headroom.nn.FusedHead and set(headroom.compat.__all__) <= set(dir(headroom.compat))
+assert logitless.nn.FusedHead and set(logitless.compat.__all__) <= set(dir(logitless.compat))
 assert not {"cut_cross_entropy", "fla", "liger_kernel", "quack", "transformers", "triton"} & set(sys.modules)
 try:
-    headroom.compat.unsloth
+    logitless.compat.unsloth
 except AttributeError as error:
-    assert "headroom.compat" in str(error)
+    assert "logitless.compat" in str(error)
 else:
     raise AssertionError
 """
@@ -153,60 +153,60 @@ else:
 
 def test_library_not_found():
     code = """
-import headroom
+import logitless
 try:
-    headroom.version()
-except headroom.LibraryNotFoundError as error:
+    logitless.version()
+except logitless.LibraryNotFoundError as error:
     print(error)
 """
-    assert "HEADROOM_LIBRARY" in python(code, HEADROOM_LIBRARY="/nowhere/libheadroom.so")
+    assert "LOGITLESS_LIBRARY" in python(code, LOGITLESS_LIBRARY="/nowhere/liblogitless.so")
 
 
 REASON = """
-import headroom
+import logitless
 try:
-    headroom.version()
-except headroom.LibraryNotFoundError as error:
+    logitless.version()
+except logitless.LibraryNotFoundError as error:
     assert isinstance(error, ImportError)
     print(error)
 """
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path):
-    path = tmp_path / "libheadroom.so"
+    path = tmp_path / "liblogitless.so"
     path.write_text("not a library")
-    said = python(REASON, HEADROOM_LIBRARY=str(path))
+    said = python(REASON, LOGITLESS_LIBRARY=str(path))
     assert f"the native library {path} cannot be loaded" in said and "file too short" in said
 
 
 @pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler")
 def test_a_library_that_lacks_another(tmp_path):
     """As where there is no libgomp."""
-    source, needed, path = tmp_path / "a.c", tmp_path / "libneeded.so.1", tmp_path / "libheadroom.so"
-    source.write_text("int needed(void);\nint headroom_version(void) { return needed(); }\n")
+    source, needed, path = tmp_path / "a.c", tmp_path / "libneeded.so.1", tmp_path / "liblogitless.so"
+    source.write_text("int needed(void);\nint logitless_version(void) { return needed(); }\n")
     (tmp_path / "b.c").write_text("int needed(void) { return 1; }\n")
     shared = ["cc", "-shared", "-fPIC"]
     subprocess.run([*shared, str(tmp_path / "b.c"), "-Wl,-soname,libneeded.so.1", "-o", str(needed)], check=True)
     subprocess.run([*shared, str(source), "-Wl,--no-as-needed", str(needed), "-o", str(path)], check=True)
     needed.unlink()
-    assert "libneeded.so.1: cannot open shared object file" in python(REASON, HEADROOM_LIBRARY=str(path))
+    assert "libneeded.so.1: cannot open shared object file" in python(REASON, LOGITLESS_LIBRARY=str(path))
 
 
 def editable(tmp_path, with_library):
     """Code that imports the package as in an editable installation: modules in one folder, library in another."""
-    modules = Path(headroom.__file__).parent
-    site = tmp_path / "site-packages" / "headroom"
+    modules = Path(logitless.__file__).parent
+    site = tmp_path / "site-packages" / "logitless"
     site.mkdir(parents=True)
     if with_library:
-        shutil.copy(_c.library_path(), site / "libheadroom.so")
+        shutil.copy(_c.library_path(), site / "liblogitless.so")
     return (
         f"""
 import importlib.util, os, sys
-os.environ.pop("HEADROOM_LIBRARY", None)
+os.environ.pop("LOGITLESS_LIBRARY", None)
 spec = importlib.util.spec_from_file_location(
-    "headroom", {str(modules / "__init__.py")!r}, submodule_search_locations=[{str(modules)!r}, {str(site)!r}])
+    "logitless", {str(modules / "__init__.py")!r}, submodule_search_locations=[{str(modules)!r}, {str(site)!r}])
 module = importlib.util.module_from_spec(spec)
-sys.modules["headroom"] = module
+sys.modules["logitless"] = module
 spec.loader.exec_module(module)
 """,
         site,
@@ -214,27 +214,27 @@ spec.loader.exec_module(module)
 
 
 def test_editable_installation(tmp_path):
-    if (Path(headroom.__file__).parent / "libheadroom.so").exists():
+    if (Path(logitless.__file__).parent / "liblogitless.so").exists():
         pytest.skip("this is an installed package")
     code, _ = editable(tmp_path, with_library=True)
-    assert python(code + "print(module.version())").strip() == headroom.version()
+    assert python(code + "print(module.version())").strip() == logitless.version()
 
 
 def test_every_folder_that_was_searched_is_named(tmp_path):
-    if (Path(headroom.__file__).parent / "libheadroom.so").exists():
+    if (Path(logitless.__file__).parent / "liblogitless.so").exists():
         pytest.skip("this is an installed package")
     code, site = editable(tmp_path, with_library=False)
     said = python(code + REASON)
-    assert str(site) in said and str(Path(headroom.__file__).parent) in said
+    assert str(site) in said and str(Path(logitless.__file__).parent) in said
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_data_loader_workers_can_compute():
     code = """
-import torch, headroom
+import torch, logitless
 weight = torch.randn(300, 32)
 def loss(rows):
-    return headroom.linear_cross_entropy(rows, weight, torch.arange(len(rows)))
+    return logitless.linear_cross_entropy(rows, weight, torch.arange(len(rows)))
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 4
     def __getitem__(self, i): return loss(torch.full((40, 32), float(i)))
@@ -248,7 +248,7 @@ assert torch.equal(next(iter(loader)), expected)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_peak_memory_stays_within_the_budget():
     code = """
-import torch, headroom
+import torch, logitless
 def status(name):
     return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(name))
 def call(tokens, budget):
@@ -257,12 +257,12 @@ def call(tokens, budget):
     target = torch.randint(0, 20000, (tokens,))
     before = status("VmRSS")
     open("/proc/self/clear_refs", "w").write("5")  # resets the peak
-    headroom.linear_cross_entropy(input, weight, target, max_workspace_bytes=budget).backward()
+    logitless.linear_cross_entropy(input, weight, target, max_workspace_bytes=budget).backward()
     return status("VmHWM") - before, (input.numel() + weight.numel()) * 4
 budget = BUDGET
 try:
-    headroom.plan(512, 20000, 16, max_workspace_bytes=budget)
-except headroom.BudgetTooSmallError as error:
+    logitless.plan(512, 20000, 16, max_workspace_bytes=budget)
+except logitless.BudgetTooSmallError as error:
     budget = error.required_bytes
 call(8, None)  # code and thread stacks
 extra, gradients = call(512, budget)
@@ -282,14 +282,14 @@ def test_example(example):
 @pytest.mark.parametrize("device", ["h20O", "gpu", "cuda:x", "h200:0"])
 def test_a_device_that_is_not_known(device):
     with pytest.raises(ValueError, match=f"device: expected .*cuda:N.*rtx-4090.*; got '{device.lower()}'"):
-        headroom.plan(8, 50, 16, device=device)
+        logitless.plan(8, 50, 16, device=device)
 
 
 def test_sizes_that_are_no_numbers():
     with pytest.raises(TypeError, match="tokens: expected an integer, got str"):
-        headroom.plan("8Ki", 50, 16)
+        logitless.plan("8Ki", 50, 16)
     with pytest.raises(TypeError, match="hidden: expected an integer, got float"):
-        headroom.plan(8, 50, 16.0)
-    for call in (functools.partial(headroom.plan, 8, 50, 16), functools.partial(headroom.nn.FusedHead, 16, 50)):
+        logitless.plan(8, 50, 16.0)
+    for call in (functools.partial(logitless.plan, 8, 50, 16), functools.partial(logitless.nn.FusedHead, 16, 50)):
         with pytest.raises(TypeError, match="max_workspace_bytes: expected .*, got float"):
             call(max_workspace_bytes=2.5)

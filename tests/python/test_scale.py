@@ -1,13 +1,13 @@
 """A learned scale: its gradient against the plain float64 computation, in every pass."""
 
-import headroom
+import logitless
 import oracle
 import pytest
 import torch
 from test_options import DTYPES, make
 from torch._dynamo.testing import CompileCounterWithBackend
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CASES = {

@@ -2,7 +2,7 @@
 
 import itertools
 
-import headroom
+import logitless
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ def test_equals_cross_entropy(reduction, smoothing, weighted, dtype, tolerance):
     options = {"reduction": reduction, "label_smoothing": smoothing}
     if weighted:
         options["weight"] = torch.rand(17, dtype=dtype)
-    got = headroom.linear_cross_entropy(input, weight, target, **options)
+    got = logitless.linear_cross_entropy(input, weight, target, **options)
     expected = F.cross_entropy(F.linear(input, weight), target, **options)
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
     for g, e in zip(gradients(got, input, weight), gradients(expected, input, weight)):
@@ -42,7 +42,7 @@ def test_equals_cross_entropy(reduction, smoothing, weighted, dtype, tolerance):
 def test_no_valid_row(reduction):
     input, weight, _ = head()
     target = torch.full((12,), -100)
-    got = headroom.linear_cross_entropy(input, weight, target, reduction=reduction)
+    got = logitless.linear_cross_entropy(input, weight, target, reduction=reduction)
     expected = F.cross_entropy(F.linear(input, weight), target, reduction=reduction)
     torch.testing.assert_close(got, expected, equal_nan=True)
     for g in gradients(got, input, weight):  # rows that cost nothing have no gradient, whatever the divisor
@@ -52,7 +52,7 @@ def test_no_valid_row(reduction):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_no_row(reduction):
     input, weight = torch.randn(0, 5, requires_grad=True), torch.randn(7, 5, requires_grad=True)
-    got = headroom.linear_cross_entropy(input, weight, torch.zeros(0, dtype=torch.long), reduction=reduction)
+    got = logitless.linear_cross_entropy(input, weight, torch.zeros(0, dtype=torch.long), reduction=reduction)
     expected = F.cross_entropy(F.linear(input, weight), torch.zeros(0, dtype=torch.long), reduction=reduction)
     torch.testing.assert_close(got, expected, equal_nan=True)
     d_input, d_weight = gradients(got, input, weight)
@@ -61,7 +61,7 @@ def test_no_row(reduction):
 
 def test_zero_weight_of_all_valid_rows_is_nan():
     input, weight, target = head()
-    got = headroom.linear_cross_entropy(input, weight, target, weight=torch.zeros(17, dtype=torch.float64))
+    got = logitless.linear_cross_entropy(input, weight, target, weight=torch.zeros(17, dtype=torch.float64))
     assert got.isnan()
 
 
@@ -69,7 +69,7 @@ def test_zero_weight_of_all_valid_rows_is_nan():
 def test_tiny_shapes(tokens, vocab, hidden):
     input, weight, _ = head(tokens, vocab, hidden)
     target = torch.randint(0, vocab, (tokens,))
-    got = headroom.linear_cross_entropy(input, weight, target)
+    got = logitless.linear_cross_entropy(input, weight, target)
     torch.testing.assert_close(got, F.cross_entropy(F.linear(input, weight), target))
 
 
@@ -77,7 +77,7 @@ def test_unbatched():
     input, weight = torch.randn(5, requires_grad=True), torch.randn(7, 5, requires_grad=True)
     target = torch.tensor(3)
     for reduction in ("mean", "none"):
-        got = headroom.linear_cross_entropy(input, weight, target, reduction=reduction)
+        got = logitless.linear_cross_entropy(input, weight, target, reduction=reduction)
         torch.testing.assert_close(got, F.cross_entropy(F.linear(input, weight), target, reduction=reduction))
         assert gradients(got, input)[0].shape == (5,)
 
@@ -89,7 +89,7 @@ def test_large_logits(sign, dtype):
     weight = torch.zeros(9, 4, dtype=dtype)
     weight[2] = sign * 50.0  # a logit of 1e4 beside zeros
     target = torch.tensor([2, 0, 8])
-    got = headroom.linear_cross_entropy(input, weight, target, return_stats=True, reduction="none")
+    got = logitless.linear_cross_entropy(input, weight, target, return_stats=True, reduction="none")
     expected = F.cross_entropy(F.linear(input.double(), weight.double()), target, reduction="none")
     torch.testing.assert_close(got.loss.double(), expected, rtol=1e-6, atol=1e-6)
     got.loss.sum().backward()
@@ -101,7 +101,7 @@ def test_bad_values_stay_in_their_row(bad):
     input, weight, target = head(dtype=torch.float32)
     with torch.no_grad():
         input[1, 2] = bad
-    got = headroom.linear_cross_entropy(input, weight, target, reduction="none")
+    got = logitless.linear_cross_entropy(input, weight, target, reduction="none")
     expected = F.cross_entropy(F.linear(input, weight), target, reduction="none")
     assert torch.equal(got.isfinite(), expected.isfinite())
     clean = torch.ones(12, dtype=torch.bool)
@@ -115,7 +115,7 @@ def test_bad_values_of_ignored_rows_cost_nothing():
     with torch.no_grad():
         input[0] = float("nan")
     assert target[0] == -100
-    got = headroom.linear_cross_entropy(input, weight, target)
+    got = logitless.linear_cross_entropy(input, weight, target)
     assert got.isfinite()
     d_input, d_weight = gradients(got, input, weight)
     assert (d_input[0] == 0).all() and d_weight.isfinite().all()
@@ -126,7 +126,7 @@ def test_forbidden_token_as_minus_infinity_bias():
     target = target.clamp(0, 15)
     bias = torch.zeros(17)
     bias[16] = float("-inf")
-    got = headroom.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=True)
+    got = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=True)
     torch.testing.assert_close(got.loss, F.cross_entropy(F.linear(input, weight, bias), target))
     assert got.entropy.isfinite().all()
     assert all(g.isfinite().all() for g in gradients(got.loss, input, weight))
@@ -137,8 +137,8 @@ def test_forbidden_token_as_minus_infinity_bias():
 def test_bad_target_is_refused_with_place_and_value(bad, grad):
     input, weight, target = head()
     target[5] = bad
-    with torch.set_grad_enabled(grad), pytest.raises(headroom.InvalidTargetError, match=rf"got {bad} at target\[5\]"):
-        headroom.linear_cross_entropy(input, weight, target)
+    with torch.set_grad_enabled(grad), pytest.raises(logitless.InvalidTargetError, match=rf"got {bad} at target\[5\]"):
+        logitless.linear_cross_entropy(input, weight, target)
 
 
 LAYOUTS = {
@@ -154,12 +154,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_strides(layout, reduction):
     input, weight, target = head(dtype=torch.float32)
-    expected = headroom.linear_cross_entropy(input, weight, target, reduction=reduction)
+    expected = logitless.linear_cross_entropy(input, weight, target, reduction=reduction)
     wanted = gradients(expected, input, weight)
     strided = [LAYOUTS[layout](t.detach()).requires_grad_() for t in (input, weight)]
     assert torch.equal(strided[0], input) and torch.equal(strided[1], weight)
     targets = torch.stack([target, target], 1)[:, 0]
-    got = headroom.linear_cross_entropy(*strided, targets, reduction=reduction)
+    got = logitless.linear_cross_entropy(*strided, targets, reduction=reduction)
     assert torch.equal(got, expected)
     for g, e in zip(gradients(got, *strided), wanted):
         assert torch.equal(g, e)
@@ -168,13 +168,13 @@ def test_strides(layout, reduction):
 def test_expanded_input_and_upstream():
     input, weight = torch.randn(1, 5), torch.randn(9, 5, requires_grad=True)
     target = torch.tensor([1, 2, 3])
-    got = headroom.linear_cross_entropy(input.expand(3, 5), weight, target, reduction="none")
+    got = logitless.linear_cross_entropy(input.expand(3, 5), weight, target, reduction="none")
     expected = F.cross_entropy(F.linear(input.expand(3, 5), weight), target, reduction="none")
     torch.testing.assert_close(gradients(got, weight), gradients(expected, weight))  # sum() sends an expanded 1
 
 
 def test_row_strides_are_not_copied():
-    from headroom import _torch
+    from logitless import _torch
 
     wide = torch.randn(6, 20)
     for view in (wide[:, :5], wide[::2], wide[:1], wide[:, 3:4]):
@@ -186,7 +186,7 @@ def test_row_strides_are_not_copied():
 def test_int32_targets_and_leading_dimensions():
     input, weight = torch.randn(2, 3, 5), torch.randn(9, 5)
     target = torch.randint(0, 9, (2, 3))
-    got = headroom.linear_cross_entropy(input, weight, target.int(), reduction="none", return_stats=True)
+    got = logitless.linear_cross_entropy(input, weight, target.int(), reduction="none", return_stats=True)
     expected = F.cross_entropy(F.linear(input, weight).flatten(0, 1), target.flatten(), reduction="none").view(2, 3)
     torch.testing.assert_close(got.loss, expected)
     assert all(getattr(got, name).shape == (2, 3) for name in ("nll", "lse", "entropy", "argmax"))
@@ -196,7 +196,7 @@ def test_int32_targets_and_leading_dimensions():
 def test_shift_equals_slices(shift):
     input, weight = torch.randn(2, 4, 5, requires_grad=True), torch.randn(9, 5, requires_grad=True)
     target = torch.randint(0, 9, (2, 4))
-    got = headroom.linear_cross_entropy(input, weight, target, shift=shift, reduction="sum", return_stats=["nll"])
+    got = logitless.linear_cross_entropy(input, weight, target, shift=shift, reduction="sum", return_stats=["nll"])
     rows = max(0, 4 - shift)
     logits = F.linear(input[:, :rows], weight).flatten(0, 1)
     expected = F.cross_entropy(logits, target[:, 4 - rows :].flatten(), reduction="sum")

@@ -1,11 +1,11 @@
 """Every statistic of a row, alone and all at once, against PyTorch on whole logits, and the gradients of some."""
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy as np
 import pytest
 import torch
-from headroom import _stats
+from logitless import _stats
 from oracle import shifted
 
 OPTIONS = {
@@ -71,7 +71,7 @@ def test_all(options, dtype):
     plain, _ = naive(*tensors, torch.float64 if dtype == torch.float64 else torch.float32, **options)
     input, weight, bias, target = tensors
     for names in (_stats.OF_ROWS, *((name,) for name in _stats.OF_ROWS)):
-        got = headroom.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=names, **options)
+        got = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=names, **options)
         for name in _stats.OF_ROWS:
             value = getattr(got, name)
             assert (value is not None) == (name in names), name
@@ -87,7 +87,7 @@ def test_with_gradients(options, together):
     truth, size = naive(input, weight, bias, target, torch.float64, **options)
     plain, _ = naive(input, weight, bias, target, torch.float32, **options)
     leaves = [tensor.clone().requires_grad_() for tensor in (input, weight)]
-    got = headroom.linear_cross_entropy(
+    got = logitless.linear_cross_entropy(
         *leaves, target, linear_bias=bias, return_stats=_stats.OF_ROWS, differentiable_stats=not together, **options
     )
     for name in _stats.OF_ROWS:
@@ -109,7 +109,7 @@ def test_gradient(name, compiled, options):
         return torch.autograd.grad((value * upstream.to(value.dtype)).sum(), leaves)
 
     def fused(input, weight, bias, target):
-        out = headroom.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=(name,), **options)
+        out = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=(name,), **options)
         return getattr(out, name)
 
     def plainly(dtype):
@@ -129,7 +129,7 @@ def test_gradcheck():
     leaves = [t.requires_grad_() for t in (input, weight, bias)]
 
     def call(input, weight, bias):
-        out = headroom.linear_cross_entropy(
+        out = logitless.linear_cross_entropy(
             input, weight, target % 5, linear_bias=bias, softcap=3.0, temperature=0.7, return_stats=("target_logit",)
         )
         return out.target_logit
@@ -141,7 +141,7 @@ def test_learned_numbers():
     """The gradients of scale and temperature of a sum of targets' logits, which are products of both."""
     input, weight, _, target = head()
     scale, temperature = torch.tensor(1.5, requires_grad=True), torch.tensor(0.5, requires_grad=True)
-    out = headroom.linear_cross_entropy(
+    out = logitless.linear_cross_entropy(
         input, weight, target, scale=scale, temperature=temperature, return_stats=("target_logit",)
     )
     total = out.target_logit.sum()
@@ -157,7 +157,7 @@ def test_numpy(dtype):
     plain, _ = naive(*tensors, dtype)
     input, weight, bias, target = (tensor.numpy() for tensor in tensors)
     for gradients in (False, True):
-        got = headroom.numpy.linear_cross_entropy(
+        got = logitless.numpy.linear_cross_entropy(
             input, weight, target, linear_bias=bias, return_stats=_stats.OF_ROWS, gradients=gradients
         )
         for name in _stats.OF_ROWS:
@@ -167,18 +167,18 @@ def test_numpy(dtype):
 
 def test_top1_is_the_first_of_equals():
     input, weight = torch.ones(3, 2), torch.ones(5, 2)
-    out = headroom.linear_cross_entropy(input, weight, torch.tensor([0, 1, 4]), return_stats=("is_top1", "argmax"))
+    out = logitless.linear_cross_entropy(input, weight, torch.tensor([0, 1, 4]), return_stats=("is_top1", "argmax"))
     assert out.is_top1.tolist() == [True, False, False] and out.argmax.tolist() == [0, 0, 0]
 
 
 def test_the_interfaces_have_the_list():
     names = {"loss", *_stats.NAMES}
-    assert set(headroom.LinearCrossEntropyOutput._fields) == names
-    fields = set(headroom.numpy.LinearCrossEntropyResult.__dataclass_fields__)
+    assert set(logitless.LinearCrossEntropyOutput._fields) == names
+    fields = set(logitless.numpy.LinearCrossEntropyResult.__dataclass_fields__)
     assert fields - {"d_input", "d_linear_weight", "d_linear_bias"} == names
 
 
 def test_true_is_the_default_ones():
     input, weight, _, target = head()
-    out = headroom.linear_cross_entropy(input, weight, target, return_stats=True)
+    out = logitless.linear_cross_entropy(input, weight, target, return_stats=True)
     assert {name for name, value in out._asdict().items() if value is not None} == {"loss", *_stats.DEFAULT}

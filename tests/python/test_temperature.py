@@ -1,7 +1,7 @@
 """Temperatures, of all rows, of each row and learned, against the plain float64 computation."""
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy as np
 import oracle
 import pytest
@@ -11,7 +11,7 @@ from test_options import DTYPES, make
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CASES = {
@@ -256,7 +256,7 @@ def test_module_and_numpy():
     torch.manual_seed(3)
     problem = make((15,), 23, 9)
     rows = of_rows((15,))
-    module = headroom.LinearCrossEntropyLoss(9, 23, temperature=torch.nn.Parameter(torch.tensor(0.5)))
+    module = logitless.LinearCrossEntropyLoss(9, 23, temperature=torch.nn.Parameter(torch.tensor(0.5)))
     assert "temperature" in dict(module.named_parameters()) and "temperature=" in repr(module)
     weight = module.linear.weight
     loss = module(problem.input, problem.target)
@@ -267,12 +267,12 @@ def test_module_and_numpy():
     assert torch.equal(by_row, lce(problem.input, weight, problem.target, temperature=rows))
     arrays = [t.detach().numpy() for t in (problem.input, weight, problem.target)]
     for temperature in (rows.numpy(), 0.5, np.float32(0.5)):
-        found = headroom.numpy.linear_cross_entropy(*arrays, temperature=temperature, gradients=True)
+        found = logitless.numpy.linear_cross_entropy(*arrays, temperature=temperature, gradients=True)
         tensor = torch.as_tensor(temperature)
         expected = lce(problem.input, weight, problem.target, temperature=tensor if tensor.dim() else tensor.item())
         assert found.loss == expected.item()
     with pytest.raises(ValueError, match=r"temperature: expected shape \[15\] .* got \[3\]"):
-        headroom.numpy.linear_cross_entropy(*arrays, temperature=np.ones(3))
+        logitless.numpy.linear_cross_entropy(*arrays, temperature=np.ones(3))
 
 
 BAD = [

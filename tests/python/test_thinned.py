@@ -1,6 +1,6 @@
 """Thinned gradients: the mean over seeds is the exact gradient, draws repeat, and one forward serves any backward."""
 
-import headroom
+import logitless
 import pytest
 import torch
 from thinned_cases import DEVICES, check_mean_over_seeds, gradients, head, lce, logits_problem
@@ -217,7 +217,7 @@ def test_rows_that_are_all_ignored(device):
 
 
 def test_module(device):
-    model = headroom.LinearCrossEntropyLoss(6, 50, device=device, gradient="always-thinned", threshold=TAU)
+    model = logitless.LinearCrossEntropyLoss(6, 50, device=device, gradient="always-thinned", threshold=TAU)
     input, _, _, target = head(device)
     model(input, target, seed=2).backward()
     options = {"gradient": "always-thinned", "threshold": TAU, "seed": 2}

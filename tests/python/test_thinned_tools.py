@@ -1,6 +1,6 @@
 """Thinned gradients with PyTorch's tools, its statistics, the numpy interface, plans and errors."""
 
-import headroom
+import logitless
 import numpy as np
 import pytest
 import torch
@@ -163,7 +163,7 @@ def test_mean_over_seeds_across_tiles(device, shape, dtype, implementation, monk
     if implementation == "mma" and dtype not in (torch.bfloat16, torch.float16):
         pytest.skip("mma takes 16-bit operands")
     if implementation:
-        monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
+        monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", implementation)
     tokens, vocab, hidden = shape
     *tensors, target = head(device, tokens, vocab, hidden, dtype, spread=0.3)
     wide = [t.detach().double().requires_grad_() for t in tensors]
@@ -193,10 +193,10 @@ def test_numpy(reduction):
     options = THINNED | {"gradients": True, "reduction": reduction}
 
     def draw(seed):
-        out = headroom.numpy.linear_cross_entropy(*given, seed=seed, **options)
+        out = logitless.numpy.linear_cross_entropy(*given, seed=seed, **options)
         return [torch.from_numpy(out.d_input).double(), torch.from_numpy(out.d_linear_weight).double()]
 
-    exact = headroom.numpy.linear_cross_entropy(*given, gradients=True, reduction=reduction)
+    exact = logitless.numpy.linear_cross_entropy(*given, gradients=True, reduction=reduction)
     wanted = [torch.from_numpy(exact.d_input).double(), torch.from_numpy(exact.d_linear_weight).double()]
     check_mean_over_seeds(draw, wanted, seeds=200)
     for make in (lambda: np.random.seed(4), lambda: np.random.default_rng(4)):
@@ -210,10 +210,10 @@ def test_numpy(reduction):
 
 def test_numpy_statistics():
     options = THINNED | {"seed": 2, "return_stats": ["kept_count", "draw_variance"]}
-    out = headroom.numpy.linear_cross_entropy(*arrays(), gradients=["input"], **options)
+    out = logitless.numpy.linear_cross_entropy(*arrays(), gradients=["input"], **options)
     assert out.kept_count.shape == (2, 5) and out.kept_count.min() >= 1 and (out.draw_variance >= 0).all()
     with pytest.raises(ValueError, match="return_stats: expected kept_count only with gradients"):
-        headroom.numpy.linear_cross_entropy(*arrays(), **options)
+        logitless.numpy.linear_cross_entropy(*arrays(), **options)
 
 
 @pytest.mark.gpu
@@ -259,15 +259,15 @@ def test_every_checkpointed_step_draws_anew(reentrant, reduction, device):
 
 
 def test_plan():
-    info = headroom.plan(256, 3000, 64, gradient="always-thinned")
+    info = logitless.plan(256, 3000, 64, gradient="always-thinned")
     assert info.kind == "thinned" and info.draws_bytes == 0
-    assert {p.kind for p in headroom.plans(256, 3000, 64, gradient="always-thinned")} == {"thinned"}
+    assert {p.kind for p in logitless.plans(256, 3000, 64, gradient="always-thinned")} == {"thinned"}
     with pytest.raises(
         ValueError, match='gradient: expected one of "exact", "thinned", "always-thinned", got \'sparse\''
     ):
-        headroom.plan(256, 3000, 64, gradient="sparse")
-    with pytest.raises(headroom.InvalidArgumentError, match=r"threshold: expected a number in \[2\^-126, 1\]"):
-        headroom.plan(256, 3000, 64, gradient="always-thinned", threshold=2.0)
+        logitless.plan(256, 3000, 64, gradient="sparse")
+    with pytest.raises(logitless.InvalidArgumentError, match=r"threshold: expected a number in \[2\^-126, 1\]"):
+        logitless.plan(256, 3000, 64, gradient="always-thinned", threshold=2.0)
 
 
 WRONG = {

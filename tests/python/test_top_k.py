@@ -1,7 +1,7 @@
-"""headroom.linear_top_k beside torch.topk of whole logits, and headroom.numpy's."""
+"""logitless.linear_top_k beside torch.topk of whole logits, and logitless.numpy's."""
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import pytest
 import torch
 
@@ -46,7 +46,7 @@ OPTIONS = [{}, {"scale": 0.5, "softcap": 3.0}, {"temperature": 0.7}, {"temperatu
 @pytest.mark.parametrize("k", [1, 7, 64])
 def test_against_float64(dtype, options, k):
     input, weight, bias = tensors(dtype=dtype)
-    found = headroom.linear_top_k(input, weight, k, linear_bias=bias, **options)
+    found = logitless.linear_top_k(input, weight, k, linear_bias=bias, **options)
     assert found.log_probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     check(found, logits_of(input, weight, bias, **options), k, 2.0**-50 if dtype == torch.float64 else 2.0**-24)
 
@@ -54,7 +54,7 @@ def test_against_float64(dtype, options, k):
 @pytest.mark.parametrize("shape", [(), (4,), (0,), (2, 0, 3), (2, 3, 4)])
 def test_any_leading_shape(shape):
     input, weight, _ = tensors(shape)
-    found = headroom.linear_top_k(input, weight, 3)
+    found = logitless.linear_top_k(input, weight, 3)
     assert found.ids.shape == found.log_probs.shape == (*shape, 3)
     check(found, logits_of(input, weight), 3, 2.0**-24) if input.numel() else None
 
@@ -62,15 +62,15 @@ def test_any_leading_shape(shape):
 def test_numbers_may_be_tensors_and_nothing_has_a_gradient():
     input, weight, bias = (t.requires_grad_() for t in tensors())
     scale = torch.tensor(0.5, requires_grad=True)
-    found = headroom.linear_top_k(input, weight, 4, linear_bias=bias, scale=scale, temperature=torch.tensor([2.0]))
+    found = logitless.linear_top_k(input, weight, 4, linear_bias=bias, scale=scale, temperature=torch.tensor([2.0]))
     assert not found.ids.requires_grad and not found.log_probs.requires_grad
-    expected = headroom.linear_top_k(input, weight, 4, linear_bias=bias, scale=0.5, temperature=2.0)
+    expected = logitless.linear_top_k(input, weight, 4, linear_bias=bias, scale=0.5, temperature=2.0)
     assert torch.equal(found.ids, expected.ids) and torch.equal(found.log_probs, expected.log_probs)
 
 
 def test_of_equals_the_smaller_ids():
     input, weight = torch.zeros(2, 4), torch.randn(700, 4)
-    found = headroom.linear_top_k(input, weight, 5)
+    found = logitless.linear_top_k(input, weight, 5)
     assert found.ids.tolist() == [[0, 1, 2, 3, 4]] * 2
     torch.testing.assert_close(found.log_probs, torch.full((2, 5), -torch.tensor(700.0).log().item()))
 
@@ -79,25 +79,25 @@ def test_rows_with_a_stride_and_a_budget():
     input, weight, _ = tensors((40,))
     wide = torch.zeros(40, 2 * input.shape[1])
     wide[:, : input.shape[1]] = input
-    expected = headroom.linear_top_k(input, weight, 8)
-    with pytest.raises(headroom.BudgetTooSmallError) as error:
-        headroom.linear_top_k(input, weight, 8, max_workspace_bytes=1)
+    expected = logitless.linear_top_k(input, weight, 8)
+    with pytest.raises(logitless.BudgetTooSmallError) as error:
+        logitless.linear_top_k(input, weight, 8, max_workspace_bytes=1)
     for x in (wide[:, : input.shape[1]], input.T.contiguous().T):
-        found = headroom.linear_top_k(x, weight, 8, max_workspace_bytes=error.value.required_bytes)
+        found = logitless.linear_top_k(x, weight, 8, max_workspace_bytes=error.value.required_bytes)
         assert torch.equal(found.ids, expected.ids) and torch.equal(found.log_probs, expected.log_probs)
 
 
 def test_autocast():
     input, weight, _ = tensors()
     with torch.autocast("cpu", torch.bfloat16):
-        found = headroom.linear_top_k(input, weight, 4)
+        found = logitless.linear_top_k(input, weight, 4)
     check(found, logits_of(input.bfloat16(), weight.bfloat16()), 4, 2.0**-24)
 
 
 def test_equals_linear_cross_entropy():
     input, weight, bias = tensors()
-    found = headroom.linear_top_k(input, weight, 2, linear_bias=bias)
-    stats = headroom.linear_cross_entropy(
+    found = logitless.linear_top_k(input, weight, 2, linear_bias=bias)
+    stats = logitless.linear_cross_entropy(
         input, weight, found.ids[..., 0], linear_bias=bias, return_stats=["argmax", "nll"]
     )
     assert torch.equal(stats.argmax, found.ids[..., 0]) and torch.equal(-stats.nll, found.log_probs[..., 0])
@@ -105,8 +105,8 @@ def test_equals_linear_cross_entropy():
 
 def test_compiled():
     input, weight, _ = tensors()
-    compiled = torch.compile(lambda x, w: headroom.linear_top_k(x, w, 3).ids + 1, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(input, weight) - 1, headroom.linear_top_k(input, weight, 3).ids)
+    compiled = torch.compile(lambda x, w: logitless.linear_top_k(x, w, 3).ids + 1, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(input, weight) - 1, logitless.linear_top_k(input, weight, 3).ids)
 
 
 class Sampler(torch.nn.Module):
@@ -116,7 +116,7 @@ class Sampler(torch.nn.Module):
 
     def forward(self, hidden, temperature):
         options = {"linear_bias": self.head.bias, "temperature": temperature, **self.options}
-        top = headroom.linear_top_k(hidden, self.head.weight, 4, **options)
+        top = logitless.linear_top_k(hidden, self.head.weight, 4, **options)
         return top.ids, top.log_probs + 0
 
 
@@ -136,7 +136,7 @@ def test_exported(options, autocast, strict):
             found, expected = program.module()(*given), model(*given)
             assert found[0].shape == (rows, 5, 4) and not found[1].requires_grad and not expected[1].requires_grad
             assert all(torch.equal(a, b) for a, b in zip(found, expected))
-    assert any(node.target == torch.ops.headroom.top_k.default for node in program.graph.nodes)
+    assert any(node.target == torch.ops.logitless.top_k.default for node in program.graph.nodes)
 
 
 def test_one_number_exported_is_a_tensor_of_the_graph():
@@ -152,7 +152,7 @@ def test_fake_tensors():
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
-        top = headroom.linear_top_k(torch.empty(2, 3, 16, dtype=torch.bfloat16), torch.empty(900, 16), 5)
+        top = logitless.linear_top_k(torch.empty(2, 3, 16, dtype=torch.bfloat16), torch.empty(900, 16), 5)
     assert top.ids.shape == top.log_probs.shape == (2, 3, 5) and top.log_probs.dtype == torch.float32
 
 
@@ -175,22 +175,22 @@ def test_refused(changed, error, message):
     input, weight, _ = tensors()
     arguments = {"input": input, "linear_weight": weight, "k": 4} | changed
     with pytest.raises(error, match=message):
-        headroom.linear_top_k(**arguments)
+        logitless.linear_top_k(**arguments)
     if all(name != "linear_weight" or "float64" not in message for name in changed):
         arguments = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
         with pytest.raises(error, match=message):
-            headroom.numpy.linear_top_k(**arguments)
+            logitless.numpy.linear_top_k(**arguments)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "softcap", "temperature", "temperatures"])
 def test_numpy_equals_torch(options):
     input, weight, bias = tensors()
-    expected = headroom.linear_top_k(input, weight, 6, linear_bias=bias, **options)
+    expected = logitless.linear_top_k(input, weight, 6, linear_bias=bias, **options)
     given = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
-    got = headroom.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, linear_bias=bias.numpy(), **given)
+    got = logitless.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, linear_bias=bias.numpy(), **given)
     np.testing.assert_array_equal(got.ids, expected.ids.numpy())
     np.testing.assert_array_equal(got.log_probs, expected.log_probs.numpy())
-    reference = headroom.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, backend="reference")
+    reference = logitless.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, backend="reference")
     assert reference.ids.shape == (3, 5, 6) and reference.log_probs.dtype == np.float32
 
 
@@ -201,14 +201,14 @@ def test_numpy_equals_torch(options):
 def test_on_cuda(dtype, implementation, monkeypatch):
     if implementation == "mma" and dtype not in (torch.bfloat16, torch.float16):
         pytest.skip("mma takes 16-bit operands")
-    monkeypatch.setenv("HEADROOM_CUDA_IMPLEMENTATION", implementation)
+    monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", implementation)
     input, weight, bias = tensors((300,), vocab=30_000, hidden=64, dtype=dtype)
     z = logits_of(input, weight, bias, softcap=20.0)
     given = [t.cuda() for t in (input, weight, bias)]
     for k in (1, 8, 64):
-        found = headroom.linear_top_k(given[0], given[1], k, linear_bias=given[2], softcap=20.0)
+        found = logitless.linear_top_k(given[0], given[1], k, linear_bias=given[2], softcap=20.0)
         assert found.ids.is_cuda
-        on_host = headroom.LinearTopK(found.ids.cpu(), found.log_probs.cpu())
+        on_host = logitless.LinearTopK(found.ids.cpu(), found.log_probs.cpu())
         check(on_host, z, k, 2.0**-46 if dtype == torch.float64 else 2.0**-20)
-        again = headroom.linear_top_k(given[0], given[1], k, linear_bias=given[2], softcap=20.0)
+        again = logitless.linear_top_k(given[0], given[1], k, linear_bias=given[2], softcap=20.0)
         assert torch.equal(found.ids, again.ids) and torch.equal(found.log_probs, again.log_probs)

@@ -1,6 +1,6 @@
 """Tools of PyTorch over the operators: batches of upstream gradients, and counts of FLOP."""
 
-import headroom
+import logitless
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from test_autograd import head
 from test_package import python
 from torch.utils.flop_counter import FlopCounterMode
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -66,10 +66,10 @@ def stock(input, weight, target):
 PRODUCT = 2 * 9 * 13 * 6
 
 FIRST_USE = """
-import torch, headroom
+import torch, logitless
 from torch.utils.flop_counter import FlopCounterMode
 with FlopCounterMode(display=False) as counter:
-    headroom.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.zeros(4, dtype=torch.int64))
+    logitless.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.zeros(4, dtype=torch.int64))
 assert counter.get_total_flops() == 2 * 4 * 9 * 8
 """
 

@@ -1,15 +1,15 @@
 """Upstream gradients: infinite ones, several gradients scaled at once, and backward passes that ask for some only."""
 
-import headroom
-import headroom.numpy
+import logitless
+import logitless.numpy
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from headroom import _run
+from logitless import _run
 from test_eager import Recorder
 
-lce = headroom.linear_cross_entropy
+lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
 ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_CUDA)]
@@ -78,7 +78,7 @@ def test_ignored_rows_of_operators_and_of_compiled_code(device):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_ignored_rows_of_arrays(reduction):
     input, weight, _, target = (t.detach().numpy() for t in head())
-    out = headroom.numpy.linear_cross_entropy(
+    out = logitless.numpy.linear_cross_entropy(
         input, weight, target, reduction=reduction, gradients=True, grad_loss=np.inf
     )
     assert (out.d_input[IGNORED] == 0).all() and not np.isfinite(out.d_input[0]).all()

@@ -6,8 +6,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(ROOT / "python")]
 
 for variable, places in {
-    "HEADROOM_LIBRARY": ("build/src/libheadroom.so", "build/test/src/libheadroom.so"),
-    "HEADROOM_CLI": ("build/cli/headroom", "build/test/cli/headroom"),
+    "LOGITLESS_LIBRARY": ("build/src/liblogitless.so", "build/test/src/liblogitless.so"),
+    "LOGITLESS_CLI": ("build/cli/logitless", "build/test/cli/logitless"),
 }.items():
     found = [str(ROOT / place) for place in places if (ROOT / place).exists()]
     if found:

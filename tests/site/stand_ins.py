@@ -38,16 +38,16 @@ def with_criterion(where: dict[str, object]) -> None:
 
 
 def of_policy(where: dict[str, object]) -> None:
-    import headroom
+    import logitless
 
-    where["headroom"] = headroom
+    where["logitless"] = logitless
     where["old_log_probs"], where["advantages"] = -torch.rand(2, 6), torch.randn(2, 6)
 
 
 def loss_alone(where: dict[str, object]) -> None:
-    import headroom
+    import logitless
 
-    where |= {"headroom": headroom, "weight": where["lm_head"].weight}  # type: ignore[attr-defined]
+    where |= {"logitless": logitless, "weight": where["lm_head"].weight}  # type: ignore[attr-defined]
 
 
 def of_one_rank(where: dict[str, object]) -> None:
@@ -64,15 +64,15 @@ def of_readme(where: dict[str, object]) -> None:
 
 
 def of_parallel_clients(where: dict[str, object]) -> None:
-    import headroom
-    from headroom.nn import FusedHead
+    import logitless
+    from logitless.nn import FusedHead
     from torch.distributed.device_mesh import init_device_mesh
 
     of_one_rank(where)
     with_head(where)
     model: nn.Module = where["model"]  # type: ignore[assignment]
     model.lm_head = FusedHead.from_linear(model.lm_head)  # type: ignore[arg-type]
-    where |= {"headroom": headroom, "mesh": init_device_mesh("cpu", (1,)), "cp_group": where["tp_group"], "items": 12}
+    where |= {"logitless": logitless, "mesh": init_device_mesh("cpu", (1,)), "cp_group": where["tp_group"], "items": 12}
     where["weight"] = where["lm_head"].weight  # type: ignore[attr-defined]
 
 

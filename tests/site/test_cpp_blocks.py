@@ -14,7 +14,7 @@ PROGRAMS = blocks.of("cpp")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("block", PROGRAMS, ids=[blocks.name(block) for block in PROGRAMS])
 def test_program(block, tmp_path):
-    library = pathlib.Path(os.environ["HEADROOM_LIBRARY"]).resolve()
+    library = pathlib.Path(os.environ["LOGITLESS_LIBRARY"]).resolve()
     source, program = tmp_path / "block.cpp", tmp_path / "block"
     source.write_text(block.text)
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{blocks.ROOT / 'include'}"]

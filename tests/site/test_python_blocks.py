@@ -39,7 +39,7 @@ def test_the_readers_diff():
         where = stand_ins.tensors()
         for sign in "-+":
             code = "\n".join(line[2:] for line in block.text.splitlines() if line[:1] in (sign, " "))
-            exec("import headroom\n" + code, where)
+            exec("import logitless\n" + code, where)
             where["loss" + sign] = where["loss"]
         assert abs(where["loss-"].item() - where["loss+"].item()) < 1e-5, blocks.name(block)
 

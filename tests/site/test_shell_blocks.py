@@ -14,20 +14,20 @@ import pytest
 
 # Run smaller. (What is not here runs as it stands.)
 SMALLER = {
-    "headroom bench": "headroom bench --shape 64,1000,32 --quiet",
-    "headroom bench --shape 1024,32768,512": "headroom bench --shape 64,1000,32 --quiet",
-    "headroom train": "headroom train --help",  # ./scripts/test's stage cli trains
-    "headroom train --device cpu": "headroom train --device cpu --help",
-    "headroom check": "headroom check --help",  # and checks
+    "logitless bench": "logitless bench --shape 64,1000,32 --quiet",
+    "logitless bench --shape 1024,32768,512": "logitless bench --shape 64,1000,32 --quiet",
+    "logitless train": "logitless train --help",  # ./scripts/test's stage cli trains
+    "logitless train --device cpu": "logitless train --device cpu --help",
+    "logitless check": "logitless check --help",  # and checks
 }
 # By their beginning.
 NOT_RUN = {
-    "headroom bench --device cuda:0": "needs a GPU",
+    "logitless bench --device cuda:0": "needs a GPU",
     "pip install": "stage wheel of ./scripts/test installs a wheel",
     "./scripts/": "a stage of ./scripts/test, or that script itself",
     "cmake": "stage cpp of ./scripts/test builds with a compiler alone; presets are compared with CMake below",
     "ctest": "runs in stage cpp of ./scripts/test",
-    "HEADROOM_LIBRARY=": "runs in stage python of ./scripts/test",
+    "LOGITLESS_LIBRARY=": "runs in stage python of ./scripts/test",
     "python examples/": "runs in tests/python/test_example_clients.py",
     "python experiments/": "needs a GPU; experiments/convergence has tests of its own",
     "python bench/": "measures for minutes, or needs a GPU: its script and its options are checked below",
@@ -42,7 +42,7 @@ MODEL = {  # the configuration of a model, tiny
     "intermediate_size": 192,
     "num_attention_heads": 4,
 }
-COMMAND = re.compile(r"^    ((?:OMP_WAIT_POLICY=passive )?(?:python|headroom|\./scripts)\b.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^    ((?:OMP_WAIT_POLICY=passive )?(?:python|logitless|\./scripts)\b.*)$", re.MULTILINE)
 
 
 def commands(text):
@@ -61,12 +61,12 @@ INDENTED = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a head in files, and `headroom` on its path."""
+    """A folder with a head in files, and `logitless` on its path."""
     from safetensors.numpy import save_file
 
     folder = tmp_path_factory.mktemp("commands")
     (folder / "bin").mkdir()
-    (folder / "bin" / "headroom").symlink_to(shutil.which(os.environ["HEADROOM_CLI"]))
+    (folder / "bin" / "logitless").symlink_to(shutil.which(os.environ["LOGITLESS_CLI"]))
     random = numpy.random.default_rng(0)
     (folder / "my-model").mkdir()
     (folder / "my-model" / "config.json").write_text(json.dumps(MODEL))
@@ -93,14 +93,14 @@ def test_command(where, command, place):
     assert done.returncode == 0, f"{where}: {command}\n{done.stdout}{done.stderr}"
 
 
-SHOWN = [block for block in blocks.of("text") if block.text.startswith("headroom plan ")]
+SHOWN = [block for block in blocks.of("text") if block.text.startswith("logitless plan ")]
 
 
 @pytest.mark.parametrize("block", SHOWN, ids=[blocks.name(block) for block in SHOWN])
 def test_the_plans_shown_are_those_printed(block):
     """A command, and a part of what it prints."""
     command, _, shown = block.text.partition("\n\n")
-    done = subprocess.run([os.environ["HEADROOM_CLI"], *command.split()[1:]], capture_output=True, text=True)
+    done = subprocess.run([os.environ["LOGITLESS_CLI"], *command.split()[1:]], capture_output=True, text=True)
     assert shown in done.stdout, done.stdout + done.stderr
 
 

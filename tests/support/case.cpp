@@ -6,11 +6,11 @@
 
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 std::vector<double> uniform_values(Random& random, int64_t count, double low, double high,
-                                   headroom_dtype dtype) {
+                                   logitless_dtype dtype) {
   std::vector<double> out(static_cast<size_t>(count));
   for (double& value : out) value = rounded(random.uniform(low, high), dtype);
   return out;
@@ -18,7 +18,7 @@ std::vector<double> uniform_values(Random& random, int64_t count, double low, do
 
 // One for all rows, or a different one for each.
 void choose_temperature(Random& random, Case* c) {
-  headroom::Problem& p = c->problem;
+  logitless::Problem& p = c->problem;
   if (random.chance(0.2)) {
     p.temperature = random.pick<double>({0.1, 0.7, 2.5});
   } else if (random.chance(0.3)) {
@@ -32,7 +32,7 @@ void choose_temperature(Random& random, Case* c) {
 
 // Further statistics, drawn last: cases are otherwise as they were without.
 void choose_statistics(Random& random, Case* c) {
-  headroom::Problem& p = c->problem;
+  logitless::Problem& p = c->problem;
   p.want_mean_logit = random.chance(0.4);
   p.want_log_sum_sq_probs = random.chance(0.4);
   if (c->mode != Mode::kForwardThenBackward || random.chance(0.6)) return;
@@ -41,7 +41,7 @@ void choose_statistics(Random& random, Case* c) {
 }
 
 // Weights in [0, 2], some of them exactly 0.
-std::vector<double> weights(Random& random, int64_t count, headroom_dtype dtype) {
+std::vector<double> weights(Random& random, int64_t count, logitless_dtype dtype) {
   std::vector<double> out = uniform_values(random, count, 0, 2, dtype);
   for (double& value : out) {
     if (random.chance(0.1)) value = 0;
@@ -59,7 +59,7 @@ int64_t random_dimension(Random& random, int64_t largest) {
   return static_cast<int64_t>(std::exp(random.uniform(0, std::log(static_cast<double>(largest) + 0.99))));
 }
 
-void choose_shape(Random& random, const CaseLimits& limits, headroom::Problem* p) {
+void choose_shape(Random& random, const CaseLimits& limits, logitless::Problem* p) {
   do {
     p->tokens = random_dimension(random, limits.largest_dimension);
     p->vocab = random_dimension(random, limits.largest_dimension);
@@ -67,15 +67,15 @@ void choose_shape(Random& random, const CaseLimits& limits, headroom::Problem* p
   } while (p->tokens * p->vocab * p->hidden > limits.most_products);
 }
 
-void choose_dtypes(Random& random, const CaseLimits& limits, headroom::Problem* p) {
+void choose_dtypes(Random& random, const CaseLimits& limits, logitless::Problem* p) {
   if (limits.only_fp64 || (limits.allow_fp64 && random.chance(0.1))) {
     for (int32_t* dtype : {&p->hidden_dtype, &p->classifier_dtype, &p->bias_dtype, &p->d_hidden_dtype,
                            &p->d_classifier_dtype, &p->d_bias_dtype}) {
-      *dtype = HEADROOM_F64;
+      *dtype = LOGITLESS_F64;
     }
     return;
   }
-  const auto pick = [&] { return random.pick<int32_t>({HEADROOM_F32, HEADROOM_BF16, HEADROOM_F16}); };
+  const auto pick = [&] { return random.pick<int32_t>({LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}); };
   p->hidden_dtype = pick();
   p->classifier_dtype = random.chance(0.6) ? p->hidden_dtype : pick();
   p->bias_dtype = random.chance(0.6) ? p->classifier_dtype : pick();
@@ -84,9 +84,9 @@ void choose_dtypes(Random& random, const CaseLimits& limits, headroom::Problem* 
   p->d_bias_dtype = random.chance(0.5) ? p->bias_dtype : pick();
 }
 
-void choose_loss(Random& random, headroom::Problem* p) {
+void choose_loss(Random& random, logitless::Problem* p) {
   p->reduction =
-      random.pick<int32_t>({HEADROOM_REDUCTION_NONE, HEADROOM_REDUCTION_SUM, HEADROOM_REDUCTION_MEAN});
+      random.pick<int32_t>({LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN});
   p->has_bias = random.chance(0.5);
   p->has_class_weight = random.chance(0.3);
   p->has_token_weight = random.chance(0.3);
@@ -94,9 +94,9 @@ void choose_loss(Random& random, headroom::Problem* p) {
   if (random.chance(0.3)) p->softcap = random.pick<double>({0.5, 5.0, 30.0});
   if (random.chance(0.4)) p->label_smoothing = random.pick<double>({0.1, 0.5, 1.0});
   if (random.chance(0.3)) p->z_loss = random.pick<double>({1e-4, 0.1});
-  if (p->reduction == HEADROOM_REDUCTION_MEAN && random.chance(0.4)) p->num_items = random.uniform(1, 50);
+  if (p->reduction == LOGITLESS_REDUCTION_MEAN && random.chance(0.4)) p->num_items = random.uniform(1, 50);
   p->ignore_index = random.pick<int64_t>({-100, -100, -1, 0, p->vocab - 1, 1'000'000});
-  p->target_dtype = random.pick<int32_t>({HEADROOM_I32, HEADROOM_I64});
+  p->target_dtype = random.pick<int32_t>({LOGITLESS_I32, LOGITLESS_I64});
   if (random.chance(0.3)) {
     std::vector<int64_t> divisors;
     for (int64_t d = 1; d <= p->tokens; ++d) {
@@ -111,7 +111,7 @@ void choose_loss(Random& random, headroom::Problem* p) {
 }
 
 void choose_outputs(Random& random, Case* c) {
-  headroom::Problem& p = c->problem;
+  logitless::Problem& p = c->problem;
   p.want_entropy = random.chance(0.5);
   p.want_argmax = random.chance(0.5);
   c->mode = random.chance(0.15) ? Mode::kForward
@@ -128,7 +128,7 @@ void choose_outputs(Random& random, Case* c) {
     p.has_grad_entropy = p.want_entropy != 0 && random.chance(0.6);
   }
   const auto adds = [&](int32_t wanted, int32_t dtype) {
-    return wanted != 0 && (dtype == HEADROOM_F32 || dtype == HEADROOM_F64) && random.chance(0.4);
+    return wanted != 0 && (dtype == LOGITLESS_F32 || dtype == LOGITLESS_F64) && random.chance(0.4);
   };
   p.accumulate_d_hidden = adds(p.want_d_hidden, p.d_hidden_dtype);
   p.accumulate_d_classifier = adds(p.want_d_classifier, p.d_classifier_dtype);
@@ -136,7 +136,7 @@ void choose_outputs(Random& random, Case* c) {
 }
 
 void draw_targets(Random& random, Case* c) {
-  const headroom::Problem& p = c->problem;
+  const logitless::Problem& p = c->problem;
   const double ignored = random.pick<double>({0.0, 0.0, 0.3, 0.95, 1.0});
   for (int64_t row = 0; row < p.tokens; ++row) {
     c->targets.push_back(random.chance(ignored) ? p.ignore_index : random.integer(0, p.vocab - 1));
@@ -144,8 +144,8 @@ void draw_targets(Random& random, Case* c) {
 }
 
 void draw_values(Random& random, Case* c) {
-  const headroom::Problem& p = c->problem;
-  const headroom_dtype stats = stats_dtype(p);
+  const logitless::Problem& p = c->problem;
+  const logitless_dtype stats = stats_dtype(p);
   const double logit_deviation = random.pick<double>({0.1, 1.0, 4.0});
   c->hidden = normal_values(random, p.tokens * p.hidden, 1, as_dtype(p.hidden_dtype));
   c->classifier =
@@ -154,7 +154,7 @@ void draw_values(Random& random, Case* c) {
   if (p.has_bias) c->bias = normal_values(random, p.vocab, 1, as_dtype(p.bias_dtype));
   if (p.has_class_weight) c->class_weight = weights(random, p.vocab, stats);
   if (p.has_token_weight) c->token_weight = weights(random, p.tokens, stats);
-  const bool per_row = p.reduction == HEADROOM_REDUCTION_NONE;
+  const bool per_row = p.reduction == LOGITLESS_REDUCTION_NONE;
   const bool must = per_row && c->mode == Mode::kForwardThenBackward;
   if (must || random.chance(0.5)) c->grad_loss = uniform_values(random, per_row ? p.tokens : 1, -1, 2, stats);
   if (p.has_grad_nll) c->grad_nll = uniform_values(random, p.tokens, -1, 1, stats);
@@ -171,15 +171,15 @@ Layout random_layout(Random& random) {
 
 }  // namespace
 
-headroom_dtype stats_dtype(const headroom_problem& problem) {
-  return problem.hidden_dtype == HEADROOM_F64 ? HEADROOM_F64 : HEADROOM_F32;
+logitless_dtype stats_dtype(const logitless_problem& problem) {
+  return problem.hidden_dtype == LOGITLESS_F64 ? LOGITLESS_F64 : LOGITLESS_F32;
 }
 
-headroom_dtype product_dtype(const headroom_problem& problem, int32_t dtype) {
-  return as_dtype(problem.compute_dtype != HEADROOM_F32 ? problem.compute_dtype : dtype);
+logitless_dtype product_dtype(const logitless_problem& problem, int32_t dtype) {
+  return as_dtype(problem.compute_dtype != LOGITLESS_F32 ? problem.compute_dtype : dtype);
 }
 
-std::vector<double> normal_values(Random& random, int64_t count, double deviation, headroom_dtype dtype) {
+std::vector<double> normal_values(Random& random, int64_t count, double deviation, logitless_dtype dtype) {
   std::vector<double> out(static_cast<size_t>(count));
   for (double& value : out) value = rounded(deviation * random.normal(), dtype);
   return out;
@@ -207,7 +207,7 @@ int64_t Case::target_of(int64_t row) const {
 }
 
 void give_targets(Random& random, Case* c, int64_t count, double low, double high) {
-  headroom::Problem& p = c->problem;
+  logitless::Problem& p = c->problem;
   p.targets_per_row = count;
   p.has_class_weight = 0;
   c->class_weight.clear();
@@ -241,8 +241,8 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
   c.d_hidden_layout = random_layout(random);
   c.d_classifier_layout = random_layout(random);
   c.skew = random.pick<int64_t>({0, 1, 3});
-  if (c.problem.hidden_dtype != HEADROOM_F64 && random.chance(0.25)) {
-    c.problem.compute_dtype = random.pick<int32_t>({HEADROOM_BF16, HEADROOM_F16});
+  if (c.problem.hidden_dtype != LOGITLESS_F64 && random.chance(0.25)) {
+    c.problem.compute_dtype = random.pick<int32_t>({LOGITLESS_BF16, LOGITLESS_F16});
   }
   choose_temperature(random, &c);
   choose_statistics(random, &c);
@@ -250,11 +250,11 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
   return c;
 }
 
-Case plain_case(uint64_t seed, PlainSize size, headroom_dtype dtype) {
+Case plain_case(uint64_t seed, PlainSize size, logitless_dtype dtype) {
   Random random(seed);
   Case c;
   c.seed = seed;
-  headroom::Problem& p = c.problem;
+  logitless::Problem& p = c.problem;
   p.tokens = size.tokens;
   p.vocab = size.vocab;
   p.hidden = size.hidden;
@@ -270,7 +270,7 @@ Case plain_case(uint64_t seed, PlainSize size, headroom_dtype dtype) {
 }
 
 std::string describe(const Case& c) {
-  const headroom::Problem& p = c.problem;
+  const logitless::Problem& p = c.problem;
   const auto name = [](int32_t dtype) { return name_of(as_dtype(dtype)); };
   std::ostringstream out;
   out << "seed " << c.seed << ": N " << p.tokens << " V " << p.vocab << " D " << p.hidden << ", mode "
@@ -293,4 +293,4 @@ std::string describe(const Case& c) {
   return out.str();
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -1,13 +1,13 @@
 #pragma once
 #include <cstdint>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <string>
 #include <vector>
 
 #include "random.h"
 #include "tensor.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 // How the gradients are asked for.
 enum class Mode { kForward, kForwardBackward, kForwardThenBackward };
@@ -18,7 +18,7 @@ struct Case {
   Mode mode = Mode::kForwardBackward;
   // The whole vocabulary; pass and budget are set by those who run it. Options of the backward pass alone
   // (has_grad_...) only with Mode::kForwardThenBackward.
-  headroom::Problem problem;
+  logitless::Problem problem;
 
   std::vector<double> hidden;         // [N, D]
   std::vector<double> classifier;     // [V, D]
@@ -77,20 +77,20 @@ void give_targets(Random& random, Case* c, int64_t count, double low, double hig
 struct PlainSize {
   int64_t tokens, vocab, hidden;
 };
-Case plain_case(uint64_t seed, PlainSize size, headroom_dtype dtype = HEADROOM_F32);
+Case plain_case(uint64_t seed, PlainSize size, logitless_dtype dtype = LOGITLESS_F32);
 
 // A dtype field of a problem as the enumeration.
-inline headroom_dtype as_dtype(int32_t value) {
-  return static_cast<headroom_dtype>(value);
+inline logitless_dtype as_dtype(int32_t value) {
+  return static_cast<logitless_dtype>(value);
 }
 
 // What numbers of an operand's dtype are multiplied in: the problem's compute_dtype where there is one.
-headroom_dtype product_dtype(const headroom_problem& problem, int32_t dtype);
+logitless_dtype product_dtype(const logitless_problem& problem, int32_t dtype);
 
 // The stats dtype of a problem: of its weights, upstream gradients, losses and row statistics.
-headroom_dtype stats_dtype(const headroom_problem& problem);
+logitless_dtype stats_dtype(const logitless_problem& problem);
 
 // count draws of deviation * N(0, 1), rounded to the dtype.
-std::vector<double> normal_values(Random& random, int64_t count, double deviation, headroom_dtype dtype);
+std::vector<double> normal_values(Random& random, int64_t count, double deviation, logitless_dtype dtype);
 
-}  // namespace headroom_test
+}  // namespace logitless_test

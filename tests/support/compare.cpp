@@ -7,7 +7,7 @@
 
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 // What double arithmetic may be off by, relative to the terms of a sum: far below every output's rounding.
@@ -20,17 +20,17 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
 }
 
 Answer true_answer(const Case& c) {
-  return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<long double>(c) : materialise<double>(c);
+  return c.problem.hidden_dtype == LOGITLESS_F64 ? materialise<long double>(c) : materialise<double>(c);
 }
 
 Answer naive_answer(const Case& c) {
-  return c.problem.hidden_dtype == HEADROOM_F64 ? materialise<double>(c) : materialise<float>(c);
+  return c.problem.hidden_dtype == LOGITLESS_F64 ? materialise<double>(c) : materialise<float>(c);
 }
 
 }  // namespace
 
 testing::AssertionResult close(const char* what, const std::vector<double>& got,
-                               const std::vector<double>& expected, double error, headroom_dtype dtype) {
+                               const std::vector<double>& expected, double error, logitless_dtype dtype) {
   if (got.size() != expected.size()) {
     return testing::AssertionFailure()
            << what << ": " << got.size() << " elements instead of " << expected.size();
@@ -68,20 +68,20 @@ Bounds either(const Bounds& a, const Bounds& b) {
 Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {
   static const bool kOnDevice = !device_engines().empty();
   if (!Engine::has_short_operands(c.problem)) return;
-  const bool bf16 = product_dtype(c.problem, c.problem.hidden_dtype) == HEADROOM_BF16;
+  const bool bf16 = product_dtype(c.problem, c.problem.hidden_dtype) == LOGITLESS_BF16;
   if (bf16 || kOnDevice) naive_short_ = materialise<float>(c, Rounds::kGradients);
   if (bf16 && kOnDevice) naive_exps_ = materialise<float>(c, Rounds::kExps);
 }
 
 Arithmetic Expected::arithmetic_of(const Engine& engine) const {
-  const headroom::Problem& p = c_.problem;
+  const logitless::Problem& p = c_.problem;
   Arithmetic out;
   const bool is_short = engine.shortens_gradients(p);
   out.gradient = rounding_unit(is_short ? product_dtype(p, p.hidden_dtype) : stats_dtype(p));
   if (p.has_temperature != 0 || p.temperature != 1) out.logit_roundings += 2;  // its inverse, the product
-  if (stats_dtype(p) == HEADROOM_F64) out.exp = 0x1p-52;  // exp and log are off by one unit,
+  if (stats_dtype(p) == LOGITLESS_F64) out.exp = 0x1p-52;  // exp and log are off by one unit,
   if (!engine.is_device()) return out;
-  if (stats_dtype(p) == HEADROOM_F64) {
+  if (stats_dtype(p) == LOGITLESS_F64) {
     if (p.softcap > 0) out.logit_roundings += 4;  // tanh by two
     return out;
   }
@@ -130,12 +130,12 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
   out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
   out.d_classifier = gradient(naive.d_classifier, t.d_classifier, t.terms.d_classifier);
   out.d_bias = gradient(naive.d_bias, t.d_bias, t.terms.d_bias);
-  if (c_.problem.reduction == HEADROOM_REDUCTION_NONE) {
+  if (c_.problem.reduction == LOGITLESS_REDUCTION_NONE) {
     out.loss = bound(naive.row_loss, t.row_loss, t.terms.row_loss) + 2 * arithmetic.exp * t.terms.row_loss;
     return out;
   }
   // A sum: the rows' errors add up, and each addition rounds once, in double.
-  const double summing = rounding_unit(HEADROOM_F64) * static_cast<double>(t.row_loss.size());
+  const double summing = rounding_unit(LOGITLESS_F64) * static_cast<double>(t.row_loss.size());
   for (size_t i = 0; i < t.row_loss.size(); ++i) {
     out.loss += 2 * std::fabs(naive.row_loss[i] - t.row_loss[i]) +
                 (unit + 2 * arithmetic.exp) * t.terms.loss[i] + summing * std::fabs(t.row_loss[i]);
@@ -148,7 +148,7 @@ Bounds Expected::bounds_of_double() const {
   const Answer::Terms& terms = truth_.terms;
   const auto gradient = [](const Answer::Terms::Gradient& term) { return term.part + term.by_logit; };
   double loss = terms.row_loss;
-  if (c_.problem.reduction != HEADROOM_REDUCTION_NONE) {
+  if (c_.problem.reduction != LOGITLESS_REDUCTION_NONE) {
     loss = 0;
     for (double term : terms.loss) loss += truth_.divisor == 0 ? 0 : term / std::fabs(truth_.divisor);
   }
@@ -169,7 +169,7 @@ Bounds Expected::bounds_of(const Engine& engine) const {
   if (!engine.shortens_gradients(c_.problem)) return bounds(naive_, arithmetic);
   const Bounds out = bounds(naive_short_, arithmetic);
   const bool may_keep_exps =
-      engine.is_device() && product_dtype(c_.problem, c_.problem.hidden_dtype) == HEADROOM_BF16;
+      engine.is_device() && product_dtype(c_.problem, c_.problem.hidden_dtype) == LOGITLESS_BF16;
   if (!may_keep_exps || c_.mode != Mode::kForwardBackward) return out;
   Bounds kept = bounds(naive_exps_, arithmetic);
   kept.d_classifier +=
@@ -179,7 +179,7 @@ Bounds Expected::bounds_of(const Engine& engine) const {
 
 Bounds Expected::tightest_bounds_of(const Engine& engine) const {
   const Bounds rounded_statistics = bounds_of(engine);
-  if (!engine.is_reference() || c_.problem.hidden_dtype == HEADROOM_F64) return rounded_statistics;
+  if (!engine.is_reference() || c_.problem.hidden_dtype == LOGITLESS_F64) return rounded_statistics;
   Bounds exact = bounds_of_double();
   if (c_.mode != Mode::kForwardThenBackward) return exact;
   exact.d_hidden = rounded_statistics.d_hidden;
@@ -190,8 +190,8 @@ Bounds Expected::tightest_bounds_of(const Engine& engine) const {
 
 void Expected::check(const Outputs& got, const Bounds& bounds) const {
   SCOPED_TRACE(describe(c_));
-  const headroom::Problem& p = c_.problem;
-  const headroom_dtype stats = stats_dtype(p);
+  const logitless::Problem& p = c_.problem;
+  const logitless_dtype stats = stats_dtype(p);
   EXPECT_TRUE(close("lse", got.lse, truth_.lse, bounds.lse, stats));
   EXPECT_TRUE(close("nll", got.nll, truth_.nll, bounds.nll, stats));
   if (p.want_entropy) {
@@ -262,7 +262,7 @@ void Expected::check_target_log_probs(const Outputs& got, double error) const {
 // Where every logit is off by less than an error, so is the r-th largest of them, and that of the id found
 // there is off by twice as much.
 void Expected::check_top(const Outputs& got, const Bounds& bounds) const {
-  const headroom::Problem& p = c_.problem;
+  const logitless::Problem& p = c_.problem;
   const auto k = static_cast<size_t>(p.top_k), vocab = static_cast<size_t>(p.vocab);
   ASSERT_EQ(got.top_ids.size(), static_cast<size_t>(p.tokens) * k);
   std::vector<double> log_probs;
@@ -309,11 +309,11 @@ double largest_target_weight(const Case& c) {
 
 void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds) {
   SCOPED_TRACE(describe(c));
-  const headroom::Problem& p = c.problem;
-  const headroom_dtype stats = stats_dtype(p);
+  const logitless::Problem& p = c.problem;
+  const logitless_dtype stats = stats_dtype(p);
   // Each of the two was rounded to its output's dtype: close() allows one rounding, so a second is added.
   const auto same = [](const char* what, const std::vector<double>& x, const std::vector<double>& y,
-                       double error, headroom_dtype dtype) {
+                       double error, logitless_dtype dtype) {
     double largest = 0;
     for (double value : y) largest = std::max(largest, std::fabs(value));
     const double second = rounding_unit(dtype) * largest + subnormal_unit(dtype);
@@ -332,4 +332,4 @@ void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, cons
   same("d_bias", a.d_bias, b.d_bias, bounds.d_bias, as_dtype(p.d_bias_dtype));
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -8,7 +8,7 @@
 #include "oracle.h"
 #include "solve.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 // How far a result may be off before it is rounded to the dtype of its output.
 struct Bounds {
@@ -69,9 +69,9 @@ class Expected {
 
 // |got - expected| <= error + one rounding of expected to the dtype, element by element; NaN matches NaN.
 testing::AssertionResult close(const char* what, const std::vector<double>& got,
-                               const std::vector<double>& expected, double error, headroom_dtype dtype);
+                               const std::vector<double>& expected, double error, logitless_dtype dtype);
 
 // Two runs agree in losses and gradients, each with its own error; per-row outputs must be in the same order.
 void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds);
 
-}  // namespace headroom_test
+}  // namespace logitless_test

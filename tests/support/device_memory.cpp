@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr size_t kDeviceBoundary = 256;
@@ -155,4 +155,4 @@ std::string DeviceMirror::workspace_violation() const {
   return whole(parts_->guards.begin() + kGuard) ? "" : "written past the buffer";
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -6,7 +6,7 @@
 
 #include "tensor.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 // What a run on CUDA device 0 works on: copies of host memory, guards included, each at the same distance
 // from a 256-byte boundary as its original, so that a misaligned tensor stays misaligned; and a guarded
@@ -41,4 +41,4 @@ class DeviceMirror {
 void copy_from_device(void* host, const void* device, size_t bytes, void* stream);
 void copy_to_device(void* device, const void* host, size_t bytes, void* stream);
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -3,7 +3,7 @@
 
 #include "device_memory.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 struct DeviceMirror::Parts {};
 
@@ -29,4 +29,4 @@ std::string DeviceMirror::workspace_violation() const {
   return "";
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

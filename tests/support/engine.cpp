@@ -4,21 +4,21 @@
 #include <thread>
 
 #if defined(__SANITIZE_THREAD__)
-#define HEADROOM_TEST_THREAD_SANITIZER 1
+#define LOGITLESS_TEST_THREAD_SANITIZER 1
 #elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-#define HEADROOM_TEST_THREAD_SANITIZER 1
+#define LOGITLESS_TEST_THREAD_SANITIZER 1
 #endif
 #endif
-#ifndef HEADROOM_TEST_THREAD_SANITIZER
-#define HEADROOM_TEST_THREAD_SANITIZER 0
+#ifndef LOGITLESS_TEST_THREAD_SANITIZER
+#define LOGITLESS_TEST_THREAD_SANITIZER 0
 #endif
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
-headroom::ContextOptions options_of(const Engine& engine, int threads) {
-  headroom::ContextOptions options;
+logitless::ContextOptions options_of(const Engine& engine, int threads) {
+  logitless::ContextOptions options;
   options.backend = engine.backend.c_str();
   options.isa = engine.isa.empty() ? nullptr : engine.isa.c_str();
   options.threads = threads;
@@ -28,14 +28,14 @@ headroom::ContextOptions options_of(const Engine& engine, int threads) {
 
 bool usable(const Engine& engine) {
   try {
-    headroom::Context context(options_of(engine, 1));
+    logitless::Context context(options_of(engine, 1));
     return true;
-  } catch (const headroom::Error&) {
+  } catch (const logitless::Error&) {
     return false;
   }
 }
 
-void run_on_threads(int64_t tasks, headroom_task body, void* body_data, void* pool) {
+void run_on_threads(int64_t tasks, logitless_task body, void* body_data, void* pool) {
   const int threads = *static_cast<const int*>(pool);
   std::atomic<int64_t> next{0};
   const auto work = [&](int32_t worker) {
@@ -75,9 +75,9 @@ std::vector<Engine> device_engines() {
 
 std::string why_no_device() {
   try {
-    headroom::Context context(options_of({"cuda", "portable"}, 1));
+    logitless::Context context(options_of({"cuda", "portable"}, 1));
     return "";
-  } catch (const headroom::Error& error) {
+  } catch (const logitless::Error& error) {
     return error.what();
   }
 }
@@ -87,35 +87,35 @@ Engine best_engine() {
 }
 
 std::string why_not_thinned(const Engine& engine) {
-  headroom::Problem problem;
-  problem.pass = HEADROOM_FORWARD_BACKWARD;
+  logitless::Problem problem;
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = problem.vocab = problem.hidden = 8;
   problem.hidden_dtype = problem.classifier_dtype = engine.plain_dtype();
   problem.want_d_hidden = 1;
-  problem.gradient = HEADROOM_ALWAYS_THINNED;
-  const headroom::Context context = make_context(engine, 1);
+  problem.gradient = LOGITLESS_ALWAYS_THINNED;
+  const logitless::Context context = make_context(engine, 1);
   try {
-    headroom::Plan plan(context, problem);
+    logitless::Plan plan(context, problem);
     return "";
-  } catch (const headroom::Error& error) {
-    if (error.status() != HEADROOM_UNSUPPORTED) throw;
+  } catch (const logitless::Error& error) {
+    if (error.status() != LOGITLESS_UNSUPPORTED) throw;
     return error.what();
   }
 }
 
 bool is_slowed_down() {
-  return HEADROOM_TEST_THREAD_SANITIZER != 0;
+  return LOGITLESS_TEST_THREAD_SANITIZER != 0;
 }
 
-headroom::Context make_context(const Engine& engine, int threads) {
-#if HEADROOM_TEST_THREAD_SANITIZER
+logitless::Context make_context(const Engine& engine, int threads) {
+#if LOGITLESS_TEST_THREAD_SANITIZER
   return make_hosted_context(engine, threads == 0 ? 2 : threads);
 #else
-  return headroom::Context(options_of(engine, threads));
+  return logitless::Context(options_of(engine, threads));
 #endif
 }
 
-headroom::Context make_hosted_context(const Engine& engine, int threads) {
+logitless::Context make_hosted_context(const Engine& engine, int threads) {
   static const std::vector<int> kCounts = [] {
     std::vector<int> counts(65);
     for (size_t i = 0; i < counts.size(); ++i) counts[i] = static_cast<int>(i);
@@ -125,12 +125,12 @@ headroom::Context make_hosted_context(const Engine& engine, int threads) {
                              const_cast<int*>(&kCounts.at(static_cast<size_t>(threads))));
 }
 
-headroom::Context make_hosted_context(const Engine& engine, int threads, headroom_parallel_for parallel_for,
-                                      void* pool) {
-  headroom::ContextOptions options = options_of(engine, threads);
+logitless::Context make_hosted_context(const Engine& engine, int threads, logitless_parallel_for parallel_for,
+                                       void* pool) {
+  logitless::ContextOptions options = options_of(engine, threads);
   options.parallel_for = parallel_for;
   options.pool = pool;
-  return headroom::Context(options);
+  return logitless::Context(options);
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

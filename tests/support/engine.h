@@ -1,13 +1,13 @@
 #pragma once
 #include <cstdint>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "case.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 // One way of computing on this machine: a backend, and for the CPU backend an instruction set, for CUDA an
 // implementation.
@@ -22,37 +22,37 @@ struct Engine {
   bool is_fused() const { return isa == "sm90" || isa == "mma"; }
   // Whether it can run problems in float64.
   bool has_float64() const { return is_reference() || (is_device() && isa == "portable"); }
-  bool can_run(const headroom_problem& problem) const {
-    if (is_device() && problem.gradient != HEADROOM_EXACT && rounds_short_operands(problem)) return false;
+  bool can_run(const logitless_problem& problem) const {
+    if (is_device() && problem.gradient != LOGITLESS_EXACT && rounds_short_operands(problem)) return false;
     if (is_fused() && !has_short_operands(problem)) return false;
-    return has_float64() || problem.hidden_dtype != HEADROOM_F64;
+    return has_float64() || problem.hidden_dtype != LOGITLESS_F64;
   }
   // The same with thinned gradients.
-  bool can_thin(headroom_problem problem) const {
-    problem.gradient = HEADROOM_ALWAYS_THINNED;
+  bool can_thin(logitless_problem problem) const {
+    problem.gradient = LOGITLESS_ALWAYS_THINNED;
     return can_run(problem) && (problem.label_smoothing == 0 || problem.softcap == 0);
   }
   // The most precise format of operands that it can run, but for float64.
-  headroom_dtype plain_dtype() const { return is_fused() ? HEADROOM_BF16 : HEADROOM_F32; }
+  logitless_dtype plain_dtype() const { return is_fused() ? LOGITLESS_BF16 : LOGITLESS_F32; }
   // Products of operands in the same 16-bit format.
-  static bool has_short_operands(const headroom_problem& problem) {
-    const headroom_dtype hidden = product_dtype(problem, problem.hidden_dtype);
+  static bool has_short_operands(const logitless_problem& problem) {
+    const logitless_dtype hidden = product_dtype(problem, problem.hidden_dtype);
     return hidden == product_dtype(problem, problem.classifier_dtype) &&
-           (hidden == HEADROOM_BF16 || hidden == HEADROOM_F16);
+           (hidden == LOGITLESS_BF16 || hidden == LOGITLESS_F16);
   }
   // An operand in one 16-bit format is rounded to the other.
-  static bool rounds_short_operands(const headroom_problem& problem) {
+  static bool rounds_short_operands(const logitless_problem& problem) {
     const auto rounds = [&](int32_t dtype) {
-      return dtype != HEADROOM_F32 && dtype != product_dtype(problem, dtype);
+      return dtype != LOGITLESS_F32 && dtype != product_dtype(problem, dtype);
     };
     return rounds(problem.hidden_dtype) || rounds(problem.classifier_dtype);
   }
   // Whether the gradient of the logits is rounded to the operands' format before the products of the backward
   // pass: where both operands have the same 16-bit format and products of that format multiply them.
-  bool shortens_gradients(const headroom_problem& problem) const {
+  bool shortens_gradients(const logitless_problem& problem) const {
     if (is_device()) return has_short_operands(problem);
     return isa == "avx512_bf16" && has_short_operands(problem) &&
-           product_dtype(problem, problem.hidden_dtype) == HEADROOM_BF16;
+           product_dtype(problem, problem.hidden_dtype) == LOGITLESS_BF16;
   }
   std::string name() const { return isa.empty() ? backend : backend + "_" + isa; }
 };
@@ -80,12 +80,12 @@ inline uint64_t seeds(uint64_t count) {
 }
 
 // threads 0: the default. ThreadSanitizer builds get spawned threads, as it does not understand OpenMP.
-headroom::Context make_context(const Engine& engine, int threads = 0);
+logitless::Context make_context(const Engine& engine, int threads = 0);
 
 // A context that is given its threads by the host: `threads` of them are started for every loop and take
 // tasks from a counter, so their order is up to the scheduler.
-headroom::Context make_hosted_context(const Engine& engine, int threads);
-headroom::Context make_hosted_context(const Engine& engine, int threads, headroom_parallel_for parallel_for,
-                                      void* pool);
+logitless::Context make_hosted_context(const Engine& engine, int threads);
+logitless::Context make_hosted_context(const Engine& engine, int threads, logitless_parallel_for parallel_for,
+                                       void* pool);
 
-}  // namespace headroom_test
+}  // namespace logitless_test

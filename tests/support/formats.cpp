@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 struct Format {
@@ -14,22 +14,22 @@ struct Format {
   int max_exponent;  // of the largest number
 };
 
-const Format& format_of(headroom_dtype dtype) {
+const Format& format_of(logitless_dtype dtype) {
   static const Format kF32{"f32", 4, 24, -126, 127}, kBF16{"bf16", 2, 8, -126, 127},
       kF16{"f16", 2, 11, -14, 15}, kF64{"f64", 8, 53, -1022, 1023}, kI32{"i32", 4, 31, 0, 30},
       kI64{"i64", 8, 63, 0, 62};
   switch (dtype) {
-    case HEADROOM_F32:
+    case LOGITLESS_F32:
       return kF32;
-    case HEADROOM_BF16:
+    case LOGITLESS_BF16:
       return kBF16;
-    case HEADROOM_F16:
+    case LOGITLESS_F16:
       return kF16;
-    case HEADROOM_F64:
+    case LOGITLESS_F64:
       return kF64;
-    case HEADROOM_I32:
+    case LOGITLESS_I32:
       return kI32;
-    case HEADROOM_I64:
+    case LOGITLESS_I64:
       return kI64;
   }
   return kF64;
@@ -75,30 +75,30 @@ void write(void* data, int64_t index, T value) {
 
 }  // namespace
 
-size_t size_of(headroom_dtype dtype) {
+size_t size_of(logitless_dtype dtype) {
   return format_of(dtype).size;
 }
 
-const char* name_of(headroom_dtype dtype) {
+const char* name_of(logitless_dtype dtype) {
   return format_of(dtype).name;
 }
 
-int precision(headroom_dtype dtype) {
+int precision(logitless_dtype dtype) {
   return format_of(dtype).precision;
 }
 
-double rounding_unit(headroom_dtype dtype) {
+double rounding_unit(logitless_dtype dtype) {
   return std::ldexp(1.0, -format_of(dtype).precision);
 }
 
-double subnormal_unit(headroom_dtype dtype) {
+double subnormal_unit(logitless_dtype dtype) {
   const Format& format = format_of(dtype);
   return std::ldexp(1.0, format.min_exponent - format.precision);
 }
 
-double rounded(double value, headroom_dtype dtype) {
+double rounded(double value, logitless_dtype dtype) {
   const Format& format = format_of(dtype);
-  if (dtype == HEADROOM_F64 || value == 0 || !std::isfinite(value)) return value;
+  if (dtype == LOGITLESS_F64 || value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.min_exponent);
   const int last_bit = exponent - (format.precision - 1);
   const double result = std::ldexp(std::nearbyint(std::ldexp(value, -last_bit)), last_bit);
@@ -106,39 +106,39 @@ double rounded(double value, headroom_dtype dtype) {
   return std::fabs(result) > largest ? std::copysign(INFINITY, value) : result;
 }
 
-double load(const void* data, headroom_dtype dtype, int64_t index) {
+double load(const void* data, logitless_dtype dtype, int64_t index) {
   switch (dtype) {
-    case HEADROOM_F32:
+    case LOGITLESS_F32:
       return read<float>(data, index);
-    case HEADROOM_BF16:
+    case LOGITLESS_BF16:
       return decode(read<uint16_t>(data, index), 7, 127);
-    case HEADROOM_F16:
+    case LOGITLESS_F16:
       return decode(read<uint16_t>(data, index), 10, 15);
-    case HEADROOM_F64:
+    case LOGITLESS_F64:
       return read<double>(data, index);
-    case HEADROOM_I32:
+    case LOGITLESS_I32:
       return read<int32_t>(data, index);
-    case HEADROOM_I64:
+    case LOGITLESS_I64:
       return static_cast<double>(read<int64_t>(data, index));
   }
   return 0;
 }
 
-void store(void* data, headroom_dtype dtype, int64_t index, double value) {
+void store(void* data, logitless_dtype dtype, int64_t index, double value) {
   switch (dtype) {
-    case HEADROOM_F32:
+    case LOGITLESS_F32:
       return write(data, index, static_cast<float>(value));
-    case HEADROOM_BF16:
+    case LOGITLESS_BF16:
       return write(data, index, encode(rounded(value, dtype), 7, 127));
-    case HEADROOM_F16:
+    case LOGITLESS_F16:
       return write(data, index, encode(rounded(value, dtype), 10, 15));
-    case HEADROOM_F64:
+    case LOGITLESS_F64:
       return write(data, index, value);
-    case HEADROOM_I32:
+    case LOGITLESS_I32:
       return write(data, index, static_cast<int32_t>(value));
-    case HEADROOM_I64:
+    case LOGITLESS_I64:
       return write(data, index, static_cast<int64_t>(value));
   }
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

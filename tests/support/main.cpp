@@ -11,8 +11,8 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   bool for_device = false;
   for (int i = 1; i < argc; ++i) for_device = for_device || std::string_view(argv[i]) == "--device";
-  if (for_device && headroom_test::device_engines().empty()) {
-    std::printf("skipped: no usable CUDA device: %s\n", headroom_test::why_no_device().c_str());
+  if (for_device && logitless_test::device_engines().empty()) {
+    std::printf("skipped: no usable CUDA device: %s\n", logitless_test::why_no_device().c_str());
     return 77;
   }
   return RUN_ALL_TESTS();

@@ -5,7 +5,7 @@
 
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 template <class T>
@@ -34,7 +34,7 @@ class Materialised {
  private:
   // As the products see it.
   std::vector<T> operand(const std::vector<double>& values, int32_t dtype) const {
-    const headroom_dtype to = product_dtype(p_, dtype);
+    const logitless_dtype to = product_dtype(p_, dtype);
     std::vector<T> out(values.begin(), values.end());
     for (size_t i = 0; i < out.size() && to != dtype; ++i) out[i] = static_cast<T>(rounded(values[i], to));
     return out;
@@ -113,10 +113,10 @@ class Materialised {
     answer_.lse.assign(lse_.begin(), lse_.end());
     answer_.row_loss.assign(row_loss_.begin(), row_loss_.end());
     divisor_ = 1;
-    if (p_.reduction == HEADROOM_REDUCTION_MEAN)
+    if (p_.reduction == LOGITLESS_REDUCTION_MEAN)
       divisor_ = p_.num_items > 0 ? static_cast<T>(p_.num_items) : weights;
     answer_.divisor = static_cast<double>(divisor_);
-    if (p_.reduction == HEADROOM_REDUCTION_NONE)
+    if (p_.reduction == LOGITLESS_REDUCTION_NONE)
       answer_.loss = answer_.row_loss;
     else
       answer_.loss = {static_cast<double>(sum / divisor_)};
@@ -190,7 +190,7 @@ class Materialised {
   T d_logits_row(size_t i, std::vector<Gradient>* d) const {
     const T* z = logits_.data() + i * vocab_;
     const size_t y = target(i);
-    const size_t loss_index = p_.reduction == HEADROOM_REDUCTION_NONE ? i : 0;
+    const size_t loss_index = p_.reduction == LOGITLESS_REDUCTION_NONE ? i : 0;
     const T upstream = at(c_.grad_loss, loss_index, 1) / divisor_ * token_weight(i);
     const T d_entropy = at(c_.grad_entropy, i, 0);
     const T d_target_logit = at(c_.grad_target_logit, i, 0);
@@ -289,7 +289,7 @@ class Materialised {
   }
 
   const Case& c_;
-  const headroom::Problem& p_;
+  const logitless::Problem& p_;
   size_t tokens_, vocab_, dim_;
   Rounds rounds_;
   std::vector<T> hidden_, classifier_, logits_, slope_, lse_, row_loss_;
@@ -308,4 +308,4 @@ template Answer materialise<float>(const Case&, Rounds);
 template Answer materialise<double>(const Case&, Rounds);
 template Answer materialise<long double>(const Case&, Rounds);
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -4,7 +4,7 @@
 
 #include "case.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 // All results of a case. Scalars are vectors of one.
 struct Answer {
@@ -52,4 +52,4 @@ extern template Answer materialise<float>(const Case&, Rounds);
 extern template Answer materialise<double>(const Case&, Rounds);
 extern template Answer materialise<long double>(const Case&, Rounds);
 
-}  // namespace headroom_test
+}  // namespace logitless_test

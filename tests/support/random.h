@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-namespace headroom_test {
+namespace logitless_test {
 
 // The same numbers everywhere, unlike the distributions of <random>. (The generator is splitmix64.)
 class Random {
@@ -37,4 +37,4 @@ class Random {
   uint64_t state_;
 };
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -7,12 +7,12 @@
 #include "device_memory.h"
 #include "formats.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 // The sum over ranks of elements [first, first + count), in the order of ranks, rounded after each.
 std::vector<std::byte> sum_of(const std::vector<std::vector<std::byte>>& sent, int64_t first, int64_t count,
-                              headroom_dtype dtype) {
+                              logitless_dtype dtype) {
   std::vector<std::byte> sum(static_cast<size_t>(count) * size_of(dtype));
   for (int64_t i = 0; i < count; ++i) {
     double total = load(sent[0].data(), dtype, first + i);
@@ -31,12 +31,12 @@ RankGroup::RankGroup(int size, bool on_device)
   for (int rank = 0; rank < size; ++rank) members_.push_back({this, rank});
 }
 
-void RankGroup::run(const std::function<void(int, const headroom::Communicator&)>& body) {
+void RankGroup::run(const std::function<void(int, const logitless::Communicator&)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(size_));
   std::vector<std::thread> threads;
   for (Member& member : members_) {
     threads.emplace_back([&, this] {
-      headroom::Communicator communicator;
+      logitless::Communicator communicator;
       communicator.rank = member.rank;
       communicator.size = size_;
       communicator.host = &member;
@@ -87,7 +87,7 @@ void RankGroup::write(void* to, const void* from, size_t bytes, void* stream) co
 int32_t RankGroup::all_gather(const void* send, void* receive, int64_t count, int32_t dtype, void* stream,
                               void* host) {
   const auto& member = *static_cast<Member*>(host);
-  const size_t bytes = static_cast<size_t>(count) * size_of(static_cast<headroom_dtype>(dtype));
+  const size_t bytes = static_cast<size_t>(count) * size_of(static_cast<logitless_dtype>(dtype));
   return member.group->meet(member.rank, send, bytes, stream, [&](const auto& sent) {
     for (size_t rank = 0; rank < sent.size(); ++rank) {
       member.group->write(static_cast<std::byte*>(receive) + rank * bytes, sent[rank].data(), bytes, stream);
@@ -97,7 +97,7 @@ int32_t RankGroup::all_gather(const void* send, void* receive, int64_t count, in
 
 int32_t RankGroup::all_reduce(void* data, int64_t count, int32_t dtype, void* stream, void* host) {
   const auto& member = *static_cast<Member*>(host);
-  const auto type = static_cast<headroom_dtype>(dtype);
+  const auto type = static_cast<logitless_dtype>(dtype);
   const size_t bytes = static_cast<size_t>(count) * size_of(type);
   return member.group->meet(member.rank, data, bytes, stream, [&](const auto& sent) {
     member.group->write(data, sum_of(sent, 0, count, type).data(), bytes, stream);
@@ -107,7 +107,7 @@ int32_t RankGroup::all_reduce(void* data, int64_t count, int32_t dtype, void* st
 int32_t RankGroup::reduce_scatter(const void* send, void* receive, int64_t count, int32_t dtype, void* stream,
                                   void* host) {
   const auto& member = *static_cast<Member*>(host);
-  const auto type = static_cast<headroom_dtype>(dtype);
+  const auto type = static_cast<logitless_dtype>(dtype);
   const size_t bytes = static_cast<size_t>(count) * size_of(type);
   return member.group->meet(member.rank, send, bytes * member.group->sent_.size(), stream,
                             [&](const auto& sent) {
@@ -116,4 +116,4 @@ int32_t RankGroup::reduce_scatter(const void* send, void* receive, int64_t count
                             });
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

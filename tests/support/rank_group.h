@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <headroom/distributed.hpp>
+#include <logitless/distributed.hpp>
 #include <vector>
 
-namespace headroom_test {
+namespace logitless_test {
 
 // Ranks that are threads of this process, with a communicator whose functions copy memory: the host's, or
 // that of one device, which they wait for.
@@ -17,7 +17,7 @@ class RankGroup {
 
   // body(rank, its communicator) in a thread for each rank. What one throws, this throws; other ranks'
   // collectives fail then.
-  void run(const std::function<void(int, const headroom::Communicator&)>& body);
+  void run(const std::function<void(int, const logitless::Communicator&)>& body);
   int64_t calls() const { return calls_; }  // of collectives by rank 0
 
  private:
@@ -44,4 +44,4 @@ class RankGroup {
   std::atomic<int64_t> calls_{0};
 };
 
-}  // namespace headroom_test
+}  // namespace logitless_test

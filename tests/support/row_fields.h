@@ -3,41 +3,41 @@
 
 #include "solve.h"
 
-namespace headroom_test {
+namespace logitless_test {
 
 // A buffer of one number a row that a forward pass writes, and where a run keeps what was written.
 struct RowField {
   const char* name;
   std::vector<double> Outputs::*values;
-  void* headroom_buffers::*field;
-  int32_t headroom_problem::*want = nullptr;  // the flag that it needs; null: none
-  bool smoothing = false;                     // only with label smoothing
+  void* logitless_buffers::*field;
+  int32_t logitless_problem::*want = nullptr;  // the flag that it needs; null: none
+  bool smoothing = false;                      // only with label smoothing
 
-  bool is_wanted(const headroom_problem& p) const {
+  bool is_wanted(const logitless_problem& p) const {
     return (want == nullptr || p.*want != 0) && (!smoothing || p.label_smoothing > 0);
   }
 };
 
-#define HEADROOM_FIELD(name) #name, &Outputs::name, &headroom_buffers::name
+#define LOGITLESS_FIELD(name) #name, &Outputs::name, &logitless_buffers::name
 // Sums, which shards add up where they have one maximum.
 inline constexpr RowField kRowSums[] = {
-    {HEADROOM_FIELD(sum_exp)},
-    {HEADROOM_FIELD(target_logit)},
-    {HEADROOM_FIELD(sum_exp_logit), &headroom_problem::want_entropy},
-    {HEADROOM_FIELD(weighted_logit_sum), nullptr, true},
-    {HEADROOM_FIELD(logit_sum), &headroom_problem::want_mean_logit},
-    {HEADROOM_FIELD(sum_sq_exp), &headroom_problem::want_log_sum_sq_probs},
+    {LOGITLESS_FIELD(sum_exp)},
+    {LOGITLESS_FIELD(target_logit)},
+    {LOGITLESS_FIELD(sum_exp_logit), &logitless_problem::want_entropy},
+    {LOGITLESS_FIELD(weighted_logit_sum), nullptr, true},
+    {LOGITLESS_FIELD(logit_sum), &logitless_problem::want_mean_logit},
+    {LOGITLESS_FIELD(sum_sq_exp), &logitless_problem::want_log_sum_sq_probs},
 };
 // What only a whole vocabulary has.
 inline constexpr RowField kRowOutputs[] = {
-    {HEADROOM_FIELD(nll)},
-    {HEADROOM_FIELD(lse)},
-    {HEADROOM_FIELD(entropy), &headroom_problem::want_entropy},
-    {HEADROOM_FIELD(mean_logit), &headroom_problem::want_mean_logit},
-    {HEADROOM_FIELD(log_sum_sq_probs), &headroom_problem::want_log_sum_sq_probs},
-    {HEADROOM_FIELD(max_logit)},
+    {LOGITLESS_FIELD(nll)},
+    {LOGITLESS_FIELD(lse)},
+    {LOGITLESS_FIELD(entropy), &logitless_problem::want_entropy},
+    {LOGITLESS_FIELD(mean_logit), &logitless_problem::want_mean_logit},
+    {LOGITLESS_FIELD(log_sum_sq_probs), &logitless_problem::want_log_sum_sq_probs},
+    {LOGITLESS_FIELD(max_logit)},
 };
-#undef HEADROOM_FIELD
+#undef LOGITLESS_FIELD
 
 // is_top1 has a byte a row. Here it is read as words, and then taken apart.
 inline int64_t words_of_bytes(int64_t bytes) {
@@ -52,4 +52,4 @@ inline std::vector<double> bytes_of_words(const std::vector<double>& words, int6
   return out;
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

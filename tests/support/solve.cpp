@@ -10,7 +10,7 @@
 #include "formats.h"
 #include "row_fields.h"
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 std::vector<double> slice(const std::vector<double>& values, int64_t begin, int64_t count) {
@@ -22,23 +22,23 @@ std::vector<double> slice(const std::vector<double>& values, int64_t begin, int6
 // The tensors of one run.
 class Run {
  public:
-  Run(const headroom::Problem& problem, const Case& c, bool only_losses)
+  Run(const logitless::Problem& problem, const Case& c, bool only_losses)
       : p_(problem), c_(c), stats_(stats_dtype(problem)), only_losses_(only_losses) {}
 
-  Outputs run(const headroom::Context& context, const Outputs* known, const headroom::Communicator* group) {
+  Outputs run(const logitless::Context& context, const Outputs* known, const logitless::Communicator* group) {
     group_ = group;
-    const headroom::Plan plan(context, p_);
-    const headroom::PlanInfo info = plan.info();
+    const logitless::Plan plan(context, p_);
+    const logitless::PlanInfo info = plan.info();
     const bool on_device = std::string_view(info.backend) == "cuda";
     add_inputs();
     if (p_.keeps_draws && p_.tokens > 0) add_draws(static_cast<int64_t>(info.draws_bytes), known);
     if (on_device) b_.invalid_targets = count_output("invalid_targets", 2, &out_.invalid_targets);
-    if (p_.pass == HEADROOM_BACKWARD) {
+    if (p_.pass == LOGITLESS_BACKWARD) {
       add_known(*known);
     } else {
       add_forward_outputs();
     }
-    if (p_.pass != HEADROOM_FORWARD) add_gradients();
+    if (p_.pass != LOGITLESS_FORWARD) add_gradients();
     out_.workspace_bytes = info.workspace_bytes;
     if (p_.max_workspace_bytes != 0) {
       EXPECT_LE(out_.workspace_bytes, p_.max_workspace_bytes);
@@ -53,20 +53,20 @@ class Run {
   }
 
  private:
-  void run_plan(const headroom::Plan& plan, const headroom::Buffers& buffers, std::span<std::byte> workspace,
-                void* stream) const {
+  void run_plan(const logitless::Plan& plan, const logitless::Buffers& buffers,
+                std::span<std::byte> workspace, void* stream) const {
     if (group_ == nullptr) return plan.run(buffers, workspace, stream);
-    headroom::run_group(plan, buffers, workspace, *group_, stream);
+    logitless::run_group(plan, buffers, workspace, *group_, stream);
   }
 
-  void run_on_host(const headroom::Plan& plan) {
+  void run_on_host(const logitless::Plan& plan) {
     GuardedMemory workspace(out_.workspace_bytes);
     workspace.fill(std::byte{0xff});
     run_plan(plan, b_, {workspace.data(), workspace.size()}, nullptr);
     EXPECT_EQ(workspace.violation(), "") << "workspace";
   }
 
-  void run_on_device(const headroom::Plan& plan) {
+  void run_on_device(const logitless::Plan& plan) {
     DeviceMirror mirror;
     for (auto* tensors : {&inputs_, &outputs_}) {
       for (Named& each : *tensors) mirror.add(each.tensor.memory());
@@ -75,7 +75,7 @@ class Run {
     const auto move = [&](auto&... pointer) {
       ((pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(mirror.of(pointer))), ...);
     };
-    headroom::Buffers b = b_;
+    logitless::Buffers b = b_;
     move(b.hidden, b.classifier, b.bias, b.targets, b.class_weight, b.token_weight, b.temperature,
          b.grad_loss, b.grad_nll, b.grad_lse, b.grad_entropy, b.grad_target_logit, b.max, b.loss, b.lse_low,
          b.argmax, b.is_top1, b.correct_count, b.valid_count, b.d_hidden, b.d_classifier, b.d_bias,
@@ -89,7 +89,7 @@ class Run {
   }
 
   struct Named {
-    Named(const char* its_name, headroom_dtype dtype, int64_t rows, int64_t columns, Layout layout,
+    Named(const char* its_name, logitless_dtype dtype, int64_t rows, int64_t columns, Layout layout,
           std::vector<double>* where = nullptr)
         : name(its_name), tensor(dtype, rows, columns, layout), values(where) {}
     const char* name;
@@ -97,7 +97,7 @@ class Run {
     std::vector<double>* values;  // of an output
   };
 
-  const Tensor& input(const char* name, headroom_dtype dtype, int64_t rows, int64_t columns,
+  const Tensor& input(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
                       const std::vector<double>& values, Layout layout) {
     Tensor& tensor = inputs_.emplace_back(name, dtype, rows, columns, layout).tensor;
     tensor.fill(values);
@@ -105,12 +105,12 @@ class Run {
     return tensor;
   }
 
-  const void* vector_input(const char* name, headroom_dtype dtype, const std::vector<double>& values) {
+  const void* vector_input(const char* name, logitless_dtype dtype, const std::vector<double>& values) {
     if (values.empty()) return nullptr;
     return input(name, dtype, static_cast<int64_t>(values.size()), 1, values, {0, c_.skew}).data();
   }
 
-  Tensor& output(const char* name, headroom_dtype dtype, int64_t rows, int64_t columns,
+  Tensor& output(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
                  std::vector<double>* values, Layout layout) {
     return outputs_.emplace_back(name, dtype, rows, columns, layout, values).tensor;
   }
@@ -120,7 +120,7 @@ class Run {
   }
 
   int64_t* count_output(const char* name, int64_t rows, std::vector<double>* values) {
-    return static_cast<int64_t*>(output(name, HEADROOM_I64, rows, 1, values, {0, c_.skew}).data());
+    return static_cast<int64_t*>(output(name, LOGITLESS_I64, rows, 1, values, {0, c_.skew}).data());
   }
 
   void add_inputs() {
@@ -141,9 +141,9 @@ class Run {
     b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
     b_.temperature = vector_input("temperature", stats_, c_.temperature);
     if (!c_.seed_in_memory.empty()) {
-      b_.seed = input("seed", HEADROOM_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
+      b_.seed = input("seed", LOGITLESS_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
     }
-    if (p_.pass == HEADROOM_FORWARD) return;
+    if (p_.pass == LOGITLESS_FORWARD) return;
     b_.grad_loss = vector_input("grad_loss", stats_, c_.grad_loss);
     if (p_.has_grad_nll) b_.grad_nll = vector_input("grad_nll", stats_, c_.grad_nll);
     if (p_.has_grad_lse) b_.grad_lse = vector_input("grad_lse", stats_, c_.grad_lse);
@@ -164,13 +164,13 @@ class Run {
   void add_draws(int64_t bytes, const Outputs* known) {
     const auto words = bytes / static_cast<int64_t>(sizeof(int32_t));
     Tensor* draws = nullptr;
-    if (p_.pass == HEADROOM_BACKWARD) {
+    if (p_.pass == LOGITLESS_BACKWARD) {
       EXPECT_EQ(words, static_cast<int64_t>(known->draws.size()));
-      draws = &inputs_.emplace_back("draws", HEADROOM_I32, words, 1, Layout{}).tensor;
+      draws = &inputs_.emplace_back("draws", LOGITLESS_I32, words, 1, Layout{}).tensor;
       draws->fill(known->draws);
       draws->remember();
     } else {
-      draws = &output("draws", HEADROOM_I32, words, 1, &out_.draws, {});
+      draws = &output("draws", LOGITLESS_I32, words, 1, &out_.draws, {});
     }
     b_.draws = draws->data();
   }
@@ -178,7 +178,7 @@ class Run {
   void add_forward_outputs() {
     const int64_t n = p_.tokens;
     if (only_losses_) {
-      b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
+      b_.loss = vector_output("loss", p_.reduction == LOGITLESS_REDUCTION_NONE ? n : 1, &out_.loss);
       b_.lse = vector_output("lse", n, &out_.lse);
       b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
       return;
@@ -195,12 +195,12 @@ class Run {
       b_.target_log_probs = vector_output("target_log_probs", n * p_.targets_per_row, &out_.target_log_probs);
     }
     if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total && p_.group_size == 0) return;
-    b_.loss = vector_output("loss", p_.reduction == HEADROOM_REDUCTION_NONE ? n : 1, &out_.loss);
+    b_.loss = vector_output("loss", p_.reduction == LOGITLESS_REDUCTION_NONE ? n : 1, &out_.loss);
     add_row_fields(kRowOutputs);
     b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
     if (!p_.want_argmax || p_.targets_per_row > 0) return;
     b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
-    Tensor& is_top1 = output("is_top1", HEADROOM_I32, words_of_bytes(n), 1, &out_.is_top1, {0, c_.skew});
+    Tensor& is_top1 = output("is_top1", LOGITLESS_I32, words_of_bytes(n), 1, &out_.is_top1, {0, c_.skew});
     b_.is_top1 = static_cast<uint8_t*>(is_top1.data());
   }
 
@@ -214,10 +214,10 @@ class Run {
 
   void add_gradients() {
     const int64_t d = p_.hidden;
-    if (p_.gradient != HEADROOM_EXACT && p_.group_size == 0) {
+    if (p_.gradient != LOGITLESS_EXACT && p_.group_size == 0) {
       b_.draw_variance = vector_output("draw_variance", p_.tokens, &out_.draw_variance);
       b_.kept_count = static_cast<int32_t*>(
-          output("kept_count", HEADROOM_I32, p_.tokens, 1, &out_.kept_count, {0, c_.skew}).data());
+          output("kept_count", LOGITLESS_I32, p_.tokens, 1, &out_.kept_count, {0, c_.skew}).data());
     }
     if (p_.want_d_hidden) {
       Tensor& t =
@@ -252,14 +252,14 @@ class Run {
     if (b_.is_top1 != nullptr) out_.is_top1 = bytes_of_words(out_.is_top1, p_.tokens);
   }
 
-  const headroom::Problem& p_;
-  const headroom::Communicator* group_ = nullptr;
+  const logitless::Problem& p_;
+  const logitless::Communicator* group_ = nullptr;
   const Case& c_;
-  headroom_dtype stats_;
+  logitless_dtype stats_;
   const bool only_losses_;
   std::deque<Named> inputs_;  // deque: the tensors never move
   std::deque<Named> outputs_;
-  headroom::Buffers b_;
+  logitless::Buffers b_;
   Outputs out_;
 };
 
@@ -271,40 +271,40 @@ bool is_unaligned(int32_t dtype, int64_t columns, const Layout& layout) {
 
 }  // namespace
 
-headroom::Problem pass_problem(const Case& c, headroom::Pass pass) {
-  headroom::Problem p = c.problem;
+logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
+  logitless::Problem p = c.problem;
   p.pass = static_cast<int32_t>(pass);
   p.unaligned_rows = is_unaligned(p.hidden_dtype, p.hidden, c.hidden_layout) ||
                      is_unaligned(p.classifier_dtype, p.hidden, c.classifier_layout) ||
-                     (pass != headroom::Pass::forward && p.want_d_hidden != 0 &&
+                     (pass != logitless::Pass::forward && p.want_d_hidden != 0 &&
                       is_unaligned(p.d_hidden_dtype, p.hidden, c.d_hidden_layout));
-  if (pass == headroom::Pass::forward_backward) p.keeps_draws = 0;
-  if (pass != headroom::Pass::forward || p.keeps_draws) p.top_k = 0;
-  if (pass != headroom::Pass::backward) {
+  if (pass == logitless::Pass::forward_backward) p.keeps_draws = 0;
+  if (pass != logitless::Pass::forward || p.keeps_draws) p.top_k = 0;
+  if (pass != logitless::Pass::backward) {
     p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = p.has_grad_target_logit = 0;
   }
-  if (pass == headroom::Pass::forward) {
+  if (pass == logitless::Pass::forward) {
     p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
     p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
   }
   return p;
 }
 
-Outputs run_pass(const headroom::Context& context, const headroom::Problem& problem, const Case& c,
-                 const Outputs* known, const headroom::Communicator* group, bool only_losses) {
+Outputs run_pass(const logitless::Context& context, const logitless::Problem& problem, const Case& c,
+                 const Outputs* known, const logitless::Communicator* group, bool only_losses) {
   return Run(problem, c, only_losses).run(context, known, group);
 }
 
-Outputs solve(const headroom::Context& context, const Case& c, size_t max_workspace_bytes) {
-  const auto run = [&](headroom::Pass pass, const Outputs* known) {
-    headroom::Problem problem = pass_problem(c, pass);
+Outputs solve(const logitless::Context& context, const Case& c, size_t max_workspace_bytes) {
+  const auto run = [&](logitless::Pass pass, const Outputs* known) {
+    logitless::Problem problem = pass_problem(c, pass);
     problem.max_workspace_bytes = max_workspace_bytes;
     return run_pass(context, problem, c, known);
   };
-  if (c.mode == Mode::kForwardBackward) return run(headroom::Pass::forward_backward, nullptr);
-  Outputs out = run(headroom::Pass::forward, nullptr);
+  if (c.mode == Mode::kForwardBackward) return run(logitless::Pass::forward_backward, nullptr);
+  Outputs out = run(logitless::Pass::forward, nullptr);
   if (c.mode == Mode::kForward) return out;
-  Outputs gradients = run(headroom::Pass::backward, &out);
+  Outputs gradients = run(logitless::Pass::backward, &out);
   out.d_hidden = std::move(gradients.d_hidden);
   out.d_classifier = std::move(gradients.d_classifier);
   out.d_bias = std::move(gradients.d_bias);
@@ -349,4 +349,4 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
   return "";
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

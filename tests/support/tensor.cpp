@@ -6,17 +6,17 @@
 #include "formats.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-#define HEADROOM_TEST_ADDRESS_SANITIZER
+#define LOGITLESS_TEST_ADDRESS_SANITIZER
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define HEADROOM_TEST_ADDRESS_SANITIZER
+#define LOGITLESS_TEST_ADDRESS_SANITIZER
 #endif
 #endif
-#ifdef HEADROOM_TEST_ADDRESS_SANITIZER
+#ifdef LOGITLESS_TEST_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace headroom_test {
+namespace logitless_test {
 namespace {
 
 constexpr std::byte kPattern{0xff};
@@ -49,7 +49,7 @@ std::span<std::byte> GuardedMemory::open_guards() {
 }
 
 void GuardedMemory::forbid_guards(bool forbid) {
-#ifdef HEADROOM_TEST_ADDRESS_SANITIZER
+#ifdef LOGITLESS_TEST_ADDRESS_SANITIZER
   std::byte* end = memory_.data() + memory_.size();
   for (auto [from, to] : {std::pair{memory_.data(), begin_}, std::pair{begin_ + size_, end}}) {
     const auto bytes = static_cast<size_t>(to - from);
@@ -73,7 +73,7 @@ std::string GuardedMemory::violation() {
   return after ? "" : "written past the buffer";
 }
 
-Tensor::Tensor(headroom_dtype dtype, int64_t rows, int64_t columns, Layout layout)
+Tensor::Tensor(logitless_dtype dtype, int64_t rows, int64_t columns, Layout layout)
     : dtype_(dtype),
       rows_(rows),
       columns_(columns),
@@ -82,7 +82,7 @@ Tensor::Tensor(headroom_dtype dtype, int64_t rows, int64_t columns, Layout layou
       memory_(rows == 0 ? 0 : static_cast<size_t>((rows - 1) * stride_ + columns) * size_of(dtype),
               static_cast<size_t>(layout.skew) * size_of(dtype)) {
   // Integers begin as a number that no result is: the pattern is -1, which is an argmax.
-  const bool integer = dtype == HEADROOM_I32 || dtype == HEADROOM_I64;
+  const bool integer = dtype == LOGITLESS_I32 || dtype == LOGITLESS_I64;
   memory_.fill(integer ? std::byte{0x5a} : kPattern);
 }
 
@@ -124,4 +124,4 @@ std::string Tensor::violation() {
   return "";
 }
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -1,12 +1,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
-namespace headroom_test {
+namespace logitless_test {
 
 // Bytes between two guards of a known pattern. The pattern is a NaN in every floating point format, so a
 // value read from a guard poisons what is computed from it; AddressSanitizer also sees the guards as not
@@ -50,7 +50,7 @@ struct Layout {
 // rows is guarded too.
 class Tensor {
  public:
-  Tensor(headroom_dtype dtype, int64_t rows, int64_t columns, Layout layout = {});
+  Tensor(logitless_dtype dtype, int64_t rows, int64_t columns, Layout layout = {});
 
   void fill(const std::vector<double>& values);
   std::vector<double> values() const;
@@ -59,7 +59,7 @@ class Tensor {
   void* data() { return memory_.data(); }
   const void* data() const { return memory_.data(); }
   int64_t stride() const { return stride_; }
-  headroom_dtype dtype() const { return dtype_; }
+  logitless_dtype dtype() const { return dtype_; }
   GuardedMemory* memory() { return &memory_; }
 
   // Empty, or what was written outside the elements.
@@ -69,10 +69,10 @@ class Tensor {
  private:
   int64_t index(int64_t row, int64_t column) const { return row * stride_ + column; }
 
-  headroom_dtype dtype_;
+  logitless_dtype dtype_;
   int64_t rows_, columns_, stride_;
   GuardedMemory memory_;
   std::vector<std::byte> remembered_;
 };
 
-}  // namespace headroom_test
+}  // namespace logitless_test

@@ -1,4 +1,4 @@
-// The bounds of `headroom check`: they allow roundings, also where these cancel, and find real errors.
+// The bounds of `logitless check`: they allow roundings, also where these cancel, and find real errors.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "commands/check_naive.h"
 #include "commands/device_run.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 // A case with its truth and the naive computation.
@@ -22,7 +22,7 @@ struct Known {
     ContextOptions options;
     options.backend = "reference";
     const Context context(options);
-    Runner runner(context, HEADROOM_HOST_MEMORY);
+    Runner runner(context, LOGITLESS_HOST_MEMORY);
     return CheckRunner(c, data, true).run(runner, 0);
   }
 
@@ -80,7 +80,7 @@ TEST(CheckBounds, FindOneRowWithoutItsTarget) {
 
 TEST(CheckBounds, FindOneWrongElementOfTheLogitsGradient) {
   for (const CheckCase& c : cases("smoothing", false)) {
-    if (c.hidden_dtype != HEADROOM_F32) continue;
+    if (c.hidden_dtype != LOGITLESS_F32) continue;
     SCOPED_TRACE(c.name());
     const Known known(c);
     // 2^-9 of a target's part: a single rounding to 16 bits.
@@ -132,4 +132,4 @@ TEST(CheckBounds, AllowTheRoundingOfACapThatCancels) {
 }
 
 }  // namespace
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -1,6 +1,6 @@
-// headroom_divergence_run on host memory: every instruction set beside the reference, and what is refused.
+// logitless_divergence_run on host memory: every instruction set beside the reference, and what is refused.
 #include <gtest/gtest.h>
-#include <headroom/divergence.h>
+#include <logitless/divergence.h>
 
 #include <cmath>
 #include <cstdint>
@@ -30,19 +30,19 @@ class DivergenceRows : public ::testing::Test {
 
   // In float32, unless the backend is the reference.
   Found run(const char* backend, const char* isa, double beta, double softcap) {
-    headroom_context_options options;
-    headroom_context_options_init(&options);
+    logitless_context_options options;
+    logitless_context_options_init(&options);
     options.backend = backend;
     options.isa = isa;
-    headroom_context* context = nullptr;
-    EXPECT_EQ(headroom_context_create(&options, &context), HEADROOM_OK) << headroom_last_error();
+    logitless_context* context = nullptr;
+    EXPECT_EQ(logitless_context_create(&options, &context), LOGITLESS_OK) << logitless_last_error();
     Found found;
     for (auto* numbers :
          {&found.student_lse, &found.teacher_lse, &found.student_kl, &found.divergence, &found.entropy}) {
       numbers->resize(kRows);
     }
     found.gradient = student_;  // in place
-    headroom_divergence d = problem(beta, softcap);
+    logitless_divergence d = problem(beta, softcap);
     d.student = d.d_logits = found.gradient.data();
     d.student_lse = found.student_lse.data();
     d.teacher_lse = found.teacher_lse.data();
@@ -50,17 +50,17 @@ class DivergenceRows : public ::testing::Test {
     d.divergence = found.divergence.data();
     d.entropy = found.entropy.data();
     d.grad = grad_.data();
-    for (const int32_t stage : {HEADROOM_DIVERGENCE_VALUES, HEADROOM_DIVERGENCE_GRADIENT}) {
+    for (const int32_t stage : {LOGITLESS_DIVERGENCE_VALUES, LOGITLESS_DIVERGENCE_GRADIENT}) {
       d.stage = stage;
-      EXPECT_EQ(headroom_divergence_run(context, &d, nullptr), HEADROOM_OK) << headroom_last_error();
+      EXPECT_EQ(logitless_divergence_run(context, &d, nullptr), LOGITLESS_OK) << logitless_last_error();
     }
-    headroom_context_destroy(context);
+    logitless_context_destroy(context);
     return found;
   }
 
-  headroom_divergence problem(double beta, double softcap) {
-    headroom_divergence d;
-    headroom_divergence_init(&d);
+  logitless_divergence problem(double beta, double softcap) {
+    logitless_divergence d;
+    logitless_divergence_init(&d);
     d.rows = kRows;
     d.columns = kColumns;
     d.beta = beta;
@@ -90,12 +90,12 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& expect
 TEST_F(DivergenceRows, EveryInstructionSetIsNearTheReference) {
   std::vector<std::string> sets;
   for (const char* isa : {"avx512", "avx2", "neon", "portable"}) {
-    headroom_context_options options;
-    headroom_context_options_init(&options);
+    logitless_context_options options;
+    logitless_context_options_init(&options);
     options.isa = isa;
-    headroom_context* context = nullptr;
-    if (headroom_context_create(&options, &context) == HEADROOM_OK) sets.emplace_back(isa);
-    headroom_context_destroy(context);
+    logitless_context* context = nullptr;
+    if (logitless_context_create(&options, &context) == LOGITLESS_OK) sets.emplace_back(isa);
+    logitless_context_destroy(context);
   }
   ASSERT_FALSE(sets.empty());
   grad_[1] = 0;
@@ -120,14 +120,14 @@ TEST_F(DivergenceRows, EveryInstructionSetIsNearTheReference) {
 }
 
 TEST_F(DivergenceRows, WhatIsRefused) {
-  headroom_context* context = nullptr;
-  ASSERT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
-  const auto expect_refused = [&](const headroom_divergence& d, const std::string& message) {
-    EXPECT_EQ(headroom_divergence_run(context, &d, nullptr), HEADROOM_INVALID_ARGUMENT);
-    EXPECT_EQ(std::string(headroom_last_error()), message);
+  logitless_context* context = nullptr;
+  ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
+  const auto expect_refused = [&](const logitless_divergence& d, const std::string& message) {
+    EXPECT_EQ(logitless_divergence_run(context, &d, nullptr), LOGITLESS_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(logitless_last_error()), message);
   };
-  const headroom_divergence valid = problem(0.5, 0);
-  headroom_divergence d = valid;
+  const logitless_divergence valid = problem(0.5, 0);
+  logitless_divergence d = valid;
   d.beta = -0.5;
   expect_refused(d, "beta: expected 0, or a number in [2^-100, 1], got -0.5");
   d = valid;
@@ -144,11 +144,11 @@ TEST_F(DivergenceRows, WhatIsRefused) {
   d = valid;
   d.student = student_.data();
   expect_refused(d, "student_lse: expected a pointer, got null");
-  d.dtype = HEADROOM_BF16;
+  d.dtype = LOGITLESS_BF16;
   expect_refused(d, "dtype: expected float32 or float64, got bfloat16");
   d.stage = 2;
   expect_refused(d, "stage: expected 0 to 1, got 2");
-  headroom_context_destroy(context);
+  logitless_context_destroy(context);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "formats.h"
 #include "random.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 bool same(double a, double b) {
@@ -19,8 +19,8 @@ bool same(double a, double b) {
 TEST(DType, EverySixteenBitNumberIsRead) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
-    ASSERT_TRUE(same(f16_to_float(half), headroom_test::load(&half, HEADROOM_F16, 0))) << bits;
-    ASSERT_TRUE(same(bf16_to_float(half), headroom_test::load(&half, HEADROOM_BF16, 0))) << bits;
+    ASSERT_TRUE(same(f16_to_float(half), logitless_test::load(&half, LOGITLESS_F16, 0))) << bits;
+    ASSERT_TRUE(same(bf16_to_float(half), logitless_test::load(&half, LOGITLESS_BF16, 0))) << bits;
   }
 }
 
@@ -43,9 +43,9 @@ TEST(DType, EverySixteenBitNumberSurvivesARoundTrip) {
 void expect_rounding(float value) {
   if (std::isnan(value)) return;
   uint16_t expected = 0;
-  headroom_test::store(&expected, HEADROOM_F16, 0, value);
+  logitless_test::store(&expected, LOGITLESS_F16, 0, value);
   ASSERT_EQ(float_to_f16(value), expected) << value;
-  headroom_test::store(&expected, HEADROOM_BF16, 0, value);
+  logitless_test::store(&expected, LOGITLESS_BF16, 0, value);
   ASSERT_EQ(float_to_bf16(value), expected) << value;
 }
 
@@ -57,7 +57,7 @@ TEST(DType, RoundsToNearestEven) {
       expect_rounding(std::bit_cast<float>(high << 16 | low));
     }
   }
-  headroom_test::Random random(1);
+  logitless_test::Random random(1);
   for (int i = 0; i < 200'000; ++i)
     expect_rounding(std::bit_cast<float>(static_cast<uint32_t>(random.bits())));
 }
@@ -81,4 +81,4 @@ TEST(DType, LoadsTargets) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

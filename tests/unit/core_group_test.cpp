@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "headroom/distributed.h"
+#include "logitless/distributed.h"
 
 namespace {
 
-headroom_problem group_problem() {
-  headroom_problem p;
-  headroom_problem_init(&p);
-  p.pass = HEADROOM_FORWARD_BACKWARD;
+logitless_problem group_problem() {
+  logitless_problem p;
+  logitless_problem_init(&p);
+  p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.tokens = 8;
   p.vocab = 10;
   p.vocab_start = 5;
@@ -21,61 +21,61 @@ headroom_problem group_problem() {
   p.want_d_hidden = p.want_d_classifier = 1;
   p.group_size = 3;
   p.group_vocab = 25;
-  p.group_d_hidden = HEADROOM_D_HIDDEN_SUM;
+  p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM;
   return p;
 }
 
 class Group : public testing::Test {
  protected:
-  void SetUp() override { ASSERT_EQ(headroom_context_create(nullptr, &context_), HEADROOM_OK); }
+  void SetUp() override { ASSERT_EQ(logitless_context_create(nullptr, &context_), LOGITLESS_OK); }
   void TearDown() override {
-    headroom_plan_destroy(plan_);
-    headroom_context_destroy(context_);
+    logitless_plan_destroy(plan_);
+    logitless_context_destroy(context_);
   }
-  headroom_status plan(const headroom_problem& p) {
-    headroom_plan_destroy(plan_);
+  logitless_status plan(const logitless_problem& p) {
+    logitless_plan_destroy(plan_);
     plan_ = nullptr;
-    return headroom_plan_create(context_, &p, &plan_);
+    return logitless_plan_create(context_, &p, &plan_);
   }
-  void expect_refused(const headroom_problem& p, const std::string& message) {
-    EXPECT_EQ(plan(p), HEADROOM_INVALID_ARGUMENT);
-    EXPECT_EQ(std::string(headroom_last_error()).substr(0, message.size()), message);
+  void expect_refused(const logitless_problem& p, const std::string& message) {
+    EXPECT_EQ(plan(p), LOGITLESS_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(logitless_last_error()).substr(0, message.size()), message);
   }
-  headroom_plan_info info() const {
-    headroom_plan_info info;
-    headroom_plan_info_init(&info);
-    EXPECT_EQ(headroom_plan_get_info(plan_, &info), HEADROOM_OK);
+  logitless_plan_info info() const {
+    logitless_plan_info info;
+    logitless_plan_info_init(&info);
+    EXPECT_EQ(logitless_plan_get_info(plan_, &info), LOGITLESS_OK);
     return info;
   }
 
-  headroom_context* context_ = nullptr;
-  headroom_plan* plan_ = nullptr;
+  logitless_context* context_ = nullptr;
+  logitless_plan* plan_ = nullptr;
 };
 
 TEST_F(Group, RefusesWhatRanksCannotDo) {
-  headroom_problem p = group_problem();
+  logitless_problem p = group_problem();
   p.group_size = -1;
-  p.pass = HEADROOM_BACKWARD;
+  p.pass = LOGITLESS_BACKWARD;
   expect_refused(p, "group_size: expected a number in [0, ");
   p = group_problem();
   p.group_vocab = 9;
   expect_refused(p, "group_vocab: expected a number in [10, 40], got 9");
   p = group_problem();
   p.group_size = p.group_d_hidden = 0;
-  p.pass = HEADROOM_BACKWARD;
+  p.pass = LOGITLESS_BACKWARD;
   expect_refused(p, "group_vocab: expected 0 without group_size, got 25");
   p = group_problem();
   p.accumulate_d_hidden = 1;
   expect_refused(p, "accumulate_d_hidden: expected 0 where d_hidden is added up over a group, got 1");
   p = group_problem();
   p.want_d_hidden = 0;
-  expect_refused(p, "group_d_hidden: expected 0 (HEADROOM_D_HIDDEN_PART) without want_d_hidden, got 1");
+  expect_refused(p, "group_d_hidden: expected 0 (LOGITLESS_D_HIDDEN_PART) without want_d_hidden, got 1");
   p = group_problem();
-  p.group_d_hidden = HEADROOM_D_HIDDEN_SUM_OF_OWN;
+  p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM_OF_OWN;
   expect_refused(
       p, "tokens: expected a multiple of group_size = 3, as every rank gets its part of d_hidden, got 8");
   p = group_problem();
-  p.pass = HEADROOM_FORWARD;
+  p.pass = LOGITLESS_FORWARD;
   p.want_d_hidden = p.want_d_classifier = p.group_d_hidden = 0;
   p.top_k = 41;
   expect_refused(
@@ -86,65 +86,65 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
 }
 
 TEST_F(Group, PlansTellWhatIsExchanged) {
-  headroom_problem p = group_problem();
+  logitless_problem p = group_problem();
   p.want_argmax = 1;
   p.label_smoothing = 0.1;
-  ASSERT_EQ(plan(p), HEADROOM_OK) << headroom_last_error();
-  const headroom_plan_info of_shard = info();
+  ASSERT_EQ(plan(p), LOGITLESS_OK) << logitless_last_error();
+  const logitless_plan_info of_shard = info();
   EXPECT_EQ(of_shard.gathers, 1);
   // max, sum_exp, target_logit, argmax, the weighted sum and its weights, in float64; and each rank's cut
   EXPECT_EQ(of_shard.gathered_bytes, size_t{3 * (6 * 8 + 4) * 8});
   EXPECT_EQ(of_shard.reduced_bytes, size_t{8 * 4 * 4});
   p.vocab = 0;  // an empty shard of the same group
-  ASSERT_EQ(plan(p), HEADROOM_OK) << headroom_last_error();
+  ASSERT_EQ(plan(p), LOGITLESS_OK) << logitless_last_error();
   EXPECT_EQ(info().workspace_bytes, of_shard.workspace_bytes);
   EXPECT_EQ(info().token_chunk, of_shard.token_chunk);
   EXPECT_EQ(info().gathered_bytes, of_shard.gathered_bytes);
 }
 
 TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
-  ASSERT_EQ(plan(group_problem()), HEADROOM_OK) << headroom_last_error();
-  headroom_buffers buffers;
-  headroom_buffers_init(&buffers);
-  EXPECT_EQ(headroom_run(plan_, &buffers, nullptr, 0, nullptr), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(),
+  ASSERT_EQ(plan(group_problem()), LOGITLESS_OK) << logitless_last_error();
+  logitless_buffers buffers;
+  logitless_buffers_init(&buffers);
+  EXPECT_EQ(logitless_run(plan_, &buffers, nullptr, 0, nullptr), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(),
                "plan: expected one without group_size, or a run of its group, got a group's");
-  headroom_communicator communicator;
-  headroom_communicator_init(&communicator);
-  const auto run = [&] { return headroom_run_group(plan_, &buffers, nullptr, 0, nullptr, &communicator); };
-  EXPECT_EQ(run(), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(), "communicator.size: expected 3, the plan's group_size, got 1");
+  logitless_communicator communicator;
+  logitless_communicator_init(&communicator);
+  const auto run = [&] { return logitless_run_group(plan_, &buffers, nullptr, 0, nullptr, &communicator); };
+  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(), "communicator.size: expected 3, the plan's group_size, got 1");
   communicator.size = 3;
-  EXPECT_EQ(run(), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(), "communicator.all_gather: expected a function, got null");
+  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(), "communicator.all_gather: expected a function, got null");
   communicator.all_gather = [](const void*, void*, int64_t, int32_t, void*, void*) -> int32_t { return 0; };
-  EXPECT_EQ(run(), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(),
+  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(),
                "communicator.all_reduce: expected a function, as d_hidden is added up, got null");
   communicator.rank = 3;
-  EXPECT_EQ(run(), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(), "communicator.rank: expected 0 to 2, got 3");
-  headroom_problem alone = group_problem();
+  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(), "communicator.rank: expected 0 to 2, got 3");
+  logitless_problem alone = group_problem();
   alone.group_size = alone.group_d_hidden = 0;
   alone.group_vocab = 0;
-  alone.pass = HEADROOM_BACKWARD;
-  ASSERT_EQ(plan(alone), HEADROOM_OK) << headroom_last_error();
+  alone.pass = LOGITLESS_BACKWARD;
+  ASSERT_EQ(plan(alone), LOGITLESS_OK) << logitless_last_error();
   communicator.rank = 0;
-  EXPECT_EQ(run(), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(),
+  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(),
                "plan: expected one with group_size for a run of a group, got one without");
 }
 
 TEST_F(Group, SaysWhereThereIsNoNccl) {
-  headroom_communicator communicator;
-  headroom_communicator_init(&communicator);
-  EXPECT_EQ(headroom_communicator_from_nccl(nullptr, &communicator), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(), "nccl_comm: expected a pointer, got null");
-  ASSERT_EQ(setenv("HEADROOM_NCCL_LIBRARY", "no_such_library.so", 1), 0);
+  logitless_communicator communicator;
+  logitless_communicator_init(&communicator);
+  EXPECT_EQ(logitless_communicator_from_nccl(nullptr, &communicator), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(), "nccl_comm: expected a pointer, got null");
+  ASSERT_EQ(setenv("LOGITLESS_NCCL_LIBRARY", "no_such_library.so", 1), 0);
   int any = 0;
-  EXPECT_EQ(headroom_communicator_from_nccl(&any, &communicator), HEADROOM_BACKEND_UNAVAILABLE);
-  EXPECT_EQ(std::string(headroom_last_error()).substr(0, 38), "NCCL: cannot open no_such_library.so: ");
-  unsetenv("HEADROOM_NCCL_LIBRARY");
+  EXPECT_EQ(logitless_communicator_from_nccl(&any, &communicator), LOGITLESS_BACKEND_UNAVAILABLE);
+  EXPECT_EQ(std::string(logitless_last_error()).substr(0, 38), "NCCL: cannot open no_such_library.so: ");
+  unsetenv("LOGITLESS_NCCL_LIBRARY");
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include <locale>
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 class Commas : public std::numpunct<char> {
@@ -29,4 +29,4 @@ TEST_F(NumberText, HasAPointAndNoGroupsWhateverTheGlobalLocale) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

@@ -9,7 +9,7 @@
 
 #include "openmp_parallel_for.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 void expect_each_task_once(const ParallelFor& parallel_for) {
@@ -56,4 +56,4 @@ TEST(ParallelFor, OpenMPRunsEachTaskOnceInAForkedProcess) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

@@ -5,7 +5,7 @@
 #include "core/status.h"
 #include "core/workspace.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 Plan plan(PlanKind kind, size_t bytes, double seconds) {
@@ -155,4 +155,4 @@ TEST(Workspace, CountsWhatItTakes) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

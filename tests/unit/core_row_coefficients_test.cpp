@@ -8,7 +8,7 @@
 
 #include "random.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 struct Row {
@@ -42,7 +42,7 @@ double objective(const Row& row, const RowUpstream<double>& u) {
 
 TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
-    headroom_test::Random random(seed);
+    logitless_test::Random random(seed);
     Row row;
     for (int j = 0; j < 7; ++j) {
       row.z.push_back(2 * random.normal());
@@ -75,7 +75,7 @@ TEST(RowCoefficients, AreTheDerivativeOfTheLoss) {
 // Of several targets, of which two are the same.
 TEST(RowCoefficients, OfSeveralTargets) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
-    headroom_test::Random random(seed);
+    logitless_test::Random random(seed);
     std::vector<double> z(7), q(7);
     for (double& each : z) each = 2 * random.normal();
     RowWeights<double> weights{random.uniform(0, 2), 1, 0};
@@ -120,7 +120,7 @@ TEST(RowCoefficients, OfSeveralTargets) {
 // What is told of a row beside its losses.
 TEST(RowCoefficients, StatisticsFromMergedSums) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    headroom_test::Random random(seed);
+    logitless_test::Random random(seed);
     Row row;
     double mean = 0, largest = -INFINITY;
     for (int j = 0; j < 9; ++j) {
@@ -195,4 +195,4 @@ TEST(RowCoefficients, PlainCrossEntropyNeedsOnlyAAndG) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

@@ -7,7 +7,7 @@
 
 #include "random.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 using Stats = RowStats<double>;
@@ -48,7 +48,7 @@ void expect_near(const Stats& a, const Stats& b) {
 }
 
 std::vector<double> logits(uint64_t seed) {
-  headroom_test::Random random(seed);
+  logitless_test::Random random(seed);
   std::vector<double> z(10);
   for (double& value : z) value = 5 * random.normal();
   return z;
@@ -175,4 +175,4 @@ TEST(RowStats, AWeightedSumOfLogitsThemselves) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

@@ -1,6 +1,6 @@
 // What a run refuses: missing buffers, bad strides, targets out of range. Nothing is written then.
 #include <gtest/gtest.h>
-#include <headroom/headroom.h>
+#include <logitless/logitless.h>
 
 #include <cmath>
 #include <functional>
@@ -14,8 +14,8 @@ constexpr int64_t kTokens = 4, kVocab = 6, kHidden = 3;
 // A complete run; outputs begin with a value that no result has.
 struct Fixture {
   Fixture() {
-    headroom_problem_init(&problem);
-    problem.pass = HEADROOM_FORWARD_BACKWARD;
+    logitless_problem_init(&problem);
+    problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.tokens = kTokens;
     problem.vocab = kVocab;
     problem.hidden = kHidden;
@@ -23,7 +23,7 @@ struct Fixture {
     problem.want_entropy = problem.want_argmax = 1;
     problem.label_smoothing = 0.1;
     problem.want_d_hidden = problem.want_d_classifier = problem.want_d_bias = 1;
-    headroom_buffers_init(&buffers);
+    logitless_buffers_init(&buffers);
     buffers.hidden = hidden.data();
     buffers.classifier = classifier.data();
     buffers.bias = bias.data();
@@ -49,25 +49,25 @@ struct Fixture {
     buffers.d_bias = d_bias.data();
   }
 
-  headroom_status run(const char* backend, void* stream = nullptr) {
-    headroom_context_options options;
-    headroom_context_options_init(&options);
+  logitless_status run(const char* backend, void* stream = nullptr) {
+    logitless_context_options options;
+    logitless_context_options_init(&options);
     options.backend = backend;
     options.threads = 1;
-    headroom_context* context = nullptr;
-    headroom_plan* plan = nullptr;
-    headroom_status status = headroom_context_create(&options, &context);
-    if (status == HEADROOM_OK) status = headroom_plan_create(context, &problem, &plan);
-    if (status == HEADROOM_OK) {
-      headroom_plan_info info;
-      headroom_plan_info_init(&info);
-      headroom_plan_get_info(plan, &info);
+    logitless_context* context = nullptr;
+    logitless_plan* plan = nullptr;
+    logitless_status status = logitless_context_create(&options, &context);
+    if (status == LOGITLESS_OK) status = logitless_plan_create(context, &problem, &plan);
+    if (status == LOGITLESS_OK) {
+      logitless_plan_info info;
+      logitless_plan_info_init(&info);
+      logitless_plan_get_info(plan, &info);
       std::vector<char> memory(info.workspace_bytes + 64);
       char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
-      status = headroom_run(plan, &buffers, aligned, info.workspace_bytes, stream);
+      status = logitless_run(plan, &buffers, aligned, info.workspace_bytes, stream);
     }
-    headroom_plan_destroy(plan);
-    headroom_context_destroy(context);
+    logitless_plan_destroy(plan);
+    logitless_context_destroy(context);
     return status;
   }
 
@@ -84,8 +84,8 @@ struct Fixture {
     return true;
   }
 
-  headroom_problem problem;
-  headroom_buffers buffers;
+  logitless_problem problem;
+  logitless_buffers buffers;
   std::vector<float> hidden = std::vector<float>(kTokens * kHidden, 0.5f);
   std::vector<float> classifier = std::vector<float>(kVocab * kHidden, 0.25f);
   std::vector<float> bias = std::vector<float>(kVocab, 1), class_weight = std::vector<float>(kVocab, 1);
@@ -101,23 +101,23 @@ struct Fixture {
 
 class RunArguments : public testing::TestWithParam<const char*> {
  protected:
-  void expect_refusal(Fixture& f, headroom_status status, const std::string& message) {
+  void expect_refusal(Fixture& f, logitless_status status, const std::string& message) {
     EXPECT_EQ(f.run(GetParam()), status) << message;
-    EXPECT_EQ(std::string(headroom_last_error()).substr(0, message.size()), message);
+    EXPECT_EQ(std::string(logitless_last_error()).substr(0, message.size()), message);
     EXPECT_TRUE(f.nothing_written()) << message;
   }
 };
 
 TEST_P(RunArguments, StreamsBelongToDevices) {
   Fixture f;
-  EXPECT_EQ(f.run(GetParam(), &f), HEADROOM_INVALID_ARGUMENT);
-  EXPECT_STREQ(headroom_last_error(), "stream: expected null for buffers in host memory, got a pointer");
+  EXPECT_EQ(f.run(GetParam(), &f), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(logitless_last_error(), "stream: expected null for buffers in host memory, got a pointer");
   EXPECT_TRUE(f.nothing_written());
 }
 
 TEST_P(RunArguments, TheFixtureIsValid) {
   Fixture f;
-  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
   for (float d : f.d_classifier) EXPECT_NE(d, -777);
 }
 
@@ -125,19 +125,19 @@ TEST_P(RunArguments, TargetsOutOfRange) {
   for (int64_t bad : {kVocab, int64_t{-1}, INT64_MAX, INT64_MIN, int64_t{1} << 32}) {
     Fixture f;
     f.targets[3] = bad;
-    expect_refusal(f, HEADROOM_INVALID_TARGET,
+    expect_refusal(f, LOGITLESS_INVALID_TARGET,
                    "targets: expected 0 <= target < 6 or ignore_index -100, got " + std::to_string(bad) +
                        " at targets[3]");
   }
   Fixture f;
   const std::vector<int32_t> narrow = {0, 1, 2, INT32_MIN};
-  f.problem.target_dtype = HEADROOM_I32;
+  f.problem.target_dtype = LOGITLESS_I32;
   f.buffers.targets = narrow.data();
-  expect_refusal(f, HEADROOM_INVALID_TARGET, "targets: expected 0 <= target < 6");
+  expect_refusal(f, LOGITLESS_INVALID_TARGET, "targets: expected 0 <= target < 6");
 }
 
 TEST_P(RunArguments, MissingBuffers) {
-  using B = headroom_buffers;
+  using B = logitless_buffers;
   const std::pair<const char*, std::function<void(B&)>> missing[] = {
       {"hidden", [](B& b) { b.hidden = nullptr; }},
       {"classifier", [](B& b) { b.classifier = nullptr; }},
@@ -155,73 +155,73 @@ TEST_P(RunArguments, MissingBuffers) {
       {"classifier_stride", [](B& b) { b.classifier_stride = INT64_MAX / 2; }},
       {"d_hidden_stride", [](B& b) { b.d_hidden_stride = 2; }},
       {"d_classifier_stride", [](B& b) { b.d_classifier_stride = INT64_MIN; }},
-      {"headroom_buffers.struct_size", [](B& b) { b.struct_size = 3; }},
-      {"headroom_buffers.struct_size", [](B& b) { ++b.struct_size; }}};
+      {"logitless_buffers.struct_size", [](B& b) { b.struct_size = 3; }},
+      {"logitless_buffers.struct_size", [](B& b) { ++b.struct_size; }}};
   for (const auto& [argument, spoil] : missing) {
     Fixture f;
     spoil(f.buffers);
-    expect_refusal(f, HEADROOM_INVALID_ARGUMENT, std::string(argument) + ": expected ");
+    expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, std::string(argument) + ": expected ");
   }
 }
 
 TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
   Fixture f;
   f.problem.want_entropy = 0;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "entropy: expected null unless want_entropy");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "entropy: expected null unless want_entropy");
   f.buffers.entropy = nullptr;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "sum_exp_logit: expected null unless want_entropy");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "sum_exp_logit: expected null unless want_entropy");
   f.buffers.sum_exp_logit = nullptr;
   f.problem.label_smoothing = 0;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "weighted_logit_sum: expected null without label_smoothing");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "weighted_logit_sum: expected null without label_smoothing");
   f.buffers.weighted_logit_sum = nullptr;
   f.problem.want_argmax = 0;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "correct_count: expected null unless want_argmax");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "correct_count: expected null unless want_argmax");
   f.problem.want_argmax = 1;
   f.buffers.top_log_probs = f.rows.data();
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "top_ids, top_log_probs: expected null without top_k");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "top_ids, top_log_probs: expected null without top_k");
   f.buffers.top_log_probs = nullptr;
   f.problem.want_argmax = 0;
   f.buffers.correct_count = nullptr;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "argmax: expected null unless want_argmax");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "argmax: expected null unless want_argmax");
   f.buffers.argmax = nullptr;
-  const std::pair<const char*, void * headroom_buffers::*> unwanted[] = {
-      {"mean_logit: expected null unless want_mean_logit", &headroom_buffers::mean_logit},
-      {"logit_sum: expected null unless want_mean_logit", &headroom_buffers::logit_sum},
-      {"log_sum_sq_probs: expected null unless want_log_sum_sq_probs", &headroom_buffers::log_sum_sq_probs},
-      {"sum_sq_exp: expected null unless want_log_sum_sq_probs", &headroom_buffers::sum_sq_exp}};
+  const std::pair<const char*, void * logitless_buffers::*> unwanted[] = {
+      {"mean_logit: expected null unless want_mean_logit", &logitless_buffers::mean_logit},
+      {"logit_sum: expected null unless want_mean_logit", &logitless_buffers::logit_sum},
+      {"log_sum_sq_probs: expected null unless want_log_sum_sq_probs", &logitless_buffers::log_sum_sq_probs},
+      {"sum_sq_exp: expected null unless want_log_sum_sq_probs", &logitless_buffers::sum_sq_exp}};
   for (const auto& [message, member] : unwanted) {
     f.buffers.*member = f.rows.data();
-    expect_refusal(f, HEADROOM_INVALID_ARGUMENT, message);
+    expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, message);
     f.buffers.*member = nullptr;
   }
   uint8_t is_top1[kTokens];
   f.buffers.is_top1 = is_top1;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "is_top1: expected null unless want_argmax");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "is_top1: expected null unless want_argmax");
   f.buffers.is_top1 = nullptr;
-  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
 }
 
 TEST_P(RunArguments, SeveralTargetsARow) {
   Fixture f;
   std::vector<float> pairs(2 * kTokens, 0.5f), log_probs(2 * kTokens, -777);
   f.buffers.target_weight = pairs.data();
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "target_weight: expected null without targets_per_row");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "target_weight: expected null without targets_per_row");
   f.buffers.target_weight = nullptr;
   f.buffers.target_log_probs = log_probs.data();
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "target_log_probs: expected null unless targets_per_row");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "target_log_probs: expected null unless targets_per_row");
   f.buffers.target_weight = pairs.data();
   f.problem.targets_per_row = 2;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "has_class_weight: expected 0 with targets_per_row");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "has_class_weight: expected 0 with targets_per_row");
   f.problem.has_class_weight = 0;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "is_top1, correct_count: expected null with targets_per_row");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "is_top1, correct_count: expected null with targets_per_row");
   f.buffers.correct_count = nullptr;
   std::vector<int64_t> targets = {0, 1, -100, -100, -100, 3, 4, kVocab};
   f.buffers.targets = targets.data();
-  expect_refusal(f, HEADROOM_INVALID_TARGET,
+  expect_refusal(f, LOGITLESS_INVALID_TARGET,
                  "targets: expected 0 <= target < 6 or ignore_index -100, got 6 at targets[3, 1]");
   EXPECT_EQ(log_probs, std::vector<float>(2 * kTokens, -777));
   targets.back() = 5;
-  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
   // All logits are alike, of six columns.
   const float log_p = -std::log(6.0f);
   for (const size_t i : {0, 1, 5, 6, 7}) EXPECT_NEAR(log_probs[i], log_p, 1e-6) << i;
@@ -230,53 +230,53 @@ TEST_P(RunArguments, SeveralTargetsARow) {
 
 TEST_P(RunArguments, WhatABackwardPassNeeds) {
   Fixture f;
-  f.problem.pass = HEADROOM_BACKWARD;
+  f.problem.pass = LOGITLESS_BACKWARD;
   f.buffers.lse = nullptr;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "lse: expected a pointer");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "lse: expected a pointer");
   std::vector<float> lse(kTokens, 2);
   f.buffers.lse = lse.data();
   f.problem.has_grad_entropy = 1;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "grad_entropy: expected a pointer");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_entropy: expected a pointer");
   f.buffers.entropy = nullptr;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "entropy: expected a pointer");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "entropy: expected a pointer");
   f.problem.has_grad_entropy = 0;
-  f.problem.reduction = HEADROOM_REDUCTION_NONE;
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "grad_loss: expected a pointer");
+  f.problem.reduction = LOGITLESS_REDUCTION_NONE;
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_loss: expected a pointer");
 }
 
 TEST_P(RunArguments, WhatAShardNeeds) {
   Fixture f;
-  headroom_problem& p = f.problem;
-  p.pass = HEADROOM_FORWARD;
+  logitless_problem& p = f.problem;
+  p.pass = LOGITLESS_FORWARD;
   p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
   p.vocab_start = 2;
   p.vocab_total = kVocab + 4;
   std::vector<float> class_weight(kVocab + 4, 1);
   f.buffers.class_weight = class_weight.data();
-  expect_refusal(f, HEADROOM_INVALID_ARGUMENT, "loss: expected null for a shard");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "loss: expected null for a shard");
   f.buffers.loss = f.buffers.nll = f.buffers.lse = f.buffers.entropy = nullptr;
   f.buffers.correct_count = nullptr;
-  const std::pair<const char*, void * headroom_buffers::*> needed[] = {
-      {"max", &headroom_buffers::max},
-      {"sum_exp", &headroom_buffers::sum_exp},
-      {"target_logit", &headroom_buffers::target_logit},
-      {"sum_exp_logit", &headroom_buffers::sum_exp_logit},
-      {"weighted_logit_sum", &headroom_buffers::weighted_logit_sum}};
+  const std::pair<const char*, void * logitless_buffers::*> needed[] = {
+      {"max", &logitless_buffers::max},
+      {"sum_exp", &logitless_buffers::sum_exp},
+      {"target_logit", &logitless_buffers::target_logit},
+      {"sum_exp_logit", &logitless_buffers::sum_exp_logit},
+      {"weighted_logit_sum", &logitless_buffers::weighted_logit_sum}};
   for (const auto& [argument, member] : needed) {
     void* const kept = f.buffers.*member;
     f.buffers.*member = nullptr;
-    expect_refusal(f, HEADROOM_INVALID_ARGUMENT, std::string(argument) + ": expected a pointer");
+    expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, std::string(argument) + ": expected a pointer");
     f.buffers.*member = kept;
   }
-  EXPECT_EQ(f.run(GetParam()), HEADROOM_OK) << headroom_last_error();
+  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
 }
 
 std::vector<const char*> usable_backends() {
   std::vector<const char*> out;
-  for (int32_t i = 0; i < headroom_backend_count(); ++i) {
+  for (int32_t i = 0; i < logitless_backend_count(); ++i) {
     char why[256] = "";
-    headroom_backend_info(i, nullptr, 0, why, sizeof why);
-    if (why[0] == '\0') out.push_back(headroom_backend_name(i));
+    logitless_backend_info(i, nullptr, 0, why, sizeof why);
+    if (why[0] == '\0') out.push_back(logitless_backend_name(i));
   }
   return out;
 }

@@ -1,6 +1,6 @@
 // Callers that were compiled with smaller structs; a run that allocates nothing.
 #include <gtest/gtest.h>
-#include <headroom/headroom.h>
+#include <logitless/logitless.h>
 
 #include <atomic>
 #include <cstddef>
@@ -14,9 +14,9 @@ namespace {
 
 std::atomic<long> allocations{0};
 
-headroom_problem small_problem() {
-  headroom_problem p;
-  headroom_problem_init(&p);
+logitless_problem small_problem() {
+  logitless_problem p;
+  logitless_problem_init(&p);
   p.tokens = 3;
   p.vocab = 4;
   p.hidden = 2;
@@ -41,10 +41,10 @@ headroom_problem small_problem() {
 namespace {
 
 TEST(Structs, DefaultsOfInit) {
-  const headroom_problem p = small_problem();
+  const logitless_problem p = small_problem();
   EXPECT_EQ(p.struct_size, sizeof p);
-  EXPECT_EQ(p.reduction, HEADROOM_REDUCTION_MEAN);
-  EXPECT_EQ(p.target_dtype, HEADROOM_I64);
+  EXPECT_EQ(p.reduction, LOGITLESS_REDUCTION_MEAN);
+  EXPECT_EQ(p.target_dtype, LOGITLESS_I64);
   EXPECT_EQ(p.scale, 1);
   EXPECT_EQ(p.temperature, 1);
   EXPECT_EQ(p.top_k, 0);
@@ -55,126 +55,126 @@ TEST(Structs, DefaultsOfInit) {
 
 // Fields past the caller's struct keep their defaults, whatever follows it in memory.
 TEST(Structs, ASmallerProblemKeepsDefaults) {
-  headroom_context* context = nullptr;
-  ASSERT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
-  headroom_problem p = small_problem();
-  headroom_plan* plan = nullptr;
-  p.struct_size = offsetof(headroom_problem, scale);
+  logitless_context* context = nullptr;
+  ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
+  logitless_problem p = small_problem();
+  logitless_plan* plan = nullptr;
+  p.struct_size = offsetof(logitless_problem, scale);
   p.scale = std::numeric_limits<double>::quiet_NaN();  // not part of the caller's struct
   p.max_workspace_bytes = 1;
-  EXPECT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_OK) << headroom_last_error();
-  headroom_plan_destroy(plan);
+  EXPECT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_OK) << logitless_last_error();
+  logitless_plan_destroy(plan);
   p.struct_size = sizeof p;
-  EXPECT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_INVALID_ARGUMENT);
-  headroom_context_destroy(context);
+  EXPECT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_INVALID_ARGUMENT);
+  logitless_context_destroy(context);
 }
 
 TEST(Structs, ASmallerPlanInfoIsNotOverrun) {
-  headroom_context* context = nullptr;
-  ASSERT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
-  const headroom_problem p = small_problem();
-  headroom_plan* plan = nullptr;
-  ASSERT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_OK);
-  headroom_plan_info info;
+  logitless_context* context = nullptr;
+  ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
+  const logitless_problem p = small_problem();
+  logitless_plan* plan = nullptr;
+  ASSERT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_OK);
+  logitless_plan_info info;
   std::memset(&info, 0x55, sizeof info);
-  info.struct_size = offsetof(headroom_plan_info, cost_f);
-  ASSERT_EQ(headroom_plan_get_info(plan, &info), HEADROOM_OK);
-  EXPECT_EQ(info.struct_size, offsetof(headroom_plan_info, cost_f));
-  EXPECT_EQ(info.kind, HEADROOM_PLAN_FORWARD);
+  info.struct_size = offsetof(logitless_plan_info, cost_f);
+  ASSERT_EQ(logitless_plan_get_info(plan, &info), LOGITLESS_OK);
+  EXPECT_EQ(info.struct_size, offsetof(logitless_plan_info, cost_f));
+  EXPECT_EQ(info.kind, LOGITLESS_PLAN_FORWARD);
   EXPECT_EQ(info.backend[0], 0x55);
   info.struct_size = sizeof info + 1;
-  EXPECT_EQ(headroom_plan_get_info(plan, &info), HEADROOM_INVALID_ARGUMENT);
-  headroom_plan_destroy(plan);
-  headroom_context_destroy(context);
+  EXPECT_EQ(logitless_plan_get_info(plan, &info), LOGITLESS_INVALID_ARGUMENT);
+  logitless_plan_destroy(plan);
+  logitless_context_destroy(context);
 }
 
 TEST(Structs, DevicesAreCountedAndDescribedOrMissingForAReason) {
   int32_t count = -1;
   char why[256];
-  ASSERT_EQ(headroom_device_count(&count, why, sizeof why), HEADROOM_OK);
+  ASSERT_EQ(logitless_device_count(&count, why, sizeof why), LOGITLESS_OK);
   EXPECT_EQ(count == 0, std::strlen(why) > 0) << why;
-  EXPECT_EQ(headroom_device_count(nullptr, nullptr, 0), HEADROOM_INVALID_ARGUMENT);
-  headroom_device_info info;
-  headroom_device_info_init(&info);
+  EXPECT_EQ(logitless_device_count(nullptr, nullptr, 0), LOGITLESS_INVALID_ARGUMENT);
+  logitless_device_info info;
+  logitless_device_info_init(&info);
   EXPECT_EQ(info.struct_size, sizeof info);
   for (int32_t i = 0; i < count; ++i) {
-    ASSERT_EQ(headroom_device_get_info(i, &info), HEADROOM_OK);
+    ASSERT_EQ(logitless_device_get_info(i, &info), LOGITLESS_OK);
     EXPECT_GT(std::strlen(info.name), 0u);
     EXPECT_GE(info.compute_capability, 10);
   }
   for (const int32_t none : {-1, count}) {
-    EXPECT_EQ(headroom_device_get_info(none, &info), HEADROOM_INVALID_ARGUMENT);
-    EXPECT_EQ(std::string(headroom_last_error()).find("ordinal: expected"), 0u);
+    EXPECT_EQ(logitless_device_get_info(none, &info), LOGITLESS_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(logitless_last_error()).find("ordinal: expected"), 0u);
   }
 }
 
 TEST(Structs, AModelOfDeviceIsForPlansOnly) {
-  headroom_context_options options;
-  headroom_context_options_init(&options);
+  logitless_context_options options;
+  logitless_context_options_init(&options);
   options.device_model = "h200";
-  headroom_context* context = nullptr;
-  ASSERT_EQ(headroom_context_create(&options, &context), HEADROOM_OK) << headroom_last_error();
-  const headroom_problem p = small_problem();
-  headroom_plan* plan = nullptr;
-  ASSERT_EQ(headroom_plan_create(context, &p, &plan), HEADROOM_OK) << headroom_last_error();
-  headroom_plan_info info;
-  headroom_plan_info_init(&info);
-  ASSERT_EQ(headroom_plan_get_info(plan, &info), HEADROOM_OK);
+  logitless_context* context = nullptr;
+  ASSERT_EQ(logitless_context_create(&options, &context), LOGITLESS_OK) << logitless_last_error();
+  const logitless_problem p = small_problem();
+  logitless_plan* plan = nullptr;
+  ASSERT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_OK) << logitless_last_error();
+  logitless_plan_info info;
+  logitless_plan_info_init(&info);
+  ASSERT_EQ(logitless_plan_get_info(plan, &info), LOGITLESS_OK);
   EXPECT_STREQ(info.backend, "cuda");
-  headroom_buffers buffers;
-  headroom_buffers_init(&buffers);
-  EXPECT_EQ(headroom_run(plan, &buffers, nullptr, 0, nullptr), HEADROOM_UNSUPPORTED);
-  EXPECT_EQ(std::string(headroom_last_error()).find("device_model: expected"), 0u);
+  logitless_buffers buffers;
+  logitless_buffers_init(&buffers);
+  EXPECT_EQ(logitless_run(plan, &buffers, nullptr, 0, nullptr), LOGITLESS_UNSUPPORTED);
+  EXPECT_EQ(std::string(logitless_last_error()).find("device_model: expected"), 0u);
   float number = 1;
   void* const data = &number;
-  const int32_t dtype = HEADROOM_F32;
+  const int32_t dtype = LOGITLESS_F32;
   const int64_t size = 1;
-  EXPECT_EQ(headroom_scale_gradients(context, 1, &data, &dtype, &size, &number, nullptr),
-            HEADROOM_UNSUPPORTED);
-  headroom_plan_destroy(plan);
-  headroom_context_destroy(context);
+  EXPECT_EQ(logitless_scale_gradients(context, 1, &data, &dtype, &size, &number, nullptr),
+            LOGITLESS_UNSUPPORTED);
+  logitless_plan_destroy(plan);
+  logitless_context_destroy(context);
   options.device = 0;
-  EXPECT_EQ(headroom_context_create(&options, &context), HEADROOM_INVALID_ARGUMENT);
-  options.device = HEADROOM_HOST_MEMORY;
+  EXPECT_EQ(logitless_context_create(&options, &context), LOGITLESS_INVALID_ARGUMENT);
+  options.device = LOGITLESS_HOST_MEMORY;
   options.device_model = "h9000";
-  EXPECT_EQ(headroom_context_create(&options, &context), HEADROOM_BACKEND_UNAVAILABLE);
+  EXPECT_EQ(logitless_context_create(&options, &context), LOGITLESS_BACKEND_UNAVAILABLE);
 }
 
 // What is refused depends on the model, not on the devices that are here.
 TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
-  headroom_problem p = small_problem();
+  logitless_problem p = small_problem();
   p.vocab = 1 << 20;
-  p.pass = HEADROOM_FORWARD_BACKWARD;
+  p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.want_d_hidden = 1;
-  p.gradient = HEADROOM_THINNED;
+  p.gradient = LOGITLESS_THINNED;
   p.threshold = 0x1p-13;
   for (const std::string model : {"h200", "a100"}) {
-    headroom_context_options options;
-    headroom_context_options_init(&options);
+    logitless_context_options options;
+    logitless_context_options_init(&options);
     options.device_model = model.c_str();
-    headroom_context* context = nullptr;
-    ASSERT_EQ(headroom_context_create(&options, &context), HEADROOM_OK) << headroom_last_error();
-    headroom_plan* plan = nullptr;
-    const headroom_status status = headroom_plan_create(context, &p, &plan);
-    EXPECT_EQ(status, model == "h200" ? HEADROOM_OK : HEADROOM_UNSUPPORTED) << headroom_last_error();
-    if (status != HEADROOM_OK) {
-      EXPECT_NE(std::string(headroom_last_error()).find("threshold must be at least 2^-12"),
+    logitless_context* context = nullptr;
+    ASSERT_EQ(logitless_context_create(&options, &context), LOGITLESS_OK) << logitless_last_error();
+    logitless_plan* plan = nullptr;
+    const logitless_status status = logitless_plan_create(context, &p, &plan);
+    EXPECT_EQ(status, model == "h200" ? LOGITLESS_OK : LOGITLESS_UNSUPPORTED) << logitless_last_error();
+    if (status != LOGITLESS_OK) {
+      EXPECT_NE(std::string(logitless_last_error()).find("threshold must be at least 2^-12"),
                 std::string::npos);
     }
-    headroom_plan_destroy(plan);
-    headroom_context_destroy(context);
+    logitless_plan_destroy(plan);
+    logitless_context_destroy(context);
   }
 }
 
 // The library's part gets the defaults, what it does not know is zero, and the byte after that stays as it
 // is.
 TEST(Structs, ACallerOfAnySizeIsInitialisedAndNoByteMore) {
-  headroom_problem full;
-  headroom_problem_init(&full);
+  logitless_problem full;
+  logitless_problem_init(&full);
   for (size_t size = 0; size < sizeof full + 40; ++size) {
-    alignas(headroom_problem) unsigned char bytes[sizeof full + 48];
+    alignas(logitless_problem) unsigned char bytes[sizeof full + 48];
     std::memset(bytes, 0x5a, sizeof bytes);
-    headroom_problem_init_sized(reinterpret_cast<headroom_problem*>(bytes), size);
+    logitless_problem_init_sized(reinterpret_cast<logitless_problem*>(bytes), size);
     full.struct_size = size;
     for (size_t i = 0; i < sizeof bytes; ++i) {
       const bool written = size >= sizeof(size_t) && i < size;
@@ -192,25 +192,26 @@ TEST(Structs, AListOfSmallerPlanInfos) {
     int32_t threads;
     size_t workspace_bytes;
   };
-  headroom_context* context = nullptr;
-  ASSERT_EQ(headroom_context_create(nullptr, &context), HEADROOM_OK);
-  headroom_problem p = small_problem();
+  logitless_context* context = nullptr;
+  ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
+  logitless_problem p = small_problem();
   p.tokens = 600;
   p.vocab = 2000;
   p.hidden = 16;
-  p.pass = HEADROOM_FORWARD_BACKWARD;
+  p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.want_d_hidden = p.want_d_classifier = 1;
   int32_t count = 0;
-  ASSERT_EQ(headroom_plan_list(context, &p, nullptr, 0, &count), HEADROOM_OK);
+  ASSERT_EQ(logitless_plan_list(context, &p, nullptr, 0, &count), LOGITLESS_OK);
   ASSERT_GE(count, 1);
-  std::vector<headroom_plan_info> full(static_cast<size_t>(count));
-  headroom_plan_info_init(full.data());
-  ASSERT_EQ(headroom_plan_list(context, &p, full.data(), count, &count), HEADROOM_OK);
+  std::vector<logitless_plan_info> full(static_cast<size_t>(count));
+  logitless_plan_info_init(full.data());
+  ASSERT_EQ(logitless_plan_list(context, &p, full.data(), count, &count), LOGITLESS_OK);
   std::vector<OldInfo> old(static_cast<size_t>(count) + 1, OldInfo{99, 99, 99, 99});
   old[0].struct_size = sizeof(OldInfo);
   int32_t total = 0;
-  ASSERT_EQ(headroom_plan_list(context, &p, reinterpret_cast<headroom_plan_info*>(old.data()), count, &total),
-            HEADROOM_OK);
+  ASSERT_EQ(
+      logitless_plan_list(context, &p, reinterpret_cast<logitless_plan_info*>(old.data()), count, &total),
+      LOGITLESS_OK);
   EXPECT_EQ(total, count);
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     EXPECT_EQ(old[i].struct_size, sizeof(OldInfo));
@@ -219,38 +220,38 @@ TEST(Structs, AListOfSmallerPlanInfos) {
   }
   EXPECT_EQ(old.back().struct_size, 99u);
   old[0].struct_size = sizeof(OldInfo) + 1;
-  EXPECT_EQ(headroom_plan_list(context, &p, reinterpret_cast<headroom_plan_info*>(old.data()), 1, &total),
-            HEADROOM_INVALID_ARGUMENT);
-  headroom_context_destroy(context);
+  EXPECT_EQ(logitless_plan_list(context, &p, reinterpret_cast<logitless_plan_info*>(old.data()), 1, &total),
+            LOGITLESS_INVALID_ARGUMENT);
+  logitless_context_destroy(context);
 }
 
 // Exact or thinned, a run of 300 x 300 x 5 on one backend; false when the backend refuses it.
-bool runs_without_allocating(const char* backend, headroom_gradient gradient) {
-  headroom_context_options options;
-  headroom_context_options_init(&options);
+bool runs_without_allocating(const char* backend, logitless_gradient gradient) {
+  logitless_context_options options;
+  logitless_context_options_init(&options);
   options.backend = backend;
-  headroom_context* context = nullptr;
-  if (headroom_context_create(&options, &context) != HEADROOM_OK) return false;
-  headroom_problem p = small_problem();
+  logitless_context* context = nullptr;
+  if (logitless_context_create(&options, &context) != LOGITLESS_OK) return false;
+  logitless_problem p = small_problem();
   p.tokens = 300;
   p.vocab = 300;
   p.hidden = 5;
-  p.pass = HEADROOM_FORWARD_BACKWARD;
+  p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.want_entropy = p.want_d_hidden = p.want_d_classifier = 1;
   p.gradient = gradient;
-  headroom_plan* plan = nullptr;
-  if (headroom_plan_create(context, &p, &plan) != HEADROOM_OK) {
-    headroom_context_destroy(context);
+  logitless_plan* plan = nullptr;
+  if (logitless_plan_create(context, &p, &plan) != LOGITLESS_OK) {
+    logitless_context_destroy(context);
     return false;
   }
-  headroom_plan_info info;
-  headroom_plan_info_init(&info);
-  headroom_plan_get_info(plan, &info);
+  logitless_plan_info info;
+  logitless_plan_info_init(&info);
+  logitless_plan_get_info(plan, &info);
   std::vector<float> hidden(1500, 1), classifier(1500, 1), d_hidden(1500), d_classifier(1500);
   std::vector<int64_t> targets(300, 7);
   float loss = 0;
-  headroom_buffers b;
-  headroom_buffers_init(&b);
+  logitless_buffers b;
+  logitless_buffers_init(&b);
   b.hidden = hidden.data();
   b.classifier = classifier.data();
   b.targets = targets.data();
@@ -260,19 +261,19 @@ bool runs_without_allocating(const char* backend, headroom_gradient gradient) {
   std::vector<char> memory(info.workspace_bytes + 64);
   char* workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
   const long before = allocations;
-  const headroom_status status = headroom_run(plan, &b, workspace, info.workspace_bytes, nullptr);
+  const logitless_status status = logitless_run(plan, &b, workspace, info.workspace_bytes, nullptr);
   EXPECT_EQ(allocations - before, 0) << options.backend;
-  EXPECT_EQ(status, HEADROOM_OK);
+  EXPECT_EQ(status, LOGITLESS_OK);
   EXPECT_NEAR(loss, 5.70378, 1e-5);  // log 300
-  headroom_plan_destroy(plan);
-  headroom_context_destroy(context);
+  logitless_plan_destroy(plan);
+  logitless_context_destroy(context);
   return true;
 }
 
 TEST(Structs, ARunAllocatesNothing) {
-  for (int32_t backend = 0; backend < headroom_backend_count(); ++backend) {
-    const char* name = headroom_backend_name(backend);
-    for (headroom_gradient gradient : {HEADROOM_EXACT, HEADROOM_THINNED}) {
+  for (int32_t backend = 0; backend < logitless_backend_count(); ++backend) {
+    const char* name = logitless_backend_name(backend);
+    for (logitless_gradient gradient : {LOGITLESS_EXACT, LOGITLESS_THINNED}) {
       const bool ran = runs_without_allocating(name, gradient);
       EXPECT_TRUE(ran || std::string_view(name) == "cuda") << name;
     }

@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "core/validate.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 Problem problem_of(int64_t tokens) {
@@ -149,4 +149,4 @@ TEST(Targets, OfSeveralOutOfRangeAreRefusedWithRowAndColumn) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

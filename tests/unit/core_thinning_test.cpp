@@ -6,7 +6,7 @@
 
 #include "core/thinning.h"
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 // chi^2 of counts over equally likely cells, as standard deviations from its mean.
@@ -139,4 +139,4 @@ TEST(Thinning, VarianceOfOneElement) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -44,4 +44,4 @@ TEST(TopK, DoesNotDependOnTheOrderOfInsertions) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

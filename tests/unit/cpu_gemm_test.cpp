@@ -6,7 +6,7 @@
 
 #include "cpu_kernel_fixture.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 using CpuGemm = CpuKernels;
@@ -170,4 +170,4 @@ TEST(CpuIsa, NamesAndRefusals) {
 }
 
 }  // namespace
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

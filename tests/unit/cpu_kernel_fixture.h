@@ -12,7 +12,7 @@
 #include "cpu/isa.h"
 #include "cpu/shape.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 inline void PrintTo(const Kernels& kernels, std::ostream* out) {
   *out << kernels.name;
@@ -77,4 +77,4 @@ class CpuKernels : public testing::TestWithParam<Kernels> {
   std::mt19937 engine_{7};
 };
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -7,7 +7,7 @@
 
 #include "cpu_kernel_fixture.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 using CpuSoftmax = CpuKernels;
@@ -232,4 +232,4 @@ INSTANTIATE_TEST_SUITE_P(EveryIsa, CpuSoftmax, testing::ValuesIn(usable_kernels(
                          });
 
 }  // namespace
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

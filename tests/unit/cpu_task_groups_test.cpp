@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // A thread for every task of a loop, all at once.
@@ -137,4 +137,4 @@ TEST(TaskGroups, AChainOfSingleTasks) {
 }
 
 }  // namespace
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

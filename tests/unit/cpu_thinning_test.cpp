@@ -9,7 +9,7 @@
 #include "cpu/thinned/windows.h"
 #include "cpu_kernel_fixture.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 using CpuThinning = CpuKernels;
@@ -122,4 +122,4 @@ TEST(DrawWindows, CoverAllBlocks) {
 }
 
 }  // namespace
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -13,7 +13,7 @@
 #include "cuda/float64/float64_run.h"
 #include "plans_fixture.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 BlockSize size_of(const Plan& plan) {
@@ -118,4 +118,4 @@ TEST(CudaFloat64Plans, TheBackendTakesFloat64AndSaysWhatItDoesNot) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

@@ -13,7 +13,7 @@
 #include "cuda/cuda_plans.h"
 #include "plans_fixture.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int64_t kTotal = 128000, kLargest = 64000;
@@ -98,9 +98,9 @@ TEST(CudaGroupPlans, EveryNumberHasAPlace) {
   EXPECT_EQ(g.slots.stride, numbers * rows + 4);
   EXPECT_EQ(static_cast<void*>(g.cut), memory.data() + numbers * rows);
   std::vector<const void*> places{g.slots.max, g.slots.sum, g.target_logit, g.slots.argmax};
-#define HEADROOM_PLACE(name, part, ...) places.push_back(g.slots.part);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_PLACE)
-#undef HEADROOM_PLACE
+#define LOGITLESS_PLACE(name, part, ...) places.push_back(g.slots.part);
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_PLACE)
+#undef LOGITLESS_PLACE
   EXPECT_EQ(static_cast<int64_t>(places.size()), numbers);
   std::ranges::sort(places);
   for (size_t i = 0; i < places.size(); ++i)
@@ -108,4 +108,4 @@ TEST(CudaGroupPlans, EveryNumberHasAPlace) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -7,7 +7,7 @@
 #include "cuda/float64/float64_plans.h"
 #include "plans_fixture.h"
 
-namespace headroom::cuda::many_targets_plans {
+namespace logitless::cuda::many_targets_plans {
 namespace {
 
 Problem problem_of(int64_t targets_per_row, DType dtype = DType::kBF16, Pass pass = Pass::kForwardBackward) {
@@ -66,4 +66,4 @@ TEST(CudaManyTargetsPlans, OfFloat64CountTheirLogits) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::many_targets_plans
+}  // namespace logitless::cuda::many_targets_plans

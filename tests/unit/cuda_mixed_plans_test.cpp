@@ -10,7 +10,7 @@
 #include "cuda/device_models.h"
 #include "plans_fixture.h"
 
-namespace headroom::cuda::mixed_plans {
+namespace logitless::cuda::mixed_plans {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -138,4 +138,4 @@ TEST(CudaMixedPlans, BytesAreThoseOfTheLayout) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::mixed_plans
+}  // namespace logitless::cuda::mixed_plans

@@ -9,7 +9,7 @@
 #include "cuda/engines/fused/tile_schedule.h"
 #include "cuda/engines/mma/mma_launch.h"
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 namespace {
 
 Device ampere() {
@@ -23,8 +23,8 @@ Device ampere() {
   return device;
 }
 
-headroom::Problem problem_of(DType dtype) {
-  headroom::Problem p;
+logitless::Problem problem_of(DType dtype) {
+  logitless::Problem p;
   p.pass = Pass::kForwardBackward;
   p.tokens = 8192;
   p.vocab = 128256;
@@ -35,7 +35,7 @@ headroom::Problem problem_of(DType dtype) {
 }
 
 TEST(MmaPlans, ChosenOnlyWhenAskedFor) {
-  const headroom::Problem p = problem_of(DType::kBF16);
+  const logitless::Problem p = problem_of(DType::kBF16);
   const Choice unasked = choose_engine(p, ampere(), "");
   EXPECT_STREQ(unasked.engine->name(), "portable");
   EXPECT_NE(unasked.reason.find("mma only when asked for: it is slower than asked for"), std::string::npos)
@@ -88,7 +88,7 @@ TEST(MmaPlans, GroupsFollowL2) {
 // Of all devices whose facts are known: plans by this engine and by the other, all of whose times follow the
 // vendor's rates.
 TEST(MmaPlans, EveryModelOfDeviceHasPlans) {
-  const headroom::Problem p = problem_of(DType::kBF16);
+  const logitless::Problem p = problem_of(DType::kBF16);
   const double flop = 3 * 2.0 * 8192 * 128256 * 4096;
   for (const char* name : {"a100", "a10", "l40s", "rtx-4090", "rtx-5090", "h100", "h200", "b200"}) {
     const Device* device = device_model(name);
@@ -133,4 +133,4 @@ TEST(MmaPlans, EachTileHasItsSlotWhereRowsDoNotDependOnTheBatch) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

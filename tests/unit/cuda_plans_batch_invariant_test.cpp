@@ -15,7 +15,7 @@
 #include "cuda/engines/engine.h"
 #include "plans_fixture.h"
 
-namespace headroom::cuda::batch_invariant {
+namespace logitless::cuda::batch_invariant {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -122,4 +122,4 @@ TEST(CudaBatchInvariantPlans, TheirBytes) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::batch_invariant
+}  // namespace logitless::cuda::batch_invariant

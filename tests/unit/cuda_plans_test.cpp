@@ -18,7 +18,7 @@
 #include "cuda/thinned/thinned_sizes.h"
 #include "plans_fixture.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -389,4 +389,4 @@ TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

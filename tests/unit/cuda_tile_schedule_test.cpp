@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 namespace {
 
 constexpr int kUnlimited = 1 << 20;
@@ -154,4 +154,4 @@ TEST(TileSchedule, LastTileOfALargeProblem) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -11,7 +11,7 @@
 #include "cuda/top/top_sizes.h"
 #include "plans_fixture.h"
 
-namespace headroom::cuda::top_k_plans {
+namespace logitless::cuda::top_k_plans {
 namespace {
 
 Problem problem_of(int64_t k, DType dtype = DType::kBF16, int64_t vocab = 128256) {
@@ -100,4 +100,4 @@ TEST(CudaTopKPlans, OfFloat64CountTheirEntries) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda::top_k_plans
+}  // namespace logitless::cuda::top_k_plans

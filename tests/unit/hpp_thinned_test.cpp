@@ -1,13 +1,13 @@
-// Thinned gradients through headroom.hpp.
+// Thinned gradients through logitless.hpp.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <headroom/headroom.hpp>
+#include <logitless/logitless.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
-namespace headroom {
+namespace logitless {
 namespace {
 
 constexpr int64_t kTokens = 7, kVocab = 40, kHidden = 5;
@@ -32,7 +32,7 @@ class HppThinned : public testing::Test {
   Problem problem(Pass pass) const {
     Problem p = make_problem(pass, hidden(), classifier());
     p.target_dtype = dtype_of<int32_t>();
-    p.reduction = HEADROOM_REDUCTION_SUM;
+    p.reduction = LOGITLESS_REDUCTION_SUM;
     p.want_d_hidden = p.want_d_classifier = pass == Pass::forward ? 0 : 1;
     return p;
   }
@@ -108,10 +108,10 @@ TEST_F(HppThinned, ErrorsNameTheArgument) {
     solve(p);
     FAIL() << "a threshold of 2 was taken";
   } catch (const Error& error) {
-    EXPECT_EQ(error.status(), HEADROOM_INVALID_ARGUMENT);
+    EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
     EXPECT_NE(std::string(error.what()).find("threshold: expected a number in (0, 1]"), std::string::npos);
   }
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace logitless

@@ -11,7 +11,7 @@
 #include "io/safetensors_writer.h"
 #include "io/tensor_source.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 class Files : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("headroom_files_" + std::to_string(::getpid()));
+    folder_ = fs::temp_directory_path() / ("logitless_files_" + std::to_string(::getpid()));
     fs::create_directories(folder_);
   }
   void TearDown() override { fs::remove_all(folder_); }
@@ -78,4 +78,4 @@ TEST_F(Files, SourceChoosesTheOnlyOrTheUsualTensor) {
 }
 
 }  // namespace
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -7,7 +7,7 @@
 #include "io/file_error.h"
 #include "io/npy.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 std::string file_of(int major, const std::string& header, size_t data_bytes) {
@@ -83,7 +83,7 @@ TEST(Npy, RefusesMalformedHeaders) {
 
 TEST(Npy, WriterGoesThroughTheReader) {
   const std::string path =
-      (std::filesystem::temp_directory_path() / ("headroom_npy_" + std::to_string(::getpid()) + ".npy"))
+      (std::filesystem::temp_directory_path() / ("logitless_npy_" + std::to_string(::getpid()) + ".npy"))
           .string();
   const std::vector<float> values{1, 2, 3, 4, 5, 6};
   write_npy(path, ElementType::kF32, {2, 3}, std::as_bytes(std::span(values)));
@@ -97,4 +97,4 @@ TEST(Npy, WriterGoesThroughTheReader) {
 }
 
 }  // namespace
-}  // namespace headroom::cli
+}  // namespace logitless::cli

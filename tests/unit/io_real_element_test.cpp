@@ -6,7 +6,7 @@
 
 #include "io/real_element.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 TEST(RealElement, F16RoundTripsEveryBitPattern) {
@@ -68,4 +68,4 @@ TEST(RealElement, ReadsEveryIntegerType) {
 }
 
 }  // namespace
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -11,7 +11,7 @@
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
 
-namespace headroom::cli {
+namespace logitless::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -44,7 +44,7 @@ void expect_refused(const std::string& header, size_t data_bytes, const std::str
 class Safetensors_ : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("headroom_io_" + std::to_string(::getpid()));
+    folder_ = fs::temp_directory_path() / ("logitless_io_" + std::to_string(::getpid()));
     fs::create_directories(folder_);
   }
   void TearDown() override { fs::remove_all(folder_); }
@@ -231,4 +231,4 @@ TEST_F(Safetensors_, IndexMayNotNameFilesElsewhere) {
 }
 
 }  // namespace
-}  // namespace headroom::cli
+}  // namespace logitless::cli

@@ -4,7 +4,7 @@
 #include "cuda/describe.h"
 #include "cuda/device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 inline Device h200() {
   Device device;
@@ -19,4 +19,4 @@ inline const PlanDetail& detail_of(const Plan& plan) {
   return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -11,7 +11,7 @@
 #include "train/random.h"
 #include "train/trainer.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 struct Case {
@@ -184,4 +184,4 @@ TEST(TrainHeads, TrainingTwiceGivesTheSameBits) {
 }
 
 }  // namespace
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -11,7 +11,7 @@
 #include "train/random.h"
 #include "train/schedule.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 constexpr int64_t kBatch = 2;
@@ -173,4 +173,4 @@ TEST(TrainSchedule, WarmsUpThenFallsToATenth) {
 }
 
 }  // namespace
-}  // namespace headroom::train
+}  // namespace logitless::train

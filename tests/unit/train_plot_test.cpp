@@ -8,7 +8,7 @@
 #include "plot/chart.h"
 #include "plot/scale.h"
 
-namespace headroom::plot {
+namespace logitless::plot {
 namespace {
 
 size_t count(const std::string& text, const std::string& what) {
@@ -89,4 +89,4 @@ TEST(Plot, CountsHaveWholeTicks) {
 }
 
 }  // namespace
-}  // namespace headroom::plot
+}  // namespace logitless::plot

@@ -17,7 +17,7 @@
 #include "train/random.h"
 #include "train/vocabulary.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -183,7 +183,7 @@ TEST(TrainVocabulary, SavesEveryTokenOnce) {
 class TrainCorpus : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("headroom-corpus-" + std::to_string(::getpid()));
+    folder_ = fs::temp_directory_path() / ("logitless-corpus-" + std::to_string(::getpid()));
     fs::create_directories(folder_ / "inner" / ".hidden");
   }
   void TearDown() override { fs::remove_all(folder_); }
@@ -246,4 +246,4 @@ TEST(TrainBatches, TargetsFollowTheTokens) {
 }
 
 }  // namespace
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 // Turns a failed call of CUDA's into an exception; `what` names the call or kernel.
 inline void check(cudaError_t error, const std::string& what) {
@@ -14,4 +14,4 @@ inline void check(cudaError_t error, const std::string& what) {
   throw std::runtime_error("CUDA: " + what + ": " + cudaGetErrorString(error));
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <type_traits>
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 namespace {
 
 void* open_library(std::string& why_not) {
-  const char* path = std::getenv("HEADROOM_CUBLASLT");
+  const char* path = std::getenv("LOGITLESS_CUBLASLT");
   const char* const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
   void* library = path != nullptr ? ::dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   for (const char* name : names) {
@@ -50,4 +50,4 @@ const CublasLt& cublaslt() {
   return functions;
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 namespace lt {
 constexpr int kComputeF32 = 68;                            // cublasComputeType_t
@@ -52,7 +52,7 @@ struct CublasLt {
   std::string why_not;  // empty: all of them are there
 };
 
-// The file that HEADROOM_CUBLASLT names, else what the dynamic linker finds.
+// The file that LOGITLESS_CUBLASLT names, else what the dynamic linker finds.
 const CublasLt& cublaslt();
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

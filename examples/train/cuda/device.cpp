@@ -8,7 +8,7 @@
 #include "train/cuda/open.h"
 #include "train/cuda/products.h"
 
-namespace headroom::train {
+namespace logitless::train {
 namespace cuda {
 namespace {
 
@@ -148,4 +148,4 @@ std::unique_ptr<Device> make_cuda_device(int ordinal) {
   return std::make_unique<cuda::CudaDevice>(ordinal);
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

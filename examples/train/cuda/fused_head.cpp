@@ -3,7 +3,7 @@
 
 #include "train/cuda/heads.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 namespace {
 
 class FusedHead : public Head {
@@ -57,8 +57,8 @@ class FusedHead : public Head {
       workspace_ = session_.allocate<std::byte>(bytes);
     }
     if (pass == Pass::forward_backward) {
-      const auto kind = static_cast<headroom_plan_kind>(info.kind);
-      description_ = std::string(info.backend) + " backend, plan " + headroom_plan_kind_name(kind) +
+      const auto kind = static_cast<logitless_plan_kind>(info.kind);
+      description_ = std::string(info.backend) + " backend, plan " + logitless_plan_kind_name(kind) +
                      ", kernels " + info.implementation;
     }
     return plan;
@@ -83,4 +83,4 @@ std::unique_ptr<Head> make_fused_head(Session& session, Context context, int64_t
   return std::make_unique<FusedHead>(session, std::move(context), max_workspace_bytes, gradient);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

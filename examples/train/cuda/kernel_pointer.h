@@ -1,6 +1,6 @@
 #pragma once
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 // The address of a kernel, as the runtime's functions take it.
 template <class... Parameters>
@@ -8,4 +8,4 @@ const void* kernel_pointer(void (*kernel)(Parameters...)) {
   return reinterpret_cast<const void*>(kernel);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

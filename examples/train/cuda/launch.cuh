@@ -9,7 +9,7 @@
 #include "train/cuda/check.h"
 #include "train/cuda/kernel_pointer.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 inline constexpr int kThreads = 256;  // of every block
 
@@ -65,4 +65,4 @@ __device__ inline float block_max(float value) {
   return values[0];
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

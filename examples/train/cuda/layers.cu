@@ -2,7 +2,7 @@
 
 #include "train/cuda/launch.cuh"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 namespace {
 
 constexpr float kEpsilon = 1e-6F;  // as in rms_norm.cpp
@@ -154,4 +154,4 @@ void softmax(int64_t rows, int64_t vocab, const int32_t* targets, bool gradient,
   launch("softmax", softmax_kernel, rows, stream, rows, vocab, targets, gradient, logits, losses);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

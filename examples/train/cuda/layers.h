@@ -9,7 +9,7 @@
 
 #include "train/recurrence.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 // out [rows, dim] = rows of table [vocab, dim].
 void embed(int64_t rows, int64_t dim, const int32_t* tokens, const float* table, float* out,
@@ -61,4 +61,4 @@ void adamw(const AdamWStep& step, int64_t count, const float* gradient, float* f
 void softmax(int64_t rows, int64_t vocab, const int32_t* targets, bool gradient, float* logits,
              double* losses, cudaStream_t stream);
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -4,7 +4,7 @@
 #include "train/cuda/layers.h"
 #include "train/cuda/products.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 namespace {
 
 class MaterializedHead : public Head {
@@ -64,4 +64,4 @@ std::unique_ptr<Head> make_materialized_head(Session& session) {
   return std::make_unique<MaterializedHead>(session);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -11,7 +11,7 @@
 
 #include "train/cuda/check.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 // Bytes of a device that this program holds.
 struct HeldBytes {
@@ -61,4 +61,4 @@ class Memory {
   int64_t count_ = 0;
 };
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -5,7 +5,7 @@
 
 #include "train/cuda/layers.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 DeviceModel::DeviceModel(Session& session, const TrainerConfig& config, const std::vector<Parameter>& initial)
     : session_(session),
@@ -125,4 +125,4 @@ void DeviceModel::layer_backward(int64_t layer) {
   column_sums(rows_, dim, d_normed_.data(), gain.gradient.data(), stream);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -11,7 +11,7 @@
 #include "train/recurrence.h"
 #include "train/trainer_config.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 struct DeviceParameter {
   Memory<float> value;
@@ -73,4 +73,4 @@ class DeviceModel {
   Memory<float> d_projected_;  // [N, 4H]
 };
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -8,7 +8,7 @@
 
 #include "train/device.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 // Empty, or why this build or machine has no device for the model; whether the library can use one of its
 // devices is asked of the library.
@@ -17,4 +17,4 @@ std::string why_no_cuda();
 // The device of this ordinal. Throws std::runtime_error with CUDA's words where it cannot be used.
 std::unique_ptr<Device> make_cuda_device(int ordinal);
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -6,7 +6,7 @@
 
 #include "train/cuda/cublaslt.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 namespace {
 
 constexpr int64_t kScratchBytes = int64_t{32} << 20;  // for the sums of split products
@@ -125,7 +125,7 @@ std::string why_no_products() {
   const std::string& why_not = cublaslt().why_not;
   if (why_not.empty()) return "";
   return "cuBLASLt, which multiplies the matrices, cannot be opened (its file may be named in "
-         "HEADROOM_CUBLASLT): " +
+         "LOGITLESS_CUBLASLT): " +
          why_not;
 }
 
@@ -135,4 +135,4 @@ std::string products_library() {
          std::to_string(version % 100);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

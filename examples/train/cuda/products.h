@@ -12,7 +12,7 @@
 #include "train/cuda/memory.h"
 #include "train/gemm.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 // A product as far as its algorithm goes: train/gemm.h has the meaning of the sizes.
 struct ProductForm {
@@ -48,4 +48,4 @@ std::string why_no_products();
 // The library's name and version, for reports. Only where it can be used.
 std::string products_library();
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -1,7 +1,7 @@
 #include "train/cuda/launch.cuh"
 #include "train/cuda/layers.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 namespace {
 
 __device__ float sigmoid(float x) {
@@ -81,4 +81,4 @@ void recurrence_backward(const RecurrenceShape& shape, const float* projected, c
          shape, projected, state, d_output, d_projected);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -2,7 +2,7 @@
 
 #include "train/cuda/products.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 namespace {
 
 cudaStream_t make_stream(int ordinal) {
@@ -59,4 +59,4 @@ void Session::gemm(Op a_op, Op b_op, int64_t m, int64_t n, int64_t k, const floa
   products_->multiply({a_op, b_op, m, n, k, lda, ldb, ldc, beta != 0}, a, b, beta, c);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -11,7 +11,7 @@
 #include "train/cuda/memory.h"
 #include "train/gemm.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 class Products;
 
@@ -62,4 +62,4 @@ class Session {
   std::unique_ptr<Products> products_;
 };
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

@@ -2,7 +2,7 @@
 
 #include "train/cuda/open.h"
 
-namespace headroom::train {
+namespace logitless::train {
 
 std::string why_no_cuda() {
   return "this build has no CUDA backend";
@@ -12,4 +12,4 @@ std::unique_ptr<Device> make_cuda_device(int /*ordinal*/) {
   throw std::runtime_error("train: " + why_no_cuda());
 }
 
-}  // namespace headroom::train
+}  // namespace logitless::train

@@ -10,7 +10,7 @@ HWY_INLINE VF bf16_to_lanes(const uint16_t* bits) {
 
 HWY_INLINE VF f16_to_lanes(const uint16_t* bits) {
   const DF df;
-#if HEADROOM_PORTABLE
+#if LOGITLESS_PORTABLE
   HWY_ALIGN float values[HWY_MAX_BYTES / sizeof(float)];
   for (size_t i = 0; i < hn::Lanes(df); ++i) values[i] = f16_to_float(bits[i]);
   return hn::Load(df, values);
@@ -22,7 +22,7 @@ HWY_INLINE VF f16_to_lanes(const uint16_t* bits) {
 
 // Round to nearest even, NaN stays NaN (as core/dtype.h does it).
 HWY_INLINE void lanes_to_bf16(VF v, uint16_t* out) {
-#if HEADROOM_BF16_PAIRS
+#if LOGITLESS_BF16_PAIRS
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v.raw)));
 #else
   const hn::Rebind<uint32_t, DF> du32;
@@ -38,7 +38,7 @@ HWY_INLINE void lanes_to_bf16(VF v, uint16_t* out) {
 }
 
 HWY_INLINE void lanes_to_f16(VF v, uint16_t* out) {
-#if HEADROOM_PORTABLE
+#if LOGITLESS_PORTABLE
   HWY_ALIGN float values[HWY_MAX_BYTES / sizeof(float)];
   hn::Store(v, DF(), values);
   for (size_t i = 0; i < hn::Lanes(DF()); ++i) out[i] = float_to_f16(values[i]);
@@ -48,7 +48,7 @@ HWY_INLINE void lanes_to_f16(VF v, uint16_t* out) {
 #endif
 }
 
-#if HEADROOM_BF16_PAIRS
+#if LOGITLESS_BF16_PAIRS
 using Element = uint16_t;
 HWY_INLINE VF load_element(const Element* p) {
   return bf16_to_lanes(p);

@@ -7,7 +7,7 @@ HWY_INLINE VF scale_by_power_of_two(VF x, VF n) {
 #else
   const DF df;
   const hn::RebindToSigned<DF> di;
-#if HEADROOM_PORTABLE
+#if LOGITLESS_PORTABLE
   // In plain C++ a NaN has no integer; x is NaN then, so any will do.
   n = hn::IfThenZeroElse(hn::IsNaN(n), n);
 #endif

@@ -19,7 +19,7 @@ inline constexpr size_t kPrefetchSteps = 12;
 // up to n = 2^16.
 inline constexpr int64_t kSumUnits = 256;
 
-#if HEADROOM_BF16_PAIRS
+#if LOGITLESS_BF16_PAIRS
 HWY_INLINE VF multiply_add_unit(VF acc, const uint32_t* a, const uint32_t* b) {
   const __m512bh x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(*a)));
   return VF{_mm512_dpbf16_ps(acc.raw, x, reinterpret_cast<__m512bh>(_mm512_load_si512(b)))};
@@ -43,13 +43,13 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT a
   const int64_t stride = g.a_stride;
   const int64_t c_stride = g.c_stride;
   VF acc[kRows][2];
-  HEADROOM_UNROLL
+  LOGITLESS_UNROLL
   for (int i = 0; i < kRows; ++i) {
     acc[i][0] = hn::Zero(df);
     acc[i][1] = hn::Zero(df);
   }
   if (add) {
-    HEADROOM_UNROLL
+    LOGITLESS_UNROLL
     for (int i = 0; i < kRows; ++i) {
       hwy::Prefetch(c + i * c_stride);
       hwy::Prefetch(c + i * c_stride + lanes);
@@ -57,7 +57,7 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT a
   }
   constexpr int kGroups = (kRows + 2) / 3;
   const uint32_t* a[kGroups];
-  HEADROOM_UNROLL
+  LOGITLESS_UNROLL
   for (int i = 0; i < kGroups; ++i) a[i] = kColumnsOperand ? a_begin + 3 * i : a_begin + 3 * i * stride;
   const int64_t row_step = kColumnsOperand ? 1 : stride;
   const int64_t k_step = kColumnsOperand ? stride : 1;
@@ -65,17 +65,17 @@ HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT a
     // Hardware prefetchers stop at every 4 KiB page, which a panel crosses every 32 steps.
     hwy::Prefetch(b + kPrefetchSteps * 2 * lanes);
     hwy::Prefetch(b + kPrefetchSteps * 2 * lanes + lanes);
-    HEADROOM_UNROLL
+    LOGITLESS_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const uint32_t* unit = a[i / 3] + (i % 3) * row_step;
       acc[i][0] = multiply_add_unit(acc[i][0], unit, b);
       acc[i][1] = multiply_add_unit(acc[i][1], unit, b + lanes);
     }
-    HEADROOM_UNROLL
+    LOGITLESS_UNROLL
     for (int i = 0; i < kGroups; ++i) a[i] += k_step;
     b += 2 * lanes;
   }
-  HEADROOM_UNROLL
+  LOGITLESS_UNROLL
   for (int i = 0; i < kRows; ++i) {
     float* row = c + i * c_stride;
     if (add) {

@@ -1,17 +1,17 @@
-// All kernels of one target, with fp32 units or, with HEADROOM_BF16_PAIRS, bf16 pairs. Included once per
-// target and unit. HEADROOM_UNITS is the namespace of the unit; HEADROOM_BEFORE_KERNELS and
-// HEADROOM_AFTER_KERNELS set and restore the instruction set.
+// All kernels of one target, with fp32 units or, with LOGITLESS_BF16_PAIRS, bf16 pairs. Included once per
+// target and unit. LOGITLESS_UNITS is the namespace of the unit; LOGITLESS_BEFORE_KERNELS and
+// LOGITLESS_AFTER_KERNELS set and restore the instruction set.
 #include <hwy/highway.h>
 
-#undef HEADROOM_PORTABLE
-#define HEADROOM_PORTABLE (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
+#undef LOGITLESS_PORTABLE
+#define LOGITLESS_PORTABLE (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
 
-#ifndef HEADROOM_UNROLL
-#define HEADROOM_UNROLL _Pragma("GCC unroll 16")
+#ifndef LOGITLESS_UNROLL
+#define LOGITLESS_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-HEADROOM_BEFORE_KERNELS
-namespace headroom::cpu::HEADROOM_UNITS::HWY_NAMESPACE {
+LOGITLESS_BEFORE_KERNELS
+namespace logitless::cpu::LOGITLESS_UNITS::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -61,5 +61,5 @@ consteval Kernels make_kernels(const KernelFacts& facts) {
   return k;
 }
 
-}  // namespace headroom::cpu::HEADROOM_UNITS::HWY_NAMESPACE
-HEADROOM_AFTER_KERNELS
+}  // namespace logitless::cpu::LOGITLESS_UNITS::HWY_NAMESPACE
+LOGITLESS_AFTER_KERNELS

@@ -91,7 +91,7 @@ void pack_transposed(const MatrixView& source, int64_t rows, int64_t depth, int6
   }
 }
 
-#if HEADROOM_BF16_PAIRS
+#if LOGITLESS_BF16_PAIRS
 // `count` elements of a row from `column` on, where they lie or converted into the buffer; null: no such row.
 HWY_INLINE const uint16_t* elements_of_row(const MatrixView& source, int64_t row, int64_t rows,
                                            int64_t column, int64_t count, uint16_t* buffer) {
@@ -108,7 +108,7 @@ HWY_INLINE const uint16_t* elements_of_row(const MatrixView& source, int64_t row
 HWY_INLINE void interleave_units(const MatrixView& source, int64_t rows, int64_t columns, int64_t unit,
                                  int64_t column, int64_t width, uint32_t* HWY_RESTRICT out) {
   const int64_t present = HWY_MAX(int64_t{0}, HWY_MIN(width, columns - column));
-#if HEADROOM_BF16_PAIRS
+#if LOGITLESS_BF16_PAIRS
   HWY_ALIGN uint16_t buffer[2][2 * HWY_MAX_BYTES / sizeof(float)];
   const uint16_t* first = elements_of_row(source, unit * 2, rows, column, present, buffer[0]);
   const uint16_t* second = elements_of_row(source, unit * 2 + 1, rows, column, present, buffer[1]);

@@ -24,7 +24,7 @@ HWY_INLINE VF softcap_slope(VF z, VF softcap) {
 }
 
 HWY_INLINE float max_of_lanes(VF v) {
-#if HEADROOM_PORTABLE
+#if LOGITLESS_PORTABLE
   // Highway's own begins at the lowest finite number: too high for -inf alone.
   HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
   hn::Store(v, DF(), lanes);

@@ -3,7 +3,7 @@
 
 #include "cpu/thinned/sparse_gradients.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 struct Range {
@@ -103,4 +103,4 @@ void finish_columns(const Runner& run) {
   });
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

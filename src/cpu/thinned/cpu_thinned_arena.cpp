@@ -5,7 +5,7 @@
 #include "core/thinning.h"
 #include "cpu/thinned/windows.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // Ranges are closed by their columns, or by elements, and then two neighbors have more than one range's.
@@ -73,4 +73,4 @@ ThinnedWorker lay_out_thinned_worker(const Problem& p, const Shape& s, Workspace
   return w;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -9,7 +9,7 @@
 #include "cpu/cpu_kernels.h"
 #include "cpu/shape.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // Whether a thinned run draws elements itself: all but a backward pass that is given a forward pass' draws.
 inline bool draws_elements(const Problem& p) {
@@ -83,4 +83,4 @@ inline int64_t range_elements(const Problem& p) {
   return p.tokens > kRangeElements ? p.tokens : kRangeElements;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -6,7 +6,7 @@
 #include "cpu/thinned/draw.h"
 #include "cpu/thinned/sparse_gradients.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
@@ -46,4 +46,4 @@ void run_thinned(const Runner& run, const HostLoss& loss) {
   finish_columns(run);
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

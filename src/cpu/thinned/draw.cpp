@@ -9,7 +9,7 @@
 #include "cpu/thinned/lists.h"
 #include "cpu/thinned/windows.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // Not above any logit: q is at least 1, so a block without any guess is kept as a whole. Not -inf, whose
@@ -137,4 +137,4 @@ void settle_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t ro
   }
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

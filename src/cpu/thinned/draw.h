@@ -1,7 +1,7 @@
 #pragma once
 #include "cpu/cpu_runner.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // All but draw_strip of the rows [row, row_end) of the chunk.
 
@@ -18,4 +18,4 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
 // After the last window of a forward pass: the lists as a backward pass takes them.
 void settle_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

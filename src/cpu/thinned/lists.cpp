@@ -8,7 +8,7 @@
 #include "cpu/row_lock.h"
 #include "cpu/thinned/windows.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // Bounds of lse are lowered by this, so that their own rounding never leaves out what lse would keep.
@@ -91,4 +91,4 @@ Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const 
   return {thinned_weight(probability, p_over_q, threshold, draw_uniform(bits)), probability};
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

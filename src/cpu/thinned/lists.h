@@ -3,7 +3,7 @@
 
 #include "cpu/cpu_runner.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // A row's elements are added by whoever has a block of it, in any order, under the row's lock. A list that
 // has no room is thinned first, by the second draw with what is known of the row's lse by then
@@ -36,4 +36,4 @@ struct Weighed {
 };
 Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

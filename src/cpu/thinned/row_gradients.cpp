@@ -7,7 +7,7 @@
 #include "cpu/thinned/lists.h"
 #include "cpu/thinned/sparse_gradients.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // One row's numbers, in double; coefficients carry the logits' scale.
@@ -143,4 +143,4 @@ void finish_rows(const Runner& run, const HostLoss& loss, const Chunk& chunk) {
   });
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -2,7 +2,7 @@
 
 #include "cpu/thinned/sparse_gradients.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 namespace {
 
 // out = sum_k value(k) * matrix[index(k)] over k < count. Parts are added in their order.
@@ -67,4 +67,4 @@ void sum_hidden(const Runner& run) {
   weighted_sum(run, hidden_matrix(run), run.row_count, element, run.arena.thinned.hidden_sum);
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -2,7 +2,7 @@
 #include "core/host_loss.h"
 #include "cpu/cpu_runner.h"
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // row_gradients.cpp: the kept elements' gradients of the chunk's rows, their d_hidden and what they were made
 // of.
@@ -23,4 +23,4 @@ MatrixView classifier_matrix(const Runner& run);
 // sums += value * row, one fp32 row.
 void add_row(const Runner& run, std::span<const float> row, float value, std::span<float> sums);
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace headroom::cpu {
+namespace logitless::cpu {
 
 // Vocabulary blocks are drawn in windows 0, 1, 2-3, 4-7, ... of at most kLargestDrawWindow: after each, rows
 // know more of their lse, which is the guess of the next. A doubling of the columns seen costs a row no more
@@ -26,4 +26,4 @@ inline int64_t draw_windows(int64_t blocks) {
   return blocks == 0 ? 0 : draw_window_of(blocks - 1) + 1;
 }
 
-}  // namespace headroom::cpu
+}  // namespace logitless::cpu

@@ -8,7 +8,7 @@
 #include "cuda/engines/logits.h"
 #include "cuda/launch.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 class Queue;
 
@@ -90,4 +90,4 @@ struct Choice {
 };
 Choice choose_engine(const Problem& problem, const Device& device, const std::string& asked);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

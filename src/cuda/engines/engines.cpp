@@ -7,7 +7,7 @@
 #include "cuda/engines/sm90/sm90_engine.h"
 #include "cuda/top/top_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 const std::vector<const Engine*>& engines() {
   static const std::vector<const Engine*> all{&sm90::engine(), &mma::engine(), &portable::engine()};
@@ -44,4 +44,4 @@ Choice choose_engine(const Problem& problem, const Device& device, const std::st
   return {engines().back(), reason};
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

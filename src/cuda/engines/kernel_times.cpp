@@ -6,7 +6,7 @@
 #include "cuda/cuda_arena.h"
 #include "cuda/cuda_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained on an H200,
@@ -59,4 +59,4 @@ double KernelTimes::moved(int64_t rows, int64_t columns, double bytes) const {
   return static_cast<double>(rows) * static_cast<double>(columns) * bytes / memory_rate_;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 #include "core/problem.h"
 #include "cuda/device.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 inline constexpr double kLaunchSeconds = 4e-6;
 
@@ -40,4 +40,4 @@ class KernelTimes {
   double memory_rate_;  // bytes a second
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -6,7 +6,7 @@
 #include "core/dtype.h"
 #include "core/row_lists.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // The one product that needs care: logits z = t(scale * E C^T + bias) / T, tile by tile, and what becomes of
 // a tile. sm90 does it in one fused kernel, portable with a plain product into scratch and row kernels.
@@ -32,25 +32,25 @@ struct StatSlots {
   float* max = nullptr;
   float* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
   // Relative to max, of kExps and kThin to the anchor; or null.
-#define HEADROOM_MEMBER(name, part, ...) float* part = nullptr;
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, part, ...) float* part = nullptr;
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
   float* expected = nullptr;  // of kThin: the expected number of kept elements, times threshold
 
   constexpr bool has_options() const {
     bool any = argmax != nullptr;
-#define HEADROOM_ANY(name, part, ...) any = any || part != nullptr;
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_ANY)
-#undef HEADROOM_ANY
+#define LOGITLESS_ANY(name, part, ...) any = any || part != nullptr;
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_ANY)
+#undef LOGITLESS_ANY
     return any;
   }
   StatSlots without_options() const {
     StatSlots without = *this;
     without.argmax = nullptr;
-#define HEADROOM_CLEAR(name, part, ...) without.part = nullptr;
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_CLEAR)
-#undef HEADROOM_CLEAR
+#define LOGITLESS_CLEAR(name, part, ...) without.part = nullptr;
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_CLEAR)
+#undef LOGITLESS_CLEAR
     return without;
   }
 };
@@ -209,4 +209,4 @@ inline const StoredColumns* stored_by(const LogitsArgs& args) {
   return nullptr;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "cuda/cuda_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 Arena lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
   const DType dtype = operand_dtype(p);
@@ -44,4 +44,4 @@ Arena lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
   return a;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

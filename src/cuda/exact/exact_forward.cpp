@@ -3,7 +3,7 @@
 #include "cuda/cuda_sizes.h"
 #include "cuda/exact/exact_run.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
@@ -50,4 +50,4 @@ void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden, con
   keep_exps_of(run, chunk, hidden, a.active);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

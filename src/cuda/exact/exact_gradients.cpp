@@ -3,7 +3,7 @@
 #include "cuda/exact/exact_run.h"
 #include "cuda/gemm.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 void product(const Runner& run, Gemm g) {
@@ -227,4 +227,4 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_fact
   launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "cuda/top/top_run.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 void run_chunk(const Runner& run, const Chunk& chunk) {
@@ -53,4 +53,4 @@ void run_exact(const Runner& run) {
   }
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,7 +1,7 @@
 #pragma once
 #include "cuda/cuda_runner.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // A run of an exact plan, chunk by chunk, between the preparation of rows and the end of gradients.
 void run_exact(const Runner& run);
@@ -23,4 +23,4 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
 // row_factor: what rows of the sum still lack, or null.
 void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

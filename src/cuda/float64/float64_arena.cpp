@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 
 Arena lay_out(const Problem& p, const BlockSize& size, Workspace& w) {
   Arena a;
@@ -28,4 +28,4 @@ Arena lay_out(const Problem& p, const BlockSize& size, Workspace& w) {
   return a;
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

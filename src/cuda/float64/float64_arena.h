@@ -7,7 +7,7 @@
 #include "core/workspace.h"
 #include "cuda/cuda_arena.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 
 // Numbers that only the device knows.
 struct Scalars {
@@ -50,4 +50,4 @@ struct Arena {
 // With a Workspace that only counts: how many bytes a run needs (workspace.used()).
 Arena lay_out(const Problem& problem, const BlockSize& size, Workspace& workspace);
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

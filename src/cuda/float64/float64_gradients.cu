@@ -2,7 +2,7 @@
 #include "cuda/float64/float64_kernels.h"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 constexpr int kThreads = 256;
@@ -38,4 +38,4 @@ void launch_store_rows(const StoreRows& s, cudaStream_t stream) {
   check_launch("float64 store_rows");
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

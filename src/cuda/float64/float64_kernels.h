@@ -8,7 +8,7 @@
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 
 // What the kernels need to know of the problem.
 struct Inputs {
@@ -48,9 +48,9 @@ struct Upstream {
   const double* lse_low;  // the same, to be added; null: 0
   const double* entropy;  // the same; only with grad_entropy
   const double* grad_loss;
-#define HEADROOM_MEMBER(name) const double* grad_##name;
-  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name) const double* grad_##name;
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
 };
 void launch_row_gradients(const Inputs& in, const Arena& arena, const Upstream& upstream,
                           cudaStream_t stream);
@@ -97,4 +97,4 @@ struct StoreRows {
 };
 void launch_store_rows(const StoreRows& s, cudaStream_t stream);
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

@@ -2,7 +2,7 @@
 #include "cuda/float64/float64_kernels.h"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 
 struct Logit {
   double z;
@@ -17,4 +17,4 @@ __device__ inline Logit logit(const Inputs& in, double dot, int64_t row, int64_t
   return {in.softcap * t * inverse, 1 - t * t};
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

@@ -5,7 +5,7 @@
 #include "cuda/float64/float64_logit.cuh"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -40,10 +40,10 @@ __device__ void add_logit(const Inputs& in, RowStats<double>& strip, double z, i
   const double d = z - anchor_of(strip.max);
   const double e = z == -CUDART_INF ? 0 : exp(z - strip.max);  // NaN of +inf
   [[maybe_unused]] const double w = class_weight(in, column);
-#define HEADROOM_SUM(name, part, kind, wanted, option, term) \
+#define LOGITLESS_SUM(name, part, kind, wanted, option, term) \
   if (in.sums.name) strip.part += term;
-  HEADROOM_ROW_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+  LOGITLESS_ROW_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
   if (in.sums.weighted_logit_sum) strip.weight += w;
 }
 
@@ -77,9 +77,9 @@ __device__ RowStats<double> strip_stats(const Inputs& in, const Arena& arena, co
     add_logit(in, strip, z[i], column,
               weight_as_target(in, block.row + r, column, target, z[i], arena.target_logits));
   }
-#define HEADROOM_SUM(name, part, ...) strip.part = sum_of_lanes(strip.part);
-  HEADROOM_ROW_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+#define LOGITLESS_SUM(name, part, ...) strip.part = sum_of_lanes(strip.part);
+  LOGITLESS_ROW_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
   strip.weight = sum_of_lanes(strip.weight);
   return strip;
 }
@@ -127,4 +127,4 @@ void launch_dz(const Inputs& in, const Arena& arena, const Block& block, cudaStr
   check_launch("float64 dz");
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

@@ -7,7 +7,7 @@
 #include "cuda/float64/float64_arena.h"
 #include "cuda/float64/float64_run.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 constexpr BlockSize kBlocks[] = {{1024, 2048}, {512, 1024}, {256, 512}, {128, 256}, {64, 64}};
@@ -68,4 +68,4 @@ std::vector<Plan> make_plans(const Problem& problem, const Device& device, const
   return plans;
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

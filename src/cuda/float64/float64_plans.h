@@ -6,10 +6,10 @@
 #include "core/problem.h"
 #include "cuda/device.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 
 // Of a problem in float64, as Backend::plans. A pure function: no call of the driver.
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              uint64_t max_workspace_bytes);
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

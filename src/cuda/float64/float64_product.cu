@@ -2,7 +2,7 @@
 #include "cuda/cuda_sizes.h"
 #include "cuda/float64/float64_kernels.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 // A block of threads makes a tile of the result, each thread every kSide-th of its rows and columns.
@@ -68,4 +68,4 @@ void launch_product(const Product& p, cudaStream_t stream) {
   check_launch("float64 product");
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

@@ -2,7 +2,7 @@
 #include "cuda/float64/float64_kernels.h"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 constexpr int kThreads = 256;
@@ -83,9 +83,9 @@ __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_
   const RowLoss<double> loss =
       row_loss(params_of(in, *arena.scalars), weights_at(in, row, target), stats, target);
   arena.row_loss[row] = loss.loss;
-#define HEADROOM_PUT(name, ...) put<double>(out.name, row, loss.name);
-  HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
-#undef HEADROOM_PUT
+#define LOGITLESS_PUT(name, ...) put<double>(out.name, row, loss.name);
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
+#undef LOGITLESS_PUT
   put<double>(out.lse_low, row, rest_of(log_sum_exp_parts(stats), loss.lse));
   for (int64_t k = 0; k < in.rows.targets_per_row; ++k) {
     const int64_t at = row * in.rows.targets_per_row + k;
@@ -115,9 +115,9 @@ __global__ void row_gradients_kernel(Inputs in, Arena arena, Upstream upstream) 
                                     : log_sum_exp_parts(arena.stats[row]);
   RowUpstream<double> given;
   given.loss = at_or(upstream.grad_loss, in.rows.is_none ? row : 0, 1) / arena.scalars->divisor;
-#define HEADROOM_LOAD(name) given.name = at_or(upstream.grad_##name, row, 0);
-  HEADROOM_ROW_UPSTREAM(HEADROOM_LOAD)
-#undef HEADROOM_LOAD
+#define LOGITLESS_LOAD(name) given.name = at_or(upstream.grad_##name, row, 0);
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_LOAD)
+#undef LOGITLESS_LOAD
   const RowWeights<double> weights = weights_at(in, row, target_of(in.rows, row));
   const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
   arena.gradients[row] = {lse, scaled(row_coefficients(params_of(in, *arena.scalars), weights, given,
@@ -169,4 +169,4 @@ void launch_row_gradients(const Inputs& in, const Arena& arena, const Upstream& 
   check_launch("float64 row_gradients");
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

@@ -6,7 +6,7 @@
 #include "cuda/device.h"
 #include "cuda/float64/float64_kernels.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 struct Runner {
@@ -84,10 +84,10 @@ void load_upstream(const Runner& run) {
     u.lse = static_cast<const double*>(b.lse);
     u.lse_low = static_cast<const double*>(b.lse_low);
     if (p.has_grad_entropy) u.entropy = static_cast<const double*>(b.entropy);
-#define HEADROOM_POINTER(name) \
+#define LOGITLESS_POINTER(name) \
   if (p.has_grad_##name) u.grad_##name = static_cast<const double*>(b.grad_##name);
-    HEADROOM_ROW_UPSTREAM(HEADROOM_POINTER)
-#undef HEADROOM_POINTER
+    LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
+#undef LOGITLESS_POINTER
   }
   launch_row_gradients(run.inputs, run.arena, u, run.stream);
 }
@@ -196,4 +196,4 @@ void Float64Plan::run(const Buffers& buffers, Workspace workspace, void* stream,
   if (problem_.want_d_classifier || problem_.want_d_bias) sweep_columns(run);
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

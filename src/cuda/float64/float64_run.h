@@ -3,7 +3,7 @@
 #include "core/problem.h"
 #include "cuda/float64/float64_arena.h"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 
 // A problem in float64, and the blocks that its logits are made in. Sums have one order, whatever the blocks:
 // every plan gives the same bits.
@@ -23,4 +23,4 @@ class Float64Plan final : public BackendPlan {
   [[maybe_unused]] const int device_;  // not in a build without kernels
 };
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

@@ -5,7 +5,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/top/selection.cuh"
 
-namespace headroom::cuda::float64 {
+namespace logitless::cuda::float64 {
 namespace {
 
 constexpr int kThreads = 256;
@@ -47,4 +47,4 @@ void launch_write_top(const Inputs& in, const Arena& arena, const Buffers& out, 
   check_launch("float64 write_top");
 }
 
-}  // namespace headroom::cuda::float64
+}  // namespace logitless::cuda::float64

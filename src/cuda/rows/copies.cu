@@ -1,7 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -124,4 +124,4 @@ void launch_scale_rows(const ScaleRows& s, const Queue& queue) {
   check_launch("scale_rows");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -10,7 +10,7 @@
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 __device__ inline float to_float(float x) {
   return x;
@@ -78,9 +78,10 @@ __device__ inline void put(uint8_t* data, int64_t row, double value) {
 template <class T = float>
 __device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
   put<T>(out.max, row, stats.max);
-#define HEADROOM_PUT(name, part, kind, ...) put<T>(out.name, row, told_sum(SumKind::kind, stats.part, stats));
-  HEADROOM_ROW_SUMS(HEADROOM_PUT)
-#undef HEADROOM_PUT
+#define LOGITLESS_PUT(name, part, kind, ...) \
+  put<T>(out.name, row, told_sum(SumKind::kind, stats.part, stats));
+  LOGITLESS_ROW_SUMS(LOGITLESS_PUT)
+#undef LOGITLESS_PUT
   if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
 }
 
@@ -128,9 +129,9 @@ __device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int6
   RowStats<double> none;
   none.target_logit = value;
   put_stats<T>(out, row, none);
-#define HEADROOM_PUT(name, ...) put<T>(out.name, row, value);
-  HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
-#undef HEADROOM_PUT
+#define LOGITLESS_PUT(name, ...) put<T>(out.name, row, value);
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
+#undef LOGITLESS_PUT
   put<T>(out.lse_low, row, 0);
   if (in.is_none) put<T>(out.loss, row, value);
   for (int64_t at = row * in.top_k; at < (row + 1) * in.top_k; ++at) {
@@ -164,10 +165,10 @@ __device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t
   RowStats<double> one;
   one.max = slots.max[at];
   one.sum_exp = slots.sum[at];
-#define HEADROOM_SUM(name, part, ...) \
+#define LOGITLESS_SUM(name, part, ...) \
   if (slots.part != nullptr) one.part = slots.part[at];
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
   if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
   return one;
 }
@@ -176,10 +177,10 @@ __device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t
 __device__ inline void put_slot(const StatSlots& slots, int64_t at, const RowStats<double>& stats) {
   slots.max[at] = static_cast<float>(stats.max);
   slots.sum[at] = static_cast<float>(stats.sum_exp);
-#define HEADROOM_PUT(name, part, ...) \
+#define LOGITLESS_PUT(name, part, ...) \
   if (slots.part != nullptr) slots.part[at] = static_cast<float>(stats.part);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_PUT)
-#undef HEADROOM_PUT
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_PUT)
+#undef LOGITLESS_PUT
 }
 
 // Statistics of a row from its slots, in the order of the slots.
@@ -198,8 +199,8 @@ __device__ inline double sum_of_slots(const StatSlots& slots, const float* value
 }
 
 // A range within which fp32 holds the optional sums as well.
-HEADROOM_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange range) {
-#define HEADROOM_RANGE(name, part, kind, ...)                                                     \
+LOGITLESS_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange range) {
+#define LOGITLESS_RANGE(name, part, kind, ...)                                                    \
   if (slots.part != nullptr && SumKind::kind == SumKind::kExpOffset && range.most > 0x1p100) {    \
     range.most = 0x1p100; /* differences up to 2^27 */                                            \
   }                                                                                               \
@@ -207,8 +208,8 @@ HEADROOM_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange range
     range.most = range.most < 0x1p60 ? range.most : 0x1p60;                                       \
     range.least = range.least > 0x1p-28 ? range.least : 0x1p-28; /* squares of 2^20 equal exps */ \
   }
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_RANGE)
-#undef HEADROOM_RANGE
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_RANGE)
+#undef LOGITLESS_RANGE
   return range;
 }
 
@@ -216,10 +217,10 @@ HEADROOM_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange range
 __device__ inline void clear_slot(const StatSlots& slots, int64_t i) {
   slots.max[i] = -CUDART_INF_F;
   slots.sum[i] = 0;
-#define HEADROOM_CLEAR(name, part, ...) \
+#define LOGITLESS_CLEAR(name, part, ...) \
   if (slots.part != nullptr) slots.part[i] = 0;
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_CLEAR)
-#undef HEADROOM_CLEAR
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_CLEAR)
+#undef LOGITLESS_CLEAR
   if (slots.argmax != nullptr) slots.argmax[i] = -1;
   if (slots.expected != nullptr) slots.expected[i] = 0;
 }
@@ -269,4 +270,4 @@ __device__ inline T block_sum(T value) {
   return total;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

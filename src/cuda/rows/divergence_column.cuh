@@ -9,7 +9,7 @@
 #include "core/divergence.h"
 #include "cuda/exp2.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 inline constexpr float kLn2 = 0.693147182f;
 
@@ -128,4 +128,4 @@ __device__ inline double divergence_slope(const Mixture<double>& mixture, double
   return divergence_slope(mixture, divergence_column(mixture, a, b), q, student_kl);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -3,7 +3,7 @@
 #include "core/divergence.h"
 #include "cuda/rows/divergence_column.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Four elements next to each other, that are loaded and stored at once where they are aligned.
 template <class T>
@@ -132,4 +132,4 @@ class HeadRow {
   bool takes_products_;
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

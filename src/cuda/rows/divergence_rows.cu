@@ -6,7 +6,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/rows/divergence_head.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kValueThreads = 384, kGradientThreads = 256;
@@ -258,4 +258,4 @@ void launch_divergence(const Divergence& d, const Queue& queue) {
   check_launch("divergence");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -2,7 +2,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/rows/finish_row.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
@@ -85,4 +85,4 @@ void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers&
   launch_after(after, "finish_chunk", kernel, blocks_for(f.rows, kWarps), kThreads, queue, in, arena, out, f);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

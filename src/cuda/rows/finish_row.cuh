@@ -4,7 +4,7 @@
 #include "cuda/exp2.cuh"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // merge() of load(slot) over all slots, in one order; by a warp, whose lane 0 has the result.
 template <class Load>
@@ -14,9 +14,9 @@ __device__ RowStats<double> warp_merged(int64_t slots, int lane, const Load& loa
   for (int step = 16; step > 0; step /= 2) {
     RowStats<double> other;
     other.max = __shfl_down_sync(~0u, all.max, step);
-#define HEADROOM_FETCH(name, part, ...) other.part = __shfl_down_sync(~0u, all.part, step);
-    HEADROOM_ROW_SUMS(HEADROOM_FETCH)
-#undef HEADROOM_FETCH
+#define LOGITLESS_FETCH(name, part, ...) other.part = __shfl_down_sync(~0u, all.part, step);
+    LOGITLESS_ROW_SUMS(LOGITLESS_FETCH)
+#undef LOGITLESS_FETCH
     other.argmax = __shfl_down_sync(~0u, all.argmax, step);
     all = merge(all, other);
   }
@@ -49,10 +49,10 @@ __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int6
   all.max = anchor;
   all.argmax = best.argmax;
   all.sum_exp = warp_sum_of_slots(slots, slots.sum, r, lane);
-#define HEADROOM_SUM(name, part, ...) \
+#define LOGITLESS_SUM(name, part, ...) \
   if (slots.part != nullptr) all.part = warp_sum_of_slots(slots, slots.part, r, lane);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
   return all;
 }
 
@@ -164,9 +164,9 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   loss.max_logit = shown.max;
   if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.anchor[r]);
   arena.row_loss[computed] = static_cast<float>(loss.loss);
-#define HEADROOM_PUT(name, ...) put(out.name, row, loss.name);
-  HEADROOM_ROW_OUTPUTS(HEADROOM_PUT)
-#undef HEADROOM_PUT
+#define LOGITLESS_PUT(name, ...) put(out.name, row, loss.name);
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
+#undef LOGITLESS_PUT
   put(out.lse, row, lse.high);  // which lse_low completes
   put(out.lse_low, row, lse.low);
   if (in.is_none) put(out.loss, row, loss.loss);
@@ -190,9 +190,9 @@ __device__ inline void load_coefficients(const RowInputs& in, const Arena& arena
   const int64_t target = target_of(in, row);
   RowUpstream<double> upstream;
   upstream.loss = double{at_or(k.grad_loss, in.is_none ? row : 0, 1)} / arena.scalars->divisor;
-#define HEADROOM_LOAD(name) upstream.name = at_or(k.grad_##name, row, 0);
-  HEADROOM_ROW_UPSTREAM(HEADROOM_LOAD)
-#undef HEADROOM_LOAD
+#define LOGITLESS_LOAD(name) upstream.name = at_or(k.grad_##name, row, 0);
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_LOAD)
+#undef LOGITLESS_LOAD
   if (k.known_lse != nullptr) {
     arena.lse[r] = k.known_lse[row];
     arena.lse_low[r] = at_or(k.known_lse_low, row, 0);
@@ -258,4 +258,4 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
   return factor;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -3,7 +3,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/rows/finish_row.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
@@ -12,10 +12,10 @@ constexpr int kWarps = 4, kThreads = 32 * kWarps;
 __device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows& f, double largest) {
   if (stats.sum_exp == 0) {
     RowStats<double> none;
-#define HEADROOM_KEEP(name, part, kind, ...) \
+#define LOGITLESS_KEEP(name, part, kind, ...) \
   if (SumKind::kind == SumKind::kPlain || SumKind::kind == SumKind::kOffset) none.part = stats.part;
-    HEADROOM_ROW_SUMS(HEADROOM_KEEP)
-#undef HEADROOM_KEEP
+    LOGITLESS_ROW_SUMS(LOGITLESS_KEEP)
+#undef LOGITLESS_KEEP
     none.argmax = stats.argmax;
     return none;
   }
@@ -117,4 +117,4 @@ void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChu
                arena, f, mine);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

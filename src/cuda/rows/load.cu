@@ -4,7 +4,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/rows/vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
@@ -137,4 +137,4 @@ void launch_load_rows(const LoadRows& l, After after, const Queue& queue) {
   });
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -3,7 +3,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
@@ -161,4 +161,4 @@ void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers
   check_launch("exact_draw_stats");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

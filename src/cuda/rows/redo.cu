@@ -6,7 +6,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // Range of a row's sum of exps relative to its anchor, without optional sums. Up: fp32 holds the exps; bf16
@@ -82,4 +82,4 @@ void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* r
                kRowBlock, queue, arena, rows, row_count, again, in_group);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,7 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -152,4 +152,4 @@ void launch_target_entries(const RowInputs& in, const Arena& arena, const Target
   check_launch("target_entries");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -8,11 +8,11 @@
 #include "cuda/cuda_arena.h"
 #include "cuda/launch.h"
 
-namespace headroom {
+namespace logitless {
 struct Divergence;
 }
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 class Queue;
 
@@ -159,9 +159,9 @@ struct Coefficients {
   const float* known_lse_low;  // [N] or null: 0
   const float* entropy;        // [N] or null
   const float* grad_loss;      // scalar or [N]; null: 1
-#define HEADROOM_MEMBER(name) const float* grad_##name;  // [N] or null
-  HEADROOM_ROW_UPSTREAM(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name) const float* grad_##name;  // [N] or null
+  LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
 // Kept exps: row_factor, which held the sum, becomes a / sum (all in the units of what is stored), and the
@@ -301,4 +301,4 @@ void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* 
 // As Backend::divergence; there are rows, and at most 2^31 - 1.
 void launch_divergence(const Divergence& divergence, const Queue& queue);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -78,4 +78,4 @@ void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* 
   }
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

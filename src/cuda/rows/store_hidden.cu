@@ -1,7 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -170,4 +170,4 @@ void launch_store_vector(const float* from, int64_t count, float factor, void* t
   check_launch("store_vector");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

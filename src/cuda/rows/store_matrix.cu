@@ -1,7 +1,7 @@
 #include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -71,4 +71,4 @@ void launch_store_matrix(const StoreMatrix& s, const Queue& queue) {
   check_launch("store_matrix");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

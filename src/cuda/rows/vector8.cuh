@@ -3,7 +3,7 @@
 
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Eight elements of a row, as they lie in memory.
 template <class T>
@@ -134,4 +134,4 @@ inline bool is_aligned8(const void* data, DType dtype, int64_t stride, int64_t c
   return columns % 8 == 0 && ((reinterpret_cast<uintptr_t>(data) | bytes) % 16) == 0;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,7 +1,7 @@
 #pragma once
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Appends to `out`, in order, the elements for which `keep`; by a whole block of kThreads, one element a
 // thread. What a thread read before the call may be overwritten. Returns the new count.
@@ -22,4 +22,4 @@ __device__ int append(Kept* out, int count, bool keep, const Kept& element) {
   return all;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

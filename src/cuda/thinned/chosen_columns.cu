@@ -3,7 +3,7 @@
 #include "cuda/thinned/most_counted.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -147,4 +147,4 @@ void launch_gather_vector(const float* vector, const int32_t* columns, int64_t c
   check_launch("gather_vector");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

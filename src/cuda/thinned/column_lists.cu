@@ -4,7 +4,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kRowThreads = 64, kAtOnce = 4;  // elements of a thread whose loads do not wait for one another
@@ -56,4 +56,4 @@ void launch_column_lists(const ColumnLists& c, const Queue& queue) {
   check_launch("column_lists");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

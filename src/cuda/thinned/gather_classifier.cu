@@ -2,7 +2,7 @@
 #include "cuda/thinned/thinned.h"
 #include "cuda/thinned/thinned_vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kMostThreads = 512;
@@ -150,4 +150,4 @@ void launch_scatter_dense(const ScatterDense& s, const Queue& queue) {
   check_launch("scatter_dense");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -2,7 +2,7 @@
 #include "cuda/thinned/thinned.h"
 #include "cuda/thinned/thinned_vector8.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -89,4 +89,4 @@ void launch_gather_hidden(const GatherHidden& g, const Queue& queue) {
   check_launch("gather_hidden");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -141,4 +141,4 @@ void launch_known_guess(const KnownGuess& g, const Queue& queue) {
   check_launch("known_guess");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

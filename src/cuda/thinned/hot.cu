@@ -7,7 +7,7 @@
 #include "cuda/thinned/thinned.h"
 #include "cuda/thinned/thinned_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kRowThreads = 128;
@@ -90,4 +90,4 @@ void launch_spread_hot(const SpreadHot& s, const Queue& queue) {
   check_launch("spread_hot");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

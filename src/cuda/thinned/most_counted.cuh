@@ -11,7 +11,7 @@
 #include "cuda/device.h"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 inline constexpr int kCountThreads = kCountBins;
 
@@ -80,4 +80,4 @@ void launch_counting(void (*kernel)(Arguments...), const Queue& queue, const cha
   check_launch(what);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

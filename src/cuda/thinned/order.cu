@@ -2,7 +2,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kWarps = 8;
@@ -111,4 +111,4 @@ void launch_order_lists(const OrderLists& o, const Queue& queue) {
   check_launch("order_lists");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

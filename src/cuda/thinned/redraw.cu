@@ -6,7 +6,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -57,14 +57,14 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
     const double sum = slots.sum[at] * factor;
     slots.sum[at] = static_cast<float>(sum);
     const double shift = slots.max[at] - effective;
-#define HEADROOM_REBASE(name, part, kind, ...)                                         \
+#define LOGITLESS_REBASE(name, part, kind, ...)                                        \
   if (slots.part != nullptr) {                                                         \
     const double rebased = rebased_sum<double>(SumKind::kind, slots.part[at], factor); \
     const double mass = SumKind::kind == SumKind::kExpOffset ? sum : 0;                \
     slots.part[at] = static_cast<float>(moved_sum(rebased, mass, shift));              \
   }
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_REBASE)
-#undef HEADROOM_REBASE
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_REBASE)
+#undef LOGITLESS_REBASE
   }
 }
 
@@ -114,4 +114,4 @@ void launch_gather_redraws(const GatherRedraws& g, const Queue& queue) {
   check_launch("gather_redraws");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -7,7 +7,7 @@
 
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 inline constexpr int kMostBuckets = 2048;
 
@@ -93,4 +93,4 @@ class RowOrder {
   Draw* draws_;
 };
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -2,7 +2,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -92,4 +92,4 @@ void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight,
   check_launch("smooth_bias");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -8,7 +8,7 @@
 #include "cuda/rows/rows.h"
 #include "cuda/thinned/thinned_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // What Buffers::draws holds: all that a backward pass needs of the first draw.
 struct DrawLists {
@@ -341,4 +341,4 @@ struct ScatterDense {
 };
 void launch_scatter_dense(const ScatterDense& s, const Queue& queue);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "cuda/cuda_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // All but the elements.
@@ -168,4 +168,4 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   return t;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -2,7 +2,7 @@
 #include "cuda/cuda_arena.h"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // What a thinned run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, H
 // hot and S sampled columns, L kept elements of all lists.
@@ -67,4 +67,4 @@ DType dense_gradient_dtype(const Problem& problem);
 // Whether a product can write d_hidden in its own dtype.
 bool writes_d_hidden(const Problem& problem);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

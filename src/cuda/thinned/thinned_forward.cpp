@@ -3,7 +3,7 @@
 #include "cuda/gemm.h"
 #include "cuda/thinned/thinned_run.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 Condition active_rows(const Runner& run, const Chunk& chunk) {
@@ -318,4 +318,4 @@ void draw_of_known_sums(const Runner& run, const ThinArena& t, const Chunk& chun
   draw_with_lse(run, t, chunk, hidden);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

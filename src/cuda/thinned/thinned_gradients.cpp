@@ -1,7 +1,7 @@
 #include "cuda/gemm.h"
 #include "cuda/thinned/thinned_run.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 bool lists_columns(const Runner& run) {
@@ -347,4 +347,4 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
   if (p.want_d_classifier && run.products) gather_classifier(run, t, hidden);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,6 +1,6 @@
 #include "cuda/thinned/thinned_run.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 void run_thinned(const Runner& run, const ThinArena& t) {
   const Problem& p = run.problem;
@@ -24,4 +24,4 @@ void run_thinned(const Runner& run, const ThinArena& t) {
   if (p.needs_backward()) gradients_of_draws(run, t, chunk, hidden);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

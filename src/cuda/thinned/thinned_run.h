@@ -2,7 +2,7 @@
 #include "cuda/cuda_runner.h"
 #include "cuda/thinned/thinned_arena.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // A run of a thinned plan, between the preparation of rows and the end of gradients. All rows are one chunk.
 void run_thinned(const Runner& run, const ThinArena& t);
@@ -27,4 +27,4 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
 // ---- thinned_gradients.cpp
 void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // A count's mean and eight standard deviations (its variance is at most its mean), at most `most`.
@@ -50,4 +50,4 @@ int64_t thinned_gemm_bytes(const Problem& p) {
   return std::min(kMost, kParts * (s.dense + s.hot) * p.hidden * static_cast<int64_t>(sizeof(float)));
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "core/problem.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse: of a
 // vocabulary. A rank of a group has the largest shard's share of them and of hot ones, as all ranks' guesses
@@ -56,4 +56,4 @@ constexpr int64_t scan_bytes(int64_t vocab) {
   return 65536 + vocab / 16;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -5,7 +5,7 @@
 #include "cuda/rows/vector8.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // fp32 is rounded to the dtype of the operands.
 template <class T>
@@ -63,4 +63,4 @@ inline RowBlocks row_threads(int64_t columns, int64_t most) {
   return {static_cast<unsigned>(threads), static_cast<unsigned>(blocks)};
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

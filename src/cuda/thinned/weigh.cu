@@ -9,7 +9,7 @@
 #include "cuda/thinned/row_order.cuh"
 #include "cuda/thinned/thinned.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -154,4 +154,4 @@ void launch_relative_variance(const void* dz, DType dtype, int64_t stride, int64
   check_launch("relative_variance");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

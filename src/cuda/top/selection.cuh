@@ -5,11 +5,11 @@
 #include "core/top_k.h"
 #include "cuda/engines/logits.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 template <class T>
 __device__ inline bool comes_before(const TopEntry<T>& a, const TopEntry<T>& b) {
-  return headroom::is_better(a.z, a.column, b.z, b.column);
+  return logitless::is_better(a.z, a.column, b.z, b.column);
 }
 
 // What every logit is better than.
@@ -116,4 +116,4 @@ __device__ void join_to_best(TopSelection<kThreads, T>& selection, TopEntry<T>* 
   if (threadIdx.x < k) best[threadIdx.x] = selection.entry(static_cast<int>(threadIdx.x));
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

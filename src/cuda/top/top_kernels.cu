@@ -6,7 +6,7 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/top/selection.cuh"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -150,7 +150,7 @@ struct GroupEntry {
 
 __device__ bool comes_before(const GroupEntry& a, const GroupEntry& b) {
   if (a.id < 0 || b.id < 0) return a.id >= 0;
-  return headroom::is_better(a.z, a.id, b.z, b.id);
+  return logitless::is_better(a.z, a.id, b.z, b.id);
 }
 
 // The first entry of a rank's list that comes behind another one.
@@ -236,4 +236,4 @@ void launch_write_group_top(const Arena& arena, const GroupStats& group, int64_t
   check_launch("write_group_top");
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 #include "cuda/cuda_arena.h"
 #include "cuda/top/top_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 class Queue;
 
@@ -52,4 +52,4 @@ void launch_write_top(const Arena& arena, int64_t first, const TopRows& rows, co
 void launch_write_group_top(const Arena& arena, const GroupStats& group, int64_t first, const TopRows& rows,
                             const Buffers& out, const Queue& queue);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

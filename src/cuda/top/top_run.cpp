@@ -4,7 +4,7 @@
 #include "cuda/top/top_kernels.h"
 #include "cuda/top/top_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // Thresholds of a chunk's rows, from a sample of the columns.
@@ -95,4 +95,4 @@ void write_top(const Runner& run, const Chunk& chunk) {
   launch_write_top(run.arena, chunk.first, rows_of(run, chunk), run.buffers, run.queue);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,7 +1,7 @@
 #pragma once
 #include "cuda/cuda_runner.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // Row statistics of a chunk, in the slots, which are clear, and the largest logits of its rows; active: only
 // in these blocks of rows.
@@ -10,4 +10,4 @@ void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand&
 // Their ids and log-probabilities, once lse of the chunk's rows is known.
 void write_top(const Runner& run, const Chunk& chunk);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 
 #include "cuda/cuda_sizes.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 namespace {
 
 // A sample of V / step columns costs 1 / step of the product, and about 1.4 k step elements are then listed
@@ -79,4 +79,4 @@ TopArena lay_out_top(const Problem& p, const PlanDetail& d, int64_t rows, Worksp
   return a;
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -6,7 +6,7 @@
 #include "cuda/engines/engine.h"
 #include "cuda/plan_detail.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 // How an engine with groups (EngineTraits::top_groups) finds the largest logits: thresholds from a sample of
 // the columns, then lists of what is not below them. The k-th largest maximum of the sample's groups is such
@@ -36,4 +36,4 @@ struct TopArena {
 };
 TopArena lay_out_top(const Problem& problem, const PlanDetail& detail, int64_t rows, Workspace& workspace);
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -1,4 +1,4 @@
-"""Tests of headroom.compat; none of the other libraries needs to be installed."""
+"""Tests of logitless.compat; none of the other libraries needs to be installed."""
 
 import sys
 from pathlib import Path

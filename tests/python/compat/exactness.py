@@ -1,4 +1,4 @@
-"""A call of headroom.compat beside eager PyTorch over whole logits, in float64 and in the precision of the inputs."""
+"""A call of logitless.compat beside eager PyTorch over whole logits, in float64 and in the precision of the inputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Signatures of other libraries, read from their source: they need not be imported, nor what they import.
 
-An installed library is found as it is; else a wheel in the folder HEADROOM_PEER_WHEELS, where
+An installed library is found as it is; else a wheel in the folder LOGITLESS_PEER_WHEELS, where
 ``pip download --no-deps --dest FOLDER PACKAGE==VERSION`` puts it.
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 def source(path):
     """The text of a module by its path in site-packages, such as ``quack/linear_cross_entropy.py``."""
-    wheels = os.environ.get("HEADROOM_PEER_WHEELS")
+    wheels = os.environ.get("LOGITLESS_PEER_WHEELS")
     for wheel in sorted(Path(wheels).glob("*.whl")) if wheels else ():
         with zipfile.ZipFile(wheel) as archive:
             if path in archive.namelist():
@@ -29,7 +29,7 @@ def source(path):
         file = Path(folder).parent / path
         if file.exists():
             return file.read_text()
-    pytest.skip(f"{package} is neither installed nor a wheel in HEADROOM_PEER_WHEELS")
+    pytest.skip(f"{package} is neither installed nor a wheel in LOGITLESS_PEER_WHEELS")
 
 
 def definition(path, name):

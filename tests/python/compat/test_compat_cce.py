@@ -1,4 +1,4 @@
-"""headroom.compat.cut_cross_entropy beside Apple's formulas over whole logits."""
+"""logitless.compat.cut_cross_entropy beside Apple's formulas over whole logits."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exactness import check, head, logits_of
-from headroom.compat.cut_cross_entropy import (
+from logitless.compat.cut_cross_entropy import (
     LinearCrossEntropy,
     LinearCrossEntropyImpl,
     VocabParallelOptions,

@@ -1,4 +1,4 @@
-"""headroom.compat.fla beside FLA's formulas over whole logits, and as the criterion of a model with FLA's loss code."""
+"""logitless.compat.fla beside FLA's formulas over whole logits, and as the criterion of a model with FLA's loss."""
 
 import itertools
 from copy import copy
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exactness import check, head, logits_of
-from headroom.compat.fla import FusedLinearCrossEntropyLoss, fused_linear_cross_entropy_loss
+from logitless.compat.fla import FusedLinearCrossEntropyLoss, fused_linear_cross_entropy_loss
 from torch import nn
 
 

@@ -1,11 +1,11 @@
-"""headroom.compat.liger_kernel beside Liger's formulas over whole logits."""
+"""logitless.compat.liger_kernel beside Liger's formulas over whole logits."""
 
 import itertools
 
 import pytest
 import torch
 from exactness import check, head, logits_of
-from headroom.compat.liger_kernel import (
+from logitless.compat.liger_kernel import (
     CrossEntropyOutput,
     LigerFusedLinearCrossEntropyFunction,
     LigerFusedLinearCrossEntropyLoss,

@@ -1,4 +1,4 @@
-"""headroom.compat.quack beside F.cross_entropy over logits."""
+"""logitless.compat.quack beside F.cross_entropy over logits."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exactness import check, head, logits_of
-from headroom.compat import quack
+from logitless.compat import quack
 
 
 def reference(input, weight, bias, target, **options):

@@ -1,4 +1,4 @@
-"""Parameters, order and defaults are those of the other libraries, as read when headroom.compat was written and, where
+"""Parameters, order and defaults are those of the other libraries, as read when logitless.compat was written and, where
 they can be found, as they are now: a library that changes is noticed."""
 
 import ast
@@ -8,8 +8,8 @@ from copy import copy
 
 import pytest
 import torch
-from headroom.compat import cut_cross_entropy, fla, liger_kernel, quack
-from headroom.compat import torch as compat_torch
+from logitless.compat import cut_cross_entropy, fla, liger_kernel, quack
+from logitless.compat import torch as compat_torch
 from peers import definition, ours, parameters
 from torch import nn
 

@@ -9,8 +9,8 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from headroom.compat import _targets, cut_cross_entropy, fla, liger_kernel, openrlhf, prime_rl, quack, verl
-from headroom.compat import torch as names
+from logitless.compat import _targets, cut_cross_entropy, fla, liger_kernel, openrlhf, prime_rl, quack, verl
+from logitless.compat import torch as names
 
 UPSTREAM = getattr(F, "linear_cross_entropy", None)
 N, D, V = 4, 5, 7

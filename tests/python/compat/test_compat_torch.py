@@ -1,4 +1,4 @@
-"""headroom.compat.torch beside PyTorch's own function and module, and beside F.cross_entropy over logits."""
+"""logitless.compat.torch beside PyTorch's own function and module, and beside F.cross_entropy over logits."""
 
 import itertools
 import pickle
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exactness import check, head
-from headroom.compat.torch import LinearCrossEntropyLoss, linear_cross_entropy
+from logitless.compat.torch import LinearCrossEntropyLoss, linear_cross_entropy
 
 UPSTREAM = getattr(F, "linear_cross_entropy", None)
 needs_upstream = pytest.mark.skipif(UPSTREAM is None, reason="this PyTorch has no linear_cross_entropy")

@@ -1,4 +1,4 @@
-"""headroom.compat.torch on what PyTorch tests its own function and module with: the samples, references and refused
+"""logitless.compat.torch on what PyTorch tests its own function and module with: the samples, references and refused
 inputs of the installed torch.testing. Its test files are not in its wheel.
 """
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exactness import check
-from headroom.compat.torch import LinearCrossEntropyLoss, linear_cross_entropy
+from logitless.compat.torch import LinearCrossEntropyLoss, linear_cross_entropy
 
 if getattr(F, "linear_cross_entropy", None) is None:
     pytest.skip("this PyTorch has no linear_cross_entropy", allow_module_level=True)

@@ -1,11 +1,11 @@
-"""Whole models of flash-linear-attention with headroom.compat.fla's criterion, beside the same loss in float64."""
+"""Whole models of flash-linear-attention with logitless.compat.fla's criterion, beside the same loss in float64."""
 
 import random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from headroom.compat.fla import FusedLinearCrossEntropyLoss
+from logitless.compat.fla import FusedLinearCrossEntropyLoss
 from torch import nn
 
 pytestmark = [

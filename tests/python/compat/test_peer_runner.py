@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import headroom
+import logitless
 
 RUN = Path(__file__).resolve().parents[2] / "peers" / "run.py"
 
@@ -24,7 +24,7 @@ def test_loss():
     torch.cuda.manual_seed(0)
     x, weight = (torch.randn(size, 8, device="cuda", requires_grad=True) for size in (5, 16))
     target = torch.arange(5).cuda()
-    assert x.device.type == "cpu" and chunked_linear_cross_entropy.__module__ == "headroom.compat.quack"
+    assert x.device.type == "cpu" and chunked_linear_cross_entropy.__module__ == "logitless.compat.quack"
     expected = linear_cross_entropy_func_ref(x, weight, None, target)
     torch.testing.assert_close(chunked_linear_cross_entropy(x, weight, target), expected)
 
@@ -36,7 +36,7 @@ def test_that_fails():
 
 def run(library, repository):
     command = [sys.executable, str(RUN), library, "--repository", str(repository)]
-    environment = os.environ | {"PYTHONPATH": str(Path(headroom.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(logitless.__file__).parents[1])}
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 

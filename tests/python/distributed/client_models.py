@@ -2,8 +2,8 @@
 
 import copy
 
-import headroom
-import headroom.nn
+import logitless
+import logitless.nn
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,10 +15,10 @@ class Model(nn.Module):
     """head: how the loss is made.
 
     stock     F.cross_entropy of lm_head(hidden)
-    inside    headroom.linear_cross_entropy of lm_head.weight, within the model's forward
+    inside    logitless.linear_cross_entropy of lm_head.weight, within the model's forward
     outside   the same of the hidden states that the model returns
     unshard   inside, after lm_head.unshard()
-    module    headroom.nn.FusedHead in the place of lm_head
+    module    logitless.nn.FusedHead in the place of lm_head
     """
 
     def __init__(self, head, reduction="mean", tied=False, bias=False):
@@ -30,7 +30,7 @@ class Model(nn.Module):
         if tied:
             self.lm_head.weight = self.embed.weight
         if head == "module":
-            self.lm_head = headroom.nn.FusedHead.from_linear(self.lm_head, reduction=reduction)
+            self.lm_head = logitless.nn.FusedHead.from_linear(self.lm_head, reduction=reduction)
 
     def forward(self, ids, labels):
         hidden = self.norm(torch.tanh(self.body(self.embed(ids))))
@@ -46,7 +46,7 @@ class Model(nn.Module):
             return loss.reshape(labels.shape) if self.reduction == "none" else loss
         if self.head == "unshard":
             self.lm_head.unshard()
-        return headroom.linear_cross_entropy(
+        return logitless.linear_cross_entropy(
             hidden, self.lm_head.weight, labels, linear_bias=self.lm_head.bias, reduction=self.reduction
         )
 

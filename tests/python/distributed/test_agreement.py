@@ -2,7 +2,7 @@
 
 import pytest
 import torch.distributed as dist
-from headroom.distributed import _agreement
+from logitless.distributed import _agreement
 
 
 class Group:

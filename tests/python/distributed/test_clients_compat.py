@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_oracle import excess
-from headroom.compat import cut_cross_entropy as cce
-from headroom.compat import verl
+from logitless.compat import cut_cross_entropy as cce
+from logitless.compat import verl
 
 TOKENS, VOCAB, D = 252, 507, 123  # of Apple's tests: ranks do not divide the vocabulary
 

@@ -1,6 +1,6 @@
-"""DTensors given to headroom.linear_cross_entropy, each pair of placements, against PyTorch on one process."""
+"""DTensors given to logitless.linear_cross_entropy, each pair of placements, against PyTorch on one process."""
 
-import headroom
+import logitless
 import pytest
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **optio
     leaves = [leaf(t, mesh, at) for t, at in ((hidden, hidden_at), (weight, weight_at), (bias, bias_at))]
     if with_target:
         target = leaf(target.float(), mesh, hidden_at.replace("2", "R")).detach().long()
-    loss = headroom.linear_cross_entropy(
+    loss = logitless.linear_cross_entropy(
         leaves[0], leaves[1], target, linear_bias=leaves[2], weight=class_weight, reduction=reduction, **options
     )
     whole = loss.full_tensor()
@@ -108,13 +108,13 @@ def several_targets(mesh, hidden_at, weight_at, reduction, as_dtensors):
     q = torch.rand(BATCH, LENGTH, 3, generator=generator)
     options = {"reduction": reduction, "shift": 0 if "1" in hidden_at else 1}
     plain = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
-    expected = headroom.linear_cross_entropy(plain[0], plain[1], ids, linear_bias=plain[2], target_weight=q, **options)
+    expected = logitless.linear_cross_entropy(plain[0], plain[1], ids, linear_bias=plain[2], target_weight=q, **options)
     (expected * factors(expected)).sum().backward()
     leaves = [leaf(t, mesh, at) for t, at in ((hidden, hidden_at), (weight, weight_at), (bias, weight_at))]
     if as_dtensors:
         ids, q = (leaf(t.float(), mesh, hidden_at).detach() for t in (ids, q))
         ids = ids.long()
-    loss = headroom.linear_cross_entropy(
+    loss = logitless.linear_cross_entropy(
         leaves[0], leaves[1], ids, linear_bias=leaves[2], target_weight=q, **options
     ).full_tensor()
     (loss * factors(loss)).sum().backward()
@@ -141,7 +141,7 @@ def on_a_mesh_of_two_dimensions(mesh, reduction, hidden_at, vocab_at):
     leaves = [
         distribute_tensor(t, grid, p).detach().requires_grad_() for t, p in zip((hidden, weight, bias), at, strict=True)
     ]
-    loss = headroom.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction)
+    loss = logitless.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction)
     whole = loss.full_tensor()
     (whole * factors(whole)).sum().backward()
     return [whole.detach(), *(leaf.grad.full_tensor() for leaf in leaves)]
@@ -169,9 +169,9 @@ def statistics(mesh, hidden_at, weight_at):
         "temperature": torch.linspace(0.5, 2, 12).view(4, 3),
     }
     options |= {"token_weight": torch.linspace(0.1, 1, 12).view(4, 3), "return_stats": True}
-    one = headroom.linear_cross_entropy(hidden, weight, target, **options)
+    one = logitless.linear_cross_entropy(hidden, weight, target, **options)
     leaves = [leaf(hidden, mesh, hidden_at), leaf(weight, mesh, weight_at)]
-    made = headroom.linear_cross_entropy(*leaves, target, **options)
+    made = logitless.linear_cross_entropy(*leaves, target, **options)
     return [
         (name, getattr(one, name).detach(), getattr(made, name).full_tensor().detach())
         for name in ("loss", "nll", "lse", "entropy", "argmax", "correct_count", "valid_count")
@@ -191,10 +191,10 @@ def learned(mesh, hidden_at, weight_at):
     hidden, weight, _, target, _ = problem(13)
     scale = torch.tensor(0.7)
     one = scale.clone().requires_grad_()
-    headroom.linear_cross_entropy(hidden, weight, target, scale=one).backward()
+    logitless.linear_cross_entropy(hidden, weight, target, scale=one).backward()
     made = distribute_tensor(scale, mesh, [placement("R")]).detach().requires_grad_()
     leaves = [leaf(hidden, mesh, hidden_at), leaf(weight, mesh, weight_at)]
-    headroom.linear_cross_entropy(*leaves, target, scale=made).backward()
+    logitless.linear_cross_entropy(*leaves, target, scale=made).backward()
     return one.grad, made.grad.full_tensor()
 
 
@@ -213,7 +213,7 @@ def refusals(mesh):
 
     def refused(name, *arguments, **options):
         try:
-            headroom.linear_cross_entropy(*arguments, **options)
+            logitless.linear_cross_entropy(*arguments, **options)
         except (TypeError, ValueError, NotImplementedError) as error:
             found[name] = f"{type(error).__name__}: {error}"
 
@@ -226,7 +226,7 @@ def refusals(mesh):
     refused("shift over parts", leaf(hidden, mesh, "1"), local, target, shift=1)
     refused("several targets", everywhere, local, target[..., None], target_weight=torch.ones(*target.shape, 2))
     refused("main_grad", leaf(hidden, mesh, "0"), leaf(weight, mesh, "R"), target, main_grad=torch.zeros(14, D))
-    found["partial"] = headroom.linear_cross_entropy(
+    found["partial"] = logitless.linear_cross_entropy(
         DTensor.from_local(hidden / 2, mesh, [Partial()]), distribute_tensor(weight, mesh, [placement("0")]), target
     ).full_tensor() - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())
     return found
@@ -237,7 +237,7 @@ def test_what_is_not_known_is_refused(two):
         assert float(found["partial"].abs()) < 1e-5
         assert found["plain input"].startswith("TypeError: linear_weight: expected a plain tensor or an FSDP parameter")
         assert found["plain input, no gradient"].startswith("TypeError: linear_weight: expected a plain tensor")
-        assert "headroom.distributed.linear_cross_entropy(" in found["plain input"]
+        assert "logitless.distributed.linear_cross_entropy(" in found["plain input"]
         assert found["plain weight"].startswith("TypeError: linear_weight: expected a DTensor on the mesh of input")
         assert found["a part of the target"].startswith("ValueError: target: expected shape [4, 3]")
         assert found["plain bias"].startswith("TypeError: linear_bias: expected a DTensor")

@@ -1,6 +1,6 @@
 """FSDP2: the head in the root unit, grouped with the norm, in a unit of its own; its weight read inside and outside."""
 
-import headroom
+import logitless
 import pytest
 import torch
 from client_models import VOCAB, Model, alone, batch, train
@@ -134,7 +134,7 @@ def refusals(mesh):
 
     def refused(name, hidden, weight):
         try:
-            headroom.linear_cross_entropy(hidden, weight, torch.tensor([1, 2]))
+            logitless.linear_cross_entropy(hidden, weight, torch.tensor([1, 2]))
         except (TypeError, ValueError, NotImplementedError) as error:
             found[name] = f"{type(error).__name__}: {error}"
 

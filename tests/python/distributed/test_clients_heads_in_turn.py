@@ -1,6 +1,6 @@
 """Two heads in turn whose shards have as many rows on one rank; on GPUs with NCCL, where hosts compare beside it."""
 
-import headroom.distributed
+import logitless.distributed
 import pytest
 import torch
 from client_oracle import excess, factors, loss_and_gradients
@@ -30,7 +30,7 @@ def in_turn(mesh):
         for vocab in VOCABS:
             hidden, weight, target = (t.to(mesh.device_type) for t in head(vocab, step))
             hidden, shard = hidden.requires_grad_(), cut(weight, mesh).clone().requires_grad_()
-            loss = headroom.distributed.linear_cross_entropy(
+            loss = logitless.distributed.linear_cross_entropy(
                 hidden, shard, target, group=mesh.get_group(), label_smoothing=SMOOTHING
             )
             (loss * factors(loss)).backward()
@@ -54,7 +54,7 @@ def refusals(mesh):
 
     def call(hidden=hidden, shard=shard, target=target, **more):
         options = {"vocab_total": 100, "vocab_start": 50 * mesh.get_rank(), "label_smoothing": SMOOTHING} | more
-        return headroom.distributed.linear_cross_entropy(hidden, shard, target, group=mesh.get_group(), **options)
+        return logitless.distributed.linear_cross_entropy(hidden, shard, target, group=mesh.get_group(), **options)
 
     for options in wrong:
         right = call().item()
@@ -72,7 +72,7 @@ def is_ahead_of_the_device(mesh):
     shard = cut(weight, mesh)
 
     def call():
-        return headroom.distributed.linear_cross_entropy(hidden, shard, target, group=mesh.get_group())
+        return logitless.distributed.linear_cross_entropy(hidden, shard, target, group=mesh.get_group())
 
     for _ in range(3):
         call()

@@ -1,6 +1,6 @@
 """Labels of sequences that are cut over ranks."""
 
-import headroom
+import logitless
 import pytest
 import torch
 
@@ -9,7 +9,7 @@ SEQUENCES = torch.arange(24).view(2, 12)
 
 def shifted(mesh, shift):
     part = SEQUENCES.chunk(mesh.size(), dim=1)[mesh.get_rank()]
-    return headroom.distributed.next_labels(part, group=mesh.get_group(), shift=shift)
+    return logitless.distributed.next_labels(part, group=mesh.get_group(), shift=shift)
 
 
 @pytest.mark.parametrize("shift", [0, 1, 2])
@@ -20,4 +20,4 @@ def test_the_next_rank_has_the_last_label(three, shift):
 
 def test_a_part_that_is_too_short():
     with pytest.raises(ValueError, match="shift: expected 0 <= shift <= the last size of labels"):
-        headroom.distributed.next_labels(SEQUENCES, shift=13)
+        logitless.distributed.next_labels(SEQUENCES, shift=13)

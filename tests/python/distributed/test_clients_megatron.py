@@ -63,7 +63,7 @@ def batch():
 
 
 def step(model, fused, main_grad=None):
-    from headroom.compat import megatron
+    from logitless.compat import megatron
 
     if fused:
         megatron.patch(model)

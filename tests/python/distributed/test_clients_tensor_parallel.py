@@ -1,7 +1,7 @@
 """Heads of PyTorch's ColwiseParallel, alone and with FSDP2, beside loss_parallel."""
 
-import headroom
-import headroom.nn
+import logitless
+import logitless.nn
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ def made(kind, weight, **options):
     head = torch.nn.Linear(D, VOCAB, bias=False)
     with torch.no_grad():
         head.weight.copy_(weight)
-    return headroom.nn.FusedHead.from_linear(head) if kind == "module" else head
+    return logitless.nn.FusedHead.from_linear(head) if kind == "module" else head
 
 
 def colwise(mesh, kind, output):
@@ -39,7 +39,7 @@ def colwise(mesh, kind, output):
     elif kind == "function":
         from torch.distributed.tensor import DTensor
 
-        loss = headroom.linear_cross_entropy(DTensor.from_local(hidden, mesh, [Replicate()]), head.weight, target)
+        loss = logitless.linear_cross_entropy(DTensor.from_local(hidden, mesh, [Replicate()]), head.weight, target)
     else:
         with loss_parallel():
             loss = F.cross_entropy(head(hidden).flatten(0, 1), target.flatten())

@@ -21,7 +21,7 @@ def batch(rank):
 
 
 def losses():
-    from headroom.compat.torchtitan import FusedHeadLoss
+    from logitless.compat.torchtitan import FusedHeadLoss
     from torchtitan.components.loss import ChunkedLossWrapper
 
     return ChunkedLossWrapper.Config(num_chunks=2).build(), FusedHeadLoss.Config().build()
@@ -107,7 +107,7 @@ def test_tensor_parallel(two, plain):
 
 
 def test_what_is_not_known_is_refused():
-    from headroom.compat.torchtitan import FusedHeadLoss
+    from logitless.compat.torchtitan import FusedHeadLoss
     from torchtitan.components.loss import MSELoss
 
     with pytest.raises(NotImplementedError, match="loss_fn: expected CrossEntropyLoss.Config, got MSELoss.Config"):

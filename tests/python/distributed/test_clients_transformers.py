@@ -5,7 +5,7 @@ import sys
 import types
 from pathlib import Path
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 
@@ -80,10 +80,10 @@ def data_parallel(mesh, way, tied):
     for fused in (False, True):
         model = model_of(tied)
         if fused and way == "DDP":
-            headroom.transformers.patch(model)
+            logitless.transformers.patch(model)
         made = wrapped(model, way, mesh)
         if fused and way != "DDP":
-            headroom.transformers.patch(model)
+            logitless.transformers.patch(model)
         steps = [run(made, batch_of(mesh.get_rank(), model)) for _ in range(2)]  # the second finds what was freed
         found.append(steps[1])
     return found
@@ -126,7 +126,7 @@ def tensor_parallel(mesh, way):
         else:
             parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Replicate()))
         if fused:
-            headroom.transformers.patch(model, tp_mesh=mesh if way == "transformers" else None)
+            logitless.transformers.patch(model, tp_mesh=mesh if way == "transformers" else None)
         found.append(run(model, batch_of(0, model)))
     return found
 
@@ -153,7 +153,7 @@ def refusals(mesh):
             style.install_forward(model.lm_head, mesh)
         else:
             parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Shard(-1)))
-        headroom.transformers.patch(model)
+        logitless.transformers.patch(model)
         try:
             step(model, batch_of(0, model))
         except NotImplementedError as error:

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch.distributed as dist
-from headroom.distributed import _channel
+from logitless.distributed import _channel
 
 from groups import sequence_cases
 from groups.ranks import sizes

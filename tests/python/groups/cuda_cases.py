@@ -1,7 +1,7 @@
 """What every rank finds on CUDA, against the single-process head there and its float64."""
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import pytest
 import torch
 
@@ -64,7 +64,7 @@ def case_sequence_parallel(ranks):
             count = ROWS // ranks.size
             mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
             leaf, shard = (t.clone().requires_grad_() for t in (data.input[mine], data.weight[data.shard]))
-            loss = headroom.distributed.linear_cross_entropy(
+            loss = logitless.distributed.linear_cross_entropy(
                 leaf, shard, data.target[mine], group=ranks.group, sequence_parallel=True, **options
             )
             objective(loss, data, reduction).backward()
@@ -82,11 +82,11 @@ def case_log_probabilities(ranks):
         found = []
         for of in (data, wide):
             leaves = [t.clone().requires_grad_() for t in (of.input, of.weight)]
-            told = headroom.linear_log_probs(*leaves, data.target)
+            told = logitless.linear_log_probs(*leaves, data.target)
             (told * data.upstream_of_ids).sum().backward()
             found.append([told.detach(), *(leaf.grad for leaf in leaves)])
         leaf, shard = (t.clone().requires_grad_() for t in (data.input, data.weight[data.shard]))
-        told = headroom.distributed.linear_log_probs(leaf, shard, data.target, group=ranks.group)
+        told = logitless.distributed.linear_log_probs(leaf, shard, data.target, group=ranks.group)
         (told * data.upstream_of_ids).sum().backward()
         for whole in found:
             whole[2] = whole[2][data.shard]
@@ -98,14 +98,14 @@ def case_log_probabilities(ranks):
 def case_largest_logits(ranks):
     for dtype in DTYPES[:2]:
         data = CudaData(ranks, dtype)
-        naive = headroom.linear_top_k(data.input, data.weight, 9)
+        naive = logitless.linear_top_k(data.input, data.weight, 9)
         wide = data.to(torch.float64)
-        exact = headroom.linear_top_k(wide.input, wide.weight, 9)
+        exact = logitless.linear_top_k(wide.input, wide.weight, 9)
         got = top_k(ranks, data, 9)
         logit = 2 * largest_logit(data)
         assert_close("log_probs", got.log_probs, naive.log_probs, exact.log_probs, logit, ranks)
         # Rounded logits may be in another order: what the ids are worth in float64 is what the largest are.
-        worth = headroom.linear_log_probs(wide.input, wide.weight, got.ids).to(got.log_probs.dtype)
+        worth = logitless.linear_log_probs(wide.input, wide.weight, got.ids).to(got.log_probs.dtype)
         assert_close("ids", worth, naive.log_probs, exact.log_probs, logit, ranks)
 
 
@@ -115,7 +115,7 @@ def case_compiled(ranks):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(hidden, shard, target):
-        return headroom.distributed.linear_cross_entropy(hidden, shard, target, group=ranks.group)
+        return logitless.distributed.linear_cross_entropy(hidden, shard, target, group=ranks.group)
 
     leaf, shard = (t.clone().requires_grad_() for t in (data.input, data.weight[data.shard]))
     step(leaf, shard, data.target).backward()
@@ -134,8 +134,8 @@ def case_configurations_that_differ(ranks):
     arguments = (data.input, data.weight[data.shard], data.target)
     with pytest.raises(ValueError, match="label_smoothing: expected the same on all ranks"):
         smoothing = 0.1 if ranks.rank == 1 else 0.0
-        headroom.distributed.linear_cross_entropy(*arguments, group=ranks.group, label_smoothing=smoothing)
-    assert torch.isfinite(headroom.distributed.linear_cross_entropy(*arguments, group=ranks.group))
+        logitless.distributed.linear_cross_entropy(*arguments, group=ranks.group, label_smoothing=smoothing)
+    assert torch.isfinite(logitless.distributed.linear_cross_entropy(*arguments, group=ranks.group))
 
 
 @sizes(2)
@@ -143,7 +143,7 @@ def case_a_target_out_of_range(ranks):
     data = CudaData(ranks)
     data.target[5] = data.vocab
     if ranks.device.type == "cuda":
-        loss = headroom.distributed.linear_cross_entropy(
+        loss = logitless.distributed.linear_cross_entropy(
             data.input, data.weight[data.shard], data.target, group=ranks.group
         )
         assert torch.isnan(loss)

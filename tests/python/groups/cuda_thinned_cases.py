@@ -1,8 +1,8 @@
 """Thinned gradients of groups on CUDA. Which elements a seed keeps depends on the cut there, so what is tested is what
 does not: gradients that keep everything, repeatable bits, and means over seeds."""
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import torch
 
 from groups.cuda_cases import CudaData
@@ -61,7 +61,7 @@ def case_thinned_sequence_parallel_and_compiled(ranks):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(hidden, shard, target):
-        return headroom.distributed.linear_cross_entropy(
+        return logitless.distributed.linear_cross_entropy(
             hidden, shard, target, group=ranks.group, sequence_parallel=True, seed=6, **THINNED
         )
 

@@ -3,8 +3,8 @@
 import gc
 import weakref
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import torch
 import torch.distributed as dist
 
@@ -78,7 +78,7 @@ def tensors_of(data, options):
 def of_whole(data, options, has_bias):
     leaves = [t.clone().requires_grad_() for t in (data.input, data.weight, data.bias)]
     options = tensors_of(data, options)
-    out = headroom.linear_cross_entropy(
+    out = logitless.linear_cross_entropy(
         leaves[0], leaves[1], data.target, linear_bias=leaves[2] if has_bias else None, **options
     )
     objective(out, data, options.get("reduction", "mean")).backward()
@@ -89,7 +89,7 @@ def of_group(ranks, data, options, has_bias, **more):
     leaves = [data.input.clone().requires_grad_()]
     leaves += [t[data.shard].clone().requires_grad_() for t in (data.weight, data.bias)]
     options = tensors_of(data, options)
-    out = headroom.distributed.linear_cross_entropy(
+    out = logitless.distributed.linear_cross_entropy(
         leaves[0],
         leaves[1],
         data.target,
@@ -199,10 +199,10 @@ def case_starts_that_are_given(ranks):
 def case_losses_without_gradients(ranks):
     data = Data(ranks)
     with torch.no_grad():
-        got = headroom.distributed.linear_cross_entropy(
+        got = logitless.distributed.linear_cross_entropy(
             data.input, data.weight[data.shard], data.target, group=ranks.group
         )
-    whole = headroom.linear_cross_entropy(data.input, data.weight, data.target)
+    whole = logitless.linear_cross_entropy(data.input, data.weight, data.target)
     torch.testing.assert_close(got, whole, rtol=1e-13, atol=0)
 
 
@@ -214,12 +214,12 @@ def case_learned_scale_and_temperature(ranks):
         leaf = data.input.clone().requires_grad_()
         options = {"scale": scale, "temperature": temperature}
         if is_group:
-            loss = headroom.distributed.linear_cross_entropy(
+            loss = logitless.distributed.linear_cross_entropy(
                 leaf, data.weight[data.shard], data.target, group=ranks.group, linear_bias=data.bias[data.shard],
                 **options,
             )  # fmt: skip
         else:
-            loss = headroom.linear_cross_entropy(leaf, data.weight, data.target, linear_bias=data.bias, **options)
+            loss = logitless.linear_cross_entropy(leaf, data.weight, data.target, linear_bias=data.bias, **options)
         loss.backward()
         found.append((loss.detach(), leaf.grad, scale.grad, temperature.grad))
     for got, whole in zip(*found):
@@ -230,7 +230,7 @@ def case_main_grad(ranks):
     data = Data(ranks, torch.float32)
     main_grad = torch.ones(data.rows_here, D)
     leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
-    loss = headroom.distributed.linear_cross_entropy(leaf, shard, data.target, group=ranks.group, main_grad=main_grad)
+    loss = logitless.distributed.linear_cross_entropy(leaf, shard, data.target, group=ranks.group, main_grad=main_grad)
     loss.backward()
     _, exact = of_whole(data.to(torch.float64), {}, False)
     assert shard.grad is None
@@ -248,7 +248,7 @@ def sequence_parallel(ranks, own_targets, options, shape):
     given = tensors_of(data, options)
     if own_targets:
         given = {name: value[mine] if torch.is_tensor(value) else value for name, value in given.items()}
-    got = headroom.distributed.linear_cross_entropy(
+    got = logitless.distributed.linear_cross_entropy(
         leaf, shard, data.target[mine] if own_targets else data.target, group=ranks.group, sequence_parallel=True,
         **given,
     )  # fmt: skip
@@ -275,7 +275,7 @@ def case_compiled(ranks):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(hidden, shard, target, reduction):
-        loss = headroom.distributed.linear_cross_entropy(
+        loss = logitless.distributed.linear_cross_entropy(
             torch.tanh(hidden), shard, target, group=ranks.group, reduction=reduction
         )
         return loss.sum() * 2
@@ -285,7 +285,7 @@ def case_compiled(ranks):
         other, whole = data.input.clone().requires_grad_(), data.weight.clone().requires_grad_()
         loss = step(leaf, shard, data.target, reduction)
         loss.backward()
-        expected = headroom.linear_cross_entropy(torch.tanh(other), whole, data.target, reduction=reduction).sum() * 2
+        expected = logitless.linear_cross_entropy(torch.tanh(other), whole, data.target, reduction=reduction).sum() * 2
         expected.backward()
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
         torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-12, atol=1e-14)
@@ -298,10 +298,10 @@ def case_two_heads_at_once(ranks):
     options = {"reduction": "none", "label_smoothing": 0.3}
     _, exact = of_whole(data, options, False)
     leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
-    loss = headroom.distributed.linear_cross_entropy(leaf, shard, data.target, group=ranks.group, **options)
+    loss = logitless.distributed.linear_cross_entropy(leaf, shard, data.target, group=ranks.group, **options)
     more = 0 if ranks.rank == 0 else 9
     other = torch.cat([data.weight[data.shard], data.weight[:more]]).requires_grad_()
-    headroom.distributed.linear_cross_entropy(data.input, other, data.target, group=ranks.group, **options)
+    logitless.distributed.linear_cross_entropy(data.input, other, data.target, group=ranks.group, **options)
     objective(loss, data, "none").backward()
     torch.testing.assert_close(leaf.grad, exact[0], rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(shard.grad, exact[1][data.shard], rtol=1e-12, atol=1e-13)
@@ -309,7 +309,7 @@ def case_two_heads_at_once(ranks):
 
 def case_nothing_outlives_its_use(ranks):
     """Neither a run's workspace, until Python looks for cycles, nor a group that is destroyed."""
-    from headroom.distributed._run import _Exchange
+    from logitless.distributed._run import _Exchange
 
     data = Data(ranks)
     group = dist.new_group(list(range(ranks.size)))
@@ -319,7 +319,7 @@ def case_nothing_outlives_its_use(ranks):
     try:
         for reduction in ("mean", "none"):
             leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
-            headroom.distributed.linear_cross_entropy(
+            logitless.distributed.linear_cross_entropy(
                 leaf, shard, data.target, group=group, reduction=reduction
             ).sum().backward()
         assert not any(type(thing) is _Exchange for thing in gc.get_objects())
@@ -335,8 +335,8 @@ def case_nothing_outlives_its_use(ranks):
 def case_group_of_one(ranks):
     alone = [dist.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
     data = Data(ranks)
-    got = headroom.distributed.linear_cross_entropy(data.input, data.weight, data.target, group=alone)
-    assert torch.equal(got, headroom.linear_cross_entropy(data.input, data.weight, data.target))
+    got = logitless.distributed.linear_cross_entropy(data.input, data.weight, data.target, group=alone)
+    assert torch.equal(got, logitless.linear_cross_entropy(data.input, data.weight, data.target))
 
 
 @sizes(4)
@@ -346,7 +346,7 @@ def case_two_groups_side_by_side(ranks):
     data = Data(ranks, seed=ranks.rank // 2)
     half = slice(0, 30) if rank == 0 else slice(30, 57)
     leaf = data.input.clone().requires_grad_()
-    loss = headroom.distributed.linear_cross_entropy(leaf, data.weight[half], data.target, group=group)
+    loss = logitless.distributed.linear_cross_entropy(leaf, data.weight[half], data.target, group=group)
     loss.backward()
     expected, exact = of_whole(data, {}, False)
     torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-13, atol=0)

@@ -1,6 +1,6 @@
 """batch_invariant: for one cut of the vocabulary a row has the same bits in any batch, with gradients and without."""
 
-import headroom.distributed
+import logitless.distributed
 import torch
 
 from groups.group_cases import Data
@@ -11,7 +11,7 @@ STATS = ("nll", "lse", "entropy")
 
 def statistics(ranks, data, rows, needs_grad, **options):
     leaf = data.input[rows].clone().requires_grad_(needs_grad)
-    out = headroom.distributed.linear_cross_entropy(
+    out = logitless.distributed.linear_cross_entropy(
         leaf, data.weight[data.shard], data.target[rows], group=ranks.group, batch_invariant=True, softcap=20.0,
         **{"reduction": "none"} | options,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def case_batch_invariant_log_probs(ranks):
     data = Targets(ranks, torch.float32, shape=(60,))
 
     def log_probs(rows):
-        return headroom.distributed.linear_log_probs(
+        return logitless.distributed.linear_log_probs(
             data.input[rows], data.weight[data.shard], data.target[rows], group=ranks.group, batch_invariant=True
         )
 

@@ -2,13 +2,13 @@
 
 import contextlib
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import pytest
 import torch
-from headroom import _c, _plan
-from headroom.distributed import _run
-from headroom.distributed._channel import Channel
+from logitless import _c, _plan
+from logitless.distributed import _run
+from logitless.distributed._channel import Channel
 
 from groups.fault_cases import call
 from groups.group_cases import D, Data, objective
@@ -25,7 +25,7 @@ def least_budget(pass_, ranks, threads=1):
         pass_, TOKENS, VOCAB, HIDDEN, reduction=_c.REDUCTIONS["none"], group_size=ranks.size, group_vocab=VOCAB,
         vocab_total=VOCAB * ranks.size, max_workspace_bytes=1, **gradients,
     )  # fmt: skip
-    with pytest.raises(headroom.BudgetTooSmallError) as caught:
+    with pytest.raises(logitless.BudgetTooSmallError) as caught:
         _plan.Plan(spec, threads)
     return caught.value.required_bytes
 
@@ -35,7 +35,7 @@ def large_head(ranks, budget, requires_grad=True):
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator).requires_grad_(requires_grad)
     shard = torch.randn(VOCAB, HIDDEN, generator=generator).requires_grad_(requires_grad)
     target = torch.randint(0, VOCAB * ranks.size, (TOKENS,), generator=generator)
-    return headroom.distributed.linear_cross_entropy(
+    return logitless.distributed.linear_cross_entropy(
         hidden, shard, target, group=ranks.group, max_workspace_bytes=budget, **LATER
     )
 
@@ -45,7 +45,7 @@ def case_budget_that_no_backward_pass_fits(ranks):
     assert budget < least_budget(_c.BACKWARD, ranks)
     assert torch.isfinite(large_head(ranks, budget, requires_grad=False)).all()
     for _ in range(2):
-        with pytest.raises(headroom.BudgetTooSmallError, match="max_workspace_bytes: expected at least"):
+        with pytest.raises(logitless.BudgetTooSmallError, match="max_workspace_bytes: expected at least"):
             large_head(ranks, budget)
 
 
@@ -57,7 +57,7 @@ def case_budget_that_one_ranks_backward_pass_does_not_fit(ranks):
     if least_budget(_c.BACKWARD, ranks, 2) <= budget:
         return  # this machine's kernels have the same plan for both
     mine = ranks.rank == 1
-    error = headroom.BudgetTooSmallError if mine else headroom.InvalidArgumentError
+    error = logitless.BudgetTooSmallError if mine else logitless.InvalidArgumentError
     match = "max_workspace_bytes: expected at least"
     try:
         torch.set_num_threads(2 if mine else 1)

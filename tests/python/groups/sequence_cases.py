@@ -3,12 +3,12 @@ single-process head says, and ranks that mean other heads all raise the same err
 
 import random
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import pytest
 import torch
 import torch.distributed as dist
-from headroom.distributed import _agreement
+from logitless.distributed import _agreement
 
 from groups.group_cases import Data, check, of_group
 from groups.ranks import sizes
@@ -60,12 +60,12 @@ def check_head(ranks, rows, options, order=None, seed=0):
 def check_log_probs(ranks, rows, order=None, seed=0):
     head = Head(ranks, rows, order, seed=seed)
     ids = torch.stack([head.target, head.target.flip(0)], dim=-1)
-    got = headroom.distributed.linear_log_probs(
+    got = logitless.distributed.linear_log_probs(
         head.input, head.weight[head.shard], ids, group=ranks.group, **head.starts
     )
     wide = head.to(torch.float64)
-    truth = headroom.linear_log_probs(wide.input, wide.weight, ids)
-    naive = headroom.linear_log_probs(head.input, head.weight, ids)
+    truth = logitless.linear_log_probs(wide.input, wide.weight, ids)
+    naive = logitless.linear_log_probs(head.input, head.weight, ids)
     unit = torch.finfo(got.dtype).eps * max(1, truth.abs().max())
     assert (got - truth).abs().max() <= (ranks.size + 1) * (2 * (naive - truth).abs().max() + unit)
 
@@ -116,7 +116,7 @@ def case_two_groups_of_the_same_ranks(ranks):
     # Backward passes behind both forward passes.
     leaves = [(head.input.clone().requires_grad_(), head.weight[head.shard].clone().requires_grad_()) for head in heads]
     losses = [
-        headroom.distributed.linear_cross_entropy(*pair, head.target, group=group.group, **options)
+        logitless.distributed.linear_cross_entropy(*pair, head.target, group=group.group, **options)
         for pair, head, group in zip(leaves, heads, others)
     ]
     for index in (1, 0):
@@ -130,13 +130,13 @@ def refused_alike(ranks, match, head, right=None, **wrong):
     arguments = {"input": head.input, "shard": head.weight[head.shard], "target": head.target} | (right or {})
 
     def call(options):
-        return headroom.distributed.linear_cross_entropy(
+        return logitless.distributed.linear_cross_entropy(
             options.pop("input"), options.pop("shard"), options.pop("target"), group=ranks.group, **options
         )
 
     expected = call(dict(arguments))
     for _ in range(2):
-        with pytest.raises(headroom.InvalidArgumentError, match=match) as caught:
+        with pytest.raises(logitless.InvalidArgumentError, match=match) as caught:
             call(arguments | (wrong if ranks.rank == 1 else {}))
         every = [None] * ranks.size
         dist.all_gather_object(every, str(caught.value))

@@ -2,12 +2,12 @@
 
 from types import SimpleNamespace
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import pytest
 import torch
 import torch.distributed as dist
-from headroom.compat import cut_cross_entropy, megatron, verl
+from logitless.compat import cut_cross_entropy, megatron, verl
 
 from groups.fault_cases import call, refused
 from groups.group_cases import Data, assert_close, check
@@ -63,12 +63,12 @@ def case_targets_sequence_parallel(ranks):
     data = Targets(ranks)
     mine = parts(data, ranks)
     whole, weight = data.input.clone().requires_grad_(), data.weight.clone().requires_grad_()
-    expected = headroom.linear_cross_entropy(whole, weight, data.target, target_weight=data.target_weight)
+    expected = logitless.linear_cross_entropy(whole, weight, data.target, target_weight=data.target_weight)
     expected.backward()
     for own in (True, False):
         leaf, shard = data.input[mine].clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
         rows = mine if own else slice(None)
-        loss = headroom.distributed.linear_cross_entropy(
+        loss = logitless.distributed.linear_cross_entropy(
             leaf, shard, data.target[rows], group=ranks.group, target_weight=data.target_weight[rows],
             sequence_parallel=True,
         )  # fmt: skip
@@ -82,10 +82,10 @@ def case_targets_sequence_parallel(ranks):
 def case_one_token_a_rank_with_its_own_temperature(ranks):
     data = Targets(ranks, shape=(2,))
     mine = slice(ranks.rank, ranks.rank + 1)
-    expected = headroom.linear_cross_entropy(
+    expected = logitless.linear_cross_entropy(
         data.input, data.weight, data.target, target_weight=data.target_weight, temperature=data.temperature
     )
-    loss = headroom.distributed.linear_cross_entropy(
+    loss = logitless.distributed.linear_cross_entropy(
         data.input[mine], data.weight[data.shard], data.target[mine], group=ranks.group, sequence_parallel=True,
         target_weight=data.target_weight[mine], temperature=data.temperature[mine],
     )  # fmt: skip
@@ -94,7 +94,7 @@ def case_one_token_a_rank_with_its_own_temperature(ranks):
 
 def log_probs_of_whole(data, options):
     leaves = [t.clone().requires_grad_() for t in (data.input, data.weight, data.bias)]
-    found = headroom.linear_log_probs(leaves[0], leaves[1], data.target, linear_bias=leaves[2], **options)
+    found = logitless.linear_log_probs(leaves[0], leaves[1], data.target, linear_bias=leaves[2], **options)
     (found * data.upstream_of_ids.to(found.dtype)).sum().backward()
     return found.detach(), [leaf.grad for leaf in leaves]
 
@@ -107,7 +107,7 @@ def case_log_probs(ranks):
             naive, naive_gradients = log_probs_of_whole(data, options)
             leaves = [data.input.clone().requires_grad_()]
             leaves += [t[data.shard].clone().requires_grad_() for t in (data.weight, data.bias)]
-            found = headroom.distributed.linear_log_probs(
+            found = logitless.distributed.linear_log_probs(
                 leaves[0], leaves[1], data.target, group=ranks.group, linear_bias=leaves[2], **options
             )
             (found * data.upstream_of_ids.to(found.dtype)).sum().backward()
@@ -126,11 +126,11 @@ def case_log_probs_sequence_parallel_and_learned(ranks):
     data = Targets(ranks)
     mine = parts(data, ranks)
     scale, whole = torch.tensor(0.8, requires_grad=True), data.input.clone().requires_grad_()
-    expected = headroom.linear_log_probs(whole, data.weight, data.target, scale=scale)
+    expected = logitless.linear_log_probs(whole, data.weight, data.target, scale=scale)
     (expected * data.upstream_of_ids).sum().backward()
     for own in (True, False):
         leaf, learned = data.input[mine].clone().requires_grad_(), torch.tensor(0.8, requires_grad=True)
-        found = headroom.distributed.linear_log_probs(
+        found = logitless.distributed.linear_log_probs(
             leaf, data.weight[data.shard], data.target[mine if own else slice(None)], group=ranks.group, scale=learned,
             sequence_parallel=True,
         )  # fmt: skip
@@ -146,12 +146,12 @@ def case_log_probs_compiled_and_of_more_dimensions(ranks):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(hidden, shard, ids):
-        return headroom.distributed.linear_log_probs(torch.tanh(hidden), shard, ids, group=ranks.group) * 2
+        return logitless.distributed.linear_log_probs(torch.tanh(hidden), shard, ids, group=ranks.group) * 2
 
     leaf, other = data.input.clone().requires_grad_(), data.input.clone().requires_grad_()
     found = step(leaf, data.weight[data.shard], data.target)
     found.sum().backward()
-    expected = headroom.linear_log_probs(torch.tanh(other), data.weight, data.target) * 2
+    expected = logitless.linear_log_probs(torch.tanh(other), data.weight, data.target) * 2
     expected.sum().backward()
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-12, atol=1e-14)
@@ -161,8 +161,8 @@ def case_log_probs_compiled_and_of_more_dimensions(ranks):
 def case_log_probs_in_a_group_of_one(ranks):
     alone = [dist.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
     data = Targets(ranks)
-    got = headroom.distributed.linear_log_probs(data.input, data.weight, data.target, group=alone)
-    assert torch.equal(got, headroom.linear_log_probs(data.input, data.weight, data.target))
+    got = logitless.distributed.linear_log_probs(data.input, data.weight, data.target, group=alone)
+    assert torch.equal(got, logitless.linear_log_probs(data.input, data.weight, data.target))
 
 
 @sizes(2)
@@ -186,7 +186,7 @@ def case_targets_that_one_rank_alone_has(ranks):
 
 def log_probs(ranks, data, **options):
     arguments = {"input": data.input, "shard": data.weight[data.shard], "ids": data.target} | options
-    return headroom.distributed.linear_log_probs(
+    return logitless.distributed.linear_log_probs(
         arguments.pop("input"), arguments.pop("shard"), arguments.pop("ids"), group=ranks.group, **arguments
     )
 
@@ -225,7 +225,7 @@ def case_labels_of_megatron(ranks):
     layer = SimpleNamespace(tp_group=ranks.group, **fields)
     deferred = megatron._Deferred(layer, data.input, data.weight[data.shard])
     labels = data.target.t()
-    expected = headroom.linear_cross_entropy(data.input, data.weight, data.target, reduction="none").t()
+    expected = logitless.linear_cross_entropy(data.input, data.weight, data.target, reduction="none").t()
     for dtype in (torch.int64, torch.int32):
         torch.testing.assert_close(megatron._loss(labels.to(dtype), deferred, {}), expected)
     shapes = ((3, 4, 2), (3, 4, 1), (3, 5), (2, 4), (4, 3), (12, 1), (12,), ())

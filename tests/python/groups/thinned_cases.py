@@ -1,7 +1,7 @@
 """Thinned gradients: the same seed keeps the same elements for any cut, those of the float64 head of one process."""
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import pytest
 import torch
 
@@ -21,7 +21,7 @@ def gradients(ranks, data, **options):
 
 def of_whole(data, **options):
     leaf, weight = data.input.clone().requires_grad_(), data.weight.clone().requires_grad_()
-    loss = headroom.linear_cross_entropy(leaf, weight, data.target, **THINNED | options)
+    loss = logitless.linear_cross_entropy(leaf, weight, data.target, **THINNED | options)
     objective(loss, data, options.get("reduction", "mean")).backward()
     return loss.detach(), leaf.grad, weight.grad
 
@@ -67,7 +67,7 @@ def case_thinned_gradients_sequence_parallel_and_compiled(ranks):
     mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
 
     def step(hidden, shard, target):
-        return headroom.distributed.linear_cross_entropy(
+        return logitless.distributed.linear_cross_entropy(
             hidden, shard, target, group=ranks.group, sequence_parallel=True, seed=3, **THINNED
         )
 
@@ -98,7 +98,7 @@ def case_thinned_gradients_that_one_rank_asks_for_otherwise(ranks):
     refused(ranks, "gradient: expected the same .*'always-thinned' on rank 0 and 'exact' on rank 1", normal=normal,
             gradient="exact", seed=None)  # fmt: skip
     refused(ranks, "seed: expected the same .*'given' on rank 0 and 'drawn' on rank 1", normal=normal, seed=None)
-    refused(ranks, "return_stats: expected no kept_count in a group", headroom.UnsupportedError, on="all",
+    refused(ranks, "return_stats: expected no kept_count in a group", logitless.UnsupportedError, on="all",
             normal=normal, return_stats=("kept_count",))  # fmt: skip
     refused(ranks, "label_smoothing: expected 0 with thinned gradients", on="all", normal=normal, label_smoothing=0.1,
             softcap=3.0)  # fmt: skip

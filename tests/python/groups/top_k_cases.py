@@ -1,7 +1,7 @@
 """The largest logits of a head that ranks share, against the single-process function."""
 
-import headroom
-import headroom.distributed
+import logitless
+import logitless.distributed
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from groups.ranks import sizes
 
 def top_k(ranks, data, k=9, **options):
     arguments = {"input": data.input, "shard": data.weight[data.shard]} | options
-    return headroom.distributed.linear_top_k(
+    return logitless.distributed.linear_top_k(
         arguments.pop("input"), arguments.pop("shard"), k, group=ranks.group, **arguments
     )
 
@@ -25,8 +25,8 @@ def case_top_k(ranks):
                 name: value.double() if torch.is_tensor(value) else value for name, value in options.items()
             }
             wide = data.to(torch.float64)
-            exact = headroom.linear_top_k(wide.input, wide.weight, k, linear_bias=wide.bias, **exact_options)
-            naive = headroom.linear_top_k(data.input, data.weight, k, linear_bias=data.bias, **options)
+            exact = logitless.linear_top_k(wide.input, wide.weight, k, linear_bias=wide.bias, **exact_options)
+            naive = logitless.linear_top_k(data.input, data.weight, k, linear_bias=data.bias, **options)
             got = top_k(ranks, data, k, linear_bias=data.bias[data.shard], **options)
             logit = (wide.input @ wide.weight.T + wide.bias).abs().max() * 2
             assert_close("log_probs", got.log_probs, naive.log_probs, exact.log_probs, logit, ranks)
@@ -43,7 +43,7 @@ def case_top_k_of_equal_logits(ranks):
     got = top_k(ranks, data, 5)
     assert torch.equal(got.ids[:, 0], got.ids[:, 0] % 10)
     assert torch.equal(got.ids, got.ids[:, :1] + 10 * torch.arange(5))
-    assert torch.equal(got.ids, headroom.linear_top_k(data.input, data.weight, 5).ids)
+    assert torch.equal(got.ids, logitless.linear_top_k(data.input, data.weight, 5).ids)
 
 
 def case_top_k_sequence_parallel(ranks):
@@ -51,7 +51,7 @@ def case_top_k_sequence_parallel(ranks):
     count = 24 // ranks.size
     mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
     for rows, own in (("all", data.temperature), ("own", data.temperature[mine])):
-        expected = headroom.linear_top_k(data.input, data.weight, 6, temperature=data.temperature)
+        expected = logitless.linear_top_k(data.input, data.weight, 6, temperature=data.temperature)
         got = top_k(ranks, data, 6, input=data.input[mine], temperature=own, sequence_parallel=True)
         assert got.ids.shape == (24, 3, 6), rows
         assert torch.equal(got.ids, expected.ids)
@@ -61,7 +61,7 @@ def case_top_k_sequence_parallel(ranks):
 @sizes(2)
 def case_top_k_of_starts_that_are_given(ranks):
     data = Data(ranks)
-    expected = headroom.linear_top_k(data.input, data.weight, 12)
+    expected = logitless.linear_top_k(data.input, data.weight, 12)
     data.start = sum(data.rows[ranks.rank + 1 :])
     got = top_k(ranks, data, 12, shard=data.weight[data.shard], vocab_start=data.start)
     assert torch.equal(got.ids, expected.ids)

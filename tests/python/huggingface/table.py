@@ -23,7 +23,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import headroom.transformers
+import logitless.transformers
 import torch
 import transformers
 from compare import Reference, difference, step
@@ -69,10 +69,12 @@ def examine(name: str) -> tuple[str, str] | None:
     except Exception as error:
         return "undecided", f"not run in float64: {one_line(error)}"
     try:
-        headroom.transformers.patch(model)
+        logitless.transformers.patch(model)
         exact, fused = exact_step(model, batch), step(model, batch)
     except NotImplementedError as error:
-        return "refused", str(error).replace("headroom.transformers: ", "").split("; headroom.transformers.unpatch")[0]
+        return "refused", str(error).replace("logitless.transformers: ", "").split("; logitless.transformers.unpatch")[
+            0
+        ]
     if getattr(fused.outputs, "logits", None) is not None:
         return "different", "its logits were made"
     shares = reference.share(fused), reference.share(exact)

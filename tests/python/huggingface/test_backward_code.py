@@ -3,12 +3,12 @@
 import contextlib
 import types
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
 from compare import Reference, step
-from headroom.errors import UnsupportedError
+from logitless.errors import UnsupportedError
 from tiny import build, inputs
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_full_backward_hook
@@ -33,7 +33,7 @@ def tenth_of_output(module, grad_output):
     ],
 )
 def test_a_backward_hook_around_the_head_is_refused(name, part, register):
-    model = headroom.transformers.patch(build(getattr(transformers, name)))
+    model = logitless.transformers.patch(build(getattr(transformers, name)))
     handle = register(model.get_submodule(part))
     with pytest.raises(UnsupportedError, match=f"{part} of {name} has a backward hook.*unpatch"):
         model(**inputs(model))
@@ -42,7 +42,7 @@ def test_a_backward_hook_around_the_head_is_refused(name, part, register):
 
 
 def test_a_backward_hook_of_all_modules_is_refused(llama):
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     handle = register_module_full_backward_hook(lambda module, grad_input, grad_output: None)
     try:
         with pytest.raises(UnsupportedError, match="backward hooks of all modules.*LlamaForCausalLM"):
@@ -58,7 +58,7 @@ def test_a_backward_hook_elsewhere_is_called(llama, part):
     llama.get_submodule(part).register_full_backward_hook(lambda *gradients: seen.append(part) or tenth(*gradients))
     stock = Reference.of(llama, batch)
     seen.clear()
-    assert stock.share(step(headroom.transformers.patch(llama), batch)) <= 1
+    assert stock.share(step(logitless.transformers.patch(llama), batch)) <= 1
     assert seen == [part]
 
 
@@ -112,14 +112,14 @@ def test_an_autograd_function_and_no_grad_are_refused(llama, change, name):
         return loss + llama.lm_head.weight.square().sum()
 
     llama.loss_function = loss_function
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     with pytest.raises(UnsupportedError, match=name):
         llama(**inputs(llama))
 
 
 def test_without_gradients_the_same_operations_are_known(llama):
     batch = inputs(llama)
-    headroom.transformers.patch(llama, evaluate=True)
+    logitless.transformers.patch(llama, evaluate=True)
     for mode in (torch.no_grad, torch.inference_mode, contextlib.nullcontext):
         with mode():
             assert llama(**batch).logits is None
@@ -137,7 +137,7 @@ def test_without_gradients_the_same_operations_are_known(llama):
 def test_a_forward_of_the_heads_own_is_refused(llama, change):
     """It makes the same logits, and other gradients."""
     llama.lm_head.forward = change(llama.lm_head, llama.lm_head.forward)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     with pytest.raises(UnsupportedError, match="LlamaForCausalLM has a forward of its own"):
         llama(**inputs(llama))
     assert llama(input_ids=inputs(llama)["input_ids"]).logits is not None
@@ -154,7 +154,7 @@ def test_a_head_in_a_checkpoint_has_its_gradients(llama, reentrant):
     llama.lm_head = Checkpointed(llama.lm_head)
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     if reentrant:
         with pytest.raises(UnsupportedError, match="not made of the logits"):
             llama(**batch)

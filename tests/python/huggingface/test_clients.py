@@ -2,11 +2,11 @@
 
 import copy
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 from compare import Reference, step
-from headroom.errors import UnsupportedError
+from logitless.errors import UnsupportedError
 from precision import exact_step
 from tiny import VOCAB, inputs
 
@@ -46,13 +46,13 @@ def test_adapters(llama, options, first):
         llama.config.tie_word_embeddings = True
         llama.tie_weights()
     if first:
-        headroom.transformers.patch(llama)
+        logitless.transformers.patch(llama)
     model = lora(llama, **options)
     if not first:
-        headroom.transformers.patch(model)
+        logitless.transformers.patch(model)
     fused, exact = step(model, batch), exact_step(model, batch)
     assert fused.outputs.logits is None
-    reference = Reference.of(headroom.transformers.unpatch(model), batch)
+    reference = Reference.of(logitless.transformers.unpatch(model), batch)
     assert reference.share(fused) <= 1 and reference.share(exact) <= 1
 
 
@@ -66,7 +66,7 @@ def test_adapters_of_another_dtype_than_the_head(llama, dtype):
             parameter.data = parameter.data.to(dtype)
     exact = step(copy.deepcopy(model).double(), batch)
     stock = step(model, batch)
-    fused = step(headroom.transformers.patch(model), batch)
+    fused = step(logitless.transformers.patch(model), batch)
     for key, gradient in exact[1].items():
         error, bound = (float((found[1][key].double() - gradient).abs().max()) for found in (fused, stock))
         assert fused[1][key].dtype == dtype
@@ -85,7 +85,7 @@ def test_adapters_of_another_dtype_than_the_head(llama, dtype):
 def test_adapters_that_are_refused_by_name(llama, options, name):
     model = lora(llama, **options)
     with pytest.raises(UnsupportedError, match=name):
-        headroom.transformers.patch(model)
+        logitless.transformers.patch(model)
     assert model(**inputs(llama)).logits.shape[-1] == VOCAB
 
 
@@ -120,12 +120,12 @@ def test_the_trainer_sees_the_same_losses(llama, tmp_path, accumulation):
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] + [evaluated]
 
     stock = losses(copy.deepcopy(llama))
-    fused = losses(headroom.transformers.patch(llama))
+    fused = losses(logitless.transformers.patch(llama))
     assert len(stock) == 6 and stock[0] != stock[4]
     assert max(abs(a - b) for a, b in zip(stock, fused, strict=True)) <= 1e-5
 
 
-@pytest.mark.parametrize("between", [headroom.transformers.patch, headroom.transformers.unpatch])
+@pytest.mark.parametrize("between", [logitless.transformers.patch, logitless.transformers.unpatch])
 def test_the_trainer_stays_in_16_bits(llama, tmp_path, between):
     """Its autocast is around the model's forward, and the model is not prepared a second time."""
     pytest.importorskip("accelerate")
@@ -136,7 +136,7 @@ def test_the_trainer_stays_in_16_bits(llama, tmp_path, between):
     data = [{"input_ids": row, "labels": row} for row in torch.randint(3, VOCAB, (4, 12))]
     shared = dict(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
     arguments = TrainingArguments(**shared, bf16=True, disable_tqdm=True)
-    trainer = Trainer(headroom.transformers.patch(llama), arguments, train_dataset=data, eval_dataset=data)
+    trainer = Trainer(logitless.transformers.patch(llama), arguments, train_dataset=data, eval_dataset=data)
     for run in (trainer.train, lambda: between(llama), trainer.evaluate, trainer.train):
         run()
     assert seen == {torch.bfloat16}
@@ -144,7 +144,7 @@ def test_the_trainer_stays_in_16_bits(llama, tmp_path, between):
 
 @pytest.mark.parametrize("hooks", [False, True])
 def test_lora_around_a_fused_head_is_refused_a_loss(llama, hooks):
-    llama.lm_head = headroom.nn.FusedHead.from_linear(llama.lm_head, shift=1, reduction="none")
+    llama.lm_head = logitless.nn.FusedHead.from_linear(llama.lm_head, shift=1, reduction="none")
     batch = inputs(llama)
     hidden = llama.model(batch["input_ids"]).last_hidden_state
     model = lora(llama, target_modules=["lm_head"])
@@ -153,15 +153,15 @@ def test_lora_around_a_fused_head_is_refused_a_loss(llama, hooks):
         head.register_forward_hook(lambda module, arguments, output: None)
         head.base_layer.register_forward_hook(lambda module, arguments, output: None)
     assert head(hidden).shape[-1] == llama.lm_head.weight.shape[0]
-    with pytest.raises(headroom.UnsupportedError, match="FusedHead itself, got one of peft"):
+    with pytest.raises(logitless.UnsupportedError, match="FusedHead itself, got one of peft"):
         head(hidden, batch["labels"])
     head.base_layer(hidden, batch["labels"])
 
 
 def test_lora_around_a_fused_head_has_its_loss_in_a_patched_model(llama):
     batch = inputs(llama)
-    llama.lm_head = headroom.nn.FusedHead.from_linear(llama.lm_head, shift=1)
-    model = lora(headroom.transformers.patch(llama), target_modules=["lm_head"])
+    llama.lm_head = logitless.nn.FusedHead.from_linear(llama.lm_head, shift=1)
+    model = lora(logitless.transformers.patch(llama), target_modules=["lm_head"])
     fused = step(model, batch)
     assert fused.outputs.logits is None
-    assert Reference.of(headroom.transformers.unpatch(model), batch).share(fused) <= 1
+    assert Reference.of(logitless.transformers.unpatch(model), batch).share(fused) <= 1

@@ -1,6 +1,6 @@
 """The measure finds what is wrong by a thousandth, in any tensor and in either precision."""
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
@@ -16,7 +16,7 @@ def test_a_thousandth_in_one_tensor_is_found(name):
     model = build(getattr(transformers, name))
     batch = inputs(model)
     reference = Reference.of(model, batch)
-    headroom.transformers.patch(model)
+    logitless.transformers.patch(model)
     for fused in (step(model, batch), exact_step(model, batch)):
         assert reference.share(fused) <= 1
         dtype = fused.gradients["shared.weight" if name.startswith("T5") else next(iter(fused.gradients))].dtype
@@ -36,7 +36,7 @@ def test_a_thousandth_in_one_tensor_is_found(name):
 def test_what_is_missing_or_no_number_is_found(llama):
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    fused = step(headroom.transformers.patch(llama), batch)
+    fused = step(logitless.transformers.patch(llama), batch)
     key = "lm_head.weight"
     rest = {name: gradient for name, gradient in fused.gradients.items() if name != key}
     assert reference.share(fused._replace(gradients=rest)) == float("inf")
@@ -61,7 +61,7 @@ def test_a_reference_without_a_bound_is_refused(llama):
     ],
 )
 def test_a_thousandth_in_a_factor_of_the_logits_is_found(name, option, monkeypatch):
-    from headroom.transformers._logits import Logits
+    from logitless.transformers._logits import Logits
 
     model = build(getattr(transformers, name))
     for key, value in option.items():
@@ -70,7 +70,7 @@ def test_a_thousandth_in_a_factor_of_the_logits_is_found(name, option, monkeypat
             setattr(model, key, value)
     batch = inputs(model)
     reference = Reference.of(model, batch)
-    assert reference.share_of(headroom.transformers.patch(model, check=False), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(model, check=False), batch) <= 1
     right = Logits.scaled
     monkeypatch.setattr(Logits, "scaled", lambda self, factor: right(self, 1.001 * factor))
     for run in (step, exact_step):

@@ -3,11 +3,11 @@
 import copy
 import itertools
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
-from headroom.errors import UnsupportedError
+from logitless.errors import UnsupportedError
 from tiny import build, inputs
 
 NAMES = [
@@ -57,11 +57,11 @@ def test_metrics_get_logits_or_an_error_that_says_what_to_do(name, dictionary, b
         return trainer(model, tmp_path, dictionary, bf16=bf16, **options).evaluate()["eval_loss"]
 
     stock = evaluate(copy.deepcopy(model), compute_metrics=compute_metrics)
-    evaluate(headroom.transformers.patch(copy.deepcopy(model)), compute_metrics=compute_metrics)
+    evaluate(logitless.transformers.patch(copy.deepcopy(model)), compute_metrics=compute_metrics)
     first, second = (p[0] if isinstance(p, tuple) else p for p in seen)
     assert (first == second).all()
 
-    headroom.transformers.patch(model, evaluate=True)
+    logitless.transformers.patch(model, evaluate=True)
     with pytest.raises(UnsupportedError, match=REFUSED):
         evaluate(model, compute_metrics=compute_metrics)
     assert len(seen) == 2
@@ -69,7 +69,7 @@ def test_metrics_get_logits_or_an_error_that_says_what_to_do(name, dictionary, b
 
 
 def test_predictions_are_refused_and_may_be_left_out(llama, tmp_path):
-    made = trainer(headroom.transformers.patch(llama, evaluate=True), tmp_path)
+    made = trainer(logitless.transformers.patch(llama, evaluate=True), tmp_path)
     with pytest.raises(UnsupportedError, match=REFUSED):
         made.predict(made.eval_dataset)
     assert made.predict(made.eval_dataset, ignore_keys=["logits"]).metrics["test_loss"] > 0
@@ -82,7 +82,7 @@ def test_everything_else_is_where_it_was(name, gradients):
     batch = inputs(model)
     with torch.set_grad_enabled(gradients):
         whole, stock = model(**batch), model(**batch, return_dict=False)
-        headroom.transformers.patch(model, evaluate=True)
+        logitless.transformers.patch(model, evaluate=True)
         made, fused = model(**batch), model(**batch, return_dict=False)
     assert list(made) == list(whole) and len(made.to_tuple()) == len(whole.to_tuple()) and len(fused) == len(stock)
     places = [key for key, value in made.items() if value is None or "NoLogits" in type(value).__name__]
@@ -112,7 +112,7 @@ def test_everything_else_is_where_it_was(name, gradients):
     ],
 )
 def test_any_use_of_the_values_is_refused(llama, use):
-    headroom.transformers.patch(llama, evaluate=True)
+    logitless.transformers.patch(llama, evaluate=True)
     with torch.no_grad():
         logits = llama(**inputs(llama))["logits"]
     assert logits.to("cpu").shape == (2, 8, 99) and logits.dtype == torch.float32 and "NoLogits" in repr(logits)
@@ -122,7 +122,7 @@ def test_any_use_of_the_values_is_refused(llama, use):
 
 def test_a_compiled_model_is_evaluated(llama):
     batch = inputs(llama)
-    compiled = torch.compile(headroom.transformers.patch(llama, evaluate=True), backend="eager")
+    compiled = torch.compile(logitless.transformers.patch(llama, evaluate=True), backend="eager")
     with torch.no_grad():
         made = compiled(**batch)
         assert made.loss > 0
@@ -137,7 +137,7 @@ def test_a_patched_model_is_exported_with_labels(name, strict):
     model = tiny(name)
     batch = inputs(model)
     stock = model(**batch)
-    headroom.transformers.patch(model, evaluate=True)
+    logitless.transformers.patch(model, evaluate=True)
     made = torch.export.export(model, (), batch, strict=strict).module()(**batch)
     assert list(made) == list(stock)
     torch.testing.assert_close(made["loss"], stock.loss)

@@ -2,7 +2,7 @@
 
 import inspect
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
@@ -41,7 +41,7 @@ def test_loss_and_gradients_are_those_of_the_unpatched_model(name):
     signature, reference = inspect.signature(model.forward), Reference.of(model, batch)
     stock = reference.stock
 
-    assert headroom.transformers.patch(model, max_workspace_bytes=1 << 20) is model
+    assert logitless.transformers.patch(model, max_workspace_bytes=1 << 20) is model
     first, second = step(model, batch), step(model, batch)  # with the handshake and after it
     assert inspect.signature(model.forward) == signature
     assert reference.share(first) <= 1 and reference.share(second) <= 1
@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_those_of_the_unpatched_model(name):
     assert first.outputs.logits is None and first.outputs["logits"] is None
     assert list(first.outputs) == list(stock.outputs)  # by position, too, nothing stands where logits stood
 
-    headroom.transformers.unpatch(model)
+    logitless.transformers.unpatch(model)
     assert "forward" not in model.__dict__
     assert difference(stock, step(model, batch)) == 0.0
 
@@ -61,7 +61,7 @@ def test_16_bit_models_are_as_close_to_float64_as_the_unpatched_model(name):
     rounded = model.bfloat16()
     exact = step(build(getattr(transformers, name)).bfloat16().double(), batch)
     stock = step(rounded, batch)
-    fused = step(headroom.transformers.patch(rounded), batch)
+    fused = step(logitless.transformers.patch(rounded), batch)
     for loss in (stock[0], fused[0]):
         assert torch.isfinite(loss)
     # The trunk is the same in both: the fused head adds no rounding that the logits' own does not.

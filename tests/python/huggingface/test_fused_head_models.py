@@ -1,9 +1,9 @@
-"""headroom.nn.FusedHead in the place of a transformers model's head."""
+"""logitless.nn.FusedHead in the place of a transformers model's head."""
 
 import copy
 
-import headroom.nn
-import headroom.transformers
+import logitless.nn
+import logitless.transformers
 import pytest
 import torch
 import transformers
@@ -23,7 +23,7 @@ def test_forward_generate_and_state_dict_stay(tied):
     )
     stock = transformers.LlamaForCausalLM(config).eval()
     model = copy.deepcopy(stock)
-    model.lm_head = headroom.nn.FusedHead.from_linear(model.lm_head, shift=1)
+    model.lm_head = logitless.nn.FusedHead.from_linear(model.lm_head, shift=1)
     model.tie_weights()
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert list(model.state_dict()) == list(stock.state_dict())
@@ -41,7 +41,7 @@ def test_forward_generate_and_state_dict_stay(tied):
 
 
 def test_saved_and_loaded(llama, tmp_path):
-    llama.lm_head = headroom.nn.FusedHead.from_linear(llama.lm_head)
+    llama.lm_head = logitless.nn.FusedHead.from_linear(llama.lm_head)
     llama.save_pretrained(tmp_path)
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again.lm_head.weight, llama.lm_head.weight)
@@ -52,7 +52,7 @@ def test_the_models_own_softcap_is_applied_once():
     ids = torch.randint(0, model.config.vocab_size, (2, 5))
     cap = model.config.final_logit_softcapping
     expected = model(ids, labels=ids)
-    model.lm_head = headroom.nn.FusedHead.from_linear(model.lm_head, softcap=cap, shift=1)
+    model.lm_head = logitless.nn.FusedHead.from_linear(model.lm_head, softcap=cap, shift=1)
     assert cap and torch.equal(model(ids).logits, expected.logits)
     hidden = model.model(ids).last_hidden_state
     torch.testing.assert_close(model.lm_head.logits(hidden), expected.logits)
@@ -65,7 +65,7 @@ def test_a_patched_model_has_its_loss():
     ids = torch.randint(0, model.config.vocab_size, (2, 5))
     expected = model(ids, labels=ids).loss
     cap = model.config.final_logit_softcapping
-    model.lm_head = headroom.nn.FusedHead.from_linear(model.lm_head, softcap=cap, shift=1)
-    found = headroom.transformers.patch(model)(ids, labels=ids)
+    model.lm_head = logitless.nn.FusedHead.from_linear(model.lm_head, softcap=cap, shift=1)
+    found = logitless.transformers.patch(model)(ids, labels=ids)
     assert found.logits is None
     torch.testing.assert_close(found.loss, expected)

@@ -1,11 +1,11 @@
 """The handshake of the first batch: what is wrong by a hundredth is refused in each precision, what is right passes."""
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
-from headroom.errors import UnsupportedError
-from headroom.transformers._logits import Logits
+from logitless.errors import UnsupportedError
+from logitless.transformers._logits import Logits
 from tiny import VOCAB, build, inputs
 from torch.overrides import TorchFunctionMode
 
@@ -36,7 +36,7 @@ def run(model, precision):
     if precision != "autocast":
         model.to(getattr(torch, precision))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
-        return headroom.transformers.patch(model)(**batch)
+        return logitless.transformers.patch(model)(**batch)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -2,12 +2,12 @@
 
 import copy
 
-import headroom.transformers
+import logitless.transformers
 import peft
 import pytest
 import torch
 from compare import Reference, step
-from headroom.errors import UnsupportedError
+from logitless.errors import UnsupportedError
 from precision import exact_step, rounded_step
 from tiny import VOCAB, inputs
 from torch import nn
@@ -36,14 +36,14 @@ def test_a_head_of_two_linear_layers(llama, make, lora):
         names = [f"lm_head.{name}" for name, module in llama.lm_head.named_children() if isinstance(module, nn.Linear)]
         model = peft.get_peft_model(llama, peft.LoraConfig(r=4, target_modules=names, init_lora_weights=False))
     reference = Reference.of(model, batch)
-    assert reference.share_of(headroom.transformers.patch(model), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(model), batch) <= 1
 
 
 @pytest.mark.parametrize("check", [True, False])
 def test_logits_that_another_layer_of_their_width_takes_are_refused(llama, check):
     """As of a vocabulary that is as wide as the model: which of the layers makes logits is not seen then."""
     llama.lm_head = nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Linear(VOCAB, VOCAB))
-    headroom.transformers.patch(llama, check=check)
+    logitless.transformers.patch(llama, check=check)
     with pytest.raises(UnsupportedError, match=r"linear\(\) with its logits"):
         llama(**inputs(llama))
 
@@ -54,7 +54,7 @@ def test_logits_of_zero(llama, scale):
     llama.lm_head.register_forward_hook(lambda module, args, out: out * scale + torch.linspace(0, 1, VOCAB))
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(llama), batch) <= 1
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_weight_that_is_made_at_each_use(llama, normalise, precision):
     """In training each use of a spectral norm moves its power iteration on: the handshake must be no use."""
     normalise(llama.lm_head)
     model, batch = llama.to(getattr(torch, precision)), inputs(llama)
-    stock, fused = copy.deepcopy(model), headroom.transformers.patch(copy.deepcopy(model))
+    stock, fused = copy.deepcopy(model), logitless.transformers.patch(copy.deepcopy(model))
     for _ in range(3):
         if precision == "float32":
             rounded = tuple(rounded_step(stock, batch, seed) for seed in range(2))

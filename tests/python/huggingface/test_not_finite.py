@@ -4,14 +4,14 @@ import copy
 import math
 from unittest import mock
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
 from compare import Reference
-from headroom.errors import UnsupportedError
-from headroom.transformers import _loss
-from headroom.transformers._logits import ROWS, Logits
+from logitless.errors import UnsupportedError
+from logitless.transformers import _loss
+from logitless.transformers._logits import ROWS, Logits
 from tiny import TEXT, VOCAB, build, inputs
 
 PRECISIONS = ["float32", "bfloat16", "float16"]
@@ -73,7 +73,7 @@ def test_what_is_right_passes(damage, precision):
     model = damaged(damage, precision)
     batch = inputs(model)
     stock = model(**batch)
-    loss = headroom.transformers.patch(model)(**batch).loss
+    loss = logitless.transformers.patch(model)(**batch).loss
     logits = stock.logits.detach()
     largest = float(logits[logits.isfinite()].abs().max())
     unit = torch.finfo(getattr(torch, precision)).eps + VOCAB**0.5 * torch.finfo(torch.float32).eps
@@ -86,7 +86,7 @@ def test_a_wrong_factor_is_refused(damage, precision, monkeypatch):
     wrong_factor(monkeypatch)
     model = damaged(damage, precision)
     with pytest.raises(UnsupportedError, match="differs from the fused head's by"):
-        headroom.transformers.patch(model)(**inputs(model))
+        logitless.transformers.patch(model)(**inputs(model))
 
 
 def test_a_bias_of_minus_infinity_that_is_left_out_is_refused(monkeypatch):
@@ -99,17 +99,17 @@ def test_a_bias_of_minus_infinity_that_is_left_out_is_refused(monkeypatch):
     batch = inputs(model)
     batch["labels"] = torch.where(batch["labels"] % 2 == 1, batch["labels"], -100)
     stock = model(**batch).loss
-    torch.testing.assert_close(headroom.transformers.patch(model)(**batch).loss, stock)
+    torch.testing.assert_close(logitless.transformers.patch(model)(**batch).loss, stock)
     monkeypatch.setattr(Logits, "with_bias", lambda self, bias: self)
     with pytest.raises(UnsupportedError, match="differs from the fused head's by"):
-        headroom.transformers.patch(model)(**batch)
+        logitless.transformers.patch(model)(**batch)
 
 
 def test_gradients_under_a_bias_of_minus_infinity():
     model = damaged(biased, "float32")
     batch = inputs(model)
     reference = Reference.of(model, batch)
-    assert reference.share_of(headroom.transformers.patch(model), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(model), batch) <= 1
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -122,13 +122,13 @@ def test_any_rows_may_be_missing(seed, monkeypatch):
     spoil = model.model.norm.register_forward_hook(lambda m, args, out: out.masked_fill(missing[..., None], math.nan))
     batch = inputs(model)
     stock = model(**batch).loss
-    other = headroom.transformers.patch(copy.deepcopy(model))
+    other = logitless.transformers.patch(copy.deepcopy(model))
     torch.testing.assert_close(other(**batch).loss, stock, equal_nan=True)
     looked_at = ~missing.flatten()[torch.linspace(0, missing.numel() - 1, ROWS).long()]
     assert looks_again(other, batch) == (not looked_at.all())
 
     wrong_factor(monkeypatch)
-    headroom.transformers.patch(model)
+    logitless.transformers.patch(model)
     if looked_at.any():
         with pytest.raises(UnsupportedError, match=f"on {int(looked_at.sum())} tokens of this batch the loss of"):
             model(**batch)
@@ -142,7 +142,7 @@ def test_any_rows_may_be_missing(seed, monkeypatch):
 def test_rows_that_are_compared_add_up(llama):
     padded(llama, slice(0, 7))
     batch = inputs(llama)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     assert [looks_again(llama, batch) for _ in range(4)] == [True, True, False, False]  # 4 rows of 8 each time
 
 
@@ -152,7 +152,7 @@ def test_weights_that_are_not_finite_and_used_make_the_loss_nan_as_the_models_ow
         llama.lm_head.weight[entries] = math.nan
     batch = inputs(llama)
     assert llama(**batch).loss.isnan()
-    assert headroom.transformers.patch(llama)(**batch).loss.isnan()
+    assert logitless.transformers.patch(llama)(**batch).loss.isnan()
     assert looks_again(llama, batch) == (entries == slice(None))
 
 
@@ -160,7 +160,7 @@ def test_an_overflow_is_left_to_the_scaler(llama):
     """The first steps of float16 training overflow until the scale of the loss is found."""
     batch, scaler = inputs(llama), torch.amp.GradScaler("cpu", init_scale=2.0)
     optimizer = torch.optim.SGD(llama.parameters(), lr=1e-3)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     for scale in (1e5, 1.0):
         handle = llama.model.norm.register_forward_hook(lambda module, args, out, s=scale: out * s)
         before = llama.lm_head.weight.detach().clone()
@@ -184,5 +184,5 @@ def test_logits_beyond_the_range_of_16_bits_pass(llama, precision):
     with torch.no_grad():
         llama.lm_head.weight.mul_(2.0**15)
     batch = inputs(llama)
-    assert torch.isfinite(headroom.transformers.patch(llama)(**batch).loss)
+    assert torch.isfinite(logitless.transformers.patch(llama)(**batch).loss)
     assert not looks_again(llama, batch)

@@ -5,19 +5,19 @@ import copy
 import threading
 import types
 
-import headroom
-import headroom.transformers
+import logitless
+import logitless.transformers
 import pytest
 import torch
 import transformers
 from compare import Reference, Step, step
-from headroom.errors import UnsupportedError
+from logitless.errors import UnsupportedError
 from tiny import TEXT, VOCAB, inputs
 from torch.nn.utils import parametrize
 
 
 def count_losses(monkeypatch):
-    from headroom.transformers import _loss
+    from logitless.transformers import _loss
 
     calls = []
     original = _loss.linear_cross_entropy
@@ -34,7 +34,7 @@ def test_the_original_path_serves_what_needs_logits(llama, monkeypatch):
     batch, calls = inputs(llama), count_losses(monkeypatch)
     ids = batch["input_ids"]
     stock = llama(input_ids=ids).logits
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     assert torch.equal(llama(input_ids=ids).logits, stock)
     assert llama(**batch | {"labels": batch["labels"][:, -2:]}, logits_to_keep=2).logits.shape == (TEXT[0], 2, VOCAB)
     places = torch.tensor([1, 3])
@@ -44,7 +44,7 @@ def test_the_original_path_serves_what_needs_logits(llama, monkeypatch):
     llama.eval()
     assert llama.generate(ids, max_new_tokens=3, do_sample=False).shape == (TEXT[0], TEXT[1] + 3)
     assert not calls
-    headroom.transformers.patch(llama, evaluate=True)
+    logitless.transformers.patch(llama, evaluate=True)
     with torch.no_grad():
         assert llama(**batch).logits is None
     assert len(calls) == 1
@@ -53,7 +53,7 @@ def test_the_original_path_serves_what_needs_logits(llama, monkeypatch):
 def test_labels_may_be_positional_and_outputs_a_tuple(llama):
     batch = inputs(llama)
     stock = llama(**batch, return_dict=False)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     fused = llama(**batch, return_dict=False)
     assert fused[1] is None and len(fused) == len(stock)
     torch.testing.assert_close(fused[0], stock[0], atol=1e-5, rtol=0)
@@ -66,32 +66,32 @@ def test_labels_may_be_positional_and_outputs_a_tuple(llama):
 def test_num_items_in_batch(llama, items):
     batch = inputs(llama) | {"num_items_in_batch": items}
     reference = Reference.of(llama, batch)
-    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(llama), batch) <= 1
 
 
 def test_shift_labels(llama):
     batch = inputs(llama)
     batch["shift_labels"] = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
     reference = Reference.of(llama, batch)
-    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(llama), batch) <= 1
 
 
 def test_gradient_checkpointing_and_autocast(llama):
     batch = inputs(llama)
     llama.gradient_checkpointing_enable()
     reference = Reference.of(llama, batch)
-    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(llama), batch) <= 1
     stock = reference.stock
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert abs(float(step(llama, batch)[0] - stock[0])) < 0.1
-        headroom.transformers.patch(llama)  # with a handshake under autocast
+        logitless.transformers.patch(llama)  # with a handshake under autocast
         assert abs(float(step(llama, batch)[0] - stock[0])) < 0.1
 
 
 def test_compiled_models_have_the_same_loss_and_gradients(llama):
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     compiled = torch.compile(llama, backend="eager")
     compiled(**batch).loss.backward()
     assert reference.share(step(llama, batch)) <= 1
@@ -107,10 +107,10 @@ def test_a_compiled_model_is_patched(llama):
     batch, compiled = inputs(llama), torch.compile(llama, backend="eager")
     reference = Reference.of(llama, batch)
     compiled(**batch)
-    assert headroom.transformers.patch(compiled) is compiled
+    assert logitless.transformers.patch(compiled) is compiled
     assert reference.share(step(compiled, batch)) <= 1
     assert compiled(**batch).logits is None
-    headroom.transformers.unpatch(compiled)
+    logitless.transformers.unpatch(compiled)
     assert compiled(**batch).logits is not None
 
 
@@ -122,7 +122,7 @@ def test_a_compiled_backbone_stays_compiled(llama):
         return graph.forward
 
     reference = Reference.of(llama, batch)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     llama.model.compile(backend=backend)
     assert reference.share(step(llama, batch)) <= 1
     assert reference.share(step(torch.compile(llama, backend="eager"), batch)) <= 1
@@ -131,7 +131,7 @@ def test_a_compiled_backbone_stays_compiled(llama):
 
 def test_a_copy_runs_its_own_forward(llama):
     batch = inputs(llama)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     other = copy.deepcopy(llama)
     with torch.no_grad():
         other.lm_head.weight.zero_()
@@ -147,7 +147,7 @@ def test_hooks_of_the_head_and_the_model_stay(llama):
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
     del seen[:]
-    assert reference.share(step(headroom.transformers.patch(llama), batch)) <= 1
+    assert reference.share(step(logitless.transformers.patch(llama), batch)) <= 1
     assert seen == ["pre", "model"]
 
 
@@ -157,7 +157,7 @@ def test_a_parametrized_head(llama, context):
     torch.nn.utils.parametrizations.weight_norm(llama.lm_head)
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     with context():
         assert reference.share(step(llama, batch)) <= 1
     with context():
@@ -173,7 +173,7 @@ def test_label_smoothing_class_weights_and_a_loss_of_ones_own(llama):
     llama.loss_function = loss_function
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(llama), batch) <= 1
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_label_smoothing_class_weights_and_a_loss_of_ones_own(llama):
 )
 def test_a_transform_that_is_not_known_is_refused_by_name(llama, change, name):
     llama.lm_head.register_forward_hook(lambda module, args, output: change(output))
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     with pytest.raises(UnsupportedError, match=f"LlamaForCausalLM.*{name}"):
         llama(**inputs(llama))
     assert "forward" not in llama.lm_head.__dict__
@@ -222,16 +222,16 @@ def test_transforms_that_are_known_are_exact(llama, change):
     llama.lm_head.register_forward_hook(lambda module, args, output: change(output))
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    assert reference.share_of(headroom.transformers.patch(llama), batch) <= 1
+    assert reference.share_of(logitless.transformers.patch(llama), batch) <= 1
 
 
 def test_the_handshake_refuses_what_differs(llama, monkeypatch):
-    from headroom.transformers._logits import Logits
+    from logitless.transformers._logits import Logits
 
     llama.lm_head.register_forward_hook(lambda module, args, output: output * 1.5)
     batch = inputs(llama)
     monkeypatch.setattr(Logits, "scaled", lambda self, factor: self)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     with pytest.raises(UnsupportedError, match="LlamaForCausalLM differs from the fused head's by"):
         llama(**batch)
     llama(**batch | {"labels": None})
@@ -245,7 +245,7 @@ def test_hidden_states_changed_in_place_are_refused(llama):
         return torch.nn.functional.cross_entropy(logits.view(-1, vocab_size), labels.view(-1))
 
     batch = inputs(llama)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     llama.loss_function = loss_function
     with pytest.raises(UnsupportedError, match="in place"):
         llama(**batch)
@@ -253,7 +253,7 @@ def test_hidden_states_changed_in_place_are_refused(llama):
 
 def test_a_loss_that_is_not_of_the_head_is_refused(llama):
     llama.loss_function = lambda logits, labels, vocab_size, **kwargs: llama.model.norm.weight.sum()
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     with pytest.raises(UnsupportedError, match="is not made of the logits"):
         llama(**inputs(llama))
 
@@ -261,7 +261,7 @@ def test_a_loss_that_is_not_of_the_head_is_refused(llama):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_labels_that_are_no_indices_are_named(llama, dtype):
     batch = inputs(llama)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     with pytest.raises(TypeError, match=f"(labels|target): expected int64 or int32 class indices, got {dtype}"):
         llama(**batch | {"labels": batch["labels"].to(dtype)})
 
@@ -272,14 +272,14 @@ def test_a_head_that_is_no_plain_linear_layer_is_refused(llama):
             return super().forward(input)
 
     with pytest.raises(TypeError, match="got int"):
-        headroom.transformers.patch(3)
+        logitless.transformers.patch(3)
     with pytest.raises(TypeError, match="got Linear"):
-        headroom.transformers.patch(torch.nn.Linear(2, 2))
+        logitless.transformers.patch(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="takes labels, got LlamaModel"):
-        headroom.transformers.patch(llama.model)
+        logitless.transformers.patch(llama.model)
     llama.lm_head = Linear4bit(32, VOCAB)
     with pytest.raises(UnsupportedError, match="Linear4bit"):
-        headroom.transformers.patch(llama)
+        logitless.transformers.patch(llama)
     assert "forward" not in llama.__dict__
 
 
@@ -288,7 +288,7 @@ def test_a_weight_that_is_gone_is_refused(llama):
         module.weight.untyped_storage().resize_(0)
 
     batch = inputs(llama)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     llama.lm_head.register_forward_hook(free)
     with pytest.raises(UnsupportedError, match="freed before the loss"):
         llama(**batch)
@@ -300,21 +300,21 @@ def test_patching_twice_replaces_the_options_and_keeps_a_forward_of_ones_own(lla
     )
     llama.forward = own
     calls = count_losses(monkeypatch)
-    headroom.transformers.patch(llama)
-    headroom.transformers.patch(llama, max_workspace_bytes=1 << 20, gradient="thinned", threshold=2**-8)
+    logitless.transformers.patch(llama)
+    logitless.transformers.patch(llama, max_workspace_bytes=1 << 20, gradient="thinned", threshold=2**-8)
     batch = {key: value for key, value in inputs(llama).items() if key != "attention_mask"}
     llama(**batch).loss.backward()
     assert calls[-1]["max_workspace_bytes"] == 1 << 20 and calls[-1]["gradient"] == "thinned"
-    headroom.transformers.unpatch(llama)
-    headroom.transformers.unpatch(llama)
-    assert llama.forward is own and "_headroom_patch" not in llama.__dict__
+    logitless.transformers.unpatch(llama)
+    logitless.transformers.unpatch(llama)
+    assert llama.forward is own and "_logitless_patch" not in llama.__dict__
 
 
-def test_transformers_is_not_imported_by_headroom():
+def test_transformers_is_not_imported_by_logitless():
     import subprocess
     import sys
 
-    code = "import headroom, sys; headroom.transformers.patch; sys.exit('transformers' in sys.modules)"
+    code = "import logitless, sys; logitless.transformers.patch; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
     assert transformers.__name__ == "transformers"
 
@@ -323,7 +323,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
     batch = inputs(llama)
     ids = batch["input_ids"]
     stock = llama(input_ids=ids).logits
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     entered, done, found = threading.Event(), threading.Event(), {}
 
     def hold(module, arguments):
@@ -344,7 +344,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
         thread.join()
     handle.remove()
     assert torch.equal(found["loss"], llama(**batch).loss.detach())
-    headroom.transformers.unpatch(llama)
+    logitless.transformers.unpatch(llama)
     assert "forward" not in llama.lm_head.__dict__
     assert torch.equal(llama(**batch).logits, stock)
 
@@ -352,7 +352,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
 def test_batch_invariant_reaches_the_operator(llama, monkeypatch):
     calls = count_losses(monkeypatch)
     with pytest.raises(ValueError, match="batch_invariant"):
-        headroom.transformers.patch(llama, gradient="thinned", batch_invariant=True)
-    headroom.transformers.patch(llama, batch_invariant=True)
+        logitless.transformers.patch(llama, gradient="thinned", batch_invariant=True)
+    logitless.transformers.patch(llama, batch_invariant=True)
     llama(**inputs(llama))
     assert calls[-1]["batch_invariant"] is True

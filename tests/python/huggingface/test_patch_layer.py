@@ -6,26 +6,26 @@ import io
 import pickle
 import types
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
 from compare import Reference, step
-from headroom.errors import UnsupportedError
+from logitless.errors import UnsupportedError
 from tiny import inputs
 
 
 def test_the_class_is_one_of_its_own_while_the_model_is_patched(llama):
     kind = type(llama)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     assert isinstance(llama, kind) and type(llama).__name__ == kind.__name__ and repr(llama).startswith(kind.__name__)
     assert type(llama).forward is kind.forward and llama.config_class is kind.config_class
     assert llama.forward == llama.forward and isinstance(llama.forward, types.MethodType)
     assert "forward" not in llama.__dict__ and not hasattr(llama, "_old_forward")
-    other = headroom.transformers.patch(copy.deepcopy(llama))
+    other = logitless.transformers.patch(copy.deepcopy(llama))
     assert type(other) is type(llama)
-    headroom.transformers.unpatch(llama)
-    assert type(llama) is kind and "_headroom_patch" not in llama.__dict__
+    logitless.transformers.unpatch(llama)
+    assert type(llama) is kind and "_logitless_patch" not in llama.__dict__
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), "torch"])
@@ -37,12 +37,12 @@ def test_copies_of_all_kinds_keep_the_patch(llama, how):
         return torch.load(file, weights_only=False)
 
     batch = inputs(llama)
-    headroom.transformers.patch(llama, max_workspace_bytes=1 << 20)
+    logitless.transformers.patch(llama, max_workspace_bytes=1 << 20)
     loss = llama(**batch).loss
     other = (saved if how == "torch" else how)(llama)
     outputs = other(**batch)
     assert outputs.logits is None and torch.equal(outputs.loss, loss)
-    headroom.transformers.unpatch(other)
+    logitless.transformers.unpatch(other)
     assert type(other) is transformers.LlamaForCausalLM and other(**batch).logits is not None
 
 
@@ -54,12 +54,12 @@ def test_a_forward_that_is_no_method(llama):
     for first in (True, False):
         if first:
             llama.forward = own
-        headroom.transformers.patch(llama)
+        logitless.transformers.patch(llama)
         if not first:
             llama.forward = functools.partial(llama.forward, use_cache=False)
         found = step(llama, batch)
         assert reference.share(found) <= 1 and found.outputs.logits is None
-        headroom.transformers.unpatch(llama)
+        logitless.transformers.unpatch(llama)
         assert not first or llama.forward is own
         del llama.forward
 
@@ -68,7 +68,7 @@ def test_a_wrapper_that_takes_anything(llama):
     """Its signature names no labels, and those of the class tell where they are."""
     batch, forward = inputs(llama), llama.forward
     llama.forward = lambda *args, **kwargs: forward(*args, **kwargs)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     place = list(type(llama).forward.__annotations__).index("labels")
     assert llama(batch["input_ids"], *[None] * (place - 1), batch["labels"]).logits is None
 
@@ -91,9 +91,9 @@ def test_a_wrapper_that_takes_the_gradients_away_or_the_labels(llama):
 
     for drop in (True, False):
         stock = without(copy.deepcopy(llama), drop)(**batch)
-        outer = without(headroom.transformers.patch(copy.deepcopy(llama)), drop)(**batch)
+        outer = without(logitless.transformers.patch(copy.deepcopy(llama)), drop)(**batch)
         assert torch.equal(outer.logits, stock.logits) and (outer.loss is None) == drop
-        inner = headroom.transformers.patch(without(copy.deepcopy(llama), drop))
+        inner = logitless.transformers.patch(without(copy.deepcopy(llama), drop))
         if drop:
             with pytest.raises(UnsupportedError, match="is not made of the logits"):
                 inner(**batch)
@@ -104,7 +104,7 @@ def test_a_wrapper_that_takes_the_gradients_away_or_the_labels(llama):
 def test_a_wrapper_that_calls_twice(llama):
     """As R-Drop does: two passes, each with its own loss."""
     batch = inputs(llama)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     forward = llama.forward
 
     def twice(**kwargs):
@@ -126,7 +126,7 @@ def test_a_class_that_is_patched_later_is_followed(llama, monkeypatch):
         calls.append(self)
         return own(self, *args, **kwargs)
 
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
     assert llama(**inputs(llama)).logits is None and calls == [llama]
 
@@ -134,7 +134,7 @@ def test_a_class_that_is_patched_later_is_followed(llama, monkeypatch):
 def test_a_whole_model_under_checkpointing(llama):
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    headroom.transformers.patch(llama).zero_grad()
+    logitless.transformers.patch(llama).zero_grad()
     loss = torch.utils.checkpoint.checkpoint(lambda: llama(**batch).loss, use_reentrant=False)
     loss.backward()
     found = {name: p.grad for name, p in llama.named_parameters()}
@@ -152,7 +152,7 @@ def test_inference_is_one_graph(llama, where):
             return self.model.forward(**kwargs) if where == "its forward there" else self.model(**kwargs)
 
     ids = inputs(llama)["input_ids"]
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     if where == "in place":
         called = llama
         llama.compile(backend="eager", fullgraph=True)
@@ -161,7 +161,7 @@ def test_inference_is_one_graph(llama, where):
     torch._dynamo.reset()
     with torch.no_grad():
         found = called(input_ids=ids, use_cache=False).logits
-        headroom.transformers.unpatch(llama)
+        logitless.transformers.unpatch(llama)
         torch.testing.assert_close(found, llama(input_ids=ids).logits)
 
 
@@ -169,9 +169,9 @@ def test_accelerates_device_hooks_stay(llama):
     accelerate = pytest.importorskip("accelerate")
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
-    headroom.transformers.patch(llama)
+    logitless.transformers.patch(llama)
     accelerate.dispatch_model(llama, {"": "cpu"}, force_hooks=True)
-    for change in (headroom.transformers.patch, headroom.transformers.unpatch, headroom.transformers.patch):
+    for change in (logitless.transformers.patch, logitless.transformers.unpatch, logitless.transformers.patch):
         change(llama)
         assert hasattr(llama, "_hf_hook")
         assert reference.share(step(llama, batch)) <= 1
@@ -189,10 +189,10 @@ def test_the_wrapper_of_mixed_precision_is_taken_away_as_from_any_model(llama):
         for first in (True, False):
             model = copy.deepcopy(llama)
             if first:
-                headroom.transformers.patch(model)
+                logitless.transformers.patch(model)
             accelerator.prepare_model(model)
             if not first:
-                headroom.transformers.patch(model)
+                logitless.transformers.patch(model)
             seen = set()
             model.model.layers[0].register_forward_hook(lambda *given, seen=seen: seen.add(given[2].dtype))
             q_proj = model.model.layers[0].self_attn.q_proj
@@ -211,8 +211,8 @@ def test_adapters_around_a_model_whose_forward_was_replaced(llama):
     peft = pytest.importorskip("peft")
     batch, forward = inputs(llama), llama.forward
     model = peft.get_peft_model(llama, peft.LoraConfig(r=4, target_modules=["q_proj"]))
-    headroom.transformers.patch(model)
+    logitless.transformers.patch(model)
     llama.forward = forward  # of before the patch
     assert model(**batch).logits is None
-    headroom.transformers.unpatch(model)
+    logitless.transformers.unpatch(model)
     assert model(**batch).logits is not None

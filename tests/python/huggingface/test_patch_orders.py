@@ -5,11 +5,11 @@ import inspect
 import itertools
 import types
 
-import headroom.transformers
+import logitless.transformers
 import pytest
 import torch
 import transformers
-from headroom.errors import UnsupportedError
+from logitless.errors import UnsupportedError
 
 accelerate = pytest.importorskip("accelerate")
 from accelerate import hooks  # noqa: E402
@@ -49,15 +49,15 @@ class World:
         getattr(self, "_" + name.replace(" ", "_"))()
 
     def _patch(self):
-        headroom.transformers.patch(self.model)
+        logitless.transformers.patch(self.model)
         self.patched[-1] = True
 
     def _patch_again(self):
-        headroom.transformers.patch(self.model, max_workspace_bytes=1 << 20)
+        logitless.transformers.patch(self.model, max_workspace_bytes=1 << 20)
         self.patched[-1] = True
 
     def _unpatch(self):
-        headroom.transformers.unpatch(self.model)
+        logitless.transformers.unpatch(self.model)
         self.patched[-1] = False
 
     def _prepare(self):

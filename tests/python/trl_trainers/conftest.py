@@ -27,6 +27,6 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _unpatched():
     yield
-    import headroom.trl
+    import logitless.trl
 
-    headroom.trl.unpatch()
+    logitless.trl.unpatch()

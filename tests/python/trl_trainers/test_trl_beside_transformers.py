@@ -1,17 +1,17 @@
-"""A model patched by headroom.transformers.patch in a trainer of TRL: the patch changes nothing there and says so."""
+"""A model patched by logitless.transformers.patch in a trainer of TRL: the patch changes nothing there and says so."""
 
 import logging
 import sys
 import types
 import warnings
 
-import headroom.transformers
-import headroom.trl
+import logitless.transformers
+import logitless.trl
 import pytest
 import torch
 import transformers
 
-IMPORTED, STEP = "headroom.transformers.patch: TRL is imported", "a trainer of TRL makes the loss of Llama"
+IMPORTED, STEP = "logitless.transformers.patch: TRL is imported", "a trainer of TRL makes the loss of Llama"
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +23,11 @@ def _one_quiet_thread():
 
 
 def told(call):
-    """The warnings of headroom in a call."""
+    """The warnings of logitless in a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    return [str(warning.message) for warning in caught if str(warning.message).startswith("headroom.")]
+    return [str(warning.message) for warning in caught if str(warning.message).startswith("logitless.")]
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def trainer(tmp_path):
 def test_the_first_step_says_so_once_and_the_trainer_goes_on(trainer, name, first):
     stock = trainer(name)
     stock.train()
-    made = trainer(name, headroom.transformers.patch if first else lambda model: model)
+    made = trainer(name, logitless.transformers.patch if first else lambda model: model)
     if not first:
-        (message,) = told(lambda: headroom.transformers.patch(made.model))
-        assert message.startswith(IMPORTED) and "headroom.trl.patch()" in message
+        (message,) = told(lambda: logitless.transformers.patch(made.model))
+        assert message.startswith(IMPORTED) and "logitless.trl.patch()" in message
     (message,) = told(made.train)
-    assert STEP in message and "headroom.trl.patch()" in message
+    assert STEP in message and "logitless.trl.patch()" in message
     for entry, expected in zip(made.state.log_history, stock.state.log_history, strict=True):
         assert entry.get("loss") == expected.get("loss")
 
@@ -64,7 +64,7 @@ def test_a_distillation_says_so(trainer, tmp_path):
     import trainers
 
     teacher = trainers.save(tmp_path / "teacher", "qwen3")
-    made = trainer("Distillation", headroom.transformers.patch, {"teacher_model": teacher})
+    made = trainer("Distillation", logitless.transformers.patch, {"teacher_model": teacher})
     (message,) = told(made.train)
     assert STEP in message
 
@@ -75,38 +75,38 @@ def test_a_trainer_that_asks_the_model_for_logits_says_so(trainer):
     def loss_of(outputs, labels, num_items_in_batch=None):
         return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
-    made = trainer("SFT", headroom.transformers.patch, {"compute_loss_func": loss_of})
+    made = trainer("SFT", logitless.transformers.patch, {"compute_loss_func": loss_of})
     (message,) = told(made.train)
     assert STEP in message
 
 
 def test_adapters_and_compiled_code_do_not_hide_it(trainer):
     peft = pytest.importorskip("peft")
-    made = trainer("SFT", headroom.transformers.patch, {"peft_config": peft.LoraConfig(target_modules=["q_proj"])})
+    made = trainer("SFT", logitless.transformers.patch, {"peft_config": peft.LoraConfig(target_modules=["q_proj"])})
     assert len(told(made.train)) == 1
-    made = trainer("SFT", headroom.transformers.patch, torch_compile=True, torch_compile_backend="eager", max_steps=1)
+    made = trainer("SFT", logitless.transformers.patch, torch_compile=True, torch_compile_backend="eager", max_steps=1)
     assert len(told(made.train)) == 1
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_with_the_patch_of_trl_there_is_nothing_to_say(trainer, first):
-    headroom.trl.patch(max_workspace_bytes=1 << 20)
+    logitless.trl.patch(max_workspace_bytes=1 << 20)
     trained = trainer("SFT")
     trained.train()
 
     def patch(model):
-        return headroom.transformers.patch(model, max_workspace_bytes="1MiB")
+        return logitless.transformers.patch(model, max_workspace_bytes="1MiB")
 
     made = trainer("SFT", patch if first else lambda model: model)
     assert told(lambda: patch(made.model)) == [] and told(made.train) == []
     assert made.state.log_history[0]["loss"] == trained.state.log_history[0]["loss"]
-    headroom.trl.unpatch()
+    logitless.trl.unpatch()
     assert len(told(made.train)) == 1
 
 
 def test_options_that_do_not_count_are_named(trainer):
-    headroom.trl.patch()
-    made = trainer("SFT", lambda model: headroom.transformers.patch(model, gradient="thinned"))
+    logitless.trl.patch()
+    made = trainer("SFT", lambda model: logitless.transformers.patch(model, gradient="thinned"))
     (message,) = told(made.train)
     assert STEP in message and "do not count here" in message and "thinned" in message
 
@@ -116,7 +116,7 @@ def test_the_trainer_of_transformers_is_not_warned_of(trainer, tmp_path):
     import trainers
 
     model = trainers.make_model("llama")
-    (message,) = told(lambda: headroom.transformers.patch(model))
+    (message,) = told(lambda: logitless.transformers.patch(model))
     assert message.startswith(IMPORTED)
     data = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}]
     arguments = dict(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
@@ -135,7 +135,7 @@ def test_without_trl_patch_says_nothing(monkeypatch):
 
     for name in [name for name in sys.modules if name == "trl" or name.startswith("trl.")]:
         monkeypatch.delitem(sys.modules, name)
-    assert told(lambda: headroom.transformers.patch(trainers.make_model("llama"))) == []
+    assert told(lambda: logitless.transformers.patch(trainers.make_model("llama"))) == []
     monkeypatch.setitem(sys.modules, "trl", types.ModuleType("trl"))
-    (message,) = told(lambda: headroom.transformers.patch(trainers.make_model("llama")))
+    (message,) = told(lambda: logitless.transformers.patch(trainers.make_model("llama")))
     assert message.startswith(IMPORTED)

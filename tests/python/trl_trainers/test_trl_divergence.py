@@ -1,13 +1,13 @@
-"""The function that headroom.trl.patch puts in the place of TRL's divergences, beside TRL's and float64."""
+"""The function that logitless.trl.patch puts in the place of TRL's divergences, beside TRL's and float64."""
 
 import sys
 
 import divergence_oracle as oracle
-import headroom.trl
+import logitless.trl
 import pytest
 import torch
-from headroom.errors import UnsupportedError
-from headroom.trl._divergence import Divergences
+from logitless.errors import UnsupportedError
+from logitless.trl._divergence import Divergences
 
 ROWS, VOCAB = 23, 301
 
@@ -42,7 +42,7 @@ def test_returns_and_gradients_are_those_of_trl(dtype, beta, temperature, scales
     case = oracle.make((ROWS,), VOCAB, 24, 40, dtype=dtype, bias=bias)
     options = (beta, temperature, scales[0], softcaps[0], scales[1], softcaps[1])
     upstream = torch.randn(ROWS)
-    headroom.trl.patch()
+    logitless.trl.patch()
     stock = run(current().original.apply, case.tensors, options, upstream)
     fused = run(current().apply, case.tensors, options, upstream)
     for head, scale in zip(("student", "teacher"), scales):  # TRL's bias is inside of the factor
@@ -67,7 +67,7 @@ def test_returns_and_gradients_are_those_of_trl(dtype, beta, temperature, scales
 
 
 def test_a_teacher_that_requires_grad_gets_none():
-    headroom.trl.patch()
+    logitless.trl.patch()
     tensors = oracle.make((ROWS,), VOCAB).leaves()
     for name in ("teacher_input", "teacher_weight", "teacher_bias"):
         tensors[name].requires_grad_()
@@ -79,14 +79,14 @@ def test_patch_and_unpatch():
     from trl.trainer import distillation_trainer
 
     original = current()
-    headroom.trl.patch(max_workspace_bytes=1)
+    logitless.trl.patch(max_workspace_bytes=1)
     assert isinstance(current(), Divergences) and distillation_trainer.ChunkedDivergenceFunction is current()
     assert current().original is original
-    with pytest.raises(headroom.BudgetTooSmallError):
+    with pytest.raises(logitless.BudgetTooSmallError):
         current().apply(*oracle.make((ROWS,), VOCAB).tensors.values(), 0.5)
-    headroom.trl.patch()
+    logitless.trl.patch()
     assert current().original is original
-    headroom.trl.unpatch()
+    logitless.trl.unpatch()
     assert current() is original and distillation_trainer.ChunkedDivergenceFunction is original
 
 
@@ -102,7 +102,7 @@ def test_another_function_is_refused_by_name_and_nothing_is_replaced(monkeypatch
     original = trl.trainer.utils._ChunkedLogProbFunction
     monkeypatch.setattr(trl.kernels.chunked_divergence, "ChunkedDivergenceFunction", Other)
     with pytest.raises(UnsupportedError, match=r"ChunkedDivergenceFunction\.apply\(student, teacher\) of trl"):
-        headroom.trl.patch()
+        logitless.trl.patch()
     assert trl.trainer.utils._ChunkedLogProbFunction is original
 
 
@@ -110,12 +110,12 @@ def test_a_trl_without_it_is_patched(monkeypatch):
     import trl.trainer.utils
 
     monkeypatch.setitem(sys.modules, "trl.kernels.chunked_divergence", None)  # as if there were no such module
-    headroom.trl.patch()
+    logitless.trl.patch()
     assert trl.trainer.utils._ChunkedLogProbFunction.original is not None
 
 
 def test_partitioned_weights_are_refused_where_gradients_are_wanted():
-    headroom.trl.patch()
+    logitless.trl.patch()
     tensors = oracle.make((ROWS,), VOCAB).leaves()
     tensors["student_weight"].ds_id = 3
     with pytest.raises(UnsupportedError, match="ZeRO-3"):

@@ -1,13 +1,13 @@
-"""headroom.trl.patch, and the function that it puts in TRL's place, beside TRL's and float64."""
+"""logitless.trl.patch, and the function that it puts in TRL's place, beside TRL's and float64."""
 
 import sys
 import types
 
-import headroom.trl
+import logitless.trl
 import pytest
 import torch
-from headroom.errors import UnsupportedError
-from headroom.trl._log_probs import OUTPUTS, LogProbs
+from logitless.errors import UnsupportedError
+from logitless.trl._log_probs import OUTPUTS, LogProbs
 from whole import whole_logits
 
 TOKENS, VOCAB, HIDDEN = 23, 301, 24
@@ -53,7 +53,7 @@ def run(apply, tensors, options, outputs=OUTPUTS, dtype=None):
 )
 def test_returns_and_gradients_are_those_of_trl(dtype, temperature, softcap, scale, bias):
     tensors, options = operands(dtype, bias), (temperature, 64, softcap, scale)
-    headroom.trl.patch()
+    logitless.trl.patch()
     exact = run(whole_logits, tensors, options, dtype=torch.float64)
     stock = run(current().original.apply, tensors, options)
     fused = run(current().apply, tensors, options)
@@ -81,7 +81,7 @@ def close(fused, stock, exact, unit):
 
 @pytest.mark.parametrize("outputs", [("log_probs",), ("log_probs", "entropy"), ("is_top1", "mean_logits")])
 def test_only_what_is_asked_for(outputs):
-    headroom.trl.patch()
+    logitless.trl.patch()
     tensors, options = operands(), (1.0, 64, None, 1.0)
     fused, stock = (apply(*tensors, *options, outputs) for apply in (current().apply, current().original.apply))
     assert [value is None for value in fused] == [value is None for value in stock]
@@ -93,13 +93,13 @@ def test_top1_is_the_first_of_equal_logits():
     weight[200] = weight[100] = 10 * hidden[0]
     targets = torch.full((TOKENS,), 200)
     targets[1:] = 100
-    headroom.trl.patch()
+    logitless.trl.patch()
     fused, stock = (f.apply(hidden, weight, None, targets, 1.0, 64)[4] for f in (current(), current().original))
     assert torch.equal(fused, stock) and not fused[0]
 
 
 def test_no_tokens():
-    headroom.trl.patch()
+    logitless.trl.patch()
     hidden = torch.zeros(0, HIDDEN, requires_grad=True)
     weight = torch.randn(VOCAB, HIDDEN, requires_grad=True)
     found = current().apply(
@@ -112,13 +112,13 @@ def test_no_tokens():
 def test_options_reach_the_operator():
     tensors, options = operands(), (1.0, 64, None, 1.0, ("log_probs",))
     with pytest.raises(ValueError, match="gradient"):
-        headroom.trl.patch(gradient="coarse")
+        logitless.trl.patch(gradient="coarse")
     with pytest.raises(ValueError, match="max_workspace_bytes"):
-        headroom.trl.patch(max_workspace_bytes=0)
-    headroom.trl.patch(max_workspace_bytes=1)
-    with pytest.raises(headroom.BudgetTooSmallError):
+        logitless.trl.patch(max_workspace_bytes=0)
+    logitless.trl.patch(max_workspace_bytes=1)
+    with pytest.raises(logitless.BudgetTooSmallError):
         current().apply(*tensors, *options)
-    headroom.trl.patch(gradient="always-thinned", threshold=0.5)
+    logitless.trl.patch(gradient="always-thinned", threshold=0.5)
     exact = run(current().original.apply, tensors, options[:4], ("log_probs",))[1][0]
     thinned = run(current().apply, tensors, options[:4], ("log_probs",))[1][0]
     assert torch.nn.functional.cosine_similarity(exact.flatten(), thinned.flatten(), dim=0) > 0.5
@@ -137,13 +137,13 @@ def test_patch_reaches_every_module_and_unpatch_goes_back():
     original = current()
     before = holders(original)
     assert {("trl.trainer.utils", "_ChunkedLogProbFunction"), ("trl.kernels", "ChunkedLogProbFunction")} <= before
-    headroom.trl.patch()
+    logitless.trl.patch()
     assert isinstance(current(), LogProbs) and holders(original) == set() and holders(current()) == before
-    headroom.trl.patch(max_workspace_bytes=1 << 20)
+    logitless.trl.patch(max_workspace_bytes=1 << 20)
     assert current().original is original and current().options["max_workspace_bytes"] == 1 << 20
     assert holders(current()) == before
-    headroom.trl.unpatch()
-    headroom.trl.unpatch()
+    logitless.trl.unpatch()
+    logitless.trl.unpatch()
     assert holders(original) == before
 
 
@@ -163,12 +163,12 @@ def test_another_trl_is_refused_by_name(monkeypatch, missing):
     else:
         monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", Other)
     with pytest.raises(UnsupportedError, match=r"trl 1\.99\.0; known: trl 1\.16\.0"):
-        headroom.trl.patch()
-    headroom.trl.unpatch()
+        logitless.trl.patch()
+    logitless.trl.unpatch()
 
 
 def test_partitioned_weights_are_refused_where_gradients_are_wanted():
-    headroom.trl.patch()
+    logitless.trl.patch()
     hidden, weight, _, targets = operands(bias=False)
     weight.ds_id = 3
     call = (hidden, weight, None, targets, 1.0, 64, None, 1.0, ("log_probs",))
@@ -179,7 +179,7 @@ def test_partitioned_weights_are_refused_where_gradients_are_wanted():
 
 def test_a_head_in_float32():
     """cast_lm_head_to_fp32 hands over float32 hidden states and a 16-bit weight."""
-    headroom.trl.patch()
+    logitless.trl.patch()
     hidden, weight, _, targets = operands(bias=False)
     tensors, options = (hidden, weight.bfloat16(), None, targets), (1.0, 64, None, 1.0)
     exact = run(whole_logits, tensors, options, dtype=torch.float64)
@@ -191,7 +191,7 @@ def test_a_head_in_float32():
 
 
 def test_autocast():
-    headroom.trl.patch()
+    logitless.trl.patch()
     tensors, options = operands(), (1.0, 64, None, 1.0)
     exact = run(whole_logits, tensors, options, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
@@ -213,7 +213,7 @@ def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, valid):
     found = []
     for patched in (False, True):
         if patched:
-            headroom.trl.patch()
+            logitless.trl.patch()
             monkeypatch.setattr(trl.trainer.utils, "_use_triton", lambda device: True)
         model.zero_grad()
         out = model(input_ids=ids, labels=labels, fused_lm_head=True)
@@ -229,7 +229,7 @@ def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, valid):
 def test_compiled_in_one_graph():
     import trl.trainer.utils
 
-    headroom.trl.patch()
+    logitless.trl.patch()
     tensors, options = operands(), (0.7, 64, 5.0, 0.5)
     outputs = ("log_probs", "entropy", "is_top1")
 
@@ -246,17 +246,17 @@ def test_modules_without_attributes_do_no_harm():
     sys.modules["trl.nothing"] = None
     sys.modules["trl.something"] = types.ModuleType("trl.something")
     try:
-        headroom.trl.patch()
-        headroom.trl.unpatch()
+        logitless.trl.patch()
+        logitless.trl.unpatch()
     finally:
         del sys.modules["trl.nothing"], sys.modules["trl.something"]
 
 
 def test_batch_invariant():
     with pytest.raises(ValueError, match="batch_invariant"):
-        headroom.trl.patch(gradient="thinned", batch_invariant=True)
+        logitless.trl.patch(gradient="thinned", batch_invariant=True)
     tensors, options = operands(), (0.7, 64, None, 1.0)
-    headroom.trl.patch(batch_invariant=True)
+    logitless.trl.patch(batch_invariant=True)
     hidden, weight, bias, targets = tensors
     together = current().apply(hidden, weight, bias, targets, *options)
     alone = current().apply(hidden[3:4], weight, bias, targets[3:4], *options)

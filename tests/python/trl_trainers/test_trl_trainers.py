@@ -2,7 +2,7 @@
 
 import logging
 
-import headroom.trl
+import logitless.trl
 import pytest
 import torch
 from whole import WholeLogits
@@ -56,7 +56,7 @@ def test_losses_and_metrics(tmp_path, name, kind, options):
 
     folder = trainers.save(tmp_path / "model", kind)
     stock, log = recorded(trainers.trainer(name, folder, tmp_path, **options))
-    headroom.trl.patch(max_workspace_bytes=1 << 20)
+    logitless.trl.patch(max_workspace_bytes=1 << 20)
     fused, fused_log = recorded(trainers.trainer(name, folder, tmp_path, **options))
     assert len(fused) == len(stock) == trainers.STEPS * options.get("gradient_accumulation_steps", 1)
     assert len(set(stock)) > 1
@@ -82,7 +82,7 @@ def test_distillation(tmp_path, kind, options):
     student, teacher = (trainers.save(tmp_path / name, name) for name in (kind, "qwen3"))
     arguments = {"teacher_model": teacher}
     stock, log = recorded(trainers.trainer("Distillation", student, tmp_path, arguments, **options))
-    headroom.trl.patch(max_workspace_bytes=1 << 20)
+    logitless.trl.patch(max_workspace_bytes=1 << 20)
     fused, fused_log = recorded(trainers.trainer("Distillation", student, tmp_path, arguments, **options))
     assert len(fused) == len(stock) == trainers.STEPS and len(set(stock)) > 1
     worst = max(abs(a - b) for a, b in zip(fused, stock, strict=True))
@@ -107,7 +107,7 @@ def test_adapters(tmp_path, name):
     found = []
     for patched in (False, True):
         if patched:
-            headroom.trl.patch()
+            logitless.trl.patch()
         found.append(recorded(trainers.trainer(name, folder, tmp_path, {"peft_config": config}, max_steps=5))[0])
     assert found[1] == pytest.approx(found[0], rel=0, abs=NUMBERS)
 
@@ -135,9 +135,9 @@ def test_gradients_of_the_first_loss(tmp_path, monkeypatch, name, kind, options)
             return compute_loss(model, *args, **kwargs)
 
         stock = gradients(loss_of, model)
-        headroom.trl.patch(max_workspace_bytes=1 << 20)
+        logitless.trl.patch(max_workspace_bytes=1 << 20)
         fused = gradients(loss_of, model)
-        headroom.trl.unpatch()
+        logitless.trl.unpatch()
         models = [each for each in (model, getattr(made, "ref_model", None)) if each is not None]
         with monkeypatch.context() as patched:
             patched.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", WholeLogits)

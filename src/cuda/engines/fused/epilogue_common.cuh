@@ -9,7 +9,7 @@
 #include "cuda/softcap.h"
 
 // What the epilogues share.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 template <class T>
 __device__ __forceinline__ T from_owner(T value, int r) {
@@ -279,4 +279,4 @@ __device__ __forceinline__ void clear_dead_rows(Accumulators& acc, bool own_live
   }
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

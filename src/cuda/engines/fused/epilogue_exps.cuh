@@ -5,7 +5,7 @@
 
 // Exps relative to the row's anchor, in place of the logits, and their row sums. With softcap what is stored
 // is the exp times the slope of t, which is what the gradient needs; the sums are of the plain exps.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 // Maximum of the general kernel's rows, taken before the exps replace the logits.
 template <class View>
@@ -114,4 +114,4 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& til
   clear_dead_rows(acc, live);
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -3,7 +3,7 @@
 
 // dz in place of the logits: [p (a + b log p) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times
 // the factor.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool live) {
   return live && vector != nullptr ? vector[row] : 0.f;
@@ -146,4 +146,4 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const View&
   clear_dead_rows(acc, live);
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

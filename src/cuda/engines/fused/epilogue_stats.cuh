@@ -3,7 +3,7 @@
 
 // Row statistics of a tile, merged into the own row's slot. The slot is read before the work on the tile
 // begins, so that the load is long done when it is needed.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 // Which of the thread's 48 elements of row r equal the row's maximum (are NaN, if that is NaN): bit 2 j + b.
 // Masks, as 48 predicates would spill.
@@ -200,4 +200,4 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   }
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -3,7 +3,7 @@
 
 // The optional sums of general kernels that have a pass over the tile of their own, where they are wanted: a
 // loop that sums all at once has not enough registers.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 // Adds up each of the thread's rows.
 __device__ __forceinline__ void sum_rows(const Accumulators& acc, float (&sums)[kQuadRows]) {
@@ -53,4 +53,4 @@ __device__ __forceinline__ void add_logits(Accumulators& acc, const View& tile, 
   if (live) stats.logit_sum[slot] += logits;
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -7,7 +7,7 @@
 // whenever their running sum, which starts at a random share of the threshold, passes the next multiple of
 // it. So nothing is kept unless the plain sum of the 48, which is needed anyway, is as much as a large
 // element or the rest of that share: one comparison.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 // The thread's 48 elements of one row.
 struct RowElements {
@@ -187,4 +187,4 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const View& til
   }
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -6,7 +6,7 @@
 // Row statistics, and lists of the large logits of rows: those that are not below the row's threshold. With
 // group_max the maxima alone of the columns that a thread holds, from which thresholds are made: the same
 // products in the same order, so no maximum is above what the lists are made from.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 template <class View>
 __device__ __forceinline__ void store_group_maxima(const Accumulators& acc, const View& tile,
@@ -86,4 +86,4 @@ __device__ __forceinline__ void top_epilogue(Accumulators& acc, const View& tile
   stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, product, args, exponent_scale);
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "cuda/engines/fused/tile.h"
 
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 namespace {
 
 bool takes_plain(const StatsArgs& args) {
@@ -156,4 +156,4 @@ const char* epilogue_name(Epilogue epilogue) {
   return "";
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -5,7 +5,7 @@
 #include "cuda/engines/logits.h"
 
 // What fused engines make of a launch's arguments.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 // Whether the plain kernel of the epilogue computes all that is asked for: bf16 operands, a positive scale,
 // and nothing optional.
@@ -35,4 +35,4 @@ Raster checked_raster(const LogitsArgs& args, const Tiling& tiling, const char* 
 // "stats", ...
 const char* epilogue_name(Epilogue epilogue);
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

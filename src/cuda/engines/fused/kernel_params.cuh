@@ -7,7 +7,7 @@
 #include "cuda/engines/logits.h"
 #include "cuda/softcap.h"
 
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 // Of one epilogue's kernels.
 template <class Args>
@@ -95,4 +95,4 @@ __device__ __forceinline__ bool row_block_active(const LogitsProduct& product, i
          (product.row_block_active == nullptr || product.row_block_active[row / kRowBlockRows] != 0);
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

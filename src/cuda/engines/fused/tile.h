@@ -5,7 +5,7 @@
 
 // What the fused engines have in common: a warpgroup of 128 threads holds a tile of 128 x 192 dot products in
 // registers, 192 of a thread, and hands it to an epilogue.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 inline constexpr int kTileColumns = 192;    // of the classifier, one tile
 inline constexpr int kWarpgroupRows = 128;  // of hidden, one warpgroup's tile
@@ -36,4 +36,4 @@ constexpr bool stores(Epilogue epilogue) {
   return epilogue == Epilogue::kExps || epilogue == Epilogue::kGradient;
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

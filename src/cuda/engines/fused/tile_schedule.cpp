@@ -7,7 +7,7 @@
 #include <numeric>
 #include <tuple>
 
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 namespace {
 
 constexpr int kUnlimited = 255;
@@ -172,4 +172,4 @@ int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any
   return slots;
 }
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

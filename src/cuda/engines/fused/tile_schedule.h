@@ -18,7 +18,7 @@
 //
 // Where a row's sums are not to depend on how many rows and clusters there are, every column tile has a slot
 // of its own (Raster::first_slot): more slots, the same tiles for each cluster.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 inline constexpr int kMaxMainUnits = 24;
 inline constexpr int kTails = 3 * kMaxMainUnits;  // and at least 24 + kMaxMainUnits
@@ -49,21 +49,21 @@ struct Tile {
 
 class TileSchedule {
  public:
-  HEADROOM_HD constexpr TileSchedule(const Raster& raster, int32_t units, int32_t column_tiles)
+  LOGITLESS_HD constexpr TileSchedule(const Raster& raster, int32_t units, int32_t column_tiles)
       : raster_(raster), column_tiles_(column_tiles), tiles_(units * column_tiles) {
     main_groups_ = units < raster.tail_units ? 0 : (units - raster.tail_units) / raster.main.units;
     tail_ = units - main_groups_ * raster.main.units;
   }
 
-  HEADROOM_HD constexpr int32_t tiles() const { return tiles_; }
-  HEADROOM_HD constexpr int32_t clusters() const { return raster_.tails[tail_].clusters; }
+  LOGITLESS_HD constexpr int32_t tiles() const { return tiles_; }
+  LOGITLESS_HD constexpr int32_t clusters() const { return raster_.tails[tail_].clusters; }
 
   // Tiles of one cluster: its i-th is cluster + i * clusters().
-  HEADROOM_HD constexpr int32_t tiles_of(int32_t cluster) const {
+  LOGITLESS_HD constexpr int32_t tiles_of(int32_t cluster) const {
     return cluster < clusters() && cluster < tiles_ ? (tiles_ - cluster + clusters() - 1) / clusters() : 0;
   }
 
-  HEADROOM_HD constexpr Tile at(int32_t tile) const {
+  LOGITLESS_HD constexpr Tile at(int32_t tile) const {
     const int32_t main_tiles = raster_.main.units * column_tiles_;
     const int32_t main_group = tile / main_tiles;
     if (main_group < main_groups_) {
@@ -82,7 +82,7 @@ class TileSchedule {
   }
 
  private:
-  HEADROOM_HD constexpr Tile in_group(RasterGroup group, int32_t first, int32_t tile) const {
+  LOGITLESS_HD constexpr Tile in_group(RasterGroup group, int32_t first, int32_t tile) const {
     Tile result;
     result.column = tile / group.units;
     result.unit = first + tile - result.column * group.units;
@@ -108,4 +108,4 @@ int raster_slots(const Raster& raster, int64_t units);
 // Slots to provide. any_fewer: the device may find fewer units than these.
 int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any_fewer);
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

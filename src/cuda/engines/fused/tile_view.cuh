@@ -11,7 +11,7 @@
 // for r in 0..3, j in 0..23, b in 0..1, with the numbers of a TileLayout. That is how wgmma and mma.sync
 // leave blocks of 16 rows. The four lanes of a quad share their four rows; lane q owns row r = q: it alone
 // reads and writes the row's vectors and slots, so the 128 threads own the 128 rows.
-namespace headroom::cuda::fused {
+namespace logitless::cuda::fused {
 
 inline constexpr int kQuadRows = 4;                    // of a thread
 inline constexpr int kColumnPairs = kTileColumns / 8;  // of a thread in a row
@@ -73,4 +73,4 @@ struct TileView {
   }
 };
 
-}  // namespace headroom::cuda::fused
+}  // namespace logitless::cuda::fused

@@ -7,7 +7,7 @@
 // From the products' elements, 64 rows by 96 columns of a warp, to those of epilogues, 32 rows by 192 columns
 // (tile_view.cuh). The two warps of a pair have the same rows: lane by lane each gives the other its elements
 // of the rows that the other keeps.
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 // Vectors of 4 elements that pass at once: 24 elements of a lane, which are 3072 bytes of a warp.
 inline constexpr int kPassVectors = 6;
@@ -50,4 +50,4 @@ __device__ __forceinline__ void exchange_halves(Accumulators& acc, uint32_t pass
   }
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

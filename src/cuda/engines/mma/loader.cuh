@@ -5,7 +5,7 @@
 #include "cuda/engines/mma/ring.cuh"
 
 // Copies of operands into the ring: a quad of lanes a row, 64 rows at a time.
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 inline constexpr int kRowsAtOnce = kThreads / 4;
 
@@ -101,4 +101,4 @@ class Loader {
   int block_;  // of depth
 };
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

@@ -5,9 +5,9 @@
 #include "cuda/engines/fused/tile.h"
 #include "cuda/engines/logits.h"
 
-namespace headroom::cuda::fused::ptx {}
+namespace logitless::cuda::fused::ptx {}
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 using namespace fused;
 namespace ptx {
@@ -67,4 +67,4 @@ struct Instance {
   constexpr bool operator==(const Instance&) const = default;
 };
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

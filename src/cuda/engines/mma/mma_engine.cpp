@@ -5,7 +5,7 @@
 #include "cuda/cuda_sizes.h"
 #include "cuda/engines/mma/mma_launch.h"
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 namespace {
 
 // Of a tile, after its products, measured on an H200: 192 elements of a thread, of which the exponentials
@@ -87,4 +87,4 @@ const Engine& engine() {
   return only;
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

@@ -1,9 +1,9 @@
 #pragma once
 #include "cuda/engines/engine.h"
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 // One fused kernel of 16-bit operands for compute capability 8.0 and newer (logits.h).
 const Engine& engine();
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

@@ -17,7 +17,7 @@
 // One persistent kernel: logits of tiles of 256 x 192 by mma.sync, each tile handed to an epilogue while it
 // is in registers. All 8 warps copy, multiply and work on the epilogue; the copies of the tile after are
 // under way during an epilogue.
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 template <Instance kInstance, class View>
 __device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view,
@@ -209,4 +209,4 @@ __device__ __forceinline__ void run_mma_kernel(const MmaParams<ArgsOf<kInstance.
   if (shared.tiles() > 0) compute_tiles<kInstance>(shared, params);
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

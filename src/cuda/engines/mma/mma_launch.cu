@@ -10,7 +10,7 @@
 #include "cuda/engines/mma/ring.cuh"
 #include "cuda/launch.cuh"
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 namespace {
 
 const void* find_kernel(const Instance& instance) {
@@ -81,4 +81,4 @@ void launch_logits(const LogitsArgs& args, const Device& device, const Queue& qu
   check_launch("mma logits kernel");
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

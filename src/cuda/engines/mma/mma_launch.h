@@ -8,11 +8,11 @@
 #include "cuda/engines/mma/mma_config.h"
 #include "cuda/launch.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 class Queue;
 }
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 // What a launch decides from the problem and the device alone.
 struct LogitsPlan {
@@ -38,4 +38,4 @@ void launch_logits(const LogitsArgs& args, const Queue& queue, After after = Aft
 void launch_logits(const LogitsArgs& args, const Device& device, const Queue& queue,
                    After after = After::kAnything);
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

@@ -3,7 +3,7 @@
 
 #include "cuda/engines/mma/mma_launch.h"
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 namespace {
 
 // Of L2, for the hidden rows of a raster group; the rest is for the classifier's tiles that stream through
@@ -40,4 +40,4 @@ std::string describe(const LogitsPlan& plan) {
          " rows in L2, " + std::to_string(plan.slots) + " slots a row";
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

@@ -2,10 +2,10 @@
 #include "core/status.h"
 #include "cuda/engines/mma/mma_launch.h"
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 void launch_logits(const LogitsArgs& /*args*/, const Queue& /*queue*/, After /*after*/) {
   throw Error(Status::kUnsupported, "this build has no CUDA kernels");
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

@@ -11,7 +11,7 @@
 // The warp keeps 32 of these rows and gives the other 32 away (exchange.cuh). Blocks of 16 rows m = 0, 1 are
 // those that it keeps, m = 2, 3 the others: acc[m % 2][48 (m / 2) + 4 j + i] is element i of D (mma_sync.cuh)
 // of block m and columns 8 j.. of the warp's.
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 __device__ __forceinline__ int warp_index() {
   return ptx::thread_index() >> 5;
@@ -98,4 +98,4 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, Fragments& frag
   }
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

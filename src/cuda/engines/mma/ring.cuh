@@ -8,7 +8,7 @@
 #include "cuda/engines/mma/ptx/copy_async.cuh"
 
 // Shared memory, and the ring of stages through which operands come.
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 template <class Args>
 struct MmaParams : KernelParams<Args> {
@@ -87,4 +87,4 @@ __device__ __forceinline__ void wait_for_stage(int stages) {
   __syncthreads();
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

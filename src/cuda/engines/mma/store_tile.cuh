@@ -5,7 +5,7 @@
 #include "cuda/engines/fused/ptx/shared_memory.cuh"
 #include "cuda/engines/mma/products.cuh"
 
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 // A row of a piece in shared memory, 64 numbers of 16 bits and 16 bytes more: 36 words, so that the 8 rows
 // and 4 pairs of columns that a warp writes at once are in 4 (row mod 8) + pair mod 32, all banks. A quarter
@@ -50,4 +50,4 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const View& 
   }
 }
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

@@ -2,7 +2,7 @@
 
 #include "cuda/engines/portable/portable_launch.h"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 namespace {
 
 class Portable final : public Engine {
@@ -49,4 +49,4 @@ const Engine& engine() {
   return only;
 }
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

@@ -1,10 +1,10 @@
 #pragma once
 #include "cuda/engines/engine.h"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 
 // Of any device of compute capability 8.0 and more, and any operands: a plain product into scratch and row
 // kernels (logits.h).
 const Engine& engine();
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

@@ -9,7 +9,7 @@
 #include "cuda/engines/portable/top_kernel.cuh"
 #include "cuda/gemm.h"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 namespace {
 
 const void* element(const void* data, DType dtype, int64_t index) {
@@ -116,4 +116,4 @@ void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Q
   }
 }
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

@@ -1,7 +1,7 @@
 #pragma once
 #include "cuda/engines/engine.h"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 
 // With batch_invariant a block of threads sums a strip of a row, which has a slot of its own.
 inline constexpr int64_t kStripColumns = 1536;
@@ -17,4 +17,4 @@ inline bool multiplies_by_dot_products(const LogitsArgs& args) {
 // all columns of the shard at once, and scratch has as many.
 void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue);
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

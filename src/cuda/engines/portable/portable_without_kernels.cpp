@@ -2,10 +2,10 @@
 #include "core/status.h"
 #include "cuda/engines/portable/portable_launch.h"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 
 void launch_logits(const LogitsArgs& /*args*/, const LogitsScratch& /*scratch*/, const Queue& /*queue*/) {
   throw Error(Status::kUnsupported, "this build has no CUDA kernels");
 }
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

@@ -4,7 +4,7 @@
 #include "cuda/cuda_sizes.h"
 #include "cuda/rows/device_rows.cuh"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 
 inline constexpr int kRowThreads = 256;
 
@@ -70,34 +70,34 @@ __device__ inline bool row_exists(const LogitsProduct& product, int64_t row) {
 
 // The optional sums of a row of the tile, each thread's and then (join()) those of all in thread 0.
 struct Parts {
-#define HEADROOM_MEMBER(name, part, ...) double part = 0;
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_MEMBER)
-#undef HEADROOM_MEMBER
+#define LOGITLESS_MEMBER(name, part, ...) double part = 0;
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
 
   // The logit of a column of the arguments' matrices, and its exp relative to the anchor.
   __device__ void add(const RowSums& args, int64_t column, double z, double anchor, double e) {
     [[maybe_unused]] const double w = args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
     // `weighted` is of the logits themselves: no slot tells the class weights of its columns.
-#define HEADROOM_SUM(name, part, kind, wanted, option, term)                              \
+#define LOGITLESS_SUM(name, part, kind, wanted, option, term)                             \
   if (args.stats.part != nullptr) {                                                       \
     [[maybe_unused]] const double d = SumKind::kind == SumKind::kOffset ? z : z - anchor; \
     part += term;                                                                         \
   }
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
   }
   __device__ void join() {
-#define HEADROOM_SUM(name, part, ...) part = block_sum<kRowThreads>(part);
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+#define LOGITLESS_SUM(name, part, ...) part = block_sum<kRowThreads>(part);
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
   }
   __device__ RowStats<double> stats(double max, double sum_exp) const {
     RowStats<double> out;
     out.max = max;
     out.sum_exp = sum_exp;
-#define HEADROOM_SUM(name, part, ...) out.part = part;
-    HEADROOM_OPTIONAL_SUMS(HEADROOM_SUM)
-#undef HEADROOM_SUM
+#define LOGITLESS_SUM(name, part, ...) out.part = part;
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
     return out;
   }
 };
@@ -198,10 +198,10 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> p
   args.found_anchor[row] = largest;
   const StatSlots& slots = args.stats;
   slots.sum[row] = static_cast<float>(sum);
-#define HEADROOM_STORE(name, part, ...) \
+#define LOGITLESS_STORE(name, part, ...) \
   if (slots.part != nullptr) slots.part[row] = static_cast<float>(parts.part);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_STORE)
-#undef HEADROOM_STORE
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
   if (slots.max != nullptr) slots.max[row] = largest;
   if (slots.argmax != nullptr) slots.argmax[row] = at;
 }
@@ -229,4 +229,4 @@ __global__ void __launch_bounds__(kRowThreads) gradient_kernel(RowParams<Gradien
   }
 }
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

@@ -4,7 +4,7 @@
 #include "core/thinning.h"
 #include "cuda/engines/portable/row_kernels.cuh"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 
 // A thread draws over its elements of the tile, every kRowThreads-th.
 __global__ void __launch_bounds__(kRowThreads) thin_kernel(RowParams<ThinArgs> params, Tile tile) {
@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(RowParams<ThinArgs> p
   if (threadIdx.x != 0) return;
   slots.sum[row] += static_cast<float>(sum);
   slots.expected[row] += static_cast<float>(expected);
-#define HEADROOM_ADD(name, part, ...) \
+#define LOGITLESS_ADD(name, part, ...) \
   if (slots.part != nullptr) slots.part[row] += static_cast<float>(parts.part);
-  HEADROOM_OPTIONAL_SUMS(HEADROOM_ADD)
-#undef HEADROOM_ADD
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_ADD)
+#undef LOGITLESS_ADD
   if (slots.max == nullptr) return;
   at += static_cast<int32_t>(first_column);
   if (slots.argmax != nullptr &&
@@ -68,4 +68,4 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(RowParams<ThinArgs> p
   if (largest > slots.max[row] || isnan(largest)) slots.max[row] = largest;
 }
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

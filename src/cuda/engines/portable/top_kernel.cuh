@@ -3,7 +3,7 @@
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/top/selection.cuh"
 
-namespace headroom::cuda::portable {
+namespace logitless::cuda::portable {
 
 // After stats_kernel, which has left logits in the place of dot products.
 __global__ void __launch_bounds__(kRowThreads) top_kernel(RowParams<TopLogits> params, Tile tile) {
@@ -22,4 +22,4 @@ __global__ void __launch_bounds__(kRowThreads) top_kernel(RowParams<TopLogits> p
   });
 }
 
-}  // namespace headroom::cuda::portable
+}  // namespace logitless::cuda::portable

@@ -11,7 +11,7 @@
 #include "cuda/engines/sm90/ptx/tma.cuh"
 #include "cuda/engines/sm90/sm90_config.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 
 // Stores a warpgroup's tile, times 2^kExponent, as 16-bit numbers: 128 x 64 pieces go to a swizzled buffer in
 // shared memory and from there, while the next is prepared, by the copy engine, which leaves out what lies
@@ -59,4 +59,4 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const TileVi
   }
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

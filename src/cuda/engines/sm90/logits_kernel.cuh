@@ -24,7 +24,7 @@
 // A cluster of two blocks takes a unit of rows and 192 columns at a time. Each block loads its own rows and
 // half of the columns, the latter into both blocks. Warpgroup 0 loads through a ring of stages; warpgroups 1
 // and 2 compute.
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 
 // Shared memory: [stages][hidden | classifier] [staging of warpgroup 1 | 2] [full barriers]
 // [empty barriers] [TileView] [ActiveRows] [two TileOrigins] [barrier of origins]
@@ -299,4 +299,4 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   ptx::cluster_sync_diverged();
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

@@ -6,7 +6,7 @@
 #include "cuda/engines/fused/tile.h"
 #include "cuda/engines/logits.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 
 using namespace fused;
 
@@ -25,20 +25,20 @@ struct Config {
   int stages = 0;           // of the pipeline
   int staging_buffers = 0;  // for stores: per computing warpgroup, 128 x 64 elements of 16 bits each
 
-  HEADROOM_HD constexpr int tile_rows() const { return cooperative ? 2 * kWarpgroupRows : kWarpgroupRows; }
+  LOGITLESS_HD constexpr int tile_rows() const { return cooperative ? 2 * kWarpgroupRows : kWarpgroupRows; }
   // Rows of a cluster's tile: the unit in which rows are scheduled.
-  HEADROOM_HD constexpr int unit_rows() const { return kClusterBlocks * tile_rows(); }
+  LOGITLESS_HD constexpr int unit_rows() const { return kClusterBlocks * tile_rows(); }
   // Warpgroups that take a cluster's tiles in turn.
-  HEADROOM_HD constexpr int turns() const { return cooperative ? 1 : 2; }
+  LOGITLESS_HD constexpr int turns() const { return cooperative ? 1 : 2; }
 
-  HEADROOM_HD constexpr int hidden_bytes() const { return tile_rows() * kBlockDepth * 2; }
-  HEADROOM_HD constexpr int classifier_bytes() const { return kTileColumns * kBlockDepth * 2; }
-  HEADROOM_HD constexpr int stage_bytes() const { return hidden_bytes() + classifier_bytes(); }
-  HEADROOM_HD constexpr int staging_bytes() const { return 2 * staging_buffers * staging_buffer_bytes(); }
-  HEADROOM_HD constexpr int staging_buffer_bytes() const { return kWarpgroupRows * kStoreColumns * 2; }
+  LOGITLESS_HD constexpr int hidden_bytes() const { return tile_rows() * kBlockDepth * 2; }
+  LOGITLESS_HD constexpr int classifier_bytes() const { return kTileColumns * kBlockDepth * 2; }
+  LOGITLESS_HD constexpr int stage_bytes() const { return hidden_bytes() + classifier_bytes(); }
+  LOGITLESS_HD constexpr int staging_bytes() const { return 2 * staging_buffers * staging_buffer_bytes(); }
+  LOGITLESS_HD constexpr int staging_buffer_bytes() const { return kWarpgroupRows * kStoreColumns * 2; }
   // Two barriers a stage, 8 bytes about rows, 16 of two tiles' origins and their barrier, 16 for each of the
   // 8 computing warps.
-  HEADROOM_HD constexpr int shared_bytes() const {
+  LOGITLESS_HD constexpr int shared_bytes() const {
     return stages * (stage_bytes() + 16) + staging_bytes() + 2 * kVectorBytes + 8 + 16 + 8 + 8 * kViewBytes;
   }
 
@@ -85,4 +85,4 @@ struct Instance {
   constexpr bool operator==(const Instance&) const = default;
 };
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

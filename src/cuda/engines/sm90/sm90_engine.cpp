@@ -3,7 +3,7 @@
 #include "cuda/cuda_sizes.h"
 #include "cuda/engines/sm90/sm90_launch.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 namespace {
 
 class Sm90 final : public Engine {
@@ -73,4 +73,4 @@ const Engine& engine() {
   return only;
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

@@ -11,7 +11,7 @@
 #include "cuda/engines/sm90/tensor_map.h"
 #include "cuda/launch.cuh"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 namespace {
 
 const void* find_kernel(const Instance& instance) {
@@ -90,4 +90,4 @@ void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
   check_launch("logits kernel");
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

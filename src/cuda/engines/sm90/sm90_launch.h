@@ -7,11 +7,11 @@
 #include "cuda/engines/sm90/sm90_config.h"
 #include "cuda/launch.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 class Queue;
 }
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 
 // What a launch decides from the problem and the device alone.
 struct LogitsPlan {
@@ -37,4 +37,4 @@ std::string describe(const Config& config);  // shorter
 // not wait.
 void launch_logits(const LogitsArgs& args, const Queue& queue, After after = After::kAnything);
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

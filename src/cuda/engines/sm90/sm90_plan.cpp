@@ -2,7 +2,7 @@
 
 #include "cuda/engines/sm90/sm90_launch.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 namespace {
 
 // Hidden rows of a raster group that stay in L2 beside the classifier tiles that stream through it.
@@ -52,4 +52,4 @@ std::string describe(const Config& config) {
   return config.cooperative ? "sm90 256x192" : "sm90 ping-pong 128x192";
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

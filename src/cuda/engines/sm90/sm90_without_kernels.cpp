@@ -2,10 +2,10 @@
 #include "core/status.h"
 #include "cuda/engines/sm90/sm90_launch.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 
 void launch_logits(const LogitsArgs& /*args*/, const Queue& /*queue*/, After /*after*/) {
   throw Error(Status::kUnsupported, "this build has no CUDA kernels");
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

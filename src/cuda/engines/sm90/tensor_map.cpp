@@ -8,7 +8,7 @@
 #include "cuda/check.h"
 #include "cuda/engines/sm90/sm90_config.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 namespace {
 
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
@@ -50,4 +50,4 @@ CUtensorMap make_tensor_map(const void* data, DType dtype, int64_t rows, int64_t
   return map;
 }
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

@@ -5,11 +5,11 @@
 
 #include "core/dtype.h"
 
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 
 // Of a row-major [rows, columns] matrix of 16-bit elements with the stride in elements; boxes of 64 columns
 // in the 128-byte swizzle.
 CUtensorMap make_tensor_map(const void* data, DType dtype, int64_t rows, int64_t columns, int64_t stride,
                             int box_rows);
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

@@ -2,11 +2,11 @@
 // In the place of the library's header of this name.
 #include "language.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 template <class T>
 T* dynamic_shared() {
   return static_cast<T*>(cuda_on_cpu::dynamic_shared_memory());
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -3,7 +3,7 @@
 #include <cfloat>
 #include <cmath>
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 inline float exp2_approx(float x) {
   const float y = std::exp2(x);
@@ -14,4 +14,4 @@ inline float log2_approx(float x) {
   return std::log2(x >= 0 && x < FLT_MIN ? 0.0f : x);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -2,11 +2,11 @@
 // In the place of the library's header of this name: a kernel whose address is taken may be launched.
 #include "../../launches.h"
 
-namespace headroom::cuda {
+namespace logitless::cuda {
 
 template <class... Parameters>
 const void* kernel_pointer(void (*kernel)(Parameters...)) {
   return cuda_on_cpu::remember(kernel, __PRETTY_FUNCTION__);
 }
 
-}  // namespace headroom::cuda
+}  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 #include "core/dtype.h"
 #include "cuda/exp2.cuh"
 
-namespace headroom::cuda::fused::ptx {
+namespace logitless::cuda::fused::ptx {
 
 using cuda::exp2_approx;
 
@@ -84,4 +84,4 @@ __device__ __forceinline__ uint32_t pack_scaled(float low, float high) {
   }
 }
 
-}  // namespace headroom::cuda::fused::ptx
+}  // namespace logitless::cuda::fused::ptx

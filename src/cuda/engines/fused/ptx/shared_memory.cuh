@@ -2,7 +2,7 @@
 #include <cstdint>
 
 // Shared memory by its 32-bit addresses.
-namespace headroom::cuda::fused::ptx {
+namespace logitless::cuda::fused::ptx {
 
 // Where a kernel's dynamic shared memory begins, a multiple of 128.
 __device__ __forceinline__ uint32_t dynamic_shared_address() {
@@ -69,4 +69,4 @@ __device__ __forceinline__ int4 load_shared_int4(uint32_t address) {
   return value;
 }
 
-}  // namespace headroom::cuda::fused::ptx
+}  // namespace logitless::cuda::fused::ptx

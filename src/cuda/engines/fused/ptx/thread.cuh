@@ -1,6 +1,6 @@
 #pragma once
 
-namespace headroom::cuda::fused::ptx {
+namespace logitless::cuda::fused::ptx {
 
 // The thread's index, read anew where it is used: kept in registers it and what follows from it would be in
 // the way.
@@ -32,4 +32,4 @@ __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-}  // namespace headroom::cuda::fused::ptx
+}  // namespace logitless::cuda::fused::ptx

@@ -4,8 +4,8 @@
 #include "cuda/kernel_pointer.h"
 
 // Defines one function of mma_instances.h and its kernel.
-#define HEADROOM_DEFINE_MMA_KERNEL(name, epilogue, dtype, general)            \
-  namespace headroom::cuda::mma {                                             \
+#define LOGITLESS_DEFINE_MMA_KERNEL(name, epilogue, dtype, general)           \
+  namespace logitless::cuda::mma {                                            \
   namespace {                                                                 \
   __global__ void __launch_bounds__(kThreads, 1) name                         \
       ##_kernel(const __grid_constant__ MmaParams<ArgsOf<epilogue>> params) { \

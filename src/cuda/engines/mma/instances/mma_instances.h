@@ -2,7 +2,7 @@
 
 // The compiled kernels, a file for each mma_<epilogue>_<plain or general>_<dtype>: the address that a launch
 // takes.
-namespace headroom::cuda::mma {
+namespace logitless::cuda::mma {
 
 const void* mma_stats_plain_bf16();
 const void* mma_stats_general_bf16();
@@ -18,4 +18,4 @@ const void* mma_thin_general_f16();
 const void* mma_top_general_bf16();
 const void* mma_top_general_f16();
 
-}  // namespace headroom::cuda::mma
+}  // namespace logitless::cuda::mma

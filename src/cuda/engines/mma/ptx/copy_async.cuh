@@ -2,7 +2,7 @@
 #include <cstdint>
 
 // Copies from global to shared memory that a thread starts and waits for later.
-namespace headroom::cuda::mma::ptx {
+namespace logitless::cuda::mma::ptx {
 
 // 16 bytes, both aligned to them, of which the first `bytes` are read and the others are 0; past L1.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes) {
@@ -27,4 +27,4 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-}  // namespace headroom::cuda::mma::ptx
+}  // namespace logitless::cuda::mma::ptx

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-namespace headroom::cuda::mma::ptx {
+namespace logitless::cuda::mma::ptx {
 
 // Four 8 x 8 matrices of 16-bit elements from shared memory, by a whole warp: lane l gives the address of row
 // l % 8 of matrix l / 8, 16 bytes and aligned to them. Of matrix i a lane gets the elements 2 (lane % 4) and
@@ -13,4 +13,4 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t addres
                : "memory");
 }
 
-}  // namespace headroom::cuda::mma::ptx
+}  // namespace logitless::cuda::mma::ptx

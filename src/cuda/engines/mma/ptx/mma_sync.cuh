@@ -11,7 +11,7 @@
 //   a[1]: A[g + 8][2q, 2q + 1]      b[1]: B[2q + 8, 2q + 9][g]
 //   a[2]: A[g][2q + 8, 2q + 9]      d[0], d[1]: D[g][2q, 2q + 1]
 //   a[3]: A[g + 8][2q + 8, 2q + 9]  d[2], d[3]: D[g + 8][2q, 2q + 1]
-namespace headroom::cuda::mma::ptx {
+namespace logitless::cuda::mma::ptx {
 
 template <DType kType>
 __device__ __forceinline__ void multiply(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -31,4 +31,4 @@ __device__ __forceinline__ void multiply(float* d, const uint32_t (&a)[4], uint3
   }
 }
 
-}  // namespace headroom::cuda::mma::ptx
+}  // namespace logitless::cuda::mma::ptx

@@ -4,8 +4,8 @@
 
 // Defines one function of instances.h and its kernels, two where the epilogue has cooperative tiles. A macro:
 // the compiler's host stubs cannot name a class-type template argument such as an Instance.
-#define HEADROOM_DEFINE_LOGITS_KERNEL(name, epilogue, dtype, general)                                       \
-  namespace headroom::cuda::sm90 {                                                                          \
+#define LOGITLESS_DEFINE_LOGITS_KERNEL(name, epilogue, dtype, general)                                      \
+  namespace logitless::cuda::sm90 {                                                                         \
   namespace {                                                                                               \
   template <bool kCooperative>                                                                              \
   __global__ void __launch_bounds__(kThreads, 1) name                                                       \

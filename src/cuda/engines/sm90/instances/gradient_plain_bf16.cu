@@ -1,2 +1,2 @@
 #include "cuda/engines/sm90/instances/define_kernel.cuh"
-HEADROOM_DEFINE_LOGITS_KERNEL(gradient_plain_bf16, Epilogue::kGradient, DType::kBF16, /*general=*/false)
+LOGITLESS_DEFINE_LOGITS_KERNEL(gradient_plain_bf16, Epilogue::kGradient, DType::kBF16, /*general=*/false)

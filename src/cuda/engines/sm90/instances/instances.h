@@ -2,7 +2,7 @@
 
 // The compiled kernels, a file for each <epilogue>_<plain or general>_<dtype>: the address that a launch
 // takes, of the cooperative or the ping-pong one.
-namespace headroom::cuda::sm90 {
+namespace logitless::cuda::sm90 {
 
 const void* stats_plain_bf16(bool cooperative);
 const void* stats_general_bf16(bool cooperative);
@@ -18,4 +18,4 @@ const void* thin_general_f16(bool cooperative);
 const void* top_general_bf16(bool cooperative);
 const void* top_general_f16(bool cooperative);
 
-}  // namespace headroom::cuda::sm90
+}  // namespace logitless::cuda::sm90

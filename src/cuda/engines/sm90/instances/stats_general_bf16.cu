@@ -1,2 +1,2 @@
 #include "cuda/engines/sm90/instances/define_kernel.cuh"
-HEADROOM_DEFINE_LOGITS_KERNEL(stats_general_bf16, Epilogue::kStats, DType::kBF16, /*general=*/true)
+LOGITLESS_DEFINE_LOGITS_KERNEL(stats_general_bf16, Epilogue::kStats, DType::kBF16, /*general=*/true)

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 // Thread-block clusters, and arrivals at the named barriers of one block.
-namespace headroom::cuda::sm90::ptx {
+namespace logitless::cuda::sm90::ptx {
 
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
@@ -31,4 +31,4 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-}  // namespace headroom::cuda::sm90::ptx
+}  // namespace logitless::cuda::sm90::ptx

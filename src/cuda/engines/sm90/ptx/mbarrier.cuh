@@ -2,7 +2,7 @@
 #include <cstdint>
 
 // Transaction barriers in shared memory. Addresses are 32-bit shared-memory addresses (shared_address()).
-namespace headroom::cuda::sm90::ptx {
+namespace logitless::cuda::sm90::ptx {
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -57,4 +57,4 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
-}  // namespace headroom::cuda::sm90::ptx
+}  // namespace logitless::cuda::sm90::ptx

@@ -4,7 +4,7 @@
 #include "cuda/engines/fused/ptx/math.cuh"
 #include "cuda/engines/fused/ptx/thread.cuh"
 
-namespace headroom::cuda::sm90::ptx {
+namespace logitless::cuda::sm90::ptx {
 
 using namespace fused::ptx;
 
@@ -26,4 +26,4 @@ __device__ __forceinline__ uint32_t to_uniform(uint32_t value) {
   return __shfl_sync(0xffffffffu, value, 0);
 }
 
-}  // namespace headroom::cuda::sm90::ptx
+}  // namespace logitless::cuda::sm90::ptx

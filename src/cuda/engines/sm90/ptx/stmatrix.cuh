@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-namespace headroom::cuda::sm90::ptx {
+namespace logitless::cuda::sm90::ptx {
 
 // Four 8 x 8 matrices of 16-bit elements from the warp's accumulator layout to shared memory; lane l gives
 // the address of row l % 8 of matrix l / 8 (16 bytes, aligned).
@@ -12,4 +12,4 @@ __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uin
                : "memory");
 }
 
-}  // namespace headroom::cuda::sm90::ptx
+}  // namespace logitless::cuda::sm90::ptx

@@ -6,7 +6,7 @@
 // Tensor copies by the copy engine between global memory and 128-byte-swizzled shared memory. x is the
 // element within a row, y the row. Elements outside the tensor read as zero, count as bytes that landed, and
 // are not written.
-namespace headroom::cuda::sm90::ptx {
+namespace logitless::cuda::sm90::ptx {
 
 __device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -59,4 +59,4 @@ __device__ __forceinline__ void fence_shared_to_copy_engine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-}  // namespace headroom::cuda::sm90::ptx
+}  // namespace logitless::cuda::sm90::ptx

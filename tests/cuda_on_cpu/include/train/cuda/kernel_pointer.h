@@ -2,11 +2,11 @@
 // In the place of the demonstration's header of this name: a kernel whose address is taken may be launched.
 #include "../../../launches.h"
 
-namespace headroom::train::cuda {
+namespace logitless::train::cuda {
 
 template <class... Parameters>
 const void* kernel_pointer(void (*kernel)(Parameters...)) {
   return cuda_on_cpu::remember(kernel, __PRETTY_FUNCTION__);
 }
 
-}  // namespace headroom::train::cuda
+}  // namespace logitless::train::cuda

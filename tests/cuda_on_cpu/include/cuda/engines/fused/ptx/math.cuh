@@ -4,7 +4,7 @@
 #include "cuda/exp2.cuh"
 #include "language.h"
 
-namespace headroom::cuda::fused::ptx {
+namespace logitless::cuda::fused::ptx {
 
 using cuda::exp2_approx;
 
@@ -46,4 +46,4 @@ uint32_t pack_scaled(float low, float high) {
   return one(high) << 16 | one(low);
 }
 
-}  // namespace headroom::cuda::fused::ptx
+}  // namespace logitless::cuda::fused::ptx

@@ -3,7 +3,7 @@
 // memory.
 #include "language.h"
 
-namespace headroom::cuda::fused::ptx {
+namespace logitless::cuda::fused::ptx {
 
 inline uint32_t dynamic_shared_address() {
   return 0;
@@ -48,4 +48,4 @@ inline int4 load_shared_int4(uint32_t address) {
   return load_at<int4>(address);
 }
 
-}  // namespace headroom::cuda::fused::ptx
+}  // namespace logitless::cuda::fused::ptx

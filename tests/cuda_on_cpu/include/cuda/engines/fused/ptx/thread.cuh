@@ -2,7 +2,7 @@
 // In the place of the library's header of this name.
 #include "language.h"
 
-namespace headroom::cuda::fused::ptx {
+namespace logitless::cuda::fused::ptx {
 
 inline int thread_index() {
   return static_cast<int>(threadIdx.x);
@@ -18,4 +18,4 @@ inline void named_barrier_sync(int barrier, int threads) {
   cuda_on_cpu::wait_for_named(barrier, static_cast<unsigned>(threads));
 }
 
-}  // namespace headroom::cuda::fused::ptx
+}  // namespace logitless::cuda::fused::ptx

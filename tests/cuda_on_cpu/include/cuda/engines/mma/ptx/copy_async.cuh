@@ -2,7 +2,7 @@
 // In the place of the library's header of this name.
 #include "language.h"
 
-namespace headroom::cuda::mma::ptx {
+namespace logitless::cuda::mma::ptx {
 
 inline void copy_async(uint32_t to, const void* from, int bytes) {
   cuda_on_cpu::copy_async(to, from, bytes);
@@ -18,4 +18,4 @@ void copy_async_wait() {
   cuda_on_cpu::copy_async_wait(kPending);
 }
 
-}  // namespace headroom::cuda::mma::ptx
+}  // namespace logitless::cuda::mma::ptx

@@ -2,7 +2,7 @@
 // In the place of the library's header of this name.
 #include "language.h"
 
-namespace headroom::cuda::mma::ptx {
+namespace logitless::cuda::mma::ptx {
 
 inline void load_matrices(uint32_t (&to)[4], uint32_t address) {
   const cuda_on_cpu::Lanes& lanes = cuda_on_cpu::exchange(~0u, address);
@@ -14,4 +14,4 @@ inline void load_matrices(uint32_t (&to)[4], uint32_t address) {
   }
 }
 
-}  // namespace headroom::cuda::mma::ptx
+}  // namespace logitless::cuda::mma::ptx

@@ -4,7 +4,7 @@
 #include "core/dtype.h"
 #include "language.h"
 
-namespace headroom::cuda::mma::ptx {
+namespace logitless::cuda::mma::ptx {
 
 template <DType kType>
 float half_of(uint32_t packed, int which) {
@@ -32,4 +32,4 @@ void multiply(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   for (int i = 0; i < 4; ++i) d[i] += sums[i];
 }
 
-}  // namespace headroom::cuda::mma::ptx
+}  // namespace logitless::cuda::mma::ptx

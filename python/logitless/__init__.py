@@ -1,0 +1,123 @@
+"""Logitless: the loss of a language model's head and its gradients, without the logits.
+
+``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``, ``logitless.linear_divergence``,
+``logitless.linear_log_probs`` and ``logitless.linear_top_k`` need PyTorch (2.6 or newer); ``logitless.nn.FusedHead``,
+``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules of ``logitless.compat`` need it, too;
+``logitless.numpy`` needs numpy; ``logitless.plan`` and ``logitless.backends`` need neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import _build
+from ._plan import PlanInfo
+from .errors import (
+    BackendUnavailableError,
+    BudgetTooSmallError,
+    CommunicationError,
+    InternalError,
+    InvalidArgumentError,
+    InvalidTargetError,
+    LibraryNotFoundError,
+    LogitlessError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from .inspection import Backend, backends, plan, plans, version
+
+if TYPE_CHECKING:
+    from . import compat, distributed, nn, numpy, transformers, trl
+    from ._divergence import LinearDivergenceOutput, linear_divergence
+    from ._log_probs import linear_log_probs
+    from ._top_k import LinearTopK, linear_top_k
+    from ._warm_up import warm_up
+    from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
+    from .module import LinearCrossEntropyLoss
+
+    __version__: str
+
+__all__ = [
+    "Backend",
+    "BackendUnavailableError",
+    "BudgetTooSmallError",
+    "CommunicationError",
+    "LogitlessError",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidTargetError",
+    "LibraryNotFoundError",
+    "LinearCrossEntropyLoss",
+    "LinearCrossEntropyOutput",
+    "LinearDivergenceOutput",
+    "LinearTopK",
+    "OutOfMemoryError",
+    "PlanInfo",
+    "UnsupportedError",
+    "backends",
+    "check_targets",
+    "compat",
+    "distributed",
+    "linear_cross_entropy",
+    "linear_divergence",
+    "linear_log_probs",
+    "linear_top_k",
+    "nn",
+    "numpy",
+    "plan",
+    "plans",
+    "transformers",
+    "trl",
+    "version",
+    "warm_up",
+]
+
+_TORCH = {
+    "check_targets": "functional",
+    "linear_cross_entropy": "functional",
+    "LinearCrossEntropyOutput": "functional",
+    "LinearCrossEntropyLoss": "module",
+    "LinearDivergenceOutput": "_divergence",
+    "LinearTopK": "_top_k",
+    "linear_divergence": "_divergence",
+    "linear_log_probs": "_log_probs",
+    "linear_top_k": "_top_k",
+    "warm_up": "_warm_up",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports PyTorch, numpy or the native library, which knows the version, only when what needs it is used."""
+    if name == "__version__":
+        return version()
+    if name in ("compat", "distributed", "nn", "numpy", "transformers", "trl"):
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _TORCH:
+        raise AttributeError(f"module 'logitless' has no attribute {name!r}")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"logitless.{name} needs PyTorch 2.6 or newer, which is not installed; "
+            "logitless.numpy.linear_cross_entropy works without it"
+        ) from error
+    value = getattr(importlib.import_module(f".{_TORCH[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+_build.warn_without_cuda()
+
+# FlopCounterMode copies what is registered when it begins: with PyTorch here, the operators are from the start. What
+# keeps them from being made is told where they are used.
+if "torch" in sys.modules:
+    with contextlib.suppress(Exception):
+        importlib.import_module("._log_probs", __name__)  # and with it _ops
+        importlib.import_module("._divergence", __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,36 @@
+"""The names of other libraries' fused heads, by Logitless: the same signatures and returns, so that a program changes
+its import and nothing else.
+
+    from logitless.compat.torch import linear_cross_entropy, LinearCrossEntropyLoss
+    from logitless.compat.cut_cross_entropy import linear_cross_entropy, cce_patch
+    from logitless.compat.liger_kernel import LigerFusedLinearCrossEntropyLoss
+    from logitless.compat.fla import FusedLinearCrossEntropyLoss
+    from logitless.compat.quack import LinearCrossEntropy, chunked_linear_cross_entropy
+    from logitless.compat.verl import linear_cross_entropy
+    from logitless.compat.prime_rl import FusedOutputLinear
+    from logitless.compat.openrlhf import log_probs_from_hidden
+    from logitless.compat.megatron import patch
+    from logitless.compat.torchtitan import FusedHeadLoss
+
+None of these libraries is imported here, but torchtitan by the module of its name. docs/compat.md, docs/trl.md and
+docs/parallel_clients.md say what each argument does. In all of them losses and statistics are float32 (float64 of
+float64 inputs), gradients are summed in float32, and what only steers the other library's kernels (chunk sizes, filters
+of small gradients, implementations) is accepted and not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["cut_cross_entropy", "fla", "liger_kernel", "megatron", "openrlhf", "prime_rl", "quack", "torch", "verl"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'logitless.compat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

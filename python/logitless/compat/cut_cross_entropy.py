@@ -1,0 +1,294 @@
+"""The names of Apple's Cut Cross Entropy: ``linear_cross_entropy``, ``LinearCrossEntropy`` and ``cce_patch``.
+
+Signatures are those of the public repository apple/ml-cross-entropy at version 25.6.4, which its instructions install.
+PyPI has 25.1.1 only, whose arguments are among these with the same meaning; there ``ignore_index`` stands where
+``bias`` does here, so positional arguments after ``targets`` are refused where their types tell. See docs/compat.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..functional import linear_cross_entropy as _fused
+from ..transformers import patch
+from ._group import told_to_all, with_parts_of_gradient
+from ._targets import indices
+
+__all__ = [
+    "LinearCrossEntropy",
+    "LinearCrossEntropyImpl",
+    "VocabParallelOptions",
+    "cce_patch",
+    "compute_z_loss",
+    "linear_cross_entropy",
+]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class LinearCrossEntropyImpl(enum.IntEnum):
+    """Names of implementations; all of them compute the same here."""
+
+    CCE = enum.auto()
+    TORCH_COMPILE = enum.auto()
+    CCE_KAHAN_FULL_C = enum.auto()
+    CCE_KAHAN_FULL_E = enum.auto()
+    CCE_EXACT = enum.auto()
+    CCE_KAHAN_FULL_C_FULL_E = enum.auto()
+    CCE_KAHAN_FULL = enum.auto()
+
+
+_IMPLS = tuple(impl.name.lower() for impl in LinearCrossEntropyImpl)
+
+
+@dataclass
+class VocabParallelOptions:
+    """This rank's range of a vocabulary that is sharded over a group.
+
+    Args:
+        start, stop: the range; the ranks' ranges follow one another.
+        group: a ``torch.distributed`` process group, or None for the default one.
+        reduce_e_grad: whether the gradient of ``e`` is summed over the ranks; False: the ranks' add up to it.
+    """
+
+    start: int
+    stop: int
+    group: Any = None
+    reduce_e_grad: bool = True
+
+    @classmethod
+    def from_vocab(cls, vocab_size: int, group: Any = None, reduce_e_grad: bool = True) -> VocabParallelOptions:
+        """Ranges in the order of ranks; the first ones have one more where the ranks do not divide the vocabulary."""
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        size, more = divmod(vocab_size, ranks)
+        start = rank * size + min(rank, more)
+        return cls(start, start + size + (rank < more), group, reduce_e_grad)
+
+
+def linear_cross_entropy(
+    e: Tensor,
+    c: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    shift: bool | int = 0,
+    return_lse: bool = False,
+    filter_eps: float | str | None = "auto",
+    accum_e_fp32: bool = False,
+    accum_c_fp32: bool = False,
+    filter_e_grad: bool = True,
+    filter_c_grad: bool = True,
+    impl: str | LinearCrossEntropyImpl = LinearCrossEntropyImpl.CCE,
+    vocab_parallel_options: VocabParallelOptions | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The loss of ``e`` ``[..., D]`` and ``c`` ``[V, D]`` at ``targets`` ``[...]``.
+
+    Args:
+        bias: ``[V]``.
+        softcap: bound of the logits, a number > 0, or None.
+        reduction: ``"mean"`` over rows that are not ignored (NaN where there are none), ``"sum"``, or ``"none"``: of
+            the shape of ``targets``, 0 for ignored rows.
+        shift: position t predicts ``targets[..., t + shift]``; True is 1. With it the last dimension of what reduction
+            "none" returns, and of lse, is shorter by ``shift``.
+        return_lse: also return the log-sum-exp of each row, differentiable, 0 for ignored rows.
+        filter_eps, filter_e_grad, filter_c_grad: accepted and not used: gradients are not filtered.
+        accum_e_fp32, accum_c_fp32: accepted and not used: gradients are summed in float32.
+        impl: one of the names of :class:`LinearCrossEntropyImpl`; not used.
+        vocab_parallel_options: where ``c`` and ``bias`` are this rank's part of the vocabulary, with the same ``e`` and
+            ``targets`` on all ranks.
+
+    Raises:
+        AssertionError: shapes of ``e`` and ``targets``; IndexError: ``targets`` without a dimension.
+        ValueError: shift, bias, softcap or reduction out of range; a DTensor.
+        RuntimeError: another ``filter_eps``.
+        NotImplementedError: an ``impl`` that is not known.
+    """
+    _check_impl(impl, NotImplementedError)
+    _check_filter_eps(filter_eps)
+    of = vocab_parallel_options
+    with contextlib.nullcontext() if of is None else told_to_all(of.group):
+        _check_kinds(e, c, targets, bias)
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"softcap: expected a number > 0 or None, got {softcap}")
+        length = targets.size(-1)
+        if not 0 <= shift < length:
+            raise ValueError(f"shift: expected an integer in [0, {length}), got {shift}")
+        if of is not None and c.shape[0] != of.stop - of.start:
+            raise ValueError(f"c: expected {of.stop - of.start} rows of vocab_parallel_options, got {c.shape[0]}")
+        _check_shapes(e, c, bias)
+        targets = indices("targets", targets, e.shape[:-1], AssertionError)
+    steps = int(shift)
+    options: dict[str, Any] = {
+        "linear_bias": bias,
+        "ignore_index": ignore_index,
+        "softcap": softcap,
+        "reduction": reduction,
+        "shift": steps,
+        "return_stats": ("lse",) if return_lse else (),
+    }
+    found: Any
+    found = _fused(e, c, targets, **options) if of is None else _sharded(e, c, targets, of, options)
+    loss: Tensor = found.loss[..., : length - steps] if reduction == "none" else found.loss
+    if found.lse is None:
+        return loss
+    return loss, found.lse[..., : length - steps]
+
+
+def _sharded(e: Tensor, c: Tensor, targets: Tensor, of: VocabParallelOptions, options: dict[str, Any]) -> Any:
+    if of.reduce_e_grad:
+        from ..distributed import linear_cross_entropy
+
+        return linear_cross_entropy(e, c, targets, group=of.group, vocab_start=of.start, **options)
+    return with_parts_of_gradient(e, c, targets, group=of.group, vocab_start=of.start, **options)
+
+
+def _name(impl: object) -> object:
+    return impl.name.lower() if isinstance(impl, enum.IntEnum) else impl
+
+
+def _check_impl(impl: object, error: type[Exception]) -> None:
+    if _name(impl) not in _IMPLS:
+        raise error(f"impl: expected one of {', '.join(_IMPLS)}, got {impl!r}")
+
+
+def _check_filter_eps(filter_eps: object) -> None:
+    """ "high" is the default of 25.1.1."""
+    if filter_eps is not None and not isinstance(filter_eps, float) and filter_eps not in ("auto", "high"):
+        raise RuntimeError(f'filter_eps: expected "auto", a float or None, got {filter_eps!r}')
+
+
+def _check_kinds(e: Tensor, c: Tensor, targets: Tensor, bias: object) -> None:
+    if bias is not None and not isinstance(bias, Tensor):
+        raise TypeError(
+            f"bias: expected a tensor or None, got {bias!r}; cut-cross-entropy 25.1.1 has ignore_index in this place: "
+            "pass ignore_index, softcap, reduction and shift by name"
+        )
+    for name, tensor in {"e": e, "c": c, "targets": targets, "bias": bias}.items():
+        if hasattr(tensor, "full_tensor") and hasattr(tensor, "placements"):
+            raise ValueError(f"{name}: expected a plain torch.Tensor, got a DTensor: pass {name}.full_tensor()")
+
+
+def _check_shapes(e: Tensor, c: Tensor, bias: Tensor | None) -> None:
+    assert e.shape[-1] == c.shape[1], f"e: expected shape [..., {c.shape[1]}], got {list(e.shape)}"
+    if bias is not None and bias.shape != c.shape[:1]:
+        raise ValueError(f"bias: expected shape [{c.shape[0]}], got {list(bias.shape)}")
+
+
+class LinearCrossEntropy(nn.Module):
+    """The module without parameters: options as of :func:`linear_cross_entropy`."""
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        softcap: float | None = None,
+        reduction: str = "mean",
+        shift: bool | int = 0,
+        filter_eps: float | str | None = "auto",
+        accum_e_fp32: bool = False,
+        accum_c_fp32: bool = False,
+        filter_e_grad: bool = True,
+        filter_c_grad: bool = True,
+        impl: str | LinearCrossEntropyImpl = LinearCrossEntropyImpl.CCE,
+        return_lse: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(shift, int):
+            raise TypeError(
+                f"shift: expected an integer, got {shift!r}; cut-cross-entropy 25.1.1 has filter_eps in this place: "
+                "pass filter_eps and shift by name"
+            )
+        self.ignore_index = ignore_index
+        self.softcap = softcap
+        self.reduction = reduction
+        self.filter_eps = filter_eps
+        self.shift = shift
+        self.accum_e_fp32 = accum_e_fp32
+        self.accum_c_fp32 = accum_c_fp32
+        self.filter_e_grad = filter_e_grad
+        self.filter_c_grad = filter_c_grad
+        self.impl = impl
+        self.return_lse = return_lse
+
+    def forward(
+        self, e: Tensor, c: Tensor, targets: Tensor, bias: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return linear_cross_entropy(
+            e,
+            c,
+            targets,
+            bias=bias,
+            ignore_index=self.ignore_index,
+            softcap=self.softcap,
+            reduction=self.reduction,
+            shift=self.shift,
+            filter_eps=self.filter_eps,
+            accum_e_fp32=self.accum_e_fp32,
+            accum_c_fp32=self.accum_c_fp32,
+            filter_e_grad=self.filter_e_grad,
+            filter_c_grad=self.filter_c_grad,
+            impl=self.impl,
+            return_lse=self.return_lse,
+        )
+
+
+def compute_z_loss(
+    lse: Tensor,
+    targets: Tensor | None = None,
+    shift: bool | int = False,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """``lse ** 2`` over rows whose target is not ``ignore_index``, or over all without targets."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'reduction: expected one of "mean", "sum", "none", got {reduction!r}')
+    rows = lse.square()
+    if targets is None:
+        return rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.mean()
+    valid = targets[..., int(shift) :] != ignore_index
+    rows = torch.where(valid, rows, 0.0)
+    if reduction == "none":
+        return rows
+    return rows.sum() if reduction == "sum" else rows.sum() / valid.sum()
+
+
+def cce_patch(
+    model_type_or_model: Model,
+    impl: str | LinearCrossEntropyImpl = LinearCrossEntropyImpl.CCE,
+    reduction: str = "mean",
+    filter_eps: float | str | None = "auto",
+    accum_e_fp32: bool = False,
+    accum_c_fp32: bool = False,
+    filter_e_grad: bool = True,
+    filter_c_grad: bool = True,
+    train_only: bool = False,
+) -> Model:
+    """:func:`logitless.transformers.patch` of a model, of any class that it knows; returns the model.
+
+    ``train_only=False`` leaves the logits out where no gradient is wanted, too. Arguments that
+    :func:`linear_cross_entropy` does not use are not used here.
+
+    Raises:
+        ValueError: an ``impl`` that is not known.
+        RuntimeError: a name or a configuration in the place of a model: classes are not patched, only models.
+        NotImplementedError: a reduction other than "mean", which is the model's own.
+    """
+    _check_impl(impl, ValueError)
+    _check_filter_eps(filter_eps)
+    if not isinstance(model_type_or_model, nn.Module):
+        got = model_type_or_model if isinstance(model_type_or_model, str) else type(model_type_or_model).__name__
+        raise RuntimeError(
+            f"model_type_or_model: expected a model, got {got!r}: classes are not patched; call cce_patch(model) after "
+            "the model is made"
+        )
+    if reduction != "mean":
+        raise NotImplementedError(f'reduction: expected "mean", which the model\'s own loss is, got {reduction!r}')
+    return patch(model_type_or_model, evaluate=not train_only)

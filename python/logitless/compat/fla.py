@@ -1,0 +1,192 @@
+"""The names of flash-linear-attention 0.6.0 (PyPI, with fla-core 0.6.0): its fused linear cross entropy.
+
+``FusedLinearCrossEntropyLoss`` is that of ``fla.modules``, ``fused_linear_cross_entropy_loss`` that of
+``fla.modules.fused_linear_cross_entropy``. As the ``criterion`` of FLA's models it replaces theirs::
+
+    model.criterion = logitless.compat.fla.FusedLinearCrossEntropyLoss()
+
+with ``fuse_linear_cross_entropy=True`` in the configuration of those that have it, as GLA and Gated DeltaNet do; KDA
+uses a fused criterion whenever it trains. See docs/compat.md.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..functional import linear_cross_entropy as _fused
+from ._l2warp import l2warp
+from ._targets import check_matrix, indices
+
+__all__ = ["FusedLinearCrossEntropyLoss", "fused_linear_cross_entropy_loss"]
+
+
+def fused_linear_cross_entropy_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_scale: float = 1.0,
+    logit_softcapping: float | None = None,
+    num_chunks: int = 8,
+    reduction: str = "mean",
+    use_l2warp: bool = False,
+    l2_penalty_factor: float = 1e-4,
+    accumulate_grad_in_fp32: bool = True,
+    process_group: object = None,
+) -> Tensor:
+    """The loss of logits ``t(logit_scale * (x @ weight.T + bias))``, t the softcap: the scale comes after the bias.
+
+    Args:
+        x: ``[N, D]``.
+        target: ``[N]``.
+        weight: ``[V, D]``.
+        bias: ``[V]``.
+        reduction: ``"mean"`` over rows that are not ignored, 0 where there are none; or ``"sum"``.
+        use_l2warp: adds ``l2_penalty_factor / N`` times its largest logit, before scale and softcap, to the gradient of
+            that logit of every row, ignored ones as well. The loss does not show it.
+        num_chunks: accepted and not used.
+        accumulate_grad_in_fp32: accepted and not used: gradients are summed in float32.
+        process_group: None, or a group of one rank.
+
+    Raises:
+        AssertionError: another reduction, as FLA's module does; the shape of ``target`` (IndexError without a
+            dimension).
+        ValueError: a softcap that is not above 0; other shapes.
+        NotImplementedError: a process group of more ranks.
+    """
+    _check(reduction, logit_softcapping, process_group)
+    check_matrix("x", x, ValueError)
+    target = indices("target", target, x.shape[:1], AssertionError, of_scalar=IndexError)
+    valid = target != ignore_index
+    argmax = None
+    token_weight = None
+    places = target
+    if use_l2warp:
+        if logit_scale > 0 and logit_softcapping is None:  # the same largest logit: it comes with the loss's own pass
+            token_weight, places = valid.float(), torch.where(valid, target, 0)
+        else:
+            argmax = _argmax(x, weight, bias)
+    found = _fused(
+        x,
+        weight,
+        places,
+        linear_bias=_scaled(bias, logit_scale),
+        reduction=reduction,
+        ignore_index=ignore_index if token_weight is None or ignore_index < 0 else _NO_INDEX,  # not in places
+        label_smoothing=label_smoothing,
+        scale=logit_scale,
+        softcap=logit_softcapping,
+        token_weight=token_weight,
+        num_items=valid.sum().clamp_min(1) if reduction == "mean" else None,
+        return_stats=("argmax",) if token_weight is not None else (),
+        differentiable_stats=False,
+    )
+    if not use_l2warp:
+        return found.loss
+    argmax = found.argmax if argmax is None else argmax
+    assert argmax is not None
+    return l2warp(found.loss, x, weight, bias, argmax, l2_penalty_factor)
+
+
+_NO_INDEX = -(1 << 31)  # of no row
+
+
+def _check(reduction: str, softcap: float | None, process_group: object) -> None:
+    assert reduction in ("mean", "sum"), f'reduction: expected "mean" or "sum", got {reduction!r}'
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"logit_softcapping: expected a number > 0 or None, got {softcap}")
+    if process_group is not None:
+        ranks = torch.distributed.get_world_size(process_group)  # type: ignore[arg-type]
+        if ranks != 1:
+            raise NotImplementedError(
+                f"process_group: expected None or a group of one rank, got {ranks} ranks: a head that is sharded over "
+                "the vocabulary is not supported in this call yet"
+            )
+
+
+def _scaled(bias: Tensor | None, scale: float) -> Tensor | None:
+    """The bias that is added after the scale."""
+    if bias is None or scale == 1:
+        return bias
+    return (bias if bias.dtype == torch.float64 else bias.float()) * scale
+
+
+@torch.no_grad()
+def _argmax(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    none = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
+    found = _fused(x, weight, none, linear_bias=bias, reduction="sum", return_stats=("argmax",)).argmax
+    assert found is not None
+    return found
+
+
+class FusedLinearCrossEntropyLoss(nn.Module):
+    """The module: options as of :func:`fused_linear_cross_entropy_loss`.
+
+    Also called with ``(logits, labels)``, as models do that fuse in training only (KDA, in evaluation): the loss of
+    these logits, in float32, with the same scale, softcap, smoothing and reduction; L2Warp is then the model's own.
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        logit_scale: float = 1.0,
+        logit_softcapping: float | None = None,
+        num_chunks: int = 8,
+        reduction: str = "mean",
+        use_l2warp: bool = False,
+        l2_penalty_factor: float = 1e-4,
+        accumulate_grad_in_fp32: bool = True,
+        process_group: object = None,
+    ) -> None:
+        super().__init__()
+        _check(reduction, logit_softcapping, None)
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.logit_scale = logit_scale
+        self.logit_softcapping = logit_softcapping
+        self.num_chunks = num_chunks
+        self.reduction = reduction
+        self.use_l2warp = use_l2warp
+        self.l2_penalty_factor = l2_penalty_factor
+        self.accumulate_grad_in_fp32 = accumulate_grad_in_fp32
+        self.process_group = process_group
+
+    def forward(self, x: Tensor, target: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+        if weight is None:
+            return self._of_logits(rows, labels)
+        return fused_linear_cross_entropy_loss(
+            rows,
+            labels,
+            weight,
+            bias,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            logit_scale=self.logit_scale,
+            logit_softcapping=self.logit_softcapping,
+            num_chunks=self.num_chunks,
+            reduction=self.reduction,
+            use_l2warp=self.use_l2warp,
+            l2_penalty_factor=self.l2_penalty_factor,
+            accumulate_grad_in_fp32=self.accumulate_grad_in_fp32,
+            process_group=self.process_group,
+        )
+
+    def _of_logits(self, logits: Tensor, target: Tensor) -> Tensor:
+        _check(self.reduction, self.logit_softcapping, self.process_group)
+        logits = (logits if logits.dtype == torch.float64 else logits.float()) * self.logit_scale
+        if self.logit_softcapping is not None:
+            logits = self.logit_softcapping * torch.tanh(logits / self.logit_softcapping)
+        loss = F.cross_entropy(
+            logits,
+            target,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
+        return loss / (target != self.ignore_index).sum().clamp_min(1) if self.reduction == "mean" else loss

@@ -1,0 +1,151 @@
+"""A head whose vocabulary is shared by a group of ranks: what its products and its exchanges take. A prediction.
+
+    python -m logitless.cost_model.groups        # the table of docs/parallel.md
+
+Products are what the library's planner predicts for the largest shard. An exchange takes ``CALL_SECONDS`` and its bytes
+over a rank's links, as rings send them. Both constants are fitted to bare collectives of NCCL between two H200s that
+NVLink joins (MEASURED). Rings across whole nodes leave each of them by all of its NICs, at the same share of their
+peak. What a hop takes is not in it, so that groups across nodes take longer than this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+from .. import _c, _options, _plan
+
+CALL_SECONDS = 60e-6
+NVLINK_SHARE = 268e9 / 450e9  # measured of the peak
+NVLINK_PEAK = 450e9  # bytes a second each way: NVLink 4, 900 GB/s both ways (NVIDIA H200 data sheet)
+NIC_PEAK = 50e9  # 400 Gb/s a GPU: ConnectX-7 (NVIDIA DGX H200 user guide)
+RANKS_OF_NODE = 8
+
+# Of two ranks, the least and the most of three heads in ms: all-gather of three statistics; all-reduce of d_hidden in
+# bf16 and float32; its reduce-scatter in float32; all-gather of hidden in bf16.
+HEADS = ((4096, 256_000, 2304), (8192, 131_072, 4096), (16_384, 128_000, 2048))
+LINKED = ("h100", "h200")  # by NVLink 4, in nodes with a network adapter of 50 GB/s for each
+MEASURED = {
+    "all-gather of statistics": (0.06, 0.06),
+    "all-reduce of d_hidden, bf16": (0.13, 0.31),
+    "all-reduce of d_hidden, float32": (0.20, 0.56),
+    "reduce-scatter of d_hidden, float32": (0.14, 0.36),
+    "all-gather of hidden, bf16": (0.10, 0.19),
+}
+
+
+def bandwidth(ranks: int) -> float:
+    """Bytes a second that a rank of rings sends."""
+    return NVLINK_SHARE * (NVLINK_PEAK if ranks <= RANKS_OF_NODE else min(NVLINK_PEAK, RANKS_OF_NODE * NIC_PEAK))
+
+
+def exchange_seconds(ranks: int, size: float, passes: int = 1) -> float:
+    """Of ``size`` bytes, all ranks' parts together. passes: 1 of an all-gather or a reduce-scatter, 2 of an
+    all-reduce."""
+    return 0.0 if ranks == 1 else CALL_SECONDS + passes * size * (ranks - 1) / ranks / bandwidth(ranks)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupCost:
+    """Predicted, of one rank.
+
+    Attributes:
+        ranks: of the group.
+        product_seconds: of forward and backward of the largest shard, as the planner predicts it.
+        statistics_seconds: of the all-gathers of row statistics.
+        reduction_seconds: of the sum of d_hidden over ranks.
+        gather_seconds: of hidden, with sequence_parallel.
+        workspace_bytes: of the plan.
+    """
+
+    ranks: int
+    product_seconds: float
+    statistics_seconds: float
+    reduction_seconds: float
+    gather_seconds: float
+    workspace_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """With nothing hidden behind anything, as the library has it."""
+        return self.product_seconds + self.statistics_seconds + self.reduction_seconds + self.gather_seconds
+
+
+def group_cost(
+    tokens: int,
+    vocab: int,
+    hidden: int,
+    ranks: int,
+    *,
+    sequence_parallel: bool = False,
+    max_workspace_bytes: int | str | None = "fastest",
+    device: str = "h200",
+) -> GroupCost:
+    """What a bf16 head takes whose vocabulary ``ranks`` GPUs share: eight of a node, or nodes of eight.
+
+    Raises:
+        ValueError: fewer columns than ranks, or a device whose links are not known here.
+    """
+    if device not in LINKED:
+        raise ValueError(f"device: expected one of {', '.join(LINKED)}, whose links are known here, got {device}")
+    if not 1 <= ranks <= vocab:
+        raise ValueError(f"ranks: expected a number in [1, {vocab}], that of the columns, got {ranks}")
+    shard = -(-vocab // ranks)
+    spec = _plan.Spec(
+        _c.FORWARD_BACKWARD, tokens, shard, hidden, hidden_dtype=_c.BF16, classifier_dtype=_c.BF16,
+        d_hidden_dtype=_c.BF16, d_classifier_dtype=_c.BF16, want_d_hidden=True, want_d_classifier=True,
+        vocab_total=vocab, group_size=ranks, group_vocab=shard,
+        max_workspace_bytes=_options.budget(max_workspace_bytes),
+    )  # fmt: skip
+    plan = _plan.plan_of(spec, 0, None, device).info
+    size = 2.0 * tokens * hidden
+    statistics = plan.gathers * exchange_seconds(ranks, plan.gathered_bytes / max(plan.gathers, 1))
+    reduction = exchange_seconds(ranks, size, 1 if sequence_parallel else 2)
+    gather = exchange_seconds(ranks, size) if sequence_parallel else 0.0
+    return GroupCost(ranks, plan.predicted_seconds, statistics, reduction, gather, plan.workspace_bytes)
+
+
+def fitted() -> dict[str, tuple[float, float]]:
+    """What the formula says of MEASURED, in ms."""
+    sizes = {
+        "all-gather of statistics": [(2 * 3 * 4 * n, 1) for n, _, _ in HEADS],
+        "all-reduce of d_hidden, bf16": [(2 * n * d, 2) for n, _, d in HEADS],
+        "all-reduce of d_hidden, float32": [(4 * n * d, 2) for n, _, d in HEADS],
+        "reduce-scatter of d_hidden, float32": [(4 * n * d, 1) for n, _, d in HEADS],
+        "all-gather of hidden, bf16": [(2 * n * d, 1) for n, _, d in HEADS],
+    }
+    found = {name: [1e3 * exchange_seconds(2, *each) for each in calls] for name, calls in sizes.items()}
+    return {name: (min(ms), max(ms)) for name, ms in found.items()}
+
+
+def table(ranks: Sequence[int] = (1, 2, 8, 64, 1024), device: str = "h200") -> str:
+    """In Markdown."""
+    lines = [
+        "| N x V x D | GPUs | products, ms | exchanges, ms | together, ms | times one GPU's speed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for head in HEADS[1:2] + HEADS[:1] + HEADS[2:]:
+        alone = group_cost(*head, 1, device=device)
+        for count in ranks:
+            cost = group_cost(*head, count, device=device)
+            milliseconds = (cost.product_seconds, cost.seconds - cost.product_seconds, cost.seconds)
+            cells = " | ".join(f"{1e3 * each:.2f}" for each in milliseconds)
+            name = " x ".join(map(str, head))
+            lines.append(f"| {name} | {count} | {cells} | {alone.seconds / cost.seconds:.1f} |")
+    return "\n".join(lines)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="Predicted times of a head whose vocabulary ranks share.")
+    parser.add_argument("--device", default="h200", help=" or ".join(LINKED))
+    parser.add_argument("--ranks", default="1,2,8,64,1024", help="with commas")
+    arguments = parser.parse_args()
+    print(table([int(count) for count in arguments.ranks.split(",")], arguments.device))
+    print("\nTwo ranks, ms: measured, and by the formula")
+    for name, (least, most) in fitted().items():
+        print(f"{name}: {MEASURED[name][0]:.2f} to {MEASURED[name][1]:.2f}, {least:.2f} to {most:.2f}")
+
+
+if __name__ == "__main__":
+    _main()

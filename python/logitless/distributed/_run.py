@@ -1,0 +1,170 @@
+"""Runs of a rank's shard with the other ranks of its group, and what becomes of their gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _c, _plan
+from .._cache import Cache
+from .._flags import Flags
+from .._run import Run, Tensors, allocator, layouts, place, stream_of
+from .._torch import DTYPES, stats_dtype
+from ..errors import CommunicationError
+from ._agreement import Shard, compare_plans
+from ._channel import Group
+from ._collectives import all_gather, reduce_scatter
+
+
+class _Exchange:
+    """The communicator of one run: its all-gather is that of torch.distributed, on the run's workspace, and so is its
+    all-reduce, on what the run writes."""
+
+    def __init__(self, group: Group, shard: Shard, workspace: Tensor, written: Tensors) -> None:
+        self._group, self._shard, self._workspace, self._written = group, shard, workspace, written
+        self.error: BaseException | None = None
+        self._callbacks = _c.ALL_GATHER(self._all_gather), _c.ALL_REDUCE(self._all_reduce)
+        self.communicator: Any = _c.make("logitless_communicator")
+        self.communicator.rank, self.communicator.size = shard.rank, shard.ranks
+        self.communicator.all_gather, self.communicator.all_reduce = self._callbacks
+
+    def close(self) -> None:
+        """Callbacks know this object, which knows them: without an end of that the workspace would live until Python
+        looks for cycles."""
+        del self._callbacks, self.communicator
+
+    def _all_gather(self, send: int, receive: int, count: int, dtype: int, stream: int, host: int) -> int:
+        try:
+            kind = DTYPES[dtype]
+            start = receive - self._workspace.data_ptr()
+            size = self._shard.ranks * count * kind.itemsize
+            every = self._workspace[start : start + size].view(kind)
+            mine = every[self._shard.rank * count : (self._shard.rank + 1) * count]
+            all_gather(every, mine if mine.is_cuda else mine.clone(), group=self._group)
+            return 0
+        except BaseException as error:  # nothing may be thrown through the library
+            self.error = error
+            return 1
+
+    def _all_reduce(self, data: int, count: int, dtype: int, stream: int, host: int) -> int:
+        try:
+            dist.all_reduce(next(t for t in self._written.values() if t.data_ptr() == data), group=self._group)
+            return 0
+        except BaseException as error:
+            self.error = error
+            return 1
+
+
+class Asks(NamedTuple):
+    """Whose forward pass it is, and what it tells beside losses and statistics."""
+
+    function: str = "linear_cross_entropy"
+    targets_name: str = "target"
+    tells: tuple[str, ...] = ()  # names of logitless_buffers
+    columns: int = 0  # of each of them
+    top_k: int = 0
+
+
+class Pass(NamedTuple):
+    """What a run is made for; of the tensors the layouts alone count."""
+
+    kind: int
+    tensors: Tensors
+    options: dict[str, Any]
+    flags: Flags
+    asks: Asks = Asks()
+
+
+class GroupRun(Run):
+    """One pass of a rank's shard over tensors of one layout. Runs outlive groups, and keep none of them alive: gloo's
+    threads must end before Python does."""
+
+    def __init__(self, group: Group, shard: Shard, asked: Pass) -> None:
+        kind, tensors, options, flags, asks = asked
+        self.group, self._shard, self._asks = weakref.ref(group), shard, asks
+        self.targets_name = asks.targets_name
+        super().__init__(kind, tensors, options, flags)
+        hidden = tensors["hidden"]
+        for name in asks.tells:
+            dtype = torch.int64 if name == "top_ids" else stats_dtype(hidden)
+            self._writes.append((name, allocator((hidden.shape[0], asks.columns), dtype, self.device)))
+
+    def _specified(self, spec: _plan.Spec) -> _plan.Spec:
+        shard = self._shard
+        return dataclasses.replace(
+            spec,
+            vocab_start=shard.start,
+            vocab_total=shard.total,
+            group_size=shard.ranks,
+            group_vocab=shard.largest,
+            top_k=self._asks.top_k,
+        )
+
+    def _launch(self, buffers: _c.Buffers, written: Tensors) -> None:
+        workspace = self._new_workspace()
+        exchange = _Exchange(self.group(), self._shard, workspace, written)
+        stream = None if self._ordinal is None else stream_of(self._ordinal)
+        try:
+            _plan.run_group(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
+        except CommunicationError as error:
+            raise error from exchange.error
+        finally:
+            exchange.close()
+
+
+_runs: Cache[Any, GroupRun] = Cache(256)
+
+
+def find(group: Group, shard: Shard, asked: Pass) -> GroupRun:
+    kind, tensors, options, flags, asks = asked
+    hidden, weight = tensors["hidden"], tensors["classifier"]
+    key = (group.group_name, id(group), shard, kind, flags, asks, hidden.device, place(hidden, weight))
+    key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
+    found = _runs.get(key)
+    if found is None or found.group() is not group:  # another group may have the id of one that is gone
+        found = GroupRun(group, shard, asked)
+        _runs.put(key, found)
+    return found
+
+
+def find_on_all(group: Group, shard: Shard, asked: Pass, later: Sequence[Pass]) -> GroupRun:
+    """The same where every rank has one, and those of passes that come later; else all of them raise."""
+    found, error = None, None
+    try:
+        passes = [functools.partial(find, group, shard, one) for one in (asked, *later)]
+        found = _plan.enough(*passes)[0]
+    except Exception as refused:
+        error = refused
+    compare_plans(group, None if found is None else found.plan.info, error)
+    assert found is not None
+    return found
+
+
+def gathered(group: Group, ranks: int, part: Tensor) -> Tensor:
+    """All ranks' parts [n, ...] one after another."""
+    part = part.contiguous()
+    whole = part.new_empty((ranks * part.shape[0], *part.shape[1:]))
+    all_gather(whole, part, group=group)
+    return whole
+
+
+def add_up(group: Group, ranks: int, found: Tensors, sequence_parallel: bool) -> None:
+    """Parts of gradients that are sums over ranks become these: of the rank's own tokens with sequence_parallel."""
+    if "d_hidden" in found:
+        part = found["d_hidden"]
+        if sequence_parallel:
+            own = part.new_empty((part.shape[0] // ranks, *part.shape[1:]))
+            reduce_scatter(own, part, group=group)
+            found["d_hidden"] = own
+        else:
+            dist.all_reduce(part, group=group)
+    for name in ("d_scale", "d_temperature"):
+        if name in found:
+            dist.all_reduce(found[name], group=group)

@@ -1,0 +1,14 @@
+"""One line for models of Hugging Face transformers: their training loss without the logits.
+
+    import logitless.transformers
+    model = logitless.transformers.patch(model)
+
+See :func:`patch` and docs/transformers.md. This package needs PyTorch; transformers itself is never imported here, the
+model that is handed over decides.
+"""
+
+from __future__ import annotations
+
+from ._patch import patch, unpatch
+
+__all__ = ["patch", "unpatch"]

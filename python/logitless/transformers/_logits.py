@@ -1,0 +1,122 @@
+"""What a head and the model's own code have made of the logits, without the logits: a formula over operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+
+ROWS = 8  # of logits that are compared
+
+
+@dataclass
+class Session:
+    """One forward pass of a patched model: the options of its loss, and what happened."""
+
+    owner: str  # class of the model, for messages
+    options: dict[str, Any]
+    tp_mesh: Any  # the DeviceMesh over which the head's weight is sharded, where its hidden states are plain tensors
+    probing: int  # rows of logits that are yet to be compared with those of the model's own operations, 0 for none
+    gradients: bool = field(default_factory=torch.is_grad_enabled)  # whether it began with gradients
+    losses: int = 0
+    compared: int = ROWS  # rows that each loss was compared at; ROWS also where it has fewer
+    unsharded: list[Any] = field(default_factory=list)  # units of FSDP2 that were gathered again for the loss
+
+
+@dataclass(frozen=True)
+class Term:
+    """``factor * hidden @ weight.T``; hidden [..., D], weight [V, D], and the hidden states of the probed rows."""
+
+    hidden: Tensor
+    weight: Tensor
+    factor: float = 1.0
+    probed: Tensor | None = None
+    versions: tuple[tuple[Tensor, int], ...] = ()  # of hidden and weight when the head was called
+    layer: nn.Module | None = None  # whose weight it is
+
+    def in_memory(self) -> bool:
+        return self.weight.untyped_storage().nbytes() >= self.weight.numel() * self.weight.element_size()
+
+    def changed(self) -> bool:
+        return any(tensor._version != version for tensor, version in self.versions)
+
+
+@dataclass(frozen=True)
+class Logits:
+    """``z = sum(terms) + bias``, and with a cap ``cap * tanh(z)``; all of shape [..., V].
+
+    The probe is some rows of the same logits [k, V], which every operation of the model is run on as it is.
+    """
+
+    session: Session = field(repr=False)
+    terms: tuple[Term, ...]
+    dtype: torch.dtype
+    bias: Tensor | None = None
+    cap: float | None = None
+    probe: Tensor | None = None
+    as_dtensor: bool = False  # whether the loss is one, as of hidden states that are
+
+    @property
+    def vocab(self) -> int:
+        return self.terms[0].weight.shape[0]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.terms[0].hidden.shape[:-1], self.vocab))
+
+    def refuse(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"logitless.transformers: {self.session.owner} does {what} with its logits on the way to the loss, which "
+            "the fused head does not know; logitless.transformers.unpatch(model) goes back to the original path"
+        )
+
+    @property
+    def unit(self) -> float:
+        """The factor of all terms together, beside which each may have another of its own."""
+        return next((term.factor for term in self.terms if term.factor), 1.0)
+
+    def scaled(self, factor: float) -> Logits:
+        if not math.isfinite(factor):
+            raise self.refuse(f"a multiplication by {factor}")
+        if self.cap is not None:
+            if factor <= 0:
+                raise self.refuse(f"a multiplication by {factor} after tanh")
+            return replace(self, cap=self.cap * factor)
+        terms = tuple(replace(term, factor=term.factor * factor) for term in self.terms)
+        return replace(self, terms=terms, bias=None if self.bias is None else self.bias * factor)
+
+    def with_bias(self, bias: Tensor) -> Logits:
+        if self.cap is not None:
+            raise self.refuse("an addition after tanh")
+        if bias.dim() == 0 or bias.shape[-1] != self.vocab or bias.numel() != self.vocab:
+            raise self.refuse(f"an addition of a tensor of shape {list(bias.shape)}, which is no bias")
+        bias = bias.reshape(-1)
+        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+
+    def plus(self, other: Logits) -> Logits:
+        if self.cap is not None or other.cap is not None:
+            raise self.refuse("an addition after tanh")
+        if self.shape != other.shape:
+            raise self.refuse(f"an addition of logits of shapes {list(self.shape)} and {list(other.shape)}")
+        total = replace(self, terms=self.terms + other.terms)
+        return total if other.bias is None else total.with_bias(other.bias)
+
+    def capped(self) -> Logits:
+        if self.cap is not None:
+            raise self.refuse("a second tanh")
+        return replace(self, cap=1.0)
+
+    def over_rows(self, change: Callable[[Tensor], Tensor]) -> Logits:
+        """The logits of other rows, or of the same in another shape: what is done to [..., V] is done to [..., D]."""
+        return replace(self, terms=tuple(replace(term, hidden=change(term.hidden)) for term in self.terms))
+
+    def first_entries(self, count: int) -> Logits:
+        """The logits of the first entries of the vocabulary."""
+        terms = tuple(replace(term, weight=term.weight[:count]) for term in self.terms)
+        return replace(self, terms=terms, bias=None if self.bias is None else self.bias[:count])

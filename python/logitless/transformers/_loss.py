@@ -1,0 +1,150 @@
+"""``torch.nn.functional.cross_entropy`` of logits that were never made."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._checks import check_integers
+from ..errors import UnsupportedError
+from ..functional import linear_cross_entropy
+from ._logits import Logits, Session, Term
+from ._probe import compare
+
+
+def cross_entropy(
+    logits: Logits,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The loss of ``logits`` [N, V] at ``target`` [N], with the arguments of PyTorch's function."""
+    if size_average is not None or reduce is not None:
+        raise logits.refuse("cross_entropy() with size_average or reduce")
+    if target.dim() == 1:
+        check_integers("labels", target)
+    if len(logits.shape) != 2 or target.dim() != 1:
+        raise logits.refuse(
+            f"cross_entropy() of logits of shape {list(logits.shape)} and a target of {target.dtype} and shape "
+            f"{list(target.shape)}; expected [N, V] and [N] indices"
+        )
+    logits = replace(logits, terms=tuple(_present(term, logits.session) for term in logits.terms))
+    if logits.session.probing:
+        compare(logits)
+    hidden, operands = fused_operands(logits)
+    logits.session.losses += 1
+    hidden = _over_ranks(logits, hidden, operands["linear_weight"])
+    loss = linear_cross_entropy(
+        hidden,
+        target=target,
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        **operands,
+        **logits.session.options,
+    )
+    assert isinstance(loss, Tensor)
+    return _local(loss) if is_dtensor(loss) and not logits.as_dtensor else loss
+
+
+def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
+    """Hidden states [N, D], and the head: the formula as ``cap * tanh((scale * hidden @ weight.T + bias) / cap)``."""
+    factor, bias = logits.unit, logits.bias
+    hidden, weight = joined(logits, [term.hidden for term in logits.terms])
+    cap = logits.cap
+    if cap is not None:
+        factor, bias = factor * cap, None if bias is None else bias * cap
+    return hidden, {"linear_weight": weight, "linear_bias": bias, "scale": factor, "softcap": cap}
+
+
+def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Several products as one: [h, f A h] against [W, B]. Costs a copy of the weights, and as much for its gradient."""
+    terms, unit = logits.terms, logits.unit
+    if len(terms) == 1 and terms[0].factor == unit:
+        return hiddens[0], terms[0].weight
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in (*hiddens, *(term.weight for term in terms))])
+    parts = [h.to(dtype) * (t.factor / unit) if t.factor != unit else h.to(dtype) for t, h in zip(terms, hiddens)]
+    return torch.cat(parts, dim=-1), torch.cat([term.weight.to(dtype) for term in terms], dim=-1)
+
+
+def is_dtensor(tensor: Any) -> bool:
+    return hasattr(type(tensor), "placements")
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local()
+    return local
+
+
+def _present(term: Term, session: Session) -> Term:
+    """The term with its weight in memory: what FSDP2 has freed is gathered again."""
+    weight = term.weight
+    if term.changed():
+        raise UnsupportedError(
+            "logitless.transformers: hidden states or weight of the head were changed in place between head and loss"
+        )
+    if hasattr(weight, "ds_id"):
+        raise UnsupportedError(
+            "logitless.transformers: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again "
+            "before the loss; use ZeRO-2, or logitless.transformers.unpatch(model)"
+        )
+    if is_dtensor(weight):
+        whole = _gathered(weight)
+        return term if whole is None else replace(term, weight=whole, versions=())
+    if weight.device.type == "meta" or hasattr(type(weight), "__tensor_flatten__"):
+        return term  # refused with what to do by logitless.linear_cross_entropy itself
+    if not term.in_memory():
+        _unshard(term, session)
+    return term
+
+
+def _unshard(term: Term, session: Session) -> None:
+    """Gathers a unit of FSDP2 again, which was freed when the head's call ended.
+
+    All of it: its other parameters, such as a norm's, are needed in the backward pass, which FSDP does not see begin,
+    as no gradient of logits is made. It then frees the unit, and reduces its gradients.
+    """
+    if not hasattr(term.layer, "unshard"):
+        raise UnsupportedError(
+            "logitless.transformers: the head's weight was freed before the loss, as FSDP does with a module of its "
+            "own: let the head belong to the root module, or shard it with reshard_after_forward=False"
+        )
+    unit: Any = term.layer
+    unit.unshard()
+    session.unsharded.append(unit)
+    if not term.in_memory():
+        raise UnsupportedError("logitless.transformers: the head's weight was freed, and is another one now")
+
+
+def _gathered(weight: Any) -> Tensor | None:
+    """All of a weight that FSDP2 has sharded; None of others."""
+    if not is_dtensor(weight):
+        return None
+    from ..distributed import _fsdp
+
+    owner = _fsdp.owner_of(weight)
+    return None if owner is None else _fsdp.gathered("the head's weight", weight, owner)
+
+
+def _over_ranks(logits: Logits, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Hidden states as a DTensor that is the same on all ranks, where the weight is sharded over the vocabulary."""
+    mesh = logits.session.tp_mesh
+    if not is_dtensor(weight) or is_dtensor(hidden):
+        return hidden
+    if mesh is None:
+        raise UnsupportedError(
+            "logitless.transformers: the head's weight is a DTensor, its hidden states are none: patch(model, "
+            "tp_mesh=mesh) says that the weight is sharded over that mesh, with the same hidden states on all its ranks"
+        )
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(hidden, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -1,0 +1,190 @@
+"""The handshake: some rows of the logits as the model itself makes them, beside the fused head's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+from ..functional import linear_cross_entropy
+from ._logits import ROWS, Logits
+
+_BLOCK = 1 << 22  # elements of the weight that are widened at a time
+
+
+def some_rows(hidden: Tensor) -> Tensor:
+    """At most ROWS rows of hidden [..., D], spread over all; of a DTensor, one that all ranks have."""
+    if hasattr(type(hidden), "placements"):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh: Any = hidden.device_mesh  # type: ignore[attr-defined]
+        return DTensor.from_local(some_rows(_whole(hidden.detach())), mesh, [Replicate()] * mesh.ndim)
+    rows = hidden.detach().reshape(-1, hidden.shape[-1])
+    if rows.shape[0] <= ROWS:
+        return rows
+    return rows[torch.linspace(0, rows.shape[0] - 1, ROWS).long().to(rows.device)]
+
+
+@torch.no_grad()
+def logits_of(own: Callable[..., Any] | None, weight: Tensor, bias: Tensor | None, rows: Tensor, owner: str) -> Tensor:
+    """The head's logits of these rows, in float32 where it makes 16 bits: those would hide a wrong factor of 1.01.
+
+    It makes them by its ``own`` forward, or with the weight that was read as torch.nn.Linear does. In 16 bits its
+    result must be the float32 product, rounded, where neither overflows.
+    """
+    made: Tensor = nn.functional.linear(rows, weight, bias) if own is None else own(rows)
+    if made.dtype not in (torch.bfloat16, torch.float16) or type(weight) not in (Tensor, nn.Parameter):
+        return made
+    wide, size = _product(rows, weight, bias, made.dtype)
+    unit = torch.finfo(made.dtype)
+    longest = float(torch.linalg.vector_norm(_numbers(rows.float()), dim=-1).max()) if len(rows) else 0.0
+    sums = 8 * torch.finfo(torch.float32).eps * rows.shape[-1] ** 0.5 * longest * size
+    both = made.isfinite() & wide.isfinite()
+    error = torch.linalg.vector_norm((made.float() - wide).where(both, 0.0), dim=-1)
+    length = torch.linalg.vector_norm(wide.where(both, 0.0), dim=-1)
+    allowed = unit.eps * length + sums + unit.tiny * unit.eps * wide.shape[-1] ** 0.5
+    if not bool((error <= allowed).all()):
+        raise UnsupportedError(
+            f"logitless.transformers: on {rows.shape[0]} tokens of this batch the head of {owner} makes something "
+            "else than the product with its weight; logitless.transformers.unpatch(model) takes the original path"
+        )
+    return wide
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The float32 product of operands in ``dtype``, and the norm of the weight without what is no number."""
+    with torch.autocast(rows.device.type, enabled=False):
+        left, parts, norms = rows.to(dtype).float(), [], []
+        for part in _blocks(weight):
+            right = part.to(dtype).float()
+            parts.append(left @ right.T)
+            norms.append(torch.linalg.vector_norm(_numbers(right)))
+        product = torch.cat(parts, dim=-1)
+        if bias is not None:
+            product += bias.to(dtype).float()
+        return product, float(torch.linalg.vector_norm(torch.stack(norms)))
+
+
+def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(weight, max(1, _BLOCK // weight.shape[1]))
+
+
+def _numbers(values: Tensor) -> Tensor:
+    return values.nan_to_num(0.0, 0.0, 0.0)
+
+
+@torch.no_grad()
+def compare(logits: Logits) -> None:
+    """Raises where the losses of the probed rows differ by more than rounding explains.
+
+    Each is compared at the entry of largest logit and at one elsewhere. Rows that have a value or a loss that is not
+    finite are left out, as are entries of the vocabulary that have none: neither says anything of the formula.
+    """
+    if logits.probe is None or any(term.probed is None for term in logits.terms):
+        raise UnsupportedError(f"logitless.transformers: the handshake with {logits.session.owner} found no logits")
+    from ._loss import fused_operands
+
+    session, (logits, values) = logits.session, _comparable(logits)
+    targets = _targets(logits, values)
+    losses = [nn.functional.cross_entropy(values, target, reduction="none") for target in targets]
+    finite = [term.hidden.isfinite().all(-1) for term in logits.terms]
+    kept = torch.stack([*finite, *(loss.isfinite() for loss in losses)]).all(0)
+    logits = logits.over_rows(lambda hidden: hidden[kept])
+    rows = int(kept.sum()) if targets else 0
+    allowed = _rounding(logits) if rows else 0.0
+    if not math.isfinite(allowed):
+        rows = 0
+    session.compared = min(session.compared, ROWS if 0 < rows == len(kept) else rows)
+    if rows == 0:
+        return
+    hidden, operands = fused_operands(logits)
+    target, expected = (torch.cat([part[kept] for part in parts]) for parts in (targets, losses))
+    got = linear_cross_entropy(hidden.repeat(2, 1), target=target, reduction="none", **operands)
+    assert isinstance(got, Tensor)
+    difference = float((got.to(expected.dtype) - expected).abs().max())
+    if not difference <= allowed:
+        raise UnsupportedError(
+            f"logitless.transformers: on {rows} tokens of this batch the loss of {session.owner} differs "
+            f"from the fused head's by {difference:.3g}, of which rounding explains {allowed:.3g}; "
+            "logitless.transformers.unpatch(model) takes the original path"
+        )
+
+
+def _comparable(logits: Logits) -> tuple[Logits, Tensor]:
+    """The probed rows as a formula and as values, without the entries whose weights or bias are not finite.
+
+    A bias of minus infinity stays, as of entries that pad the vocabulary: their losses are what others have of them.
+    """
+    terms = tuple(replace(t, hidden=_whole(t.probed), weight=_whole(t.weight).detach()) for t in logits.terms)
+    values, bias = _whole(logits.probe), _whole(logits.bias)
+    values = values if values.dtype == torch.float64 else values.float()
+    finite = [torch.linalg.vector_norm(term.weight, ord=math.inf, dim=-1).isfinite() for term in terms]
+    if bias is not None:
+        bias = bias.detach()
+        finite.append(bias.isfinite() | (bias == -math.inf))
+    kept = torch.stack(finite).all(0)
+    if not bool(kept.all()):
+        terms = tuple(replace(term, weight=term.weight[kept]) for term in terms)
+        values, bias = values[:, kept], None if bias is None else bias[kept]
+    return replace(logits, terms=terms, bias=bias), values
+
+
+def _targets(logits: Logits, values: Tensor) -> list[Tensor]:
+    """For each row: the entry of largest logit, and one elsewhere that has a finite bias."""
+    entries = torch.arange(logits.vocab, device=values.device)
+    if logits.bias is not None:
+        entries = entries[logits.bias.isfinite()]
+    if len(entries) == 0:
+        return []
+    return [values.argmax(-1), entries[torch.arange(len(values), device=values.device) * 7919 % len(entries)]]
+
+
+def _whole(tensor: Any) -> Any:
+    """All of a DTensor: the formula is compared with it, once."""
+    return tensor.full_tensor() if hasattr(type(tensor), "placements") else tensor
+
+
+def _rounding(logits: Logits) -> float:
+    """Bound of the rounding: of dot products of D terms, of their results, and of four operations on these and a tanh.
+
+    The probe has no coarser precision than float32. In 16 bits may be a bias, which factors are applied to, and hidden
+    states that :func:`joined` multiplies by the factor between two products: these are rounded once more.
+    """
+    sums = rounded = largest = 0.0
+    dtype, cap = logits.terms[0].weight.dtype, abs(logits.cap or 1.0)
+    for term in logits.terms:
+        norm = abs(term.factor * cap) * _longest(term.hidden) * _longest(term.weight)
+        sums += norm * term.hidden.shape[-1] ** 0.5
+        rounded += norm if term.factor != logits.unit else 0.0
+        dtype = torch.promote_types(dtype, torch.promote_types(term.hidden.dtype, term.weight.dtype))
+        largest += norm
+    products, results, cast = _units(logits)
+    found = 8 * products * sums + 5 * results * (largest + 1.0 + cap)
+    found += max(cast, torch.finfo(dtype).eps) * rounded
+    if logits.bias is not None:
+        unit = max(cast, results, torch.finfo(logits.bias.dtype).eps)
+        found += 5 * unit * cap * float(_numbers(logits.bias).abs().max())
+    return found
+
+
+def _longest(matrix: Tensor) -> float:
+    """The largest norm of a row, which 16 bits may not hold."""
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    norms = [torch.linalg.vector_norm(part, dim=-1, dtype=wide).max() for part in _blocks(matrix)]
+    return float(torch.stack(norms).max())
+
+
+def _units(logits: Logits) -> tuple[float, float, float]:
+    """Units of rounding: that in which products are made, that of their results, and that of autocast (0 without)."""
+    dtypes = {d for term in logits.terms for d in (term.weight.dtype, term.hidden.dtype)}
+    device = logits.terms[0].hidden.device.type
+    results = products = torch.finfo(torch.float64 if dtypes == {torch.float64} else torch.float32).eps
+    if device == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        products = max(products, 2.0**-10 / 8)
+    cast = torch.is_autocast_enabled(device) and dtypes != {torch.float64}
+    return products, results, torch.finfo(torch.get_autocast_dtype(device)).eps if cast else 0.0

@@ -1,0 +1,62 @@
+"""What stands in the place of TRL's chunked log-probabilities: called as they are, with their returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..functional import linear_cross_entropy
+from ._checks import check_present
+
+OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+STATS = {"mean_logits": "mean_logit"}  # those with another name here
+
+Returned = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+class LogProbs:
+    """The fused head behind ``apply``, the one method of an autograd function that TRL calls.
+
+    Attributes:
+        original: TRL's function, in whose place this stands.
+        options: those of :func:`logitless.linear_cross_entropy` that ``patch`` was given.
+    """
+
+    def __init__(self, original: Any, options: dict[str, Any]) -> None:
+        self.original = original
+        self.options = options
+
+    def apply(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+        final_logit_softcapping: float | None = None,
+        logit_scale: float = 1.0,
+        outputs: tuple[str, ...] = OUTPUTS,
+    ) -> Returned:
+        """Log-probabilities, and of ``OUTPUTS`` those asked for, else None.
+
+        Log-probabilities and entropy have a gradient. TRL's logits are ``t(logit_scale * (h . w + b)) / temperature``;
+        the fused head adds the bias after the factor. ``chunk_size`` has no meaning here.
+        """
+        check_present(hidden, weight, bias)
+        stats = {name: STATS.get(name, name) for name in OUTPUTS if name in outputs}
+        found = linear_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            linear_bias=bias if bias is None or logit_scale == 1.0 else bias * logit_scale,
+            reduction="none",
+            scale=logit_scale,
+            softcap=final_logit_softcapping,
+            temperature=temperature,
+            return_stats=tuple(stats.values()),
+            **self.options,
+        )
+        entropy, *further = (getattr(found, stats[name]) if name in stats else None for name in OUTPUTS)
+        return -found.loss, entropy, *(value if value is None else value.detach() for value in further)

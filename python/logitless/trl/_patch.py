@@ -1,0 +1,133 @@
+"""``patch`` and ``unpatch``: other functions under names of TRL's, for all trainers that call them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from typing import Any, NamedTuple
+
+from .. import _options
+from ..errors import UnsupportedError
+from ._divergence import Divergences
+from ._log_probs import OUTPUTS, LogProbs
+
+KNOWN = ("1.16.0",)
+
+
+class _Replaced(NamedTuple):
+    """A function of TRL's. defaults: of parameters whose values the stand-in knows, by name."""
+
+    home: str
+    name: str
+    stand_in: type[LogProbs] | type[Divergences]
+    defaults: dict[str, Any]
+    required: bool  # else a TRL without it is patched, too
+
+    def found(self) -> Any:
+        """What is there now; None for nothing."""
+        return getattr(sys.modules.get(self.home), self.name, None)
+
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.stand_in.apply).parameters)[1:]
+
+
+_LOG_PROBS = _Replaced("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbs, {"outputs": OUTPUTS}, True)
+_DIVERGENCE = _Replaced(
+    "trl.kernels.chunked_divergence",
+    "ChunkedDivergenceFunction",
+    Divergences,
+    {
+        "temperature": 1.0,
+        "student_logit_scale": 1.0,
+        "student_final_logit_softcapping": None,
+        "teacher_logit_scale": 1.0,
+        "teacher_final_logit_softcapping": None,
+    },
+    False,
+)
+_ALL = (_LOG_PROBS, _DIVERGENCE)
+
+
+def patch(
+    *,
+    max_workspace_bytes: int | str | None = None,
+    gradient: str = "exact",
+    threshold: float = _options.DEFAULT_THRESHOLD,
+    batch_invariant: bool = False,
+) -> None:
+    """Makes TRL's trainers compute log-probabilities, entropies and divergences of tokens with the fused head.
+
+    SFT, DPO, KTO, GRPO and RLOO call one function for the first two, Distillation another for divergences, and both are
+    replaced wherever a module of TRL has them. A trainer that exists already uses the new ones, too. Calling it again
+    replaces the options.
+
+    Args:
+        max_workspace_bytes: as in :func:`logitless.linear_cross_entropy` and :func:`logitless.linear_divergence`.
+        gradient, threshold, batch_invariant: as in the former. Divergences have exact gradients whatever these are.
+
+    Raises:
+        ImportError: TRL is not installed.
+        UnsupportedError: a version of TRL whose functions are not the known ones.
+    """
+    options = {
+        "max_workspace_bytes": max_workspace_bytes,
+        "gradient": gradient,
+        "threshold": threshold,
+        "batch_invariant": batch_invariant,
+    }
+    _options.budget(max_workspace_bytes)
+    _options.check_gradient(gradient)
+    _options.checked_threshold(threshold)
+    _options.check_batch_invariant(batch_invariant, gradient)
+    known = [(replaced, _known(replaced)) for replaced in _ALL]  # before anything is replaced
+    for replaced, original in known:
+        if original is not None:
+            _replace(replaced.found(), replaced.stand_in(original, options))
+
+
+def unpatch() -> None:
+    """Gives TRL its own functions back; where it is not patched nothing happens."""
+    for replaced in _ALL:
+        found = replaced.found()
+        if isinstance(found, replaced.stand_in):
+            _replace(found, found.original)
+
+
+def current_options() -> dict[str, Any] | None:
+    """Those of ``patch``, or None where TRL's trainers have their own head."""
+    found = _LOG_PROBS.found()
+    return found.options if isinstance(found, LogProbs) else None
+
+
+def _known(replaced: _Replaced) -> Any:
+    """TRL's own function, checked; None where this TRL has none and need not."""
+    try:
+        importlib.import_module(replaced.home)
+    except ModuleNotFoundError:
+        if replaced.required:
+            raise
+        return None
+    found = replaced.found()
+    original = found.original if isinstance(found, replaced.stand_in) else found
+    forward, expected = getattr(original, "forward", None), replaced.parameters()
+    parameters = {} if forward is None else dict(inspect.signature(forward).parameters)
+    names = tuple(parameters)[1:]  # without ctx
+    if names == expected and all(parameters[name].default == value for name, value in replaced.defaults.items()):
+        return original
+    version = getattr(sys.modules["trl"], "__version__", "of an unknown version")
+    got = "no such function" if forward is None else f"{replaced.name}.apply({', '.join(names)})"
+    defaults = ", ".join(f"{name}={value!r}" for name, value in replaced.defaults.items())
+    raise UnsupportedError(
+        f"logitless.trl: expected {replaced.home}.{replaced.name}.apply({', '.join(expected)}) with the defaults "
+        f"{defaults}, got {got} of trl {version}; known: trl {', '.join(KNOWN)}"
+    )
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Under every name that a module of TRL has for it, so that what imports it later gets the new one."""
+    for name, module in list(sys.modules.items()):
+        if module is not None and (name == "trl" or name.startswith("trl.")):
+            for key, value in list(vars(module).items()):
+                if value is old:
+                    setattr(module, key, new)
