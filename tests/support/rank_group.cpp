@@ -27,13 +27,15 @@ std::vector<std::byte> sum_of(const std::vector<std::vector<std::byte>>& sent, i
 }  // namespace
 
 RankGroup::RankGroup(int size, bool on_device)
-    : size_(size), on_device_(on_device), sent_(static_cast<size_t>(size)), barrier_(size) {
+    : size_(size), on_device_(on_device), sent_(static_cast<size_t>(size)) {
   for (int rank = 0; rank < size; ++rank) members_.push_back({this, rank});
 }
 
 void RankGroup::run(const std::function<void(int, const logitless::Communicator&)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(size_));
   std::vector<std::thread> threads;
+  barrier_.emplace(size_);
+  ended_ = false;
   for (Member& member : members_) {
     threads.emplace_back([&, this] {
       logitless::Communicator communicator;
@@ -47,9 +49,9 @@ void RankGroup::run(const std::function<void(int, const logitless::Communicator&
         body(member.rank, communicator);
       } catch (...) {
         errors[static_cast<size_t>(member.rank)] = std::current_exception();
-        failed_ = true;
-        barrier_.arrive_and_drop();
       }
+      ended_ = true;
+      barrier_->arrive_and_drop();
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -68,11 +70,11 @@ int32_t RankGroup::meet(int rank, const void* send, size_t bytes, void* stream,
   } else {
     std::memcpy(mine.data(), send, bytes);
   }
-  barrier_.arrive_and_wait();
-  bool alike = !failed_;
+  barrier_->arrive_and_wait();
+  bool alike = !ended_;
   for (const auto& each : sent_) alike = alike && each.size() == bytes;
   if (alike) use(sent_);
-  barrier_.arrive_and_wait();
+  barrier_->arrive_and_wait();
   return alike ? 0 : 1;
 }
 

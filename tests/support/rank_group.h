@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <logitless/distributed.hpp>
+#include <optional>
 #include <vector>
 
 namespace logitless_test {
@@ -15,8 +16,8 @@ class RankGroup {
  public:
   RankGroup(int size, bool on_device);
 
-  // body(rank, its communicator) in a thread for each rank. What one throws, this throws; other ranks'
-  // collectives fail then.
+  // body(rank, its communicator) in a thread for each rank. What one throws, this throws. Collectives that
+  // a rank whose body has ended does not join fail.
   void run(const std::function<void(int, const logitless::Communicator&)>& body);
   int64_t calls() const { return calls_; }  // of collectives by rank 0
 
@@ -39,8 +40,8 @@ class RankGroup {
   const bool on_device_;
   std::deque<Member> members_;
   std::vector<std::vector<std::byte>> sent_;
-  std::barrier<> barrier_;
-  std::atomic<bool> failed_{false};
+  std::optional<std::barrier<>> barrier_;
+  std::atomic<bool> ended_{false};  // some rank's body has
   std::atomic<int64_t> calls_{0};
 };
 
