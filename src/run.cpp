@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backends.h"
+#include "core/group_agreement.h"
 #include "core/number_text.h"
 #include "core/status.h"
 #include "core/targets.h"
@@ -131,6 +132,7 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   }
   if (!planned.backend->device_memory) {
     if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
+    if (group != nullptr) check_agreement(planned.problem, *group, valid.targets, Workspace(workspace));
     check_targets(planned.problem, valid.targets);
   }
   planned.plan.backend_plan->run(valid, Workspace(workspace), stream, group);

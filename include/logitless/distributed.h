@@ -19,10 +19,12 @@
  * host whose machines differ compares token_chunk of all ranks before the first run.
  *
  * A run keeps nothing of the ranks: its plan says where its own rows lie, and the exchange tells the others.
- * Ranks whose shards do not follow one another from 0 to one vocab_total, or whose targets differ in rows
- * that all of them count, get the same LOGITLESS_INVALID_ARGUMENT on the host. On CUDA, where nothing is
- * waited for, the loss and the gradients of the rows that count are NaN on every rank. Options, hidden
- * states, weights and, on the host, which rows are ignored are not compared. */
+ * On the host a run that makes the loss begins with an all-gather of each rank's cut and of digests of its
+ * targets and of the rows that it ignores. All ranks return the same LOGITLESS_INVALID_ARGUMENT, and none is
+ * left waiting, where shards do not follow one another from 0 to one vocab_total, or where targets or
+ * ignored rows differ. All return the same LOGITLESS_INVALID_TARGET for a target out of range. On CUDA, where
+ * nothing is waited for, other shards or targets make the loss and the gradients of the rows that count NaN
+ * on every rank. Other options, hidden states and weights are not compared. */
 #ifndef LOGITLESS_DISTRIBUTED_H_
 #define LOGITLESS_DISTRIBUTED_H_
 

@@ -286,7 +286,7 @@ typedef struct logitless_plan_info {
   char reason[128];        /* why these, for people */
   int64_t kept_columns;    /* the first columns, whose exponentials the gradients are made of; 0: none */
   int64_t vocab_window;    /* columns that are made at once of the others; 0: no such cut */
-  int64_t gathers;         /* of a group: all-gathers in a run, of row statistics and of guesses of lse */
+  int64_t gathers;         /* of a group: all-gathers in a run, of statistics, guesses of lse and cuts */
   uint64_t gathered_bytes; /* that they bring to each rank, its own among them */
   uint64_t reduced_bytes;  /* of d_hidden, which is added up over the group; 0 where it is not */
   char choice[96];         /* why this plan among others, for people; "" where plans are listed */

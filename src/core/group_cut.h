@@ -5,8 +5,8 @@
 
 namespace logitless {
 
-// A rank's message behind the numbers of its rows: where its columns lie, and a digest of what all
-// ranks have in common.
+// A rank's message on CUDA, behind the numbers of its rows: a digest of where its columns lie, and one of
+// what all ranks have in common. On the host group_agreement.h has them before the first row.
 inline constexpr int64_t kCutNumbers = 4;
 
 // Sums of these tell other values, or another order of them, apart.
@@ -18,6 +18,11 @@ LOGITLESS_HD inline uint64_t mixed(uint64_t x) {
 
 LOGITLESS_HD inline uint64_t mixed_target(int64_t target, int64_t place) {
   return mixed(static_cast<uint64_t>(target) + static_cast<uint64_t>(place + 1) * 0x9E3779B97F4A7C15u);
+}
+
+// For the columns [0, vocab_total): the sum over shards that follow one another from 0, in any order.
+LOGITLESS_HD inline uint64_t mixed_columns(int64_t first, int64_t end) {
+  return mixed(static_cast<uint64_t>(end)) - mixed(static_cast<uint64_t>(first));
 }
 
 }  // namespace logitless

@@ -1,12 +1,9 @@
 #include "core/group_stats.h"
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
+#include "core/group_agreement.h"
 #include "core/group_cut.h"
-#include "core/status.h"
-#include "core/targets.h"
 
 namespace logitless {
 namespace {
@@ -39,19 +36,7 @@ int64_t statistics_of(const Problem& p, DType dtype) {
   return count;
 }
 
-// One of kCutNumbers, each exact in a float64.
-enum Cut : int64_t { kStart, kVocab, kTotal, kTargets };
-
-double digest_of(const Problem& p, const void* targets) {
-  uint64_t sum = 0;
-  for (int64_t i = 0; i < p.tokens * p.target_count(); ++i) {
-    sum += mixed_target(load_as_int64(targets, p.target_dtype, i), i);
-  }
-  return static_cast<double>(sum >> 11);
-}
-
-// The numbers of all ranks: [ranks, numbers, rows], of the largest logits behind the statistics; and
-// behind each rank's its cut.
+// The numbers of all ranks: [ranks, numbers, rows], of the largest logits behind the statistics.
 struct Told {
   const Problem& p;
   std::span<double> numbers;
@@ -60,9 +45,8 @@ struct Told {
   int64_t of_rank = group_numbers(p, DType::kF64);
 
   double& at(int64_t rank, int64_t number, int64_t row) const {
-    return numbers[static_cast<size_t>(rank * (of_rank * rows + kCutNumbers) + number * rows + row)];
+    return numbers[static_cast<size_t>((rank * of_rank + number) * rows + row)];
   }
-  double& cut(int64_t rank, Cut number) const { return at(rank, of_rank, number); }
   double& logit(int64_t rank, int64_t i, int64_t row) const { return at(rank, statistics + 2 * i, row); }
   double& id(int64_t rank, int64_t i, int64_t row) const { return at(rank, statistics + 2 * i + 1, row); }
 };
@@ -89,46 +73,8 @@ void merge_top(const Told& told, int64_t row, int64_t ranks, std::span<TopLogit<
   }
 }
 
-void check_same(const Told& told, int64_t ranks, Cut number, const std::string& argument, bool shows) {
-  const auto text = [&](int64_t rank) {
-    return std::to_string(static_cast<int64_t>(told.cut(rank, number)));
-  };
-  for (int64_t rank = 1; rank < ranks; ++rank) {
-    if (told.cut(rank, number) == told.cut(0, number)) continue;
-    const std::string other = shows ? text(rank) + " on rank " : "others on rank ";
-    throw_invalid(
-        argument, "the same on all ranks of the group",
-        other + std::to_string(rank) + (shows ? " and " + text(0) + " on" : " than on") + " rank 0");
-  }
-}
-
-// By the same error on every rank.
-void check_cuts(const Told& told, int64_t ranks) {
-  check_same(told, ranks, kTotal, "vocab_total", true);
-  check_same(told, ranks, kTargets, "targets", false);
-  std::vector<std::pair<int64_t, int64_t>> shards;
-  std::string all;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    const auto start = static_cast<int64_t>(told.cut(rank, kStart));
-    const auto end = start + static_cast<int64_t>(told.cut(rank, kVocab));
-    if (end > start) shards.emplace_back(start, end);
-    all += (rank > 0 ? ", [" : "[") + std::to_string(start) + ", " + std::to_string(end) + ")";
-  }
-  std::sort(shards.begin(), shards.end());
-  int64_t reached = 0;
-  bool follow = true;
-  for (const auto& [start, end] : shards) {
-    follow = follow && start == reached;
-    reached = end;
-  }
-  const auto total = static_cast<int64_t>(told.cut(0, kTotal));
-  if (follow && reached == total) return;
-  throw_invalid("vocab_start",
-                "shards that follow one another from 0 to vocab_total = " + std::to_string(total), all);
-}
-
 template <class T>
-void join(const Problem& p, const Communicator& group, const ParallelFor& parallel_for, const void* targets,
+void join(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
           std::span<RowStats<double>> rows, std::span<TopLogit<T>> top, std::span<double> scratch) {
   if (group.size == 1) return;
   const auto count = static_cast<int64_t>(rows.size());
@@ -145,12 +91,7 @@ void join(const Problem& p, const Communicator& group, const ParallelFor& parall
       told.id(group.rank, i, row) = static_cast<double>(mine.id);
     }
   }
-  told.cut(group.rank, kStart) = static_cast<double>(p.vocab_start);
-  told.cut(group.rank, kVocab) = static_cast<double>(p.vocab);
-  told.cut(group.rank, kTotal) = static_cast<double>(p.vocab_total);
-  told.cut(group.rank, kTargets) = digest_of(p, targets);
   group.gather(scratch.data(), numbers_of_rank(p, DType::kF64, count), DType::kF64, nullptr);
-  check_cuts(told, group.size);
   parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int64_t task, int) {
     const int64_t end = std::min(count, (task + 1) * kTaskRows);
     for (int64_t row = task * kTaskRows; row < end; ++row) {
@@ -167,26 +108,33 @@ int64_t group_numbers(const Problem& p, DType dtype) {
 }
 
 int64_t numbers_of_rank(const Problem& p, DType dtype, int64_t rows) {
-  return group_numbers(p, dtype) * rows + kCutNumbers;
+  return group_numbers(p, dtype) * rows + (dtype == DType::kF64 ? 0 : kCutNumbers);
+}
+
+int64_t host_numbers(const Problem& p, int64_t rows) {
+  return p.group_size * std::max(numbers_of_rank(p, DType::kF64, rows), kToldNumbers);
 }
 
 void count_gathers(const Problem& p, DType dtype, int64_t token_chunk, Plan* plan) {
   if (p.group_size < 2 || !p.needs_forward()) return;
-  plan->gathers = (p.tokens + token_chunk - 1) / token_chunk;
-  const int64_t numbers = group_numbers(p, dtype) * p.tokens + plan->gathers * kCutNumbers;
+  const bool on_host = dtype == DType::kF64;
+  const int64_t chunks = (p.tokens + token_chunk - 1) / token_chunk;
+  plan->gathers = chunks + (on_host ? 1 : 0);
+  const int64_t numbers =
+      group_numbers(p, dtype) * p.tokens + (on_host ? kToldNumbers : chunks * kCutNumbers);
   plan->gathered_bytes = static_cast<uint64_t>(p.group_size * numbers) * size_of(dtype);
 }
 
 void join_over_group(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
-                     const void* targets, std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
+                     std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
                      std::span<double> scratch) {
-  join(p, group, parallel_for, targets, rows, top, scratch);
+  join(p, group, parallel_for, rows, top, scratch);
 }
 
 void join_over_group(const Problem& p, const Communicator& group, const ParallelFor& parallel_for,
-                     const void* targets, std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
+                     std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
                      std::span<double> scratch) {
-  join(p, group, parallel_for, targets, rows, top, scratch);
+  join(p, group, parallel_for, rows, top, scratch);
 }
 
 }  // namespace logitless

@@ -18,8 +18,12 @@ namespace logitless {
 // How many numbers of a row: of float64, or of the float32 that CUDA's kernels tell each other.
 int64_t group_numbers(const Problem& problem, DType dtype);
 
-// How many numbers a rank tells of a chunk of so many rows: theirs, and kCutNumbers.
+// How many numbers a rank tells of a chunk of so many rows: theirs, and on CUDA kCutNumbers.
 int64_t numbers_of_rank(const Problem& problem, DType dtype, int64_t rows);
+
+// How many numbers of all ranks a workspace of the host has room for: those of a chunk of so many rows, or
+// what ranks tell each other before the first one (group_agreement.h).
+int64_t host_numbers(const Problem& problem, int64_t rows);
 
 // What a plan of a group with chunks of so many tokens exchanges, numbers of that dtype: Plan::gathers and
 // gathered_bytes.
@@ -27,13 +31,12 @@ void count_gathers(const Problem& problem, DType dtype, int64_t token_chunk, Pla
 
 // Statistics of this rank's columns become those of all ranks', merged in the order of ranks: the same bits
 // on each of them. So do the largest logits of rows: top is [rows, top_k], in order, with the id -1 where
-// this rank's columns are fewer. scratch: [size, numbers_of_rank()]. Throws on every rank
-// where their columns do not make the vocabulary or their targets differ.
+// this rank's columns are fewer. scratch: [size, numbers_of_rank()].
 void join_over_group(const Problem& problem, const Communicator& group, const ParallelFor& parallel_for,
-                     const void* targets, std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
+                     std::span<RowStats<double>> rows, std::span<TopLogit<float>> top,
                      std::span<double> scratch);
 void join_over_group(const Problem& problem, const Communicator& group, const ParallelFor& parallel_for,
-                     const void* targets, std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
+                     std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
                      std::span<double> scratch);
 
 }  // namespace logitless

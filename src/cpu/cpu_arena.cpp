@@ -89,7 +89,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
         std::min(s.blocks, forward_windows_alive(p, schedule) * schedule.forward_window) * tokens;
     a.stats = workspace.take<RowStats<double>>(tokens);
     if (p.in_group() && p.needs_forward()) {
-      a.gathered = workspace.take<double>(p.group_size * numbers_of_rank(p, DType::kF64, tokens));
+      a.gathered = workspace.take<double>(host_numbers(p, tokens));
     }
     a.block_max = workspace.take<float>(window);
     a.block_sum = workspace.take<float>(window);

@@ -90,9 +90,8 @@ void run_exact(const Runner& run, const HostLoss& loss) {
 
 void join_group(const Runner& run, const Chunk& chunk) {
   mark_missing_top(run, chunk);
-  join_over_group(run.problem, *run.group, run.pool, run.buffers.targets,
-                  run.arena.stats.first(static_cast<size_t>(chunk.count)), run.arena.top.best,
-                  run.arena.gathered);
+  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(static_cast<size_t>(chunk.count)),
+                  run.arena.top.best, run.arena.gathered);
   run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
     tell_rows(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
   });

@@ -154,8 +154,7 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
     s.stats[static_cast<size_t>(i)] = row_stats(p, b, s.rows[static_cast<size_t>(i)], top_of(i));
   });
   if (group != nullptr) {
-    join_over_group(p, *group, parallel_for, b.targets, s.stats.first(static_cast<size_t>(count)), s.top,
-                    s.gathered);
+    join_over_group(p, *group, parallel_for, s.stats.first(static_cast<size_t>(count)), s.top, s.gathered);
   }
   parallel_for(count, [&](int64_t i, int) {
     const int64_t row = s.rows[static_cast<size_t>(i)];
@@ -285,8 +284,7 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   s.rows = workspace.take<int64_t>(problem.tokens);
   if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
   if (problem.in_group() && problem.needs_forward()) {
-    s.gathered =
-        workspace.take<double>(problem.group_size * numbers_of_rank(problem, DType::kF64, problem.tokens));
+    s.gathered = workspace.take<double>(host_numbers(problem, problem.tokens));
   }
   s.top = workspace.take<TopLogit<double>>(problem.tokens * problem.top_k);
   if (problem.needs_backward()) {

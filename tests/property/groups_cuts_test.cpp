@@ -1,5 +1,5 @@
-// Ranks whose shards make no vocabulary, or that have other targets: on the host all say so by the same
-// error, on a device they find NaN. They run as before when they agree.
+// Ranks whose shards make no vocabulary, or that have other targets or ignored rows: on the host all say so
+// by the same error, on a device they find NaN. They run as before when they agree.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <set>
 
 #include "compare.h"
+#include "random.h"
 #include "rank_group.h"
 
 namespace logitless_test {
@@ -38,6 +39,7 @@ class GroupCuts : public testing::TestWithParam<Engine> {
   // The ranks' errors, or that they found NaN alone; change: of the rank's problem and its targets.
   std::set<std::string> errors_of(const std::function<void(int, logitless::Problem&, Case&)>& change) {
     std::vector<std::string> errors(kRanks);
+    statuses_.assign(kRanks, LOGITLESS_OK);
     group_.run([&](int rank, const logitless::Communicator& communicator) {
       logitless::Problem p = problems_[static_cast<size_t>(rank)];
       Case c = case_;
@@ -52,16 +54,32 @@ class GroupCuts : public testing::TestWithParam<Engine> {
         if (nans > 0) errors[static_cast<size_t>(rank)] = "NaN";
         EXPECT_TRUE(nans == 0 || nans == static_cast<std::ptrdiff_t>(all.size())) << nans;
       } catch (const logitless::Error& error) {
-        EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT) << error.what();
         errors[static_cast<size_t>(rank)] = error.what();
+        statuses_[static_cast<size_t>(rank)] = error.status();
       }
     });
     return {errors.begin(), errors.end()};
   }
 
+  std::set<logitless_status> statuses() const { return {statuses_.begin(), statuses_.end()}; }
+
+  // As many chunks of tokens as the plans have.
+  void set_least_budget() {
+    for (logitless::Problem& p : problems_) p.max_workspace_bytes = 0;
+    size_t least = SIZE_MAX;
+    for (const logitless::PlanInfo& plan : context_.plans(problems_[0])) {
+      least = std::min<size_t>(least, plan.workspace_bytes);
+    }
+    for (logitless::Problem& p : problems_) p.max_workspace_bytes = least;
+  }
+
+  // Nothing is waited for on a device, so that which rows a rank computes is not compared as on the host.
+  bool is_on_host() const { return !GetParam().is_device(); }
+
   logitless::Context context_ = make_context(GetParam(), 1);
   Case case_;
   std::vector<logitless::Problem> problems_;
+  std::vector<logitless_status> statuses_;
   RankGroup group_{kRanks, GetParam().is_device()};
   std::string expected(const std::string& on_host) const { return GetParam().is_device() ? "NaN" : on_host; }
 };
@@ -76,6 +94,9 @@ TEST_P(GroupCuts, RefusesWhatMakesNoVocabulary) {
                 if (rank == 1) wrong(p, c);
               }),
               std::set<std::string>{expected(message)});
+    if (is_on_host()) {
+      EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_ARGUMENT});
+    }
     EXPECT_EQ(errors_of(right), std::set<std::string>{""});
   };
   expect(follow + "[0, 12), [11, 19), [20, 30)", [](logitless::Problem& p, Case&) { p.vocab_start = 11; });
@@ -107,11 +128,7 @@ TEST_P(GroupCuts, RefusesAVocabularyWithoutAnEnd) {
 
 TEST_P(GroupCuts, RefusesAllChunksOfTokens) {
   set({1200, 900, 24}, {500, 0, 400});
-  size_t least = SIZE_MAX;
-  for (const logitless::PlanInfo& plan : context_.plans(problems_[0])) {
-    least = std::min<size_t>(least, plan.workspace_bytes);
-  }
-  for (logitless::Problem& p : problems_) p.max_workspace_bytes = least;
+  set_least_budget();
   if (GetParam().backend != "reference") {
     EXPECT_GT(logitless::Plan(context_, problems_[0]).info().gathers, 1);
   }
@@ -121,6 +138,78 @@ TEST_P(GroupCuts, RefusesAllChunksOfTokens) {
   EXPECT_EQ(errors,
             std::set<std::string>{expected("targets: expected the same on all ranks of the group, got "
                                            "others on rank 2 than on rank 0")});
+}
+
+// Ranks would gather the numbers of other rows, and not as often.
+TEST_P(GroupCuts, RefusesOtherIgnoredRows) {
+  if (!is_on_host()) GTEST_SKIP() << "no rank gathers the rows that count alone";
+  const auto is = [](const std::string& error) { return std::set<std::string>{error}; };
+  const std::string others = "targets: expected the same on all ranks of the group, got others on rank ";
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    set({seed % 4 == 0 ? 600 : 40, 30, 8}, {18, 0, 12});
+    case_.problem.ignore_index = -7;
+    for (logitless::Problem& p : problems_) {
+      p.ignore_index = -7;
+      p.reduction = LOGITLESS_REDUCTION_SUM;  // a number of no row, too
+      if (seed % 2 == 1) p.pass = static_cast<int32_t>(logitless::Pass::forward);
+      if (seed % 2 == 1) p.want_d_hidden = p.want_d_classifier = p.want_d_bias = p.group_d_hidden = 0;
+    }
+    set_least_budget();
+    const auto rows = static_cast<int64_t>(case_.targets.size());
+    for (int64_t& target : case_.targets) {
+      if (random.chance(0.25)) target = -7;
+    }
+    case_.targets[0] = 3;
+    const int changed = static_cast<int>(random.integer(0, kRanks - 1));
+    const int64_t first = random.integer(0, rows - 1);
+    const int64_t count = random.integer(1, rows);
+    const bool is_whole = random.chance(0.3);  // no row counts there
+    EXPECT_EQ(errors_of([&](int rank, logitless::Problem&, Case& c) {
+                if (rank != changed) return;
+                c.targets[0] = -7;
+                for (int64_t i = 0; i < rows; ++i) {
+                  if (is_whole || (i >= first && i < first + count)) c.targets[static_cast<size_t>(i)] = -7;
+                }
+              }),
+              is(others + (changed == 0 ? "1" : std::to_string(changed)) + " than on rank 0"));
+    EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_ARGUMENT});
+    EXPECT_EQ(errors_of([](int, logitless::Problem&, Case&) {}), is(""));
+    std::fill(case_.targets.begin(), case_.targets.end(), -7);
+    EXPECT_EQ(errors_of([](int, logitless::Problem&, Case&) {}), is(""));
+  }
+}
+
+// Ranks have the same targets and ignore others of them.
+TEST_P(GroupCuts, RefusesOtherRowsThatOptionsIgnore) {
+  if (!is_on_host()) GTEST_SKIP() << "options are not compared";
+  const std::set<std::string> expected{
+      "ignore_index, shift: expected the same rows to be ignored on all ranks of the group, got others on "
+      "rank 2 than on rank 0"};
+  EXPECT_EQ(errors_of([](int rank, logitless::Problem& p, Case&) {
+              if (rank == 2) p.ignore_index = 5;
+            }),
+            expected);
+  EXPECT_EQ(errors_of([](int rank, logitless::Problem& p, Case&) {
+              if (rank == 2) p.shift = 1;
+            }),
+            expected);
+  EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_ARGUMENT});
+}
+
+// One rank alone could see it: the others would wait for that rank.
+TEST_P(GroupCuts, RefusesATargetOutOfRange) {
+  if (!is_on_host()) GTEST_SKIP() << "no target is read before the run";
+  EXPECT_EQ(errors_of([](int rank, logitless::Problem&, Case& c) {
+              if (rank == 1) c.targets[4] = 99;
+            }),
+            std::set<std::string>{
+                "targets: expected the same on all ranks of the group, got others on rank 1 than on rank 0"});
+  EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_ARGUMENT});
+  case_.targets[4] = 99;
+  EXPECT_EQ(errors_of([](int, logitless::Problem&, Case&) {}).size(), 1u);
+  EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_TARGET});
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, GroupCuts, testing::ValuesIn(engines()),

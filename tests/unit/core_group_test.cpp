@@ -91,9 +91,10 @@ TEST_F(Group, PlansTellWhatIsExchanged) {
   p.label_smoothing = 0.1;
   ASSERT_EQ(plan(p), LOGITLESS_OK) << logitless_last_error();
   const logitless_plan_info of_shard = info();
-  EXPECT_EQ(of_shard.gathers, 1);
-  // max, sum_exp, target_logit, argmax, the weighted sum and its weights, in float64; and each rank's cut
-  EXPECT_EQ(of_shard.gathered_bytes, size_t{3 * (6 * 8 + 4) * 8});
+  EXPECT_EQ(of_shard.gathers, 2);
+  // Each rank's cut and digests; then max, sum_exp, target_logit, argmax, the weighted sum and its weights,
+  // in float64.
+  EXPECT_EQ(of_shard.gathered_bytes, size_t{3 * (5 + 6 * 8) * 8});
   EXPECT_EQ(of_shard.reduced_bytes, size_t{8 * 4 * 4});
   p.vocab = 0;  // an empty shard of the same group
   ASSERT_EQ(plan(p), LOGITLESS_OK) << logitless_last_error();

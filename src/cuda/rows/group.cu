@@ -63,11 +63,6 @@ __device__ uint64_t wide_at(const uint32_t* at) {
   return at[0] | uint64_t{at[1]} << 32;
 }
 
-// For the columns [0, vocab_total): the sum over shards that follow one another from 0, in any order.
-__device__ uint64_t mixed_columns(int64_t first, int64_t end) {
-  return mixed(static_cast<uint64_t>(end)) - mixed(static_cast<uint64_t>(first));
-}
-
 __global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowInputs in, uint32_t* cut) {
   const int64_t targets = in.tokens * (in.targets_per_row > 0 ? in.targets_per_row : 1);
   unsigned long long sum = 0;
