@@ -52,7 +52,9 @@ class GroupCuts : public testing::TestWithParam<Engine> {
         all.push_back(found.loss[0]);
         const auto nans = std::ranges::count_if(all, [](double x) { return std::isnan(x); });
         if (nans > 0) errors[static_cast<size_t>(rank)] = "NaN";
-        EXPECT_TRUE(nans == 0 || nans == static_cast<std::ptrdiff_t>(all.size())) << nans;
+        // An ignored row has zeros.
+        const auto least = static_cast<std::ptrdiff_t>(all.size()) - most_ignored_ * (p.hidden + 1);
+        EXPECT_TRUE(nans == 0 || (nans >= least && std::isnan(found.loss[0]))) << nans;
       } catch (const logitless::Error& error) {
         errors[static_cast<size_t>(rank)] = error.what();
         statuses_[static_cast<size_t>(rank)] = error.status();
@@ -80,6 +82,7 @@ class GroupCuts : public testing::TestWithParam<Engine> {
   Case case_;
   std::vector<logitless::Problem> problems_;
   std::vector<logitless_status> statuses_;
+  int64_t most_ignored_ = 0;
   RankGroup group_{kRanks, GetParam().is_device()};
   std::string expected(const std::string& on_host) const { return GetParam().is_device() ? "NaN" : on_host; }
 };
@@ -183,19 +186,21 @@ TEST_P(GroupCuts, RefusesOtherIgnoredRows) {
 
 // Ranks have the same targets and ignore others of them.
 TEST_P(GroupCuts, RefusesOtherRowsThatOptionsIgnore) {
-  if (!is_on_host()) GTEST_SKIP() << "options are not compared";
-  const std::set<std::string> expected{
-      "ignore_index, shift: expected the same rows to be ignored on all ranks of the group, got others on "
-      "rank 2 than on rank 0"};
+  most_ignored_ = std::max<int64_t>(1, std::ranges::count(case_.targets, 5));
+  const std::set<std::string> refused{
+      expected("ignore_index, shift: expected the same rows to be ignored on all ranks of the group, got "
+               "others on rank 2 than on rank 0")};
   EXPECT_EQ(errors_of([](int rank, logitless::Problem& p, Case&) {
               if (rank == 2) p.ignore_index = 5;
             }),
-            expected);
+            refused);
   EXPECT_EQ(errors_of([](int rank, logitless::Problem& p, Case&) {
               if (rank == 2) p.shift = 1;
             }),
-            expected);
-  EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_ARGUMENT});
+            refused);
+  if (is_on_host()) {
+    EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_ARGUMENT});
+  }
 }
 
 // One rank alone could see it: the others would wait for that rank.

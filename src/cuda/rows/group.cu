@@ -70,7 +70,10 @@ __global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowInputs in, ui
   sum = block_sum<kCutThreads>(sum);
   if (threadIdx.x != 0) return;
   put_wide(cut, mixed_columns(in.vocab_start, in.vocab_start + in.vocab));
-  put_wide(cut + 2, mixed(sum) + static_cast<uint64_t>(in.vocab_total));
+  // Ranks that ignore other rows have the losses of other rows.
+  const uint64_t ignored =
+      mixed_target(in.ignore_index, in.shift) + (in.shift != 0 ? mixed_target(in.sequence_length, 0) : 0);
+  put_wide(cut + 2, mixed(sum + ignored) + static_cast<uint64_t>(in.vocab_total));
 }
 
 __device__ bool make_a_vocabulary(const RowInputs& in, const GroupStats& all) {
