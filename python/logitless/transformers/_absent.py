@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections import OrderedDict
 from typing import Any
 
@@ -75,13 +77,50 @@ def without_logits(outputs: Any) -> Any:
     if type(outputs) is dict:
         return {key: without_logits(value) for key, value in outputs.items()}
     if isinstance(outputs, dict) and dataclasses.is_dataclass(outputs):
-        fields = {key: without_logits(value) for key, value in outputs.items()}
-        made = type(outputs)(**{key: None if isinstance(value, NoLogits) else value for key, value in fields.items()})
-        if isinstance(made, OrderedDict):
-            for key, value in fields.items():
-                OrderedDict.__setitem__(made, key, value)  # that of ModelOutput sets the attribute, too
-                OrderedDict.move_to_end(made, key)
-        return made
+        absent = tuple(key for key, value in outputs.items() if isinstance(value, DeferredLogits))
+        kind = _keeping(type(outputs), absent) if absent and isinstance(outputs, OrderedDict) else type(outputs)
+        return kind(**{key: without_logits(value) for key, value in outputs.items()})
     if type(outputs) in (tuple, list):
         return type(outputs)(without_logits(value) for value in outputs)
     return outputs
+
+
+class _Outputs(OrderedDict[str, Any]):
+    """The first base of a ModelOutput without logits.
+
+    Others make outputs anew of their class and entries, as accelerate's mixed precision and DistributedDataParallel do.
+    A ModelOutput drops an entry of None then. This class keeps the place, whoever makes it.
+    """
+
+    _logitless_class: type
+    _logitless_absent: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        for name in names if self else ():  # an empty one is being copied, entry for entry
+            if name in self._logitless_absent:
+                self[name] = self.get(name)
+            if name in self:
+                self.move_to_end(name)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)  # that of ModelOutput sets the attribute, too
+        if isinstance(value, NoLogits):
+            self.__dict__[key] = None
+
+    def __reduce__(self) -> Any:
+        reduced: Any = super().__reduce__()
+        return (_made, (self._logitless_class, self._logitless_absent, *reduced[1]), *reduced[2:])
+
+
+@functools.cache
+def _keeping(kind: type, absent: tuple[str, ...]) -> Any:
+    """The class of outputs that keeps the places of these fields, with the name of the class that it derives from."""
+    names = {"__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__module__": __name__}
+    names |= {"_logitless_class": kind, "_logitless_absent": absent}  # type: ignore[dict-item]
+    return types.new_class(kind.__name__, (_Outputs, kind), exec_body=lambda namespace: namespace.update(names))
+
+
+def _made(kind: type, absent: tuple[str, ...], *arguments: Any) -> Any:
+    return _keeping(kind, absent)(*arguments)

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import logitless.transformers
 import pytest
@@ -19,6 +20,26 @@ NAMES = [
     "BertForPreTraining",  # another head's logits follow
 ]
 REFUSED = "evaluate: expected False .*compute_metrics.* got True and .*prediction_loss_only=True"
+
+
+MADE_ANEW = {
+    "accelerate's float32": lambda outputs: fp32(outputs),
+    "accelerate's devices": lambda outputs: accelerate_operations().send_to_device(outputs, "cpu"),
+    "pytree": lambda outputs: torch.utils._pytree.tree_map(lambda leaf: leaf, outputs),
+    "dict": lambda outputs: type(outputs)(dict(outputs)),
+    "copy": copy.copy,
+    "own copy": lambda outputs: outputs.copy(),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda outputs: pickle.loads(pickle.dumps(outputs)),
+}
+
+
+def accelerate_operations():
+    return pytest.importorskip("accelerate.utils.operations")
+
+
+def fp32(outputs):
+    return accelerate_operations().convert_to_fp32(outputs)
 
 
 def tiny(name):
@@ -93,6 +114,53 @@ def test_everything_else_is_where_it_was(name, gradients):
             torch.testing.assert_close(made[key], value, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(made[index], value, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(fused[index], stock[index], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("how", MADE_ANEW)
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration", "BertForPreTraining"])
+def test_outputs_that_are_made_anew_keep_all_places(name, how, gradients):
+    """As accelerate makes those of mixed precision, and DistributedDataParallel."""
+    if how in ("deepcopy", "pickle") and not gradients:
+        pytest.skip("a copy of the values is a use of them")
+    model = tiny(name)
+    batch = inputs(model)
+    with torch.set_grad_enabled(gradients):
+        stock = model(**batch)
+        made = logitless.transformers.patch(model, evaluate=True)(**batch)
+    (place,) = {key for key in made if getattr(made, key) is None}
+    if how in ("deepcopy", "pickle"):  # leaves alone
+        for outputs in (stock, made):
+            for key, value in outputs.items():
+                if isinstance(value, torch.Tensor):
+                    outputs[key] = value.detach()
+    for _ in range(2):
+        made = MADE_ANEW[how](made)
+    assert isinstance(made, type(stock)) and type(made).__name__ == type(stock).__name__
+    assert list(made) == list(stock) and len(made.to_tuple()) == len(stock.to_tuple())
+    assert getattr(made, place) is None and (made[place] is None) == gradients
+    for index, (key, value) in enumerate(stock.items()):
+        assert made[index] is made[key]
+        if isinstance(value, torch.Tensor) and key != place:
+            torch.testing.assert_close(made[key], value, atol=1e-5, rtol=1e-5)
+    made[place] = made.loss
+    assert getattr(MADE_ANEW[how](made), place) is not None  # a tensor that somebody has put there
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}], ids=str)
+def test_data_parallel_training_keeps_all_places(options, tmp_path):
+    model = tiny("T5ForConditionalGeneration").bfloat16()
+    batch = inputs(model)
+    stock = model(**batch)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        wrapped = torch.nn.parallel.DistributedDataParallel(logitless.transformers.patch(model), **options)
+        for _ in range(2):
+            made = fp32(wrapped(**batch))
+            assert list(made) == list(stock) and made.logits is None and made[1] is None
+            made.loss.backward()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(
