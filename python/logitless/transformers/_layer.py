@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 KEY = "_logitless_patch"
 _INNER = "_logitless_inner"
@@ -115,7 +116,7 @@ class Layered:
 def wear(model: nn.Module) -> None:
     """Gives the model its class with a layer, which is around all that others have put there before."""
     if not isinstance(model, Layered):
-        model.__class__ = _layered(type(model))
+        model.__class__ = _above(model, _layered(_below(model)))
     for name in ("forward", "_old_forward"):
         if name in model.__dict__:
             setattr(model, name, model.__dict__[name])  # without a layer of former times
@@ -124,8 +125,33 @@ def wear(model: nn.Module) -> None:
 
 def shed(model: nn.Module) -> None:
     """Gives it its class back, unless others have derived theirs, as FSDP2 does, in which a layer then does nothing."""
-    if isinstance(model, Layered) and Layered in type(model).__bases__:
-        model.__class__ = model._logitless_class
+    if isinstance(model, Layered) and Layered in _below(model).__bases__:
+        model.__class__ = _above(model, model._logitless_class)
+
+
+def _is_parametrized(model: nn.Module) -> bool:
+    """Whether its class is the one of torch.nn.utils.parametrize, with a property for each parametrized tensor."""
+    kind = type(model)
+    if not parametrize.is_parametrized(model) or len(kind.__bases__) != 1:
+        return False
+    return any(name in kind.__dict__ for name in model.parametrizations)  # type: ignore[union-attr]
+
+
+def _below(model: nn.Module) -> type:
+    """Its class without parametrizations of its own tensors."""
+    return type(model).__bases__[0] if _is_parametrized(model) else type(model)
+
+
+def _above(model: nn.Module, kind: type) -> type:
+    """The model's class with another one below its parametrizations.
+
+    PyTorch removes properties from the very class of a model, and in the end gives it the first base back. So the layer
+    has to be below them.
+    """
+    if not _is_parametrized(model):
+        return kind
+    own = {name: value for name, value in type(model).__dict__.items() if name not in ("__dict__", "__weakref__")}
+    return types.new_class(type(model).__name__, (kind,), exec_body=lambda namespace: namespace.update(own))
 
 
 def parameter_names(inner: Callable[..., Any], model: nn.Module) -> tuple[str, ...]:

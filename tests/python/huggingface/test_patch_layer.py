@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import itertools
 import pickle
 import types
 
@@ -13,6 +14,7 @@ import transformers
 from compare import Reference, step
 from logitless.errors import UnsupportedError
 from tiny import inputs
+from torch.nn.utils import parametrize
 
 
 def test_the_class_is_one_of_its_own_while_the_model_is_patched(llama):
@@ -26,6 +28,33 @@ def test_the_class_is_one_of_its_own_while_the_model_is_patched(llama):
     assert type(other) is type(llama)
     logitless.transformers.unpatch(llama)
     assert type(llama) is kind and "_logitless_patch" not in llama.__dict__
+
+
+def test_tensors_of_the_model_itself_are_parametrized_and_no_more(llama):
+    """In every order of these with the patch the class is the model's own in the end, and only then."""
+    llama.extra = torch.nn.Parameter(torch.ones(3))
+    llama.other = torch.nn.Parameter(torch.ones(3))
+    batch, kind = inputs(llama), type(llama)
+    pairs = ("patch", "unpatch"), ("extra", "no extra"), ("other", "no other")
+    for order in itertools.permutations(sum(pairs, ())):
+        if any(order.index(first) > order.index(second) for first, second in pairs):
+            continue
+        model = copy.deepcopy(llama)
+        for place, name in enumerate(order, 1):
+            done = order[:place]
+            if name in ("patch", "unpatch"):
+                getattr(logitless.transformers, name)(model)
+            elif name.startswith("no "):
+                parametrize.remove_parametrizations(model, name[3:])
+            else:
+                parametrize.register_parametrization(model, name, torch.nn.Softplus())
+            patched = "patch" in done and "unpatch" not in done
+            for tensor in ("extra", "other"):
+                here = tensor in done and f"no {tensor}" not in done
+                assert parametrize.is_parametrized(model, tensor) == here, order
+            if place in (3, 5):
+                assert (copy.deepcopy(model)(**batch).logits is None) == patched, order
+        assert type(model) is kind and torch.equal(model.extra, torch.nn.functional.softplus(llama.extra)), order
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), "torch"])

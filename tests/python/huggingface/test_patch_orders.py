@@ -14,6 +14,7 @@ from logitless.errors import UnsupportedError
 accelerate = pytest.importorskip("accelerate")
 from accelerate import hooks  # noqa: E402
 from accelerate.utils import extract_model_from_parallel  # noqa: E402
+from torch.nn.utils import parametrize  # noqa: E402
 
 VOCAB = 11
 IDS = torch.arange(8).reshape(2, 4)
@@ -95,6 +96,13 @@ class World:
         with torch.no_grad():  # to tell which of the two has run
             self.model.lm_head.weight.mul_(-1.0)
 
+    def _parametrize(self):
+        """A tensor of the model itself: its class gets a property."""
+        parametrize.register_parametrization(self.model, "extra", torch.nn.Softplus())
+
+    def _unparametrize(self):
+        parametrize.remove_parametrizations(self.model, "extra")
+
     def _compile(self):
         self.model.compile(backend="eager")
 
@@ -130,6 +138,8 @@ class World:
             "class": type(model).__name__,
             "modules": len(list(model.modules())),
             "state": list(model.state_dict()),
+            "places": list(outputs),
+            "extra": (type(model.extra), model.extra.item(), parametrize.is_parametrized(model)),
             "dtypes": (outputs.loss.dtype, logits.dtype),
         }
         return facts, outputs.loss.detach(), logits, outputs.logits is None
@@ -138,7 +148,6 @@ class World:
 ACCELERATOR = None
 
 
-            "places": list(outputs),
 @pytest.fixture(scope="module", autouse=True)
 def _accelerator():
     global ACCELERATOR
@@ -163,7 +172,9 @@ def template():
         num_key_value_heads=1,
         initializer_range=1.0,
     )
-    return transformers.LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
+    model.extra = torch.nn.Parameter(torch.tensor(0.5))
+    return model
 
 
 def useful(order):
@@ -176,7 +187,17 @@ def useful(order):
     }
     known = all(name not in after or after[name] & set(order[:place]) for place, name in enumerate(order))
     depth = itertools.accumulate({"wrap": 1, "restore": -1}.get(name, 0) for name in order)
-    return known and "patch" in order and min(depth) >= 0
+    return known and "patch" in order and min(depth) >= 0 and separable(order)
+
+
+def separable(order):
+    """A parametrization is taken away where there is one, and not after a copy: PyTorch takes it from both."""
+    there = False
+    for place, name in enumerate(order):
+        if name == "unparametrize" and (not there or "copy" in order[:place]):
+            return False
+        there = {"parametrize": True, "unparametrize": False}.get(name, there)
+    return True
 
 
 def observed(template, order):
@@ -217,6 +238,7 @@ def rounding(logits, dtype):
 
 
 OPERATIONS = ("patch", "patch again", "unpatch", "prepare", "hook", "remove hook", "unwrap", "wrap", "restore", "copy")
+OPERATIONS += ("parametrize", "unparametrize")
 
 
 def test_every_order_is_as_without_the_patch(template):
