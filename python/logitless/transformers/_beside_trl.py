@@ -11,6 +11,10 @@ import torch
 
 from .. import _options
 
+# What lies between a model's forward and who calls it; TRL's own part calls a trainer's function as one.
+_AROUND = tuple(
+    f"{name}." for name in "logitless torch transformers accelerate peft deepspeed contextlib trl.models".split()
+)
 ADVICE = "logitless.trl.patch() gives TRL's trainers the fused head"
 
 
@@ -54,21 +58,23 @@ def warn_of_step(state: Patched, owner: str, asked: bool) -> None:
     Args:
         asked: whether the model was called for the head that TRL gave it; else the caller tells.
     """
-    options = options_there()
+    options, callers = options_there(), _modules(sys._getframe())
     if asked and options is not None:
         told = f"its patch's options do not count here, but those of logitless.trl.patch: {state.options}, {options}"
-    elif options is None and (asked or _called_by_trl(sys._getframe(1))):
+    elif options is None and (asked or any(name.startswith("trl.") for name in callers)):
         told = f"with its own head: the patch of this model changes nothing here, and {ADVICE}"
     else:
         return
     state.told = True
-    warnings.warn(f"logitless.transformers: a trainer of TRL makes the loss of {owner} itself, {told}", stacklevel=2)
+    message = f"logitless.transformers: a trainer of TRL makes the loss of {owner} itself, {told}"
+    level = next((level for level, name in enumerate(callers, 1) if not name.startswith(_AROUND)), 1)
+    warnings.warn(message, stacklevel=level)
 
 
-def _called_by_trl(frame: FrameType | None) -> bool:
+def _modules(frame: FrameType | None) -> list[str]:
+    """Those of the functions that are being called, from this one outwards, with a dot at the end."""
+    found = []
     while frame is not None:
-        name: Any = frame.f_globals.get("__name__")
-        if name == "trl" or (isinstance(name, str) and name.startswith("trl.")):
-            return True
+        found.append(f"{frame.f_globals.get('__name__')}.")
         frame = frame.f_back
-    return False
+    return found

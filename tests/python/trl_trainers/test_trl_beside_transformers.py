@@ -1,5 +1,6 @@
 """A model patched by logitless.transformers.patch in a trainer of TRL: the patch changes nothing there and says so."""
 
+import linecache
 import logging
 import sys
 import types
@@ -23,11 +24,14 @@ def _one_quiet_thread():
 
 
 def told(call):
-    """The warnings of logitless in a call."""
+    """The warnings of logitless in a call. Each points at who calls the model or the patch: here, or in a trainer."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    return [str(warning.message) for warning in caught if str(warning.message).startswith("logitless.")]
+    own = [warning for warning in caught if str(warning.message).startswith("logitless.")]
+    for warning in own:
+        assert "trl/trainer/" in warning.filename or warning.filename == __file__, warning
+    return [str(warning.message) for warning in own]
 
 
 @pytest.fixture
@@ -58,6 +62,26 @@ def test_the_first_step_says_so_once_and_the_trainer_goes_on(trainer, name, firs
     assert STEP in message and "logitless.trl.patch()" in message
     for entry, expected in zip(made.state.log_history, stock.state.log_history, strict=True):
         assert entry.get("loss") == expected.get("loss")
+
+
+def test_the_line_of_the_user_who_calls_the_model_is_named(trainer):
+    """In a trainer of one's own, which TRL calls, or without one."""
+    import trl
+
+    class Own(trl.SFTTrainer):
+        def compute_loss(self, model, inputs, **options):
+            batch = {key: value for key, value in inputs.items() if key != "labels"}
+            return model(**batch, labels=inputs["labels"], fused_lm_head=True).loss  # here
+
+    made = trainer("SFT", logitless.transformers.patch)
+    made.__class__ = Own
+    for call in (made.train, lambda: made.model(**next(iter(made.get_train_dataloader())), fused_lm_head=True)):
+        made.model.__dict__["_logitless_patch"].told = False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        (warning,) = [warning for warning in caught if STEP in str(warning.message)]
+        assert warning.filename == __file__ and "fused_lm_head=True" in linecache.getline(__file__, warning.lineno)
 
 
 def test_a_distillation_says_so(trainer, tmp_path):
