@@ -1,0 +1,75 @@
+"""Numbers of the repository's structure that may fall only: check_structure.py ROOT
+
+What adds to one of them says the same thing in one more place. Where a number has fallen, its ceiling here follows.
+"""
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import sys
+
+# Files, without tests and pages, that name an option; those whose names mean something else, too, are left out.
+OPTION_FILES = {
+    "z_loss": 29,
+    "label_smoothing": 45,
+    "softcap": 95,
+    "bias_scale": 23,
+    "temperature": 72,
+    "token_weight": 35,
+    "class_weight": 54,
+    "num_items": 37,
+    "ignore_index": 51,
+    "targets_per_row": 39,
+    "top_k": 51,
+    "batch_invariant": 37,
+    "allow_tf32": 20,
+    "compute_dtype": 27,
+    "max_workspace_bytes": 86,
+}
+# Of scripts/measure_structure, which says where these are: --places.
+MEASURES = {
+    "declarations of max_workspace_bytes in Python": 35,
+    "copies of the preparation chain": 7,
+    "circles of imports in Python": 2,
+    "code that parses the library's messages": 7,
+}
+
+
+def measuring(root):
+    """scripts/measure_structure as a module; its name has no ending."""
+    path = str(pathlib.Path(root, "scripts", "measure_structure"))
+    loader = importlib.machinery.SourceFileLoader("measure_structure", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("measure_structure", loader))
+    sys.modules["measure_structure"] = module
+    sys.dont_write_bytecode = True
+    loader.exec_module(module)
+    return module
+
+
+def compare(found, ceilings):
+    """Lines of what is above its ceiling, and of what is below."""
+    above = [
+        f"{name}: expected at most {most}, got {found[name]}" for name, most in ceilings.items() if found[name] > most
+    ]
+    below = [
+        f"{name}: {found[name]}, below its ceiling {most}" for name, most in ceilings.items() if found[name] < most
+    ]
+    return above, below
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    script = measuring(root)
+    tree = script.Tree(root)
+    options = {f"files that name {name}": most for name, most in OPTION_FILES.items()}
+    found = {f"files that name {name}": len(tree.naming(name)) for name in OPTION_FILES}
+    found |= {name: number for name, (number, _) in script.measures(tree).items()}
+    above, below = compare(found, options | MEASURES)
+    for line in (*above, *below):
+        print(line)
+    print(f"{len(options | MEASURES)} numbers, {len(above)} above their ceilings")
+    return 1 if above else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
