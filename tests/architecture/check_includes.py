@@ -1,18 +1,17 @@
-"""Who may include whom, and how long a file may be: check_includes.py ROOT
+"""Who may include whom: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another, and engines of the CUDA
-backend are known to the list of them alone, exact plans and thinned ones not to each other; no two folders of src have
-files of one name; everything outside src knows the public headers only. The command line is
-built in layers: its support, files and charts know no command, the demonstration in examples/train stands on these, and
-commands on all of them; other examples on nothing. CUDA's own headers are known under src/cuda, bench and tests/gpu
-only, to the examples on CUDA, the demonstration's too, and to the memory of devices that the tests share.
+backend are known to the list of them alone, exact plans and thinned ones not to each other; everything outside src
+knows the public headers only. The command line is built in layers: its support, files and charts know no command, the
+demonstration in examples/train stands on these, and commands on all of them; other examples on nothing. CUDA's own
+headers are known under src/cuda, bench and tests/gpu only, to the examples on CUDA, the demonstration's too, and to the
+memory of devices that the tests share.
 """
 
 import pathlib
 import re
 import sys
 
-MOST_LINES = 400
 SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 PUBLIC = "logitless/"
@@ -71,9 +70,6 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
     relative = path.relative_to(root).as_posix()
     text = path.read_text(encoding="utf-8")
     found = []
-    lines = text.count("\n")
-    if lines > MOST_LINES:
-        found.append(f"{relative}: {lines} lines, at most {MOST_LINES}")
     top, *rest = relative.split("/")
     for bracket, header in INCLUDE.findall(text):
         where = f"{relative}: #include {bracket}{header}"
@@ -110,17 +106,6 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
     return found
 
 
-def names_used_twice(files: list) -> list:
-    """Files under src/ whose name another folder has, too."""
-    first: dict = {}
-    found = []
-    for path in files:
-        other = first.setdefault(path.stem, path) if path.parts[0] == "src" else path
-        if other.parent != path.parent:
-            found.append(f"{path.as_posix()}: {other.as_posix()} has this name")
-    return found
-
-
 def main() -> int:
     root = pathlib.Path(sys.argv[1]).resolve()
     folders = ("include", "src", "cli", "python", "bench", "examples", "tests", "experiments")
@@ -132,7 +117,6 @@ def main() -> int:
     )
     local_headers = {path.relative_to(root).as_posix() for path in files}
     found = [problem for path in files for problem in problems_of(root, path, local_headers)]
-    found += names_used_twice([path.relative_to(root) for path in files])
     for problem in found:
         print(problem)
     print(f"{len(files)} files, {len(found)} problems")
