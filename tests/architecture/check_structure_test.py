@@ -22,7 +22,7 @@ FILES = {
         "from . import k\nfrom ._chain import end\n\n\n"
         "def loss(max_workspace_bytes, *, z_loss):\n    k.run()\n    end()\n"
     ),
-    f"{PACKAGE}/k.py": "def run():\n    from .j import loss\n    max_workspace_bytes = 1\n    loss(max_workspace_bytes)\n",
+    f"{PACKAGE}/k.py": "def run():\n    from .j import loss\n    max_workspace_bytes = 1\n    loss(1)\n",
     f"{PACKAGE}/_chain.py": "class A:\n    max_workspace_bytes: int\n\n\ndef end():\n    pass\n",
     f"{PACKAGE}/sub/__init__.py": "from ..j import loss\nfrom .l import text\n",
     f"{PACKAGE}/sub/l.py": (
