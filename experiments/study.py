@@ -11,10 +11,11 @@
     python experiments/study.py fine_tuning_seeds --data FOLDER [--part 1/4]   the same, exact and thinned, four seeds
     python experiments/study.py pages [--check]                        tables and plots of docs/studies, of the records
 
-A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json) is
-not measured again. LOGITLESS_LIBRARY names liblogitless.so. --cache FOLDER keeps what Triton and TorchInductor compiled
-and tuned. --device cpu --tiny tries a study out at tiny sizes, in a temporary folder or beside its --record. A cell of
-a record is of one model, list of heads and so on: a call that asks for others is refused, and takes another --record.
+A study goes on where an earlier call stopped: what is in its record (--record, or bench/records/studies/STUDY.json.xz)
+is not measured again. LOGITLESS_LIBRARY names liblogitless.so. --cache FOLDER keeps what Triton and TorchInductor
+compiled and tuned. --device cpu --tiny tries a study out at tiny sizes, in a temporary folder or beside its --record.
+A cell of a record is of one model, list of heads and so on: a call that asks for others is refused, and takes another
+--record.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         study.add_argument(
             "--record",
             type=pathlib.Path,
-            help=f"default: bench/records/studies/{name}.json; of --tiny a temporary file",
+            help=f"default: bench/records/studies/{name}.json.xz; of --tiny a temporary file",
         )
         study.add_argument("--minutes", type=float, default=minutes)
         study.add_argument("--data", type=pathlib.Path, help="a folder that prepare wrote")
@@ -105,7 +106,7 @@ def places(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path | None]
     """The record's file and the folder of checkpoints (None: beside the data). A try-out has its own, else it would go
     among the measured ones."""
     one, of = args.part
-    name = f"{args.command}.json" if of == 1 else f"{args.command}-{one}-of-{of}.json"
+    name = f"{args.command}.json.xz" if of == 1 else f"{args.command}-{one}-of-{of}.json.xz"
     if not args.tiny:
         return args.record or RECORDS / name, args.checkpoints
     record = args.record or pathlib.Path(tempfile.mkdtemp(prefix="logitless-study-")) / name

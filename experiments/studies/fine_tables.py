@@ -20,7 +20,7 @@ SHADES |= {"head": "#d55e00", "other": "#cc79a7"}
 
 
 def record(name: str = "fine_tuning") -> StudyRecord:
-    return StudyRecord("fine_tuning", RECORDS / f"{name}.json")
+    return StudyRecord("fine_tuning", RECORDS / f"{name}.json.xz")
 
 
 def cells(found: StudyRecord) -> dict[str, Cell]:

@@ -73,7 +73,7 @@ class Measured:
 
 
 def grids() -> StudyRecord:
-    return StudyRecord("grids", RECORDS / "grids.json")
+    return StudyRecord("grids", RECORDS / "grids.json.xz")
 
 
 def measured(grid: str, shape: Shape) -> Measured | None:

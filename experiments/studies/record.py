@@ -1,8 +1,12 @@
-"""What a study found: one cell a key, written again after each, so that a run that is cut off goes on from there."""
+"""What a study found: one cell a key, written again after each, so that a run that is cut off goes on from there.
+
+A record is JSON, compressed where its name ends in .xz: ``xzcat`` shows it.
+"""
 
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import pathlib
 import re
@@ -25,6 +29,20 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+def read(path: pathlib.Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    found: dict[str, Any] = json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)
+    return found
+
+
+def write(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """As a whole or not at all. The bytes follow from the content alone."""
+    text = (json.dumps(content, indent=1) + "\n").encode()
+    partial = path.with_name(path.name + ".part")
+    partial.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else text)
+    os.replace(partial, path)
+
+
 def with_status(rows: list[dict[str, Any]], name: str) -> Cell:
     """Of a cell of rows, which ``name`` names: one that had too little time is measured again by the next call."""
     starved = [row[name] for row in rows if row["reason"].startswith(STARVED) and row["status"] != "ok"]
@@ -43,7 +61,7 @@ class StudyRecord:
         self.cells: dict[str, Cell] = {}
         self._lock = threading.Lock()
         if path is not None and path.is_file():
-            content = json.loads(path.read_text())
+            content = read(path)
             if content["study"] != study:
                 raise ValueError(f"--record: expected a record of {study}, got one of {content['study']}: {path}")
             self.sessions, self.cells = content["sessions"], content["cells"]
@@ -102,11 +120,9 @@ class StudyRecord:
             return
         with self._lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_name(self.path.name + ".part")
             content = {"study": self.study, "settings": self.settings, "sessions": self.sessions}
             content["cells"] = dict(self.cells)
-            partial.write_text(json.dumps(content, indent=1) + "\n")
-            os.replace(partial, self.path)
+            write(self.path, content)
 
     def noted(self, key: str) -> bool:
         """Has a call that measured the cell a note?"""

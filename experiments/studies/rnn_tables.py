@@ -20,7 +20,7 @@ PEAK_FLOP = 989e12  # of an H200, dense bf16, by its datasheet
 
 
 def record_of(study: str) -> StudyRecord:
-    return StudyRecord(study, RECORDS / f"{study}.json")
+    return StudyRecord(study, RECORDS / f"{study}.json.xz")
 
 
 def with_sources(record: StudyRecord, lines: list[str], keys: Iterable[str], compared: bool = True) -> list[str]:

@@ -19,7 +19,7 @@ SHOWN_STEPS = ("10", "50")
 
 def records() -> list[StudyRecord]:
     """One of each part."""
-    return [StudyRecord(STUDY, path) for path in sorted(RECORDS.glob(f"{STUDY}*.json"))]
+    return [StudyRecord(STUDY, path) for path in sorted(RECORDS.glob(f"{STUDY}*.json.xz"))]
 
 
 def cells() -> dict[tuple[str, str, str], dict[int, Cell]]:

@@ -3,7 +3,6 @@ docs/cost_model.md has the same tables."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,15 +14,14 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 from logitless.cost_model import Batch, Head, from_config, largest_batch, parameters, predict  # noqa: E402
 
-import studies  # noqa: E402, F401  # which puts the folders of the next two on the path
+import studies  # noqa: E402  # which puts the folders of the next two on the path
 from step_models import BY_NAME  # noqa: E402
+from studies.record import read  # noqa: E402
 from studies.scale import SPECS  # noqa: E402
 
 GIB = 1 << 30
 TYPES = {"LlamaConfig": "llama", "GLAConfig": "gla"}
-SCALE, TUNING = (
-    json.loads((ROOT / f"bench/records/studies/{name}.json").read_text())["cells"] for name in ("scale", "fine_tuning")
-)
+SCALE, TUNING = (read(studies.RECORDS / f"{name}.json.xz")["cells"] for name in ("scale", "fine_tuning"))
 MODELS = ("gla", "transformer")
 BATCHES = (1, 4, 8, 16)
 HEADS = {

@@ -152,7 +152,7 @@ def test_rows_that_failed_give_way_to_earlier_records(tmp_path: pathlib.Path, mo
     monkeypatch.setattr(paper_tables, "RECORDS", tmp_path)
     earlier = paper_tables.measured("cce", shape)
     assert earlier is not None and earlier.ms("torch.compile", "gradients")
-    record = StudyRecord("grids", tmp_path / "grids.json")
+    record = StudyRecord("grids", tmp_path / "grids.json.xz")
     record.begin({"date": "today"})
     rows = [
         Row(shape.name, "torch.compile", "gradients", status="skipped", reason="no time left to prepare it"),
@@ -181,7 +181,7 @@ def test_a_table_names_the_records_that_its_figures_are_of(
 
     monkeypatch.setattr(paper_tables, "RECORDS", tmp_path)
     shape = BY_NAME["llama-3-8b"]
-    record = StudyRecord("grids", tmp_path / "grids.json")
+    record = StudyRecord("grids", tmp_path / "grids.json.xz")
     record.begin({"date": "today"})
     methods = ("canonical", "logitless 512 MiB", "logitless 128 MiB", "logitless unlimited")
     rows = [dataclasses.asdict(Row(shape.name, name, "gradients", burst_ms=1.0)) for name in methods]
@@ -307,7 +307,7 @@ def test_a_try_out_stays_away_from_the_records(tmp_path: pathlib.Path) -> None:
     def places(*words: str) -> tuple[pathlib.Path, pathlib.Path | None]:
         return study.places(study.parser().parse_args(["mve", *words]))
 
-    assert places() == (study.RECORDS / "mve.json", None)
+    assert places() == (study.RECORDS / "mve.json.xz", None)
     record, checkpoints = places("--tiny")
     assert study.RECORDS not in record.parents and checkpoints == record.parent / "checkpoints"
     chosen = tmp_path / "r.json"
@@ -319,7 +319,7 @@ def test_tables_of_runs_without_a_curve(tmp_path: pathlib.Path, monkeypatch: pyt
     monkeypatch.setattr(rnn_tables, "RECORDS", tmp_path)
     empty = {"status": "ok", "loss": {}, "validation": {}, "step_ms": [], "tokens": 32}
     for name in ("mve", "accumulation"):
-        record = StudyRecord(name, tmp_path / f"{name}.json")
+        record = StudyRecord(name, tmp_path / f"{name}.json.xz")
         record.begin({"date": "today"})
         for head in (rnn_tables.heads.BASELINE, "logitless"):
             key = f"run/{head}" if name == "mve" else f"gla/{head}"
@@ -333,7 +333,7 @@ def test_a_run_that_shared_the_gpu_has_no_time_of_a_step(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rnn_tables, "RECORDS", tmp_path)
-    record = StudyRecord("accumulation", tmp_path / "accumulation.json")
+    record = StudyRecord("accumulation", tmp_path / "accumulation.json.xz")
     run = {"status": "ok", "validation": {"2": 4.0}, "step_ms": [7.0]}
     record.begin({"date": "today"})
     record.put("gla/logitless", run)
@@ -372,7 +372,7 @@ def test_a_head_that_fails_has_its_reason_among_the_times(
     assert times["cce"] == {"reason": "ImportError: no cut_cross_entropy"}
     assert times["tires"] == {"reason": "RuntimeError: tired"} and set(times["eager"]) == {"loss", "gradients"}
     monkeypatch.setattr(rnn_tables, "RECORDS", tmp_path)
-    record = StudyRecord("sparsity", tmp_path / "sparsity.json")
+    record = StudyRecord("sparsity", tmp_path / "sparsity.json.xz")
     record.begin({"date": "today"})
     record.put("gla", {"status": "ok", "times": times})
     assert "| gla | cce | ImportError: no cut_cross_entropy | - | - | - |" in rnn_tables.sparsity_times()

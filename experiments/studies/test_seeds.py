@@ -30,7 +30,7 @@ def test_parts_have_their_seeds_and_share_starts(
     monkeypatch.setattr(fine_tuning_seeds, "ARMS", {name: fine_tuning_seeds.ARMS[name] for name in chosen})
     words = ["--data", data, "--checkpoints", tmp_path / "starts", "--models", "small", "--heads", "exact,2^-9"]
     parts = [
-        tiny("fine_tuning_seeds", tmp_path / f"fine_tuning_seeds-{i}-of-2.json", "--part", f"{i}/2", *words)
+        tiny("fine_tuning_seeds", tmp_path / f"fine_tuning_seeds-{i}-of-2.json.xz", "--part", f"{i}/2", *words)
         for i in (1, 2)
     ]
     assert [sum(key.startswith("start/") for key in part) for part in parts] == [1, 0]

@@ -17,7 +17,7 @@ import study  # noqa: E402
 from limits import StepTimeout  # noqa: E402
 from studies import pages  # noqa: E402
 from studies.heads import make_head  # noqa: E402
-from studies.record import StudyRecord  # noqa: E402
+from studies.record import StudyRecord, read  # noqa: E402
 from studies.session import Options, Session  # noqa: E402
 
 
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def tiny(name: str, record: pathlib.Path, *words: object) -> dict[str, dict[str, Any]]:
     """The cells of a study at tiny sizes."""
     run(name, "--device", "cpu", "--tiny", "--record", record, "--minutes", 5, *words)
-    cells: dict[str, dict[str, Any]] = json.loads(record.read_text())["cells"]
+    cells: dict[str, dict[str, Any]] = read(record)["cells"]
     assert cells and {cell["status"] for cell in cells.values()} == {"ok"}, cells
     return cells
 
@@ -55,6 +55,24 @@ def test_the_tables_of_the_pages_are_those_of_the_records() -> None:
         assert pages.with_tables(pages.PAGES / name, text) == text
     with pytest.raises(SystemExit, match="expected <!-- cce -->"):
         pages.with_tables(pages.PAGES / "papers.md", "")
+
+
+def test_a_compressed_record_is_the_same_and_has_the_same_bytes(tmp_path: pathlib.Path) -> None:
+    paths = [tmp_path / name for name in ("a.json.xz", "b.json.xz", "c.json")]
+    for path in paths:
+        record = StudyRecord("study", path)
+        record.begin({"date": "today"}, {"tiny": True})
+        record.put("cell", {"status": "ok", "ms": [1.5] * 1000})
+    compressed, again, plain = (path.read_bytes() for path in paths)
+    assert compressed == again and len(compressed) < len(plain) / 10
+    assert read(paths[0]) == read(paths[2]) == json.loads(plain)
+    assert StudyRecord("study", paths[0]).cells == record.cells and sorted(tmp_path.iterdir()) == paths
+
+
+def test_published_records_are_compressed() -> None:
+    names = [path.name for path in study.RECORDS.iterdir()]
+    assert names and all(name.endswith(".json.xz") for name in names), names
+    assert all(read(study.RECORDS / name)["cells"] for name in names)
 
 
 def test_a_cell_is_measured_once_and_a_failed_one_again(tmp_path: pathlib.Path) -> None:
@@ -93,7 +111,7 @@ def test_heads_that_are_missing_or_unknown() -> None:
 
 def test_grids(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("logitless", exc_type=ImportError)
-    cells = tiny("grids", tmp_path / "grids.json")
+    cells = tiny("grids", tmp_path / "grids.json.xz")
     rows = cells["chunks/llama-3-8b"]["rows"]
     assert len(cells) == 7 and all(row["burst_ms"] for row in rows)
     assert "logitless 512 MiB" in {row["method"] for row in rows}
@@ -107,13 +125,13 @@ def records(tmp_path_factory: pytest.TempPathFactory, data: pathlib.Path) -> pat
     folder = tmp_path_factory.mktemp("records")
     words = ["--data", data, "--checkpoints", folder / "checkpoints", "--rounds", 2]
     for name in ("scale", "crossover", "accumulation", "sparsity"):
-        tiny(name, folder / f"{name}.json", *words)
-    tiny("mve", folder / "mve.json", *words, "--models", "recurrence")
+        tiny(name, folder / f"{name}.json.xz", *words)
+    tiny("mve", folder / "mve.json.xz", *words, "--models", "recurrence")
     return folder
 
 
 def cells_of(records: pathlib.Path, name: str) -> dict[str, dict[str, Any]]:
-    return StudyRecord(name, records / f"{name}.json").cells
+    return StudyRecord(name, records / f"{name}.json.xz").cells
 
 
 def test_prepared_instructions_say_what_is_to_be_predicted(data: pathlib.Path) -> None:
@@ -177,9 +195,9 @@ def test_tables_of_records(records: pathlib.Path, tmp_path: pathlib.Path, monkey
     monkeypatch.setattr(heads, "ALL", ("eager", "logitless", "thinned"))
     monkeypatch.setattr(rnn_tables, "RECORDS", tmp_path)
     assert rnn_tables.mve_criteria() == rnn_tables.NOT_RUN
-    for path in records.glob("*.json"):
-        (tmp_path / path.name).write_text(path.read_text())
-    record = StudyRecord("mve", tmp_path / "mve.json")
+    for path in records.glob("*.json.xz"):
+        shutil.copy(path, tmp_path)
+    record = StudyRecord("mve", tmp_path / "mve.json.xz")
     for key, cell in record.cells.items():  # which the CPU does not measure
         cell["peak_gib"] = {"eager": 4.0, "logitless": 1.9, "thinned": 2.1}[key.split("/")[1]]
         cell["tokens_per_second"] = 1000.0 + 500 * key.endswith("x4")
@@ -212,7 +230,7 @@ def test_fine_tuning(tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: py
     from studies import fine_tables
 
     words = ["--data", data, "--checkpoints", tmp_path / "checkpoints"]
-    cells = tiny("fine_tuning", tmp_path / "fine_tuning.json", *words)
+    cells = tiny("fine_tuning", tmp_path / "fine_tuning.json.xz", *words)
     assert set(cells) == {"start", "errors", "stock", "logitless", "thinned"}
     error = {name: row["d_hidden"] for name, row in cells["errors"]["heads"].items()}
     assert 0 < error["logitless"] <= 2 * error["unavoidable"] + 2**-8 and cells["errors"]["tokens"] > 0
@@ -222,11 +240,11 @@ def test_fine_tuning(tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: py
     monkeypatch.setattr(fine_tables, "RECORDS", tmp_path)
     assert any(line.startswith("| thinned |") for line in fine_tables.runs())
     assert fine_tables.cce() == fine_tables.NOT_RUN
-    shutil.copy(tmp_path / "fine_tuning.json", tmp_path / "fine_tuning_cce.json")
+    shutil.copy(tmp_path / "fine_tuning.json.xz", tmp_path / "fine_tuning_cce.json.xz")
     found = {line.split(" | ")[0].strip("| "): line.count(" - ") for line in fine_tables.cce()[2:]}
     assert (found["unavoidable"], found["eager"], found["stock"], found["thinned"]) == (2, 2, 2, 0)
     assert fine_tables.memory() == fine_tables.NOT_RUN  # which the CPU does not measure
-    record = StudyRecord("fine_tuning", tmp_path / "fine_tuning.json")
+    record = StudyRecord("fine_tuning", tmp_path / "fine_tuning.json.xz")
     for name in ("stock", "logitless"):
         now = dict.fromkeys(fine_tables.CATEGORIES, 1024.0)
         record.cells[name]["memory"] = {"at_peak": now, "timeline": [now] * 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import sys
 from pathlib import Path
 
@@ -34,7 +35,7 @@ ALONE_MS = next(
     if (row["shape"], row["method"]) == ("linear-rnn-1.3b", "logitless unlimited")
 )
 MISSED = {("llama-1b", "logitless thinned 2^-9"), ("gla-1.3b", "logitless")}
-SCALE = json.loads((ROOT / "bench/records/studies/scale.json").read_text())["cells"]
+SCALE = json.loads(lzma.decompress((ROOT / "bench/records/studies/scale.json.xz").read_bytes()))["cells"]
 SCALE_HEADS = {
     "torch.compile": Head("in-place"),
     "logitless": Head("logitless", "fastest"),  # the default when these were measured
