@@ -1,11 +1,13 @@
-"""What MkDocs does beside its pages: it makes those of the headers, the command line and the files of the repository's
-root, puts the planner in, and shows links to files outside of docs/ as their names."""
+"""What MkDocs does beside its pages: it makes those of the command line and the files of the repository's root, has
+Doxygen make those of the headers, puts the planner in, and shows links to files outside of docs/ as their names."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 from typing import Any
 
@@ -14,14 +16,14 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import commands  # noqa: E402
-import headers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ROOT / "build" / "site-parts"  # what scripts/site made before: planner/ if the planner can be built
-MADE_OF = {"include/logitless/logitless.h": "reference/c.md", "include/logitless/logitless.hpp": "reference/cpp.md"}
-NO_PARALLEL = (
-    "# Parallel heads\n\n[Pieces in the C header](reference/c.md#logitless_row_stats_merge) join vocabulary shards.\n"
-)
+HEADERS = "reference/headers"  # Doxygen's pages
+MADE_OF = {
+    path.relative_to(ROOT).as_posix(): f"{HEADERS}/{path.name.replace('.', '_8')}.html"
+    for path in (ROOT / "include" / "logitless").iterdir()
+}
 NO_PLANNER = "<!doctype html><title>Planner</title><p>This copy of the site was built without the planner.</p>\n"
 
 
@@ -30,23 +32,28 @@ def of_root(name: str) -> str:
     return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda m: "](" if m[1] else "](../", (ROOT / name).read_text())
 
 
+def run_doxygen(folder: pathlib.Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+    folder.mkdir(parents=True)
+    options = (ROOT / "docs" / "_site" / "Doxyfile").read_text()
+    options += f'OUTPUT_DIRECTORY = "{folder}"\nINPUT_FILTER = "{sys.executable} docs/_site/comments.py"\n'
+    done = subprocess.run(["doxygen", "-"], input=options, text=True, capture_output=True, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"doxygen: {done.stderr}")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    headers.read_headers(PARTS / "doxygen")
+    run_doxygen(PARTS / HEADERS)
     made = {
-        "reference/c.md": headers.c_page(PARTS / "doxygen"),
-        "reference/cpp.md": headers.cpp_page(PARTS / "doxygen"),
         "reference/command_line.md": commands.page(),
         "changelog.md": of_root("CHANGELOG.md"),
         "contributing.md": of_root("CONTRIBUTING.md"),
     }
-    if not (ROOT / "docs" / "parallel.md").exists():
-        made["parallel.md"] = NO_PARALLEL
     if not (PARTS / "planner" / "index.html").exists():
         made["planner/index.html"] = NO_PLANNER
-    for path in (PARTS / "planner").rglob("*"):
-        if path.is_file():
-            name = path.relative_to(PARTS).as_posix()
-            files.append(File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED))
+    for path in (path for part in ("planner", HEADERS) for path in (PARTS / part).rglob("*") if path.is_file()):
+        name = path.relative_to(PARTS).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED))
     for name, content in made.items():
         files.append(File.generated(config, name, content=content, inclusion=InclusionLevel.INCLUDED))
     return files

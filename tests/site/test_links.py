@@ -78,3 +78,11 @@ def test_nothing_is_loaded_from_elsewhere(pages):
     for path in pages:
         text = path.read_text()
         assert 'src="http' not in text and 'rel="stylesheet" href="http' not in text, path
+
+
+def test_the_headers_reference_has_every_function(pages):
+    shown = "".join(path.read_text() for path in (SITE / "reference" / "headers").glob("*.html"))
+    headers = (blocks.ROOT / "include" / "logitless").glob("*.h")
+    names = {name for path in headers for name in re.findall(r"^LOGITLESS_API[^;(]*?(\w+)\(", path.read_text(), re.M)}
+    assert len(names) > 20 and not {name for name in names if f">{name} <" not in shown and f">{name}<" not in shown}
+    assert "p_ij &gt;= threshold" in shown and "doxygen-awesome.css" in shown  # an opening comment, and the theme
