@@ -18,11 +18,7 @@
 namespace logitless::cuda {
 
 CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
-    : problem_(problem),
-      detail_(detail),
-      device_(device.ordinal),
-      capability_(device.capability),
-      replay_(std::make_unique<Replay>()) {}
+    : problem_(problem), detail_(detail), device_(device.ordinal), replay_(std::make_unique<Replay>()) {}
 
 CudaPlan::~CudaPlan() = default;
 
@@ -52,7 +48,6 @@ void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& que
       .queue = queue,
       .chunks = (problem.tokens + chunk_rows - 1) / chunk_rows,
       .products = std::abs(problem.scale) >= double{std::numeric_limits<float>::min()} && problem.vocab > 0,
-      .after = capability_ >= 90 ? After::kKernel : After::kAnything,
       .group = group,
   };
   const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;

@@ -28,7 +28,6 @@ class CudaPlan final : public BackendPlan {
   const Problem problem_;
   const PlanDetail detail_;
   const int device_;
-  const int capability_;
   const std::unique_ptr<Replay> replay_;
 };
 

@@ -6,7 +6,6 @@
 #include "core/problem.h"
 #include "cuda/cuda_arena.h"
 #include "cuda/engines/engine.h"
-#include "cuda/launch.h"
 #include "cuda/queue.h"
 #include "cuda/rows/rows.h"
 
@@ -41,7 +40,6 @@ struct Runner {
   const Queue& queue;
   int64_t chunks;
   bool products;              // whether logits depend on the matrices at all (scale != 0), and there are any
-  After after;                // how a kernel comes after one of the run's own
   const Communicator* group;  // null: none
 
   // Whether the sums of rows are those of all ranks, which tell each other.
@@ -92,7 +90,7 @@ Operand loaded_classifier(const Runner& run, const Window& window);
 Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
 // Columns whose operands can be had at once.
 int64_t widest_window(const Runner& run);
-void launch_logits(const Runner& run, const LogitsArgs& args, After after);
+void launch_logits(const Runner& run, const LogitsArgs& args);
 LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
                              const Window& window, const Operand& classifier);
 // Sums of a window's logits in the slots, and logits of targets.

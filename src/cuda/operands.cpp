@@ -71,12 +71,12 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
     l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }
   const bool any = l.from != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
-  if (any) launch_load_rows(l, chunk.is_first ? run.after : After::kAnything, run.queue);
+  if (any) launch_load_rows(l, run.queue);
   return hidden_of(run, chunk);
 }
 
 void reload_hidden(const Runner& run, const Chunk& chunk) {
-  if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), After::kAnything, run.queue);
+  if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), run.queue);
 }
 
 void make_target_logits(const Runner& run, const Chunk& chunk) {
@@ -200,14 +200,14 @@ LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operan
   return product;
 }
 
-void launch_logits(const Runner& run, const LogitsArgs& args, After after) {
+void launch_logits(const Runner& run, const LogitsArgs& args) {
   LogitsScratch scratch;
   scratch.logits = run.arena.logits;
   scratch.rows = run.detail.scratch_rows;
   scratch.columns = run.detail.scratch_columns;
   scratch.gemm = run.arena.gemm;
   scratch.gemm_bytes = static_cast<size_t>(run.detail.gemm_bytes);
-  run.detail.engine->launch(args, scratch, run.queue, after);
+  run.detail.engine->launch(args, scratch, run.queue);
 }
 
 }  // namespace logitless::cuda

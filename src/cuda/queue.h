@@ -43,12 +43,6 @@ class Queue {
     }
   }
 
-  // Whether kernels may come up before the one before them is done. The null stream waits for other streams
-  // as well, which is not left to the device.
-  bool may_overlap() const {
-    return recording_ == nullptr && stream_ != nullptr && stream_ != cudaStreamLegacy;
-  }
-
  private:
   void record(std::function<void(cudaStream_t)> body) const;
 

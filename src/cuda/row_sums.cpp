@@ -17,7 +17,7 @@ void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, cons
     const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
     LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
     product.row_block_active = active;
-    launch_logits(run, {product, StatsArgs{row_sums(run, window)}}, run.after);
+    launch_logits(run, {product, StatsArgs{row_sums(run, window)}});
   });
 }
 
@@ -82,7 +82,7 @@ GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChu
   const GroupStats all = group_stats(p, run.arena.gathered, chunk.rows);
   const int64_t count = all.slots.stride;
   const GroupStats mine = group_stats(p, run.arena.gathered + run.group->rank * count, chunk.rows);
-  launch_group_stats(run.rows, run.arena, f, mine, run.after, run.queue);
+  launch_group_stats(run.rows, run.arena, f, mine, run.queue);
   if (chunk.is_first) launch_group_cut(run.rows, mine, run.queue);
   run.queue.call([group = run.group, gathered = run.arena.gathered, count](cudaStream_t stream) {
     group->gather(gathered, count, DType::kF32, stream);
@@ -111,9 +111,7 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   f.kept = kept_exps_of(run, hidden);
   const bool exchanges = run.exchanges() && chunk.rows > 0;
   if (exchanges) f.stats.group = exchange_stats(run, chunk, f);
-  // What the exchange queued is no kernel of ours.
-  launch_finish_chunk(run.rows, run.arena, run.buffers, f, exchanges ? After::kAnything : run.after,
-                      run.queue);
+  launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.queue);
 }
 
 }  // namespace logitless::cuda

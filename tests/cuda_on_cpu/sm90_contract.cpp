@@ -273,7 +273,7 @@ void make_row(const LogitsArgs& args, int64_t row) {
 
 }  // namespace
 
-void launch_logits(const LogitsArgs& args, const Queue& queue, After /*after*/) {
+void launch_logits(const LogitsArgs& args, const Queue& queue) {
   queue.call([args](cudaStream_t) {
     for (int64_t row = 0; row < args.rows; ++row) make_row(args, row);
   });

@@ -22,7 +22,7 @@ namespace logitless::cuda::sm90::test {
 inline void clear_slots(const StatSlots& slots) {
   LoadRows load{};
   load.slots = slots;
-  launch_load_rows(load, After::kAnything, nullptr);
+  launch_load_rows(load, nullptr);
 }
 
 inline void check_cuda(cudaError_t error) {

@@ -6,7 +6,6 @@
 #include "cuda/device.h"
 #include "cuda/engines/kernel_times.h"
 #include "cuda/engines/logits.h"
-#include "cuda/launch.h"
 
 namespace logitless::cuda {
 
@@ -71,8 +70,7 @@ class Engine {
                          const KernelTimes& times) const = 0;
 
   // Queues it. Allocates nothing and waits for nothing.
-  virtual void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue,
-                      After after) const = 0;
+  virtual void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) const = 0;
 
  protected:
   ~Engine() = default;

@@ -22,7 +22,7 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const Operand& hidden, 
     args.exps = {.data = at(run.arena.exps, run.dtype(), kept > 0 ? window.first : 0),
                  .columns = kept,
                  .stride = exps_stride(run.problem, run.detail)};
-    launch_logits(run, {product, args}, run.after);
+    launch_logits(run, {product, args});
   });
 }
 
@@ -45,8 +45,7 @@ void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden, con
   const Arena& a = run.arena;
   launch_find_redo(a, chunk.rows, chunk.row_count, a.target + chunk.first, run.queue);
   sum_rows(run, chunk, hidden, a.active);
-  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/true, run.after, run.queue,
-                           run.problem.in_group());
+  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/true, run.queue, run.problem.in_group());
   keep_exps_of(run, chunk, hidden, a.active);
 }
 

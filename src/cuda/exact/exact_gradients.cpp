@@ -195,9 +195,7 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
                             .class_weight = class_weight_of(run, window),
                             .factor = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr,
                             .dz = {.data = a.exps, .columns = window.columns, .stride = stride}};
-    // The first one comes after a kernel of ours, the others after a product.
-    launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args},
-                  window.first == kept ? run.after : After::kAnything);
+    launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args});
     if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
     const Operand dz{a.exps, stride};
     if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);

@@ -1,5 +1,4 @@
 #include "cuda/check.h"
-#include "cuda/launch.cuh"
 #include "cuda/rows/finish_row.cuh"
 
 namespace logitless::cuda {
@@ -54,8 +53,6 @@ __device__ void scale_row(const KeptExps& k, int64_t r, float factor, int lane) 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     finish_chunk_kernel(RowInputs in, Arena arena, Buffers out, FinishChunk f) {
-  wait_for_kernels_before();
-  let_next_come_up();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r < existing(f.row_count, f.rows)) {
@@ -79,10 +76,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
-                         After after, const Queue& queue) {
+                         const Queue& queue) {
   const auto kernel =
       f.kept.dtype == DType::kF32 ? finish_chunk_kernel<float> : finish_chunk_kernel<__nv_bfloat16>;
-  launch_after(after, "finish_chunk", kernel, blocks_for(f.rows, kWarps), kThreads, queue, in, arena, out, f);
+  queue.launch(kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, out, f);
+  check_launch("finish_chunk");
 }
 
 }  // namespace logitless::cuda

@@ -1,6 +1,5 @@
 #include "core/group_cut.h"
 #include "cuda/check.h"
-#include "cuda/launch.cuh"
 #include "cuda/rows/finish_row.cuh"
 
 namespace logitless::cuda {
@@ -25,8 +24,6 @@ __device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows
 // One warp a row of the chunk. Rows that do not exist, or are ignored, are those of no column.
 __global__ void __launch_bounds__(kThreads)
     group_stats_kernel(RowInputs in, Arena arena, FinishChunk f, GroupStats mine) {
-  wait_for_kernels_before();
-  let_next_come_up();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r >= f.rows) return;
@@ -100,19 +97,20 @@ __global__ void __launch_bounds__(kCutThreads)
 }  // namespace
 
 void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& queue) {
-  launch_after(After::kAnything, "group_cut", group_cut_kernel, 1, kCutThreads, queue, in, mine.cut);
+  queue.launch(group_cut_kernel, 1, kCutThreads, 0, in, mine.cut);
+  check_launch("group_cut");
 }
 
 void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, bool is_first,
                        int64_t rows, const Queue& queue) {
-  launch_after(After::kAnything, "check_cuts", check_cuts_kernel, 1, kCutThreads, queue, in, arena, all,
-               is_first, rows);
+  queue.launch(check_cuts_kernel, 1, kCutThreads, 0, in, arena, all, is_first, rows);
+  check_launch("check_cuts");
 }
 
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
-                        After after, const Queue& queue) {
-  launch_after(after, "group_stats", group_stats_kernel, blocks_for(f.rows, kWarps), kThreads, queue, in,
-               arena, f, mine);
+                        const Queue& queue) {
+  queue.launch(group_stats_kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, f, mine);
+  check_launch("group_stats");
 }
 
 }  // namespace logitless::cuda

@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "cuda/check.h"
-#include "cuda/launch.cuh"
 #include "cuda/rows/vector8.cuh"
 
 namespace logitless::cuda {
@@ -86,8 +85,6 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
 
 template <class H, class C, class To, bool kAligned>
 __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
-  wait_for_kernels_before();
-  let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t count = existing(l.row_count, l.rows);
   if (l.from != nullptr && r < l.rows) {
@@ -121,7 +118,7 @@ bool is_aligned(const LoadRows& l) {
 
 }  // namespace
 
-void launch_load_rows(const LoadRows& l, After after, const Queue& queue) {
+void launch_load_rows(const LoadRows& l, const Queue& queue) {
   const unsigned blocks = std::max(blocks_for(l.rows, kWarps), kLeastBlocks);
   const bool aligned = is_aligned(l);
   for_dtype(l.from_dtype, [&](auto h) {
@@ -131,7 +128,8 @@ void launch_load_rows(const LoadRows& l, After after, const Queue& queue) {
         using C = decltype(c);
         using To = decltype(to);
         const auto kernel = aligned ? load_rows_kernel<H, C, To, true> : load_rows_kernel<H, C, To, false>;
-        launch_after(after, "load_rows", kernel, blocks, kThreads, queue, l);
+        queue.launch(kernel, blocks, kThreads, 0, l);
+        check_launch("load_rows");
       });
     });
   });

@@ -1,6 +1,5 @@
 #include "cuda/check.h"
 #include "cuda/cuda_sizes.h"
-#include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
 
 namespace logitless::cuda {
@@ -13,7 +12,6 @@ constexpr int kThreads = 1024;
 __global__ void __launch_bounds__(kThreads)
     prepare_rows_kernel(RowInputs in, Arena arena, int64_t chunk, int64_t chunks, bool compact, bool fills,
                         Buffers out) {
-  let_next_come_up();
   __shared__ int warp_counts[kThreads / 32];
   __shared__ unsigned long long first_invalid;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;

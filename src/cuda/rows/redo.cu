@@ -3,7 +3,6 @@
 #include "cuda/anchor.h"
 #include "cuda/check.h"
 #include "cuda/cuda_sizes.h"
-#include "cuda/launch.cuh"
 #include "cuda/rows/device_rows.cuh"
 
 namespace logitless::cuda {
@@ -21,8 +20,6 @@ constexpr int kParts = 8;
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock* kParts)
     find_redo_kernel(Arena arena, int64_t rows, const int32_t* row_count, const int32_t* target) {
-  wait_for_kernels_before();
-  let_next_come_up();
   __shared__ double sums[kParts][kRowBlock];
   const int64_t i = threadIdx.x % kRowBlock, part = threadIdx.x / kRowBlock;
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + i;
@@ -51,8 +48,6 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock)
     anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool again, bool in_group) {
-  wait_for_kernels_before();
-  let_next_come_up();
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   if (r >= rows || arena.active[blockIdx.x] == 0) return;
   if (r < existing(row_count, rows) && (!again || isnan(arena.anchor[r]))) {
@@ -72,14 +67,16 @@ bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& s
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const int32_t* target,
                       const Queue& queue) {
-  launch_after(After::kKernel, "find_redo", find_redo_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock * kParts, queue, arena, rows, row_count, target);
+  queue.launch(find_redo_kernel, static_cast<unsigned>(row_blocks(rows)), kRowBlock * kParts, 0, arena, rows,
+               row_count, target);
+  check_launch("find_redo");
 }
 
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
-                              After after, const Queue& queue, bool in_group) {
-  launch_after(after, "anchor_from_slots", anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)),
-               kRowBlock, queue, arena, rows, row_count, again, in_group);
+                              const Queue& queue, bool in_group) {
+  queue.launch(anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)), kRowBlock, 0, arena, rows,
+               row_count, again, in_group);
+  check_launch("anchor_from_slots");
 }
 
 }  // namespace logitless::cuda

@@ -6,7 +6,6 @@
 #include "core/buffers.h"
 #include "core/problem.h"
 #include "cuda/cuda_arena.h"
-#include "cuda/launch.h"
 
 namespace logitless {
 struct Divergence;
@@ -118,7 +117,7 @@ struct LoadRows {
   void* tail;
   int64_t tail_pieces;
 };
-void launch_load_rows(const LoadRows& l, After after, const Queue& queue);
+void launch_load_rows(const LoadRows& l, const Queue& queue);
 
 // Of a row's sum of exps relative to an anchor.
 struct SumRange {
@@ -137,7 +136,7 @@ void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count
 // of the rows alone that it found, as the others' sums are to stay as they were, and the slots are cleared.
 // in_group: rows whose exps are all 0 get the anchor 0, as other ranks may have some.
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
-                              After after, const Queue& queue, bool in_group = false);
+                              const Queue& queue, bool in_group = false);
 
 // ---- finish.cu: all that lies between a chunk's statistics and its gradients, in one pass over its rows
 // Joins the slots of a chunk's rows, writes their outputs, row_loss and lse.
@@ -186,7 +185,7 @@ struct FinishChunk {
 };
 // Of a group: this rank's part of what ranks tell each other, from the slots of a chunk.
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
-                        After after, const Queue& queue);
+                        const Queue& queue);
 // And of itself: where its columns lie, and a digest of the targets and of vocab_total.
 void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& queue);
 // Where those of the chunk that comes first are no cut of one vocabulary, or of other targets, the divisor of
@@ -194,7 +193,7 @@ void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& 
 void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, bool is_first,
                        int64_t rows, const Queue& queue);
 void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
-                         After after, const Queue& queue);
+                         const Queue& queue);
 
 // ---- copies.cu
 // Something that only the device knows: whether one of these bytes is not 0. Null: it holds.

@@ -43,7 +43,7 @@ void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   LogitsProduct product = logits_product(run, chunk, hidden, window, columns);
   product.bias = t.dense_bias;
   product.target = nullptr;
-  launch_logits(run, {product, StatsArgs{{.stats = run.arena.slots.without_options()}}}, run.after);
+  launch_logits(run, {product, StatsArgs{{.stats = run.arena.slots.without_options()}}});
 }
 
 void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, const Operand& hidden,
@@ -135,7 +135,7 @@ void launch_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, cons
     args.draws.elements = t.lists.elements;
     args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
     set(product, args);
-    launch_logits(run, {product, args}, run.after);
+    launch_logits(run, {product, args});
   });
 }
 

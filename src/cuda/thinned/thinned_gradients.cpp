@@ -122,7 +122,7 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
                           .g = a.g,
                           .factor = scale,
                           .dz = {.data = a.exps, .columns = dense, .stride = stride}};
-  launch_logits(run, {product, args}, run.after);
+  launch_logits(run, {product, args});
   if (run.buffers.draw_variance != nullptr) {
     launch_relative_variance(a.exps, run.dtype(), stride, chunk.rows, dense, &a.scalars->dz_unscale,
                              t.row_threshold, static_cast<float*>(run.buffers.draw_variance), run.queue);

@@ -24,7 +24,7 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidde
     args.top.k = run.problem.top_k;
     args.top.group_max = top.group_max + group;
     args.top.groups = sizes.groups;
-    launch_logits(run, {product, args}, After::kAnything);
+    launch_logits(run, {product, args});
     group += ceil_div(window.columns, traits.top_tile) * traits.top_groups;
   });
   launch_thresholds(top, sizes, run.problem.top_k, chunk.rows, chunk.row_count, run.queue);
@@ -81,7 +81,7 @@ void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand&
     args.top.count = top.count;
     args.top.listed = top.listed;
     args.top.capacity = static_cast<int32_t>(sizes.capacity);
-    launch_logits(run, {product, args}, run.after);
+    launch_logits(run, {product, args});
   });
   if (lists) choose_from_lists(run, chunk, hidden, sizes);
 }

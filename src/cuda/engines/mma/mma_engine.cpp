@@ -74,9 +74,8 @@ class Mma final : public Engine {
            3 * kLaunchSeconds;
   }
 
-  void launch(const LogitsArgs& args, const LogitsScratch& /*scratch*/, const Queue& queue,
-              After after) const override {
-    launch_logits(args, queue, after);
+  void launch(const LogitsArgs& args, const LogitsScratch& /*scratch*/, const Queue& queue) const override {
+    launch_logits(args, queue);
   }
 };
 

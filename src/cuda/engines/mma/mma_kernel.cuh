@@ -12,7 +12,6 @@
 #include "cuda/engines/mma/products.cuh"
 #include "cuda/engines/mma/ring.cuh"
 #include "cuda/engines/mma/store_tile.cuh"
-#include "cuda/launch.cuh"
 
 // One persistent kernel: logits of tiles of 256 x 192 by mma.sync, each tile handed to an epilogue while it
 // is in registers. All 8 warps copy, multiply and work on the epilogue; the copies of the tile after are
@@ -199,7 +198,6 @@ template <Instance kInstance>
 __device__ __forceinline__ void run_mma_kernel(const MmaParams<ArgsOf<kInstance.epilogue>>& params) {
   const SharedMemory shared{params.stages};
   if ((shared.stage(0) & 127) != 0) __trap();
-  wait_for_kernels_before();
   if (warp_index() == 0) {
     const ActiveRows active = find_active_rows<kBlockRows>(params.product);
     const TileSchedule schedule(params.raster, active.units, params.column_tiles);

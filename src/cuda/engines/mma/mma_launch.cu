@@ -8,7 +8,7 @@
 #include "cuda/check.h"
 #include "cuda/engines/mma/instances/mma_instances.h"
 #include "cuda/engines/mma/ring.cuh"
-#include "cuda/launch.cuh"
+#include "cuda/queue.h"
 
 namespace logitless::cuda::mma {
 namespace {
@@ -37,13 +37,13 @@ const void* find_kernel(const Instance& instance) {
 
 }  // namespace
 
-void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
+void launch_logits(const LogitsArgs& args, const Queue& queue) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
-  launch_logits(args, query_device(current), queue, after);
+  launch_logits(args, query_device(current), queue);
 }
 
-void launch_logits(const LogitsArgs& args, const Device& device, const Queue& queue, After after) {
+void launch_logits(const LogitsArgs& args, const Device& device, const Queue& queue) {
   if (args.rows <= 0 || args.columns <= 0 || args.depth <= 0) return;
   const bool any_fewer = args.row_count != nullptr || args.row_block_active != nullptr;
   const LogitsPlan plan = plan_logits(args, device, any_fewer);
@@ -59,15 +59,10 @@ void launch_logits(const LogitsArgs& args, const Device& device, const Queue& qu
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
   allow_shared_memory(kernel, current, shared_bytes(stages_of(query_device(current).shared_bytes)));
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(plan.tiling.workers));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(plan.stages));
-  launch.attrs = &overlap;
-  launch.numAttrs = may_overlap(after, queue) ? 1 : 0;
   std::visit(
       [&](const auto& of_epilogue) {
         MmaParams<std::decay_t<decltype(of_epilogue)>> params{

@@ -6,7 +6,6 @@
 #include "cuda/engines/fused/fused_args.h"
 #include "cuda/engines/logits.h"
 #include "cuda/engines/mma/mma_config.h"
-#include "cuda/launch.h"
 
 namespace logitless::cuda {
 class Queue;
@@ -33,9 +32,8 @@ std::string describe(const LogitsPlan& plan);
 // plan_logits().slots slots (of the same arguments). Of exps and dz, rows past row_count are stored as 0 up
 // to the end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does
 // not wait.
-void launch_logits(const LogitsArgs& args, const Queue& queue, After after = After::kAnything);
+void launch_logits(const LogitsArgs& args, const Queue& queue);
 // The same as on a device that has no more than that one's processors, shared memory and L2.
-void launch_logits(const LogitsArgs& args, const Device& device, const Queue& queue,
-                   After after = After::kAnything);
+void launch_logits(const LogitsArgs& args, const Device& device, const Queue& queue);
 
 }  // namespace logitless::cuda::mma

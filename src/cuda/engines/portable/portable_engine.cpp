@@ -36,8 +36,7 @@ class Portable final : public Engine {
     return blocks + times.moved(args.rows, args.columns, 12 + top + bytes) + kLaunchSeconds;
   }
 
-  void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue,
-              After /*after*/) const override {
+  void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) const override {
     launch_logits(args, scratch, queue);
   }
 };

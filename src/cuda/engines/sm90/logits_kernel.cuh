@@ -17,7 +17,6 @@
 #include "cuda/engines/sm90/ptx/tma.cuh"
 #include "cuda/engines/sm90/ptx/wgmma.cuh"
 #include "cuda/engines/sm90/sm90_config.h"
-#include "cuda/launch.cuh"
 
 // One persistent kernel: logits of tiles by wgmma, each tile handed to an epilogue while it is in registers.
 //
@@ -260,7 +259,6 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   constexpr Config kConfig = kInstance.config;
   const SharedMemory<kConfig> shared;
   if ((shared.base() & 1023) != 0) __trap();
-  wait_for_kernels_before();
   if (threadIdx.x < 32) {
     const ActiveRows active = find_active_rows<kConfig.unit_rows()>(params.product);
     if (threadIdx.x == 0) shared.store_active(active);

@@ -9,7 +9,7 @@
 #include "cuda/engines/fused/kernel_params.cuh"
 #include "cuda/engines/sm90/instances/instances.h"
 #include "cuda/engines/sm90/tensor_map.h"
-#include "cuda/launch.cuh"
+#include "cuda/queue.h"
 
 namespace logitless::cuda::sm90 {
 namespace {
@@ -44,7 +44,7 @@ const void* find_kernel(const Instance& instance) {
 
 }  // namespace
 
-void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
+void launch_logits(const LogitsArgs& args, const Queue& queue) {
   if (args.rows <= 0 || args.columns <= 0 || args.depth <= 0) return;
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -66,19 +66,17 @@ void launch_logits(const LogitsArgs& args, const Queue& queue, After after) {
 
   const void* kernel = find_kernel(instance);
   allow_shared_memory(kernel, device, config.shared_bytes());
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = kClusterBlocks;
-  attributes[0].val.clusterDim.y = 1;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = kClusterBlocks;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(plan.tiling.workers * kClusterBlocks));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes());
-  launch.attrs = attributes;
-  launch.numAttrs = may_overlap(after, queue) ? 2 : 1;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
   std::visit(
       [&](const auto& of_epilogue) {
         auto params = params_of(args, of_epilogue, raster, kBlockDepth);

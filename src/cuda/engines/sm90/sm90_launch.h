@@ -5,7 +5,6 @@
 #include "cuda/engines/fused/fused_args.h"
 #include "cuda/engines/logits.h"
 #include "cuda/engines/sm90/sm90_config.h"
-#include "cuda/launch.h"
 
 namespace logitless::cuda {
 class Queue;
@@ -35,6 +34,6 @@ std::string describe(const Config& config);  // shorter
 // plan_logits().slots slots (of the same arguments). Of exps and dz, rows past row_count are stored as 0 up
 // to the end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does
 // not wait.
-void launch_logits(const LogitsArgs& args, const Queue& queue, After after = After::kAnything);
+void launch_logits(const LogitsArgs& args, const Queue& queue);
 
 }  // namespace logitless::cuda::sm90

@@ -4,7 +4,7 @@
 
 namespace logitless::cuda::sm90 {
 
-void launch_logits(const LogitsArgs& /*args*/, const Queue& /*queue*/, After /*after*/) {
+void launch_logits(const LogitsArgs& /*args*/, const Queue& /*queue*/) {
   throw Error(Status::kUnsupported, "this build has no CUDA kernels");
 }
 
