@@ -11,37 +11,6 @@
 // What the epilogues share.
 namespace logitless::cuda::fused {
 
-template <class T>
-__device__ __forceinline__ T from_owner(T value, int r) {
-  return __shfl_sync(kWarp, value, (lane_index() & 28) | r);
-}
-
-// Of four values, one a row, the lane's own row's.
-template <class T>
-__device__ __forceinline__ T own_of(const T (&values)[kQuadRows]) {
-  const int lane = lane_index();
-  const T low = (lane & 1) ? values[1] : values[0];
-  const T high = (lane & 1) ? values[3] : values[2];
-  return (lane & 2) ? high : low;
-}
-
-// Sums of the quad's four lanes, each to its owner: 3 shuffles.
-__device__ __forceinline__ float sum_to_owner(const float (&values)[kQuadRows]) {
-  const int lane = lane_index();
-  const bool odd = lane & 1;
-  const bool high = lane & 2;
-  const float low_rows =
-      (odd ? values[1] : values[0]) + __shfl_xor_sync(kWarp, odd ? values[0] : values[1], 1);
-  const float high_rows =
-      (odd ? values[3] : values[2]) + __shfl_xor_sync(kWarp, odd ? values[2] : values[3], 1);
-  return (high ? high_rows : low_rows) + __shfl_xor_sync(kWarp, high ? low_rows : high_rows, 2);
-}
-
-__device__ __forceinline__ float quad_max(float value) {
-  value = ptx::max_nan(value, __shfl_xor_sync(kWarp, value, 1));
-  return ptx::max_nan(value, __shfl_xor_sync(kWarp, value, 2));
-}
-
 // exp(from - to) where from <= to; equal anchors, infinities included, give 1.
 __device__ __forceinline__ float rebase(float from, float to) {
   return from == to ? 1.f : ptx::exp2_approx((from - to) * kLog2E);
@@ -65,10 +34,10 @@ __device__ __forceinline__ float subtract_far_anchors(Accumulators& acc, float o
     const float anchor = from_owner(own_anchor, r);
     if (!from_owner(own_far, r)) continue;
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+    for (int i = 0; i < kRowElements; ++i) {
+      float& z = element(acc, r, i);
       // The logit as it is known elsewhere, so rounded before the anchor is taken off.
-      element = __fsub_rn(__fmul_rn(element, scale), anchor) * unscale;
+      z = __fsub_rn(__fmul_rn(z, scale), anchor) * unscale;
     }
   }
   return own_far ? 0.f : own_anchor;
@@ -81,13 +50,10 @@ __device__ __forceinline__ void fill_tail(Accumulators& acc, const View& tile, i
   if (tile.first_column() + kTileColumns <= columns) return;
   const int limit = columns - tile.thread_column();
 #pragma unroll
-  for (int j = 0; j < kColumnPairs; ++j) {
+  for (int i = 0; i < kRowElements; ++i) {
+    if (column_of(i) < limit) continue;
 #pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      if (8 * j + b < limit) continue;
-#pragma unroll
-      for (int r = 0; r < kQuadRows; ++r) acc[r >> 1][4 * j + 2 * (r & 1) + b] = value;
-    }
+    for (int r = 0; r < kQuadRows; ++r) element(acc, r, i) = value;
   }
 }
 
@@ -108,27 +74,15 @@ __device__ __forceinline__ void stage_columns(const float* vector, const View& t
   tile.sync();
 }
 
-// base: tile.vector() + 8 * (lane % 4).
-__device__ __forceinline__ float load_column(uint32_t base, int j, int b) {
-  return ptx::load_shared_float(base + 32 * j + 4 * b);
+// Of the thread's elements i; base: vector_base().
+__device__ __forceinline__ float load_column(uint32_t base, int i) {
+  return ptx::load_shared_float(base + 4 * column_of(i));
 }
 
 template <class View>
 __device__ __forceinline__ uint32_t vector_base(const View& tile) {
-  return tile.vector() + 8 * (ptx::thread_index() & 3);
+  return tile.vector() + 4 * first_column_of_thread();
 }
-
-template <class Function>
-__device__ __forceinline__ void for_each(Accumulators& acc, const Function& function) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = 0; i < kTileColumns / 2; ++i) acc[half][i] = function(acc[half][i]);
-  }
-}
-
-// Elements that the compiler may work on at once where one needs several registers on the way.
-inline constexpr int kBlock = 16;
 
 // 1 / T of a row of the tile; 1 of one that does not exist.
 template <class View>
@@ -154,15 +108,12 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
     stage_columns(product.bias, tile, columns);
     const uint32_t base = vector_base(tile);
 #pragma unroll
-    for (int j = 0; j < kColumnPairs; ++j) {
+    for (int i = 0; i < kRowElements; ++i) {
+      const float bias = load_column(base, i);
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        const float bias = load_column(base, j, b);
-#pragma unroll
-        for (int r = 0; r < kQuadRows; ++r) {
-          float& z = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-          z = fmaf(z, product.scale, bias);
-        }
+      for (int r = 0; r < kQuadRows; ++r) {
+        float& z = element(acc, r, i);
+        z = fmaf(z, product.scale, bias);
       }
     }
   } else {
@@ -171,23 +122,16 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
   if (product.softcap != 0.f) {
     const float exponent = 2.f * kLog2E / product.softcap;
     const float cap = product.softcap;
-#pragma unroll
-    for (int block = 0; block < kTileColumns / kBlock; ++block) {
-      if (ptx::always()) {
-        float* z = acc[block / (kTileColumns / 2 / kBlock)] + block % (kTileColumns / 2 / kBlock) * kBlock;
-#pragma unroll
-        for (int i = 0; i < kBlock; ++i) {
-          z[i] = fmaf(-2.f * cap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z[i] * exponent)), cap);
-        }
-      }
-    }
+    for_each_in_blocks(acc, [&](float z) {
+      return fmaf(-2.f * cap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z * exponent)), cap);
+    });
   }
   if (product.inverse_temperature != nullptr) {
 #pragma unroll
     for (int r = 0; r < kQuadRows; ++r) {
       const float inverse = inverse_temperature_of(product, tile, tile.row(r));
 #pragma unroll
-      for (int i = 0; i < 2 * kColumnPairs; ++i) acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)] *= inverse;
+      for (int i = 0; i < kRowElements; ++i) element(acc, r, i) *= inverse;
     }
   }
   fill_tail(acc, tile, columns, -INFINITY);
@@ -221,24 +165,17 @@ __device__ __forceinline__ bool any_target(int own_target) {
 }
 
 __device__ __forceinline__ int lane_target(int own_target, int r) {
-  return from_owner(own_target, r) - 2 * (ptx::thread_index() & 3);
+  return from_owner(own_target, r) - first_column_of_thread();
 }
 
 // This thread's element of row r in column `target` (lane_target()); 0 if it has none such.
 __device__ __forceinline__ float element_at(const Accumulators& acc, int r, int target) {
   float z = 0.f;
 #pragma unroll
-  for (int j = 0; j < kColumnPairs; ++j) {
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      if (target == 8 * j + b) z = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-    }
+  for (int i = 0; i < kRowElements; ++i) {
+    if (target == column_of(i)) z = element(acc, r, i);
   }
   return z;
-}
-
-__device__ __forceinline__ bool has_target(int target) {
-  return target >= 0 && (target & 7) < 2;
 }
 
 // Writes the logits of targets, multiplied by unit.
@@ -250,18 +187,15 @@ __device__ __forceinline__ void store_target_logits(const Accumulators& acc, con
   for (int r = 0; r < kQuadRows; ++r) {
     const int target = lane_target(own_target, r);
     const float z = element_at(acc, r, target);
-    if (has_target(target)) target_logit[tile.row(r)] = z * unit;
+    if (is_of_thread(target)) target_logit[tile.row(r)] = z * unit;
   }
 }
 
 // Subtracts value from this thread's element of row r in column `target`.
 __device__ __forceinline__ void subtract_at(Accumulators& acc, int r, int target, float value) {
 #pragma unroll
-  for (int j = 0; j < kColumnPairs; ++j) {
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      if (target == 8 * j + b) acc[r >> 1][4 * j + 2 * (r & 1) + b] -= value;
-    }
+  for (int i = 0; i < kRowElements; ++i) {
+    if (target == column_of(i)) element(acc, r, i) -= value;
   }
 }
 
@@ -272,10 +206,7 @@ __device__ __forceinline__ void clear_dead_rows(Accumulators& acc, bool own_live
   for (int r = 0; r < kQuadRows; ++r) {
     if (from_owner(own_live, r)) continue;
 #pragma unroll
-    for (int j = 0; j < kColumnPairs; ++j) {
-      acc[r >> 1][4 * j + 2 * (r & 1)] = 0.f;
-      acc[r >> 1][4 * j + 2 * (r & 1) + 1] = 0.f;
-    }
+    for (int i = 0; i < kRowElements; ++i) element(acc, r, i) = 0.f;
   }
 }
 

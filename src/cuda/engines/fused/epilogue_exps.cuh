@@ -27,8 +27,8 @@ __device__ __forceinline__ void exps_maximum(const Accumulators& acc, const View
   stats.max[slot] = ptx::max_nan(old_max, tile_max);
 }
 
-// Pairs of columns that the compiler may work on at once where it is to work in pieces.
-inline constexpr int kExpsPairs = 8;
+// Elements that the compiler may work on at once where it is to work in pieces.
+inline constexpr int kExpsAtOnce = 16;
 
 template <bool kGeneral, class View>
 __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& tile,
@@ -69,24 +69,21 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& til
     float sum[2] = {}, sum_offset[2] = {};
     const auto make_exps = [&](auto squares) {
 #pragma unroll
-      for (int first = 0; first < kColumnPairs; first += kExpsPairs) {
+      for (int first = 0; first < kRowElements; first += kExpsAtOnce) {
         if (kGeneral && View::kInPieces && !ptx::always()) continue;
 #pragma unroll
-        for (int j = first; j < first + kExpsPairs; ++j) {
-#pragma unroll
-          for (int b = 0; b < 2; ++b) {
-            float& element = acc[r >> 1][4 * j + 2 * (r & 1) + b];
-            const float exponent =
-                kGeneral ? fmaf(element - far, kLog2E, shift) : fmaf(element, params.exponent_scale, shift);
-            const float p = ptx::exp2_approx(exponent);
-            sum[b] += p;
-            if constexpr (kGeneral) {
-              sum_offset[b] = fmaf(p, as_factor(exponent), sum_offset[b]);
-              if constexpr (decltype(squares)::value) sum_squares[r] = fmaf(p, p, sum_squares[r]);
-              element = p * softcap_slope(as_factor(element), inverse_cap);
-            } else {
-              element = p;
-            }
+        for (int i = first; i < first + kExpsAtOnce; ++i) {
+          float& z = element(acc, r, i);
+          const float exponent =
+              kGeneral ? fmaf(z - far, kLog2E, shift) : fmaf(z, params.exponent_scale, shift);
+          const float p = ptx::exp2_approx(exponent);
+          sum[i & 1] += p;
+          if constexpr (kGeneral) {
+            sum_offset[i & 1] = fmaf(p, as_factor(exponent), sum_offset[i & 1]);
+            if constexpr (decltype(squares)::value) sum_squares[r] = fmaf(p, p, sum_squares[r]);
+            z = p * softcap_slope(as_factor(z), inverse_cap);
+          } else {
+            z = p;
           }
         }
       }

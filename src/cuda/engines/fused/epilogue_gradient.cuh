@@ -39,9 +39,9 @@ __device__ __forceinline__ void plain_gradient(Accumulators& acc, const OwnCoeff
     const float shift = from_owner(own_shift, r);
     const float a = from_owner(own_a, r);
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
-      element = a * ptx::exp2_approx(fmaf(element, exponent_scale, shift));
+    for (int i = 0; i < kRowElements; ++i) {
+      float& z = element(acc, r, i);
+      z = a * ptx::exp2_approx(fmaf(z, exponent_scale, shift));
     }
   }
   if (!any_target(own.target)) return;
@@ -78,12 +78,12 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
       const float target_term = at_target(r);
       const OwnCoefficients row = own.of(r);
 #pragma unroll
-      for (int block = 0; block < 2 * kColumnPairs; block += kGradientBlock) {
+      for (int block = 0; block < kRowElements; block += kGradientBlock) {
         if (ptx::always()) {
 #pragma unroll
           for (int i = block; i < block + kGradientBlock; ++i) {
-            float& element = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
-            element = general_element(element, row, 1.f);
+            float& z = element(acc, r, i);
+            z = general_element(z, row, 1.f);
           }
         }
       }
@@ -98,16 +98,17 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
     stage_columns(args.class_weight, tile, columns);
     const uint32_t base = vector_base(tile);
 #pragma unroll
-    for (int j = 0; j < kColumnPairs; ++j) {
+    for (int i = 0; i < kRowElements; i += 2) {
       if (!ptx::always()) continue;
-      const float even = load_column(base, j, 0);
-      const float odd = load_column(base, j, 1);
+      const float even = load_column(base, i);
+      const float odd = load_column(base, i + 1);
 #pragma unroll
       for (int r = 0; r < kQuadRows; ++r) {
         const OwnCoefficients row = own.of(r);
-        float* element = acc[r >> 1] + 4 * j + 2 * (r & 1);
-        element[0] = general_element(element[0], row, even);
-        element[1] = general_element(element[1], row, odd);
+        float& first = element(acc, r, i);
+        float& second = element(acc, r, i + 1);
+        first = general_element(first, row, even);
+        second = general_element(second, row, odd);
       }
     }
     if (!targets) return;

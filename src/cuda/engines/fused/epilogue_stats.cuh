@@ -5,19 +5,19 @@
 // begins, so that the load is long done when it is needed.
 namespace logitless::cuda::fused {
 
-// Which of the thread's 48 elements of row r equal the row's maximum (are NaN, if that is NaN): bit 2 j + b.
+// Which of the thread's elements of row r equal the row's maximum (are NaN, if that is NaN): bit i.
 // Masks, as 48 predicates would spill.
 __device__ __forceinline__ uint64_t maximum_mask(const Accumulators& acc, int r, float row_max) {
   uint32_t low = 0, high = 0;
 #pragma unroll
-  for (int i = 0; i < 2 * kColumnPairs; ++i) {
-    const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+  for (int i = 0; i < kRowElements; ++i) {
+    const float z = element(acc, r, i);
     (i < 32 ? low : high) |= ptx::mask_equal(z, row_max) & (1u << (i & 31));
   }
   if (__any_sync(kWarp, row_max != row_max)) {
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+    for (int i = 0; i < kRowElements; ++i) {
+      const float z = element(acc, r, i);
       (i < 32 ? low : high) |= ptx::mask_nan(z) & (1u << (i & 31));
     }
   }
@@ -29,20 +29,27 @@ template <class View>
 __device__ __forceinline__ int first_maximum(const Accumulators& acc, int r, float row_max,
                                              const View& tile) {
   const int bit = __ffsll(static_cast<long long>(maximum_mask(acc, r, row_max))) - 1;
-  int column = bit < 0 ? 0x7fffffff : tile.thread_column() + 8 * (bit >> 1) + (bit & 1);
-  column = min(column, __shfl_xor_sync(kWarp, column, 1));
-  return min(column, __shfl_xor_sync(kWarp, column, 2));
+  const int column = bit < 0 ? 0x7fffffff : tile.thread_column() + column_of(bit);
+  return quad_min(column);
 }
 
-__device__ __forceinline__ float row_maximum(const Accumulators& acc, int r) {
-  const float* row = acc[r >> 1] + 2 * (r & 1);
-  float even = row[0], odd = row[1];
+// The largest of the thread's elements of a row, in two chains of instructions.
+struct ThreadMaximum {
+  float even, odd;
+
+  __device__ __forceinline__ ThreadMaximum(const Accumulators& acc, int r)
+      : even(element(acc, r, 0)), odd(element(acc, r, 1)) {
 #pragma unroll
-  for (int j = 1; j < kColumnPairs; ++j) {
-    even = ptx::max_nan(even, row[4 * j]);
-    odd = ptx::max_nan(odd, row[4 * j + 1]);
+    for (int i = 2; i < kRowElements; i += 2) {
+      even = ptx::max_nan(even, element(acc, r, i));
+      odd = ptx::max_nan(odd, element(acc, r, i + 1));
+    }
   }
-  return quad_max(ptx::max_nan(even, odd));
+  __device__ __forceinline__ float value() const { return ptx::max_nan(even, odd); }
+};
+
+__device__ __forceinline__ float row_maximum(const Accumulators& acc, int r) {
+  return quad_max(ThreadMaximum(acc, r).value());
 }
 
 // Keeps the larger of two maxima with its column; a NaN is larger than all, of equals the first column wins.
@@ -67,11 +74,11 @@ __device__ __forceinline__ float weighted_sum(Accumulators& acc, const View& til
     stage_columns(class_weight, tile, columns);
     const uint32_t base = vector_base(tile);
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      const float weight = load_column(base, i >> 1, i & 1);
+    for (int i = 0; i < kRowElements; ++i) {
+      const float weight = load_column(base, i);
 #pragma unroll
       for (int r = 0; r < kQuadRows; ++r) {
-        sums[r] = fmaf(weight, acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)], sums[r]);
+        sums[r] = fmaf(weight, element(acc, r, i), sums[r]);
       }
     }
   }
@@ -89,8 +96,8 @@ __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const floa
     if (!is_far(row_max, -row_max * to_exponent)) continue;
     sums[r] = sum_offsets[r] = 0.f;
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+    for (int i = 0; i < kRowElements; ++i) {
+      const float z = element(acc, r, i);
       const float p = ptx::exp2_approx((z - row_max) * to_exponent);
       sums[r] += p;
       if constexpr (kGeneral) sum_offsets[r] = fmaf(p, as_factor(z - row_max), sum_offsets[r]);
@@ -130,23 +137,23 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
     maxima[r] = row_max;
     // A row of -inf has sum 0: its exponents are -inf - 0, not -inf + inf.
     const float shift = row_max == -INFINITY ? 0.f : -row_max * to_exponent;
-    const float* z = acc[r >> 1] + 2 * (r & 1);
+    const RowElements z{acc, r};
     float even = 0.f, odd = 0.f;
     if (kGeneral && stats.sum_offset != nullptr) {
 #pragma unroll
-      for (int j = 0; j < kColumnPairs; ++j) {
-        const float p = ptx::exp2_approx(fmaf(z[4 * j], to_exponent, shift));
-        const float q = ptx::exp2_approx(fmaf(z[4 * j + 1], to_exponent, shift));
+      for (int i = 0; i < kRowElements; i += 2) {
+        const float p = ptx::exp2_approx(fmaf(z.at(i), to_exponent, shift));
+        const float q = ptx::exp2_approx(fmaf(z.at(i + 1), to_exponent, shift));
         even += p;
         odd += q;
-        sum_offsets[r] = fmaf(p, as_factor(z[4 * j] - row_max), sum_offsets[r]);
-        sum_offsets[r] = fmaf(q, as_factor(z[4 * j + 1] - row_max), sum_offsets[r]);
+        sum_offsets[r] = fmaf(p, as_factor(z.at(i) - row_max), sum_offsets[r]);
+        sum_offsets[r] = fmaf(q, as_factor(z.at(i + 1) - row_max), sum_offsets[r]);
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < kColumnPairs; ++j) {
-        even += ptx::exp2_approx(fmaf(z[4 * j], to_exponent, shift));
-        odd += ptx::exp2_approx(fmaf(z[4 * j + 1], to_exponent, shift));
+      for (int i = 0; i < kRowElements; i += 2) {
+        even += ptx::exp2_approx(fmaf(z.at(i), to_exponent, shift));
+        odd += ptx::exp2_approx(fmaf(z.at(i + 1), to_exponent, shift));
       }
     }
     sums[r] = even + odd;

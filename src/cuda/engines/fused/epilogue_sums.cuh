@@ -8,9 +8,9 @@ namespace logitless::cuda::fused {
 // Adds up each of the thread's rows.
 __device__ __forceinline__ void sum_rows(const Accumulators& acc, float (&sums)[kQuadRows]) {
 #pragma unroll
-  for (int i = 0; i < 2 * kColumnPairs; ++i) {
+  for (int i = 0; i < kRowElements; ++i) {
 #pragma unroll
-    for (int r = 0; r < kQuadRows; ++r) sums[r] += acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+    for (int r = 0; r < kQuadRows; ++r) sums[r] += element(acc, r, i);
   }
 }
 
@@ -35,8 +35,8 @@ __device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitAncho
   for (int r = 0; r < kQuadRows; ++r) {
     const float far = from_owner(own.far, r), shift = from_owner(own.shift, r);
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
-      const float z = acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
+    for (int i = 0; i < kRowElements; ++i) {
+      const float z = element(acc, r, i);
       const float p = ptx::exp2_approx(fmaf(z - far, kLog2E, shift));
       sums[r] = fmaf(p, p, sums[r]);
     }

@@ -9,17 +9,10 @@
 // element or the rest of that share: one comparison.
 namespace logitless::cuda::fused {
 
-// The thread's 48 elements of one row.
-struct RowElements {
-  const float* z;  // element j, b at 4 j + b
-
-  __device__ __forceinline__ float at(int i) const { return z[4 * (i >> 1) + (i & 1)]; }  // i: 2 j + b
-};
-
 inline constexpr int kDrawnAtOnce = 8;
 
 struct Drawn {
-  uint64_t kept = 0;   // bit 2 j + b: the element is kept
+  uint64_t kept = 0;   // bit i: the element is kept
   float expected = 0;  // number of kept ones, times threshold
 };
 
@@ -39,7 +32,7 @@ __device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitAnch
   uint32_t low = 0, high = 0;
   float expected = 0.f, running = start;
 #pragma unroll
-  for (int first = 0; first < 2 * kColumnPairs; first += kDrawnAtOnce) {
+  for (int first = 0; first < kRowElements; first += kDrawnAtOnce) {
     if (!ptx::always()) continue;
 #pragma unroll
     for (int i = first; i < first + kDrawnAtOnce; ++i) {
@@ -53,11 +46,6 @@ __device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitAnch
     }
   }
   return {static_cast<uint64_t>(high) << 32 | low, expected};
-}
-
-// Of an element's bit: its column past the thread's first.
-__device__ __forceinline__ int column_of(int bit) {
-  return 8 * (bit >> 1) + (bit & 1);
 }
 
 // Columns of the dense product are drawn like the others, but not kept.
@@ -83,7 +71,7 @@ __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, Sp
     kept &= kept - 1;
     float z = 0.f;
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) z = i == bit ? row.at(i) : z;
+    for (int i = 0; i < kRowElements; ++i) z = i == bit ? row.at(i) : z;
     if (bit >= 0 && at < draws.capacity - 1) {
       const bool large = ptx::exp2_approx(exponent_of<kGeneral>(z, anchor, scale)) >= certain;
       draws.elements[index * draws.capacity + at] = {2 * (first_column + column_of(bit)) + large,
@@ -130,11 +118,11 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const View& til
   [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
-    const RowElements elements{acc[r >> 1] + 2 * (r & 1)};
+    const RowElements elements{acc, r};
     const SplitAnchor row_anchor{kGeneral ? from_owner(own.far, r) : 0.f, from_owner(own.shift, r)};
     float sum[2] = {}, sum_offset[2] = {};
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) {
+    for (int i = 0; i < kRowElements; ++i) {
       const float exponent = exponent_of<kGeneral>(elements.at(i), row_anchor, exponent_scale);
       const float q = ptx::exp2_approx(exponent);
       sum[i & 1] += q;

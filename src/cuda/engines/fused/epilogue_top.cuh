@@ -11,27 +11,21 @@ namespace logitless::cuda::fused {
 template <class View>
 __device__ __forceinline__ void store_group_maxima(const Accumulators& acc, const View& tile,
                                                    const TopLogits& top) {
-  const int64_t group = tile.first_column() / kTileColumns * kTopGroups + (ptx::thread_index() & 3);
+  const int64_t group = tile.first_column() / kTileColumns * kTopGroups + column_group();
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
-    const float* z = acc[r >> 1] + 2 * (r & 1);
-    float even = z[0], odd = z[1];
-#pragma unroll
-    for (int j = 1; j < kColumnPairs; ++j) {
-      even = ptx::max_nan(even, z[4 * j]);
-      odd = ptx::max_nan(odd, z[4 * j + 1]);
-    }
+    const ThreadMaximum largest(acc, r);
     const int row = tile.row(r);
-    if (row < tile.rows()) top.group_max[row * top.groups + group] = ptx::max_nan(even, odd);
+    if (row < tile.rows()) top.group_max[row * top.groups + group] = largest.value();
   }
 }
 
-// Which of the thread's 48 elements of a row are not below its threshold, or are NaN: bit 2 j + b. Masks, as
+// Which of the thread's elements of a row are not below its threshold, or are NaN: bit i. Masks, as
 // 48 predicates would spill.
 __device__ __forceinline__ uint64_t not_below(const RowElements& row, float threshold) {
   uint32_t low = 0, high = 0;
 #pragma unroll
-  for (int i = 0; i < 2 * kColumnPairs; ++i) {
+  for (int i = 0; i < kRowElements; ++i) {
     (i < 32 ? low : high) |= ptx::mask_not_below(row.at(i), threshold) & (1u << (i & 31));
   }
   return static_cast<uint64_t>(high) << 32 | low;
@@ -47,7 +41,7 @@ __device__ __forceinline__ void list_elements(const RowElements& row, uint64_t f
     found &= found - 1;
     float z = 0.f;
 #pragma unroll
-    for (int i = 0; i < 2 * kColumnPairs; ++i) z = i == bit ? row.at(i) : z;
+    for (int i = 0; i < kRowElements; ++i) z = i == bit ? row.at(i) : z;
     if (bit >= 0 && at < top.capacity) {
       top.listed[static_cast<int64_t>(index) * top.capacity + at] = {z, first_column + column_of(bit)};
     }
@@ -63,7 +57,7 @@ __device__ __forceinline__ void list_large(const Accumulators& acc, const View& 
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     if (!ptx::always()) continue;  // a row at a time: registers are scarce
-    const RowElements elements{acc[r >> 1] + 2 * (r & 1)};
+    const RowElements elements{acc, r};
     const float threshold = from_owner(own_threshold, r);
     const int row = tile.row(r);
     const uint64_t found = row < tile.rows() ? not_below(elements, threshold) : 0;

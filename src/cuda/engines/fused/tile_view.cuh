@@ -1,27 +1,13 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/engines/fused/accumulators.cuh"
 #include "cuda/engines/fused/ptx/shared_memory.cuh"
 #include "cuda/engines/fused/ptx/thread.cuh"
 #include "cuda/engines/fused/tile.h"
 
-// A thread holds, of its warpgroup's 128 x 192 tile, 48 elements of each of four rows:
-//   acc[r / 2][4 j + 2 (r % 2) + b]: row half_rows (r / 2) + warp_rows warp + 8 (r % 2) + lane / 4, column
-//   8 j + 2 (lane % 4) + b
-// for r in 0..3, j in 0..23, b in 0..1, with the numbers of a TileLayout. That is how wgmma and mma.sync
-// leave blocks of 16 rows. The four lanes of a quad share their four rows; lane q owns row r = q: it alone
-// reads and writes the row's vectors and slots, so the 128 threads own the 128 rows.
+// Where the elements of accumulators.cuh are.
 namespace logitless::cuda::fused {
-
-inline constexpr int kQuadRows = 4;                    // of a thread
-inline constexpr int kColumnPairs = kTileColumns / 8;  // of a thread in a row
-inline constexpr unsigned kWarp = 0xffffffffu;
-
-using Accumulators = float[2][kTileColumns / 2];
-
-__device__ __forceinline__ int lane_index() {
-  return ptx::thread_index() & 31;
-}
 
 // What an epilogue must know of its tile. The numbers live in shared memory, 16 bytes a warp, and are read
 // where they are needed: beside 192 accumulators registers are scarce.
@@ -58,10 +44,8 @@ struct TileView {
            ((thread & 31) >> 2);
   }
   __device__ __forceinline__ int own_row() const { return row(ptx::thread_index() & 3); }
-  // Of the thread's elements the column at j = b = 0.
-  __device__ __forceinline__ int thread_column() const {
-    return first_column() + (ptx::thread_index() & 3) * 2;
-  }
+  // The column of the thread's elements 0.
+  __device__ __forceinline__ int thread_column() const { return first_column() + first_column_of_thread(); }
 
  private:
   __device__ __forceinline__ uint32_t numbers() const {
