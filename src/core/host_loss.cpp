@@ -34,13 +34,8 @@ void write_ignored_losses(const Problem& problem, const Buffers& buffers, int64_
 
 HostLoss make_host_loss(const Problem& problem, const Buffers& buffers, const int64_t* rows,
                         int64_t row_count) {
-  HostLoss context{problem, buffers, {}, 1};
-  context.params.label_smoothing = problem.label_smoothing;
-  context.params.z_loss = problem.z_loss;
-  context.params.class_weight_sum = class_weight_sum(problem, buffers);
-  context.params.vocab_total = static_cast<double>(problem.vocab_total);
-  context.divisor = reduction_divisor(problem, buffers, rows, row_count);
-  return context;
+  return {problem, buffers, loss_params(problem, class_weight_sum(problem, buffers)),
+          reduction_divisor(problem, buffers, rows, row_count)};
 }
 
 RowWeights<double> row_weights(const HostLoss& context, int64_t row) {

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "core/host_device.h"
+#include "core/problem.h"
 #include "core/row_stats.h"
 
 namespace logitless {
@@ -14,6 +15,11 @@ struct LossParams {
   T class_weight_sum = 0;  // sum_j w_j over the whole vocabulary (V_total without class weights)
   T vocab_total = 0;
 };
+
+inline LossParams<double> loss_params(const Problem& problem, double class_weight_sum = 0) {
+  return {problem.label_smoothing, problem.z_loss, class_weight_sum,
+          static_cast<double>(problem.vocab_total)};
+}
 
 // What one row's weights are: ignored rows never come here.
 template <class T>

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/logit_transform.h"
 #include "core/row_lists.h"
 #include "cpu/kernel_facts.h"
 
@@ -38,14 +39,6 @@ struct MatrixView {
   int64_t stride = 0;            // elements
   DType round_to = DType::kF32;  // numbers of other dtypes are rounded to it; kF32: they are not
   bool rounds() const { return round_to != DType::kF32 && round_to != dtype; }
-};
-
-// What turns dot products into logits: z = t(scale * dot + bias) / T.
-struct LogitTransform {
-  float scale = 1;
-  float softcap = 0;                           // 0: none
-  const float* bias = nullptr;                 // [columns], null: none
-  const float* inverse_temperature = nullptr;  // [rows], null: ones
 };
 
 // A strip of logits of one vocabulary block, one row after the other with `stride` floats between them.
@@ -157,10 +150,10 @@ struct Kernels : KernelFacts {
   void (*pack_interleaved)(const MatrixView& source, int64_t rows, int64_t columns, int64_t units,
                            int64_t panels, int64_t width, uint32_t* out) = nullptr;
   // Logits to statistics, and exp(z - max) t'(z) to `exps` when not null.
-  void (*softmax_strip)(const LogitStrip&, const LogitTransform&, const BlockStats&, void* exps,
+  void (*softmax_strip)(const LogitStrip&, const LogitTransform<float>&, const BlockStats&, void* exps,
                         int64_t exps_stride) = nullptr;
   // Logits to gradients of the dot products.
-  void (*gradient_strip)(const LogitStrip&, const LogitTransform&, const StripCoefficients&, void* dz,
+  void (*gradient_strip)(const LogitStrip&, const LogitTransform<float>&, const StripCoefficients&, void* dz,
                          int64_t dz_stride) = nullptr;
   void (*finish_strip)(const FinishStrip&) = nullptr;
   // sums[j] += sum_i dz[i, j]

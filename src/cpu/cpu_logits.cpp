@@ -21,10 +21,8 @@ WorkerArena Runner::worker(int index) const {
   return lay_out_worker(problem, kernels, shape, memory);
 }
 
-LogitTransform Runner::transform(const WorkerArena& w, int64_t row) const {
-  return {static_cast<float>(problem.scale), static_cast<float>(problem.softcap),
-          problem.has_bias ? w.bias.data() : nullptr,
-          problem.has_temperature ? arena.inverse_temperature.data() + row : nullptr};
+LogitTransform<float> Runner::transform(const WorkerArena& w, int64_t row) const {
+  return logit_transform(problem, w.bias.data(), arena.inverse_temperature.data()).from(row, 0);
 }
 
 std::byte* Runner::kept_exps(int64_t block) const {

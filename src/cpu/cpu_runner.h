@@ -43,7 +43,7 @@ struct Runner {
   void loop(int64_t tasks, LoopBody body) const;
   WorkerArena worker(int index) const;
   // Of a strip that begins with the chunk's row.
-  LogitTransform transform(const WorkerArena& w, int64_t row) const;
+  LogitTransform<float> transform(const WorkerArena& w, int64_t row) const;
   // Where a kept block's exps are, and where the gradients of any block's logits will be; the anchors of
   // exps; the block's panels for d_hidden.
   std::byte* kept_exps(int64_t block) const;
@@ -91,10 +91,7 @@ LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, i
                        int32_t* target_columns);
 // t'(z) of a logit as the kernels compute it: 0 where it has reached the softcap.
 inline double softcap_slope(const Problem& problem, double z, double inverse_temperature) {
-  if (problem.softcap == 0) return 1;
-  const float cap = static_cast<float>(problem.softcap) * static_cast<float>(inverse_temperature);
-  const double t = z / cap;
-  return 1 - t * t;
+  return logit_transform<float>(problem).slope(z, static_cast<float>(inverse_temperature));
 }
 // Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.
 int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);

@@ -45,6 +45,9 @@ void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& que
       .detail = detail_,
       .arena = arena,
       .rows = with_joined(row_inputs(problem, buffers), arena.joined),
+      .transform = logit_transform<float>(
+          problem, arena.bias != nullptr ? arena.bias : static_cast<const float*>(buffers.bias),
+          arena.inverse_temperature),
       .queue = queue,
       .chunks = (problem.tokens + chunk_rows - 1) / chunk_rows,
       .products = std::abs(problem.scale) >= double{std::numeric_limits<float>::min()} && problem.vocab > 0,

@@ -37,6 +37,7 @@ struct Runner {
   const PlanDetail& detail;
   Arena arena;
   RowInputs rows;
+  LogitTransform<float> transform;  // of all computed rows and of the shard's columns
   const Queue& queue;
   int64_t chunks;
   bool products;              // whether logits depend on the matrices at all (scale != 0), and there are any
@@ -102,7 +103,6 @@ const float* class_weight_of(const Runner& run, const Window& window);
 void make_target_logits(const Runner& run, const Chunk& chunk);
 
 // ---- row_sums.cpp
-const float* bias_of(const Runner& run);
 // Row statistics of a chunk, in the slots, which are clear; active: only in these blocks of rows.
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
 // Whether sums that are relative to an anchor come with maxima, which only their outputs need.

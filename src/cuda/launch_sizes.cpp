@@ -13,8 +13,7 @@ LogitsArgs LaunchSizes::of(const EpilogueArgs& epilogue, int64_t chunk) const {
   args.rows = chunk;
   args.columns = p_.vocab;
   args.depth = padded_hidden(p_);
-  args.scale = static_cast<float>(p_.scale);
-  args.softcap = static_cast<float>(p_.softcap);
+  args.transform = logit_transform<float>(p_);
   args.batch_invariant = p_.batch_invariant;
   return args;
 }

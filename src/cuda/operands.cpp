@@ -56,9 +56,7 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
     l.target_logit = a.target_logit;
     l.anchor = a.anchor;
     l.target = a.target + chunk.first;
-    l.scale = static_cast<float>(p.scale);
-    l.softcap = static_cast<float>(p.softcap);
-    if (p.has_temperature) l.inverse_temperature = a.inverse_temperature + chunk.first;
+    l.transform = run.transform.from(chunk.first, 0);
   }
   if (p.has_bias) l.bias = b.bias;
   l.bias_dtype = p.bias_dtype;
@@ -95,12 +93,7 @@ void make_target_logits(const Runner& run, const Chunk& chunk) {
   t.classifier_dtype = p.classifier_dtype;
   t.classifier_stride = b.classifier_stride;
   t.operand_dtype = run.dtype();
-  t.scale = static_cast<float>(p.scale);
-  t.softcap = static_cast<float>(p.softcap);
-  if (p.has_temperature) t.inverse_temperature = run.arena.inverse_temperature + chunk.first;
-  if (p.has_bias) t.bias = b.bias;
-  t.bias_dtype = p.bias_dtype;
-  t.bias_scale = static_cast<float>(p.bias_scale);
+  t.transform = run.transform.from(chunk.first, 0);
   t.logits = run.arena.target_logits;
   launch_target_logits(run.rows, t, run.queue);
 }
@@ -177,7 +170,6 @@ RowSums row_sums(const Runner& run, const Window& window) {
 LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
                              const Window& window, const Operand& classifier) {
   const Problem& p = run.problem;
-  const float* bias = bias_of(run);
   LogitsProduct product;
   product.dtype = run.dtype();
   product.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;  // their logits are sums of their own, in fp32
@@ -191,10 +183,7 @@ LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operan
   // Copied rows are padded with zeros to what the fastest loads want.
   product.depth = hidden.stride == run.depth() && classifier.stride == run.depth() ? run.depth() : p.hidden;
   if (run.detail.source != HiddenSource::kCaller) product.row_count = chunk.row_count;  // else all rows exist
-  product.scale = static_cast<float>(p.scale);
-  product.softcap = static_cast<float>(p.softcap);
-  product.bias = bias != nullptr ? bias + window.first : nullptr;
-  if (p.has_temperature) product.inverse_temperature = run.arena.inverse_temperature + chunk.first;
+  product.transform = run.transform.from(chunk.first, window.first);
   product.target = run.arena.target + chunk.first;
   product.column_offset = window.first;
   return product;

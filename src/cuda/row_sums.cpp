@@ -7,11 +7,6 @@
 
 namespace logitless::cuda {
 
-const float* bias_of(const Runner& run) {
-  if (!run.problem.has_bias) return nullptr;
-  return run.arena.bias != nullptr ? run.arena.bias : static_cast<const float*>(run.buffers.bias);
-}
-
 void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
@@ -67,7 +62,7 @@ KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
   k.columns = run.detail.kept_columns;
   k.stride = exps_stride(p, run.detail);
   k.base_2 = run.traits().base_2;
-  k.softcap = static_cast<float>(p.softcap);
+  k.transform = run.transform;
   // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
   if (p.want_d_classifier) k.hidden = const_cast<void*>(hidden.data);
   k.hidden_stride = hidden.stride;

@@ -53,7 +53,7 @@ struct Row {
       : product(given),
         row(number),
         target(given.target == nullptr ? -1 : given.target[number]),
-        inverse_temperature(portable::inverse_temperature_of(given, number)),
+        inverse_temperature(given.transform.inverse_temperature_of(number)),
         z(static_cast<size_t>(given.columns)) {
     std::vector<float> hidden(static_cast<size_t>(product.depth));
     for (int64_t k = 0; k < product.depth; ++k) {
@@ -149,7 +149,7 @@ void make(const Row& r, const StatsArgs& args) {
 void make(const Row& r, const ExpsArgs& args) {
   write_target_logit(r, args);
   const SplitAnchor anchor = split_anchor(args.anchor[r.row]);
-  const float softcap = r.product.softcap;
+  const float softcap = r.product.transform.softcap;
   const float inverse_cap = inverse_softcap(softcap * r.inverse_temperature);
   for_tiles(r, [&](int64_t first, int64_t end) {
     join_maximum(r, args.stats, first, end);
@@ -175,7 +175,7 @@ void make(const Row& r, const GradientArgs& args) {
   for (int64_t j = 0; j < r.product.columns; ++j) {
     const float weight = args.class_weight != nullptr ? args.class_weight[j] : 1.0f;
     const float v = dz_element(k, (r.at(j) - args.lse[r.row]) - value(args.lse_low), weight, r.is_target(j));
-    const float slope = portable::slope(r.product, r.at(j), r.inverse_temperature);
+    const float slope = r.product.transform.slope(r.at(j), r.inverse_temperature);
     store(args.dz, r.product.dtype, r.row, j, v * slope * factor);
   }
 }

@@ -118,7 +118,7 @@ class Launches {
     product_.hidden_stride = product_.classifier_stride = product_.depth = depth;
     product_.rows = rows;
     product_.columns = columns;
-    product_.scale = kSpread / std::sqrt(static_cast<float>(depth));
+    product_.transform.scale = kSpread / std::sqrt(static_cast<float>(depth));
     std::vector<int32_t> targets(static_cast<size_t>(rows));
     for (int64_t i = 0; i < rows; ++i) targets[i] = static_cast<int32_t>(i * 7919 % columns);
     product_.target = on_device(targets);
@@ -190,7 +190,7 @@ class Launches {
       std::fill(row.begin(), row.end(), 0.f);
       for (int k = 0; k < kCandidates; ++k) {
         const size_t column = (i * 7919 + static_cast<size_t>(k) * 104'729) % static_cast<size_t>(columns_);
-        const float factor = candidate_logit(k) / (product_.scale * static_cast<float>(depth));
+        const float factor = candidate_logit(k) / (product_.transform.scale * static_cast<float>(depth));
         size_t at = column * depth % numbers.size();
         for (float& value : row) {
           value += factor * numbers[at];

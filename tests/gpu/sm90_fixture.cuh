@@ -229,8 +229,8 @@ inline LogitsProduct make_product(const Problem& problem, const Guarded<uint16_t
   product.columns = problem.shape.columns;
   product.depth = problem.shape.depth;
   product.column_offset = kColumnOffset;
-  product.scale = options.transform.scale;
-  product.softcap = options.transform.softcap;
+  product.transform.scale = options.transform.scale;
+  product.transform.softcap = options.transform.softcap;
   return product;
 }
 

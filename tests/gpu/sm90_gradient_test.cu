@@ -41,7 +41,7 @@ void run_gradient(Shape shape, DType dtype, bool general, bool weights, int64_t 
   args.g = g.get();
   args.factor = scale.get();
   if (general) {
-    product.bias = bias.get();
+    product.transform.bias = bias.get();
     args.b = b.get();
     args.c = c.get();
     if (weights) args.class_weight = class_weight.get();

@@ -161,7 +161,7 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
   g.logits = products.get();
   g.sample = sample.get();
   g.sample_others = others.get();
-  g.scale = kScale;
+  g.transform.scale = kScale;
   g.threshold = kThreshold;
   g.target = target.get();
   g.target_logit = target_logit.get();
@@ -176,8 +176,8 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
       const Guarded<float> max(slot_max), sum(slot_sum);
       slots.max = max.get();
       slots.sum = sum.get();
-      g.bias = with_bias ? bias.get() : nullptr;
-      g.softcap = softcap;
+      g.transform.bias = with_bias ? bias.get() : nullptr;
+      g.transform.softcap = softcap;
       launch_guess(g, nullptr);
       check_cuda(cudaDeviceSynchronize());
       for (const auto* array : {&guess, &guess_low, &anchor, &threshold}) array->expect_guards();

@@ -42,7 +42,8 @@ class HugeLogits : public testing::TestWithParam<std::tuple<int64_t, bool>> {
     Options options;
     options.transform.scale = kScale;
     LogitsProduct product = make_product(*problem_, *hidden_, *classifier_, options);
-    if (std::get<1>(GetParam())) product.bias = bias_->get();  // which only the general kernel takes
+    if (std::get<1>(GetParam()))
+      product.transform.bias = bias_->get();  // which only the general kernel takes
     return product;
   }
 

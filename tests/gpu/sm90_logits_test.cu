@@ -140,7 +140,7 @@ void run_stats(Shape shape, DType dtype, bool general, int64_t rows, int64_t win
       StatsArgs args;
       part.columns = std::min(window, shape.columns - begin);
       part.classifier = classifier.get() + begin * problem.stride;
-      if (!options.transform.bias.empty()) part.bias = bias.get() + begin;
+      if (!options.transform.bias.empty()) part.transform.bias = bias.get() + begin;
       if (!options.class_weight.empty()) args.class_weight = weights.get() + begin;
       part.target = device_targets.get();
       part.column_offset = kColumnOffset + begin;
@@ -197,7 +197,7 @@ TEST_F(Logits, SpecialLogits) {
   const Guarded<float> device_bias(bias);
   for (const bool with_bias : {false, true}) {
     LogitsProduct product = make_product(problem, hidden, classifier, Options{});
-    if (with_bias) product.bias = device_bias.get();
+    if (with_bias) product.transform.bias = device_bias.get();
     Slots slots(product, StatsArgs{}, false, with_bias);
     launch_logits({product, StatsArgs{{.stats = slots.view}}}, nullptr);
     const auto stats = slots.join();
@@ -235,7 +235,7 @@ void run_exps(Shape shape, bool general, int64_t rows) {
   const Guarded<int32_t> target(targets), row_count(std::vector<int32_t>{static_cast<int32_t>(rows)});
   LogitsProduct product = make_product(problem, hidden, classifier, options);
   if (rows < shape.rows) product.row_count = row_count.get();
-  if (general) product.bias = bias.get();
+  if (general) product.transform.bias = bias.get();
   product.target = target.get();
   ExpsArgs args;
   args.anchor = anchor.get();
@@ -313,7 +313,7 @@ TEST_F(Logits, SumsOfLargeEqualLogits) {
     problem.classifier_bits[j * problem.stride] = from_float(1.f, DType::kBF16);
   const Guarded<uint16_t> hidden(problem.hidden_bits), classifier(problem.classifier_bits);
   LogitsProduct product = make_product(problem, hidden, classifier, Options{});
-  product.scale = 1;
+  product.transform.scale = 1;
   for (const bool everything : {false, true}) {
     Slots slots(product, StatsArgs{}, false, everything);
     launch_logits({product, StatsArgs{{.stats = slots.view}}}, nullptr);

@@ -67,7 +67,7 @@ class Thinning {
     Guarded<Draw> elements(shape_.rows * wishes_.capacity);
     Guarded<float> target_logit(std::vector<float>(shape_.rows, kUntouched));
     LogitsProduct product = make_product(problem_, hidden, classifier, options_);
-    if (!options_.transform.bias.empty()) product.bias = bias.get();
+    if (!options_.transform.bias.empty()) product.transform.bias = bias.get();
     if (wishes_.rows < shape_.rows) product.row_count = row_count.get();
     if (wishes_.inactive_blocks) product.row_block_active = active.get();
     product.target = target.get();

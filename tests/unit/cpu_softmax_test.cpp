@@ -84,7 +84,7 @@ TEST_P(CpuSoftmax, SoftmaxAndGradientsOfAStrip) {
     };
     LogitStrip strip{
         strip_z.data(), padded, rows, c.columns, padded, target.data(), c.weight ? weight.data() : nullptr};
-    const LogitTransform t{c.scale, c.softcap, c.bias ? bias.data() : nullptr};
+    const LogitTransform<float> t{c.scale, c.softcap, c.bias ? bias.data() : nullptr};
     std::vector<float> max(16), sum(16), zy(16, -5), offset(16), weighted(16), logit_sum(16), sum_sq(16);
     std::vector<int32_t> argmax(16);
     Aligned<uint32_t> exps(rows * padded), dz(rows * padded);

@@ -1,16 +1,15 @@
 // From exps or logits to gradients of the dot products. No include guard: kernels-inl.h includes this once
 // per target.
 
-void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const StripCoefficients& k, void* dz,
-                    int64_t dz_stride) {
+void gradient_strip(const LogitStrip& strip, const LogitTransform<float>& t, const StripCoefficients& k,
+                    void* dz, int64_t dz_stride) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   for (int i = 0; i < strip.rows; ++i) {
     float* z = strip.z + i * strip.stride;
     Element* out = static_cast<Element*>(dz) + i * dz_stride;
     transform_row(z, strip, t, i);
-    const float cap = row_softcap(t, i);
-    const VF softcap = hn::Set(df, cap);
+    const VF softcap = hn::Set(df, row_softcap(t, i));
     const VF lse = hn::Set(df, k.lse[i]);
     const VF lse_low = hn::Set(df, k.lse_low[i]);
     const VF a = hn::Set(df, k.a[i]);
@@ -41,7 +40,7 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform& t, const Stri
       const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
       const LogSumExp<double> known{k.lse[i], k.lse_low[i]};
       double v = dz_element<double>({k.a[i], k.b[i], k.c[i], k.g[at]}, known.log_p(zy), w, 1);
-      if (t.softcap != 0) v *= 1 - (zy / cap) * (zy / cap);
+      v *= t.slope(zy, t.inverse_temperature_of(i));
       store_scalar(static_cast<float>(v), out + y);
     }
   }

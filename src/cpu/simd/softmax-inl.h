@@ -4,8 +4,8 @@
 inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 // The softcap of a row's logits, which are over its temperature.
-HWY_INLINE float row_softcap(const LogitTransform& t, int row) {
-  return t.inverse_temperature == nullptr ? t.softcap : t.softcap * t.inverse_temperature[row];
+HWY_INLINE float row_softcap(const LogitTransform<float>& t, int row) {
+  return t.softcap * t.inverse_temperature_of(row);
 }
 
 HWY_INLINE VF transform_lanes(VF dot, VF scale, VF bias, float softcap) {
@@ -37,7 +37,7 @@ HWY_INLINE float max_of_lanes(VF v) {
 }
 
 // Dot products to logits in place; columns past the end become -inf. Returns the maximum of the row.
-HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform& t,
+HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform<float>& t,
                                int row) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
@@ -153,7 +153,7 @@ HWY_INLINE int32_t first_of(const float* HWY_RESTRICT z, int64_t padded, float v
   return -1;
 }
 
-void softmax_strip(const LogitStrip& strip, const LogitTransform& t, const BlockStats& out, void* exps,
+void softmax_strip(const LogitStrip& strip, const LogitTransform<float>& t, const BlockStats& out, void* exps,
                    int64_t exps_stride) {
   for (int i = 0; i < strip.rows; ++i) {
     float* z = strip.z + i * strip.stride;

@@ -44,10 +44,8 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   const float dot = run.kernels.dot_rows(
       row_of({b.hidden, p.hidden_dtype, b.hidden_stride, p.compute_dtype}, row),
       row_of({b.classifier, p.classifier_dtype, b.classifier_stride, p.compute_dtype}, target), p.hidden);
-  double z = p.scale * dot;
-  if (p.has_bias) z += p.bias_scale * load_as_double(b.bias, p.bias_dtype, target);
-  if (p.softcap > 0) z = p.softcap * std::tanh(z / p.softcap);
-  z *= inverse_temperature_of_row(p, b, row);
+  const double bias = p.has_bias ? p.bias_scale * load_as_double(b.bias, p.bias_dtype, target) : 0;
+  const double z = logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, row));
   if (!std::isfinite(z)) return kNoGuess;
   return guess_below(p, z - kGuessMargin);
 }

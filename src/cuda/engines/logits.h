@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "core/dtype.h"
+#include "core/logit_transform.h"
 #include "core/row_lists.h"
 
 namespace logitless::cuda {
@@ -114,10 +115,7 @@ struct LogitsProduct {
   const int32_t* row_count = nullptr;  // scalar: rows at or past it do not exist; null: `rows` do
   // One for 128 rows, 0: they stay as they are; null: all are active.
   const uint8_t* row_block_active = nullptr;
-  float scale = 1;
-  float softcap = 0;                           // 0: none
-  const float* bias = nullptr;                 // [columns], or null
-  const float* inverse_temperature = nullptr;  // [rows] 1 / T, or null: ones
+  LogitTransform<float> transform;
   // [rows] column of the shard, -1: in another one; or kIgnoredRow. Of kStats, kThin and kTop null: no row
   // has one.
   const int32_t* target = nullptr;

@@ -135,7 +135,7 @@ void write_target_entries(const Runner& run, const Chunk& chunk, const Window& w
   e.stride = exps_stride(run.problem, run.detail);
   e.are_exps = are_exps;
   if (run.dtype() != DType::kF32) e.scale = &run.arena.scalars->dz_scale;
-  e.softcap = static_cast<float>(run.problem.softcap);
+  e.transform = run.transform;
   launch_target_entries(run.rows, run.arena, e, run.queue);
 }
 

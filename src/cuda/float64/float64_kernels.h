@@ -19,7 +19,8 @@ struct Inputs {
   const double* num_items;      // in place of the problem's, or null
   const double* bias;           // [vocab] or null
   const double* temperature;    // [tokens] or null
-  double scale, softcap, bias_scale;
+  double bias_scale;
+  LogitTransform<double> transform;  // without pointers
   WantedSums sums;
 };
 Inputs inputs_of(const Problem& problem, const Buffers& buffers, const Arena& arena);

@@ -10,11 +10,10 @@ struct Logit {
 };
 
 __device__ inline Logit logit(const Inputs& in, double dot, int64_t row, int64_t column) {
-  const double x = in.scale * dot + (in.bias != nullptr ? in.bias_scale * in.bias[column] : 0);
+  const double bias = in.bias != nullptr ? in.bias_scale * in.bias[column] : 0;
   const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
-  if (in.softcap == 0) return {x * inverse, 1};
-  const double t = tanh(x / in.softcap);
-  return {in.softcap * t * inverse, 1 - t * t};
+  const double z = in.transform.logit(dot, bias, inverse);
+  return {z, in.transform.slope(z, inverse)};
 }
 
 }  // namespace logitless::cuda::float64

@@ -18,11 +18,6 @@ __device__ RowWeights<double> weights_at(const Inputs& in, int64_t row, int64_t 
   return weights;
 }
 
-__device__ LossParams<double> params_of(const Inputs& in, const Scalars& scalars) {
-  return {in.rows.label_smoothing, in.rows.z_loss, scalars.class_weight_sum,
-          static_cast<double>(in.rows.vocab_total)};
-}
-
 __device__ double divisor_of(const Inputs& in, double weight_sum) {
   if (!in.rows.is_mean) return 1;
   if (in.num_items != nullptr) return *in.num_items;
@@ -52,7 +47,7 @@ __global__ void __launch_bounds__(kOneBlock) prepare_rows_kernel(Inputs in, Aren
     arena.target[row] = local;
   }
   double classes = 0;
-  if (in.class_weight != nullptr && in.rows.label_smoothing > 0) {
+  if (in.class_weight != nullptr && in.rows.loss.label_smoothing > 0) {
     for (int64_t j = threadIdx.x; j < in.rows.vocab_total; j += kOneBlock) classes += in.class_weight[j];
   }
   valid_count = block_sum<kOneBlock>(valid_count);
@@ -81,7 +76,7 @@ __global__ void finish_rows_kernel(Inputs in, Arena arena, Buffers out, bool is_
   if (is_shard) return;
   const int64_t target = target_of(in.rows, row);
   const RowLoss<double> loss =
-      row_loss(params_of(in, *arena.scalars), weights_at(in, row, target), stats, target);
+      row_loss(known_loss(in.rows, *arena.scalars), weights_at(in, row, target), stats, target);
   arena.row_loss[row] = loss.loss;
 #define LOGITLESS_PUT(name, ...) put<double>(out.name, row, loss.name);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
@@ -120,7 +115,7 @@ __global__ void row_gradients_kernel(Inputs in, Arena arena, Upstream upstream) 
 #undef LOGITLESS_LOAD
   const RowWeights<double> weights = weights_at(in, row, target_of(in.rows, row));
   const double inverse = in.temperature != nullptr ? inverse_temperature(in.temperature[row]) : 1;
-  arena.gradients[row] = {lse, scaled(row_coefficients(params_of(in, *arena.scalars), weights, given,
+  arena.gradients[row] = {lse, scaled(row_coefficients(known_loss(in.rows, *arena.scalars), weights, given,
                                                        lse.value(), at_or(upstream.entropy, row, 0)),
                                       inverse)};
 }
@@ -138,9 +133,8 @@ Inputs inputs_of(const Problem& p, const Buffers& b, const Arena& arena) {
   in.num_items = static_cast<const double*>(b.num_items);
   in.bias = p.has_bias ? static_cast<const double*>(b.bias) : nullptr;
   in.temperature = p.has_temperature ? static_cast<const double*>(b.temperature) : nullptr;
-  in.scale = p.scale;
+  in.transform = logit_transform<double>(p);
   in.bias_scale = p.bias_scale;
-  in.softcap = p.softcap;
   in.sums = wanted_sums(p);
   return in;
 }

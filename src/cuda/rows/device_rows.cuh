@@ -151,8 +151,11 @@ __device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row
   return w;
 }
 
-__device__ inline LossParams<double> loss_params(const RowInputs& in, const Scalars& scalars) {
-  return {in.label_smoothing, in.z_loss, scalars.class_weight_sum, static_cast<double>(in.vocab_total)};
+template <class Scalars>
+__device__ inline LossParams<double> known_loss(const RowInputs& in, const Scalars& scalars) {
+  LossParams<double> loss = in.loss;
+  loss.class_weight_sum = scalars.class_weight_sum;
+  return loss;
 }
 
 __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {

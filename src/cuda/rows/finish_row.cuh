@@ -158,7 +158,7 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   arena.lse[r] = lse.high;  // of a shard, too, whose draws need it
   arena.lse_low[r] = lse.low;
   if (f.is_shard) return;
-  const LossParams<double> params = loss_params(in, *arena.scalars);
+  const LossParams<double> params = known_loss(in, *arena.scalars);
   RowLoss<double> loss = row_loss(params, weights_of(in, row, target),
                                   with_weighted_offset(stats, params.class_weight_sum), target);
   loss.max_logit = shown.max;
@@ -198,7 +198,7 @@ __device__ inline void load_coefficients(const RowInputs& in, const Arena& arena
     arena.lse_low[r] = at_or(k.known_lse_low, row, 0);
   }
   const RowCoefficients<double> c = scaled(
-      row_coefficients(loss_params(in, *arena.scalars), weights_of(in, row, target), upstream,
+      row_coefficients(known_loss(in, *arena.scalars), weights_of(in, row, target), upstream,
                        double{arena.lse[r]} + double{arena.lse_low[r]}, double{at_or(k.entropy, row, 0)}),
       double{k.scale} * double{at_or(arena.inverse_temperature, computed, 1)});
   arena.a[r] = static_cast<float>(c.a);
@@ -241,10 +241,7 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
       exp_z = unit * exp2_approx(fmaf(z - split.far, kLog2E, split.shift));
     }
     double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
-    if (k.softcap != 0) {
-      const float ratio = z / (k.softcap * at_or(arena.inverse_temperature, computed, 1));
-      entry *= 1 - double{ratio} * double{ratio};
-    }
+    entry *= k.transform.slope(double{z}, k.transform.inverse_temperature_of(computed));
     const T stored = from_float<T>(static_cast<float>(entry));
     static_cast<T*>(k.exps)[r * k.stride + column] = stored;
     if constexpr (!std::is_same_v<T, float>) {

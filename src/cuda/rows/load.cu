@@ -74,10 +74,8 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
   if (lane != 0) return;
   float z = 0;
   if (y >= 0) {
-    z = l.scale * sum;
-    if (l.bias != nullptr) z += l.bias_scale * load_as_float(l.bias, l.bias_dtype, y);
-    if (l.softcap != 0) z = l.softcap * tanhf(z / l.softcap);
-    if (l.inverse_temperature != nullptr) z *= l.inverse_temperature[r];
+    const float bias = l.bias != nullptr ? l.bias_scale * load_as_float(l.bias, l.bias_dtype, y) : 0.0f;
+    z = l.transform.logit(sum, bias, l.transform.inverse_temperature_of(r));
   }
   l.target_logit[r] = z;
   if (l.anchor != nullptr) l.anchor[r] = z;

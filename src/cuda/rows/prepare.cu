@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
   const double divisor = block_sum<kThreads>(weight_sum);
   const int64_t invalid_count = block_sum<kThreads>(invalid);
   double classes = 0;
-  if (in.class_weight != nullptr && in.label_smoothing > 0) {
+  if (in.class_weight != nullptr && in.loss.label_smoothing > 0) {
     for (int64_t j = thread; j < in.vocab_total; j += kThreads) classes += in.class_weight[j];
   }
   classes = block_sum<kThreads>(classes);
@@ -132,8 +132,7 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
   in.class_weight = p.has_class_weight ? static_cast<const float*>(b.class_weight) : nullptr;
   in.token_weight = p.has_token_weight ? static_cast<const float*>(b.token_weight) : nullptr;
   in.temperature = p.has_temperature ? static_cast<const float*>(b.temperature) : nullptr;
-  in.label_smoothing = p.label_smoothing;
-  in.z_loss = p.z_loss;
+  in.loss = loss_params(p);
   in.num_items = p.num_items;
   in.num_items_at = static_cast<const float*>(b.num_items);
   in.is_mean = p.reduction == Reduction::kMean;

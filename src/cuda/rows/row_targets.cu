@@ -60,11 +60,8 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowInputs in, T
   }
   sum = warp_sum(sum);
   if (lane != 0) return;
-  float z = t.scale * sum;
-  if (t.bias != nullptr) z += t.bias_scale * load_as_float(t.bias, t.bias_dtype, column);
-  if (t.softcap != 0) z = t.softcap * tanhf(z / t.softcap);
-  if (t.inverse_temperature != nullptr) z *= t.inverse_temperature[r];
-  t.logits[item] = z;
+  const LogitTransform<float>& to_logit = t.transform;
+  t.logits[item] = to_logit.logit(sum, to_logit.bias_of(column), to_logit.inverse_temperature_of(r));
 }
 
 // One thread a target. Of those that are the same one, the first writes.
@@ -88,12 +85,8 @@ __global__ void __launch_bounds__(kThreads)
   if (arena.c != nullptr) c.c = arena.c[r];
   const float z = arena.target_logits[item];
   const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
-  double d = dz_element<double>(c, lse.log_p(z), 1.0, q);
-  if (e.softcap != 0) {
-    const float inverse = arena.inverse_temperature != nullptr ? arena.inverse_temperature[computed] : 1.0f;
-    const double ratio = z / (e.softcap * inverse);
-    d *= 1 - ratio * ratio;
-  }
+  double d = dz_element<double>(c, lse.log_p(z), 1.0, q) *
+             e.transform.slope(double{z}, e.transform.inverse_temperature_of(computed));
   if (e.are_exps) {
     const double factor = arena.row_factor[r];
     d = factor == 0 ? 0 : d / factor;

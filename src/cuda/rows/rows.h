@@ -4,7 +4,9 @@
 #include <span>
 
 #include "core/buffers.h"
+#include "core/logit_transform.h"
 #include "core/problem.h"
+#include "core/row_coefficients.h"
 #include "cuda/cuda_arena.h"
 
 namespace logitless {
@@ -25,7 +27,8 @@ struct RowInputs {
   const float* class_weight;  // [vocab_total] or null
   const float* token_weight;  // [tokens] or null
   const float* temperature;   // [tokens] or null
-  double label_smoothing, z_loss, num_items;
+  LossParams<double> loss;    // without class_weight_sum, which only the device knows: known_loss()
+  double num_items;
   const float* num_items_at;  // in place of num_items, or null
   bool is_mean;
   bool is_none;
@@ -61,11 +64,7 @@ struct TargetLogits {
   DType classifier_dtype;
   int64_t classifier_stride;
   DType operand_dtype;  // what numbers are rounded to
-  float scale, softcap;
-  const float* inverse_temperature;  // [rows] or null: ones
-  const void* bias;                  // [vocab] or null
-  DType bias_dtype;
-  float bias_scale;
+  LogitTransform<float> transform;
   float* logits;  // [rows, targets_per_row]
 };
 void launch_target_logits(const RowInputs& in, const TargetLogits& t, const Queue& queue);
@@ -77,9 +76,9 @@ struct TargetEntries {
   void* dz;                       // [rows, stride], from the window's first column
   DType dtype;
   int64_t stride;
-  bool are_exps;       // what is stored, times row_factor, is dz
-  const float* scale;  // else what is stored is dz times it; null: 1
-  float softcap;
+  bool are_exps;                    // what is stored, times row_factor, is dz
+  const float* scale;               // else what is stored is dz times it; null: 1
+  LogitTransform<float> transform;  // of the computed rows
 };
 void launch_target_entries(const RowInputs& in, const Arena& arena, const TargetEntries& e,
                            const Queue& queue);
@@ -105,9 +104,8 @@ struct LoadRows {
   const void* classifier;        // the caller's
   DType classifier_dtype;
   int64_t classifier_stride;
-  float scale, softcap;
-  const float* inverse_temperature;  // [rows] or null: ones
-  const void* bias;                  // [vocab] or null
+  LogitTransform<float> transform;  // whose bias is not read: it may be the copy
+  const void* bias;                 // [vocab] or null
   DType bias_dtype;
   float bias_scale;
   float* bias_copy;  // [vocab] in fp32 times bias_scale, or null
@@ -169,9 +167,9 @@ struct KeptExps {
   void* exps;  // null: none are kept
   DType dtype;
   int64_t stride;
-  int64_t columns;  // the first ones, whose exps are kept
-  bool base_2;      // as in FinishRows; and exps are stored times 2^kKeptExponent
-  float softcap;
+  int64_t columns;                  // the first ones, whose exps are kept
+  bool base_2;                      // as in FinishRows; and exps are stored times 2^kKeptExponent
+  LogitTransform<float> transform;  // of the computed rows
   // Rows of the operands, which are multiplied with their row_factor; or null
   void* hidden;  // [rows, depth]
   int64_t hidden_stride, depth;

@@ -39,8 +39,8 @@ __device__ float log_of_slots(const StatSlots& slots, int64_t row, int lane) {
 
 // The logit of sample s for a row of this inverse temperature.
 __device__ float sample_logit(const Guess& g, float product, int64_t s, float inverse_temperature) {
-  const float z = g.scale * product + (g.bias != nullptr ? g.bias[g.sample[s]] : 0.0f);
-  return (g.softcap != 0 ? g.softcap * tanhf(z / g.softcap) : z) * inverse_temperature;
+  const float bias = g.transform.bias != nullptr ? g.transform.bias[g.sample[s]] : 0.0f;
+  return g.transform.logit(product, bias, inverse_temperature);
 }
 
 // log of the row's sum over all columns. known: the log of that over dense columns and the target. The
@@ -55,7 +55,7 @@ __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
     others[i] = s < g.sampled ? g.sample_others[s] : -1;
     e[i] = s < g.sampled ? g.logits[row * g.sampled + s] : 0;
   }
-  const float inverse_temperature = g.inverse_temperature != nullptr ? g.inverse_temperature[row] : 1.0f;
+  const float inverse_temperature = g.transform.inverse_temperature_of(row);
   float largest = known;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

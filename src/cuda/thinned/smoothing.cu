@@ -35,7 +35,7 @@ __global__ void join_parts_kernel(WeightedRows w) {
 __global__ void __launch_bounds__(1024) weighted_bias_kernel(WeightedLogits w) {
   double sum = 0;
   for (int64_t j = threadIdx.x; j < w.vocab; j += 1024) {
-    sum += w.class_weight != nullptr ? double{w.bias[j]} * w.class_weight[j] : double{w.bias[j]};
+    sum += double{w.transform.bias[j]} * (w.class_weight != nullptr ? w.class_weight[j] : 1.0f);
   }
   sum = block_sum<1024>(sum);
   if (threadIdx.x == 0) *w.bias_sum = static_cast<float>(sum);
@@ -50,8 +50,9 @@ __global__ void __launch_bounds__(kThreads) weighted_logits_kernel(WeightedLogit
   double dot = 0;
   for (int64_t d = threadIdx.x; d < w.columns; d += kThreads)
     dot += double{to_float(hidden[d])} * w.classifier_sum[d];
-  double sum = w.scale * block_sum<kThreads>(dot) + (w.bias != nullptr ? double{*w.bias_sum} : 0.0);
-  if (w.inverse_temperature != nullptr) sum *= w.inverse_temperature[row];
+  double sum = w.transform.scale * block_sum<kThreads>(dot) +
+               (w.transform.bias != nullptr ? double{*w.bias_sum} : 0.0);
+  sum *= w.transform.inverse_temperature_of(row);
   if (threadIdx.x == 0) w.weighted[row] = static_cast<float>(sum);
 }
 
@@ -79,7 +80,7 @@ void launch_weighted_rows(const WeightedRows& w, const Queue& queue) {
 }
 
 void launch_weighted_logits(const WeightedLogits& w, const Queue& queue) {
-  if (w.bias != nullptr) queue.launch(weighted_bias_kernel, 1, 1024, 0, w);
+  if (w.transform.bias != nullptr) queue.launch(weighted_bias_kernel, 1, 1024, 0, w);
   for_dtype(w.hidden_dtype, [&](auto type) {
     queue.launch(weighted_logits_kernel<decltype(type)>, static_cast<unsigned>(w.rows), kThreads, 0, w);
   });

@@ -78,18 +78,17 @@ struct Guess {
   const float* logits;         // [N, S] products of the sampled columns
   const int32_t* sample;       // [S] as ChooseColumns
   const float* sample_others;  // [S] below 0: there is no such sample
-  const float* bias;           // [V], or null
-  float scale, softcap, threshold;
-  const float* inverse_temperature;  // [N] or null: ones
-  const int32_t* target;             // [N]
-  const float* target_logit;         // [N]
-  const int32_t* role;               // [V]
-  float* guess;                      // [N]
-  float* guess_low;                  // [N] becomes 0
-  float* anchor;                     // [N] the same as guess
-  float* row_threshold;              // [N]
-  int32_t* count;                    // [N] becomes 0
-  int32_t* redrawn_count;            // scalar, becomes 0; or null
+  LogitTransform<float> transform;
+  float threshold;
+  const int32_t* target;      // [N]
+  const float* target_logit;  // [N]
+  const int32_t* role;        // [V]
+  float* guess;               // [N]
+  float* guess_low;           // [N] becomes 0
+  float* anchor;              // [N] the same as guess
+  float* row_threshold;       // [N]
+  int32_t* count;             // [N] becomes 0
+  int32_t* redrawn_count;     // scalar, becomes 0; or null
 };
 void launch_guess(const Guess& g, const Queue& queue);
 // Of a group, whose ranks have guessed of their own columns: guess and anchor of all columns. Of a rank that
@@ -178,8 +177,7 @@ struct Weigh {
   const int32_t* role;         // [V]
   const float *lse, *lse_low;  // [N] together lse
   const float *a, *b, *g;      // [N]; b may be null
-  float softcap;
-  const float* inverse_temperature;  // [N] or null: ones
+  LogitTransform<float> transform;
   Kept* kept;           // [N, capacity]: as row_order.cuh has it, the target last; may be the lists' elements
   int32_t* kept_count;  // [N]
   int32_t* column_count;  // [V] += how many rows keep the column; null: not wanted
@@ -252,15 +250,13 @@ struct WeightedLogits {
   const void* hidden;
   DType hidden_dtype;
   int64_t hidden_stride, rows, columns;
-  const float* classifier_sum;  // [columns]
-  const float* bias;            // [V] or null
-  float* bias_sum;              // scalar, scratch
-  const float* class_weight;    // [V] or null
+  const float* classifier_sum;      // [columns]
+  LogitTransform<float> transform;  // without a softcap
+  float* bias_sum;                  // scalar, scratch
+  const float* class_weight;        // [V] or null
   int64_t vocab;
-  float scale;
-  const float* inverse_temperature;  // [rows] or null: ones
-  const int32_t* target;             // [rows]: ignored ones are left alone
-  float* weighted;                   // [rows]
+  const int32_t* target;  // [rows]: ignored ones are left alone
+  float* weighted;        // [rows]
 };
 void launch_weighted_logits(const WeightedLogits& w, const Queue& queue);
 // d_bias[j] += w_j * sum_i c_i

@@ -41,7 +41,7 @@ void sum_dense(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
                const Operand& columns) {
   const Window window{0, t.sizes.dense};
   LogitsProduct product = logits_product(run, chunk, hidden, window, columns);
-  product.bias = t.dense_bias;
+  product.transform.bias = t.dense_bias;
   product.target = nullptr;
   launch_logits(run, {product, StatsArgs{{.stats = run.arena.slots.without_options()}}});
 }
@@ -96,11 +96,8 @@ void guess_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, const 
   g.logits = t.sample_logits;
   g.sample = t.columns + t.sizes.dense;
   g.sample_others = t.sample_others;
-  g.bias = bias_of(run);
-  g.scale = static_cast<float>(p.scale);
-  g.softcap = static_cast<float>(p.softcap);
+  g.transform = run.transform;
   g.threshold = threshold_of(p);
-  g.inverse_temperature = run.arena.inverse_temperature;
   g.target = run.arena.target;
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
@@ -201,7 +198,7 @@ void draw_again(const Runner& run, const ThinArena& t, const Operand& hidden) {
                 [&](LogitsProduct& product, ThinArgs& args) {
                   product.row_count = g.count;
                   product.target = nullptr;
-                  product.inverse_temperature = t.portion_inverse_temperature;
+                  product.transform.inverse_temperature = t.portion_inverse_temperature;
                   args.stats = StatSlots{};  // the sums are known
                   args.anchor = t.portion_anchor;
                   args.draws.threshold = t.portion_threshold;
@@ -230,7 +227,7 @@ Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
   c.padded = run.depth();
   launch_copy_rows(c, run.queue);
   if (t.dense_bias != nullptr) {
-    launch_gather_vector(bias_of(run), t.columns, t.sizes.dense, t.dense_bias, run.queue);
+    launch_gather_vector(run.transform.bias, t.columns, t.sizes.dense, t.dense_bias, run.queue);
   }
   return {t.columns_copy, run.depth()};
 }
@@ -258,12 +255,10 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   w.rows = p.tokens;
   w.columns = p.hidden;
   w.classifier_sum = t.classifier_sum;
-  w.bias = bias_of(run);
+  w.transform = run.transform;
   w.bias_sum = t.sum_parts;
   w.class_weight = weight;
   w.vocab = p.vocab;
-  w.scale = static_cast<float>(p.scale);
-  w.inverse_temperature = run.arena.inverse_temperature;
   w.target = run.arena.target;
   w.weighted = run.arena.slots.weighted;
   launch_weighted_logits(w, run.queue);

@@ -40,8 +40,7 @@ void weigh(const Runner& run, const ThinArena& t) {
   w.a = a.a;
   w.b = a.b;
   w.g = a.g;
-  w.softcap = static_cast<float>(p.softcap);
-  w.inverse_temperature = a.inverse_temperature;
+  w.transform = run.transform;
   w.kept = t.kept;
   w.kept_count = t.kept_count;
   w.column_count = lists_columns(run) ? t.column_count : nullptr;
@@ -113,7 +112,7 @@ Operand make_dz(const Runner& run, const ThinArena& t, const Chunk& chunk, const
   const int64_t dense = t.sizes.dense, stride = padded_columns(run.problem, dense + t.sizes.hot);
   const float* scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
   LogitsProduct product = logits_product(run, chunk, hidden, {0, dense}, columns);
-  product.bias = t.dense_bias;
+  product.transform.bias = t.dense_bias;
   product.target = t.dense_target;
   const GradientArgs args{.lse = a.lse,
                           .lse_low = a.lse_low,

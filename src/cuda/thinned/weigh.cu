@@ -39,8 +39,7 @@ __device__ Row load_row(const Weigh& w, const DrawLists& lists, int64_t r) {
   }
   row.p_over_q = expf(static_cast<float>((guess.high - row.lse) + (guess.low - row.lse_low)));
   row.k = {w.a[r], w.b != nullptr ? w.b[r] : 0, 0, w.g[r]};
-  row.inverse_cap =
-      inverse_softcap(w.softcap * (w.inverse_temperature != nullptr ? w.inverse_temperature[r] : 1.0f));
+  row.inverse_cap = inverse_softcap(w.transform.softcap * w.transform.inverse_temperature_of(r));
   row.bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
   return row;
 }

@@ -82,9 +82,8 @@ __device__ float logit_of(const RedoTop& r, int64_t row, int64_t column) {
     dot = fmaf(load_as_float(r.hidden, r.dtype, row * r.hidden_stride + d),
                as_operand(r.classifier, r.classifier_dtype, r.dtype, column * r.classifier_stride + d), dot);
   }
-  float z = r.scale * warp_sum(dot) + (r.bias != nullptr ? r.bias[column] : 0.0f);
-  if (r.softcap != 0) z = r.softcap * tanhf(z / r.softcap);
-  return r.inverse_temperature != nullptr ? z * r.inverse_temperature[row] : z;
+  return r.transform.logit(warp_sum(dot), r.transform.bias_of(column),
+                           r.transform.inverse_temperature_of(row));
 }
 
 // The largest logit of a row, NaN if one is.

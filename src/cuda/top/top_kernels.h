@@ -37,10 +37,8 @@ struct RedoTop {
   DType classifier_dtype;
   int64_t classifier_stride;
   int64_t depth, columns;
-  float scale, softcap;
-  const float* bias;                 // [columns] or null
-  const float* inverse_temperature;  // [rows] or null
-  StatSlots stats;                   // whose maxima say when no better one can follow
+  LogitTransform<float> transform;
+  StatSlots stats;  // whose maxima say when no better one can follow
 };
 void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& redo, const Queue& queue);
 

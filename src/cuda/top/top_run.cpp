@@ -12,12 +12,13 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidde
                      const TopSizes& sizes) {
   const TopArena& top = run.arena.top;
   const EngineTraits traits = run.traits();
-  if (top.bias != nullptr) launch_sample_bias(bias_of(run), sizes.step, sizes.sampled, top.bias, run.queue);
+  if (top.bias != nullptr)
+    launch_sample_bias(run.transform.bias, sizes.step, sizes.sampled, top.bias, run.queue);
   int64_t group = 0;
   for_windows(0, sizes.sampled, sizes.window, [&](const Window& window) {
     const Operand classifier = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
     LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
-    product.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
+    product.transform.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
     product.target = nullptr;
     product.row_block_active = active;
     TopArgs args;
@@ -53,10 +54,7 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hid
   redo.classifier_stride = run.buffers.classifier_stride;
   redo.depth = p.hidden;
   redo.columns = p.vocab;
-  redo.scale = static_cast<float>(p.scale);
-  redo.softcap = static_cast<float>(p.softcap);
-  redo.bias = bias_of(run);
-  if (p.has_temperature) redo.inverse_temperature = run.arena.inverse_temperature + chunk.first;
+  redo.transform = run.transform.from(chunk.first, 0);
   redo.stats = run.arena.slots;
   launch_redo_top(run.arena.top, rows, redo, run.queue);
 }

@@ -88,15 +88,16 @@ __device__ __forceinline__ uint32_t vector_base(const View& tile) {
 template <class View>
 __device__ __forceinline__ float inverse_temperature_of(const LogitsProduct& product, const View& tile,
                                                         int row) {
-  return row < tile.rows() ? product.inverse_temperature[row] : 1.f;
+  return row < tile.rows() ? product.transform.inverse_temperature[row] : 1.f;
 }
 
 // inverse_softcap() of a row's logits, which are over its temperature.
 template <class Args, class View>
 __device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params, const View& tile, int row) {
   const LogitsProduct& product = params.product;
-  if (product.inverse_temperature == nullptr || product.softcap == 0.f) return params.inverse_cap;
-  return inverse_softcap(product.softcap * inverse_temperature_of(product, tile, row));
+  if (product.transform.inverse_temperature == nullptr || product.transform.softcap == 0.f)
+    return params.inverse_cap;
+  return inverse_softcap(product.transform.softcap * inverse_temperature_of(product, tile, row));
 }
 
 // z = t(scale * dot + bias) / T in place; softcap as cap (1 - 2 / (1 + exp(2 x / cap))), within 1e-6 cap.
@@ -104,8 +105,8 @@ __device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params
 template <class View>
 __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product) {
   const int columns = static_cast<int>(product.columns);
-  if (product.bias != nullptr) {
-    stage_columns(product.bias, tile, columns);
+  if (product.transform.bias != nullptr) {
+    stage_columns(product.transform.bias, tile, columns);
     const uint32_t base = vector_base(tile);
 #pragma unroll
     for (int i = 0; i < kRowElements; ++i) {
@@ -113,20 +114,20 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
 #pragma unroll
       for (int r = 0; r < kQuadRows; ++r) {
         float& z = element(acc, r, i);
-        z = fmaf(z, product.scale, bias);
+        z = fmaf(z, product.transform.scale, bias);
       }
     }
   } else {
-    for_each(acc, [&](float z) { return z * product.scale; });
+    for_each(acc, [&](float z) { return z * product.transform.scale; });
   }
-  if (product.softcap != 0.f) {
-    const float exponent = 2.f * kLog2E / product.softcap;
-    const float cap = product.softcap;
+  if (product.transform.softcap != 0.f) {
+    const float exponent = 2.f * kLog2E / product.transform.softcap;
+    const float cap = product.transform.softcap;
     for_each_in_blocks(acc, [&](float z) {
       return fmaf(-2.f * cap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z * exponent)), cap);
     });
   }
-  if (product.inverse_temperature != nullptr) {
+  if (product.transform.inverse_temperature != nullptr) {
 #pragma unroll
     for (int r = 0; r < kQuadRows; ++r) {
       const float inverse = inverse_temperature_of(product, tile, tile.row(r));

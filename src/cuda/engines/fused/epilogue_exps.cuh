@@ -48,13 +48,13 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& til
   const int64_t slot = tile.slot() * stats.stride + row;
   const float old_sum = live ? stats.sum[slot] : 0.f;
   float own_anchor = live ? args.anchor[row] : 0.f;
-  store_target_logits(acc, tile, target_in_tile(tile, target, columns), kGeneral ? 1.f : product.scale,
-                      args.target_logit);
+  store_target_logits(acc, tile, target_in_tile(tile, target, columns),
+                      kGeneral ? 1.f : product.transform.scale, args.target_logit);
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exps_maximum(acc, tile, product, stats, live, slot);
     add_logits(acc, tile, columns, stats, live, slot);
   } else {
-    own_anchor = subtract_far_anchors(acc, own_anchor, product.scale);
+    own_anchor = subtract_far_anchors(acc, own_anchor, product.transform.scale);
   }
 
   const SplitAnchor own = split_anchor(own_anchor);

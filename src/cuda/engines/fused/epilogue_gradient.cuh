@@ -142,7 +142,7 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const View&
     own.inverse_cap = inverse_cap_of(params, tile, row);
     general_gradient(acc, own, tile, args, columns);
   } else {
-    plain_gradient(acc, own, product.scale, params.exponent_scale);
+    plain_gradient(acc, own, product.transform.scale, params.exponent_scale);
   }
   clear_dead_rows(acc, live);
 }

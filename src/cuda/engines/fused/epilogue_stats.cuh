@@ -125,7 +125,7 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   const int target = live && product.target != nullptr ? load_target(product, row) : -1;
 
   // Logits in units of 1 / unit: as they come from the product in the plain kernel, final in the general one.
-  const float unit = kGeneral ? 1.f : product.scale;
+  const float unit = kGeneral ? 1.f : product.transform.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
 
   const float to_exponent = kGeneral ? kLog2E : exponent_scale;

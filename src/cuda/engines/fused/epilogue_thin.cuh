@@ -103,14 +103,14 @@ __device__ __forceinline__ void thin_epilogue(Accumulators& acc, const View& til
   // Of a kernel long before this one, so that it may be read again in place of being kept: registers.
   const uint64_t seed = __ldg(args.draws.seed);
   const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(own_index));
-  const float unit = kGeneral ? 1.f : product.scale;
+  const float unit = kGeneral ? 1.f : product.transform.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
   const float low = live && args.draws.guess_low != nullptr ? args.draws.guess_low[own_index] : 0.f;
   const SplitAnchor own = split_anchor(anchor, low);
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exps_maximum(acc, tile, product, stats, live, slot);
   } else {
-    subtract_far_anchors(acc, anchor, product.scale);
+    subtract_far_anchors(acc, anchor, product.transform.scale);
   }
 
   const int first_column = static_cast<int>(product.column_offset) + tile.thread_column();

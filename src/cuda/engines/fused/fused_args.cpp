@@ -106,12 +106,13 @@ Raster make_checked(const LogitsArgs& args, const Tiling& tiling) {
 }  // namespace
 
 bool is_plain(const LogitsArgs& args) {
-  if (args.dtype != DType::kBF16 || !(args.scale > 0) || args.softcap != 0 || args.bias != nullptr ||
-      args.inverse_temperature != nullptr)
+  const LogitTransform<float>& t = args.transform;
+  if (args.dtype != DType::kBF16 || !(t.scale > 0) || t.softcap != 0 || t.bias != nullptr ||
+      t.inverse_temperature != nullptr)
     return false;
   // The general kernel rounds the logits once more where there is a scale: then what else is asked for would
   // change bits.
-  if (args.batch_invariant && args.scale != 1 && args.epilogue() != Epilogue::kGradient) return false;
+  if (args.batch_invariant && t.scale != 1 && args.epilogue() != Epilogue::kGradient) return false;
   return std::visit([](const auto& of_epilogue) { return takes_plain(of_epilogue); }, args.of_epilogue);
 }
 

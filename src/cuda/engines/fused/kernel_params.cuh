@@ -28,8 +28,8 @@ KernelParams<Args> params_of(const LogitsProduct& product, const Args& args, con
   KernelParams<Args> params;
   params.product = product;
   params.args = args;
-  params.exponent_scale = product.scale * kLog2E;
-  params.inverse_cap = inverse_softcap(product.softcap);
+  params.exponent_scale = product.transform.scale * kLog2E;
+  params.inverse_cap = inverse_softcap(product.transform.softcap);
   params.depth_blocks = static_cast<int32_t>((product.depth + block_depth - 1) / block_depth);
   params.column_tiles = static_cast<int32_t>(tiles_of_columns(product.columns));
   params.raster = raster;

@@ -27,22 +27,10 @@ struct Tile {
   int64_t first_slot;
 };
 
-__device__ inline float inverse_temperature_of(const LogitsProduct& product, int64_t row) {
-  return product.inverse_temperature != nullptr ? product.inverse_temperature[row] : 1.0f;
-}
-
-// inverse_temperature: of the row, as in slope().
+// inverse_temperature: of the row.
 __device__ inline float transformed(const LogitsProduct& product, float dot, int64_t column,
                                     float inverse_temperature) {
-  float z = product.scale * dot + (product.bias != nullptr ? product.bias[column] : 0.0f);
-  if (product.softcap != 0) z = product.softcap * tanhf(z / product.softcap);
-  return z * inverse_temperature;
-}
-
-__device__ inline float slope(const LogitsProduct& product, float z, float inverse_temperature) {
-  if (product.softcap == 0) return 1;
-  const float t = z / (product.softcap * inverse_temperature);
-  return 1 - t * t;
+  return product.transform.logit(dot, product.transform.bias_of(column), inverse_temperature);
 }
 
 // Largest value of the block and its first index, a NaN being the largest of all; known to all threads.
@@ -112,7 +100,7 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(RowParams<RowSums> p
   const int64_t slot = (tile.first_slot + blockIdx.y) * args.stats.stride + row;
   tile.column += blockIdx.y * tile.strip;
   tile.columns = min(tile.strip, tile.columns - blockIdx.y * tile.strip);
-  const float inverse_temperature = inverse_temperature_of(product, row);
+  const float inverse_temperature = product.transform.inverse_temperature_of(row);
   const StatSlots& slots = args.stats;
   const int64_t target =
       product.target == nullptr ? -1 : product.target[row] - product.column_offset - tile.column;
@@ -150,7 +138,7 @@ __global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(RowParams<ExpsAr
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(product, row)) return;
   const float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(product, row);
+  const float inverse_temperature = product.transform.inverse_temperature_of(row);
   const StatSlots& slots = args.stats;
   float largest = -CUDART_INF_F;
   for (int64_t s = 0; s < slots.slots; ++s) {
@@ -160,7 +148,7 @@ __global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(RowParams<ExpsAr
   T* out = static_cast<T*>(args.exps.data) + row * args.exps.stride;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(product, z[j], inverse_temperature));
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * product.transform.slope(z[j], inverse_temperature));
   }
   if (threadIdx.x == 0) args.found_anchor[row] = largest;
 }
@@ -173,7 +161,7 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> p
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(product, row)) return;
   float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(product, row);
+  const float inverse_temperature = product.transform.inverse_temperature_of(row);
   T* out = static_cast<T*>(args.exps.data) + row * args.exps.stride;
   const int64_t target = product.target[row];
   float largest = -CUDART_INF_F;
@@ -190,7 +178,7 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> p
     const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
     sum += e;
     parts.add(args, j, z[j], largest, e);
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * slope(product, z[j], inverse_temperature));
+    out[j] = from_float<T>(e == 0 ? 0.0f : e * product.transform.slope(z[j], inverse_temperature));
   }
   sum = block_sum<kRowThreads>(sum);
   parts.join();
@@ -213,7 +201,7 @@ __global__ void __launch_bounds__(kRowThreads) gradient_kernel(RowParams<Gradien
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(product, row)) return;
   const float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(product, row);
+  const float inverse_temperature = product.transform.inverse_temperature_of(row);
   T* out = static_cast<T*>(args.dz.data) + row * args.dz.stride + tile.column;
   const int32_t y = product.target[row];
   const int64_t target = y - product.column_offset - tile.column;
@@ -225,7 +213,8 @@ __global__ void __launch_bounds__(kRowThreads) gradient_kernel(RowParams<Gradien
     const float x = transformed(product, z[j], tile.column + j, inverse_temperature);
     const float weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1.0f;
     const float v = dz_element(k, (x - lse) - low, weight, j == target ? 1 : 0);
-    out[j] = from_float<T>(y == kIgnoredRow ? 0.0f : v * slope(product, x, inverse_temperature) * factor);
+    out[j] =
+        from_float<T>(y == kIgnoredRow ? 0.0f : v * product.transform.slope(x, inverse_temperature) * factor);
   }
 }
 

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kRowThreads) thin_kernel(RowParams<ThinArgs> p
   if (!row_exists(product, row)) return;
   if (product.target != nullptr && product.target[row] == kIgnoredRow) return;
   const float* dots = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = inverse_temperature_of(product, row);
+  const float inverse_temperature = product.transform.inverse_temperature_of(row);
   const Draws& draws = args.draws;
   const int64_t index = draws.row != nullptr ? draws.row[row] : row;
   const float anchor = args.anchor[row], threshold = draws.threshold[row];

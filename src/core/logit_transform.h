@@ -1,0 +1,56 @@
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "core/problem.h"
+
+namespace logitless {
+
+// What turns dot products into logits: z = t(scale * dot + bias) / T.
+template <class T>
+struct LogitTransform {
+  T scale = 1;
+  T softcap = 0;                           // 0: none
+  const T* bias = nullptr;                 // [columns], null: none
+  const T* inverse_temperature = nullptr;  // [rows] 1 / T, null: ones
+
+  // The same of rows and columns from these on.
+  LogitTransform from(int64_t row, int64_t column) const {
+    LogitTransform rest = *this;
+    if (bias != nullptr) rest.bias += column;
+    if (inverse_temperature != nullptr) rest.inverse_temperature += row;
+    return rest;
+  }
+
+  LOGITLESS_HD T bias_of(int64_t column) const { return bias != nullptr ? bias[column] : T(0); }
+  LOGITLESS_HD T inverse_temperature_of(int64_t row) const {
+    return inverse_temperature != nullptr ? inverse_temperature[row] : T(1);
+  }
+
+  // The definition for scalar code. of_column, of_row: bias_of(), inverse_temperature_of().
+  LOGITLESS_HD T logit(T dot, T of_column, T of_row) const {
+    T z = scale * dot + of_column;
+    if (softcap != 0) z = softcap * std::tanh(z / softcap);
+    return z * of_row;
+  }
+  // t'(z) of such a logit: by a division, so that it is 0 where z has reached the softcap.
+  template <class Z>
+  LOGITLESS_HD Z slope(Z z, T of_row) const {
+    if (softcap == 0) return 1;
+    const T cap = softcap * of_row;
+    const Z ratio = z / cap;
+    return 1 - ratio * ratio;
+  }
+};
+
+// bias, which bias_scale is a factor of already, and inverse_temperature: not looked at where the problem has
+// none.
+template <class T>
+LogitTransform<T> logit_transform(const Problem& problem, const T* bias = nullptr,
+                                  const T* inverse_temperature = nullptr) {
+  return {static_cast<T>(problem.scale), static_cast<T>(problem.softcap), problem.has_bias ? bias : nullptr,
+          problem.has_temperature ? inverse_temperature : nullptr};
+}
+
+}  // namespace logitless
