@@ -1,8 +1,9 @@
 """Who may include whom: check_includes.py ROOT
 
 The core knows nothing but the standard library; backends know the core and never one another, and engines of the CUDA
-backend are known to the list of them alone, exact plans and thinned ones not to each other; everything outside src
-knows the public headers only. The command line is built in layers: its support, files and charts know no command, the
+backend are known to the list of them alone, exact plans and thinned ones not to each other; the loss, a logit and the
+registers of a tile have one home each; everything outside src knows the public headers only. The command line is built
+in layers: its support, files and charts know no command, the
 demonstration in examples/train stands on these, and commands on all of them; other examples on nothing. CUDA's own
 headers are known under src/cuda, bench and tests/gpu only, to the examples on CUDA, the demonstration's too, and to the
 memory of devices that the tests share.
@@ -30,6 +31,12 @@ ENGINES = ("cuda/engines/sm90/", "cuda/engines/mma/", "cuda/engines/portable/")
 ENGINE_LIST = "src/cuda/engines/engines.cpp"
 # Folders that know nothing of each other.
 PEERS = ("cuda/exact/", "cuda/thinned/")
+# A pattern, the folder in which only some files may have it, these files, and what the others use.
+HOMES = (
+    (r"\bz_loss\b", "src/", ("src/core/", "src/c_structs.cpp"), "core/row_coefficients.h's LossParams"),
+    (r"\b(float|double)\b[^;()=\n]*\bsoftcap\b", "src/cuda/", (), "core/logit_transform.h's LogitTransform"),
+    (r"\bacc\[", "src/cuda/engines/fused/", ("src/cuda/engines/fused/accumulators.cuh",), "element()"),
+)
 CUDA_TESTS = ("tests/gpu/", "tests/cuda_on_cpu/", "tests/support/device_memory.cpp")
 CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "examples/train/cuda/", *CUDA_TESTS)
 
@@ -70,6 +77,9 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
     relative = path.relative_to(root).as_posix()
     text = path.read_text(encoding="utf-8")
     found = []
+    for pattern, folder, homes, instead in HOMES:
+        if relative.startswith(folder) and not relative.startswith(homes) and re.search(pattern, text):
+            found.append(f"{relative}: {pattern}: use {instead}")
     top, *rest = relative.split("/")
     for bracket, header in INCLUDE.findall(text):
         where = f"{relative}: #include {bracket}{header}"

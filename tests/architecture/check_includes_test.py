@@ -23,6 +23,9 @@ BROKEN = {
     "src/cuda/p.cpp": '#include "cuda/engines/sm90/sm90_engine.h"\n',
     "src/cuda/engines/portable/q.cu": '#include "cuda/engines/sm90/sm90_launch.h"\n',
     "src/cuda/exact/r.cpp": '#include "cuda/thinned/s.h"\n',
+    "src/cuda/t.cu": "double z_loss;\n",
+    "src/cuda/u.h": "struct U {\n  float scale, softcap;\n};\n",
+    "src/cuda/engines/fused/v.cuh": "acc[r >> 1][0] = 0;\n",
     "src/reference/j.cpp": '#include "logitless/logitless.h"\n',
 }
 FINE = {
@@ -32,6 +35,8 @@ FINE = {
     "src/cuda/k.cu": "#include <cuda_runtime.h>\n",
     "src/cuda/engines/engines.cpp": '#include "cuda/engines/sm90/sm90_engine.h"\n',
     "src/cuda/engines/sm90/sm90_launch.cu": '#include "cuda/engines/sm90/sm90_launch.h"\n',
+    "src/core/loss.h": "double z_loss;\n",
+    "src/cuda/engines/fused/accumulators.cuh": "acc[r >> 1][0] = 0;\n",
     "cli/main.cpp": '#include <logitless/logitless.hpp>\n#include "io/npy.h"\n#include "run.h"\n',
     "cli/commands/train.cpp": '#include "commands/context.h"\n#include "train/model.h"\n#include "support/format.h"\n',
     "cli/io/npy.h": '#include "io/file.h"\n#include "support/interrupt.h"\n',
