@@ -138,7 +138,7 @@ class Groups : public testing::TestWithParam<Engine> {
   logitless::Context context_ = make_context(GetParam(), 2);
 };
 
-TEST_P(Groups, AnyCutOfSmallVocabularies) {
+TEST_P(Groups, AnyCutOfSmallVocabulariesSlow) {
   for (uint64_t seed = 0; seed < (GetParam().is_device() ? 20 : seeds(120)); ++seed) {
     const Case c = grouped(seed, {.largest_dimension = 9, .allow_fp64 = allows_fp64()});
     Random random(seed);
@@ -147,7 +147,7 @@ TEST_P(Groups, AnyCutOfSmallVocabularies) {
   }
 }
 
-TEST_P(Groups, LargerVocabulariesUnderBudgets) {
+TEST_P(Groups, LargerVocabulariesUnderBudgetsSlow) {
   for (uint64_t seed = 500; seed < 500 + (GetParam().is_device() ? 12 : seeds(40)); ++seed) {
     const Case c = grouped(seed, {.largest_dimension = 1500, .allow_fp64 = allows_fp64()});
     Random random(seed);
@@ -172,7 +172,7 @@ TEST_P(Groups, LargerVocabulariesUnderBudgets) {
 }
 
 // Chunks of tokens, each with an exchange of its own; and the number of exchanges is the plan's.
-TEST_P(Groups, ChunksOfTokensExchangeOnceEach) {
+TEST_P(Groups, ChunksOfTokensExchangeOnceEachSlow) {
   Case c = plain_case(7, {1200, 900, 24}, GetParam().plain_dtype());
   c.problem.d_hidden_dtype = stats_dtype(c.problem);
   c.targets[3] = c.problem.ignore_index;
@@ -270,7 +270,7 @@ TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
 
 // For one cut of the vocabulary a row has the same bits in any batch, place, plan and pass, and whatever is
 // told of it.
-TEST_P(Groups, BatchInvariantRows) {
+TEST_P(Groups, BatchInvariantRowsSlow) {
   const int64_t vocab = GetParam().is_device() ? 4000 : 1100;
   Case c = plain_case(12, {260, vocab, 24}, GetParam().plain_dtype());
   c.problem.batch_invariant = 1;

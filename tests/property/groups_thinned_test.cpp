@@ -22,7 +22,7 @@ class ThinnedGroups : public ThinnedGroupsTest {
   logitless::Context reference_ = make_context({"reference", ""}, 2);
 };
 
-TEST_P(ThinnedGroups, TheSameElementsForAnyCut) {
+TEST_P(ThinnedGroups, TheSameElementsForAnyCutSlow) {
   Case c = thinned(plain_case(41, {60, 3000, 24}, GetParam().plain_dtype()), 1.0 / 64);
   for (size_t i = 0; i < c.hidden.size() / 2; ++i) c.hidden[i] *= 2;  // some rows more peaked than others
   c.targets[5] = c.problem.ignore_index;
@@ -65,7 +65,7 @@ TEST_P(ThinnedGroups, RandomProblems) {
   }
 }
 
-TEST_P(ThinnedGroups, TheMeanOverSeedsIsTheGradient) {
+TEST_P(ThinnedGroups, TheMeanOverSeedsIsTheGradientSlow) {
   expect_unbiased(thinned(plain_case(3, {6, 90, 5}, GetParam().plain_dtype()), 0.25), {40, 50},
                   is_slowed_down() ? 150 : 1000, 1e-6);
 }

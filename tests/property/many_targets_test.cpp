@@ -41,7 +41,7 @@ TEST_P(ManyTargets, AgreeWithTheOracle) {
   }
 }
 
-TEST_P(ManyTargets, UnderEveryBudget) {
+TEST_P(ManyTargets, UnderEveryBudgetSlow) {
   for (const int64_t count : {1, 5, 64}) {
     for (const logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16}) {
       Case c = plain_case(static_cast<uint64_t>(count), {130, is_slowed_down() ? 300 : 1100, 24}, dtype);

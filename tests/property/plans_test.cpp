@@ -76,7 +76,7 @@ std::vector<Case> cases_for(const Engine& engine) {
   return out;
 }
 
-TEST_P(Plans, EveryBudgetAgrees) {
+TEST_P(Plans, EveryBudgetAgreesSlow) {
   for (const Case& c : cases_for(GetParam())) {
     SCOPED_TRACE(describe(c));
     const logitless::Problem problem = pass_problem(c, static_cast<logitless::Pass>(pass_of(c)));
@@ -106,7 +106,7 @@ TEST_P(Plans, EveryBudgetAgrees) {
 
 // A gradient in a dtype that no matrix product writes passes through a window of the workspace; the
 // vocabulary is wider than any such window.
-TEST_P(Plans, GradientsOfAThirdDtypeOverAWideVocabulary) {
+TEST_P(Plans, GradientsOfAThirdDtypeOverAWideVocabularySlow) {
   Case c = plain_case(2, {24, is_slowed_down() ? 3000 : 30000, 8}, GetParam().plain_dtype());
   for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
     c.problem.d_classifier_dtype = dtype;
@@ -116,7 +116,7 @@ TEST_P(Plans, GradientsOfAThirdDtypeOverAWideVocabulary) {
 
 // On a host the bits of a result do not depend on the budget, whose smallest plans go over the classifier
 // once more instead of keeping an fp32 sum beside a 16-bit d_classifier.
-TEST_P(Plans, SameBitsForAnyBudget) {
+TEST_P(Plans, SameBitsForAnyBudgetSlow) {
   if (GetParam().is_device()) GTEST_SKIP() << "plans round differently there";
   const bool fast = !GetParam().is_reference() && !is_slowed_down();
   std::vector<Case> cases(
@@ -150,7 +150,7 @@ TEST_P(Plans, SameBitsForAnyBudget) {
 
 // With rows of the classifier as wide as there are tokens, exps are kept where d_classifier will be, if rows
 // lie without gaps between them; and elsewhere they are computed again, bit for bit.
-TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLies) {
+TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLiesSlow) {
   if (GetParam().is_device()) GTEST_SKIP() << "a product's algorithm there depends on alignment";
   const int64_t vocab = is_slowed_down() ? 500 : 1000;
   for (logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
@@ -211,7 +211,7 @@ TEST_P(Plans, ALargeHeadFitsInLittle) {
 }
 
 // Chunks of tokens of which few or none have a row to compute, with and without gradients to add to.
-TEST_P(Plans, ChunksOfIgnoredRows) {
+TEST_P(Plans, ChunksOfIgnoredRowsSlow) {
   const bool fast = !GetParam().is_reference() && !is_slowed_down();
   const Case plain = plain_case(3, {fast ? 1100 : 110, 130, 16}, GetParam().plain_dtype());
   const int64_t n = plain.problem.tokens, v = plain.problem.vocab, d = plain.problem.hidden;
@@ -235,7 +235,7 @@ TEST_P(Plans, ChunksOfIgnoredRows) {
   }
 }
 
-TEST_P(Plans, TheSmallestBudgetIsNamedAndTight) {
+TEST_P(Plans, TheSmallestBudgetIsNamedAndTightSlow) {
   for (const Case& c : cases_for(GetParam())) {
     SCOPED_TRACE(describe(c));
     logitless::Problem problem = pass_problem(c, static_cast<logitless::Pass>(pass_of(c)));

@@ -76,7 +76,7 @@ class Pools : public testing::TestWithParam<Engine> {
   }
 };
 
-TEST_P(Pools, SameBitsFromAnyPool) {
+TEST_P(Pools, SameBitsFromAnyPoolSlow) {
   if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
   const logitless::Context one = make_context(GetParam(), 1);
   for (const Case& c : cases()) {

@@ -123,7 +123,7 @@ TEST_P(ThinnedEdges, AllMassInTheLastColumns) {
 }
 
 // When a full list is thinned depends on the threads, what is left of it does not.
-TEST_P(ThinnedEdges, FullListsDoNotDependOnThreads) {
+TEST_P(ThinnedEdges, FullListsDoNotDependOnThreadsSlow) {
   if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
   const logitless::Context one = make_context(GetParam(), 1);
   for (double step : {0.0, 0.0005, 0.02}) {

@@ -125,7 +125,7 @@ TEST_P(Thinned, LossIsThatOfExact) {
   }
 }
 
-TEST_P(Thinned, SameSeedSameBits) {
+TEST_P(Thinned, SameSeedSameBitsSlow) {
   std::vector<Case> cases = random_cases(400, seeds(30), 600);
   for (logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16}) cases.push_back(large_case(dtype));
   std::vector<logitless::Context> others;
@@ -146,7 +146,7 @@ TEST_P(Thinned, SameSeedSameBits) {
 }
 
 // The smallest plan and the fastest.
-TEST_P(Thinned, SameBitsForAnyBudget) {
+TEST_P(Thinned, SameBitsForAnyBudgetSlow) {
   if (GetParam().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
   for (Case c : {large_case(GetParam().plain_dtype()), large_case(LOGITLESS_BF16)}) {
     c.mode = Mode::kForwardBackward;

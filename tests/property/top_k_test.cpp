@@ -78,7 +78,7 @@ TEST_P(TopK, AgreesWithASortOfAllLogits) {
   }
 }
 
-TEST_P(TopK, OfALargeVocabulary) {
+TEST_P(TopK, OfALargeVocabularySlow) {
   for (const int64_t k : {1, 8, 64}) {
     const Case c = plain(static_cast<uint64_t>(k), {40, 30'011, 32}, k);
     Expected(c).check(GetParam(), solve(context_, c));
@@ -210,7 +210,7 @@ TEST_P(TopK, OfIgnoredRows) {
 }
 
 // Whatever the plan; of operands as they are, and of converted ones.
-TEST_P(TopK, ForEveryBudget) {
+TEST_P(TopK, ForEveryBudgetSlow) {
   for (const bool converts : {false, true}) {
     Case c = plain(10, {600, 6'201, 20}, 16);
     logitless::Problem& p = c.problem;
