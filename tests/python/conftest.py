@@ -1,5 +1,7 @@
-"""Finds the package: with LOGITLESS_LIBRARY set, this tree's Python over that library; else the installed package."""
+"""Finds the package: with LOGITLESS_LIBRARY set, this tree's Python over that library; else the installed package, an editable
+one too; else this tree's over a library that a build here has left."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -7,8 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+ROOT = Path(__file__).resolve().parents[2]
+if not os.environ.get("LOGITLESS_LIBRARY") and importlib.util.find_spec("logitless") is None:
+    builds = [ROOT / "build" / name / "src" / "liblogitless.so" for name in ("test", "dev", "quick")]
+    newest = max((path for path in builds if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is not None:
+        os.environ["LOGITLESS_LIBRARY"] = str(newest)
 if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+    sys.path.insert(0, str(ROOT / "python"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 torch = pytest.importorskip("torch")
