@@ -1,5 +1,5 @@
-"""Finds the package: with LOGITLESS_LIBRARY set, this tree's Python over that library; else the installed package, an editable
-one too; else this tree's over a library that a build here has left."""
+"""Finds the package: with LOGITLESS_LIBRARY set, this tree's Python over that library; else the installed package (an
+editable one, too); else this tree's over a library that a build here has left."""
 
 import importlib.util
 import os

@@ -8,7 +8,7 @@ import torch
 from logitless import _flags
 
 lce = logitless.linear_cross_entropy
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 CASES = {
     "mean": {},

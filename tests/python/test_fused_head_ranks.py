@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = [pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"), pytest.mark.slow]
 VOCAB = 23  # odd: the ranks' shards differ
 
 

@@ -4,6 +4,8 @@ import pytest
 import torch.distributed as dist
 from logitless.distributed import _agreement
 
+pytestmark = pytest.mark.slow
+
 
 class Group:
     """Stands for a process group: a key of the memory."""

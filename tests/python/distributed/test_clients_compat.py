@@ -7,6 +7,8 @@ from client_oracle import excess
 from logitless.compat import cut_cross_entropy as cce
 from logitless.compat import verl
 
+pytestmark = pytest.mark.slow
+
 TOKENS, VOCAB, D = 252, 507, 123  # of Apple's tests: ranks do not divide the vocabulary
 
 

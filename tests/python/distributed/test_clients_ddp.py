@@ -7,6 +7,8 @@ import torch
 from client_models import Model, alone, train
 from client_oracle import excess
 
+pytestmark = pytest.mark.slow
+
 
 def steps(mesh, head, reduction, tied, micro):
     found = []

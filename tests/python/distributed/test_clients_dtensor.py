@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from client_oracle import excess, factors, loss_and_gradients
 
+pytestmark = pytest.mark.slow
+
 BATCH, LENGTH, D = 4, 3, 8
 
 

@@ -6,6 +6,8 @@ import torch
 from client_models import VOCAB, Model, alone, batch, train
 from client_oracle import excess
 
+pytestmark = pytest.mark.slow
+
 
 def shard(model, unit, mesh, **options):
     from torch.distributed.fsdp import fully_shard

@@ -5,6 +5,8 @@ import pytest
 import torch
 from client_oracle import excess, factors, loss_and_gradients
 
+pytestmark = pytest.mark.slow
+
 TOKENS, D = 96, 64
 VOCABS = (100, 99)
 SMOOTHING = 0.1

@@ -4,6 +4,8 @@ import logitless
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 SEQUENCES = torch.arange(24).view(2, 12)
 
 

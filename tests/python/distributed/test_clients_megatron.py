@@ -11,6 +11,8 @@ import pytest
 import torch
 from client_oracle import excess
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("megatron.core", exc_type=ImportError)
 VOCAB, LENGTH = 32, 8
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from client_oracle import excess, factors, loss_and_gradients
 
+pytestmark = pytest.mark.slow
+
 VOCAB, D = 13, 8
 
 

@@ -5,6 +5,8 @@ import torch
 from client_models import D, Model
 from client_oracle import excess
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torchtitan.components.loss", exc_type=ImportError)
 
 

@@ -15,6 +15,8 @@ transformers = pytest.importorskip("transformers")
 from compare import Reference, Step, step  # noqa: E402
 from tiny import build, inputs, shrink  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def model_of(tied, vocab=None):
     if not tied and vocab is None:

@@ -10,7 +10,10 @@ import pytest
 from client_models import Model, alone, batch
 from client_oracle import excess
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
+    pytest.mark.slow,
+]
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 3,

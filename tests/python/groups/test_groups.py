@@ -10,7 +10,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from groups import ranks as processes  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = [pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from logitless._torch import CODES, DTYPES
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.slow,
 ]
 
 

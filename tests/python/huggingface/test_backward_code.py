@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_full_backward_hook
 from torch.utils.checkpoint import checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def tenth(module, grad_input, grad_output):
     return tuple(None if grad is None else grad * 0.1 for grad in grad_input)

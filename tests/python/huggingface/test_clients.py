@@ -10,6 +10,8 @@ from logitless.errors import UnsupportedError
 from precision import exact_step
 from tiny import VOCAB, inputs
 
+pytestmark = pytest.mark.slow
+
 peft = pytest.importorskip("peft")
 
 

@@ -8,6 +8,8 @@ from compare import Reference, step
 from precision import exact_step
 from tiny import build, inputs
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ["LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration", "MixtralForCausalLM"]
 
 

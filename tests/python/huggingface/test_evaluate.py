@@ -11,6 +11,8 @@ import transformers
 from logitless.errors import UnsupportedError
 from tiny import build, inputs
 
+pytestmark = pytest.mark.slow
+
 NAMES = [
     "LlamaForCausalLM",
     "T5ForConditionalGeneration",  # the encoder's hidden states follow

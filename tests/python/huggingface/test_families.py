@@ -10,6 +10,8 @@ from compare import Reference, difference, step
 from precision import exact_step
 from tiny import build, inputs
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {
     "LlamaForCausalLM": {},
     "Qwen2ForCausalLM": {},

@@ -9,6 +9,8 @@ import torch
 import transformers
 from tiny import build
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_forward_generate_and_state_dict_stay(tied):

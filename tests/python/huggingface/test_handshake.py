@@ -9,6 +9,8 @@ from logitless.transformers._logits import Logits
 from tiny import VOCAB, build, inputs
 from torch.overrides import TorchFunctionMode
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "LlamaForCausalLM": {},
     "CohereForCausalLM": {"logit_scale": 0.0625},

@@ -12,6 +12,8 @@ from precision import exact_step, rounded_step
 from tiny import VOCAB, inputs
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 32  # of the tiny model
 
 

@@ -14,6 +14,8 @@ from logitless.transformers import _loss
 from logitless.transformers._logits import ROWS, Logits
 from tiny import TEXT, VOCAB, build, inputs
 
+pytestmark = pytest.mark.slow
+
 PRECISIONS = ["float32", "bfloat16", "float16"]
 UNUSED = 5  # entries at the vocabulary's end
 

@@ -15,6 +15,8 @@ from logitless.errors import UnsupportedError
 from tiny import TEXT, VOCAB, inputs
 from torch.nn.utils import parametrize
 
+pytestmark = pytest.mark.slow
+
 
 def count_losses(monkeypatch):
     from logitless.transformers import _loss

@@ -16,6 +16,8 @@ from logitless.errors import UnsupportedError
 from tiny import inputs
 from torch.nn.utils import parametrize
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_class_is_one_of_its_own_while_the_model_is_patched(llama):
     kind = type(llama)

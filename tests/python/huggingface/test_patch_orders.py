@@ -16,6 +16,8 @@ from accelerate import hooks  # noqa: E402
 from accelerate.utils import extract_model_from_parallel  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 11
 IDS = torch.arange(8).reshape(2, 4)
 COMPILED = {"compile", "compile outside"}

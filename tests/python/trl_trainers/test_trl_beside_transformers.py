@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 
+pytestmark = pytest.mark.slow
+
 IMPORTED, STEP = "logitless.transformers.patch: TRL is imported", "a trainer of TRL makes the loss of Llama"
 
 

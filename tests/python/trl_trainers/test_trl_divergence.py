@@ -9,6 +9,8 @@ import torch
 from logitless.errors import UnsupportedError
 from logitless.trl._divergence import Divergences
 
+pytestmark = pytest.mark.slow
+
 ROWS, VOCAB = 23, 301
 
 

@@ -10,6 +10,8 @@ from logitless.errors import UnsupportedError
 from logitless.trl._log_probs import OUTPUTS, LogProbs
 from whole import whole_logits
 
+pytestmark = pytest.mark.slow
+
 TOKENS, VOCAB, HIDDEN = 23, 301, 24
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from whole import WholeLogits
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = 1e-5  # of losses, and of metrics in units of their size
 TIMES = ("runtime", "per_second", "time")
 
