@@ -25,12 +25,14 @@ def configured(folder, nvidia_smi, code):
     shutil.copy(SCRIPT, folder / "scripts")
     stand_in(folder / "scripts" / "setup", "exit 0")
     stand_in(folder / "bin" / "cmake", f'echo "$@" >> {folder}/asked')
-    stand_in(folder / "build" / "cli" / "logitless", "exit 0")
+    stand_in(folder / ".venv" / "bin" / "python", f'echo "$LOGITLESS_LIBRARY $@" >> {folder}/asked')
     if nvidia_smi is not None:
         stand_in(folder / "bin" / "nvidia-smi", f'echo "{nvidia_smi}"\nexit {code}')
     environment = os.environ | {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
     subprocess.run([folder / "scripts" / "quickstart"], env=environment, check=True, capture_output=True)
-    return (folder / "asked").read_text()
+    asked = (folder / "asked").read_text()
+    assert f"{folder}/build/quickstart/src/liblogitless.so examples/train_language_model.py" in asked
+    return asked
 
 
 @pytest.mark.skipif(HAS_DEVICE or shutil.which("nvidia-smi", path="/usr/bin:/bin"), reason="a driver is here")

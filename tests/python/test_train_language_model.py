@@ -1,0 +1,107 @@
+"""examples/train_language_model.py, tiny: what it prints and writes, what it refuses, and Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+for needed in ("tokenizers", "matplotlib", "tqdm"):
+    pytest.importorskip(needed)
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--vocab", "400", "--dim", "32", "--batch", "2", "--length", "32", "--device", "cpu"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(*words) -> the running example, in an empty folder with a text of 4,000 lines."""
+    text = "".join(f"{k} is a number, {k * k} its square and {k**3} its cube.\n" for k in range(4000))
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "one_line.txt").write_text("nothing new\n" * 20000)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'python'}", "OMP_NUM_THREADS": "1"}
+    processes = []
+
+    def start(*words):
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "examples" / "train_language_model.py", *words],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_both_heads_train_alike(start, tmp_path):
+    process = start("text.txt", *SMALL, "--steps", "12", "--output", "out")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert re.search(r"losses of the first 8 steps differ by \S+ at the most", out)
+    figures = json.loads((tmp_path / "out" / "figures.json").read_text())
+    for head in ("materialized", "logitless"):
+        run = figures[head]
+        assert len(run["losses"]) == 12 and run["losses"][-1] < run["losses"][0] - 0.1
+        assert run["peak_bytes"] >= run["before_bytes"] > 0 < run["head_seconds"] <= run["step_seconds"]
+    assert len(figures["differences"]) == 8
+    assert all(0 <= got <= bound < 1e-3 for got, bound in zip(figures["differences"], run["tolerances"]))
+    for name in ("loss", "agreement", "memory"):
+        assert ElementTree.parse(tmp_path / "out" / f"{name}.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--steps", "0"], 2, "argument --steps: expected a whole number of at least 1, got '0'"),
+        (["--dim", "24"], 2, "argument --dim: expected a multiple of 16, got 24"),
+        (["--vocab", "200"], 2, "argument --vocab: expected at least 256, an entry for each byte, got 200"),
+        (["--device", "tpu"], 2, "argument --device: expected one of auto, cpu"),
+        (["nowhere"], 1, "text: expected files and folders, got 'nowhere', which does not exist"),
+        (["text.txt", "--vocab", "100000"], 1, "text: expected at least 3,200,000 bytes for --vocab 100000"),
+        (["one_line.txt", "--vocab", "5000"], 1, "--vocab: expected at most 2"),
+        (["text.txt", *SMALL, "--budget", "1B"], 1, "logitless: "),
+    ],
+)
+def test_bad_arguments_are_refused(start, words, code, expected):
+    process = start(*words)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == code and expected in err, err
+    assert "Traceback" not in err
+
+
+def test_heads_that_do_not_agree_are_an_error(start, tmp_path):
+    """A library that scales its loss by 1.01."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import logitless\n"
+        "right = logitless.linear_cross_entropy\n"
+        "logitless.linear_cross_entropy = lambda *args, **options: 1.01 * right(*args, **options)\n"
+    )
+    process = start("text.txt", *SMALL, "--steps", "2")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1 and "error: step 1: expected the heads' losses within" in err
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["of a terminal", "of kill"])
+def test_an_interrupt_ends_it_at_once(start, whole_group):
+    process = start("text.txt", *SMALL, "--steps", "1000000")
+    for line in process.stdout:
+        if line.startswith("step"):
+            break
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().endswith("train_language_model.py: interrupted") and "Traceback" not in err
