@@ -11,19 +11,6 @@ namespace {
 
 using logitless::cli::GlobalOptions;
 
-// Without what training needs the command still exists, and says so.
-#ifdef LOGITLESS_HAS_TRAIN
-void add_train(CLI::App& app, const GlobalOptions& globals) {
-  logitless::cli::add_train_command(app, globals);
-}
-#else
-void add_train(CLI::App& app, const GlobalOptions&) {
-  CLI::App* command = app.add_subcommand("train", "Train a small language model (not in this build)");
-  command->allow_extras();
-  command->callback([] { throw std::runtime_error("train is not in this build, which has no OpenMP"); });
-}
-#endif
-
 // The package's own `logitless` runs this one command itself, and this program for all others.
 void add_model(CLI::App& app, const GlobalOptions&) {
   CLI::App* command = app.add_subcommand("model", "The cost of a training step (Python package only)");
@@ -37,13 +24,8 @@ void add_model(CLI::App& app, const GlobalOptions&) {
 }
 
 constexpr logitless::cli::AddCommand kCommands[] = {
-    logitless::cli::add_info_command,
-    logitless::cli::add_plan_command,
-    logitless::cli::add_loss_command,
-    logitless::cli::add_check_command,
-    logitless::cli::add_bench_command,
-    add_train,
-    add_model,
+    logitless::cli::add_info_command,  logitless::cli::add_plan_command,  logitless::cli::add_loss_command,
+    logitless::cli::add_check_command, logitless::cli::add_bench_command, add_model,
 };
 
 }  // namespace

@@ -12,8 +12,6 @@
 #include "commands/loss_options.h"
 #include "commands/thinning_options.h"
 #include "commands/units.h"
-#include "io/atomic_file.h"
-#include "plot/chart.h"
 #include "support/format.h"
 #include "support/progress.h"
 
@@ -29,7 +27,6 @@ struct BenchOptions {
   std::string thinned;  // thresholds
   int repeats = 0;
   std::string device = "cpu";
-  std::string svg;
 };
 
 // What is measured where nothing else is asked for.
@@ -150,54 +147,6 @@ void print_table(const ShapeResults& of, const std::string& dtype) {
   print_refusals(of);
 }
 
-// Time against peak extra memory, loss and gradients: for each shape a line of budgets, one of thresholds and
-// one point of the materialized computation, each in a colour of its own.
-std::string draw(const std::vector<ShapeResults>& all, const std::string& dtype) {
-  plot::LineChart chart;
-  chart.title = "Loss and gradients: time against extra memory";
-  chart.subtitle = dtype + "; tokens x vocabulary x hidden";
-  const bool measured = std::any_of(all.begin(), all.end(), [](const ShapeResults& of) {
-    return std::any_of(of.results.begin(), of.results.end(),
-                       [](const BenchResult& result) { return result.peak_extra_bytes.has_value(); });
-  });
-  chart.x = {.label = measured ? "peak extra memory" : "workspace", .log = true, .unit = plot::Unit::kBytes};
-  chart.y = {.label = "median time", .unit = plot::Unit::kSeconds};
-  for (const ShapeResults& of : all) {
-    const auto named = [&](const std::string& what, plot::Stroke stroke) {
-      plot::Series series;
-      series.label = what + ", " + of.shape.text();
-      series.stroke = stroke;
-      return series;
-    };
-    plot::Series fused = named("logitless", plot::Stroke::kSolidWithPoints);
-    plot::Series thinned = named("logitless, thinned", plot::Stroke::kSolidWithPoints);
-    plot::Series plain = named("materialized", plot::Stroke::kPoints);
-    for (const BenchResult& result : of.results) {
-      if (!result.gradients || result.seconds.empty()) continue;
-      plot::Series& series = result.threshold ? thinned : result.budget_bytes ? fused : plain;
-      // A page is the least that the system can tell.
-      const int64_t bytes = result.peak_extra_bytes.value_or(result.workspace_bytes);
-      series.x.push_back(static_cast<double>(std::max<int64_t>(bytes, 4096)));
-      series.y.push_back(result.median_seconds());
-    }
-    for (const plot::Series* series : {&fused, &thinned, &plain}) {
-      if (!series->x.empty()) chart.series.push_back(*series);
-    }
-  }
-  // From 0 while that leaves the fastest readable.
-  double fastest = HUGE_VAL;
-  double slowest = 0;
-  for (const plot::Series& series : chart.series) {
-    for (const double seconds : series.y) {
-      fastest = std::min(fastest, seconds);
-      slowest = std::max(slowest, seconds);
-    }
-  }
-  chart.y.log = slowest > 10 * fastest;
-  if (!chart.y.log) chart.y.min = 0;
-  return plot::to_svg(chart);
-}
-
 void run(const BenchOptions& given, const GlobalOptions& globals) {
   const DeviceChoice device = parse_device(globals, given.device);
   const bool on_device = device.ordinal != LOGITLESS_HOST_MEMORY;
@@ -218,7 +167,6 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
                                               : run_bench(globals, request, step)});
     }
   }
-  if (!options.svg.empty()) write_text_file(options.svg, draw(all, options.dtype));
   if (globals.json) {
     ordered_json shapes = ordered_json::array();
     for (const ShapeResults& of : all) {
@@ -233,8 +181,7 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
                 {"dtype", options.dtype},
                 {"repeats", options.repeats},
                 {"why_not_materialized", why_not.empty() ? ordered_json(nullptr) : ordered_json(why_not)},
-                {"shapes", shapes},
-                {"svg", options.svg.empty() ? ordered_json(nullptr) : ordered_json(options.svg)}});
+                {"shapes", shapes}});
     return;
   }
   for (const ShapeResults& of : all) {
@@ -247,7 +194,6 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
   if (!why_not.empty()) std::cout << "materialized: not measured, " << why_not << "\n";
   std::cout << (on_device ? "T" : "G")
             << "FLOP/s count 1 F for the loss and 3 F with gradients, F = 2 x tokens x vocab x hidden.\n";
-  if (!options.svg.empty()) std::cout << "plot: " << options.svg << "\n";
 }
 
 }  // namespace
@@ -268,7 +214,6 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       ->check(CLI::Range(1, 1000))
       ->default_str("3, on a device 20");
   add_device_option(*command, options->device, "Where to measure: cpu, or cuda:N; see 'logitless info'");
-  command->add_option("--svg", options->svg, "Write a plot of time against memory to this file");
   command->footer(
       "\nThe materialized computation holds float32 logits: a matrix product of oneDNN, softmax in place, "
       "two more\n"
@@ -279,7 +224,7 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       "\n"
       "Examples:\n"
       "  logitless bench\n"
-      "  logitless bench --shape 2048,32768,256 --budgets 32MiB,256MiB --svg bench.svg\n"
+      "  logitless bench --shape 2048,32768,256 --budgets 32MiB,256MiB\n"
       "  logitless bench --shape 1024,131072,1024 --thinned 2^-9,2^-11\n"
       "  logitless --threads 2 --json bench --shape 512,256000,2304 --dtype bf16 --repeat 5\n"
       "  logitless bench --device cuda:0 --shape 8192,256000,2304\n");

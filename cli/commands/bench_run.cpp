@@ -8,13 +8,6 @@
 #include "commands/context.h"
 #include "support/format.h"
 #include "support/process_memory.h"
-#ifdef LOGITLESS_HAS_TRAIN
-#include "train/gemm.h"
-#include "train/head.h"
-#endif
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace logitless::cli {
 namespace {
@@ -69,16 +62,15 @@ void run_logitless(const Context& context, const BenchRequest& request, Operands
   describe_plan(info, result);
 }
 
-#ifdef LOGITLESS_HAS_TRAIN
-void run_materialized(const BenchRequest& request, Operands& o, BenchResult& result) {
-  const auto head = train::make_materialized_head();
-  const train::HeadInput input{o.hidden, o.classifier, o.targets, request.shape.vocab, request.shape.dim};
-  result.loss =
-      result.gradients ? head->loss_and_gradients(input, o.d_hidden, o.d_classifier) : head->loss(input);
-  result.workspace_bytes = head->workspace_bytes();
-  result.detail = head->description();
+void run_materialized(const BenchRequest& request, Operands& o, int threads, BenchResult& result) {
+  const bool gradients = result.gradients;
+  result.loss = materialized_loss(request.shape, o.hidden.data(), o.classifier.data(), o.targets.data(),
+                                  gradients ? o.d_hidden.data() : nullptr,
+                                  gradients ? o.d_classifier.data() : nullptr, threads);
+  result.workspace_bytes = request.shape.tokens * (request.shape.vocab * static_cast<int64_t>(sizeof(float)) +
+                                                   static_cast<int64_t>(sizeof(double)));
+  result.detail = "fp32 logits in memory, " + materialized_by();
 }
-#endif
 
 }  // namespace
 
@@ -146,19 +138,8 @@ void describe_plan(const PlanInfo& info, BenchResult& result) {
                   info.backend + " " + info.config;
 }
 
-std::string why_not_materialized() {
-#ifdef LOGITLESS_HAS_TRAIN
-  return train::why_no_gemm();
-#else
-  return "this build has no OpenMP";
-#endif
-}
-
 std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequest& request,
                                    const std::function<void(const std::string&)>& step) {
-#ifdef _OPENMP
-  if (globals.threads > 0) omp_set_num_threads(globals.threads);  // for the materialized computation
-#endif
   const Context context = make_context(globals);
   Operands operands = make_operands(request);
   std::vector<BenchResult> results = bench_methods(request, why_not_materialized().empty());
@@ -173,9 +154,7 @@ std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequ
         if (result.budget_bytes) {
           run_logitless(context, request, operands, result);
         } else {
-#ifdef LOGITLESS_HAS_TRAIN
-          run_materialized(request, operands, result);
-#endif
+          run_materialized(request, operands, globals.threads, result);
         }
       } catch (const Error& error) {
         if (error.status() != LOGITLESS_BUDGET_TOO_SMALL) throw;

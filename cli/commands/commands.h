@@ -11,6 +11,5 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals);
 void add_loss_command(CLI::App& app, const GlobalOptions& globals);
 void add_check_command(CLI::App& app, const GlobalOptions& globals);
 void add_bench_command(CLI::App& app, const GlobalOptions& globals);
-void add_train_command(CLI::App& app, const GlobalOptions& globals);  // not in a build without OpenMP
 
 }  // namespace logitless::cli

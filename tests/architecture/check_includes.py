@@ -3,10 +3,8 @@
 The core knows nothing but the standard library; backends know the core and never one another, and engines of the CUDA
 backend are known to the list of them alone, exact plans and thinned ones not to each other; the loss, a logit and the
 registers of a tile have one home each; everything outside src knows the public headers only. The command line is built
-in layers: its support, files and charts know no command, the
-demonstration in examples/train stands on these, and commands on all of them; other examples on nothing. CUDA's own
-headers are known under src/cuda, bench and tests/gpu only, to the examples on CUDA, the demonstration's too, and to the
-memory of devices that the tests share.
+in layers: its support and files know no command; examples stand on nothing. CUDA's own headers are known under
+src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of devices that the tests share.
 """
 
 import pathlib
@@ -20,9 +18,7 @@ OUTSIDE = ("cli", "python", "bench", "examples")
 # Folders of the command line, each with those that its files may include in quotes; the first that fits a path counts.
 LAYERS = {
     "cli/support/": ("support",),
-    "cli/plot/": ("plot", "support"),
     "cli/io/": ("io", "support"),
-    "examples/train/": ("train", "io", "plot", "support"),
     "examples/": (),
 }
 BACKENDS = ("reference", "cpu", "cuda")
@@ -38,7 +34,7 @@ HOMES = (
     (r"\bacc\[", "src/cuda/engines/fused/", ("src/cuda/engines/fused/accumulators.cuh",), "element()"),
 )
 CUDA_TESTS = ("tests/gpu/", "tests/cuda_on_cpu/", "tests/support/device_memory.cpp")
-CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", "examples/train/cuda/", *CUDA_TESTS)
+CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", *CUDA_TESTS)
 
 # Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
 C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h", "assert.h", "float.h", "limits.h"}

@@ -17,8 +17,6 @@ BROKEN = {
     "include/logitless/h.h": "#include <hwy/base.h>\n",
     "cli/io/k.h": '#include "commands/units.h"\n',
     "cli/support/l.h": '#include "options.h"\n',
-    "cli/plot/m.h": '#include "io/npy.h"\n',
-    "examples/train/n.cpp": '#include "commands/context.h"\n',
     "examples/o.cpp": '#include "io/npy.h"\n',
     "src/cuda/p.cpp": '#include "cuda/engines/sm90/sm90_engine.h"\n',
     "src/cuda/engines/portable/q.cu": '#include "cuda/engines/sm90/sm90_launch.h"\n',
@@ -38,9 +36,9 @@ FINE = {
     "src/core/loss.h": "double z_loss;\n",
     "src/cuda/engines/fused/accumulators.cuh": "acc[r >> 1][0] = 0;\n",
     "cli/main.cpp": '#include <logitless/logitless.hpp>\n#include "io/npy.h"\n#include "run.h"\n',
-    "cli/commands/train.cpp": '#include "commands/context.h"\n#include "train/model.h"\n#include "support/format.h"\n',
+    "cli/commands/loss.cpp": '#include "commands/context.h"\n#include "support/format.h"\n',
     "cli/io/npy.h": '#include "io/file.h"\n#include "support/interrupt.h"\n',
-    "examples/train/model.h": '#include <logitless/logitless.hpp>\n#include "train/head.h"\n#include "plot/chart.h"\n',
+    "examples/model.cpp": "#include <logitless/logitless.hpp>\n",
 }
 
 with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,8 @@
-import xml.etree.ElementTree as ElementTree
-
 import pytest
 
 
-def test_bench_measures_and_draws(ok, tmp_path):
-    report = ok("--json", "bench", "--shape", "64,512,32", "--budgets", "16MiB,0", "--repeat", 2, "--svg", "b.svg").json
+def test_bench_measures(ok):
+    report = ok("--json", "bench", "--shape", "64,512,32", "--budgets", "16MiB,0", "--repeat", 2).json
     (shape,) = report["shapes"]
     assert (shape["tokens"], shape["vocab"], shape["hidden"]) == (64, 512, 32)
     losses = {round(result["loss"], 4) for result in shape["results"]}
@@ -13,14 +11,6 @@ def test_bench_measures_and_draws(ok, tmp_path):
         assert result["refusal"] is None and len(result["seconds"]) == 2 and result["median_seconds"] > 0
         if result["budget_bytes"]:
             assert result["workspace_bytes"] <= result["budget_bytes"]
-    assert ElementTree.parse(tmp_path / "b.svg").getroot().tag.endswith("svg")
-
-
-def test_the_plot_has_thinned_gradients(ok, tmp_path):
-    ok("bench", "--shape", "64,512,32", "--repeat", 1, "--thinned", "2^-6,2^-8", "--svg", "b.svg")
-    drawn = ElementTree.parse(tmp_path / "b.svg").getroot()
-    labels = ["".join(element.itertext()) for element in drawn.iter() if element.tag.endswith("text")]
-    assert {"logitless, 64 x 512 x 32", "logitless, thinned, 64 x 512 x 32"} <= set(labels), labels
 
 
 def test_bench_shows_a_refused_budget(ok):
@@ -40,9 +30,9 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_read(refused, c
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_bench_on_a_device(cuda_device, ok, tmp_path, dtype):
+def test_bench_on_a_device(cuda_device, ok, dtype):
     problem = ["--shape", "300,4000,64", "--budgets", "0,1B", "--dtype", dtype, "--repeat", 3]
-    report = ok("--json", "bench", "--device", cuda_device, *problem, "--svg", "b.svg").json
+    report = ok("--json", "bench", "--device", cuda_device, *problem).json
     assert report["device"] == cuda_device and report["why_not_materialized"]
     host = ok("--json", "bench", *problem).json["shapes"][0]["results"]
     (loss,) = {round(result["loss"], 3) for result in host if not result["refusal"]}
@@ -53,7 +43,6 @@ def test_bench_on_a_device(cuda_device, ok, tmp_path, dtype):
         assert len(result["seconds"]) == 3 and result["gflop_per_second"] > 0
         assert abs(result["loss"] - loss) < 2e-3 and result["peak_extra_bytes"] is None
         assert "cuda" in result["detail"]
-    assert ElementTree.parse(tmp_path / "b.svg").getroot().tag.endswith("svg")
     assert "TFLOP/s" in ok("bench", "--device", cuda_device, *problem).out
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-COMMANDS = ["info", "plan", "loss", "check", "bench", "train"]
+COMMANDS = ["info", "plan", "loss", "check", "bench"]
 
 
 def test_help_names_every_command(ok):
@@ -76,7 +76,7 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     [(option, ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]) for option in
      ["--bias", "--class-weight", "--token-weight", "--per-token", "--gradients", "--gradients-of", "--budget"]]
     + [("--classifier-dtype", ["plan", "--model", "gpt2"]), ("--model", ["plan", "--vocab", 100, "--hidden", 8]),
-       ("--svg", ["bench"]), ("--output", ["train"]), ("--backend", ["info"])],
+       ("--dtype", ["bench"]), ("--backend", ["info"])],
 )  # fmt: skip
 def test_an_empty_value_is_refused_and_not_ignored(refused, option, arguments):
     refused(2, f"{option}: expected a value, got ''", *arguments, option, "")

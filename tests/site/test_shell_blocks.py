@@ -16,8 +16,6 @@ import pytest
 SMALLER = {
     "logitless bench": "logitless bench --shape 64,1000,32 --quiet",
     "logitless bench --shape 1024,32768,512": "logitless bench --shape 64,1000,32 --quiet",
-    "logitless train": "logitless train --help",  # ./scripts/test's stage cli trains
-    "logitless train --device cpu": "logitless train --device cpu --help",
     "logitless check": "logitless check --help",  # and checks
 }
 # By their beginning.
