@@ -9,8 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "support/interrupt.h"
-
 namespace logitless::cli {
 namespace {
 
@@ -80,7 +78,6 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
   app.fallthrough();  // global options may stand behind the subcommand too
 
   GlobalOptions globals;
-  globals.program = argv[0];
   app.add_flag("--json", globals.json, "Print the result as one JSON document");
   app.add_flag("--quiet,-q", globals.quiet, "No progress on stderr");
   app.add_option("--threads", globals.threads, "Threads to use; 0: all processors")
@@ -100,9 +97,6 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
     return fail_usage(app, error);
   } catch (const UsageError& error) {
     return fail(error.what(), kUsage);
-  } catch (const Interrupted& error) {
-    std::cerr << "logitless: " << error.what() << "\n";
-    return error.exit_code();
   } catch (const std::bad_alloc&) {
     return fail("out of memory", kFailure);
   } catch (const std::exception& error) {

@@ -1,13 +1,31 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <span>
-
-#include "options.h"
+#include <stdexcept>
+#include <string>
 
 namespace logitless::cli {
 
-// Adds a subcommand, whose callback does the work and throws on failure.
+// Options before the subcommand; they hold for all of them.
+struct GlobalOptions {
+  bool json = false;    // one JSON document on stdout instead of text
+  bool quiet = false;   // no progress on stderr
+  int threads = 0;      // 0: all processors that this process may use
+  std::string backend;  // empty: the best usable one
+};
+
+// What the user typed cannot be right: exit code 2. Every other exception is a failure: exit code 1.
+class UsageError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Each adds a subcommand, whose callback does the work and throws on failure.
 using AddCommand = void (*)(CLI::App& app, const GlobalOptions& globals);
+void add_info_command(CLI::App& app, const GlobalOptions& globals);
+void add_plan_command(CLI::App& app, const GlobalOptions& globals);
+void add_loss_command(CLI::App& app, const GlobalOptions& globals);
+void add_check_command(CLI::App& app, const GlobalOptions& globals);
+void add_bench_command(CLI::App& app, const GlobalOptions& globals);
 
 // Parses the arguments, the program's name first, and runs the subcommand that they name. Results go to
 // std::cout, errors to std::cerr. Returns the exit code.

@@ -1,6 +1,6 @@
 #pragma once
 #include <cstddef>
-#include <memory>
+#include <functional>
 #include <span>
 
 namespace logitless::cli {
@@ -15,19 +15,19 @@ class CudaDevice {
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  void* stream() const;  // a cudaStream_t
-  void wait() const;     // until the stream is empty
+  void* stream() const { return stream_; }  // a cudaStream_t
+  void wait() const;                        // until the stream is empty
 
   // All in the order of the stream; the host's memory may be used again when these return.
   void upload(void* to, std::span<const std::byte> from) const;
   void download(std::span<std::byte> to, const void* from) const;
   void fill(void* to, size_t bytes, unsigned char value) const;
+  // The device's own time of the work that `launch` puts on the stream; waits for it.
+  double seconds_of(const std::function<void()>& launch) const;
 
  private:
-  friend class DeviceMemory;
-  friend class DeviceTimer;
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  int device_ = 0;
+  void* stream_ = nullptr;
 };
 
 // Memory of a device, aligned to 256 bytes, uninitialised.
@@ -45,24 +45,6 @@ class DeviceMemory {
   const CudaDevice& device_;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
-};
-
-// The time between two points of a device's stream.
-class DeviceTimer {
- public:
-  explicit DeviceTimer(const CudaDevice& device);
-  ~DeviceTimer();
-  DeviceTimer(const DeviceTimer&) = delete;
-  DeviceTimer& operator=(const DeviceTimer&) = delete;
-
-  void start();
-  void stop();
-  double seconds() const;  // waits for the second point
-
- private:
-  const CudaDevice& device_;
-  void* start_ = nullptr;
-  void* stop_ = nullptr;
 };
 
 }  // namespace logitless::cli

@@ -1,11 +1,8 @@
 #include <exception>
 #include <iostream>
-#include <stdexcept>
 
 #include "application.h"
-#include "commands/commands.h"
-#include "io/mapped_file.h"
-#include "support/interrupt.h"
+#include "io/atomic_file.h"
 
 namespace {
 
@@ -31,7 +28,7 @@ constexpr logitless::cli::AddCommand kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  logitless::cli::watch_for_interrupts(logitless::cli::mapped_file_at);
+  logitless::cli::report_unusable_files();
   try {
     return logitless::cli::run_application(argc, argv, kCommands);
   } catch (const std::exception& error) {

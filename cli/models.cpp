@@ -4,7 +4,7 @@
 #include <array>
 #include <cctype>
 
-#include "options.h"
+#include "application.h"
 
 namespace logitless::cli {
 namespace {

@@ -9,10 +9,8 @@ endforeach()
 
 add_executable(planner
   application.cpp models.cpp planner.cpp
-  commands/context.cpp commands/device_option.cpp commands/head_config.cpp commands/loss_options.cpp commands/plan.cpp
-  commands/plan_model.cpp commands/plan_notes.cpp commands/plan_text.cpp commands/thinning_options.cpp
-  commands/number_checks.cpp commands/units.cpp io/element_type.cpp io/file_error.cpp io/json.cpp io/mapped_file.cpp io/model_config.cpp
-  support/format.cpp)
+  commands/context.cpp commands/options.cpp commands/plan.cpp commands/plan_model.cpp commands/plan_notes.cpp
+  commands/plan_text.cpp io/json.cpp io/mapped_file.cpp io/model_config.cpp io/tensor.cpp support/format.cpp)
 target_include_directories(planner PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
 target_include_directories(planner SYSTEM PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/include)
 target_link_libraries(planner PRIVATE logitless_internal logitless_options)

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "application.h"
-#include "commands/commands.h"
-#include "commands/units.h"
+#include "commands/options.h"
 
 namespace {
 

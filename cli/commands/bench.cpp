@@ -4,14 +4,8 @@
 #include <memory>
 #include <stdexcept>
 
-#include "commands/bench_device.h"
-#include "commands/bench_run.h"
-#include "commands/commands.h"
-#include "commands/context.h"
-#include "commands/device_option.h"
-#include "commands/loss_options.h"
-#include "commands/thinning_options.h"
-#include "commands/units.h"
+#include "commands/bench.h"
+#include "commands/options.h"
 #include "support/format.h"
 #include "support/progress.h"
 
@@ -101,50 +95,36 @@ ordered_json result_json(const ShapeResults& of, const BenchResult& result) {
       {"detail", result.detail}};
 }
 
-void print_refusals(const ShapeResults& of) {
+void print_table(const ShapeResults& of, const BenchOptions& options, bool on_device) {
+  std::cout << "tokens x vocab x hidden = " << of.shape.text() << ", " << options.dtype
+            << (on_device ? ", " + options.device : "") << "\n";
+  Table table(on_device ? std::vector<std::string>{"method", "computes", "time", "TFLOP/s", "workspace",
+                                                   "loss", "plan"}
+                        : std::vector<std::string>{"method", "computes", "time", "/ materialized", "GFLOP/s",
+                                                   "peak extra", "workspace", "loss"});
+  for (const BenchResult& result : of.results) {
+    std::vector<std::string> row{result.method, result.gradients ? "loss + gradients" : "loss"};
+    if (!result.refusal.empty()) {
+      row.emplace_back("refused");
+      table.add(row);
+      continue;
+    }
+    const ordered_json json = result_json(of, result);
+    const double ratio = json["time_over_materialized"], gflops = json["gflop_per_second"];
+    row.push_back(format_seconds(result.median_seconds()));
+    if (!on_device) row.push_back(std::isnan(ratio) ? "-" : format_number(ratio, 3));
+    row.push_back(format_number(on_device ? gflops * 1e-3 : gflops, 3));
+    if (!on_device) row.push_back(format_bytes(static_cast<double>(result.peak_extra_bytes.value_or(0))));
+    row.push_back(format_budget(static_cast<double>(result.workspace_bytes)));
+    row.push_back(format_number(result.loss, 7));
+    if (on_device) row.push_back(result.detail);
+    table.add(row);
+  }
+  std::cout << table.text();
   for (const BenchResult& result : of.results) {
     if (!result.refusal.empty()) std::cout << "refused: " << result.method << ": " << result.refusal << "\n";
   }
   std::cout << "\n";
-}
-
-void print_device_table(const ShapeResults& of, const BenchOptions& options) {
-  std::cout << "tokens x vocab x hidden = " << of.shape.text() << ", " << options.dtype << ", "
-            << options.device << "\n";
-  Table table({"method", "computes", "time", "TFLOP/s", "workspace", "loss", "plan"});
-  for (const BenchResult& result : of.results) {
-    const std::string what = result.gradients ? "loss + gradients" : "loss";
-    if (!result.refusal.empty()) {
-      table.add({result.method, what, "refused"});
-      continue;
-    }
-    const double gflops = result_json(of, result)["gflop_per_second"];
-    table.add({result.method, what, format_seconds(result.median_seconds()), format_number(gflops * 1e-3, 3),
-               format_budget(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7),
-               result.detail});
-  }
-  std::cout << table.text();
-  print_refusals(of);
-}
-
-void print_table(const ShapeResults& of, const std::string& dtype) {
-  std::cout << "tokens x vocab x hidden = " << of.shape.text() << ", " << dtype << "\n";
-  Table table({"method", "computes", "time", "/ materialized", "GFLOP/s", "peak extra", "workspace", "loss"});
-  for (const BenchResult& result : of.results) {
-    const std::string what = result.gradients ? "loss + gradients" : "loss";
-    if (!result.refusal.empty()) {
-      table.add({result.method, what, "refused"});
-      continue;
-    }
-    const ordered_json json = result_json(of, result);
-    const double ratio = json["time_over_materialized"];
-    table.add({result.method, what, format_seconds(result.median_seconds()),
-               std::isnan(ratio) ? "-" : format_number(ratio, 3), format_number(json["gflop_per_second"], 3),
-               format_bytes(static_cast<double>(result.peak_extra_bytes.value_or(0))),
-               format_budget(static_cast<double>(result.workspace_bytes)), format_number(result.loss, 7)});
-  }
-  std::cout << table.text();
-  print_refusals(of);
 }
 
 void run(const BenchOptions& given, const GlobalOptions& globals) {
@@ -163,8 +143,7 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
     int64_t done = 0;
     for (const BenchRequest& request : requests) {
       const auto step = [&](const std::string& note) { progress.update(++done, note); };
-      all.push_back({request.shape, on_device ? run_device_bench(globals, request, device, step)
-                                              : run_bench(globals, request, step)});
+      all.push_back({request.shape, run_bench(globals, request, device, step)});
     }
   }
   if (globals.json) {
@@ -184,13 +163,7 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
                 {"shapes", shapes}});
     return;
   }
-  for (const ShapeResults& of : all) {
-    if (on_device) {
-      print_device_table(of, options);
-    } else {
-      print_table(of, options.dtype);
-    }
-  }
+  for (const ShapeResults& of : all) print_table(of, options, on_device);
   if (!why_not.empty()) std::cout << "materialized: not measured, " << why_not << "\n";
   std::cout << (on_device ? "T" : "G")
             << "FLOP/s count 1 F for the loss and 3 F with gradients, F = 2 x tokens x vocab x hidden.\n";
@@ -213,7 +186,8 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_option("--repeat", options->repeats, "Runs of each, of which the median is shown")
       ->check(CLI::Range(1, 1000))
       ->default_str("3, on a device 20");
-  add_device_option(*command, options->device, "Where to measure: cpu, or cuda:N; see 'logitless info'");
+  command->add_option("--device", options->device, "Where to measure: cpu, or cuda:N; see 'logitless info'")
+      ->capture_default_str();
   command->footer(
       "\nThe materialized computation holds float32 logits: a matrix product of oneDNN, softmax in place, "
       "two more\n"

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "commands/bench_run.h"
+#include "commands/bench.h"
 
 // Compile for the wider vector units too, and choose when the program starts.
 #if defined(__x86_64__) && defined(__linux__)

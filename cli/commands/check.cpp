@@ -6,14 +6,8 @@
 #include <memory>
 #include <string_view>
 
-#include "commands/check_cases.h"
-#include "commands/check_compare.h"
-#include "commands/check_library.h"
-#include "commands/check_naive.h"
-#include "commands/commands.h"
+#include "commands/check.h"
 #include "commands/context.h"
-#include "commands/device_option.h"
-#include "commands/device_run.h"
 #include "support/format.h"
 #include "support/progress.h"
 
@@ -68,7 +62,7 @@ std::vector<std::string> chosen_backends(const GlobalOptions& globals, const Dev
 
 // About proportional to a case's time, with the fixed part of small ones.
 int64_t work_of(const CheckCase& c) {
-  return c.tokens * c.vocab * c.dim + (int64_t{1} << 18);
+  return c.problem.tokens * c.problem.vocab * c.problem.hidden + (int64_t{1} << 18);
 }
 
 // A backend's context with a runner, which refers to it.
@@ -93,14 +87,12 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoi
   Progress progress(globals.quiet, "check", work);
   int64_t done = 0;
   for (const CheckCase& c : grid) {
-    const CheckData data = make_data(c);
-    const CheckOutputs reference = CheckRunner(c, data, true).run(oracle.runner, 0);
-    const CheckOutputs naive = naive_float32(c, data, rounds_dz);
-    const CheckRunner problem(c, data, false);
+    const CheckData data(c);
+    const CheckOutputs truth = run_case(oracle.runner, c, data, true, 0);
     for (const auto& engine : engines) {
-      for (const size_t workspace : problem.workspaces(engine->context)) {
-        const CheckOutputs got = problem.run(engine->runner, workspace);
-        results.push_back({engine->name, c.name(), workspace, compare(c, data, reference, naive, got)});
+      for (const size_t workspace : workspaces_of(engine->context, c)) {
+        const CheckOutputs got = run_case(engine->runner, c, data, false, workspace);
+        results.push_back({engine->name, c.name(), workspace, compare(c, data, truth, got, rounds_dz)});
       }
     }
     done += work_of(c);
@@ -170,11 +162,10 @@ void print_text(const std::vector<CaseResult>& results, size_t failed, double se
       << table.text() << "\n"
       << results.size() - failed << " of " << results.size() << " runs within their bounds, in "
       << format_seconds(seconds) << "\n"
-      << "error: 2-norm of the difference to float64. bound: twice that of a naive float32 computation, "
-         "which on\n"
-         "a GPU rounds gradients of logits to 16-bit operands' dtype, plus a rounding unit: of the output's "
-         "dtype,\n"
-         "or of float32 and the terms that cancel in the output where that is more.\n";
+      << "error: 2-norm of the difference to float64. bound: what float32 sums and the roundings of outputs "
+         "may be off\n"
+         "by norms of the operands; on a GPU gradients of logits are rounded to 16-bit operands' dtype, "
+         "too.\n";
 }
 
 void run_check(const CheckOptions& options, const GlobalOptions& globals) {
@@ -215,7 +206,8 @@ void add_check_command(CLI::App& app, const GlobalOptions& globals) {
   CLI::App* command =
       app.add_subcommand("check", "This machine's results against float64, over a grid of problems");
   const auto options = std::make_shared<CheckOptions>();
-  add_device_option(*command, options->device, "cpu, or cuda:N for that device's kernels");
+  command->add_option("--device", options->device, "cpu, or cuda:N for that device's kernels")
+      ->capture_default_str();
   command->add_flag("--full", options->full,
                     "Larger shapes too: four minutes on two cores instead of half a minute");
   command->add_flag("--verbose,-v", options->verbose, "Every run, not only those that fail");

@@ -1,23 +1,20 @@
-#include "commands/check_cases.h"
-
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
+#include <cstring>
 #include <random>
 
-#include "commands/loss_options.h"
-#include "io/real_element.h"
+#include "commands/check.h"
+#include "commands/options.h"
 
 namespace logitless::cli {
 namespace {
 
-struct Shape {
-  int64_t tokens, vocab, dim;
-};
+using Sizes = std::array<int64_t, 3>;
 // One element; less than any vector; odd; just past round sizes; round.
-constexpr std::array<Shape, 6> kShapes{
+constexpr std::array<Sizes, 6> kShapes{
     {{1, 1, 1}, {3, 5, 2}, {17, 131, 33}, {65, 257, 129}, {64, 1024, 64}, {253, 770, 48}}};
-constexpr std::array<Shape, 3> kLargeShapes{{{300, 5003, 257}, {40, 20011, 512}, {1030, 2049, 96}}};
+constexpr std::array<Sizes, 3> kLargeShapes{{{300, 5003, 257}, {40, 20011, 512}, {1030, 2049, 96}}};
 
 constexpr std::array<std::array<logitless_dtype, 2>, 4> kPairs{{{LOGITLESS_F32, LOGITLESS_F32},
                                                                 {LOGITLESS_BF16, LOGITLESS_BF16},
@@ -26,140 +23,206 @@ constexpr std::array<std::array<logitless_dtype, 2>, 4> kPairs{{{LOGITLESS_F32, 
 
 struct OptionSet {
   const char* name;
-  std::function<void(CheckCase&)> set;
+  void (*set)(CheckCase& c, Problem& p);
 };
+constexpr std::array kSets{
+    OptionSet{"plain", [](CheckCase&, Problem&) {}},
+    OptionSet{"bias", [](CheckCase&, Problem& p) { p.has_bias = 1; }},
+    OptionSet{"softcap", [](CheckCase&, Problem& p) { p.softcap = 5, p.scale = 1.5; }},
+    OptionSet{"scale", [](CheckCase&, Problem& p) { p.scale = 0.25; }},
+    OptionSet{"temperature",
+              [](CheckCase&, Problem& p) { p.temperature = 0.3, p.softcap = 10, p.has_bias = 1; }},
+    OptionSet{"token-temperature",
+              [](CheckCase& c, Problem& p) { p.has_temperature = c.ignored_rows = true; }},
+    OptionSet{"smoothing", [](CheckCase&, Problem& p) { p.label_smoothing = 0.1; }},
+    OptionSet{"z-loss", [](CheckCase&, Problem& p) { p.z_loss = 1e-2; }},
+    OptionSet{"class-weight",
+              [](CheckCase&, Problem& p) { p.has_class_weight = 1, p.label_smoothing = 0.2; }},
+    OptionSet{"token-weight", [](CheckCase&, Problem& p) { p.has_token_weight = 1; }},
+    OptionSet{"ignored-rows", [](CheckCase& c, Problem&) { c.ignored_rows = true; }},
+    OptionSet{"shift", [](CheckCase&, Problem& p) { p.shift = 2; }},
+    OptionSet{"sum", [](CheckCase&, Problem& p) { p.reduction = LOGITLESS_REDUCTION_SUM; }},
+    OptionSet{"num-items", [](CheckCase&, Problem& p) { p.num_items = 12345; }},
+    OptionSet{"large-logits", [](CheckCase& c, Problem&) { c.logit_std = 30; }},
+    OptionSet{"frozen-hidden", [](CheckCase&, Problem& p) { p.want_d_hidden = 0; }},
+    OptionSet{"frozen-classifier", [](CheckCase&, Problem& p) { p.want_d_classifier = 0; }},
+    OptionSet{"all", [](CheckCase& c, Problem& p) {
+                p.scale = 1.25, p.softcap = 8, p.label_smoothing = 0.1, p.z_loss = 1e-3, p.shift = 1;
+                p.has_bias = p.has_class_weight = p.has_token_weight = p.has_temperature = c.ignored_rows =
+                    true;
+              }}};
 
-const std::vector<OptionSet>& option_sets() {
-  static const std::vector<OptionSet> kSets{
-      {"plain", [](CheckCase&) {}},
-      {"bias", [](CheckCase& c) { c.bias = true; }},
-      {"softcap", [](CheckCase& c) { c.softcap = 5, c.scale = 1.5; }},
-      {"scale", [](CheckCase& c) { c.scale = 0.25; }},
-      {"temperature", [](CheckCase& c) { c.temperature = 0.3, c.softcap = 10, c.bias = true; }},
-      {"token-temperature", [](CheckCase& c) { c.token_temperature = c.ignored_rows = true; }},
-      {"smoothing", [](CheckCase& c) { c.label_smoothing = 0.1; }},
-      {"z-loss", [](CheckCase& c) { c.z_loss = 1e-2; }},
-      {"class-weight", [](CheckCase& c) { c.class_weight = true, c.label_smoothing = 0.2; }},
-      {"token-weight", [](CheckCase& c) { c.token_weight = true; }},
-      {"ignored-rows", [](CheckCase& c) { c.ignored_rows = true; }},
-      {"shift", [](CheckCase& c) { c.shift = 2; }},
-      {"sum", [](CheckCase& c) { c.sum = true; }},
-      {"num-items", [](CheckCase& c) { c.num_items = 12345; }},
-      {"large-logits", [](CheckCase& c) { c.logit_std = 30; }},
-      {"frozen-hidden", [](CheckCase& c) { c.grad_hidden = false; }},
-      {"frozen-classifier", [](CheckCase& c) { c.grad_classifier = false; }},
-      {"all", [](CheckCase& c) {
-         c.scale = 1.25, c.softcap = 8, c.label_smoothing = 0.1, c.z_loss = 1e-3;
-         c.bias = c.class_weight = c.token_weight = c.token_temperature = c.ignored_rows = true;
-         c.shift = 1;
-       }}};
-  return kSets;
+std::vector<std::byte> encode(const std::vector<double>& values, int32_t dtype) {
+  const auto size = static_cast<size_t>(dtype_bytes(dtype));
+  std::vector<std::byte> out(values.size() * size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto narrow = static_cast<float>(values[i]);
+    const uint16_t half = dtype == LOGITLESS_BF16 ? float_to_bf16(narrow) : float_to_f16(narrow);
+    const void* from = size == 8   ? static_cast<const void*>(&values[i])
+                       : size == 4 ? static_cast<const void*>(&narrow)
+                                   : &half;
+    std::memcpy(&out[i * size], from, size);
+  }
+  return out;
 }
 
-std::vector<double> normal_numbers(std::mt19937_64& random, int64_t count, double std,
-                                   logitless_dtype dtype) {
-  std::normal_distribution<double> normal(0, std);
-  std::vector<double> values(static_cast<size_t>(count));
-  for (double& value : values) value = rounded(normal(random), dtype);
-  return values;
+std::vector<double> decode(const std::vector<std::byte>& bytes, int32_t dtype) {
+  TensorView view;
+  view.dtype = element_from_dtype(dtype);
+  view.data = bytes;
+  std::vector<double> out(bytes.size() / static_cast<size_t>(dtype_bytes(dtype)));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = real_element(view, static_cast<int64_t>(i));
+  return out;
 }
 
-std::vector<double> weights(std::mt19937_64& random, int64_t count) {
-  std::uniform_real_distribution<double> uniform(0.25, 2);
+// As the dtype holds them.
+template <class Distribution>
+std::vector<double> numbers(std::mt19937_64& random, int64_t count, Distribution distribution,
+                            int32_t dtype) {
   std::vector<double> values(static_cast<size_t>(count));
-  for (double& value : values) value = rounded(uniform(random), LOGITLESS_F32);
-  return values;
+  for (double& value : values) value = distribution(random);
+  return decode(encode(values, dtype), dtype);
+}
+
+Problem problem_of(const CheckCase& c, size_t budget) {
+  Problem problem = c.problem;
+  problem.want_d_bias = problem.has_bias && problem.want_d_classifier;
+  problem.max_workspace_bytes = budget;
+  return problem;
 }
 
 }  // namespace
 
 std::string CheckCase::name() const {
-  std::string text = std::to_string(tokens) + "x" + std::to_string(vocab) + "x" + std::to_string(dim) + " " +
-                     dtype_text(hidden_dtype);
-  if (classifier_dtype != hidden_dtype) text += std::string("/") + dtype_text(classifier_dtype);
+  std::string text = std::to_string(problem.tokens) + "x" + std::to_string(problem.vocab) + "x" +
+                     std::to_string(problem.hidden) + " " + dtype_text(problem.hidden_dtype);
+  if (problem.classifier_dtype != problem.hidden_dtype)
+    text += std::string("/") + dtype_text(problem.classifier_dtype);
   return text + " " + options;
+}
+
+CheckCase make_case(std::string options, const Sizes& sizes, logitless_dtype hidden,
+                    logitless_dtype classifier) {
+  CheckCase c;
+  c.options = std::move(options);
+  Problem& p = c.problem;
+  p.pass = LOGITLESS_FORWARD_BACKWARD;
+  p.reduction = LOGITLESS_REDUCTION_MEAN;
+  p.tokens = sizes[0], p.vocab = sizes[1], p.hidden = sizes[2];
+  p.hidden_dtype = p.d_hidden_dtype = hidden;
+  p.classifier_dtype = p.d_classifier_dtype = p.bias_dtype = p.d_bias_dtype = classifier;
+  p.want_entropy = p.want_argmax = p.want_d_hidden = p.want_d_classifier = 1;
+  return c;
 }
 
 std::vector<CheckCase> check_grid(bool full) {
   std::vector<CheckCase> grid;
-  const auto add = [&](const Shape& shape, const OptionSet& options) {
+  const auto add = [&](const Sizes& sizes, const OptionSet& options) {
     for (const auto& [hidden, classifier] : kPairs) {
-      CheckCase c;
-      c.options = options.name;
-      c.tokens = shape.tokens;
-      c.vocab = shape.vocab;
-      c.dim = shape.dim;
-      c.hidden_dtype = hidden;
-      c.classifier_dtype = classifier;
-      options.set(c);
-      grid.push_back(c);
+      grid.push_back(make_case(options.name, sizes, hidden, classifier));
+      options.set(grid.back(), grid.back().problem);
     }
   };
-  for (const Shape& shape : kShapes) {
-    for (const OptionSet& options : option_sets()) add(shape, options);
+  for (const Sizes& sizes : kShapes) {
+    for (const OptionSet& options : kSets) add(sizes, options);
   }
-  if (full) {
-    for (const Shape& shape : kLargeShapes) {
-      add(shape, option_sets().front());
-      add(shape, option_sets().back());
-    }
+  for (const Sizes& sizes : kLargeShapes) {
+    if (full) add(sizes, kSets.front()), add(sizes, kSets.back());
   }
   return grid;
 }
 
-CheckData make_data(const CheckCase& c) {
-  std::mt19937_64 random(static_cast<uint64_t>(c.tokens * 1000003 + c.vocab * 1009 + c.dim));
-  CheckData data;
-  data.hidden = normal_numbers(random, c.tokens * c.dim, 1, c.hidden_dtype);
-  data.classifier = normal_numbers(random, c.vocab * c.dim,
-                                   c.logit_std / std::sqrt(static_cast<double>(c.dim)), c.classifier_dtype);
-  if (c.bias) data.bias = normal_numbers(random, c.vocab, 1, c.classifier_dtype);
-  if (c.class_weight) data.class_weight = weights(random, c.vocab);
-  if (c.token_weight) data.token_weight = weights(random, c.tokens);
-  if (c.token_temperature) data.temperature = weights(random, c.tokens);
-  std::uniform_int_distribution<int64_t> ids(0, c.vocab - 1);
-  for (int64_t i = 0; i < c.tokens; ++i) {
-    const bool ignored = c.ignored_rows && i % 3 == 1;
-    data.targets.push_back(ignored ? kCheckIgnoreIndex : ids(random));
+CheckData::CheckData(const CheckCase& c) {
+  const Problem& p = c.problem;
+  std::mt19937_64 random(static_cast<uint64_t>(p.tokens * 1000003 + p.vocab * 1009 + p.hidden));
+  using Normal = std::normal_distribution<double>;
+  hidden = numbers(random, p.tokens * p.hidden, Normal(0, 1), p.hidden_dtype);
+  classifier = numbers(random, p.vocab * p.hidden,
+                       Normal(0, c.logit_std / std::sqrt(static_cast<double>(p.hidden))), p.classifier_dtype);
+  if (p.has_bias) bias = numbers(random, p.vocab, Normal(0, 1), p.bias_dtype);
+  const std::uniform_real_distribution<double> weight(0.25, 2);
+  if (p.has_class_weight) class_weight = numbers(random, p.vocab, weight, LOGITLESS_F32);
+  if (p.has_token_weight) token_weight = numbers(random, p.tokens, weight, LOGITLESS_F32);
+  if (p.has_temperature) temperature = numbers(random, p.tokens, weight, LOGITLESS_F32);
+  std::uniform_int_distribution<int64_t> ids(0, p.vocab - 1);
+  for (int64_t i = 0; i < p.tokens; ++i) {
+    targets.push_back(c.ignored_rows && i % 3 == 1 ? p.ignore_index : ids(random));
   }
-  return data;
 }
 
-int64_t shifted_target(const CheckCase& c, const CheckData& data, int64_t row) {
-  const int64_t length = c.sequence_length == 0 ? c.tokens : c.sequence_length;
-  if (row % length + c.shift >= length) return kCheckIgnoreIndex;
-  return data.targets[static_cast<size_t>(row + c.shift)];
+std::vector<size_t> workspaces_of(const Context& context, const CheckCase& c) {
+  std::vector<size_t> sizes;
+  for (const size_t budget : {size_t{0}, size_t{1}}) {
+    for (const PlanInfo& plan : context.plans(problem_of(c, budget))) sizes.push_back(plan.workspace_bytes);
+  }
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  return sizes;
 }
 
-template <class T>
-T loss_divisor(const CheckCase& c, const CheckData& data) {
-  if (c.sum) return 1;
-  if (c.num_items > 0) return static_cast<T>(c.num_items);
-  const auto weight = [](const std::vector<double>& of, int64_t i) {
-    return of.empty() ? T{1} : static_cast<T>(of[static_cast<size_t>(i)]);
+CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data, bool float64,
+                      size_t budget) {
+  Problem problem = problem_of(c, budget);
+  for (int32_t* dtype : {&problem.hidden_dtype, &problem.classifier_dtype, &problem.bias_dtype,
+                         &problem.d_hidden_dtype, &problem.d_classifier_dtype, &problem.d_bias_dtype}) {
+    if (float64) *dtype = LOGITLESS_F64;
+  }
+  const int32_t stats = float64 ? LOGITLESS_F64 : LOGITLESS_F32;
+  using B = logitless_buffers;
+  std::vector<std::vector<std::byte>> inputs;
+  RunTensors tensors;
+  const auto add_input = [&]<auto kField>(const std::vector<double>& values, int32_t dtype) {
+    inputs.push_back(encode(values, dtype));
+    if (!values.empty()) tensors.add_input<kField>(inputs.back());
   };
-  T sum = 0;
-  for (int64_t i = 0; i < c.tokens; ++i) {
-    const int64_t y = shifted_target(c, data, i);
-    if (y != kCheckIgnoreIndex) sum += weight(data.token_weight, i) * weight(data.class_weight, y);
-  }
-  return sum;
-}
-template float loss_divisor<float>(const CheckCase& c, const CheckData& data);
-template double loss_divisor<double>(const CheckCase& c, const CheckData& data);
+  add_input.operator()<&B::hidden>(data.hidden, problem.hidden_dtype);
+  add_input.operator()<&B::classifier>(data.classifier, problem.classifier_dtype);
+  add_input.operator()<&B::bias>(data.bias, problem.bias_dtype);
+  add_input.operator()<&B::class_weight>(data.class_weight, stats);
+  add_input.operator()<&B::token_weight>(data.token_weight, stats);
+  add_input.operator()<&B::temperature>(data.temperature, stats);
+  tensors.add_input<&B::targets>(std::as_bytes(std::span(data.targets)));
 
-double rounded(double value, logitless_dtype dtype) {
-  const auto narrow = static_cast<float>(value);
-  switch (dtype) {
-    case LOGITLESS_F32:
-      return narrow;
-    case LOGITLESS_BF16:
-      return bf16_to_float(float_to_bf16(narrow));
-    case LOGITLESS_F16:
-      return f16_to_float(float_to_f16(narrow));
-    default:
-      return value;
-  }
+  struct Output {
+    std::vector<double>* to;
+    RunTensor::SetPointer set;
+    int64_t count;
+    int32_t dtype;
+  };
+  const auto run = [&](RunTensors all, const std::vector<Output>& outputs) {
+    std::vector<std::vector<std::byte>> bytes;
+    for (const Output& output : outputs) {
+      // Never computed bytes would show as NaN.
+      bytes.emplace_back(static_cast<size_t>(output.count * dtype_bytes(output.dtype)), std::byte{0xff});
+      if (output.count > 0) all.add_output(output.set, bytes.back());
+    }
+    runner.run(problem, all);
+    for (size_t i = 0; i < outputs.size(); ++i) *outputs[i].to = decode(bytes[i], outputs[i].dtype);
+  };
+  CheckOutputs out;
+  out.argmax.resize(static_cast<size_t>(problem.tokens));
+  RunTensors all = tensors;
+  all.add_output(set_pointer<&B::argmax>, std::as_writable_bytes(std::span(out.argmax)));
+  const int64_t rows = problem.tokens;
+  run(all,
+      {{&out.loss, set_pointer<&B::loss>, 1, stats},
+       {&out.nll, set_pointer<&B::nll>, rows, stats},
+       {&out.lse, set_pointer<&B::lse>, rows, stats},
+       {&out.entropy, set_pointer<&B::entropy>, rows, stats},
+       {&out.d_hidden, set_pointer<&B::d_hidden>, problem.want_d_hidden * rows * problem.hidden,
+        problem.d_hidden_dtype},
+       {&out.d_classifier, set_pointer<&B::d_classifier>,
+        problem.want_d_classifier * problem.vocab * problem.hidden, problem.d_classifier_dtype},
+       {&out.d_bias, set_pointer<&B::d_bias>, problem.want_d_bias * problem.vocab, problem.d_bias_dtype}});
+  // The losses of the rows come from a forward pass without a reduction.
+  problem.pass = LOGITLESS_FORWARD;
+  problem.reduction = LOGITLESS_REDUCTION_NONE;
+  problem.num_items = 0;
+  problem.want_entropy = problem.want_argmax = 0;
+  problem.want_d_hidden = problem.want_d_classifier = problem.want_d_bias = 0;
+  problem.max_workspace_bytes = 0;
+  run(tensors, {{&out.row_loss, set_pointer<&B::loss>, rows, stats}});
+  return out;
 }
 
 }  // namespace logitless::cli

@@ -1,42 +1,29 @@
-#include "commands/check_compare.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "commands/check.h"
+
 namespace logitless::cli {
 namespace {
 
-double rounding_unit(logitless_dtype dtype) {
-  switch (dtype) {
-    case LOGITLESS_BF16:
-      return 0x1p-8;
-    case LOGITLESS_F16:
-      return 0x1p-11;
-    case LOGITLESS_F64:
-      return 0x1p-53;
-    default:
-      return 0x1p-24;
-  }
+constexpr double kUnit = 0x1p-24;  // of float32, in which all but operands and gradients is
+// How many roundings' worth an operation may be off: of a logit, an exponential and a coefficient.
+constexpr double kRoundings = 8;
+
+double rounding_unit(int32_t dtype) {
+  return dtype == LOGITLESS_BF16 ? 0x1p-8 : dtype == LOGITLESS_F16 ? 0x1p-11 : kUnit;
 }
 // Below this a number of the dtype has an absolute rounding error: half of its smallest subnormal.
-double smallest_half(logitless_dtype dtype) {
-  switch (dtype) {
-    case LOGITLESS_BF16:
-      return 0x1p-134;
-    case LOGITLESS_F16:
-      return 0x1p-25;
-    default:
-      return 0x1p-150;
-  }
+double smallest_half(int32_t dtype) {
+  return dtype == LOGITLESS_BF16 ? 0x1p-134 : dtype == LOGITLESS_F16 ? 0x1p-25 : 0x1p-150;
 }
 
-double norm(const std::vector<double>& a) {
-  double sum = 0;
-  for (const double x : a) sum += x * x;
-  return std::sqrt(sum);
+double at(const std::vector<double>& values, int64_t i, double without) {
+  return values.empty() ? without : values[static_cast<size_t>(i)];
 }
 
+// Of the difference of two vectors.
 double distance(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::quiet_NaN();
   double sum = 0;
@@ -44,101 +31,149 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(sum);
 }
 
-// z_ij in float64, before softcap and temperature, which keep the order.
-double logit(const CheckCase& c, const CheckData& data, int64_t i, int64_t j) {
-  double dot = 0;
-  for (int64_t k = 0; k < c.dim; ++k) {
-    dot +=
-        data.hidden[static_cast<size_t>(i * c.dim + k)] * data.classifier[static_cast<size_t>(j * c.dim + k)];
-  }
-  return c.scale * dot + (c.bias ? data.bias[static_cast<size_t>(j)] : 0);
+double norm(const std::vector<double>& a) {
+  return distance(a, std::vector<double>(a.size()));
 }
 
-// Rows whose argmax is neither the reference's nor one that float32 sums cannot tell from it.
-double wrong_argmax(const CheckCase& c, const CheckData& data, const CheckOutputs& reference,
-                    const CheckOutputs& got) {
-  double wrong = 0;
-  for (int64_t i = 0; i < c.tokens; ++i) {
-    const int64_t best = reference.argmax[static_cast<size_t>(i)];
-    const int64_t chosen = got.argmax[static_cast<size_t>(i)];
-    if (best == chosen) continue;
-    if (best < 0 || chosen < 0 || chosen >= c.vocab) {
-      ++wrong;
-      continue;
-    }
-    const double high = logit(c, data, i, best);
-    const double low = logit(c, data, i, chosen);
-    // Where the cap saturates, different logits become equal.
-    const bool saturated = c.softcap > 0 && std::fabs(high) > 4 * c.softcap;
-    double terms = std::fabs(high) + std::fabs(low);
-    for (int64_t k = 0; k < c.dim; ++k) {
-      const double e = data.hidden[static_cast<size_t>(i * c.dim + k)];
-      terms += std::fabs(c.scale * e * data.classifier[static_cast<size_t>(best * c.dim + k)]) +
-               std::fabs(c.scale * e * data.classifier[static_cast<size_t>(chosen * c.dim + k)]);
-    }
-    const double rounding = static_cast<double>(c.dim + 2) * rounding_unit(LOGITLESS_F32) * terms;
-    if (!(high - low <= rounding) && !saturated) ++wrong;
-  }
-  return wrong;
+double dot(const double* a, const double* b, int64_t count) {
+  double sum = 0;
+  for (int64_t k = 0; k < count; ++k) sum += a[k] * b[k];
+  return sum;
 }
 
-// Row statistics and losses are differences of numbers as large as the row's lse and logits. A capped logit,
-// cap tanh(x) = cap - 2 cap / (1 + exp(2 x)), is itself the difference of cap and of up to 2 cap.
-double row_size(const CheckCase& c, const CheckData& data, const CheckOutputs& reference, size_t i) {
-  if (reference.argmax[i] < 0) return 0;  // ignored
-  return std::max(std::fabs(reference.lse[i]) + std::fabs(reference.nll[i]) + std::fabs(reference.entropy[i]),
-                  3 * c.softcap / temperature_of(c, data, static_cast<int64_t>(i)));
-}
+// What the rows of a case may be off, one bound each, and what their errors make of the gradients.
+class Bounds {
+ public:
+  Bounds(const CheckCase& c, const CheckData& data, const CheckOutputs& truth, bool rounds_dz)
+      : p_(c.problem), data_(data), truth_(truth) {
+    for (int64_t j = 0; j < p_.vocab; ++j) {
+      const double* weight = &data.classifier[static_cast<size_t>(j * p_.hidden)];
+      largest_classifier_ = std::max(largest_classifier_, std::sqrt(dot(weight, weight, p_.hidden)));
+      largest_bias_ = std::max(largest_bias_, std::fabs(at(data.bias, j, 0)));
+      class_weights_ += at(data.class_weight, j, 1);
+    }
+    rounds_dz = rounds_dz && p_.hidden_dtype == p_.classifier_dtype;
+    dz_unit_ = rounds_dz ? rounding_unit(p_.hidden_dtype) : 0;
+    for (int64_t i = 0; i < p_.tokens; ++i) {
+      if (counts(i)) weights_ += at(data.token_weight, i, 1) * at(data.class_weight, target(i), 1);
+    }
+    divisor_ = p_.reduction == LOGITLESS_REDUCTION_SUM ? 1 : p_.num_items > 0 ? p_.num_items : weights_;
+    for (int64_t i = 0; i < p_.tokens; ++i) add_row(i);
+  }
+
+  std::vector<double> lse, nll, entropy, row_loss;
+  double d_hidden = 0, d_classifier = 0, d_bias = 0;  // squares of 2-norms
+  double divisor() const { return divisor_; }
+
+  // A row whose argmax is neither the truth's nor one that float32 sums cannot tell from it.
+  bool is_wrong_argmax(int64_t i, int64_t chosen) const {
+    const int64_t best = truth_.argmax[static_cast<size_t>(i)];
+    if (best == chosen) return false;
+    if (best < 0 || chosen < 0 || chosen >= p_.vocab) return true;
+    return !(logit(i, best) - logit(i, chosen) <= 2 * logit_error(i));
+  }
+
+ private:
+  bool counts(int64_t i) const { return truth_.argmax[static_cast<size_t>(i)] >= 0; }
+  int64_t target(int64_t i) const { return data_.targets[static_cast<size_t>(i + p_.shift)]; }
+  double temperature(int64_t i) const { return at(data_.temperature, i, p_.temperature); }
+
+  double logit(int64_t i, int64_t j) const {
+    const double x = p_.scale * dot(&data_.hidden[static_cast<size_t>(i * p_.hidden)],
+                                    &data_.classifier[static_cast<size_t>(j * p_.hidden)], p_.hidden) +
+                     at(data_.bias, j, 0);
+    return (p_.softcap > 0 ? p_.softcap * std::tanh(x / p_.softcap) : x) / temperature(i);
+  }
+  double hidden_norm(int64_t i) const {
+    const double* row = &data_.hidden[static_cast<size_t>(i * p_.hidden)];
+    return std::sqrt(dot(row, row, p_.hidden));
+  }
+  // Of a row's logits, none is larger.
+  double logit_size(int64_t i) const {
+    return (std::fabs(p_.scale) * hidden_norm(i) * largest_classifier_ + largest_bias_) / temperature(i);
+  }
+  double logit_error(int64_t i) const {
+    return kRoundings * kUnit * (logit_size(i) + p_.softcap / temperature(i));
+  }
+
+  void add_row(int64_t i) {
+    if (!counts(i)) {
+      for (auto* bounds : {&lse, &nll, &entropy, &row_loss}) bounds->push_back(0);
+      return;
+    }
+    const auto row = static_cast<size_t>(i);
+    const double z = logit_error(i), size = logit_size(i), t = temperature(i);
+    const double true_lse = std::fabs(truth_.lse[row]), true_entropy = std::fabs(truth_.entropy[row]);
+    const double sum = kUnit * (kRoundings + std::sqrt(static_cast<double>(p_.vocab)));  // of V terms
+    lse.push_back(z + sum + kUnit * true_lse);
+    nll.push_back(lse.back() + z + kUnit * std::fabs(truth_.nll[row]));
+    entropy.push_back(lse.back() + z * (1 + 4 * true_entropy) + sum * (size + true_lse));
+
+    const double token = at(data_.token_weight, i, 1);
+    const double of_class = at(data_.class_weight, target(i), 1);
+    const double smoothing = p_.label_smoothing / static_cast<double>(p_.vocab) * class_weights_;
+    const double of_target = (1 - p_.label_smoothing) * of_class;
+    row_loss.push_back(token *
+                           (of_target * nll.back() + smoothing * (lse.back() + z + sum * (size + true_lse)) +
+                            2 * p_.z_loss * true_lse * lse.back()) +
+                       kRoundings * kUnit * std::fabs(truth_.row_loss[row]));
+
+    // dz = k (a p - smoothing - target) slope / t, each sum of magnitudes over the vocabulary.
+    const double k = token / divisor_ / t;
+    const double a = of_target + smoothing + 2 * p_.z_loss * true_lse;
+    const double terms = a + smoothing + of_target;
+    const double slope = p_.softcap > 0 ? 2 * z * t / p_.softcap : 0;
+    const double dz =
+        k * (a * (z + lse.back()) + 2 * p_.z_loss * lse.back() + terms * (slope + sum + dz_unit_));
+    const double rows = k * terms * kUnit * std::sqrt(static_cast<double>(p_.tokens));  // of sums over these
+    const double through = std::fabs(p_.scale);
+    d_hidden += std::pow(through * largest_classifier_ * dz, 2);
+    d_classifier += std::pow(through * hidden_norm(i) * (dz + rows), 2);
+    d_bias += std::pow(dz + rows, 2);
+  }
+
+  const Problem& p_;
+  const CheckData& data_;
+  const CheckOutputs& truth_;
+  double largest_classifier_ = 0, largest_bias_ = 0;
+  double class_weights_ = 0;  // sum
+  double weights_ = 0;        // of the rows that count
+  double divisor_ = 1;
+  double dz_unit_ = 0;
+};
 
 }  // namespace
 
-std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& reference,
-                                   const CheckOutputs& naive, const CheckOutputs& got) {
-  std::vector<CheckedOutput> out;
-  const double unit = rounding_unit(LOGITLESS_F32);
-  double magnitude = 0;
-  for (size_t i = 0; i < reference.lse.size(); ++i) {
-    const double size = row_size(c, data, reference, i);
-    magnitude += size * size;
+std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& truth,
+                                   const CheckOutputs& got, bool rounds_dz) {
+  const Problem& p = c.problem;
+  const Bounds bounds(c, data, truth, rounds_dz);
+  std::vector<CheckedOutput> out{{"lse", distance(got.lse, truth.lse), norm(bounds.lse)},
+                                 {"nll", distance(got.nll, truth.nll), norm(bounds.nll)},
+                                 {"entropy", distance(got.entropy, truth.entropy), norm(bounds.entropy)},
+                                 {"row_loss", distance(got.row_loss, truth.row_loss), norm(bounds.row_loss)}};
+  const double sum = kUnit * (kRoundings + std::sqrt(static_cast<double>(p.tokens)));
+  double errors = 0, wrong = 0;
+  for (size_t i = 0; i < truth.row_loss.size(); ++i) {
+    errors += bounds.row_loss[i] + sum * std::fabs(truth.row_loss[i]);
+    wrong += bounds.is_wrong_argmax(static_cast<int64_t>(i), got.argmax[i]) ? 1 : 0;
   }
-  magnitude = std::sqrt(magnitude);
-  const auto add_rows = [&](const char* name, const std::vector<double>& ref,
-                            const std::vector<double>& plain, const std::vector<double>& x, double scale) {
-    out.push_back({name, distance(x, ref), 2 * distance(plain, ref) + unit * scale});
+  const bool both_nan = std::isnan(truth.loss[0]) && std::isnan(got.loss[0]);  // no row counts
+  out.push_back(
+      {"loss", both_nan ? 0 : distance(got.loss, truth.loss), both_nan ? 0 : errors / bounds.divisor()});
+  out.push_back({"argmax", wrong, 0});
+  const auto add_gradient = [&](const char* name, const std::vector<double>& exact,
+                                const std::vector<double>& x, int32_t dtype, double squares) {
+    if (exact.empty() && x.empty()) return;
+    // A plan may round a part of a sum to the dtype before the whole.
+    const double rounding = 2 * rounding_unit(dtype) * norm(exact) +
+                            smallest_half(dtype) * std::sqrt(static_cast<double>(exact.size()));
+    out.push_back({name, distance(x, exact), std::sqrt(squares) + rounding});
   };
-  add_rows("lse", reference.lse, naive.lse, got.lse, magnitude);
-  add_rows("nll", reference.nll, naive.nll, got.nll, magnitude);
-  add_rows("entropy", reference.entropy, naive.entropy, got.entropy, magnitude);
-  add_rows("row_loss", reference.row_loss, naive.row_loss, got.row_loss,
-           std::max(magnitude, norm(reference.row_loss)));
-
-  // Rows' errors may cancel in the naive sum by luck; that luck is not asked of anyone.
-  double row_errors = 0;
-  double row_sizes = 0;
-  for (size_t i = 0; i < reference.row_loss.size(); ++i) {
-    row_errors += std::fabs(naive.row_loss[i] - reference.row_loss[i]);
-    row_sizes += row_size(c, data, reference, i) + std::fabs(reference.row_loss[i]);
-  }
-  const double over = 1 / loss_divisor<double>(c, data);
-  const bool both_nan = std::isnan(reference.loss) && std::isnan(got.loss);
-  out.push_back({"loss", both_nan ? 0 : std::fabs(got.loss - reference.loss),
-                 both_nan ? 0 : over * (2 * row_errors + unit * row_sizes)});
-  out.push_back({"argmax", wrong_argmax(c, data, reference, got), 0});
-
-  const auto add_gradient = [&](const char* name, const std::vector<double>& ref,
-                                const std::vector<double>& plain, const std::vector<double>& x,
-                                logitless_dtype dtype, double terms) {
-    if (ref.empty() && x.empty()) return;
-    const double floor = smallest_half(dtype) * std::sqrt(static_cast<double>(ref.size()));
-    // The rounding of the output, or of the terms of dz where these cancel.
-    const double rounding = std::max(rounding_unit(dtype) * norm(ref), unit * terms);
-    out.push_back({name, distance(x, ref), 2 * distance(plain, ref) + rounding + floor});
-  };
-  add_gradient("d_hidden", reference.d_hidden, naive.d_hidden, got.d_hidden, c.hidden_dtype,
-               naive.terms.d_hidden);
-  add_gradient("d_classifier", reference.d_classifier, naive.d_classifier, got.d_classifier,
-               c.classifier_dtype, naive.terms.d_classifier);
-  add_gradient("d_bias", reference.d_bias, naive.d_bias, got.d_bias, c.classifier_dtype, naive.terms.d_bias);
+  add_gradient("d_hidden", truth.d_hidden, got.d_hidden, p.d_hidden_dtype, bounds.d_hidden);
+  add_gradient("d_classifier", truth.d_classifier, got.d_classifier, p.d_classifier_dtype,
+               bounds.d_classifier);
+  add_gradient("d_bias", truth.d_bias, got.d_bias, p.d_bias_dtype, bounds.d_bias);
   return out;
 }
 

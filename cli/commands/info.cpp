@@ -1,16 +1,80 @@
-#include <logitless/logitless.hpp>
+#include <sched.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <fstream>
 #include <iostream>
+#include <sstream>
+#include <string_view>
 
-#include "commands/commands.h"
 #include "commands/context.h"
-#include "commands/device_facts.h"
 #include "support/format.h"
 
 namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
+
+// Instruction sets that matter to a matrix product.
+constexpr std::array<std::string_view, 20> kFlags{
+    "sse4_2",   "avx",      "f16c",     "fma",         "avx2",        "avx_vnni",    "avx512f",
+    "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
+    "amx_bf16", "asimd",    "asimdhp",  "asimddp",     "bf16",        "sve"};
+
+std::string after_colon(const std::string& line) {
+  const size_t start = line.find_first_not_of(" \t", line.find(':') + 1);
+  return start == std::string::npos ? "" : line.substr(start);
+}
+
+// The first line of a file, or of those that begin so what follows the colon; empty without.
+std::string find_line(const std::string& path, std::initializer_list<const char*> beginnings = {}) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (beginnings.size() == 0) return line;
+    for (const char* beginning : beginnings) {
+      if (line.starts_with(beginning)) return after_colon(line);
+    }
+  }
+  return "";
+}
+
+// "32K", "1024 kB" or a plain number; 0 for anything else.
+int64_t bytes_in(const std::string& size) {
+  int64_t bytes = 0;
+  std::string unit;
+  std::istringstream(size) >> bytes >> unit;
+  return bytes * (unit == "K" || unit == "kB" ? 1024 : unit == "M" ? 1024 * 1024 : 1);
+}
+
+// What the operating system says about the machine; empty or 0 where it says nothing.
+ordered_json device_facts() {
+  ordered_json flags = ordered_json::array();
+  std::istringstream words(find_line("/proc/cpuinfo", {"flags", "Features"}));
+  for (std::string word; words >> word;) {
+    if (std::find(kFlags.begin(), kFlags.end(), word) != kFlags.end()) flags.push_back(word);
+  }
+  ordered_json caches = ordered_json::array();
+  constexpr int kMaxCaches = 16;
+  for (int i = 0; i < kMaxCaches; ++i) {
+    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/";
+    const std::string size = find_line(folder + "size");
+    if (size.empty()) break;
+    caches.push_back({{"level", bytes_in(find_line(folder + "level"))},
+                      {"type", find_line(folder + "type")},
+                      {"bytes", bytes_in(size)}});
+  }
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const bool is_known = ::sched_getaffinity(0, sizeof set, &set) == 0;
+  return {{"processor", find_line("/proc/cpuinfo", {"model name", "CPU part"})},
+          {"instruction_sets", flags},
+          {"processors_online", ::sysconf(_SC_NPROCESSORS_ONLN)},
+          {"processors_usable", is_known ? CPU_COUNT(&set) : 0},
+          {"caches", caches},
+          {"memory_bytes", bytes_in(find_line("/proc/meminfo", {"MemTotal:"}))},
+          {"memory_available_bytes", bytes_in(find_line("/proc/meminfo", {"MemAvailable:"}))}};
+}
 
 // What a problem of this dtype gets where its tensors are: backend, implementation, and why; only the last
 // where nothing can run it.
@@ -66,18 +130,7 @@ ordered_json cuda_devices(const GlobalOptions& globals, std::string* why_none) {
   return list;
 }
 
-std::string join(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
-}
-
 ordered_json collect(const GlobalOptions& globals) {
-  const DeviceFacts facts = read_device_facts();
-  ordered_json caches = ordered_json::array();
-  for (const CacheFacts& cache : facts.caches) {
-    caches.push_back({{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}});
-  }
   std::string why_none;
   const ordered_json cuda = cuda_devices(globals, &why_none);
   ordered_json list = ordered_json::array();
@@ -92,14 +145,7 @@ ordered_json collect(const GlobalOptions& globals) {
           {"chosen", choices(globals, LOGITLESS_HOST_MEMORY)},
           {"cuda_devices", cuda},
           {"why_no_cuda_devices", why_none},
-          {"device",
-           {{"processor", facts.processor},
-            {"instruction_sets", facts.instruction_sets},
-            {"processors_online", facts.processors_online},
-            {"processors_usable", facts.processors_usable},
-            {"caches", caches},
-            {"memory_bytes", facts.memory_bytes},
-            {"memory_available_bytes", facts.memory_available_bytes}}}};
+          {"device", device_facts()}};
 }
 
 void print_choices(const ordered_json& chosen, int indent) {
@@ -152,9 +198,9 @@ void print_text(const ordered_json& facts) {
   print_choices(facts["chosen"], 2);
   print_cuda(facts);
   const auto& device = facts["device"];
-  std::cout << "\nDevice\n  processor: " << device["processor"].get<std::string>()
-            << "\n  instruction sets: " << join(device["instruction_sets"].get<std::vector<std::string>>())
-            << "\n  processors: " << device["processors_usable"] << " usable of "
+  std::cout << "\nDevice\n  processor: " << device["processor"].get<std::string>() << "\n  instruction sets:";
+  for (const auto& name : device["instruction_sets"]) std::cout << " " << name.get<std::string>();
+  std::cout << "\n  processors: " << device["processors_usable"] << " usable of "
             << device["processors_online"] << "\n";
   for (const auto& cache : device["caches"]) {
     std::cout << "  L" << cache["level"] << " cache (" << cache["type"].get<std::string>()

@@ -1,43 +1,13 @@
-#include "commands/loss_inputs.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "commands/loss_options.h"
-#include "io/file_error.h"
-#include "io/real_element.h"
-#include "io/tensor_source.h"
-#include "options.h"
+#include "commands/loss.h"
+#include "io/safetensors.h"
 #include "support/format.h"
 
 namespace logitless::cli {
 namespace {
-
-const std::vector<std::string> kHiddenNames{"hidden", "hidden_states", "last_hidden_state"};
-// The names of the head, and of the embedding that it may be tied to, in common checkpoints.
-const std::vector<std::string> kHeadNames{"lm_head.weight", "head.weight", "output.weight", "classifier",
-                                          "embed_out.weight"};
-const std::vector<std::string> kEmbeddingNames{"model.embed_tokens.weight",
-                                               "shared.weight",
-                                               "transformer.wte.weight",
-                                               "wte.weight",
-                                               "backbone.embedding.weight",
-                                               "backbone.embeddings.weight",
-                                               "model.embeddings.weight",
-                                               "language_model.model.embed_tokens.weight",
-                                               "model.language_model.embed_tokens.weight"};
-const std::vector<std::string> kTargetNames{"targets", "labels", "input_ids"};
-
-// What a tied head has of its own is not what the model computes with, and an embedding that is not tied is
-// no head.
-std::vector<std::string> classifier_names(std::optional<bool> tied) {
-  std::vector<std::string> names = kHeadNames;
-  if (tied != false) {
-    names.insert(tied == true ? names.begin() : names.end(), kEmbeddingNames.begin(), kEmbeddingNames.end());
-  }
-  return names;
-}
 
 [[noreturn]] void refuse(const TensorView& tensor, const std::string& expected, const std::string& got) {
   throw FileError(tensor.name, "expected " + expected + ", got " + got);
@@ -53,35 +23,25 @@ void require_shape(const TensorView& tensor, const std::vector<int64_t>& shape, 
     refuse(tensor, "shape " + shape_text(shape) + " (" + why + ")", shape_text(tensor.shape));
 }
 
-// A vector of `count` real numbers as stats.
-std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, logitless_dtype stats) {
+// A vector of `count` real numbers as stats; positive: that logits can be divided by.
+std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, logitless_dtype stats,
+                                    bool positive = false) {
   require_real(tensor);
   if (tensor.elements() != count) {
     refuse(tensor, std::to_string(count) + " elements", "shape " + shape_text(tensor.shape));
   }
-  std::vector<std::byte> out(static_cast<size_t>(count * dtype_bytes(stats)));
+  const auto size = static_cast<size_t>(dtype_bytes(stats));
+  std::vector<std::byte> out(static_cast<size_t>(count) * size);
   for (int64_t i = 0; i < count; ++i) {
     const double value = real_element(tensor, i);
-    if (!std::isfinite(value))
-      refuse(tensor, "finite weights", format_number(value, 9) + " at " + std::to_string(i));
-    if (stats == LOGITLESS_F64) {
-      std::memcpy(&out[static_cast<size_t>(i) * sizeof value], &value, sizeof value);
-    } else {
-      const auto narrow = static_cast<float>(value);
-      std::memcpy(&out[static_cast<size_t>(i) * sizeof narrow], &narrow, sizeof narrow);
+    const bool accepted = positive ? value >= 0x1p-126 && value <= 0x1p126 : std::isfinite(value);
+    if (!accepted) {
+      refuse(tensor, positive ? "temperatures > 0, from 2^-126 to 2^126" : "finite weights",
+             format_number(value, 9) + " at " + std::to_string(i));
     }
-  }
-  return out;
-}
-
-// As read_weights(), of numbers that logits can be divided by.
-std::vector<std::byte> read_temperatures(const TensorView& tensor, int64_t count, logitless_dtype stats) {
-  std::vector<std::byte> out = read_weights(tensor, count, stats);
-  for (int64_t i = 0; i < count; ++i) {
-    const double value = stats_at(out, stats, i);
-    if (value >= 0x1p-126 && value <= 0x1p126) continue;
-    refuse(tensor, "temperatures > 0, from 2^-126 to 2^126",
-           format_number(value, 9) + " at " + std::to_string(i));
+    const auto narrow = static_cast<float>(value);
+    std::memcpy(&out[static_cast<size_t>(i) * size],
+                size == sizeof value ? static_cast<const void*>(&value) : &narrow, size);
   }
   return out;
 }
@@ -106,8 +66,7 @@ void check_operands(LossInputs& in) {
   }
 }
 
-void open_bias(LossInputs& in, TensorSource& source, const std::string& reference) {
-  in.bias = source.open("bias", reference, {"lm_head.bias", "bias"});
+void check_bias(const LossInputs& in) {
   require_real(in.bias);
   require_shape(in.bias, {in.vocab}, "V = " + std::to_string(in.vocab));
   if ((in.bias.dtype == ElementType::kF64) != (in.stats_dtype == LOGITLESS_F64)) {
@@ -146,32 +105,32 @@ int64_t checked_target(const LossInputs& in, const TensorView& targets, int64_t 
 }
 
 // Fills targets, shifted inside their sequences, and what depends on them.
-void read_targets(LossInputs& in, const TensorView& targets, const LossFiles& files) {
+void read_targets(LossInputs& in, const TensorView& targets, const LossRequest& request) {
   if (!is_integer(targets.dtype))
     refuse(targets, "an integer dtype such as I32 or I64", std::string(name_of(targets.dtype)));
   in.targets_per_token = targets_per_token(in, targets);
   const int64_t count = in.target_count();
 
-  int64_t length = files.sequence_length;
+  int64_t length = request.sequence_length;
   if (length == 0) length = in.batch_shape.size() > 1 ? in.batch_shape.back() : in.tokens;
   if (in.tokens > 0 && in.tokens % length != 0) {
     throw UsageError("--sequence-length: expected a divisor of " + std::to_string(in.tokens) +
                      " tokens, got " + std::to_string(length));
   }
-  in.targets.assign(static_cast<size_t>(in.tokens * count), files.ignore_index);
+  in.targets.assign(static_cast<size_t>(in.tokens * count), request.ignore_index);
   for (int64_t row = 0; row < in.tokens; ++row) {
-    if (row % length >= length - std::min(files.shift, length)) continue;  // no target that far ahead
+    if (row % length >= length - std::min(request.shift, length)) continue;  // no target that far ahead
     // One of the token's.
-    int64_t target = files.ignore_index;
+    int64_t target = request.ignore_index;
     for (int64_t k = 0; k < count; ++k) {
-      const int64_t one = checked_target(in, targets, row + files.shift, k, files.ignore_index);
+      const int64_t one = checked_target(in, targets, row + request.shift, k, request.ignore_index);
       in.targets[static_cast<size_t>(row * count + k)] = one;
-      if (one != files.ignore_index) target = one;
+      if (one != request.ignore_index) target = one;
     }
-    if (target == files.ignore_index) continue;
+    if (target == request.ignore_index) continue;
     ++in.valid_tokens;
-    const double token = in.token_weight.empty() ? 1 : stats_at(in.token_weight, in.stats_dtype, row);
-    const double of_class = in.class_weight.empty() ? 1 : stats_at(in.class_weight, in.stats_dtype, target);
+    const double token = in.token_weight.empty() ? 1 : in.stats_at(in.token_weight.data(), row);
+    const double of_class = in.class_weight.empty() ? 1 : in.stats_at(in.class_weight.data(), target);
     in.weight_sum += token * of_class;
   }
 }
@@ -193,45 +152,41 @@ void read_target_weights(LossInputs& in, const TensorView& weights, const Tensor
 
 }  // namespace
 
-LossInputs open_loss_inputs(const LossFiles& files) {
-  TensorSource source;
+LossInputs open_loss_inputs(const LossRequest& request) {
   LossInputs in;
-  in.hidden = source.open("hidden states", files.hidden, kHiddenNames);
-  in.classifier = source.open("classifier", files.classifier, classifier_names(files.tied));
+  const auto open = [&](const char* role, const std::string& reference) {
+    TensorView tensor = open_tensor(role, reference);
+    in.files.push_back(tensor.file);
+    return tensor;
+  };
+  in.hidden = open("hidden states", request.hidden);
+  in.classifier = open("classifier", request.classifier);
   check_operands(in);
-  if (!files.bias.empty()) open_bias(in, source, files.bias);
-  if (!files.class_weight.empty()) {
-    const TensorView weights = source.open("class weights", files.class_weight, {"class_weight"});
-    in.class_weight = read_weights(weights, in.vocab, in.stats_dtype);
+  if (!request.bias.empty()) {
+    in.bias = open("bias", request.bias);
+    check_bias(in);
   }
-  if (!files.token_weight.empty()) {
-    const TensorView weights = source.open("token weights", files.token_weight, {"token_weight"});
-    in.token_weight = read_weights(weights, in.tokens, in.stats_dtype);
+  if (!request.class_weight.empty()) {
+    in.class_weight = read_weights(open("class weights", request.class_weight), in.vocab, in.stats_dtype);
   }
-  if (!files.token_temperature.empty()) {
-    const TensorView temperatures =
-        source.open("token temperatures", files.token_temperature, {"token_temperature", "temperature"});
-    in.token_temperature = read_temperatures(temperatures, in.tokens, in.stats_dtype);
+  if (!request.token_weight.empty()) {
+    in.token_weight = read_weights(open("token weights", request.token_weight), in.tokens, in.stats_dtype);
   }
-  const TensorView targets = source.open("targets", files.targets, kTargetNames);
-  read_targets(in, targets, files);
-  if (!files.target_weight.empty()) {
-    const TensorView weights = source.open("target weights", files.target_weight, {"target_weight"});
-    read_target_weights(in, weights, targets, files.shift);
+  if (!request.token_temperature.empty()) {
+    const TensorView temperatures = open("token temperatures", request.token_temperature);
+    in.token_temperature = read_weights(temperatures, in.tokens, in.stats_dtype, true);
   }
-  in.files = source.files();
+  const TensorView targets = open("targets", request.targets);
+  read_targets(in, targets, request);
+  if (!request.target_weight.empty()) {
+    read_target_weights(in, open("target weights", request.target_weight), targets, request.shift);
+  }
   return in;
 }
 
-double stats_at(const std::vector<std::byte>& stats, logitless_dtype dtype, int64_t index) {
-  if (dtype == LOGITLESS_F64) {
-    double value;
-    std::memcpy(&value, &stats[static_cast<size_t>(index) * sizeof value], sizeof value);
-    return value;
-  }
-  float value;
-  std::memcpy(&value, &stats[static_cast<size_t>(index) * sizeof value], sizeof value);
-  return value;
+double LossInputs::stats_at(const std::byte* stats, int64_t index) const {
+  if (stats_dtype == LOGITLESS_F64) return reinterpret_cast<const double*>(stats)[index];
+  return static_cast<double>(reinterpret_cast<const float*>(stats)[index]);
 }
 
 }  // namespace logitless::cli

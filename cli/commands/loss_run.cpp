@@ -1,12 +1,9 @@
-#include "commands/loss_run.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
+#include <cstdio>
 
-#include "commands/context.h"
-#include "commands/device_run.h"
+#include "commands/loss.h"
 #include "support/format.h"
 #include "support/progress.h"
 
@@ -33,54 +30,73 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
   problem.ignore_index = request.ignore_index;
   problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.want_argmax = 1;
-  for_each_stat(request.stats, [&](const LossStat& stat, size_t) {
-    if (stat.want != nullptr) problem.*stat.want = 1;
-  });
+  for (size_t i = 0; i < kStats; ++i) {
+    if (request.stats[i] && kLossStats[i].want != nullptr) problem.*kLossStats[i].want = 1;
+  }
   problem.top_k = request.top_k;
   problem.targets_per_row = in.targets_per_token;
   apply(request.loss, problem);
-  apply(request.thinning, problem);
   return problem;
 }
 
-template <class T>
-T* at(std::vector<T>& values, int64_t offset) {
-  return values.empty() ? nullptr : values.data() + offset;
-}
-template <class T>
-const T* at(const std::vector<T>& values, int64_t offset) {
-  return values.empty() ? nullptr : values.data() + offset;
+void add_output(std::vector<LossOutput>& outputs, const char* name, ElementType type,
+                const std::vector<int64_t>& shape, RunTensor::SetPointer set) {
+  outputs.push_back({name, type, shape, set, Workspace(static_cast<size_t>(bytes_of(shape, type).value()))});
 }
 
-// Inputs and outputs of the tokens from `first` on.
-Buffers make_buffers(const LossInputs& in, LossResult& out, int64_t top_k, int64_t first, int64_t* correct) {
-  const int64_t stats = dtype_bytes(in.stats_dtype);
-  Buffers buffers;
-  buffers.hidden = in.hidden.data.data() + first * in.dim * (bits_of(in.hidden.dtype) / 8);
-  buffers.classifier = in.classifier.data.data();
-  buffers.bias = in.bias.data.data();
-  buffers.targets = at(in.targets, first * in.target_count());
-  buffers.target_weight = at(in.target_weight, first * in.targets_per_token * stats);
-  buffers.class_weight = at(in.class_weight, 0);
-  buffers.token_weight = at(in.token_weight, first * stats);
-  buffers.temperature = at(in.token_temperature, first * stats);
-  buffers.loss = at(out.token_loss, first * stats);
-  buffers.nll = at(out.nll, first * stats);
-  for (size_t i = 0; i < kLossStats.size(); ++i) {
-    const LossStat& stat = kLossStats[i];
-    std::byte* values = at(out.stats[i].values, first * bits_of(element_of(stat, in.stats_dtype)) / 8);
-    if (stat.field != nullptr) {
-      buffers.*stat.field = values;
-    } else {
-      buffers.*stat.flag = reinterpret_cast<uint8_t*>(values);
-    }
+std::vector<LossOutput> make_row_outputs(const LossInputs& in, const LossRequest& request,
+                                         bool has_gradients) {
+  const ElementType stats = element_from_dtype(in.stats_dtype);
+  const auto with = [&](int64_t last) {
+    std::vector<int64_t> shape = in.batch_shape;
+    shape.push_back(last);
+    return shape;
+  };
+  std::vector<LossOutput> rows;
+  add_output(rows, "nll", stats, in.batch_shape, set_pointer<&logitless_buffers::nll>);
+  add_output(rows, "argmax", ElementType::kI64, in.batch_shape, set_pointer<&logitless_buffers::argmax>);
+  if (!has_gradients) add_output(rows, "loss", stats, in.batch_shape, set_pointer<&logitless_buffers::loss>);
+  if (in.targets_per_token > 0) {
+    add_output(rows, "target_log_probs", stats, with(in.targets_per_token),
+               set_pointer<&logitless_buffers::target_log_probs>);
   }
-  buffers.argmax = at(out.argmax, first);
-  buffers.top_ids = at(out.top_ids, first * top_k);
-  buffers.top_log_probs = at(out.top_log_probs, first * top_k * stats);
-  buffers.target_log_probs = at(out.target_log_probs, first * in.targets_per_token * stats);
-  if (in.targets_per_token == 0) buffers.correct_count = correct;
-  return buffers;
+  for (size_t i = 0; i < kStats; ++i) {
+    if (!request.stats[i]) continue;
+    add_output(rows, kLossStats[i].name, i == kIsTop1 ? ElementType::kBool : stats, in.batch_shape,
+               kLossStats[i].set);
+  }
+  if (request.top_k > 0) {
+    add_output(rows, "top_ids", ElementType::kI64, with(request.top_k),
+               set_pointer<&logitless_buffers::top_ids>);
+    add_output(rows, "top_log_probs", stats, with(request.top_k),
+               set_pointer<&logitless_buffers::top_log_probs>);
+  }
+  return rows;
+}
+
+// Inputs and outputs of the tokens from `first` to `last`.
+RunTensors make_tensors(const LossInputs& in, const LossResult& out, int64_t first, int64_t last,
+                        int64_t& correct) {
+  const auto part = [&](auto bytes) {  // of a tensor of all tokens
+    const size_t row = in.tokens == 0 ? 0 : bytes.size() / static_cast<size_t>(in.tokens);
+    return bytes.subspan(static_cast<size_t>(first) * row, static_cast<size_t>(last - first) * row);
+  };
+  const auto bytes_in = [](const auto& values) { return std::as_bytes(std::span(values)); };
+  RunTensors tensors;
+  tensors.add_input<&logitless_buffers::hidden>(part(in.hidden.data));
+  tensors.add_input<&logitless_buffers::classifier>(in.classifier.data);
+  tensors.add_input<&logitless_buffers::bias>(in.bias.data);
+  tensors.add_input<&logitless_buffers::targets>(part(bytes_in(in.targets)));
+  tensors.add_input<&logitless_buffers::target_weight>(part(bytes_in(in.target_weight)));
+  tensors.add_input<&logitless_buffers::class_weight>(bytes_in(in.class_weight));
+  tensors.add_input<&logitless_buffers::token_weight>(part(bytes_in(in.token_weight)));
+  tensors.add_input<&logitless_buffers::temperature>(part(bytes_in(in.token_temperature)));
+  for (const LossOutput& output : out.rows) tensors.add_output(output.set, part(output.values.bytes()));
+  if (in.targets_per_token == 0) {
+    tensors.add_output(set_pointer<&logitless_buffers::correct_count>,
+                       std::as_writable_bytes(std::span(&correct, 1)));
+  }
+  return tensors;
 }
 
 // Tokens of one run: all, or as many as take about a second.
@@ -91,116 +107,127 @@ int64_t chunk_size(const Context& context, const LossInputs& in, const LossReque
   return std::clamp<int64_t>(tokens, std::min(kMinChunkTokens, in.tokens), in.tokens);
 }
 
-double sum_of(const LossInputs& in, const std::vector<std::byte>& values, int64_t begin, int64_t end) {
+const std::byte* values_of(const LossResult& result, std::string_view name) {
+  for (const LossOutput& output : result.rows) {
+    if (output.name == name) return output.values.bytes().data();
+  }
+  return nullptr;
+}
+
+double sum_of(const LossInputs& in, const std::byte* values, int64_t begin, int64_t end) {
   double sum = 0;
-  for (int64_t i = begin; i < end; ++i) sum += stats_at(values, in.stats_dtype, i);
+  for (int64_t i = begin; i < end; ++i) sum += in.stats_at(values, i);
   return sum;
 }
 
 void run_chunks(const Context& context, Runner& runner, const GlobalOptions& globals, const LossInputs& in,
                 const LossRequest& request, LossResult& out) {
-  out.token_loss.resize(static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype)));
   out.chunk_tokens = chunk_size(context, in, request);
   Progress progress(globals.quiet, "loss", in.tokens);
   double sum = 0;
   for (int64_t first = 0; first < in.tokens || first == 0; first += std::max<int64_t>(out.chunk_tokens, 1)) {
     const int64_t last = std::min(in.tokens, first + out.chunk_tokens);
     int64_t correct = 0;
-    const PlanInfo info = runner.run(make_problem(in, request, last - first),
-                                     make_buffers(in, out, request.top_k, first, &correct));
+    const PlanInfo info =
+        runner.run(make_problem(in, request, last - first), make_tensors(in, out, first, last, correct));
     if (first == 0) out.plan = info;
-    out.workspace_bytes = std::max(out.workspace_bytes, info.workspace_bytes);
+    out.workspace_bytes = std::max(out.workspace_bytes, static_cast<size_t>(info.workspace_bytes));
     out.correct_tokens += correct;
-    sum += sum_of(in, out.token_loss, first, last);
+    sum += sum_of(in, values_of(out, "loss"), first, last);
     progress.update(last, "sum of the losses " + format_number(sum));
   }
   const double divisor = request.num_items != 0 ? request.num_items : in.weight_sum;
-  out.loss = request.sum ? sum : sum / divisor;
-}
-
-void allocate(Gradient& gradient, const TensorView& of, bool f32) {
-  const logitless_dtype own = dtype_from_element(of.dtype);
-  gradient.dtype = f32 && own != LOGITLESS_F64 ? LOGITLESS_F32 : own;
-  gradient.data =
-      std::make_unique<Workspace>(static_cast<size_t>(of.elements() * dtype_bytes(gradient.dtype)));
+  out.loss = request.reduction == "sum" ? sum : sum / divisor;
 }
 
 void run_with_gradients(const Context& context, Runner& runner, const GlobalOptions& globals,
-                        const LossInputs& in, const LossRequest& request, LossResult& out) {
+                        const LossInputs& in, const LossRequest& request, const std::array<bool, 3>& wants,
+                        LossResult& out) {
   Problem problem = make_problem(in, request, in.tokens);
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
-  problem.reduction = request.sum ? LOGITLESS_REDUCTION_SUM : LOGITLESS_REDUCTION_MEAN;
-  problem.num_items = request.sum ? 0 : request.num_items;
-  problem.want_d_hidden = request.grad_hidden;
-  problem.want_d_classifier = request.grad_classifier;
-  problem.want_d_bias = request.grad_bias;
-  if (request.grad_hidden) allocate(out.d_hidden, in.hidden, request.grads_in_f32);
-  if (request.grad_classifier) allocate(out.d_classifier, in.classifier, request.grads_in_f32);
-  if (request.grad_bias) allocate(out.d_bias, in.bias, request.grads_in_f32);
-  problem.d_hidden_dtype = out.d_hidden.data ? out.d_hidden.dtype : problem.hidden_dtype;
-  problem.d_classifier_dtype = out.d_classifier.data ? out.d_classifier.dtype : problem.classifier_dtype;
-  problem.d_bias_dtype = out.d_bias.data ? out.d_bias.dtype : problem.bias_dtype;
+  problem.reduction = request.reduction == "sum" ? LOGITLESS_REDUCTION_SUM : LOGITLESS_REDUCTION_MEAN;
+  problem.num_items = request.num_items;
+  const auto add = [&](size_t i, const char* name, const TensorView& of, RunTensor::SetPointer set,
+                       int32_t& want, int32_t& dtype, int32_t own) {
+    want = wants[i];
+    dtype = wants[i] && request.gradients_dtype == "f32" && own != LOGITLESS_F64 ? LOGITLESS_F32 : own;
+    if (wants[i]) add_output(out.gradients, name, element_from_dtype(dtype), of.shape, set);
+  };
+  add(0, "d_hidden", in.hidden, set_pointer<&logitless_buffers::d_hidden>, problem.want_d_hidden,
+      problem.d_hidden_dtype, problem.hidden_dtype);
+  add(1, "d_classifier", in.classifier, set_pointer<&logitless_buffers::d_classifier>,
+      problem.want_d_classifier, problem.d_classifier_dtype, problem.classifier_dtype);
+  add(2, "d_bias", in.bias, set_pointer<&logitless_buffers::d_bias>, problem.want_d_bias,
+      problem.d_bias_dtype, problem.bias_dtype);
 
   out.plan = Plan(context, problem).info();
   out.chunk_tokens = in.tokens;
-  out.workspace_bytes = out.plan.workspace_bytes;
+  out.workspace_bytes = static_cast<size_t>(out.plan.workspace_bytes);
   if (!globals.quiet && out.plan.predicted_seconds > kAnnouncedSeconds) {
     std::fprintf(stderr, "loss and gradients of %s tokens, about %s\n", format_count(in.tokens).c_str(),
                  format_duration(out.plan.predicted_seconds).c_str());
   }
-  double loss64 = 0;
-  float loss32 = 0;
-  Buffers buffers = make_buffers(in, out, 0, 0, &out.correct_tokens);
-  buffers.loss = in.stats_dtype == LOGITLESS_F64 ? static_cast<void*>(&loss64) : &loss32;
-  if (out.d_hidden.data) buffers.d_hidden = out.d_hidden.data->bytes().data();
-  if (out.d_classifier.data) buffers.d_classifier = out.d_classifier.data->bytes().data();
-  if (out.d_bias.data) buffers.d_bias = out.d_bias.data->bytes().data();
-  runner.run(problem, buffers);
-  out.loss = in.stats_dtype == LOGITLESS_F64 ? loss64 : static_cast<double>(loss32);
+  std::vector<std::byte> loss(static_cast<size_t>(dtype_bytes(in.stats_dtype)));
+  RunTensors tensors = make_tensors(in, out, 0, in.tokens, out.correct_tokens);
+  tensors.add_output(set_pointer<&logitless_buffers::loss>, loss);
+  for (const LossOutput& output : out.gradients) tensors.add_output(output.set, output.values.bytes());
+  runner.run(problem, tensors);
+  out.loss = in.stats_at(loss.data(), 0);
 }
 
 }  // namespace
 
-LossResult run_loss(const GlobalOptions& globals, const LossInputs& in, const LossRequest& request) {
-  const Context context = make_context(globals, {}, request.device);
-  Runner runner(context, request.device.ordinal);
-  const auto bytes = static_cast<size_t>(in.tokens * dtype_bytes(in.stats_dtype));
+const std::array<LossStat, kStats> kLossStats{{
+    {"lse", "--lse", "mean lse", "Log of the sum of the exponentials too", nullptr,
+     set_pointer<&logitless_buffers::lse>},
+    {"entropy", "--entropy", "mean entropy", "Entropy of the prediction too",
+     &logitless_problem::want_entropy, set_pointer<&logitless_buffers::entropy>},
+    {"target_logit", "--target-logit", "mean target logit", "Logit of the target too", nullptr,
+     set_pointer<&logitless_buffers::target_logit>},
+    {"mean_logit", "--mean-logit", "mean logit", "Mean of the logits too",
+     &logitless_problem::want_mean_logit, set_pointer<&logitless_buffers::mean_logit>},
+    {"log_sum_sq_probs", "--log-sum-sq-probs", "mean log sum p^2",
+     "Log of the sum of the squared probabilities too", &logitless_problem::want_log_sum_sq_probs,
+     set_pointer<&logitless_buffers::log_sum_sq_probs>},
+    {"max_logit", "--max-logit", "mean largest logit", "Largest logit too", nullptr,
+     set_pointer<&logitless_buffers::max_logit>},
+    {"is_top1", "--is-top1", "share of top 1", "Whether the target has the largest logit, too",
+     &logitless_problem::want_argmax, set_pointer<&logitless_buffers::is_top1>},
+}};
+
+LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& in,
+                    const LossRequest& request, const std::array<bool, 3>& wants_gradient) {
+  const Context context = make_context(globals, {}, device);
+  Runner runner(context, device.ordinal);
+  const bool has_gradients =
+      std::find(wants_gradient.begin(), wants_gradient.end(), true) != wants_gradient.end();
   LossResult out;
-  out.nll.resize(bytes);
-  for_each_stat(request.stats, [&](const LossStat& stat, size_t i) {
-    out.stats[i].values.resize(
-        static_cast<size_t>(in.tokens * bits_of(element_of(stat, in.stats_dtype)) / 8));
-  });
-  out.argmax.resize(static_cast<size_t>(in.tokens));
-  out.top_ids.resize(static_cast<size_t>(in.tokens * request.top_k));
-  out.top_log_probs.resize(bytes * static_cast<size_t>(request.top_k));
-  out.target_log_probs.resize(bytes * static_cast<size_t>(in.targets_per_token));
+  out.rows = make_row_outputs(in, request, has_gradients);
 
   const auto start = std::chrono::steady_clock::now();
-  if (request.has_gradients()) {
-    run_with_gradients(context, runner, globals, in, request, out);
+  if (has_gradients) {
+    run_with_gradients(context, runner, globals, in, request, wants_gradient, out);
   } else {
     run_chunks(context, runner, globals, in, request, out);
   }
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   const auto valid = static_cast<double>(in.valid_tokens);
-  out.mean_nll = sum_of(in, out.nll, 0, in.tokens) / valid;
-  for_each_stat(request.stats, [&](const LossStat& stat, size_t i) {
-    const std::vector<std::byte>& values = out.stats[i].values;
-    const double sum = stat.flag != nullptr
-                           ? static_cast<double>(std::count(values.begin(), values.end(), std::byte{1}))
+  out.mean_nll = sum_of(in, values_of(out, "nll"), 0, in.tokens) / valid;
+  for (size_t i = 0; i < kStats; ++i) {
+    const std::byte* values = values_of(out, kLossStats[i].name);
+    if (values == nullptr) continue;
+    const double sum = i == kIsTop1
+                           ? static_cast<double>(std::count(values, values + in.tokens, std::byte{1}))
                            : sum_of(in, values, 0, in.tokens);
-    out.stats[i].mean = sum / valid;
-  });
-  const bool counts_top = request.top_k > 0 && in.targets_per_token == 0;
-  for (int64_t token = 0; token < in.tokens && counts_top; ++token) {
-    const auto first = out.top_ids.begin() + token * request.top_k;
+    out.stat_means[i] = sum / valid;
+  }
+  const auto* top_ids = reinterpret_cast<const int64_t*>(values_of(out, "top_ids"));
+  for (int64_t token = 0; token < in.tokens && top_ids != nullptr && in.targets_per_token == 0; ++token) {
+    const int64_t* first = top_ids + token * request.top_k;
     const int64_t target = in.targets[static_cast<size_t>(token)];
-    const bool valid_target = target != request.ignore_index;
-    if (valid_target && std::find(first, first + request.top_k, target) != first + request.top_k) {
-      ++out.top_correct_tokens;
-    }
+    const bool is_there = std::find(first, first + request.top_k, target) != first + request.top_k;
+    if (target != request.ignore_index && is_there) ++out.top_correct_tokens;
   }
   return out;
 }

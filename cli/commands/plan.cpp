@@ -7,13 +7,10 @@
 #include <optional>
 #include <tuple>
 
-#include "commands/commands.h"
 #include "commands/context.h"
-#include "commands/device_option.h"
 #include "commands/plan_model.h"
 #include "commands/plan_notes.h"
 #include "commands/plan_text.h"
-#include "commands/units.h"
 
 namespace logitless::cli {
 namespace {
@@ -42,7 +39,6 @@ Problem make_problem(const PlanOptions& options) {
   problem.has_bias = options.bias;
   problem.want_entropy = options.entropy;
   apply(options.loss, problem);
-  apply(options.thinning, problem);
   if (!options.no_grad) {
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.want_d_hidden = !options.freeze_hidden;
@@ -113,9 +109,9 @@ ordered_json problem_json(const Problem& problem) {
   return {{"tokens", problem.tokens},
           {"vocab", problem.vocab},
           {"hidden", problem.hidden},
-          {"dtype", dtype_text(static_cast<logitless_dtype>(problem.hidden_dtype))},
-          {"classifier_dtype", dtype_text(static_cast<logitless_dtype>(problem.classifier_dtype))},
-          {"compute_dtype", dtype_text(static_cast<logitless_dtype>(problem.compute_dtype))},
+          {"dtype", dtype_text(problem.hidden_dtype)},
+          {"classifier_dtype", dtype_text(problem.classifier_dtype)},
+          {"compute_dtype", dtype_text(problem.compute_dtype)},
           {"allow_tf32", problem.allow_tf32 != 0},
           {"batch_invariant", problem.batch_invariant != 0},
           {"gradients", problem.pass != LOGITLESS_FORWARD},
@@ -133,7 +129,7 @@ ordered_json problem_json(const Problem& problem) {
 void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App& command) {
   const PlanModel model = read_plan_model(options, command);
   const Problem problem = make_problem(options);
-  const DeviceChoice device = parse_device_or_model(globals, options.device);
+  const DeviceChoice device = parse_device(globals, options.device, true);
   const Context context = make_context(globals, {}, device);
   std::unique_ptr<PlanInfo> chosen;
   std::string refusal;
@@ -193,9 +189,11 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
                       "Of hidden and classifier: f32, bf16, f16 or f64; without it that of --model's "
                       "config.json, else bf16");
   command->add_option("--classifier-dtype", options->classifier_dtype, "Of the classifier, where it differs");
-  add_device_option(*command, options->device,
-                    "Of the tensors: cpu, cuda:N, or a model of device that need not be here, such as a100, "
-                    "rtx-4090 or h200");
+  command
+      ->add_option("--device", options->device,
+                   "Of the tensors: cpu, cuda:N, or a model of device that need not be here, such as a100, "
+                   "rtx-4090 or h200")
+      ->capture_default_str();
   command->add_flag("--no-grad", options->no_grad, "The loss only");
   command->add_flag("--freeze-hidden", options->freeze_hidden, "No gradient of the hidden states");
   command->add_flag("--freeze-classifier", options->freeze_classifier, "No gradient of the classifier");
@@ -203,8 +201,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
                     "Add the classifier's gradient to the caller's float32 buffer");
   command->add_flag("--bias", options->bias, "The head has a bias");
   command->add_flag("--entropy", options->entropy, "Each token's entropy too");
-  add_loss_options(*command, options->loss);
-  add_thinning_options(*command, options->thinning, false);
+  add_loss_options(*command, options->loss, false);
   command->footer(
       "\nExamples:\n"
       "  logitless plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "commands/context.h"
-#include "commands/head_config.h"
-#include "io/file_error.h"
+#include "io/model_config.h"
+#include "io/tensor.h"
 #include "models.h"
 #include "support/format.h"
 
@@ -20,10 +20,11 @@ constexpr const char* kDefaultDtype = "bf16";
 
 // The config.json that --model names, itself or by its folder; empty where it is a name.
 std::string find_config(const std::string& model) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  return std::filesystem::is_regular_file(model, error) ? model
-         : std::filesystem::is_directory(model, error)  ? find_model_config(model)
-                                                        : "";
+  if (fs::is_regular_file(model, error)) return model;
+  const fs::path file = fs::path(model) / "config.json";
+  return fs::exists(file, error) ? file.string() : "";
 }
 
 void require_size(const std::string& file, const char* key, const std::string& size, const char* option,
@@ -52,17 +53,33 @@ void take_dtype(const ModelConfig& config, PlanOptions& options, PlanModel& mode
   model.facts["applied"].push_back({{"option", "dtype"}, {"key", config.dtype_key}, {"value", config.dtype}});
 }
 
+// Such as "softcap 30 (final_logit_softcapping 30 in config.json)".
+void take_transform(const std::string& option, double value, const std::vector<LogitTransform>& from,
+                    const std::string& file, PlanModel& model) {
+  std::string keys;
+  for (const LogitTransform& transform : from) {
+    add_to(keys, transform.key + " " + format_number(transform.value));
+    model.facts["applied"].push_back(
+        {{"option", option}, {"key", transform.key}, {"value", transform.value}});
+  }
+  if (!keys.empty())
+    add_to(model.taken, option + " " + format_number(value) + " (" + keys + " in " + file + ")");
+}
+
 PlanModel read_config(const std::string& file, PlanOptions& options, const CLI::App& command,
                       std::string& vocab, std::string& hidden) {
-  const ModelConfig config = read_head_config(file, command);
-  apply(config, command, options.loss);
+  const bool has_scale = command.count("--scale") != 0, has_softcap = command.count("--softcap") != 0;
+  const ModelConfig config = read_model_config(file, {.scale = has_scale, .softcap = has_softcap});
+  if (!has_scale) options.loss.scale = config.scale;
+  if (!has_softcap) options.loss.softcap = config.softcap;
   if (config.vocab) vocab = std::to_string(*config.vocab);
   if (config.hidden) hidden = std::to_string(*config.hidden);
   require_size(file, "vocab_size", vocab, "--vocab", options.vocab);
   require_size(file, "hidden_size", hidden, "--hidden", options.hidden);
-  PlanModel model{options.model, "", applied_json(config)};
+  PlanModel model{options.model, "", {{"file", config.file}, {"applied", ordered_json::array()}}};
   if (options.dtype.empty()) take_dtype(config, options, model);
-  add_to(model.taken, applied_text(config));
+  take_transform("scale", config.scale, config.scale_from, config.file, model);
+  take_transform("softcap", config.softcap, config.softcap_from, config.file, model);
   return model;
 }
 

@@ -3,8 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "commands/loss_options.h"
-#include "commands/thinning_options.h"
+#include "commands/options.h"
 
 namespace logitless::cli {
 
@@ -25,7 +24,6 @@ struct PlanOptions {
   bool entropy = false;
   bool accumulate = false;
   LossOptions loss;
-  ThinningOptions thinning;
 };
 
 // What the options say of the head: a published model, or that of a config.json, or neither.

@@ -4,12 +4,10 @@
 #include <span>
 #include <string>
 
-#include "support/interrupt.h"
-
 namespace logitless::cli {
 
 // A file written under a temporary name beside its own and renamed when it is whole. Neither an exception nor
-// an interrupt leaves the temporary file behind.
+// SIGINT, SIGTERM, SIGHUP or SIGXCPU leaves the temporary file behind. One at a time.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -25,10 +23,10 @@ class AtomicFile {
   std::string path_;
   std::string temporary_;
   int fd_ = -1;
-  UnfinishedFile unfinished_;
 };
 
-// A whole text file at once, in the same way.
-void write_text_file(const std::string& path, const std::string& text);
+// A file that would pass the limit of the process (ulimit -f) is an error of the write from here on, no
+// signal. A file that is cut while it is mapped ends the process with a message and exit code 1.
+void report_unusable_files();
 
 }  // namespace logitless::cli

@@ -3,7 +3,7 @@
 #include <set>
 #include <vector>
 
-#include "io/file_error.h"
+#include "io/tensor.h"
 
 namespace logitless::cli {
 namespace {
@@ -45,10 +45,7 @@ class StrictReader : public nlohmann::json_sax<json> {
     keys_.emplace_back();
     return true;
   }
-  bool close() {
-    keys_.pop_back();
-    return true;
-  }
+  bool close() { return keys_.pop_back(), true; }
 
   const std::string& file_;
   int max_depth_;

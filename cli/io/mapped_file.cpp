@@ -11,7 +11,7 @@
 #include <mutex>
 #include <set>
 
-#include "io/file_error.h"
+#include "io/tensor.h"
 
 namespace logitless::cli {
 namespace {

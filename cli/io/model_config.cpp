@@ -2,21 +2,20 @@
 
 #include <array>
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 
-#include "io/file_error.h"
 #include "io/json.h"
 #include "io/mapped_file.h"
+#include "io/tensor.h"
 
 namespace logitless::cli {
 namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 32;
+constexpr int kConfigDepth = 32;
 
 enum class Effect { kSoftcap, kMultiply, kDivide, kShareOfHidden };
 
@@ -105,7 +104,7 @@ class Reader {
     const auto mapped = MappedFile::open(file);
     const auto bytes = mapped->bytes();
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    whole_ = parse_strict_json(without_python_numbers(text), file, kMaxDepth);
+    whole_ = parse_strict_json(without_python_numbers(text), file, kConfigDepth);
     if (!whole_.is_object()) throw FileError(file, "expected a JSON object");
     config_.file = file;
     find_language_model();
@@ -269,17 +268,6 @@ class Reader {
 
 ModelConfig read_model_config(const std::string& file, const ModelConfigOverrides& overrides) {
   return Reader(file, overrides).read();
-}
-
-std::string find_model_config(const std::string& checkpoint) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const bool is_folder = fs::is_directory(checkpoint, error);
-  if (!is_folder && fs::path(checkpoint).extension() == ".npy")
-    return "";  // of whom the folder's config.json may be
-  const fs::path folder = is_folder ? fs::path(checkpoint) : fs::path(checkpoint).parent_path();
-  const fs::path file = folder / "config.json";
-  return fs::exists(file, error) ? file.string() : "";
 }
 
 }  // namespace logitless::cli

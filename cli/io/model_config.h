@@ -38,7 +38,4 @@ struct ModelConfigOverrides {
 // this model type in a way that is not known here.
 ModelConfig read_model_config(const std::string& file, const ModelConfigOverrides& overrides);
 
-// The config.json in a checkpoint's folder, given the folder or a file in it; empty where there is none.
-std::string find_model_config(const std::string& checkpoint);
-
 }  // namespace logitless::cli

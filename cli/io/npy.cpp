@@ -1,125 +1,77 @@
 #include "io/npy.h"
 
+#include <algorithm>
 #include <array>
-#include <optional>
 #include <string_view>
 
 #include "io/atomic_file.h"
-#include "io/file_error.h"
+#include "io/json.h"
 #include "io/mapped_file.h"
 
 namespace logitless::cli {
 namespace {
 
+using nlohmann::json;
+
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kPreambleBytes = 8;  // magic and version
 constexpr size_t kAlignment = 64;     // of the data's beginning, as numpy writes it
-constexpr size_t kMaxDimensions = 64;
+constexpr int kNpyDepth = 4;
 
 struct NumpyType {
   std::string_view descr;
   ElementType type;
 };
-constexpr std::array<NumpyType, 13> kTypes{{
-    {"<f8", ElementType::kF64},
-    {"<f4", ElementType::kF32},
-    {"<f2", ElementType::kF16},
-    {"<i8", ElementType::kI64},
-    {"<i4", ElementType::kI32},
-    {"<i2", ElementType::kI16},
-    {"|i1", ElementType::kI8},
-    {"<u8", ElementType::kU64},
-    {"<u4", ElementType::kU32},
-    {"<u2", ElementType::kU16},
-    {"|u1", ElementType::kU8},
-    {"|b1", ElementType::kBool},
-    {"<c8", ElementType::kC64},
-}};
+constexpr std::array<NumpyType, 13> kTypes{{{"<f8", ElementType::kF64},
+                                            {"<f4", ElementType::kF32},
+                                            {"<f2", ElementType::kF16},
+                                            {"<i8", ElementType::kI64},
+                                            {"<i4", ElementType::kI32},
+                                            {"<i2", ElementType::kI16},
+                                            {"|i1", ElementType::kI8},
+                                            {"<u8", ElementType::kU64},
+                                            {"<u4", ElementType::kU32},
+                                            {"<u2", ElementType::kU16},
+                                            {"|u1", ElementType::kU8},
+                                            {"|b1", ElementType::kBool},
+                                            {"<c8", ElementType::kC64}}};
 
-// A reader of the header's text, a Python dictionary such as
-// {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
-class HeaderText {
- public:
-  HeaderText(std::string_view text, const std::string& file) : text_(text), file_(file) {}
-
-  [[noreturn]] void fail(const std::string& expected) const {
-    throw FileError(file_, "has a malformed npy header: expected " + expected + " at " +
-                               in_quotes(text_.substr(std::min(place_, text_.size()), 24)));
-  }
-  void skip_space() {
-    while (place_ < text_.size() && (text_[place_] == ' ' || text_[place_] == '\n')) ++place_;
-  }
-  bool accept(std::string_view token) {
-    skip_space();
-    if (!text_.substr(place_).starts_with(token)) return false;
-    place_ += token.size();
-    return true;
-  }
-  void expect(std::string_view token) {
-    if (!accept(token)) fail(in_quotes(token));
-  }
-  std::string string() {
-    skip_space();
-    const char mark = place_ < text_.size() ? text_[place_] : '\0';
-    if (mark != '\'' && mark != '"') fail("a string");
-    const size_t end = text_.find(mark, place_ + 1);
-    if (end == std::string_view::npos) fail("a closing quote");
-    std::string value(text_.substr(place_ + 1, end - place_ - 1));
-    place_ = end + 1;
-    return value;
-  }
-  int64_t number() {
-    skip_space();
-    int64_t value = 0;
-    const size_t start = place_;
-    for (; place_ < text_.size() && text_[place_] >= '0' && text_[place_] <= '9'; ++place_) {
-      const int64_t digit = text_[place_] - '0';
-      if (value > (INT64_MAX - digit) / 10) fail("a number below 2^63");
-      value = value * 10 + digit;
+// The header is a Python dictionary, {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }: as JSON.
+json parse_dictionary(std::string_view python, const std::string& file) {
+  std::string text;
+  for (size_t i = 0; i < python.size(); ++i) {
+    const std::string_view rest = python.substr(i);
+    const char c = python[i];
+    const bool closes = c == ')' || c == ']' || c == '}';
+    if (closes) {  // JSON has no comma there
+      const size_t last = text.find_last_not_of(" \n");
+      if (last != std::string::npos && text[last] == ',') text.resize(last);
     }
-    if (place_ == start) fail("a whole number");
-    accept("L");  // Python 2 wrote long integers so
-    return value;
+    text += c == '\''                               ? '"'
+            : c == '('                              ? '['
+            : c == ')'                              ? ']'
+            : c == 'T' && rest.starts_with("True")  ? 't'
+            : c == 'F' && rest.starts_with("False") ? 'f'
+                                                    : c;
   }
-  std::vector<int64_t> tuple() {
-    std::vector<int64_t> values;
-    expect("(");
-    while (!accept(")")) {
-      if (values.size() == kMaxDimensions) fail("at most 64 dimensions");
-      values.push_back(number());
-      if (!accept(",")) {
-        expect(")");
-        break;
-      }
-    }
-    return values;
+  try {
+    return parse_strict_json(text, file, kNpyDepth);
+  } catch (const FileError& error) {
+    throw FileError(file, "has a malformed npy header: " + std::string(error.what()).substr(file.size() + 2));
   }
-  void expect_end() {
-    skip_space();
-    if (place_ != text_.size()) fail("the end");
-  }
-  char peek() {
-    skip_space();
-    return place_ < text_.size() ? text_[place_] : '\0';
-  }
+}
 
- private:
-  std::string_view text_;
-  const std::string& file_;
-  size_t place_ = 0;
-};
-
-ElementType read_descr(const std::string& descr, const std::string& file) {
+ElementType read_descr(const json& descr, const std::string& file) {
+  if (!descr.is_string()) throw FileError(file, "has a structured dtype: expected plain numbers");
+  const auto& text = descr.get_ref<const std::string&>();
   for (const NumpyType& row : kTypes) {
-    if (row.descr == descr) return row.type;
+    if (row.descr == text) return row.type;
   }
-  if (descr == "<V2" || descr == "|V2" || descr == "bfloat16") {
-    throw FileError(file, "has dtype " + in_quotes(descr) + ": npy has no type for bf16; use safetensors");
-  }
-  if (descr.starts_with('>')) {
-    throw FileError(file, "has dtype " + in_quotes(descr) + ": expected little-endian data, got big-endian");
-  }
-  throw FileError(file, "has dtype " + in_quotes(descr) + ": expected plain numbers such as '<f4' or '<i8'");
+  const bool is_bf16 = text == "<V2" || text == "|V2" || text == "bfloat16";
+  throw FileError(file, "has dtype " + in_quotes(text) +
+                            (is_bf16                 ? ": npy has no type for bf16; use safetensors"
+                             : text.starts_with('>') ? ": expected little-endian data, got big-endian"
+                                                     : ": expected plain numbers such as '<f4' or '<i8'"));
 }
 
 }  // namespace
@@ -128,8 +80,7 @@ NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& file) {
   const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!all.starts_with(kMagic))
     throw FileError(file, "is not an npy file: it does not start with \\x93NUMPY");
-  if (all.size() < kPreambleBytes) throw FileError(file, "is truncated inside the npy header");
-  const int major = static_cast<unsigned char>(all[6]);
+  const int major = all.size() < kPreambleBytes ? 1 : static_cast<unsigned char>(all[6]);
   if (major < 1 || major > 3) {
     throw FileError(file, "has npy format version " + std::to_string(major) + ": expected 1, 2 or 3");
   }
@@ -141,42 +92,24 @@ NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& file) {
     throw FileError(file, "is truncated: its header has " + std::to_string(length) + " bytes, the file " +
                               std::to_string(bytes.size()));
   }
-
-  HeaderText text(all.substr(text_begin, length), file);
-  std::optional<std::string> descr;
-  std::optional<bool> fortran;
-  std::optional<std::vector<int64_t>> shape;
-  text.expect("{");
-  while (!text.accept("}")) {
-    const std::string key = text.string();
-    text.expect(":");
-    if (key == "descr" && !descr) {
-      if (text.peek() == '[') throw FileError(file, "has a structured dtype: expected plain numbers");
-      descr = text.string();
-    } else if (key == "fortran_order" && !fortran) {
-      fortran = text.accept("True");
-      if (!*fortran) text.expect("False");
-    } else if (key == "shape" && !shape) {
-      shape = text.tuple();
-    } else {
-      throw FileError(file,
-                      "has a malformed npy header: key " + in_quotes(key) + " is unknown or given twice");
-    }
-    if (!text.accept(",")) {
-      text.expect("}");
-      break;
-    }
-  }
-  text.expect_end();
-  if (!descr || !fortran || !shape) {
+  const json parsed = parse_dictionary(all.substr(text_begin, length), file);
+  if (!parsed.is_object() || parsed.size() != 3 || !parsed.contains("descr") || !parsed.contains("shape") ||
+      !parsed.contains("fortran_order") || !parsed["fortran_order"].is_boolean() ||
+      !parsed["shape"].is_array()) {
     throw FileError(file, "has a malformed npy header: expected the keys descr, fortran_order and shape");
   }
-
   NpyHeader header;
-  header.dtype = read_descr(*descr, file);
-  header.shape = *shape;
+  header.dtype = read_descr(parsed["descr"], file);
+  for (const json& extent : parsed["shape"]) {
+    if (!extent.is_number_unsigned() || extent.get<uint64_t>() > INT64_MAX) {
+      throw FileError(file,
+                      "has a malformed npy header: expected whole numbers below 2^63 in the shape, got " +
+                          in_quotes(extent.dump()));
+    }
+    header.shape.push_back(extent.get<int64_t>());
+  }
   header.data_offset = text_begin + length;
-  if (*fortran && header.shape.size() > 1) {
+  if (parsed["fortran_order"] == true && header.shape.size() > 1) {
     throw FileError(file, "is in Fortran order: expected C order (numpy.ascontiguousarray before saving)");
   }
   const auto expected = bytes_of(header.shape, header.dtype);
@@ -192,31 +125,20 @@ NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& file) {
 
 TensorView open_npy(const std::string& path) {
   const auto file = MappedFile::open(path);
-  NpyHeader header = parse_npy(file->bytes(), path);
-  TensorView view;
-  view.name = path;
-  view.dtype = header.dtype;
-  view.shape = std::move(header.shape);
-  view.data = file->bytes().subspan(header.data_offset);
-  view.owner = file;
-  return aligned(std::move(view));
+  const NpyHeader header = parse_npy(file->bytes(), path);
+  return aligned({path, path, header.dtype, header.shape, file->bytes().subspan(header.data_offset), file});
 }
 
 void write_npy(const std::string& path, ElementType dtype, const std::vector<int64_t>& shape,
                std::span<const std::byte> data) {
-  std::string_view descr;
-  for (const NumpyType& row : kTypes) {
-    if (row.type == dtype) descr = row.descr;
-  }
-  if (descr.empty()) {
-    throw FileError(path, "npy has no type for " + std::string(name_of(dtype)) + "; use safetensors");
-  }
+  const auto row =
+      std::find_if(kTypes.begin(), kTypes.end(), [&](const NumpyType& known) { return known.type == dtype; });
   const auto bytes = bytes_of(shape, dtype);
-  if (!bytes || *bytes != data.size()) {
-    throw FileError(path, shape_text(shape) + " " + std::string(name_of(dtype)) + " does not have " +
-                              std::to_string(data.size()) + " bytes");
+  if (row == kTypes.end() || !bytes || *bytes != data.size()) {
+    throw FileError(path, shape_text(shape) + " " + std::string(name_of(dtype)) + " of " +
+                              std::to_string(data.size()) + " bytes is no array of npy");
   }
-  std::string text = "{'descr': '" + std::string(descr) + "', 'fortran_order': False, 'shape': (";
+  std::string text = "{'descr': '" + std::string(row->descr) + "', 'fortran_order': False, 'shape': (";
   for (const int64_t extent : shape) text += std::to_string(extent) + ",";
   text += "), }";
   // Spaces and a newline fill the header up to the data's alignment.

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "io/element_type.h"
-#include "io/tensor_view.h"
+#include "io/tensor.h"
 
 namespace logitless::cli {
 

@@ -2,14 +2,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "io/element_type.h"
-#include "io/mapped_file.h"
-#include "io/tensor_view.h"
+#include "io/tensor.h"
 
 namespace logitless::cli {
 
@@ -23,7 +20,6 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   uint64_t data_offset = 0;  // where the tensors' bytes begin in the file
   std::map<std::string, SafetensorsEntry> tensors;
-  std::map<std::string, std::string> metadata;
 };
 
 // Reads and checks the header of a file given as its bytes: the header lies inside the file and within the
@@ -31,35 +27,32 @@ struct SafetensorsHeader {
 // rest of the file without holes or overlaps. `file` is its name in messages. Throws FileError.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
-// The tensors of one .safetensors file, or of a checkpoint of several that an index file names
-// (model.safetensors.index.json). Files are mapped when a tensor of theirs is first asked for.
-class Safetensors {
- public:
-  // A .safetensors file, an index (*.json), or a folder that holds a model.safetensors[.index.json].
-  static Safetensors open(const std::string& path);
+// A tensor of a .safetensors file, mapped; without a name the only one. Throws FileError, which names those
+// there are; role: of the argument, for that.
+TensorView open_safetensors(const std::string& path, const std::string& tensor, const std::string& role);
 
-  std::vector<std::string> names() const;
-  bool contains(const std::string& name) const { return file_of_.count(name) != 0; }
-  // The files that the tensors are in, and the index.
-  std::vector<std::string> files() const;
-  // Throws FileError when there is no such tensor, naming those there are.
-  TensorView tensor(const std::string& name);
-
- private:
-  struct Shard {
-    std::shared_ptr<const MappedFile> file;
-    SafetensorsHeader header;
-  };
-  const Shard& shard(const std::string& path);
-
-  std::string path_;
-  std::map<std::string, std::string> file_of_;  // tensor name to path
-  std::map<std::string, Shard> shards_;         // path to what is open
+// A tensor to be written: C order, little-endian, in the caller's memory.
+struct TensorToWrite {
+  std::string name;
+  ElementType dtype = ElementType::kF32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
 };
 
-// The weight map of an index file's text: tensor name to file name. A file name must be a plain name beside
-// the index: a path would let a checkpoint read files elsewhere. Throws FileError.
-std::map<std::string, std::string> parse_safetensors_index(std::span<const std::byte> bytes,
-                                                           const std::string& file);
+// Writes a .safetensors file, whole or not at all. Throws FileError, also for a tensor whose data does not
+// fit its shape and for a name given twice.
+void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+// FILE[:TENSOR] as the user gives it. A file name may contain colons: the longest name that exists is the
+// file's.
+struct TensorReference {
+  std::string file;
+  std::string tensor;  // may be empty
+};
+TensorReference parse_tensor_reference(const std::string& text);
+
+// Opens a tensor of a .safetensors or .npy file. `role` names the argument in messages.
+TensorView open_tensor(const std::string& role, const std::string& reference);
 
 }  // namespace logitless::cli

@@ -32,7 +32,7 @@ def test_missing_folder_pipe_and_unknown_kind(loss, tmp_path):
     loss("absent.safetensors: cannot be opened", hidden="absent.safetensors:x")
     (tmp_path / "folder.npy").mkdir()
     loss("got a directory", hidden="folder.npy")
-    loss("folder without", classifier="folder.npy/..")
+    loss("expected a .safetensors or .npy file", classifier="folder.npy/..")
     os.mkfifo(tmp_path / "pipe.npy")
     loss("expected a regular file", hidden="pipe.npy")
     (tmp_path / "x.bin").write_bytes(b"abc")
@@ -158,16 +158,6 @@ def test_tensor_names(loss, tmp_path):
     loss("no named tensors", hidden="hidden.npy:x")
 
 
-def test_index_may_not_leave_its_folder(loss, tmp_path):
-    for target in ("../secret.safetensors", "/etc/passwd", ".."):
-        (tmp_path / "m.index.json").write_text(json.dumps({"weight_map": {"x": target}}))
-        loss("a file beside the index", classifier="m.index.json:x")
-    (tmp_path / "m.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
-    loss("gone.safetensors: cannot be opened", classifier="m.index.json:x")
-    (tmp_path / "m.index.json").write_text("{}")
-    loss("expected an object 'weight_map'", classifier="m.index.json:x")
-
-
 def test_outputs_never_replace_inputs_nor_stay_half_written(loss, refused, tmp_path):
     good = ["--hidden", "hidden.npy", "--classifier", "classifier.npy", "--targets", "targets.npy"]
     before = (tmp_path / "hidden.npy").read_bytes()
@@ -181,20 +171,3 @@ def test_outputs_never_replace_inputs_nor_stay_half_written(loss, refused, tmp_p
     (tmp_path / "g.safetensors").mkdir()
     refused(1, "not a regular file", "loss", *good, "--gradients", "g.safetensors")
     assert not list(tmp_path.glob("*partial*"))
-
-
-def test_outputs_never_replace_a_part_of_a_checkpoint(refused, ok, tmp_path, random):
-    (tmp_path / "model").mkdir()
-    save_file(
-        {"lm_head.weight": random.standard_normal((V, D)).astype(np.float32)}, tmp_path / "model" / "1.safetensors"
-    )
-    save_file({"model.norm.weight": np.zeros(D, np.float32)}, tmp_path / "model" / "2.safetensors")
-    names = {"lm_head.weight": "1.safetensors", "model.norm.weight": "2.safetensors"}
-    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    np.save(tmp_path / "h.npy", np.zeros((N, D), np.float32))
-    np.save(tmp_path / "y.npy", np.zeros(N, np.int64))
-    arguments = ["loss", "--hidden", "h.npy", "--classifier", "model", "--targets", "y.npy", "--gradients"]
-    for part in ("1.safetensors", "2.safetensors"):
-        refused(2, "is an input of this run", *arguments, f"model/{part}")
-    ok(*arguments, "model/g.safetensors")
-    ok(*arguments, "model/g.safetensors")  # an output of before is no part of it

@@ -1,3 +1,6 @@
+import os
+import subprocess
+
 import pytest
 
 
@@ -11,6 +14,16 @@ def test_bench_measures(ok):
         assert result["refusal"] is None and len(result["seconds"]) == 2 and result["median_seconds"] > 0
         if result["budget_bytes"]:
             assert result["workspace_bytes"] <= result["budget_bytes"]
+
+
+def test_without_onednn_all_but_the_comparison_works(binary, tmp_path):
+    for version in (1, 2, 3):
+        (tmp_path / f"libdnnl.so.{version}").touch()
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    process = subprocess.run([binary, "bench", "--shape", "8,16,8", "--repeat", "1"], env=environment,
+                             capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    assert "materialized: not measured, oneDNN, which multiplies the matrices, cannot be opened" in process.stdout
+    assert "logitless, no budget" in process.stdout
 
 
 def test_bench_shows_a_refused_budget(ok):

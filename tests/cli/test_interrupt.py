@@ -1,6 +1,5 @@
 """Ctrl-C: nothing half-written stays behind."""
 
-import os
 import signal
 import subprocess
 import time
@@ -19,15 +18,14 @@ def start(binary, tmp_path):
     """start(*arguments) -> a running process in an empty folder; stdout and stderr in one pipe."""
     processes = []
 
-    def call(*arguments, threads=None, preexec=heed_interrupts):
+    def call(*arguments):
         process = subprocess.Popen(
             [binary, *map(str, arguments)],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=preexec,
-            env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+            preexec_fn=heed_interrupts,
         )
         processes.append(process)
         return process

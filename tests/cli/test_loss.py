@@ -177,42 +177,33 @@ def test_float16_and_float64(ok, tmp_path, problem):
             assert_close(gradient, exact[key], rounded, scale=scale, unit=max(unit, 2.0**-50))
 
 
-def test_bf16_checkpoint_in_shards(ok, tmp_path, problem):
+def test_bf16_tensors_of_a_file_by_name(ok, refused, tmp_path, problem):
     torch = pytest.importorskip("torch")
-    import json
-
     from safetensors.torch import load_file as load_torch
     from safetensors.torch import save_file as save_torch
 
     tensors = {name: torch.from_numpy(x) for name, x in problem.items()}
-    head = tensors["classifier"].bfloat16()
-    hidden = tensors["hidden"].bfloat16()
-    save_torch({"model.norm.weight": torch.ones(3)}, tmp_path / "model-1.safetensors")
-    save_torch({"lm_head.weight": head}, tmp_path / "model-2.safetensors")
-    names = {"model.norm.weight": "model-1.safetensors", "lm_head.weight": "model-2.safetensors"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    head, hidden = tensors["classifier"].bfloat16(), tensors["hidden"].bfloat16()
+    save_torch({"lm_head.weight": head, "model.embed_tokens.weight": hidden}, tmp_path / "model.safetensors")
     save_torch({"hidden": hidden, "input_ids": tensors["targets"].int()}, tmp_path / "acts.safetensors")
     exact, naive = both(hidden.float().numpy(), head.float().numpy(), problem["targets"])
-    for classifier in (".", "model.safetensors.index.json:lm_head.weight", "model-2.safetensors"):
-        report = ok(
-            "--json",
-            "loss",
-            "--hidden",
-            "acts.safetensors:hidden",
-            "--classifier",
-            classifier,
-            "--targets",
-            "acts.safetensors",
-            "--gradients",
-            "g.safetensors",
-        ).json
-        check_report(report, exact, naive)
-        assert report["inputs"]["classifier"]["tensor"].endswith("model-2.safetensors:lm_head.weight")
+    files = ["--hidden", "acts.safetensors:hidden", "--targets", "acts.safetensors:input_ids"]
+    named = ["--classifier", "model.safetensors:lm_head.weight"]
+    report = ok("--json", "loss", *files, *named, "--gradients", "g.safetensors").json
+    check_report(report, exact, naive)
+    assert report["inputs"]["classifier"]["tensor"] == "model.safetensors:lm_head.weight"
     gradients = load_torch(tmp_path / "g.safetensors")
     for key in ("d_hidden", "d_classifier"):
         assert gradients[key].dtype == torch.bfloat16
         rounded = torch.from_numpy(naive[key]).bfloat16().float().numpy()
         assert_close(gradients[key].float().numpy(), exact[key], rounded, unit=2.0**-8)
+    # A head is never guessed, nor is what its model does to the logits.
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2", "final_logit_softcapping": 1.0}')
+    refused(1, "name the classifier as model.safetensors:TENSOR, one of 'lm_head.weight'", "loss", *files,
+            "--classifier", "model.safetensors")  # fmt: skip
+    refused(1, "expected a .safetensors or .npy file", "loss", *files, "--classifier", ".")
+    again = ok("--json", "loss", *files, *named).json
+    assert again["softcap"] == 0 and again["nll"] == pytest.approx(report["nll"], rel=1e-6)
 
 
 def test_chosen_gradients_and_their_dtype(ok, tmp_path, problem):

@@ -1,37 +1,24 @@
-"""The config.json beside a classifier, and as --model of plan: what a Hugging Face model does to its logits."""
+"""A config.json as --model of plan: what a Hugging Face model does to its logits."""
 
 import json
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-N, V, D = 24, 64, 16
+SIZES = {"hidden_size": 64, "vocab_size": 512}
 
 
 @pytest.fixture
-def checkpoint(tmp_path, random):
-    """checkpoint(config) -> arguments of loss for a folder with this config.json (an object, or text)."""
-    hidden = random.standard_normal((N, D), np.float32)
-    head, embedding = (random.standard_normal((V, D), np.float32) for _ in range(2))
-    np.save(tmp_path / "h.npy", hidden)
-    np.save(tmp_path / "y.npy", random.integers(0, V, N))
+def model(tmp_path):
+    """model(config) -> arguments of plan for a folder with this config.json (an object, or text)."""
     (tmp_path / "model").mkdir()
-    save_file({"lm_head.weight": head}, tmp_path / "plain.safetensors")
-    save_file({"lm_head.weight": embedding}, tmp_path / "embedding.safetensors")
 
-    def call(config, names=("lm_head.weight",)):
-        tensors = {"lm_head.weight": head, "model.embed_tokens.weight": embedding, "model.norm.weight": hidden}
-        save_file({name: tensors[name] for name in names}, tmp_path / "model" / "model.safetensors")
-        text = config if isinstance(config, str) else json.dumps(config)
+    def call(config):
+        # Python's json writes Infinity, which JSON does not have.
+        text = config if isinstance(config, str) else json.dumps(config).replace('"@"', "Infinity")
         (tmp_path / "model" / "config.json").write_text(text)
-        return arguments("model")
+        return ["plan", "--model", "model"]
 
     return call
-
-
-def arguments(classifier, *options):
-    return ["loss", "--hidden", "h.npy", "--classifier", classifier, "--targets", "y.npy", *options]
 
 
 NESTED = {"model_type": "granite4_vision", "text_config": {"model_type": "granite", "logits_scaling": 8.0}}
@@ -63,30 +50,20 @@ CONFIGS = [
 @pytest.mark.parametrize(
     "config, scale, softcap", CONFIGS, ids=lambda x: x["model_type"] if isinstance(x, dict) else None
 )
-def test_what_the_config_says_is_applied(ok, checkpoint, config, scale, softcap):
-    # Python's json writes Infinity, which JSON does not have.
-    report = ok("--json", *checkpoint(json.dumps(config).replace('"@"', "Infinity"))).json
-    explicit = ok("--json", *arguments("plain.safetensors", "--scale", scale, "--softcap", softcap)).json
-    assert (report["scale"], report["softcap"]) == (scale, softcap)
-    assert report["loss"] == explicit["loss"]
-    applied = {entry["option"] for entry in report["model_config"]["applied"]}
+def test_what_the_config_says_is_applied(ok, model, config, scale, softcap):
+    sizes = ({"d_model": 16} if "d_model" in config else {"hidden_size": 64}) | {"vocab_size": 512}
+    result = ok("--json", *model(sizes | config)).json
+    assert (result["problem"]["scale"], result["problem"]["softcap"]) == (scale, softcap)
+    applied = {entry["option"] for entry in result["model"]["applied"]}
     assert applied == {name for name, on in (("scale", scale != 1), ("softcap", softcap != 0)) if on}
-    assert explicit["model_config"] is None
 
 
-@pytest.mark.parametrize("classifier", ["model", "model/model.safetensors", "model:lm_head.weight"])
-def test_from_the_folder_or_a_file_in_it(ok, checkpoint, classifier):
-    checkpoint({"model_type": "gemma2", "final_logit_softcapping": 3.0})
-    assert ok("--json", *arguments(classifier)).json["softcap"] == 3
-    assert "logits: softcap 3 (final_logit_softcapping 3 in model/config.json)" in ok(*arguments(classifier)).out
-
-
-def test_options_win_over_the_config(ok, checkpoint):
-    loss = checkpoint({"model_type": "grok", "output_multiplier_scale": "none", "final_logit_softcapping": 3})
-    report = ok("--json", *loss, "--scale", 2).json
-    assert (report["scale"], report["softcap"]) == (2, 3)
-    report = ok("--json", *loss, "--scale", 1, "--softcap", 0).json
-    assert (report["scale"], report["softcap"]) == (1, 0) and report["model_config"]["applied"] == []
+def test_options_win_over_the_config(ok, model):
+    plan = model(SIZES | {"model_type": "grok", "output_multiplier_scale": "none", "final_logit_softcapping": 3})
+    problem = ok("--json", *plan, "--scale", 2).json["problem"]
+    assert (problem["scale"], problem["softcap"]) == (2, 3)
+    result = ok("--json", *plan, "--scale", 1, "--softcap", 0).json
+    assert (result["problem"]["scale"], result["problem"]["softcap"]) == (1, 0) and result["model"]["applied"] == []
 
 
 @pytest.mark.parametrize(
@@ -106,42 +83,30 @@ def test_options_win_over_the_config(ok, checkpoint):
         ('{"a": 1', "is not valid JSON"),
     ],
 )
-def test_what_cannot_be_applied_is_refused_by_name(refused, ok, checkpoint, config, message):
-    loss = checkpoint(config)
-    refused(1, "model/config.json: ", *loss)
-    refused(1, message, *loss)
+def test_what_cannot_be_applied_is_refused_by_name(refused, ok, model, config, message):
+    plan = model(config)
+    refused(1, "model/config.json: ", *plan)
+    refused(1, message, *plan)
     if not isinstance(config, str):
-        ok(*loss, "--scale", 1, "--softcap", 0)
+        ok(*plan, "--scale", 1, "--softcap", 0, "--vocab", 512, "--hidden", 64)
 
 
-def test_the_tensor_that_is_the_head(ok, refused, checkpoint):
-    names = ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
-    of_head, of_embedding = (
-        ok("--json", *arguments(f"{name}.safetensors")).json["loss"] for name in ("plain", "embedding")
-    )
-    for tied, given, loss in [(None, names, of_head), (False, names, of_head), (True, names, of_embedding),
-                              (None, names[1:], of_embedding), (True, names[1:], of_embedding)]:  # fmt: skip
-        config = {"model_type": "llama"} | ({} if tied is None else {"tie_word_embeddings": tied})
-        assert ok("--json", *checkpoint(config, given)).json["loss"] == loss, (tied, given)
-    refused(1, "name the classifier as", *checkpoint({"tie_word_embeddings": False}, names[1:]))
-
-
-def test_plan_for_a_folder_or_a_config(ok, refused, tmp_path, checkpoint):
-    checkpoint({"model_type": "gemma3", "text_config": {"hidden_size": 64, "vocab_size": 512, "logits_soft_cap": 7}})
-    for model in ("model", "model/config.json"):
-        result = ok("--json", "plan", "--model", model).json
+def test_plan_for_a_folder_or_a_config(ok, refused, tmp_path, model):
+    model({"model_type": "gemma3", "text_config": {"hidden_size": 64, "vocab_size": 512, "logits_soft_cap": 7}})
+    for name in ("model", "model/config.json"):
+        result = ok("--json", "plan", "--model", name).json
         problem = result["problem"]
         assert (problem["vocab"], problem["hidden"], problem["softcap"], problem["scale"]) == (512, 64, 7, 1)
         assert result["model"]["file"].endswith("config.json")
-        assert "softcap 7 (logits_soft_cap 7 in " in ok("plan", "--model", model).out
+        assert "softcap 7 (logits_soft_cap 7 in " in ok("plan", "--model", name).out
     problem = ok("--json", "plan", "--model", "model", "--softcap", 0, "--vocab", "1Ki").json["problem"]
     assert (problem["vocab"], problem["softcap"]) == (1024, 0)
-    checkpoint({"model_type": "gpt2", "n_embd": 32, "vocab_size": 100})
+    model({"model_type": "gpt2", "n_embd": 32, "vocab_size": 100})
     assert ok("--json", "plan", "--model", "model").json["problem"]["hidden"] == 32
-    checkpoint({"model_type": "gpt2", "vocab_size": 100})
+    model({"model_type": "gpt2", "vocab_size": 100})
     refused(1, "config.json: has no 'hidden_size'; give --hidden", "plan", "--model", "model")
     ok("plan", "--model", "model", "--hidden", 8)
-    checkpoint({"model_type": "gpt2", "vocab_size": -5})
+    model({"model_type": "gpt2", "vocab_size": -5})
     refused(1, "'vocab_size': expected a whole number", "plan", "--model", "model")
     (tmp_path / "empty").mkdir()
     refused(2, "nor a folder with a config.json", "plan", "--model", "empty")
@@ -159,8 +124,8 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("said, dtype", DTYPES, ids=str)
-def test_plan_takes_the_configs_dtype(ok, checkpoint, said, dtype):
-    checkpoint({"model_type": "llama", "hidden_size": 64, "vocab_size": 512} | said)
+def test_plan_takes_the_configs_dtype(ok, model, said, dtype):
+    model({"model_type": "llama", "hidden_size": 64, "vocab_size": 512} | said)
     result = ok("--json", "plan", "--model", "model").json
     assert result["problem"]["dtype"] == result["problem"]["classifier_dtype"] == dtype
     keys = [entry["key"] for entry in result["model"]["applied"] if entry["option"] == "dtype"]
@@ -176,8 +141,8 @@ def test_plan_takes_the_configs_dtype(ok, checkpoint, said, dtype):
 
 
 @pytest.mark.parametrize("value", ["float8_e4m3fn", {"text_config": "bfloat16"}, 7, "auto"], ids=str)
-def test_a_dtype_that_no_head_has_is_refused_unless_given(ok, refused, checkpoint, value):
-    checkpoint({"model_type": "llama", "hidden_size": 64, "vocab_size": 512, "torch_dtype": value})
+def test_a_dtype_that_no_head_has_is_refused_unless_given(ok, refused, model, value):
+    model({"model_type": "llama", "hidden_size": 64, "vocab_size": 512, "torch_dtype": value})
     message = "model/config.json: 'torch_dtype': expected float32, bfloat16, float16 or float64, got "
     refused(1, message, "plan", "--model", "model")
     ok("plan", "--model", "model", "--dtype", "bf16")

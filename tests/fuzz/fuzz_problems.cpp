@@ -9,10 +9,7 @@
 #include <cstdlib>
 #include <logitless/logitless.hpp>
 
-#include "commands/check_cases.h"
-#include "commands/check_compare.h"
-#include "commands/check_library.h"
-#include "commands/check_naive.h"
+#include "commands/check.h"
 
 namespace {
 
@@ -60,48 +57,47 @@ void plan_anything(FuzzedDataProvider& input) {
   }
 }
 
-CheckCase make_case(FuzzedDataProvider& input) {
+CheckCase any_case(FuzzedDataProvider& input) {
   const auto dtype = [&] { return static_cast<logitless_dtype>(input.ConsumeIntegralInRange<int>(0, 2)); };
-  CheckCase c;
-  c.options = "fuzz";
-  c.tokens = input.ConsumeIntegralInRange<int64_t>(1, 70);
-  c.vocab = input.ConsumeIntegralInRange<int64_t>(1, 700);
-  c.dim = input.ConsumeIntegralInRange<int64_t>(1, 70);
-  c.hidden_dtype = dtype();
-  c.classifier_dtype = dtype();
+  const auto size = [&](int64_t most) { return input.ConsumeIntegralInRange<int64_t>(1, most); };
+  const int64_t tokens = size(70), vocab = size(700), dim = size(70);
+  const logitless_dtype hidden = dtype(), classifier = dtype();
+  CheckCase c = make_case("fuzz", {tokens, vocab, dim}, hidden, classifier);
+  Problem& p = c.problem;
   c.logit_std = 10 * input.ConsumeProbability<double>();
-  c.scale = input.ConsumeBool() ? 1 : 2 * input.ConsumeProbability<double>() - 1;
-  c.softcap = input.ConsumeBool() ? 0 : 0.5 + 30 * input.ConsumeProbability<double>();
-  c.label_smoothing = input.ConsumeBool() ? 0 : input.ConsumeProbability<double>();
-  c.z_loss = input.ConsumeBool() ? 0 : 0.1 * input.ConsumeProbability<double>();
-  c.sum = input.ConsumeBool();
-  c.num_items = c.sum || input.ConsumeBool() ? 0 : 1 + 1000 * input.ConsumeProbability<double>();
-  c.bias = input.ConsumeBool();
-  c.class_weight = input.ConsumeBool();
-  c.token_weight = input.ConsumeBool();
+  p.scale = input.ConsumeBool() ? 1 : 2 * input.ConsumeProbability<double>() - 1;
+  p.softcap = input.ConsumeBool() ? 0 : 0.5 + 30 * input.ConsumeProbability<double>();
+  p.label_smoothing = input.ConsumeBool() ? 0 : input.ConsumeProbability<double>();
+  p.z_loss = input.ConsumeBool() ? 0 : 0.1 * input.ConsumeProbability<double>();
+  const bool sum = input.ConsumeBool();
+  if (sum) p.reduction = LOGITLESS_REDUCTION_SUM;
+  p.num_items = sum || input.ConsumeBool() ? 0 : 1 + 1000 * input.ConsumeProbability<double>();
+  p.has_bias = input.ConsumeBool();
+  p.has_class_weight = input.ConsumeBool();
+  p.has_token_weight = input.ConsumeBool();
   c.ignored_rows = input.ConsumeBool();
-  c.shift = input.ConsumeIntegralInRange<int64_t>(0, 3);
+  p.shift = input.ConsumeIntegralInRange<int64_t>(0, 3);
   // A divisor of the tokens.
-  c.sequence_length = input.ConsumeIntegralInRange<int64_t>(0, c.tokens);
-  if (c.sequence_length != 0 && c.tokens % c.sequence_length != 0) c.sequence_length = 1;
-  c.grad_hidden = input.ConsumeBool();
-  c.grad_classifier = !c.grad_hidden || input.ConsumeBool();
-  c.token_temperature = input.ConsumeBool();
-  c.temperature =
-      c.token_temperature || input.ConsumeBool() ? 1 : 0.1 + 4 * input.ConsumeProbability<double>();
+  p.sequence_length = input.ConsumeIntegralInRange<int64_t>(0, tokens);
+  if (p.sequence_length != 0 && tokens % p.sequence_length != 0) p.sequence_length = 1;
+  p.want_d_hidden = input.ConsumeBool();
+  p.want_d_classifier = !p.want_d_hidden || input.ConsumeBool();
+  p.has_temperature = input.ConsumeBool();
+  p.temperature = p.has_temperature || input.ConsumeBool() ? 1 : 0.1 + 4 * input.ConsumeProbability<double>();
   return c;
 }
 
 void print(const CheckCase& c) {
+  const Problem& p = c.problem;
   std::fprintf(
       stderr,
-      "%s: logit_std %g, scale %g, softcap %g, smoothing %g, z_loss %g, num_items %g, sum %d, bias %d, "
+      "%s: logit_std %g, scale %g, softcap %g, smoothing %g, z_loss %g, num_items %g, reduction %d, bias %d, "
       "class_weight %d, token_weight %d, ignored_rows %d, shift %lld, sequence_length %lld, gradients of "
-      "hidden %d, classifier %d, temperature %g, token_temperature %d\n",
-      c.name().c_str(), c.logit_std, c.scale, c.softcap, c.label_smoothing, c.z_loss, c.num_items, c.sum,
-      c.bias, c.class_weight, c.token_weight, c.ignored_rows, static_cast<long long>(c.shift),
-      static_cast<long long>(c.sequence_length), c.grad_hidden, c.grad_classifier, c.temperature,
-      c.token_temperature);
+      "hidden %d, classifier %d, temperature %g, of tokens %d\n",
+      c.name().c_str(), c.logit_std, p.scale, p.softcap, p.label_smoothing, p.z_loss, p.num_items,
+      p.reduction, p.has_bias, p.has_class_weight, p.has_token_weight, c.ignored_rows,
+      static_cast<long long>(p.shift), static_cast<long long>(p.sequence_length), p.want_d_hidden,
+      p.want_d_classifier, p.temperature, p.has_temperature);
 }
 
 Context make_named_context(const char* backend) {
@@ -113,20 +109,15 @@ Context make_named_context(const char* backend) {
 void compute(FuzzedDataProvider& input) {
   static const Context best;
   static const Context oracle = make_named_context("reference");
-  const CheckCase c = make_case(input);
-  const CheckData data = make_data(c);
+  const CheckCase c = any_case(input);
+  const CheckData data(c);
   Runner reference_runner(oracle, LOGITLESS_HOST_MEMORY);
-  const CheckOutputs reference = CheckRunner(c, data, true).run(reference_runner, 0);
-  const CheckOutputs naive = naive_float32(c, data, false);
-  const CheckRunner problem(c, data, false);
-  // Random problems include some where the naive sums are right by luck; any order of summation errs by at
-  // most about as many rounding units as it has terms.
-  const auto terms = static_cast<double>(c.tokens + c.vocab + c.dim + 8);
-  for (const size_t workspace : problem.workspaces(best)) {
+  const CheckOutputs truth = run_case(reference_runner, c, data, true, 0);
+  for (const size_t workspace : workspaces_of(best, c)) {
     Runner best_runner(best, LOGITLESS_HOST_MEMORY);  // a workspace of its own, whose ends are watched
-    for (const CheckedOutput& output :
-         compare(c, data, reference, naive, problem.run(best_runner, workspace))) {
-      if (output.error <= terms * output.bound) continue;
+    const CheckOutputs got = run_case(best_runner, c, data, false, workspace);
+    for (const CheckedOutput& output : compare(c, data, truth, got, false)) {
+      if (output.passed()) continue;
       print(c);
       std::fprintf(stderr, "workspace %zu: %s: error %g, bound %g\n", workspace, output.name.c_str(),
                    output.error, output.bound);

@@ -5,14 +5,14 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "io/atomic_file.h"
 #include "io/npy.h"
-#include "io/safetensors_writer.h"
+#include "io/safetensors.h"
 
 int main(int argc, char** argv) {
   using namespace logitless::cli;
@@ -35,8 +35,6 @@ int main(int argc, char** argv) {
                       {{"format", "pt"}});
     write_npy(path("matrix.npy"), ElementType::kF32, {2, 3}, bytes);
     write_npy(path("scalar.npy"), ElementType::kI64, {}, bytes.first(8));
-    write_text_file(path("index.json"),
-                    R"({"metadata":{"total_size":24},"weight_map":{"x":"a-1.safetensors"}})");
 
     const std::filesystem::path problems(argv[2]);
     std::filesystem::create_directories(problems);
@@ -44,7 +42,7 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 64; ++i) {
       std::string text(200, '\0');
       for (char& byte : text) byte = static_cast<char>(random());
-      write_text_file((problems / std::to_string(i)).string(), text);
+      std::ofstream(problems / std::to_string(i), std::ios::binary) << text;
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "fuzz_seeds: %s\n", error.what());

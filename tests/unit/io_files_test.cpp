@@ -5,11 +5,9 @@
 #include <fstream>
 #include <string>
 
-#include "io/file_error.h"
 #include "io/mapped_file.h"
 #include "io/npy.h"
-#include "io/safetensors_writer.h"
-#include "io/tensor_source.h"
+#include "io/safetensors.h"
 
 namespace logitless::cli {
 namespace {
@@ -58,23 +56,18 @@ TEST_F(Files, ReferencesSplitAtTheFileThatExists) {
   EXPECT_EQ(parse_tensor_reference("gone").file, "gone");
 }
 
-TEST_F(Files, SourceChoosesTheOnlyOrTheUsualTensor) {
+TEST_F(Files, TheOnlyTensorNeedsNoNameAndNoneIsGuessed) {
   write("one.safetensors", {"x"});
   write("two.safetensors", {"x", "lm_head.weight"});
-  TensorSource source;
-  EXPECT_EQ(source.open("classifier", path("one.safetensors")).name, path("one.safetensors") + ":x");
-  EXPECT_EQ(source.open("classifier", path("two.safetensors"), {"absent", "lm_head.weight"}).name,
-            path("two.safetensors") + ":lm_head.weight");
-  EXPECT_THROW(source.open("classifier", path("two.safetensors")), FileError);
-  EXPECT_THROW(source.open("classifier", path("two.safetensors:none")), FileError);
-  EXPECT_THROW(source.open("classifier", path("missing.safetensors:x")), FileError);
-  EXPECT_THROW(source.open("classifier", folder_.string()), FileError);
+  EXPECT_EQ(open_tensor("classifier", path("one.safetensors")).name, path("one.safetensors") + ":x");
+  EXPECT_EQ(open_tensor("classifier", path("two.safetensors:x")).file, path("two.safetensors"));
   std::ofstream(path("text.txt")) << "abc";
-  EXPECT_THROW(source.open("classifier", path("text.txt")), FileError);
   const float value = 2;
   write_npy(path("v.npy"), ElementType::kF32, {1}, std::as_bytes(std::span(&value, 1)));
-  EXPECT_EQ(source.open("hidden", path("v.npy")).elements(), 1);
-  EXPECT_THROW(source.open("hidden", path("v.npy:x")), FileError);
+  EXPECT_EQ(open_tensor("hidden", path("v.npy")).elements(), 1);
+  for (const char* bad :
+       {"two.safetensors", "two.safetensors:none", "missing.safetensors:x", "", "text.txt", "v.npy:x"})
+    EXPECT_THROW(open_tensor("classifier", path(bad)), FileError) << bad;
 }
 
 }  // namespace

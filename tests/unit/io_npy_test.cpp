@@ -4,7 +4,6 @@
 #include <fstream>
 #include <string>
 
-#include "io/file_error.h"
 #include "io/npy.h"
 
 namespace logitless::cli {
@@ -44,7 +43,7 @@ TEST(Npy, ReadsAllVersionsAndShapes) {
   }
   EXPECT_EQ(parse(file_of(1, dictionary("<i8", "(1,)"), 8)).shape.size(), 1u);
   EXPECT_EQ(parse(file_of(1, dictionary("<i8", "()"), 8)).shape.size(), 0u);
-  EXPECT_EQ(parse(file_of(1, dictionary("<i8", "(3L, 0)"), 0)).shape.size(), 2u);
+  EXPECT_EQ(parse(file_of(1, dictionary("<i8", "(3, 0)"), 0)).shape.size(), 2u);
   EXPECT_EQ(parse(file_of(1, dictionary("<f2", "(5,)", "True"), 10)).dtype, ElementType::kF16);
 }
 
@@ -65,18 +64,17 @@ TEST(Npy, RefusesMalformedHeaders) {
   expect_refused(std::string("\x93NUMPY\1\0\xff\xff{", 11), "truncated");
   expect_refused(file_of(4, "{}", 0), "version 4");
   expect_refused(file_of(1, "{}", 0), "expected the keys");
-  expect_refused(file_of(1, "", 0), "expected '{'");
-  expect_refused(file_of(1, "{'descr", 0), "closing quote");
-  expect_refused(file_of(1, dictionary("<f4", "(1,)") + "x", 4), "expected the end");
-  expect_refused(file_of(1, dictionary("<f4", "(-1,)"), 4), "whole number");
-  expect_refused(file_of(1, dictionary("<f4", "(1"), 4), "expected");
-  expect_refused(file_of(1, dictionary("<f4", "(99999999999999999999,)"), 4), "below 2^63");
+  for (const char* bad : {"", "{'descr", "{'descr': '<f4', 'descr': '<f4', }", "{,}", "[", ")"}) {
+    expect_refused(file_of(1, bad, 0), "malformed npy header");
+  }
+  expect_refused(file_of(1, dictionary("<f4", "(1,)") + "x", 4), "malformed npy header");
+  expect_refused(file_of(1, dictionary("<f4", "(1"), 4), "malformed npy header");
+  expect_refused(file_of(1, dictionary("<f4", std::string(1000, '(')), 4), "nested deeper");
+  for (const char* bad :
+       {"(-1,)", "(1.5,)", "('1',)", "((1,),)", "(9223372036854775808,)", "(99999999999999999999,)"}) {
+    expect_refused(file_of(1, dictionary("<f4", bad), 4), "whole numbers below 2^63");
+  }
   expect_refused(file_of(1, dictionary("<f4", "(4611686018427387904, 4)"), 4), "too many elements");
-  expect_refused(file_of(1, dictionary("<f4", "(" + std::string(200, '1') + ",)"), 4), "below 2^63");
-  std::string many = "(";
-  for (int i = 0; i < 100; ++i) many += "1,";
-  expect_refused(file_of(1, dictionary("<f4", many + ")"), 4), "64 dimensions");
-  expect_refused(file_of(1, "{'descr': '<f4', 'descr': '<f4', }", 4), "given twice");
   expect_refused(file_of(1, dictionary("<f4", "(2,)"), 4), "expected 8 bytes");
   expect_refused(file_of(1, dictionary("<f4", "(2,)"), 12), "got 12");
 }

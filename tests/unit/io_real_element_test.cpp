@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "io/real_element.h"
+#include "io/tensor.h"
 
 namespace logitless::cli {
 namespace {

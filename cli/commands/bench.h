@@ -1,12 +1,12 @@
 #pragma once
-#include <cstdint>
 #include <functional>
 #include <logitless/logitless.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "options.h"
+#include "commands/context.h"
 
 namespace logitless::cli {
 
@@ -21,11 +21,11 @@ struct BenchShape {
 struct BenchResult {
   std::string method;  // "materialized", or "logitless" with its budget
   bool gradients = false;
-  std::string refusal;  // why it did not run; else empty
-  std::string detail;   // plan and configuration
-  std::optional<size_t> budget_bytes;
-  std::optional<double> threshold;  // of thinned gradients
-  int64_t workspace_bytes = 0;      // by the method's own account
+  std::string refusal;                 // why it did not run; else empty
+  std::string detail;                  // plan and configuration
+  std::optional<size_t> budget_bytes;  // 0: none; nothing: materialized
+  std::optional<double> threshold;     // of thinned gradients
+  int64_t workspace_bytes = 0;         // by the method's own account
   // Resident memory beyond inputs and outputs, measured; nothing on a device, where runs allocate none.
   std::optional<int64_t> peak_extra_bytes;
   std::vector<double> seconds;  // of each repeat
@@ -41,17 +41,16 @@ struct BenchRequest {
   int repeats = 3;
 };
 
-// All methods in turn, `repeats` times over, so that none has a better moment of the machine. Workspaces and
-// logits are allocated and released inside the time. Calls `step` after each run.
-std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequest& request,
-                                   const std::function<void(const std::string&)>& step);
-
 // The methods in the order of the report, none of them run yet.
 std::vector<BenchResult> bench_methods(const BenchRequest& request, bool materialized);
-// What a method with a budget computes.
-Problem bench_problem(const BenchRequest& request, const BenchResult& method);
-// Workspace and detail of a result.
-void describe_plan(const PlanInfo& info, BenchResult& result);
+
+// All methods in turn, `repeats` times over, so that none has a better moment of the machine. Calls `step`
+// after each run. On the host, workspaces and logits are allocated and released inside the time. On a CUDA
+// device, without materialized logits, seconds are the device's own, each of a run that follows another on
+// the stream, so that launches are not waited for; workspaces are allocated before.
+std::vector<BenchResult> run_bench(const GlobalOptions& globals, const BenchRequest& request,
+                                   const DeviceChoice& device,
+                                   const std::function<void(const std::string&)>& step);
 
 // The mean loss by float32 logits in memory: a matrix product of oneDNN, opened at run time, softmax in
 // place, and where there is room for gradients two products more.
