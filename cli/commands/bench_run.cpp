@@ -1,7 +1,14 @@
+#include <sys/resource.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <random>
@@ -10,12 +17,30 @@
 #include "commands/options.h"
 #include "device_memory.h"
 #include "support/format.h"
-#include "support/process_memory.h"
 
 namespace logitless::cli {
 namespace {
 
 constexpr int kWarmUps = 2;
+
+// The most memory this process has had resident since the last reset, or since its start where the system
+// cannot reset it (only Linux can); 0 where it cannot say.
+int64_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;
+  }
+  rusage usage{};
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
+}
+
+// From what is resident now on, without memory that was freed.
+void reset_peak_resident_bytes() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+  std::ofstream("/proc/self/clear_refs") << "5\n";
+}
 
 // `count` normal numbers as the dtype holds them; from a pool read at a stride, as drawing each would take
 // longer than the measurement. `wide`: the same numbers in float32, where not null.
@@ -140,7 +165,6 @@ class Bench {
   }
 
   void measure_on_host(BenchResult& result) {
-    release_free_memory();
     reset_peak_resident_bytes();
     const int64_t before = peak_resident_bytes();
     const auto start = std::chrono::steady_clock::now();

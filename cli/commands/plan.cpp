@@ -7,10 +7,7 @@
 #include <optional>
 #include <tuple>
 
-#include "commands/context.h"
-#include "commands/plan_model.h"
-#include "commands/plan_notes.h"
-#include "commands/plan_text.h"
+#include "commands/plan.h"
 
 namespace logitless::cli {
 namespace {

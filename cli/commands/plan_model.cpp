@@ -1,11 +1,10 @@
-#include "commands/plan_model.h"
+#include "commands/plan.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <vector>
 
-#include "commands/context.h"
 #include "io/model_config.h"
 #include "io/tensor.h"
 #include "models.h"

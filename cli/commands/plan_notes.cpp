@@ -1,4 +1,4 @@
-#include "commands/plan_notes.h"
+#include "commands/plan.h"
 
 #include <algorithm>
 #include <array>

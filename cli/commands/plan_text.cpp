@@ -1,4 +1,4 @@
-#include "commands/plan_text.h"
+#include "commands/plan.h"
 
 #include <algorithm>
 #include <array>

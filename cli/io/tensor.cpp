@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -20,6 +19,15 @@ constexpr std::array<Row, 20> kRows{
     {{"F64", 64},    {"F32", 32},    {"F16", 16},    {"BF16", 16},   {"I64", 64}, {"I32", 32}, {"I16", 16},
      {"I8", 8},      {"U64", 64},    {"U32", 32},    {"U16", 16},    {"U8", 8},   {"BOOL", 8}, {"F8_E4M3", 8},
      {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},   {"C64", 64}}};
+
+// As std::bit_cast, which the standard library of the planner page's compiler lacks.
+template <class To, class From>
+To cast_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
 
 template <class T>
 T load(const TensorView& tensor, int64_t index) {
@@ -132,7 +140,7 @@ int64_t integer_element(const TensorView& tensor, int64_t index) {
 }
 
 float bf16_to_float(uint16_t bits) {
-  return std::bit_cast<float>(uint32_t{bits} << 16);
+  return cast_bits<float>(uint32_t{bits} << 16);
 }
 
 float f16_to_float(uint16_t bits) {
@@ -145,7 +153,7 @@ float f16_to_float(uint16_t bits) {
 }
 
 uint16_t float_to_bf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto bits = cast_bits<uint32_t>(value);
   if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }

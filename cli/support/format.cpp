@@ -24,12 +24,11 @@ std::string two_digits(int64_t value) {
   return (value < 10 ? "0" : "") + std::to_string(value);
 }
 
-// After the point, for three in all.
-int digits_of(const Scaled& scaled, double bytes) {
-  return bytes < 1024 || scaled.value >= 100 ? 0 : scaled.value < 10 ? 2 : 1;
-}
-
-}  // namespace
+// In the unit in which people write it: KiB, ms.
+struct Scaled {
+  double value;
+  const char* unit;
+};
 
 Scaled scaled_bytes(double bytes) {
   constexpr std::array<const char*, 6> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -46,6 +45,13 @@ Scaled scaled_seconds(double seconds) {
   if (size < 1e-3) return {seconds * 1e6, "us"};
   return size < 1 ? Scaled{seconds * 1e3, "ms"} : Scaled{seconds, "s"};
 }
+
+// After the point, for three in all.
+int digits_of(const Scaled& scaled, double bytes) {
+  return bytes < 1024 || scaled.value >= 100 ? 0 : scaled.value < 10 ? 2 : 1;
+}
+
+}  // namespace
 
 std::string format_bytes(double bytes) {
   const Scaled scaled = scaled_bytes(bytes);

@@ -6,14 +6,6 @@
 
 namespace logitless::cli {
 
-// In the unit in which people write it: KiB, ms.
-struct Scaled {
-  double value;
-  const char* unit;
-};
-Scaled scaled_bytes(double bytes);
-Scaled scaled_seconds(double seconds);
-
 std::string format_bytes(double bytes);                   // "1.46 GiB", the nearest
 std::string format_budget(double bytes);                  // the same rounded up: so much is enough
 std::string format_seconds(double seconds);               // "12.3 ms"
