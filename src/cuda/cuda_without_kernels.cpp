@@ -19,7 +19,7 @@ constexpr const char* kWhyNot = LOGITLESS_WHY_NO_CUDA;  // of cmake/cuda.cmake
 class Replay {};
 
 CudaPlan::CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device)
-    : problem_(problem), detail_(detail), device_(device.ordinal), capability_(device.capability) {}
+    : problem_(problem), detail_(detail), device_(device.ordinal) {}
 CudaPlan::~CudaPlan() = default;
 void CudaPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/,
                    const Communicator* /*group*/) const {
