@@ -175,13 +175,13 @@ def train(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
 
 def train_in_own_process(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is this process's: the other inherits that
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for the other process: Ctrl-C is this one's
         future = pool.submit(train, head, args, tokens)
-        signal.signal(signal.SIGINT, handler)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             return future.result()
         except KeyboardInterrupt:
-            multiprocessing.active_children()[0].terminate()
+            [process.terminate() for process in multiprocessing.active_children()]
             raise
         except Exception as error:
             sys.exit(f"error: {head}: {error}")
