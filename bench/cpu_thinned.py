@@ -11,7 +11,6 @@ gradient's norm.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import math
 import os
 import statistics
@@ -69,29 +68,28 @@ class Run:
 
     def __init__(self, hidden, weight, target, threads: int, threshold: float | None) -> None:
         import torch
-        from logitless import _c
+        from logitless import _c, _plan
 
-        self.c, self.lib = _c, _c.library()
-        options = _c.make("logitless_context_options")
-        options.threads, options.backend = threads, b"cpu"
-        self.context = ctypes.c_void_p()
-        _c.check(self.lib.logitless_context_create(ctypes.byref(options), ctypes.byref(self.context)))
-        problem = _c.make("logitless_problem")
-        setattr(problem, "pass", 0 if threshold is None else 2)  # the latter: forward and backward
-        problem.tokens = len(target)
-        problem.vocab, problem.hidden = weight.shape
+        self.c, self.run = _c, _plan.run
         dtype = _c.F32 if hidden.dtype == torch.float32 else _c.BF16
-        problem.hidden_dtype = problem.classifier_dtype = problem.d_hidden_dtype = problem.d_classifier_dtype = dtype
         self.backward = threshold is not None
-        problem.want_d_hidden = problem.want_d_classifier = int(self.backward)
-        if threshold:
-            problem.gradient, problem.threshold = 1, threshold
-        self.plan = ctypes.c_void_p()
-        _c.check(self.lib.logitless_plan_create(self.context, ctypes.byref(problem), ctypes.byref(self.plan)))
-        info = _c.make("logitless_plan_info")
-        _c.check(self.lib.logitless_plan_get_info(self.plan, ctypes.byref(info)))
+        spec = _plan.Spec(
+            _c.FORWARD_BACKWARD if self.backward else _c.FORWARD,
+            len(target),
+            *weight.shape,
+            hidden_dtype=dtype,
+            classifier_dtype=dtype,
+            d_hidden_dtype=dtype,
+            d_classifier_dtype=dtype,
+            want_d_hidden=self.backward,
+            want_d_classifier=self.backward,
+            gradient=1 if threshold else 0,
+            threshold=threshold or 1.0,
+        )
+        self.plan = _plan.Plan(spec, threads, "cpu")
+        info = self.plan.info
         self.workspace_bytes = info.workspace_bytes
-        self.config = info.config.decode()
+        self.config = info.config
         self.workspace = torch.zeros(info.workspace_bytes + 64, dtype=torch.uint8)
         self.tensors = (hidden, weight, target)
         self.kept = torch.zeros(len(target), dtype=torch.int32)
@@ -108,7 +106,7 @@ class Run:
             buffers.kept_count = self.kept.data_ptr()
         address = -(-self.workspace.data_ptr() // 64) * 64
         start = time.perf_counter()
-        self.c.check(self.lib.logitless_run(self.plan, ctypes.byref(buffers), address, self.workspace_bytes, None))
+        self.run(self.plan, buffers, address)
         return time.perf_counter() - start
 
 

@@ -44,10 +44,7 @@ void refuse_empty_values(CLI::App& app) {
   }
 }
 
-int fail(std::string message, int code) {
-  // The library's name of what is --budget here.
-  constexpr std::string_view kBudget = "max_workspace_bytes: ";
-  if (message.starts_with(kBudget)) message.replace(0, kBudget.size(), "--budget: ");
+int fail(const std::string& message, int code) {
   std::cerr << "logitless: error: " << message << "\n";
   return code;
 }
@@ -99,6 +96,10 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
     return fail(error.what(), kUsage);
   } catch (const std::bad_alloc&) {
     return fail("out of memory", kFailure);
+  } catch (const logitless::Error& error) {
+    const bool is_budget = error.argument == "max_workspace_bytes";  // --budget here
+    return fail(is_budget ? "--budget: expected " + error.expected + ", got " + error.got : error.what(),
+                kFailure);
   } catch (const std::exception& error) {
     return fail(error.what(), kFailure);
   }

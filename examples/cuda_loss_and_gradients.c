@@ -35,8 +35,7 @@ static float random_number(void) {
 int main(void) {
   char why_not[256] = "";
   int32_t devices = 0;
-  logitless_device_info device;
-  logitless_device_info_init(&device);
+  logitless_device_info device = {0};
   check(logitless_device_count(&devices, why_not, sizeof why_not));
   if (devices > 0) check(logitless_device_get_info(0, &device));
   if (devices == 0 || device.why_unavailable[0] != '\0') {
@@ -45,23 +44,21 @@ int main(void) {
   }
 
   /* What to compute, and how. */
-  logitless_problem problem;
-  logitless_problem_init(&problem);
-  problem.pass = LOGITLESS_FORWARD_BACKWARD;
-  problem.tokens = TOKENS;
-  problem.vocab = VOCAB;
-  problem.hidden = HIDDEN;
-  problem.want_d_hidden = problem.want_d_classifier = 1;
-  problem.max_workspace_bytes = 16 << 20;
+  const logitless_option problem[] = {{LOGITLESS_OPTION_PASS, LOGITLESS_FORWARD_BACKWARD, 0},
+                                      {LOGITLESS_OPTION_TOKENS, TOKENS, 0},
+                                      {LOGITLESS_OPTION_VOCAB, VOCAB, 0},
+                                      {LOGITLESS_OPTION_HIDDEN, HIDDEN, 0},
+                                      {LOGITLESS_OPTION_MAX_WORKSPACE_BYTES, 16 << 20, 0}};
+  const logitless_tensor_desc gradients[] = {{LOGITLESS_TENSOR_D_HIDDEN, LOGITLESS_F32, 0},
+                                             {LOGITLESS_TENSOR_D_CLASSIFIER, LOGITLESS_F32, 0}};
   logitless_context_options options;
   logitless_context_options_init(&options);
   options.device = 0;
   logitless_context* context = NULL;
   logitless_plan* plan = NULL;
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
   check(logitless_context_create(&options, &context));
-  check(logitless_plan_create(context, &problem, &plan));
+  check(logitless_plan_create(context, problem, 5, gradients, 2, &plan));
   check(logitless_plan_get_info(plan, &info));
   printf("%s: plan %s with %s (%s), %zu bytes of workspace\n", device.name,
          logitless_plan_kind_name((logitless_plan_kind)info.kind), info.implementation, info.reason,
@@ -79,39 +76,30 @@ int main(void) {
   void* d_targets = device_memory(sizeof targets);
   void* d_of_hidden = device_memory(sizeof hidden);
   void* d_of_classifier = device_memory(sizeof classifier);
-  logitless_buffers buffers;
-  logitless_buffers_init(&buffers);
   void* on_device[2] = {device_memory(sizeof hidden), device_memory(sizeof classifier)};
   check_cuda(cudaMemcpyAsync(on_device[0], hidden, sizeof hidden, cudaMemcpyHostToDevice, stream));
   check_cuda(cudaMemcpyAsync(on_device[1], classifier, sizeof classifier, cudaMemcpyHostToDevice, stream));
   check_cuda(cudaMemcpyAsync(d_targets, targets, sizeof targets, cudaMemcpyHostToDevice, stream));
-  buffers.hidden = on_device[0];
-  buffers.classifier = on_device[1];
-  buffers.targets = d_targets;
-  buffers.loss = device_memory(sizeof(float));
-  buffers.d_hidden = d_of_hidden;
-  buffers.d_classifier = d_of_classifier;
-  buffers.invalid_targets = device_memory(2 * sizeof(int64_t)); /* targets cannot be refused before the run */
+  void* d_loss = device_memory(sizeof(float));
+  void* d_invalid = device_memory(2 * sizeof(int64_t)); /* targets cannot be refused before the run */
+  const logitless_tensor tensors[] = {
+      {LOGITLESS_TENSOR_HIDDEN, on_device[0], 0},      {LOGITLESS_TENSOR_CLASSIFIER, on_device[1], 0},
+      {LOGITLESS_TENSOR_TARGETS, d_targets, 0},        {LOGITLESS_TENSOR_LOSS, d_loss, 0},
+      {LOGITLESS_TENSOR_D_HIDDEN, d_of_hidden, 0},     {LOGITLESS_TENSOR_D_CLASSIFIER, d_of_classifier, 0},
+      {LOGITLESS_TENSOR_INVALID_TARGETS, d_invalid, 0}};
   void* workspace = device_memory(info.workspace_bytes);
 
-  check(logitless_run(plan, &buffers, workspace, info.workspace_bytes, stream));
+  check(logitless_run(plan, tensors, 7, workspace, info.workspace_bytes, stream));
 
   float loss = 0;
   int64_t invalid[2] = {0, 0};
-  check_cuda(cudaMemcpyAsync(&loss, buffers.loss, sizeof loss, cudaMemcpyDeviceToHost, stream));
-  check_cuda(
-      cudaMemcpyAsync(invalid, buffers.invalid_targets, sizeof invalid, cudaMemcpyDeviceToHost, stream));
+  check_cuda(cudaMemcpyAsync(&loss, d_loss, sizeof loss, cudaMemcpyDeviceToHost, stream));
+  check_cuda(cudaMemcpyAsync(invalid, d_invalid, sizeof invalid, cudaMemcpyDeviceToHost, stream));
   check_cuda(cudaStreamSynchronize(stream));
   printf("loss %.4f, log of the vocabulary %.4f, %d invalid targets\n", loss, log(VOCAB), (int)invalid[0]);
 
-  void* memory[] = {on_device[0],
-                    on_device[1],
-                    d_targets,
-                    buffers.loss,
-                    d_of_hidden,
-                    d_of_classifier,
-                    buffers.invalid_targets,
-                    workspace};
+  void* memory[] = {on_device[0], on_device[1],    d_targets, d_loss,
+                    d_of_hidden,  d_of_classifier, d_invalid, workspace};
   for (size_t i = 0; i < sizeof memory / sizeof memory[0]; ++i) cudaFree(memory[i]);
   cudaStreamDestroy(stream);
   logitless_plan_destroy(plan);

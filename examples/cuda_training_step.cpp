@@ -85,7 +85,7 @@ int main() try {
   const logitless::Matrix<const logitless::bf16> e{hidden.get(), kTokens, kHidden};
   const logitless::Matrix<const logitless::bf16> c{classifier.get(), kVocab, kHidden};
   logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, c);
-  problem.want_d_classifier = 1;
+  problem.has.d_classifier = 1;
   logitless::ContextOptions options;
   options.device = 0;
   const logitless::Plan plan(logitless::Context(options), problem);

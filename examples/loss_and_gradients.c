@@ -15,47 +15,41 @@ static void check(logitless_status status) {
 }
 
 int main(void) {
-  const float hidden[TOKENS * HIDDEN] = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0}; /* [N, D] */
-  float classifier[VOCAB * HIDDEN] = {0};                                     /* [V, D] */
-  const int64_t targets[TOKENS] = {2, 0, 4, -100};                            /* -100: no target, no cost */
+  float hidden[TOKENS * HIDDEN] = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0}; /* [N, D] */
+  float classifier[VOCAB * HIDDEN] = {0};                               /* [V, D] */
+  int64_t targets[TOKENS] = {2, 0, 4, -100};                            /* -100: no target, no cost */
   float loss = 0;
   int64_t correct = 0;
   float d_classifier[VOCAB * HIDDEN];
 
-  /* What to compute. Mean over the tokens that have a target is the default. */
-  logitless_problem problem;
-  logitless_problem_init(&problem);
-  problem.pass = LOGITLESS_FORWARD_BACKWARD;
-  problem.tokens = TOKENS;
-  problem.vocab = VOCAB;
-  problem.hidden = HIDDEN;
-  problem.want_argmax = 1;
-  problem.want_d_classifier = 1; /* only the head learns: the gradient of hidden is not computed */
-  problem.max_workspace_bytes = 1 << 20;
+  /* What to compute. Mean over the tokens that have a target is the default. Only the head learns: the
+   * gradient of hidden is not computed. */
+  const logitless_option options[] = {{LOGITLESS_OPTION_PASS, LOGITLESS_FORWARD_BACKWARD, 0},
+                                      {LOGITLESS_OPTION_TOKENS, TOKENS, 0},
+                                      {LOGITLESS_OPTION_VOCAB, VOCAB, 0},
+                                      {LOGITLESS_OPTION_HIDDEN, HIDDEN, 0},
+                                      {LOGITLESS_OPTION_MAX_WORKSPACE_BYTES, 1 << 20, 0}};
+  const logitless_tensor_desc made[] = {{LOGITLESS_TENSOR_ARGMAX, 0, 0},
+                                        {LOGITLESS_TENSOR_D_CLASSIFIER, LOGITLESS_F32, 0}};
 
   /* How: the fastest plan within the budget. It is made once and used for every step. */
   logitless_context* context = NULL;
   logitless_plan* plan = NULL;
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
   check(logitless_context_create(NULL, &context));
-  check(logitless_plan_create(context, &problem, &plan));
+  check(logitless_plan_create(context, options, 5, made, 2, &plan));
   check(logitless_plan_get_info(plan, &info));
   printf("backend %s, plan %s, %zu bytes of workspace\n", info.backend,
          logitless_plan_kind_name((logitless_plan_kind)info.kind), info.workspace_bytes);
   void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
 
-  logitless_buffers buffers;
-  logitless_buffers_init(&buffers);
-  buffers.hidden = hidden;
-  buffers.classifier = classifier;
-  buffers.targets = targets;
-  buffers.loss = &loss;
-  buffers.correct_count = &correct;
-  buffers.d_classifier = d_classifier;
+  const logitless_tensor tensors[] = {
+      {LOGITLESS_TENSOR_HIDDEN, hidden, 0},          {LOGITLESS_TENSOR_CLASSIFIER, classifier, 0},
+      {LOGITLESS_TENSOR_TARGETS, targets, 0},        {LOGITLESS_TENSOR_LOSS, &loss, 0},
+      {LOGITLESS_TENSOR_CORRECT_COUNT, &correct, 0}, {LOGITLESS_TENSOR_D_CLASSIFIER, d_classifier, 0}};
 
   for (int step = 0; step < STEPS; ++step) {
-    check(logitless_run(plan, &buffers, workspace, info.workspace_bytes, NULL));
+    check(logitless_run(plan, tensors, 6, workspace, info.workspace_bytes, NULL));
     printf("step %d: loss %.4f, %d of 3 correct\n", step, loss, (int)correct);
     for (int i = 0; i < VOCAB * HIDDEN; ++i) classifier[i] -= 3 * d_classifier[i];
   }

@@ -35,7 +35,7 @@ int main() try {
   const logitless::Matrix<const float> c{classifier.data(), kVocab, kHidden};
 
   logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, c);
-  problem.want_d_hidden = problem.want_d_classifier = 1;
+  problem.has.d_hidden = problem.has.d_classifier = 1;
   problem.label_smoothing = 0.1;
   problem.softcap = 30;
 

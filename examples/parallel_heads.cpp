@@ -90,7 +90,7 @@ int main() try {
     const int64_t start = starts[rank], rows = starts[rank + 1] - start;
     const logitless::Matrix<const float> shard{classifier.data() + start * kHidden, rows, kHidden};
     logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, shard);
-    problem.want_d_hidden = problem.want_d_classifier = 1;
+    problem.has.d_hidden = problem.has.d_classifier = 1;
     logitless::set_group(problem, kRanks, start, kVocab, /*largest=*/700);
     const logitless::Context context;
     const logitless::Plan plan(context, problem);
@@ -119,7 +119,7 @@ int main() try {
   // The same with the whole vocabulary at once.
   const logitless::Matrix<const float> all{classifier.data(), kVocab, kHidden};
   logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, all);
-  problem.want_d_hidden = problem.want_d_classifier = 1;
+  problem.has.d_hidden = problem.has.d_classifier = 1;
   float loss = 0;
   std::vector<float> whole_d_classifier(classifier.size()), whole_d_hidden(hidden.size());
   logitless::Buffers buffers = logitless::make_buffers(e, all, y);

@@ -68,28 +68,28 @@ int main() try {
     stats[static_cast<size_t>(worker)].attach(&buffers);
     logitless::run_once(context, problem_of(logitless::Pass::forward, shard), buffers);
   }
-  const logitless::Problem merged_problem = problem_of(logitless::Pass::forward, shard_of(0));
+  const logitless::Plan any_shard(context, problem_of(logitless::Pass::forward, shard_of(0)));
   logitless::Buffers merged = buffers_of(shard_of(0));
   stats[0].attach(&merged);
   for (size_t worker = 1; worker < kWorkers; ++worker) {
     logitless::Buffers from;
     stats[worker].attach(&from);
-    logitless::merge_row_stats(merged_problem, from, merged);
+    logitless::merge_row_stats(any_shard, from, merged);
   }
   float loss = 0;
   std::vector<float> lse(kTokens), lse_low(kTokens);  // together the log of the sum of exps
   merged.loss = &loss;
   merged.lse = lse.data();
   merged.lse_low = lse_low.data();
-  logitless::loss_from_row_stats(merged_problem, merged);
+  logitless::loss_from_row_stats(any_shard, merged);
 
   // Backward: each worker its own rows of d_classifier; d_hidden is a sum over workers.
   std::vector<float> d_classifier(classifier.size()), d_hidden(hidden.size());
   for (int64_t worker = 0; worker < kWorkers; ++worker) {
     const Shard shard = shard_of(worker);
     logitless::Problem problem = problem_of(logitless::Pass::backward, shard);
-    problem.want_d_hidden = problem.want_d_classifier = 1;
-    problem.accumulate_d_hidden = 1;  // the sum
+    problem.has.d_hidden = problem.has.d_classifier = 1;
+    problem.accumulate.d_hidden = 1;  // the sum
     logitless::Buffers buffers = buffers_of(shard);
     buffers.lse = lse.data();
     buffers.lse_low = lse_low.data();
@@ -101,7 +101,7 @@ int main() try {
   // The same with the whole vocabulary at once.
   const Shard whole{0, kVocab};
   logitless::Problem problem = problem_of(logitless::Pass::forward_backward, whole);
-  problem.want_d_hidden = problem.want_d_classifier = 1;
+  problem.has.d_hidden = problem.has.d_classifier = 1;
   float whole_loss = 0;
   std::vector<float> whole_d_classifier(classifier.size()), whole_d_hidden(hidden.size());
   logitless::Buffers buffers = buffers_of(whole);

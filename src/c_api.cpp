@@ -32,19 +32,14 @@ int value_of(const E& given) {
 }
 
 // A problem for the functions on row statistics: only sizes, dtypes and options matter.
-Problem stats_problem(const logitless_problem* problem) {
-  Problem p = to_problem(complete(problem));
+Problem stats_problem(const logitless_plan* plan) {
+  Problem p = required(plan, "plan")->planned.problem;
   p.pass = Pass::kForward;
-  p.want_d_hidden = p.want_d_classifier = p.want_d_bias = false;
-  p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = false;
-#define LOGITLESS_CLEAR(name) p.has_grad_##name = false;
-  LOGITLESS_ROW_UPSTREAM(LOGITLESS_CLEAR)
-#undef LOGITLESS_CLEAR
-  return validated(p);
+  return p;
 }
 
-Buffers stats_buffers(const Problem& problem, const logitless_buffers* buffers) {
-  const Buffers b = to_buffers(complete(buffers));
+Buffers stats_buffers(const Problem& problem, const logitless_tensor* tensors, size_t count) {
+  const Buffers b = to_buffers(tensors, count);
   if (problem.tokens == 0) return b;
   required(b.max, "max");
   const WantedSums sums = wanted_sums(problem);
@@ -52,7 +47,7 @@ Buffers stats_buffers(const Problem& problem, const logitless_buffers* buffers) 
   if (sums.name) required(b.name, #name);
   LOGITLESS_ROW_SUMS(LOGITLESS_REQUIRE)
 #undef LOGITLESS_REQUIRE
-  if (problem.want_argmax) required(b.argmax, "argmax");
+  if (problem.has.argmax) required(b.argmax, "argmax");
   return b;
 }
 
@@ -85,7 +80,7 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
 // For arrays and rows that no plan was made for: of a backend all implementations have the same.
 const Backend& backend_of_rows(const Context& c, DType dtype) {
   Problem any;
-  any.hidden_dtype = any.classifier_dtype = dtype;
+  any.dtype.hidden = any.dtype.classifier = dtype;
   BackendOptions options = c.options;
   if (!options.on_host()) options.isa.clear();
   return choose_backend(c.backend, any, options);
@@ -111,8 +106,28 @@ const char* logitless_plan_kind_name(logitless_plan_kind kind) {
   return plan_kind_name(static_cast<PlanKind>(value_of(kind)));
 }
 
+int32_t logitless_abi_version(void) {
+  return LOGITLESS_ABI_VERSION;
+}
+
 const char* logitless_last_error(void) {
-  return last_error().c_str();
+  return last_error().message.c_str();
+}
+
+void logitless_last_error_info(logitless_error_info* info) {
+  if (info == nullptr) return;
+  const LastError& last = last_error();
+  *info = {.status = static_cast<int32_t>(last.status),
+           .argument = last.info.argument.c_str(),
+           .expected = last.info.expected.c_str(),
+           .got = last.info.got.c_str(),
+           .required_bytes = last.info.required_bytes,
+           .row = last.info.row};
+}
+
+const char* logitless_schema(void) {
+  static const std::string text = schema_text();
+  return text.c_str();
 }
 
 int32_t logitless_backend_count(void) {
@@ -158,48 +173,13 @@ logitless_status logitless_device_get_info(int32_t ordinal, logitless_device_inf
   });
 }
 
-void logitless_context_options_init_sized(logitless_context_options* options, size_t struct_size) {
-  logitless_context_options defaults{};
-  defaults.device = LOGITLESS_HOST_MEMORY;
-  init_struct(options, struct_size, defaults);
-}
-
-void logitless_problem_init_sized(logitless_problem* problem, size_t struct_size) {
-  logitless_problem defaults{};
-  defaults.reduction = LOGITLESS_REDUCTION_MEAN;
-  defaults.target_dtype = LOGITLESS_I64;
-  defaults.scale = 1;
-  defaults.temperature = 1;
-  defaults.ignore_index = -100;
-  defaults.threshold = LOGITLESS_DEFAULT_THRESHOLD;
-  init_struct(problem, struct_size, defaults);
-}
-
-void logitless_buffers_init_sized(logitless_buffers* buffers, size_t struct_size) {
-  init_struct(buffers, struct_size);
-}
-
-void logitless_divergence_init_sized(logitless_divergence* divergence, size_t struct_size) {
-  logitless_divergence defaults{};
-  defaults.temperature = defaults.student_scale = defaults.teacher_scale = 1;
-  init_struct(divergence, struct_size, defaults);
-}
-
-void logitless_plan_info_init_sized(logitless_plan_info* info, size_t struct_size) {
-  init_struct(info, struct_size);
-}
-
-void logitless_device_info_init_sized(logitless_device_info* info, size_t struct_size) {
-  init_struct(info, struct_size);
-}
-
 logitless_status logitless_context_create(const logitless_context_options* options,
                                           logitless_context** context) {
   return guarded([&] {
     required(context, "context");
     logitless_context_options defaults;
     logitless_context_options_init(&defaults);
-    const logitless_context_options given = options == nullptr ? defaults : complete(options);
+    const logitless_context_options& given = options == nullptr ? defaults : *options;
     auto made = std::make_unique<logitless_context>(logitless_context{to_context(given)});
     if (!made->context.backend.empty()) backend_by_name(made->context.backend, made->context.options);
     const BackendOptions& asked = made->context.options;
@@ -214,14 +194,14 @@ void logitless_context_destroy(logitless_context* context) {
   delete context;
 }
 
-logitless_status logitless_plan_create(const logitless_context* context, const logitless_problem* problem,
-                                       logitless_plan** plan) {
+logitless_status logitless_plan_create(const logitless_context* context, const logitless_option* options,
+                                       size_t option_count, const logitless_tensor_desc* tensors,
+                                       size_t tensor_count, logitless_plan** plan) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     required(plan, "plan");
-    const logitless_problem given = complete(problem);
-    auto made = std::make_unique<logitless_plan>(
-        logitless_plan{make_plan(c, to_problem(given), given.max_workspace_bytes)});
+    const Problem problem = to_problem(options, option_count, tensors, tensor_count);
+    auto made = std::make_unique<logitless_plan>(logitless_plan{make_plan(c, problem)});
     *plan = made.release();
   });
 }
@@ -237,34 +217,30 @@ logitless_status logitless_plan_get_info(const logitless_plan* plan, logitless_p
   });
 }
 
-logitless_status logitless_plan_list(const logitless_context* context, const logitless_problem* problem,
-                                     logitless_plan_info* infos, int32_t capacity, int32_t* count) {
+logitless_status logitless_plan_list(const logitless_context* context, const logitless_option* options,
+                                     size_t option_count, const logitless_tensor_desc* tensors,
+                                     size_t tensor_count, logitless_plan_info* infos, int32_t capacity,
+                                     int32_t* count) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     required(count, "count");
-    const logitless_problem given = complete(problem);
+    const Problem p = to_problem(options, option_count, tensors, tensor_count);
     const Backend* backend = nullptr;
-    const Problem p = to_problem(given);
-    const std::vector<Plan> plans = list_plans(c, p, given.max_workspace_bytes, &backend);
+    const std::vector<Plan> plans = list_plans(c, p, &backend);
     const auto total = static_cast<int32_t>(plans.size());
     if (capacity > 0) required(infos, "infos");
     for (int32_t i = 0; i < std::min(total, capacity); ++i) {
-      // The elements are as far apart as the caller's struct is large, which may be smaller than ours.
-      const size_t size = infos->struct_size;
-      auto* info = reinterpret_cast<logitless_plan_info*>(reinterpret_cast<char*>(infos) +
-                                                          size * static_cast<size_t>(i));
-      std::memcpy(info, &size, sizeof size);
-      write_plan_info(plans[static_cast<size_t>(i)], p, backend->name, info);
+      write_plan_info(plans[static_cast<size_t>(i)], p, backend->name, &infos[i]);
     }
     *count = total;
   });
 }
 
-logitless_status logitless_run(const logitless_plan* plan, const logitless_buffers* buffers, void* workspace,
-                               size_t workspace_bytes, void* stream) {
+logitless_status logitless_run(const logitless_plan* plan, const logitless_tensor* tensors,
+                               size_t tensor_count, void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&] {
     const PlannedProblem& planned = required(plan, "plan")->planned;
-    run(planned, to_buffers(complete(buffers)), workspace, workspace_bytes, stream);
+    run(planned, to_buffers(tensors, tensor_count), workspace, workspace_bytes, stream);
   });
 }
 
@@ -286,7 +262,7 @@ logitless_status logitless_divergence_run(const logitless_context* context,
                                           const logitless_divergence* divergence, void* stream) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
-    const Divergence d = to_divergence(complete(divergence));
+    const Divergence d = to_divergence(divergence);
     if (c.options.on_host() && stream != nullptr) {
       throw_invalid("stream", "null for buffers in host memory", "a pointer");
     }
@@ -296,23 +272,24 @@ logitless_status logitless_divergence_run(const logitless_context* context,
   });
 }
 
-logitless_status logitless_row_stats_merge(const logitless_problem* problem, const logitless_buffers* from,
-                                           const logitless_buffers* into) {
+logitless_status logitless_row_stats_merge(const logitless_plan* plan, const logitless_tensor* from,
+                                           size_t from_count, const logitless_tensor* into,
+                                           size_t into_count) {
   return guarded([&] {
-    const Problem p = stats_problem(problem);
-    const Buffers a = stats_buffers(p, into);
-    const Buffers b = stats_buffers(p, from);
+    const Problem p = stats_problem(plan);
+    const Buffers a = stats_buffers(p, into, into_count);
+    const Buffers b = stats_buffers(p, from, from_count);
     for (int64_t row = 0; row < p.tokens; ++row) {
       write_row_stats(p, a, row, merge(read_row_stats(p, a, row), read_row_stats(p, b, row)));
     }
   });
 }
 
-logitless_status logitless_row_stats_rebase(const logitless_problem* problem, const logitless_buffers* stats,
-                                            const void* new_max) {
+logitless_status logitless_row_stats_rebase(const logitless_plan* plan, const logitless_tensor* stats,
+                                            size_t stats_count, const void* new_max) {
   return guarded([&] {
-    const Problem p = stats_problem(problem);
-    const Buffers b = stats_buffers(p, stats);
+    const Problem p = stats_problem(plan);
+    const Buffers b = stats_buffers(p, stats, stats_count);
     if (p.tokens > 0) required(new_max, "new_max");
     for (int64_t row = 0; row < p.tokens; ++row) {
       const double anchor = load_as_double(new_max, p.stats_dtype(), row);
@@ -321,19 +298,19 @@ logitless_status logitless_row_stats_rebase(const logitless_problem* problem, co
   });
 }
 
-logitless_status logitless_loss_from_row_stats(const logitless_problem* problem,
-                                               const logitless_buffers* buffers) {
+logitless_status logitless_loss_from_row_stats(const logitless_plan* plan, const logitless_tensor* tensors,
+                                               size_t tensor_count) {
   return guarded([&] {
-    const Problem p = stats_problem(problem);
-    const Buffers b = stats_buffers(p, buffers);
+    const Problem p = stats_problem(plan);
+    const Buffers b = stats_buffers(p, tensors, tensor_count);
     if (p.tokens > 0) required(b.targets, "targets");
-    if (p.has_class_weight) required(b.class_weight, "class_weight");
-    if (p.tokens > 0 && p.has_token_weight) required(b.token_weight, "token_weight");
+    if (p.has.class_weight) required(b.class_weight, "class_weight");
+    if (p.tokens > 0 && p.has.token_weight) required(b.token_weight, "token_weight");
     if (p.targets_per_row > 0) {
       throw_invalid("targets_per_row", "0 for statistics that were merged",
                     std::to_string(p.targets_per_row));
     }
-    check_row_outputs(p, b);
+    check_allowed(p, b);
     check_targets(p, b.targets);
     std::vector<int64_t> rows(static_cast<size_t>(p.tokens));
     losses_from_row_stats(p, b, rows.data());

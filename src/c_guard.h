@@ -1,8 +1,6 @@
 #pragma once
 // What the entry points of the C ABI have in common: each catches everything and turns it into a status and
 // the thread's message.
-#include <algorithm>
-#include <cstring>
 #include <new>
 #include <string>
 
@@ -20,17 +18,25 @@ struct logitless_plan {
 
 namespace logitless {
 
-// The calling thread's message.
-inline std::string& last_error() {
-  static thread_local std::string message;
-  return message;
+// The calling thread's last failure.
+struct LastError {
+  Status status = Status::kOk;
+  std::string message;
+  ErrorInfo info;
+};
+inline LastError& last_error() {
+  static thread_local LastError error;
+  return error;
 }
 
-inline logitless_status fail(Status status, const char* message) noexcept {
+inline logitless_status fail(Status status, const char* message, const ErrorInfo* info = nullptr) noexcept {
+  LastError& last = last_error();
+  last.status = status;
   try {
-    last_error() = message;
+    last.info = info != nullptr ? *info : ErrorInfo{};
+    last.message = message;
   } catch (...) {
-    last_error().clear();
+    last.message.clear();
   }
   return static_cast<logitless_status>(status);
 }
@@ -41,7 +47,7 @@ logitless_status guarded(F&& body) noexcept {
     body();
     return LOGITLESS_OK;
   } catch (const Error& error) {
-    return fail(error.status(), error.what());
+    return fail(error.status(), error.what(), error.info());
   } catch (const std::bad_alloc&) {
     return fail(Status::kOutOfMemory, "out of memory");
   } catch (const std::exception& error) {
@@ -55,15 +61,6 @@ template <class T>
 T* required(T* pointer, const char* argument) {
   if (pointer == nullptr) throw_invalid(argument, "a pointer", "null");
   return pointer;
-}
-
-// Of the caller's struct, which may be smaller or larger than the library's, every byte and none past it.
-template <class T>
-void init_struct(T* out, size_t size, T defaults = {}) {
-  if (out == nullptr || size < sizeof out->struct_size) return;
-  defaults.struct_size = size;
-  std::memset(out, 0, size);
-  std::memcpy(out, &defaults, std::min(size, sizeof defaults));
 }
 
 }  // namespace logitless

@@ -2,48 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
+#include <limits>
 #include <string>
+#include <string_view>
 
+#include "core/number_text.h"
 #include "core/status.h"
 #include "core/validate.h"
 #include "openmp_parallel_for.h"
 
 namespace logitless {
 namespace {
-
-// A caller's struct ends where one of its fields does: no struct's size is anything else, and half a pointer
-// would be a wild one.
-template <class T>
-void check_size(const T& given, const char* name) {
-  const size_t size = given.struct_size;
-  if (size >= sizeof(size_t) && size <= sizeof(T) && size % alignof(T) == 0) return;
-  throw_invalid(std::string(name) + ".struct_size",
-                "at most " + std::to_string(sizeof(T)) + ", a multiple of " + std::to_string(alignof(T)) +
-                    " (set by " + name + "_init)",
-                std::to_string(size));
-}
-
-template <class T>
-T complete_struct(const T* given, void (*init)(T*), const char* name) {
-  if (given == nullptr) throw_invalid(name, "a pointer", "null");
-  check_size(*given, name);
-  T out;
-  init(&out);
-  std::memcpy(&out, given, given->struct_size);
-  out.struct_size = sizeof(T);
-  return out;
-}
-
-// What is to be written to a caller's struct, as much of it as the caller knows.
-template <class T>
-T empty_for(const T* wanted, void (*init)(T*), const char* name) {
-  if (wanted == nullptr) throw_invalid("info", "a pointer", "null");
-  check_size(*wanted, name);
-  T out;
-  init(&out);
-  out.struct_size = wanted->struct_size;
-  return out;
-}
 
 template <class E>
 E to_enum(int32_t value, E last, const char* argument) {
@@ -62,6 +32,78 @@ DType to_dtype(int32_t value, const char* argument) {
   return to_enum(value, DType::kI64, argument);
 }
 
+const char* option_name(int32_t id) {
+  static constexpr const char* kNames[] = {
+#define LOGITLESS_OPTION(name, NAME) #name,
+#include "logitless/options.def"
+  };
+  return kNames[id];
+}
+
+const char* tensor_name(int32_t id) {
+  static constexpr const char* kNames[] = {
+#define LOGITLESS_TENSOR(name, ...) #name,
+#include "logitless/tensors.def"
+  };
+  return kNames[id];
+}
+
+// An array of what is given by id, each once.
+class Given {
+ public:
+  Given(const char* array, size_t count, const void* data) : array_(array) {
+    if (count > 0 && data == nullptr) throw_invalid(array, "a pointer", "null");
+  }
+  int32_t id(int32_t value, int32_t count, const char* (*name)(int32_t)) {
+    if (value < 0 || value >= count) {
+      throw_invalid(std::string(array_) + ".id", "0 to " + std::to_string(count - 1), std::to_string(value));
+    }
+    const uint64_t bit = uint64_t{1} << value;
+    if ((seen_ & bit) != 0) throw_invalid(array_, "each once", std::string(name(value)) + " twice");
+    seen_ |= bit;
+    return value;
+  }
+
+ private:
+  const char* array_;
+  uint64_t seen_ = 0;
+};
+static_assert(LOGITLESS_OPTION_COUNT <= 64 && LOGITLESS_TENSOR_COUNT <= 64);
+
+template <class T>
+T to_integer(const logitless_option& option, const char* name) {
+  if (option.real != 0) {
+    throw_invalid(name, "its value in `integer`", number_text(option.real) + " in `real`");
+  }
+  using Limits = std::numeric_limits<T>;
+  const bool is_less =
+      option.integer < 0 && (!Limits::is_signed || option.integer < static_cast<int64_t>(Limits::min()));
+  const bool is_more =
+      option.integer > 0 && static_cast<uint64_t>(option.integer) > static_cast<uint64_t>(Limits::max());
+  if (is_less || is_more) {
+    throw_invalid(
+        name, "a number in [" + std::to_string(Limits::min()) + ", " + std::to_string(Limits::max()) + "]",
+        std::to_string(option.integer));
+  }
+  return static_cast<T>(option.integer);
+}
+
+// How many values a choice has: "a|b|c" has 3.
+constexpr int32_t count_of(std::string_view values) {
+  return 1 + static_cast<int32_t>(std::ranges::count(values, '|'));
+}
+
+// Of tensors whose dtype is not the caller's to choose.
+void check_fixed(int32_t dtype, std::initializer_list<int32_t> own, const char* argument) {
+  if (dtype == 0 || std::ranges::find(own, dtype) != own.end()) return;
+  throw_invalid(argument, "0, as the tensor has a dtype of its own", std::to_string(dtype));
+}
+
+void check_not_added(bool accumulates, const char* name) {
+  if (accumulates)
+    throw_invalid(std::string(name) + ".accumulate", "0, as it is no gradient that is made", "1");
+}
+
 // A host's pool called through the C function pointers; an OpenMP one otherwise.
 ParallelFor to_parallel_for(const logitless_context_options& options) {
   if (options.parallel_for == nullptr) return openmp_parallel_for(options.threads);
@@ -78,26 +120,6 @@ ParallelFor to_parallel_for(const logitless_context_options& options) {
 }
 
 }  // namespace
-
-logitless_context_options complete(const logitless_context_options* given) {
-  return complete_struct(given, logitless_context_options_init, "logitless_context_options");
-}
-
-logitless_problem complete(const logitless_problem* given) {
-  return complete_struct(given, logitless_problem_init, "logitless_problem");
-}
-
-logitless_communicator complete(const logitless_communicator* given) {
-  return complete_struct(given, logitless_communicator_init, "logitless_communicator");
-}
-
-logitless_buffers complete(const logitless_buffers* given) {
-  return complete_struct(given, logitless_buffers_init, "logitless_buffers");
-}
-
-logitless_divergence complete(const logitless_divergence* given) {
-  return complete_struct(given, logitless_divergence_init, "logitless_divergence");
-}
 
 Context to_context(const logitless_context_options& options) {
   constexpr int32_t kMostThreads = 4096;
@@ -120,103 +142,82 @@ Context to_context(const logitless_context_options& options) {
   return context;
 }
 
-Problem to_problem(const logitless_problem& c) {
+Problem to_problem(const logitless_option* options, size_t option_count, const logitless_tensor_desc* tensors,
+                   size_t tensor_count) {
   Problem p;
-  p.pass = to_enum(c.pass, Pass::kForwardBackward, "pass");
-  p.reduction = to_enum(c.reduction, Reduction::kMean, "reduction");
-  p.tokens = c.tokens;
-  p.vocab = c.vocab;
-  p.hidden = c.hidden;
-  p.vocab_start = c.vocab_start;
-  p.vocab_total = c.vocab_total;
-  p.hidden_dtype = to_dtype(c.hidden_dtype, "hidden_dtype");
-  p.classifier_dtype = to_dtype(c.classifier_dtype, "classifier_dtype");
-  p.bias_dtype = to_dtype(c.bias_dtype, "bias_dtype");
-  p.target_dtype = to_dtype(c.target_dtype, "target_dtype");
-  p.d_hidden_dtype = to_dtype(c.d_hidden_dtype, "d_hidden_dtype");
-  p.d_classifier_dtype = to_dtype(c.d_classifier_dtype, "d_classifier_dtype");
-  p.d_bias_dtype = to_dtype(c.d_bias_dtype, "d_bias_dtype");
-  p.unaligned_rows = to_flag(c.unaligned_rows, "unaligned_rows");
-  p.has_bias = to_flag(c.has_bias, "has_bias");
-  p.has_class_weight = to_flag(c.has_class_weight, "has_class_weight");
-  p.has_token_weight = to_flag(c.has_token_weight, "has_token_weight");
-  p.scale = c.scale;
-  p.softcap = c.softcap;
-  p.label_smoothing = c.label_smoothing;
-  p.z_loss = c.z_loss;
-  p.num_items = c.num_items;
-  p.ignore_index = c.ignore_index;
-  p.shift = c.shift;
-  p.sequence_length = c.sequence_length;
-#define LOGITLESS_FLAG(name) p.name = to_flag(c.name, #name);
-  LOGITLESS_ROW_WANTS(LOGITLESS_FLAG)
-#undef LOGITLESS_FLAG
-  p.want_d_hidden = to_flag(c.want_d_hidden, "want_d_hidden");
-  p.want_d_classifier = to_flag(c.want_d_classifier, "want_d_classifier");
-  p.want_d_bias = to_flag(c.want_d_bias, "want_d_bias");
-#define LOGITLESS_FLAG(name) p.has_grad_##name = to_flag(c.has_grad_##name, "has_grad_" #name);
-  LOGITLESS_ROW_UPSTREAM(LOGITLESS_FLAG)
-#undef LOGITLESS_FLAG
-  p.accumulate_d_hidden = to_flag(c.accumulate_d_hidden, "accumulate_d_hidden");
-  p.accumulate_d_classifier = to_flag(c.accumulate_d_classifier, "accumulate_d_classifier");
-  p.accumulate_d_bias = to_flag(c.accumulate_d_bias, "accumulate_d_bias");
-  p.gradient = to_enum(c.gradient, GradientMethod::kAlwaysThinned, "gradient");
-  p.keeps_draws = to_flag(c.keeps_draws, "keeps_draws");
-  p.threshold = c.threshold;
-  p.seed = c.seed;
-  p.compute_dtype = to_dtype(c.compute_dtype, "compute_dtype");
-  p.allow_tf32 = to_flag(c.allow_tf32, "allow_tf32");
-  p.has_temperature = to_flag(c.has_temperature, "has_temperature");
-  p.temperature = c.temperature;
-  p.top_k = c.top_k;
-  p.targets_per_row = c.targets_per_row;
-  p.batch_invariant = to_flag(c.batch_invariant, "batch_invariant");
-  p.group_size = c.group_size;
-  p.group_d_hidden = to_enum(c.group_d_hidden, GroupDHidden::kSumOfOwn, "group_d_hidden");
-  p.group_vocab = c.group_vocab;
+  Given options_given("options", option_count, options);
+  for (size_t i = 0; i < option_count; ++i) {
+    const logitless_option& o = options[i];
+    switch (options_given.id(o.id, LOGITLESS_OPTION_COUNT, option_name)) {
+#define LOGITLESS_OPTION_INTEGER(name, NAME, type, ...) \
+  case LOGITLESS_OPTION_##NAME:                         \
+    p.name = to_integer<type>(o, #name);                \
+    break;
+#define LOGITLESS_OPTION_REAL(name, NAME, ...)                                                  \
+  case LOGITLESS_OPTION_##NAME:                                                                 \
+    if (o.integer != 0)                                                                         \
+      throw_invalid(#name, "its value in `real`", std::to_string(o.integer) + " in `integer`"); \
+    p.name = o.real;                                                                            \
+    break;
+#define LOGITLESS_OPTION_FLAG(name, NAME, doc)              \
+  case LOGITLESS_OPTION_##NAME:                             \
+    p.name = to_flag(to_integer<int32_t>(o, #name), #name); \
+    break;
+#define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, values, doc)           \
+  case LOGITLESS_OPTION_##NAME:                                                         \
+    p.name = to_enum(to_integer<int32_t>(o, #name), type(count_of(values) - 1), #name); \
+    break;
+#include "logitless/options.def"
+    }
+  }
+  Given tensors_given("tensors", tensor_count, tensors);
+  for (size_t i = 0; i < tensor_count; ++i) {
+    const logitless_tensor_desc& t = tensors[i];
+    bool accumulates = false;
+    switch (tensors_given.id(t.id, LOGITLESS_TENSOR_COUNT, tensor_name)) {
+#define LOGITLESS_FLOAT(name) p.dtype.name = to_dtype(t.dtype, #name ".dtype");
+#define LOGITLESS_INDEX(name) LOGITLESS_FLOAT(name)
+#define LOGITLESS_STATS(name) check_fixed(t.dtype, {LOGITLESS_F32, LOGITLESS_F64}, #name ".dtype");
+#define LOGITLESS_I64(name) check_fixed(t.dtype, {LOGITLESS_I64}, #name ".dtype");
+#define LOGITLESS_I32(name) check_fixed(t.dtype, {LOGITLESS_I32}, #name ".dtype");
+#define LOGITLESS_U8(name) check_fixed(t.dtype, {}, #name ".dtype");
+#define LOGITLESS_BYTES(name) check_fixed(t.dtype, {}, #name ".dtype");
+#define LOGITLESS_GRADIENT(name) p.accumulate.name = accumulates;
+#define LOGITLESS_INPUT(name) check_not_added(accumulates, #name);
+#define LOGITLESS_UPSTREAM(name) LOGITLESS_INPUT(name)
+#define LOGITLESS_STATISTIC(name) LOGITLESS_INPUT(name)
+#define LOGITLESS_OUTPUT(name) LOGITLESS_INPUT(name)
+#define LOGITLESS_TENSOR(name, NAME, element, dtype_class, role, shape, planned, ...) \
+  case LOGITLESS_TENSOR_##NAME:                                                       \
+    accumulates = to_flag(t.accumulate, #name ".accumulate");                         \
+    LOGITLESS_##dtype_class(name) LOGITLESS_##role(name) p.has.name = true;           \
+    p.has.planned = true;                                                             \
+    break;
+#include "logitless/tensors.def"
+    }
+  }
   return p;
 }
 
-Buffers to_buffers(const logitless_buffers& c) {
+Buffers to_buffers(const logitless_tensor* tensors, size_t count) {
   Buffers b;
-  b.hidden = c.hidden;
-  b.hidden_stride = c.hidden_stride;
-  b.classifier = c.classifier;
-  b.classifier_stride = c.classifier_stride;
-  b.bias = c.bias;
-  b.targets = c.targets;
-  b.class_weight = c.class_weight;
-  b.token_weight = c.token_weight;
-  b.grad_loss = c.grad_loss;
-#define LOGITLESS_POINTER(name) b.grad_##name = c.grad_##name;
-  LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
-#undef LOGITLESS_POINTER
-#define LOGITLESS_POINTER(name, ...) b.name = c.name;
-  b.max = c.max;
-  LOGITLESS_ROW_SUMS(LOGITLESS_POINTER)
-  b.loss = c.loss;
-  LOGITLESS_ROW_OUTPUTS(LOGITLESS_POINTER)
-#undef LOGITLESS_POINTER
-  b.argmax = c.argmax;
-  b.correct_count = c.correct_count;
-  b.valid_count = c.valid_count;
-  b.invalid_targets = c.invalid_targets;
-  b.num_items = c.num_items;
-  b.draws = c.draws;
-  b.seed = c.seed;
-  b.kept_count = c.kept_count;
-  b.draw_variance = c.draw_variance;
-  b.lse_low = c.lse_low;
-  b.temperature = c.temperature;
-  b.top_ids = c.top_ids;
-  b.top_log_probs = c.top_log_probs;
-  b.target_weight = c.target_weight;
-  b.target_log_probs = c.target_log_probs;
-  b.d_hidden = c.d_hidden;
-  b.d_hidden_stride = c.d_hidden_stride;
-  b.d_classifier = c.d_classifier;
-  b.d_classifier_stride = c.d_classifier_stride;
-  b.d_bias = c.d_bias;
+  Given given("tensors", count, tensors);
+  for (size_t i = 0; i < count; ++i) {
+    const logitless_tensor& t = tensors[i];
+    switch (given.id(t.id, LOGITLESS_TENSOR_COUNT, tensor_name)) {
+#define LOGITLESS_TENSOR(name, NAME, element, ...)                                                \
+  case LOGITLESS_TENSOR_##NAME:                                                                   \
+    if (t.stride != 0) throw_invalid(#name ".stride", "0 (no matrix)", std::to_string(t.stride)); \
+    b.name = static_cast<element*>(t.data);                                                       \
+    break;
+#define LOGITLESS_MATRIX(name, NAME, element, ...) \
+  case LOGITLESS_TENSOR_##NAME:                    \
+    b.name##_stride = t.stride;                    \
+    b.name = static_cast<element*>(t.data);        \
+    break;
+#include "logitless/tensors.def"
+    }
+  }
   return b;
 }
 
@@ -227,7 +228,9 @@ void write_text(const char* text, char* buffer, size_t size) {
   buffer[length] = '\0';
 }
 
-Communicator to_communicator(const logitless_communicator& c) {
+Communicator to_communicator(const logitless_communicator* given) {
+  if (given == nullptr) throw_invalid("communicator", "a pointer", "null");
+  const logitless_communicator& c = *given;
   if (c.size < 1) throw_invalid("communicator.size", "at least 1", std::to_string(c.size));
   if (c.rank < 0 || c.rank >= c.size) {
     throw_invalid("communicator.rank", "0 to " + std::to_string(c.size - 1), std::to_string(c.rank));
@@ -241,7 +244,9 @@ Communicator to_communicator(const logitless_communicator& c) {
           .reduce_scatter = c.reduce_scatter};
 }
 
-Divergence to_divergence(const logitless_divergence& given) {
+Divergence to_divergence(const logitless_divergence* pointer) {
+  if (pointer == nullptr) throw_invalid("divergence", "a pointer", "null");
+  const logitless_divergence& given = *pointer;
   Divergence d;
   d.stage = to_enum(given.stage, DivergenceStage::kGradient, "stage");
   d.dtype = to_dtype(given.dtype, "dtype");
@@ -265,7 +270,8 @@ Divergence to_divergence(const logitless_divergence& given) {
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info) {
-  logitless_plan_info out = empty_for(info, logitless_plan_info_init, "logitless_plan_info");
+  if (info == nullptr) throw_invalid("info", "a pointer", "null");
+  logitless_plan_info out{};
   out.kind = static_cast<int32_t>(plan.kind);
   out.threads = plan.threads;
   out.workspace_bytes = plan.workspace_bytes;
@@ -284,13 +290,14 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   out.gathered_bytes = plan.gathered_bytes;
   if (problem.group_d_hidden != GroupDHidden::kPart) {
     out.reduced_bytes =
-        static_cast<uint64_t>(problem.tokens * problem.hidden) * size_of(problem.d_hidden_dtype);
+        static_cast<uint64_t>(problem.tokens * problem.hidden) * size_of(problem.dtype.d_hidden);
   }
-  std::memcpy(info, &out, out.struct_size);
+  *info = out;
 }
 
 void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
-  logitless_device_info out = empty_for(info, logitless_device_info_init, "logitless_device_info");
+  if (info == nullptr) throw_invalid("info", "a pointer", "null");
+  logitless_device_info out{};
   out.compute_capability = device.compute_capability;
   out.multiprocessors = device.processors;
   out.memory_bytes = device.memory_bytes;
@@ -299,7 +306,7 @@ void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
   out.cublaslt_version = device.cublaslt_version;
   write_text(device.name.c_str(), out.name, sizeof out.name);
   write_text(device.why_unavailable.c_str(), out.why_unavailable, sizeof out.why_unavailable);
-  std::memcpy(info, &out, out.struct_size);
+  *info = out;
 }
 
 }  // namespace logitless

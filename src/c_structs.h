@@ -11,23 +11,19 @@
 
 namespace logitless {
 
-// Copies the part of a caller's struct that both sides know over the defaults.
-logitless_context_options complete(const logitless_context_options* given);
-logitless_problem complete(const logitless_problem* given);
-logitless_buffers complete(const logitless_buffers* given);
-logitless_communicator complete(const logitless_communicator* given);
-logitless_divergence complete(const logitless_divergence* given);
-
 Context to_context(const logitless_context_options& options);
-Problem to_problem(const logitless_problem& problem);
-Buffers to_buffers(const logitless_buffers& buffers);
-Communicator to_communicator(const logitless_communicator& communicator);
-Divergence to_divergence(const logitless_divergence& divergence);  // checked
+Problem to_problem(const logitless_option* options, size_t option_count, const logitless_tensor_desc* tensors,
+                   size_t tensor_count);
+Buffers to_buffers(const logitless_tensor* tensors, size_t count);
+Communicator to_communicator(const logitless_communicator* communicator);
+Divergence to_divergence(const logitless_divergence* divergence);  // checked
 
-// Writes as much of the info as the caller's struct_size has room for.
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info);
 void write_device_info(const DeviceInfo& device, logitless_device_info* info);
+
+// Options and tensors as JSON.
+std::string schema_text();
 
 // Cuts text to the size of the buffer, always terminated; does nothing for a null or empty buffer.
 void write_text(const char* text, char* buffer, size_t size);

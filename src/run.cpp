@@ -27,12 +27,11 @@ std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const B
 
 }  // namespace
 
-std::vector<Plan> list_plans(const Context& context, const Problem& problem, uint64_t max_workspace_bytes,
-                             const Backend** backend) {
+std::vector<Plan> list_plans(const Context& context, const Problem& problem, const Backend** backend) {
   const Problem valid = validated(problem);
   *backend = &choose_backend(context.backend, valid, context.options);
   return plans_of(**backend, valid, context.options,
-                  max_workspace_bytes >= kFastest ? 0 : max_workspace_bytes);
+                  problem.max_workspace_bytes >= kFastest ? 0 : problem.max_workspace_bytes);
 }
 
 namespace {
@@ -55,19 +54,20 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
 
 }  // namespace
 
-PlannedProblem make_plan(const Context& context, const Problem& problem, uint64_t max_workspace_bytes) {
+PlannedProblem make_plan(const Context& context, const Problem& problem) {
   const Problem valid = validated(problem);
   const Backend& backend = choose_backend(context.backend, valid, context.options);
   const auto within = [&](uint64_t budget) { return plans_of(backend, valid, context.options, budget); };
-  Plan best = chosen_plan(valid, within, max_workspace_bytes);
+  Plan best = chosen_plan(valid, within, problem.max_workspace_bytes);
   report(valid, backend, best);
   return {valid, &backend, context.options, std::move(best)};
 }
 
 void refuse_without_device(const BackendOptions& options) {
   if (options.device_model.empty()) return;
-  throw Error(Status::kUnsupported, "device_model: expected none to run anything, got " +
-                                        options.device_model + "; make a context with a device");
+  throw Error(Status::kUnsupported, {.argument = "device_model",
+                                     .expected = "none to run anything",
+                                     .got = options.device_model + "; make a context with a device"});
 }
 
 namespace {
@@ -101,9 +101,9 @@ void add_up(const Problem& p, const Buffers& buffers, void* stream, const Commun
     group.sum(buffers.target_log_probs, p.tokens * p.targets_per_row, p.stats_dtype(), stream);
   }
   const int64_t count = p.tokens * p.hidden;
-  if (p.group_d_hidden == GroupDHidden::kSum) group.sum(buffers.d_hidden, count, p.d_hidden_dtype, stream);
+  if (p.group_d_hidden == GroupDHidden::kSum) group.sum(buffers.d_hidden, count, p.dtype.d_hidden, stream);
   if (p.group_d_hidden == GroupDHidden::kSumOfOwn) {
-    group.sum_own(buffers.d_hidden, count / group.size, p.d_hidden_dtype, stream);
+    group.sum_own(buffers.d_hidden, count / group.size, p.dtype.d_hidden, stream);
   }
 }
 
@@ -115,8 +115,11 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   check_group(planned.problem, buffers, group);
   const Buffers valid = validated(planned.problem, buffers);
   if (workspace_bytes < planned.plan.workspace_bytes) {
-    throw_invalid("workspace_bytes", "at least " + std::to_string(planned.plan.workspace_bytes),
-                  std::to_string(workspace_bytes));
+    throw Error(Status::kInvalidArgument,
+                {.argument = "workspace_bytes",
+                 .expected = "at least " + std::to_string(planned.plan.workspace_bytes),
+                 .got = std::to_string(workspace_bytes),
+                 .required_bytes = planned.plan.workspace_bytes});
   }
   if (planned.plan.workspace_bytes > 0 && workspace == nullptr)
     throw_invalid("workspace", "a pointer", "null");
@@ -125,7 +128,7 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
         "workspace", "64-byte alignment",
         "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment));
   }
-  if (planned.problem.keeps_draws && reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment != 0) {
+  if (planned.problem.has.draws && reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment != 0) {
     throw_invalid(
         "draws", "64-byte alignment",
         "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment));

@@ -22,9 +22,8 @@ struct PlannedProblem {
 };
 
 // The spine: validate -> choose backend -> plan -> run.
-std::vector<Plan> list_plans(const Context& context, const Problem& problem, uint64_t max_workspace_bytes,
-                             const Backend** backend);
-PlannedProblem make_plan(const Context& context, const Problem& problem, uint64_t max_workspace_bytes);
+std::vector<Plan> list_plans(const Context& context, const Problem& problem, const Backend** backend);
+PlannedProblem make_plan(const Context& context, const Problem& problem);
 // Throws for a context whose device is only a model.
 void refuse_without_device(const BackendOptions& options);
 // group: of a problem in a group, else null.

@@ -73,12 +73,12 @@ Problem make_problem(const BenchRequest& request, const BenchResult& method) {
   problem.tokens = request.shape.tokens;
   problem.vocab = request.shape.vocab;
   problem.hidden = request.shape.dim;
-  problem.hidden_dtype = problem.classifier_dtype = request.dtype;
-  problem.target_dtype = LOGITLESS_I32;
-  problem.d_hidden_dtype = problem.d_classifier_dtype = request.dtype;
+  problem.dtype.hidden = problem.dtype.classifier = request.dtype;
+  problem.dtype.targets = LOGITLESS_I32;
+  problem.dtype.d_hidden = problem.dtype.d_classifier = request.dtype;
   if (method.gradients) {
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
-    problem.want_d_hidden = problem.want_d_classifier = 1;
+    problem.has.d_hidden = problem.has.d_classifier = 1;
   }
   problem.max_workspace_bytes = *method.budget_bytes;
   if (method.threshold) set_gradient(problem, Gradient::thinned, *method.threshold);

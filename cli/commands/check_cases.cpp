@@ -27,28 +27,28 @@ struct OptionSet {
 };
 constexpr std::array kSets{
     OptionSet{"plain", [](CheckCase&, Problem&) {}},
-    OptionSet{"bias", [](CheckCase&, Problem& p) { p.has_bias = 1; }},
+    OptionSet{"bias", [](CheckCase&, Problem& p) { p.has.bias = 1; }},
     OptionSet{"softcap", [](CheckCase&, Problem& p) { p.softcap = 5, p.scale = 1.5; }},
     OptionSet{"scale", [](CheckCase&, Problem& p) { p.scale = 0.25; }},
     OptionSet{"temperature",
-              [](CheckCase&, Problem& p) { p.temperature = 0.3, p.softcap = 10, p.has_bias = 1; }},
+              [](CheckCase&, Problem& p) { p.temperature = 0.3, p.softcap = 10, p.has.bias = 1; }},
     OptionSet{"token-temperature",
-              [](CheckCase& c, Problem& p) { p.has_temperature = c.ignored_rows = true; }},
+              [](CheckCase& c, Problem& p) { p.has.temperature = c.ignored_rows = true; }},
     OptionSet{"smoothing", [](CheckCase&, Problem& p) { p.label_smoothing = 0.1; }},
     OptionSet{"z-loss", [](CheckCase&, Problem& p) { p.z_loss = 1e-2; }},
     OptionSet{"class-weight",
-              [](CheckCase&, Problem& p) { p.has_class_weight = 1, p.label_smoothing = 0.2; }},
-    OptionSet{"token-weight", [](CheckCase&, Problem& p) { p.has_token_weight = 1; }},
+              [](CheckCase&, Problem& p) { p.has.class_weight = 1, p.label_smoothing = 0.2; }},
+    OptionSet{"token-weight", [](CheckCase&, Problem& p) { p.has.token_weight = 1; }},
     OptionSet{"ignored-rows", [](CheckCase& c, Problem&) { c.ignored_rows = true; }},
     OptionSet{"shift", [](CheckCase&, Problem& p) { p.shift = 2; }},
     OptionSet{"sum", [](CheckCase&, Problem& p) { p.reduction = LOGITLESS_REDUCTION_SUM; }},
     OptionSet{"num-items", [](CheckCase&, Problem& p) { p.num_items = 12345; }},
     OptionSet{"large-logits", [](CheckCase& c, Problem&) { c.logit_std = 30; }},
-    OptionSet{"frozen-hidden", [](CheckCase&, Problem& p) { p.want_d_hidden = 0; }},
-    OptionSet{"frozen-classifier", [](CheckCase&, Problem& p) { p.want_d_classifier = 0; }},
+    OptionSet{"frozen-hidden", [](CheckCase&, Problem& p) { p.has.d_hidden = 0; }},
+    OptionSet{"frozen-classifier", [](CheckCase&, Problem& p) { p.has.d_classifier = 0; }},
     OptionSet{"all", [](CheckCase& c, Problem& p) {
                 p.scale = 1.25, p.softcap = 8, p.label_smoothing = 0.1, p.z_loss = 1e-3, p.shift = 1;
-                p.has_bias = p.has_class_weight = p.has_token_weight = p.has_temperature = c.ignored_rows =
+                p.has.bias = p.has.class_weight = p.has.token_weight = p.has.temperature = c.ignored_rows =
                     true;
               }}};
 
@@ -86,7 +86,7 @@ std::vector<double> numbers(std::mt19937_64& random, int64_t count, Distribution
 
 Problem problem_of(const CheckCase& c, size_t budget) {
   Problem problem = c.problem;
-  problem.want_d_bias = problem.has_bias && problem.want_d_classifier;
+  problem.has.d_bias = problem.has.bias && problem.has.d_classifier;
   problem.max_workspace_bytes = budget;
   return problem;
 }
@@ -95,9 +95,9 @@ Problem problem_of(const CheckCase& c, size_t budget) {
 
 std::string CheckCase::name() const {
   std::string text = std::to_string(problem.tokens) + "x" + std::to_string(problem.vocab) + "x" +
-                     std::to_string(problem.hidden) + " " + dtype_text(problem.hidden_dtype);
-  if (problem.classifier_dtype != problem.hidden_dtype)
-    text += std::string("/") + dtype_text(problem.classifier_dtype);
+                     std::to_string(problem.hidden) + " " + dtype_text(problem.dtype.hidden);
+  if (problem.dtype.classifier != problem.dtype.hidden)
+    text += std::string("/") + dtype_text(problem.dtype.classifier);
   return text + " " + options;
 }
 
@@ -109,9 +109,9 @@ CheckCase make_case(std::string options, const Sizes& sizes, logitless_dtype hid
   p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.reduction = LOGITLESS_REDUCTION_MEAN;
   p.tokens = sizes[0], p.vocab = sizes[1], p.hidden = sizes[2];
-  p.hidden_dtype = p.d_hidden_dtype = hidden;
-  p.classifier_dtype = p.d_classifier_dtype = p.bias_dtype = p.d_bias_dtype = classifier;
-  p.want_entropy = p.want_argmax = p.want_d_hidden = p.want_d_classifier = 1;
+  p.dtype.hidden = p.dtype.d_hidden = hidden;
+  p.dtype.classifier = p.dtype.d_classifier = p.dtype.bias = p.dtype.d_bias = classifier;
+  p.has.entropy = p.has.argmax = p.has.d_hidden = p.has.d_classifier = 1;
   return c;
 }
 
@@ -136,14 +136,14 @@ CheckData::CheckData(const CheckCase& c) {
   const Problem& p = c.problem;
   std::mt19937_64 random(static_cast<uint64_t>(p.tokens * 1000003 + p.vocab * 1009 + p.hidden));
   using Normal = std::normal_distribution<double>;
-  hidden = numbers(random, p.tokens * p.hidden, Normal(0, 1), p.hidden_dtype);
+  hidden = numbers(random, p.tokens * p.hidden, Normal(0, 1), p.dtype.hidden);
   classifier = numbers(random, p.vocab * p.hidden,
-                       Normal(0, c.logit_std / std::sqrt(static_cast<double>(p.hidden))), p.classifier_dtype);
-  if (p.has_bias) bias = numbers(random, p.vocab, Normal(0, 1), p.bias_dtype);
+                       Normal(0, c.logit_std / std::sqrt(static_cast<double>(p.hidden))), p.dtype.classifier);
+  if (p.has.bias) bias = numbers(random, p.vocab, Normal(0, 1), p.dtype.bias);
   const std::uniform_real_distribution<double> weight(0.25, 2);
-  if (p.has_class_weight) class_weight = numbers(random, p.vocab, weight, LOGITLESS_F32);
-  if (p.has_token_weight) token_weight = numbers(random, p.tokens, weight, LOGITLESS_F32);
-  if (p.has_temperature) temperature = numbers(random, p.tokens, weight, LOGITLESS_F32);
+  if (p.has.class_weight) class_weight = numbers(random, p.vocab, weight, LOGITLESS_F32);
+  if (p.has.token_weight) token_weight = numbers(random, p.tokens, weight, LOGITLESS_F32);
+  if (p.has.temperature) temperature = numbers(random, p.tokens, weight, LOGITLESS_F32);
   std::uniform_int_distribution<int64_t> ids(0, p.vocab - 1);
   for (int64_t i = 0; i < p.tokens; ++i) {
     targets.push_back(c.ignored_rows && i % 3 == 1 ? p.ignore_index : ids(random));
@@ -163,21 +163,21 @@ std::vector<size_t> workspaces_of(const Context& context, const CheckCase& c) {
 CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data, bool float64,
                       size_t budget) {
   Problem problem = problem_of(c, budget);
-  for (int32_t* dtype : {&problem.hidden_dtype, &problem.classifier_dtype, &problem.bias_dtype,
-                         &problem.d_hidden_dtype, &problem.d_classifier_dtype, &problem.d_bias_dtype}) {
+  for (int32_t* dtype : {&problem.dtype.hidden, &problem.dtype.classifier, &problem.dtype.bias,
+                         &problem.dtype.d_hidden, &problem.dtype.d_classifier, &problem.dtype.d_bias}) {
     if (float64) *dtype = LOGITLESS_F64;
   }
   const int32_t stats = float64 ? LOGITLESS_F64 : LOGITLESS_F32;
-  using B = logitless_buffers;
+  using B = logitless::Buffers;
   std::vector<std::vector<std::byte>> inputs;
   RunTensors tensors;
   const auto add_input = [&]<auto kField>(const std::vector<double>& values, int32_t dtype) {
     inputs.push_back(encode(values, dtype));
     if (!values.empty()) tensors.add_input<kField>(inputs.back());
   };
-  add_input.operator()<&B::hidden>(data.hidden, problem.hidden_dtype);
-  add_input.operator()<&B::classifier>(data.classifier, problem.classifier_dtype);
-  add_input.operator()<&B::bias>(data.bias, problem.bias_dtype);
+  add_input.operator()<&B::hidden>(data.hidden, problem.dtype.hidden);
+  add_input.operator()<&B::classifier>(data.classifier, problem.dtype.classifier);
+  add_input.operator()<&B::bias>(data.bias, problem.dtype.bias);
   add_input.operator()<&B::class_weight>(data.class_weight, stats);
   add_input.operator()<&B::token_weight>(data.token_weight, stats);
   add_input.operator()<&B::temperature>(data.temperature, stats);
@@ -209,17 +209,17 @@ CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data,
        {&out.nll, set_pointer<&B::nll>, rows, stats},
        {&out.lse, set_pointer<&B::lse>, rows, stats},
        {&out.entropy, set_pointer<&B::entropy>, rows, stats},
-       {&out.d_hidden, set_pointer<&B::d_hidden>, problem.want_d_hidden * rows * problem.hidden,
-        problem.d_hidden_dtype},
+       {&out.d_hidden, set_pointer<&B::d_hidden>, problem.has.d_hidden * rows * problem.hidden,
+        problem.dtype.d_hidden},
        {&out.d_classifier, set_pointer<&B::d_classifier>,
-        problem.want_d_classifier * problem.vocab * problem.hidden, problem.d_classifier_dtype},
-       {&out.d_bias, set_pointer<&B::d_bias>, problem.want_d_bias * problem.vocab, problem.d_bias_dtype}});
+        problem.has.d_classifier * problem.vocab * problem.hidden, problem.dtype.d_classifier},
+       {&out.d_bias, set_pointer<&B::d_bias>, problem.has.d_bias * problem.vocab, problem.dtype.d_bias}});
   // The losses of the rows come from a forward pass without a reduction.
   problem.pass = LOGITLESS_FORWARD;
   problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.num_items = 0;
-  problem.want_entropy = problem.want_argmax = 0;
-  problem.want_d_hidden = problem.want_d_classifier = problem.want_d_bias = 0;
+  problem.has.entropy = problem.has.argmax = 0;
+  problem.has.d_hidden = problem.has.d_classifier = problem.has.d_bias = 0;
   problem.max_workspace_bytes = 0;
   run(tensors, {{&out.row_loss, set_pointer<&B::loss>, rows, stats}});
   return out;

@@ -52,8 +52,8 @@ class Bounds {
       largest_bias_ = std::max(largest_bias_, std::fabs(at(data.bias, j, 0)));
       class_weights_ += at(data.class_weight, j, 1);
     }
-    rounds_dz = rounds_dz && p_.hidden_dtype == p_.classifier_dtype;
-    dz_unit_ = rounds_dz ? rounding_unit(p_.hidden_dtype) : 0;
+    rounds_dz = rounds_dz && p_.dtype.hidden == p_.dtype.classifier;
+    dz_unit_ = rounds_dz ? rounding_unit(p_.dtype.hidden) : 0;
     for (int64_t i = 0; i < p_.tokens; ++i) {
       if (counts(i)) weights_ += at(data.token_weight, i, 1) * at(data.class_weight, target(i), 1);
     }
@@ -170,10 +170,10 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
                             smallest_half(dtype) * std::sqrt(static_cast<double>(exact.size()));
     out.push_back({name, distance(x, exact), std::sqrt(squares) + rounding});
   };
-  add_gradient("d_hidden", truth.d_hidden, got.d_hidden, p.d_hidden_dtype, bounds.d_hidden);
-  add_gradient("d_classifier", truth.d_classifier, got.d_classifier, p.d_classifier_dtype,
+  add_gradient("d_hidden", truth.d_hidden, got.d_hidden, p.dtype.d_hidden, bounds.d_hidden);
+  add_gradient("d_classifier", truth.d_classifier, got.d_classifier, p.dtype.d_classifier,
                bounds.d_classifier);
-  add_gradient("d_bias", truth.d_bias, got.d_bias, p.d_bias_dtype, bounds.d_bias);
+  add_gradient("d_bias", truth.d_bias, got.d_bias, p.dtype.d_bias, bounds.d_bias);
   return out;
 }
 

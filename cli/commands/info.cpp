@@ -81,7 +81,7 @@ ordered_json device_facts() {
 ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtype dtype) {
   Problem problem;
   problem.tokens = problem.vocab = problem.hidden = 256;
-  problem.hidden_dtype = problem.classifier_dtype = dtype;
+  problem.dtype.hidden = problem.dtype.classifier = dtype;
   try {
     const PlanInfo info = Plan(make_context(globals, {}, {.ordinal = device, .model = {}}), problem).info();
     return {{"backend", info.backend}, {"implementation", info.implementation}, {"reason", info.reason}};

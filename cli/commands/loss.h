@@ -18,7 +18,7 @@ struct LossStat {
   const char* option;  // that asks for it
   const char* label;   // of its mean over the tokens that count
   const char* help;
-  int32_t logitless_problem::*want;  // the flag that it needs, or null
+  bool logitless::Problem::Has::*want;  // the tensor that a plan needs for it, or null
   RunTensor::SetPointer set;
 };
 inline constexpr size_t kStats = 7;

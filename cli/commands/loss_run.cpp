@@ -20,18 +20,18 @@ Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t t
   problem.tokens = tokens;
   problem.vocab = in.vocab;
   problem.hidden = in.dim;
-  problem.hidden_dtype = dtype_from_element(in.hidden.dtype);
-  problem.classifier_dtype = dtype_from_element(in.classifier.dtype);
-  problem.has_bias = in.bias.owner != nullptr;
-  if (problem.has_bias) problem.bias_dtype = dtype_from_element(in.bias.dtype);
-  problem.has_class_weight = !in.class_weight.empty();
-  problem.has_token_weight = !in.token_weight.empty();
-  problem.has_temperature = !in.token_temperature.empty();
+  problem.dtype.hidden = dtype_from_element(in.hidden.dtype);
+  problem.dtype.classifier = dtype_from_element(in.classifier.dtype);
+  problem.has.bias = in.bias.owner != nullptr;
+  if (problem.has.bias) problem.dtype.bias = dtype_from_element(in.bias.dtype);
+  problem.has.class_weight = !in.class_weight.empty();
+  problem.has.token_weight = !in.token_weight.empty();
+  problem.has.temperature = !in.token_temperature.empty();
   problem.ignore_index = request.ignore_index;
   problem.reduction = LOGITLESS_REDUCTION_NONE;
-  problem.want_argmax = 1;
+  problem.has.argmax = 1;
   for (size_t i = 0; i < kStats; ++i) {
-    if (request.stats[i] && kLossStats[i].want != nullptr) problem.*kLossStats[i].want = 1;
+    if (request.stats[i] && kLossStats[i].want != nullptr) problem.has.*kLossStats[i].want = true;
   }
   problem.top_k = request.top_k;
   problem.targets_per_row = in.targets_per_token;
@@ -53,12 +53,12 @@ std::vector<LossOutput> make_row_outputs(const LossInputs& in, const LossRequest
     return shape;
   };
   std::vector<LossOutput> rows;
-  add_output(rows, "nll", stats, in.batch_shape, set_pointer<&logitless_buffers::nll>);
-  add_output(rows, "argmax", ElementType::kI64, in.batch_shape, set_pointer<&logitless_buffers::argmax>);
-  if (!has_gradients) add_output(rows, "loss", stats, in.batch_shape, set_pointer<&logitless_buffers::loss>);
+  add_output(rows, "nll", stats, in.batch_shape, set_pointer<&logitless::Buffers::nll>);
+  add_output(rows, "argmax", ElementType::kI64, in.batch_shape, set_pointer<&logitless::Buffers::argmax>);
+  if (!has_gradients) add_output(rows, "loss", stats, in.batch_shape, set_pointer<&logitless::Buffers::loss>);
   if (in.targets_per_token > 0) {
     add_output(rows, "target_log_probs", stats, with(in.targets_per_token),
-               set_pointer<&logitless_buffers::target_log_probs>);
+               set_pointer<&logitless::Buffers::target_log_probs>);
   }
   for (size_t i = 0; i < kStats; ++i) {
     if (!request.stats[i]) continue;
@@ -67,9 +67,9 @@ std::vector<LossOutput> make_row_outputs(const LossInputs& in, const LossRequest
   }
   if (request.top_k > 0) {
     add_output(rows, "top_ids", ElementType::kI64, with(request.top_k),
-               set_pointer<&logitless_buffers::top_ids>);
+               set_pointer<&logitless::Buffers::top_ids>);
     add_output(rows, "top_log_probs", stats, with(request.top_k),
-               set_pointer<&logitless_buffers::top_log_probs>);
+               set_pointer<&logitless::Buffers::top_log_probs>);
   }
   return rows;
 }
@@ -83,17 +83,17 @@ RunTensors make_tensors(const LossInputs& in, const LossResult& out, int64_t fir
   };
   const auto bytes_in = [](const auto& values) { return std::as_bytes(std::span(values)); };
   RunTensors tensors;
-  tensors.add_input<&logitless_buffers::hidden>(part(in.hidden.data));
-  tensors.add_input<&logitless_buffers::classifier>(in.classifier.data);
-  tensors.add_input<&logitless_buffers::bias>(in.bias.data);
-  tensors.add_input<&logitless_buffers::targets>(part(bytes_in(in.targets)));
-  tensors.add_input<&logitless_buffers::target_weight>(part(bytes_in(in.target_weight)));
-  tensors.add_input<&logitless_buffers::class_weight>(bytes_in(in.class_weight));
-  tensors.add_input<&logitless_buffers::token_weight>(part(bytes_in(in.token_weight)));
-  tensors.add_input<&logitless_buffers::temperature>(part(bytes_in(in.token_temperature)));
+  tensors.add_input<&logitless::Buffers::hidden>(part(in.hidden.data));
+  tensors.add_input<&logitless::Buffers::classifier>(in.classifier.data);
+  tensors.add_input<&logitless::Buffers::bias>(in.bias.data);
+  tensors.add_input<&logitless::Buffers::targets>(part(bytes_in(in.targets)));
+  tensors.add_input<&logitless::Buffers::target_weight>(part(bytes_in(in.target_weight)));
+  tensors.add_input<&logitless::Buffers::class_weight>(bytes_in(in.class_weight));
+  tensors.add_input<&logitless::Buffers::token_weight>(part(bytes_in(in.token_weight)));
+  tensors.add_input<&logitless::Buffers::temperature>(part(bytes_in(in.token_temperature)));
   for (const LossOutput& output : out.rows) tensors.add_output(output.set, part(output.values.bytes()));
   if (in.targets_per_token == 0) {
-    tensors.add_output(set_pointer<&logitless_buffers::correct_count>,
+    tensors.add_output(set_pointer<&logitless::Buffers::correct_count>,
                        std::as_writable_bytes(std::span(&correct, 1)));
   }
   return tensors;
@@ -148,17 +148,17 @@ void run_with_gradients(const Context& context, Runner& runner, const GlobalOpti
   problem.reduction = request.reduction == "sum" ? LOGITLESS_REDUCTION_SUM : LOGITLESS_REDUCTION_MEAN;
   problem.num_items = request.num_items;
   const auto add = [&](size_t i, const char* name, const TensorView& of, RunTensor::SetPointer set,
-                       int32_t& want, int32_t& dtype, int32_t own) {
+                       bool& want, int32_t& dtype, int32_t own) {
     want = wants[i];
     dtype = wants[i] && request.gradients_dtype == "f32" && own != LOGITLESS_F64 ? LOGITLESS_F32 : own;
     if (wants[i]) add_output(out.gradients, name, element_from_dtype(dtype), of.shape, set);
   };
-  add(0, "d_hidden", in.hidden, set_pointer<&logitless_buffers::d_hidden>, problem.want_d_hidden,
-      problem.d_hidden_dtype, problem.hidden_dtype);
-  add(1, "d_classifier", in.classifier, set_pointer<&logitless_buffers::d_classifier>,
-      problem.want_d_classifier, problem.d_classifier_dtype, problem.classifier_dtype);
-  add(2, "d_bias", in.bias, set_pointer<&logitless_buffers::d_bias>, problem.want_d_bias,
-      problem.d_bias_dtype, problem.bias_dtype);
+  add(0, "d_hidden", in.hidden, set_pointer<&logitless::Buffers::d_hidden>, problem.has.d_hidden,
+      problem.dtype.d_hidden, problem.dtype.hidden);
+  add(1, "d_classifier", in.classifier, set_pointer<&logitless::Buffers::d_classifier>,
+      problem.has.d_classifier, problem.dtype.d_classifier, problem.dtype.classifier);
+  add(2, "d_bias", in.bias, set_pointer<&logitless::Buffers::d_bias>, problem.has.d_bias,
+      problem.dtype.d_bias, problem.dtype.bias);
 
   out.plan = Plan(context, problem).info();
   out.chunk_tokens = in.tokens;
@@ -169,7 +169,7 @@ void run_with_gradients(const Context& context, Runner& runner, const GlobalOpti
   }
   std::vector<std::byte> loss(static_cast<size_t>(dtype_bytes(in.stats_dtype)));
   RunTensors tensors = make_tensors(in, out, 0, in.tokens, out.correct_tokens);
-  tensors.add_output(set_pointer<&logitless_buffers::loss>, loss);
+  tensors.add_output(set_pointer<&logitless::Buffers::loss>, loss);
   for (const LossOutput& output : out.gradients) tensors.add_output(output.set, output.values.bytes());
   runner.run(problem, tensors);
   out.loss = in.stats_at(loss.data(), 0);
@@ -179,20 +179,20 @@ void run_with_gradients(const Context& context, Runner& runner, const GlobalOpti
 
 const std::array<LossStat, kStats> kLossStats{{
     {"lse", "--lse", "mean lse", "Log of the sum of the exponentials too", nullptr,
-     set_pointer<&logitless_buffers::lse>},
+     set_pointer<&logitless::Buffers::lse>},
     {"entropy", "--entropy", "mean entropy", "Entropy of the prediction too",
-     &logitless_problem::want_entropy, set_pointer<&logitless_buffers::entropy>},
+     &logitless::Problem::Has::entropy, set_pointer<&logitless::Buffers::entropy>},
     {"target_logit", "--target-logit", "mean target logit", "Logit of the target too", nullptr,
-     set_pointer<&logitless_buffers::target_logit>},
+     set_pointer<&logitless::Buffers::target_logit>},
     {"mean_logit", "--mean-logit", "mean logit", "Mean of the logits too",
-     &logitless_problem::want_mean_logit, set_pointer<&logitless_buffers::mean_logit>},
+     &logitless::Problem::Has::mean_logit, set_pointer<&logitless::Buffers::mean_logit>},
     {"log_sum_sq_probs", "--log-sum-sq-probs", "mean log sum p^2",
-     "Log of the sum of the squared probabilities too", &logitless_problem::want_log_sum_sq_probs,
-     set_pointer<&logitless_buffers::log_sum_sq_probs>},
+     "Log of the sum of the squared probabilities too", &logitless::Problem::Has::log_sum_sq_probs,
+     set_pointer<&logitless::Buffers::log_sum_sq_probs>},
     {"max_logit", "--max-logit", "mean largest logit", "Largest logit too", nullptr,
-     set_pointer<&logitless_buffers::max_logit>},
+     set_pointer<&logitless::Buffers::max_logit>},
     {"is_top1", "--is-top1", "share of top 1", "Whether the target has the largest logit, too",
-     &logitless_problem::want_argmax, set_pointer<&logitless_buffers::is_top1>},
+     &logitless::Problem::Has::argmax, set_pointer<&logitless::Buffers::is_top1>},
 }};
 
 LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& in,

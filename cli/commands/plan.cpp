@@ -24,24 +24,24 @@ Problem make_problem(const PlanOptions& options) {
   problem.hidden = parse_count("--hidden", options.hidden);
   if (problem.vocab < 1) throw UsageError("--vocab: expected at least 1, got " + options.vocab);
   if (problem.hidden < 1) throw UsageError("--hidden: expected at least 1, got " + options.hidden);
-  problem.hidden_dtype = problem.d_hidden_dtype = parse_dtype("--dtype", options.dtype);
-  problem.classifier_dtype = problem.hidden_dtype;
+  problem.dtype.hidden = problem.dtype.d_hidden = parse_dtype("--dtype", options.dtype);
+  problem.dtype.classifier = problem.dtype.hidden;
   if (!options.classifier_dtype.empty()) {
-    problem.classifier_dtype = parse_dtype("--classifier-dtype", options.classifier_dtype);
+    problem.dtype.classifier = parse_dtype("--classifier-dtype", options.classifier_dtype);
   }
-  problem.d_classifier_dtype = options.accumulate && problem.classifier_dtype != LOGITLESS_F64
+  problem.dtype.d_classifier = options.accumulate && problem.dtype.classifier != LOGITLESS_F64
                                    ? static_cast<int32_t>(LOGITLESS_F32)
-                                   : problem.classifier_dtype;
-  problem.bias_dtype = problem.d_bias_dtype = problem.classifier_dtype;
-  problem.has_bias = options.bias;
-  problem.want_entropy = options.entropy;
+                                   : problem.dtype.classifier;
+  problem.dtype.bias = problem.dtype.d_bias = problem.dtype.classifier;
+  problem.has.bias = options.bias;
+  problem.has.entropy = options.entropy;
   apply(options.loss, problem);
   if (!options.no_grad) {
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
-    problem.want_d_hidden = !options.freeze_hidden;
-    problem.want_d_classifier = !options.freeze_classifier;
-    problem.want_d_bias = options.bias && !options.freeze_classifier;
-    problem.accumulate_d_classifier = options.accumulate && !options.freeze_classifier;
+    problem.has.d_hidden = !options.freeze_hidden;
+    problem.has.d_classifier = !options.freeze_classifier;
+    problem.has.d_bias = options.bias && !options.freeze_classifier;
+    problem.accumulate.d_classifier = options.accumulate && !options.freeze_classifier;
     if (options.freeze_hidden && options.freeze_classifier) {
       throw UsageError("plan: --freeze-hidden and --freeze-classifier leave no gradient; use --no-grad");
     }
@@ -106,8 +106,8 @@ ordered_json problem_json(const Problem& problem) {
   return {{"tokens", problem.tokens},
           {"vocab", problem.vocab},
           {"hidden", problem.hidden},
-          {"dtype", dtype_text(problem.hidden_dtype)},
-          {"classifier_dtype", dtype_text(problem.classifier_dtype)},
+          {"dtype", dtype_text(problem.dtype.hidden)},
+          {"classifier_dtype", dtype_text(problem.dtype.classifier)},
           {"compute_dtype", dtype_text(problem.compute_dtype)},
           {"allow_tf32", problem.allow_tf32 != 0},
           {"batch_invariant", problem.batch_invariant != 0},
@@ -134,7 +134,7 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
     chosen = std::make_unique<PlanInfo>(Plan(context, problem).info());
   } catch (const Error& error) {
     if (error.status() != LOGITLESS_BUDGET_TOO_SMALL) throw;
-    refusal = error.what();
+    refusal = "--budget: expected " + error.expected + ", got " + error.got;
   }
   const std::vector<PlanInfo> plans = all_plans(context, problem, chosen.get());
   const double elements = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab);

@@ -10,7 +10,7 @@ namespace logitless::cli {
 
 // A tensor of a run in host memory, and the pointer of the buffers that is it.
 struct RunTensor {
-  using SetPointer = void (*)(logitless_buffers& buffers, std::byte* data);
+  using SetPointer = void (*)(logitless::Buffers& buffers, std::byte* data);
 
   SetPointer set;
   std::byte* data;
@@ -20,7 +20,7 @@ struct RunTensor {
 
 // The pointer of a field.
 template <auto kField>
-void set_pointer(logitless_buffers& buffers, std::byte* data) {
+void set_pointer(logitless::Buffers& buffers, std::byte* data) {
   using Pointer = std::remove_reference_t<decltype(buffers.*kField)>;
   buffers.*kField = static_cast<Pointer>(static_cast<void*>(data));
 }

@@ -35,7 +35,7 @@ extern "C" {
 #endif
 
 /* What becomes of the ranks' parts of d_hidden at the end of a run. Sums need rows without gaps
- * (d_hidden_stride 0 or hidden) and no accumulate_d_hidden; they are in the dtype of d_hidden. */
+ * (d_hidden_stride 0 or hidden) and no accumulation; they are in the dtype of d_hidden. */
 typedef enum logitless_group_d_hidden {
   LOGITLESS_D_HIDDEN_PART = 0,      /* d_hidden is this rank's part */
   LOGITLESS_D_HIDDEN_SUM = 1,       /* the sum, on every rank: all_reduce */
@@ -60,7 +60,6 @@ typedef int32_t (*logitless_reduce_scatter)(const void* send, /* [size, count] *
                                             int64_t count, int32_t dtype, void* stream, void* host);
 
 typedef struct logitless_communicator {
-  size_t struct_size;
   int32_t rank; /* in [0, size) */
   int32_t size;
   void* host;
@@ -69,19 +68,18 @@ typedef struct logitless_communicator {
   logitless_reduce_scatter reduce_scatter; /* null where no plan asks for it */
 } logitless_communicator;
 
-/* As the functions of logitless.h: a communicator of one rank without functions. */
-LOGITLESS_API void logitless_communicator_init_sized(logitless_communicator* communicator,
-                                                     size_t struct_size);
+/* A communicator of one rank without functions. */
 static inline void logitless_communicator_init(logitless_communicator* communicator) {
-  logitless_communicator_init_sized(communicator, sizeof *communicator);
+  const logitless_communicator defaults = {0, 1, 0, 0, 0, 0};
+  *communicator = defaults;
 }
 
 /* As logitless_run, of a plan with group_size, by every rank of the group. Outputs of a forward pass, row
  * statistics among them, are those of the whole vocabulary, and the same ones are null on every rank. The
  * communicator and what its functions need outlive the run (on CUDA, what was queued). */
 LOGITLESS_API logitless_status logitless_run_group(const logitless_plan* plan,
-                                                   const logitless_buffers* buffers, void* workspace,
-                                                   size_t workspace_bytes, void* stream,
+                                                   const logitless_tensor* tensors, size_t tensor_count,
+                                                   void* workspace, size_t workspace_bytes, void* stream,
                                                    const logitless_communicator* communicator);
 
 /* A communicator of NCCL: its functions are those of libnccl.so.2, opened at run time (LOGITLESS_NCCL_LIBRARY

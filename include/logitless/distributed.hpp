@@ -16,7 +16,7 @@ enum class GroupDHidden : int32_t {
 };
 
 struct Communicator : logitless_communicator {
-  Communicator() noexcept { logitless_communicator_init_sized(this, sizeof(logitless_communicator)); }
+  Communicator() noexcept { logitless_communicator_init(this); }
 };
 
 // nccl_comm: an ncclComm_t, which the caller keeps.
@@ -34,15 +34,15 @@ inline void set_group(Problem& problem, int32_t size, int64_t start, int64_t tot
   problem.vocab_start = start;
   problem.vocab_total = total;
   problem.group_vocab = largest;
-  const bool has_d_hidden = problem.want_d_hidden != 0;
-  problem.group_d_hidden = has_d_hidden ? static_cast<int32_t>(d_hidden) : LOGITLESS_D_HIDDEN_PART;
+  problem.group_d_hidden = problem.has.d_hidden ? static_cast<int32_t>(d_hidden) : LOGITLESS_D_HIDDEN_PART;
 }
 
 // By every rank at the same time. The workspace holds at least plan.info().workspace_bytes.
 inline void run_group(const Plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                       const Communicator& communicator, void* stream = nullptr) {
-  check(logitless_run_group(plan.handle(), &buffers, workspace.data(), workspace.size(), stream,
-                            &communicator));
+  const auto tensors = buffers.tensors();
+  check(logitless_run_group(plan.handle(), tensors.data(), tensors.size(), workspace.data(), workspace.size(),
+                            stream, &communicator));
 }
 
 }  // namespace v0_1

@@ -15,6 +15,7 @@
 #define LOGITLESS_DIVERGENCE_H_
 
 #include <logitless/logitless.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +28,6 @@ typedef enum logitless_divergence_stage {
 
 /* All pointers are to memory of the context's device. "stats" is dtype. */
 typedef struct logitless_divergence {
-  size_t struct_size;
   int32_t stage;          /* logitless_divergence_stage */
   int32_t dtype;          /* of products, biases and numbers of rows: LOGITLESS_F32 or LOGITLESS_F64 */
   int32_t gradient_dtype; /* of G: dtype, or with LOGITLESS_F32 LOGITLESS_BF16 or LOGITLESS_F16 */
@@ -57,9 +57,10 @@ typedef struct logitless_divergence {
   int64_t d_logits_stride;
 } logitless_divergence;
 
-LOGITLESS_API void logitless_divergence_init_sized(logitless_divergence* divergence, size_t struct_size);
+/* The defaults: temperature and scales are 1, all else is 0. */
 static inline void logitless_divergence_init(logitless_divergence* divergence) {
-  logitless_divergence_init_sized(divergence, sizeof *divergence);
+  memset(divergence, 0, sizeof *divergence);
+  divergence->temperature = divergence->student_scale = divergence->teacher_scale = 1;
 }
 
 /* Runs one stage. Allocates nothing; on CUDA the work is queued on `stream` and not waited for. */

@@ -28,9 +28,9 @@
  * throws. A context or plan may be used by several threads at once; buffers and workspace belong to one run
  * at a time.
  *
- * Structs begin with struct_size, which the caller sets to sizeof the struct it was compiled with (the _init
- * functions do, which are compiled into the caller); fields that a caller does not know keep their defaults,
- * larger sizes than the library's are refused, and so are those that end inside a field. */
+ * Options and tensors are lists of one line each, options.def and tensors.def: their ids follow from these,
+ * and defaults, ranges, shapes, dtypes and meanings stand there. The structs are those of one version of the
+ * ABI: logitless_abi_version() is LOGITLESS_ABI_VERSION in a library that fits this header. */
 #ifndef LOGITLESS_LOGITLESS_H_
 #define LOGITLESS_LOGITLESS_H_
 
@@ -51,6 +51,9 @@ extern "C" {
 #define LOGITLESS_VERSION_MAJOR 0
 #define LOGITLESS_VERSION_MINOR 1
 #define LOGITLESS_VERSION_PATCH 0
+
+/* Of structs, ids and functions; a program that is linked at run time compares it. */
+#define LOGITLESS_ABI_VERSION 1
 
 typedef enum logitless_status {
   LOGITLESS_OK = 0,
@@ -116,7 +119,6 @@ typedef void (*logitless_parallel_for)(int64_t tasks, logitless_task body, void*
 #define LOGITLESS_HOST_MEMORY (-1)
 
 typedef struct logitless_context_options {
-  size_t struct_size;
   const char* backend; /* "cuda", "cpu" or "reference"; null: the first that can run a problem */
   const char* isa;     /* instruction set of the CPU backend, or implementation of the CUDA backend ("sm90",
                           "mma", "portable"), by name; null: the best of this machine */
@@ -129,150 +131,44 @@ typedef struct logitless_context_options {
 } logitless_context_options;
 
 #define LOGITLESS_FASTEST ((uint64_t)INT64_MAX) /* a budget that any plan fits */
-#define LOGITLESS_DEFAULT_THRESHOLD (1.0 / 512) /* of thinned gradients; Python's is the same */
+#define LOGITLESS_DEFAULT_THRESHOLD (1.0 / 512) /* of thinned gradients */
 
-/* What to compute. Dimensions in elements; flags are 0 or 1. */
-typedef struct logitless_problem {
-  size_t struct_size;
-  int32_t pass;         /* logitless_pass */
-  int32_t reduction;    /* logitless_reduction; default mean */
-  int64_t tokens;       /* N >= 0 */
-  int64_t vocab;        /* V >= 1, rows of the classifier at hand */
-  int64_t hidden;       /* D >= 1 */
-  int64_t vocab_start;  /* a shard holds the ids [vocab_start, vocab_start + vocab) of vocab_total */
-  int64_t vocab_total;  /* 0: vocab, the whole vocabulary. Targets are always global ids */
-  int32_t hidden_dtype; /* logitless_dtype, any float; default float32, as are the others */
-  int32_t classifier_dtype;
-  int32_t bias_dtype;
-  int32_t target_dtype;   /* LOGITLESS_I32 or LOGITLESS_I64 (default) */
-  int32_t d_hidden_dtype; /* dtype of the gradient's buffer, any float: rounded once from fp32 */
-  int32_t d_classifier_dtype;
-  int32_t d_bias_dtype;
-  int32_t has_bias;
-  int32_t has_class_weight;
-  int32_t has_token_weight;
-  double scale;   /* default 1; without float64 operands |scale| <= 2^126, below 2^-126 it counts as 0 */
-  double softcap; /* 0 (default): none; without float64 operands in [2^-126, 2^126] */
-  double label_smoothing; /* [0, 1] */
-  double z_loss;          /* factor of lse^2 */
-  double num_items;       /* divisor of the mean; 0 (default): the weights of the valid rows */
-  int64_t ignore_index;   /* default -100 */
-  int64_t shift; /* >= 0: row s of a sequence predicts its target s + shift; rows without one are ignored */
-  int64_t sequence_length; /* tokens is a multiple of it; 0: all tokens are one sequence */
-  int32_t want_entropy;
-  int32_t want_argmax;   /* argmax and correct_count */
-  int32_t want_d_hidden; /* a gradient that is not wanted is neither computed nor allocated */
-  int32_t want_d_classifier;
-  int32_t want_d_bias;
-  int32_t has_grad_nll; /* backward only: further upstream gradients */
-  int32_t has_grad_lse;
-  int32_t has_grad_entropy;
-  int32_t accumulate_d_hidden; /* add to the (float32) buffer instead of overwriting it */
-  int32_t accumulate_d_classifier;
-  int32_t accumulate_d_bias;
-  int32_t unaligned_rows; /* CUDA: 1 where a row of hidden, classifier or d_hidden is a multiple of 16 bytes
-                             long but does not begin at one */
-  uint64_t max_workspace_bytes; /* hard: the fastest plan within it. 0 (default): the smallest within 3% of
-                                   the fastest, and up to 6% to keep to tokens x vocab bytes (a quarter of the
-                                   float32 logits; group_vocab in a group) and 64 MiB. LOGITLESS_FASTEST */
-  int32_t gradient;             /* logitless_gradient; default exact */
-  int32_t keeps_draws;   /* thinned: a forward pass writes buffers' draws, a backward pass reads them */
-  double threshold;      /* thinned: in [2^-126, 1]; default LOGITLESS_DEFAULT_THRESHOLD */
-  int64_t seed;          /* thinned */
-  int32_t compute_dtype; /* LOGITLESS_BF16 or LOGITLESS_F16: hidden and classifier are rounded to it on their
-                            way into the products, a part at a time; gradients keep their dtypes.
-                            LOGITLESS_F32 (0, default): operands as they are. Not with float64 */
-  int32_t allow_tf32;    /* CUDA: 1 permits products of float32 operands to round these to TF32 (10 bits of
-                            mantissa), at several times the speed; other backends have no use for it */
-  int32_t has_temperature; /* 1: buffers' temperature, one a row, in the place of the one below (then 1) */
-  double temperature;      /* T > 0, default 1; T and softcap / T in [2^-126, 2^126] (with float64 operands
-                              [2^-1022, 2^1022]), |scale| / T no more than that */
-  int32_t want_mean_logit;
-  int32_t want_log_sum_sq_probs;
-  int32_t has_grad_target_logit; /* backward only, as has_grad_nll */
-  int32_t batch_invariant; /* 1: the bits of a row's statistics do not depend on other rows, its place, the
-                              budget, the plan or the pass. d_hidden's may. Not with thinned gradients */
-  int64_t top_k;      /* forward passes: so many of the largest logits of each row, at most 64 and vocab (of a
-                         group vocab_total); 0 (default): none. Not of a shard on its own, or with keeps_draws */
-  int32_t group_size; /* >= 1: a shard of so many ranks (distributed.h), vocab may be 0; 0 (default): none */
-  int32_t group_d_hidden;  /* logitless_group_d_hidden, of a group */
-  int64_t group_vocab;     /* rows of the group's largest shard; 0 (default): vocab */
-  int64_t targets_per_row; /* K: the targets of a row, at most 64; 0 (default): one, without a weight of its
-                              own. Not of a shard on its own, with class weights or thinned gradients */
-} logitless_problem;
+typedef enum logitless_option_id {
+#define LOGITLESS_OPTION(name, NAME) LOGITLESS_OPTION_##NAME,
+#include <logitless/options.def>
+  LOGITLESS_OPTION_COUNT
+} logitless_option_id;
 
-/* Pointers of one run; null where not needed. "stats" is float32 (float64 when hidden is float64). Rows are
- * contiguous; strides between rows in elements, 0: tightly packed. */
-typedef struct logitless_buffers {
-  size_t struct_size;
-  const void* hidden; /* [N, D] */
-  int64_t hidden_stride;
-  const void* classifier; /* [V, D] */
-  int64_t classifier_stride;
-  const void* bias;         /* [V] */
-  const void* targets;      /* [N], or [N, targets_per_row] */
-  const void* class_weight; /* [V_total] stats */
-  const void* token_weight; /* [N] stats */
-  const void* grad_loss;    /* scalar, or [N] with reduction none; stats; null: 1 */
-  const void* grad_nll;     /* [N] stats */
-  const void* grad_lse;     /* [N] stats */
-  const void* grad_entropy; /* [N] stats */
-  /* Row statistics, outputs of a forward pass, as are logit_sum and sum_sq_exp below. Required of a shard:
-   * logitless_row_stats_merge, or _rebase and a sum, joins several before logitless_loss_from_row_stats. */
-  void* max;                /* [N] stats: max_j z_ij */
-  void* sum_exp;            /* [N] stats: sum_j exp(z_ij - max_i) */
-  void* target_logit;       /* [N] stats: z_iy, 0 where y is in another shard */
-  void* sum_exp_logit;      /* [N] stats: sum_j exp(z_ij - max_i) z_ij; only with want_entropy */
-  void* weighted_logit_sum; /* [N] stats: sum_j w_j z_ij; only with label smoothing */
-  /* Losses, outputs of a forward pass over a whole vocabulary. */
-  void* loss;             /* scalar, or [N] with reduction none; stats */
-  void* nll;              /* [N] stats; -nll is the target's log probability */
-  void* lse;              /* [N] stats; INPUT of a backward pass */
-  void* entropy;          /* [N] stats; INPUT of a backward pass with grad_entropy */
-  int64_t* argmax;        /* [N] global id of the largest logit (the first of equals) */
-  int64_t* correct_count; /* scalar: rows whose argmax is their target */
-  int64_t* valid_count;   /* scalar: rows that are not ignored */
-  /* Gradients. Those of a shard: d_hidden is the shard's part of a sum over shards, the others are its own.
-   */
-  void* d_hidden; /* [N, D] */
-  int64_t d_hidden_stride;
-  void* d_classifier; /* [V, D]; on the CPU also scratch before: it must not overlap an input */
-  int64_t d_classifier_stride;
-  void* d_bias; /* [V] */
-  /* CUDA only, where targets cannot be refused before the run: [2] how many targets are out of range, and the
-   * first row with one (-1 without). Such a row's losses are NaN (so is a reduced loss), its gradient is 0.
-   */
-  int64_t* invalid_targets;
-  const void* num_items; /* scalar stats: the mean's divisor, in place of the problem's num_items */
-  /* Thinned gradients only; the counts and variances not in a group of ranks. */
-  void* draws; /* draws_bytes, 64-byte aligned, with keeps_draws: OUTPUT of a forward pass, INPUT of backward
-                  passes of the same sizes, options, threshold and seed */
-  const void* seed;    /* scalar int64 in place of the problem's seed, where the workspace is */
-  int32_t* kept_count; /* [N] elements of a row's gradient, with its target and a device's dense columns */
-  void* draw_variance; /* [N] stats: estimated variance of the drawn row of dz over its squared norm */
-  void* lse_low; /* [N] stats: log sum_j exp z_ij - lse_i, what rounding took off. OUTPUT of a forward pass,
-                    INPUT of a backward pass, or probabilities are off by half a unit in lse's last place */
-  const void* temperature; /* [N] stats, with has_temperature, of every pass. Outside of [2^-126, 2^126] (with
-                              float64 operands [2^-1022, 2^1022]) all of a row that is not ignored is NaN */
-  const void* grad_target_logit; /* [N] stats, with has_grad_target_logit */
-  void* logit_sum;  /* [N] stats: sum_j z_ij; only with want_mean_logit. A row statistic, as sum_exp */
-  void* sum_sq_exp; /* [N] stats: sum_j exp(z_ij - max_i)^2; only with want_log_sum_sq_probs; the same */
-  void* mean_logit; /* [N] stats, with want_mean_logit. Outputs of a whole vocabulary, as nll */
-  void* log_sum_sq_probs; /* [N] stats, with want_log_sum_sq_probs */
-  void* max_logit;        /* [N] stats; as max, but 0 in ignored rows */
-  uint8_t* is_top1;       /* [N] 1 where the target is the argmax, else 0; only with want_argmax */
-  /* The largest logits of each row in descending order, of equals the smaller id first, a NaN before all
-   * numbers. Rows of an ignored target hold -1 and 0. Only with top_k. */
-  int64_t* top_ids;    /* [N, top_k] global ids */
-  void* top_log_probs; /* [N, top_k] stats: z_ij - lse_i */
-  /* Only with targets_per_row. The weights of a row are found where its targets are, after the shift. */
-  const void* target_weight; /* [N, targets_per_row] stats, of every pass; null: ones */
-  void* target_log_probs; /* [N, targets_per_row] stats: z_ij - lse_i of each target, an output of a forward
-                             pass; 0 where the target is ignore_index, and in ignored rows */
-} logitless_buffers;
+typedef enum logitless_tensor_id {
+#define LOGITLESS_TENSOR(name, NAME, ...) LOGITLESS_TENSOR_##NAME,
+#include <logitless/tensors.def>
+  LOGITLESS_TENSOR_COUNT
+} logitless_tensor_id;
+
+/* What to compute. Options that are not given have their defaults. */
+typedef struct logitless_option {
+  int32_t id;      /* logitless_option_id */
+  int64_t integer; /* of integers, flags and choices; else 0 */
+  double real;     /* of real numbers; else 0 */
+} logitless_option;
+
+/* A tensor that a plan is made for. hidden (float32), classifier (float32) and targets (int64) always are;
+ * the others are where a descriptor says so. What a plan has no descriptor of may be given to a run where its
+ * work does not depend on it, as nll. A gradient without a descriptor is neither computed nor allocated. */
+typedef struct logitless_tensor_desc {
+  int32_t id;         /* logitless_tensor_id */
+  int32_t dtype;      /* logitless_dtype, of tensors that may have one of several; else 0 */
+  int32_t accumulate; /* gradients: 1 adds to the (float32 or float64) buffer instead of overwriting it */
+} logitless_tensor_desc;
+
+/* A tensor of a run. Elements of a row lie next to each other. */
+typedef struct logitless_tensor {
+  int32_t id;     /* logitless_tensor_id */
+  void* data;     /* in the memory of the context's device; inputs are not written to. null: none */
+  int64_t stride; /* elements from row to row of hidden, classifier and their gradients; 0: tightly packed */
+} logitless_tensor;
 
 typedef struct logitless_plan_info {
-  size_t struct_size;
   int32_t kind; /* logitless_plan_kind */
   int32_t threads;
   uint64_t workspace_bytes; /* beyond inputs and outputs: exact, and all that the run uses */
@@ -281,7 +177,7 @@ typedef struct logitless_plan_info {
   int64_t token_chunk; /* rows whose exponentials are kept at once; 0: none */
   char backend[32];
   char config[128];        /* the kernels' configuration, for people */
-  uint64_t draws_bytes;    /* of buffers' draws; 0: not asked for */
+  uint64_t draws_bytes;    /* of the tensor draws; 0: not asked for */
   char implementation[32]; /* which kernels, by the name that logitless_context_options.isa takes */
   char reason[128];        /* why these, for people */
   int64_t kept_columns;    /* the first columns, whose exponentials the gradients are made of; 0: none */
@@ -294,7 +190,6 @@ typedef struct logitless_plan_info {
 
 /* A CUDA device. Versions as CUDA counts them: 13000 is 13.0. */
 typedef struct logitless_device_info {
-  size_t struct_size;
   int32_t compute_capability; /* 90 for 9.0 */
   int32_t multiprocessors;
   uint64_t memory_bytes;
@@ -308,8 +203,25 @@ typedef struct logitless_device_info {
 LOGITLESS_API const char* logitless_version(void); /* major.minor.patch */
 LOGITLESS_API const char* logitless_status_name(logitless_status status);
 LOGITLESS_API const char* logitless_plan_kind_name(logitless_plan_kind kind);
+LOGITLESS_API int32_t logitless_abi_version(void);
 /* The calling thread's last failure; "" before any. Valid until its next failing call. */
 LOGITLESS_API const char* logitless_last_error(void);
+
+/* The same as data; the texts are valid as long. */
+typedef struct logitless_error_info {
+  int32_t status;       /* logitless_status */
+  const char* argument; /* "" where the message is all that is known, as are the next two */
+  const char* expected;
+  const char* got;
+  uint64_t required_bytes; /* of a budget or workspace that is too small: the smallest that works; else 0 */
+  int64_t row;             /* of a target that is out of range, in targets; else -1 */
+} logitless_error_info;
+LOGITLESS_API void logitless_last_error_info(logitless_error_info* info);
+
+/* Options and tensors as JSON: {"options": [{"id", "name", "type", "default", "lowest", "highest", "values",
+ * "doc"}], "tensors": [{"id", "name", "shape", "dtype", "role", "matrix", "planned", "null", "needed",
+ * "doc"}]}. null: when it must be null; needed: when it must not. */
+LOGITLESS_API const char* logitless_schema(void);
 
 /* Backends in order of preference, usable or not. */
 LOGITLESS_API int32_t logitless_backend_count(void);
@@ -324,30 +236,10 @@ LOGITLESS_API logitless_status logitless_backend_info(int32_t index, char* descr
 LOGITLESS_API logitless_status logitless_device_count(int32_t* count, char* why_none, size_t why_none_size);
 LOGITLESS_API logitless_status logitless_device_get_info(int32_t ordinal, logitless_device_info* info);
 
-/* Set struct_size and the defaults of the caller's fields. struct_size is sizeof the struct that the caller
- * was compiled with: nothing past it is written, and nothing at all where it is too small to hold struct_size
- * itself. The functions below, compiled into the caller, pass it; other languages call these. */
-LOGITLESS_API void logitless_context_options_init_sized(logitless_context_options* options,
-                                                        size_t struct_size);
-LOGITLESS_API void logitless_problem_init_sized(logitless_problem* problem, size_t struct_size);
-LOGITLESS_API void logitless_buffers_init_sized(logitless_buffers* buffers, size_t struct_size);
-LOGITLESS_API void logitless_plan_info_init_sized(logitless_plan_info* info, size_t struct_size);
-LOGITLESS_API void logitless_device_info_init_sized(logitless_device_info* info, size_t struct_size);
-
+/* The defaults. */
 static inline void logitless_context_options_init(logitless_context_options* options) {
-  logitless_context_options_init_sized(options, sizeof *options);
-}
-static inline void logitless_problem_init(logitless_problem* problem) {
-  logitless_problem_init_sized(problem, sizeof *problem);
-}
-static inline void logitless_buffers_init(logitless_buffers* buffers) {
-  logitless_buffers_init_sized(buffers, sizeof *buffers);
-}
-static inline void logitless_plan_info_init(logitless_plan_info* info) {
-  logitless_plan_info_init_sized(info, sizeof *info);
-}
-static inline void logitless_device_info_init(logitless_device_info* info) {
-  logitless_device_info_init_sized(info, sizeof *info);
+  const logitless_context_options defaults = {0, 0, 0, 0, 0, LOGITLESS_HOST_MEMORY, 0};
+  *options = defaults;
 }
 
 LOGITLESS_API logitless_status
@@ -357,12 +249,15 @@ LOGITLESS_API void logitless_context_destroy(logitless_context* context); /* nul
 
 /* The plan that max_workspace_bytes chooses. */
 LOGITLESS_API logitless_status logitless_plan_create(const logitless_context* context,
-                                                     const logitless_problem* problem, logitless_plan** plan);
+                                                     const logitless_option* options, size_t option_count,
+                                                     const logitless_tensor_desc* tensors,
+                                                     size_t tensor_count, logitless_plan** plan);
 LOGITLESS_API void logitless_plan_destroy(logitless_plan* plan); /* null is fine */
 LOGITLESS_API logitless_status logitless_plan_get_info(const logitless_plan* plan, logitless_plan_info* info);
-/* All plans considered: writes at most capacity of them (infos[0].struct_size set) and how many there are. */
+/* All plans considered: writes at most capacity of them and how many there are. */
 LOGITLESS_API logitless_status logitless_plan_list(const logitless_context* context,
-                                                   const logitless_problem* problem,
+                                                   const logitless_option* options, size_t option_count,
+                                                   const logitless_tensor_desc* tensors, size_t tensor_count,
                                                    logitless_plan_info* infos, int32_t capacity,
                                                    int32_t* count);
 
@@ -371,8 +266,9 @@ LOGITLESS_API logitless_status logitless_plan_list(const logitless_context* cont
  * on `stream` (a cudaStream_t, null: the default stream); nothing is allocated or waited for, so a CUDA graph
  * can capture it. From the third run with the same pointers on, kernels are queued as CUDA graphs, for which
  * the driver keeps a few MiB of its own; LOGITLESS_CUDA_GRAPHS=0 turns that off where a plan is made. */
-LOGITLESS_API logitless_status logitless_run(const logitless_plan* plan, const logitless_buffers* buffers,
-                                             void* workspace, size_t workspace_bytes, void* stream);
+LOGITLESS_API logitless_status logitless_run(const logitless_plan* plan, const logitless_tensor* tensors,
+                                             size_t tensor_count, void* workspace, size_t workspace_bytes,
+                                             void* stream);
 
 /* An upstream gradient that arrives after the run: data[k][i] *= *factor for `count` arrays at once, in
  * place. Nothing is touched when *factor is 1; what is 0 stays 0, so that rows without a target have no
@@ -384,20 +280,21 @@ LOGITLESS_API logitless_status logitless_scale_gradients(const logitless_context
                                                          const int64_t* sizes, const void* factor,
                                                          void* stream);
 
-/* Pieces for a vocabulary cut into shards, on host memory; they read the problem's sizes, dtypes, options.
- * merge: joins the statistics of `from` (another shard, same rows) into `into`; associative.
- * rebase: changes the anchor of the sums to new_max [N] stats >= max (a maximum over all shards), after which
- * sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum and sum_sq_exp of all shards add up.
- * loss: from the joined statistics to the losses and what else is told of a whole vocabulary. Needs targets
- * and weights in the buffers. */
-LOGITLESS_API logitless_status logitless_row_stats_merge(const logitless_problem* problem,
-                                                         const logitless_buffers* from,
-                                                         const logitless_buffers* into);
-LOGITLESS_API logitless_status logitless_row_stats_rebase(const logitless_problem* problem,
-                                                          const logitless_buffers* stats,
+/* Pieces for a vocabulary cut into shards, on host memory; they read the sizes, dtypes and options of a plan
+ * of any of the shards. merge: joins the statistics of `from` (another shard, same rows) into `into`;
+ * associative. rebase: changes the anchor of the sums to new_max [N] stats >= max (a maximum over all
+ * shards), after which sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum and sum_sq_exp of
+ * all shards add up. loss: from the joined statistics to the losses and what else is told of a whole
+ * vocabulary. Needs targets and weights among the tensors. */
+LOGITLESS_API logitless_status logitless_row_stats_merge(const logitless_plan* plan,
+                                                         const logitless_tensor* from, size_t from_count,
+                                                         const logitless_tensor* into, size_t into_count);
+LOGITLESS_API logitless_status logitless_row_stats_rebase(const logitless_plan* plan,
+                                                          const logitless_tensor* stats, size_t stats_count,
                                                           const void* new_max);
-LOGITLESS_API logitless_status logitless_loss_from_row_stats(const logitless_problem* problem,
-                                                             const logitless_buffers* buffers);
+LOGITLESS_API logitless_status logitless_loss_from_row_stats(const logitless_plan* plan,
+                                                             const logitless_tensor* tensors,
+                                                             size_t tensor_count);
 
 #ifdef __cplusplus
 }

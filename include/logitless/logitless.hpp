@@ -3,14 +3,16 @@
 //
 //   logitless::Context context;                                   // backend, instruction set, threads
 //   auto problem = logitless::make_problem(logitless::Pass::forward_backward, hidden, classifier);
-//   problem.want_d_hidden = problem.want_d_classifier = 1;
+//   problem.has.d_hidden = problem.has.d_classifier = 1;
 //   logitless::Plan plan(context, problem);                       // throws when the budget is too small
-//   logitless::Workspace workspace(plan.info().workspace_bytes);
 //   auto buffers = logitless::make_buffers(hidden, classifier, targets);
-//   buffers.loss = &loss; ...
+//   buffers.loss = &loss; ...                                     // tensors.def
+//   logitless::Plan plan(context, problem, buffers);              // throws when the budget is too small
+//   logitless::Workspace workspace(plan.info().workspace_bytes);
 //   plan.run(buffers, workspace.bytes());
 //
-// Errors: logitless::Error, whose what() names the argument, what was expected and what was got.
+// Errors: logitless::Error, whose what() names the argument, what was expected and what was got; its fields
+// are the same as data.
 #pragma once
 
 #if __cplusplus <= 201703L
@@ -19,6 +21,7 @@
 
 #include <logitless/logitless.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,14 +42,29 @@ inline namespace v0_1 {
 class Error : public std::runtime_error {
  public:
   Error(logitless_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  Error(const logitless_error_info& info, const std::string& message)
+      : std::runtime_error(message),
+        argument(info.argument),
+        expected(info.expected),
+        got(info.got),
+        required_bytes(info.required_bytes),
+        row(info.row),
+        status_(static_cast<logitless_status>(info.status)) {}
   logitless_status status() const noexcept { return status_; }
+
+  std::string argument, expected, got;  // empty where the message is all that is known
+  uint64_t required_bytes = 0;          // of a budget or workspace that is too small
+  int64_t row = -1;                     // of a target that is out of range
 
  private:
   logitless_status status_;
 };
 
 inline void check(logitless_status status) {
-  if (status != LOGITLESS_OK) throw Error(status, logitless_last_error());
+  if (status == LOGITLESS_OK) return;
+  logitless_error_info info;
+  logitless_last_error_info(&info);
+  throw Error(info, logitless_last_error());
 }
 
 // The two 16-bit formats as distinct types; only their bits matter here.
@@ -104,19 +122,96 @@ struct Matrix {
 };
 
 struct ContextOptions : logitless_context_options {
-  ContextOptions() noexcept { logitless_context_options_init_sized(this, sizeof(logitless_context_options)); }
-};
-
-struct Problem : logitless_problem {
-  Problem() noexcept { logitless_problem_init_sized(this, sizeof(logitless_problem)); }
-};
-
-struct Buffers : logitless_buffers {
-  Buffers() noexcept { logitless_buffers_init_sized(this, sizeof(logitless_buffers)); }
+  ContextOptions() noexcept { logitless_context_options_init(this); }
 };
 
 struct PlanInfo : logitless_plan_info {
-  PlanInfo() noexcept { logitless_plan_info_init_sized(this, sizeof(logitless_plan_info)); }
+  PlanInfo() noexcept : logitless_plan_info{} {}
+};
+
+// The options, by their names, with their defaults; and which tensors a plan is made for. Choices are the
+// numbers of their enumerations.
+struct Problem {
+#define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, ...) type name = default_value;
+#define LOGITLESS_OPTION_REAL(name, NAME, default_value, ...) double name = default_value;
+#define LOGITLESS_OPTION_FLAG(name, ...) bool name = false;
+#define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, ...) int32_t name = default_value;
+#include <logitless/options.def>
+  struct Has {
+#define LOGITLESS_TENSOR(name, ...) bool name = false;
+#include <logitless/tensors.def>
+  } has;
+  struct Dtypes {
+    int32_t hidden = LOGITLESS_F32, classifier = LOGITLESS_F32, bias = LOGITLESS_F32, targets = LOGITLESS_I64,
+            d_hidden = LOGITLESS_F32, d_classifier = LOGITLESS_F32, d_bias = LOGITLESS_F32;
+  } dtype;
+  struct Accumulate {
+    bool d_hidden = false, d_classifier = false, d_bias = false;
+  } accumulate;
+
+  using Options = std::array<logitless_option, LOGITLESS_OPTION_COUNT>;
+  Options options() const {
+    const auto integer = [](logitless_option_id id, auto value) {
+      const auto limit = static_cast<uint64_t>(INT64_MAX);  // of unsigned ones
+      const bool is_more = value > 0 && static_cast<uint64_t>(value) > limit;
+      return logitless_option{id, is_more ? INT64_MAX : static_cast<int64_t>(value), 0};
+    };
+    return {
+#define LOGITLESS_OPTION(name, NAME) integer(LOGITLESS_OPTION_##NAME, name),
+#define LOGITLESS_OPTION_REAL(name, NAME, ...) logitless_option{LOGITLESS_OPTION_##NAME, 0, name},
+#include <logitless/options.def>
+    };
+  }
+  std::vector<logitless_tensor_desc> tensors() const {
+    std::vector<logitless_tensor_desc> out = {{LOGITLESS_TENSOR_HIDDEN, dtype.hidden, 0},
+                                              {LOGITLESS_TENSOR_CLASSIFIER, dtype.classifier, 0},
+                                              {LOGITLESS_TENSOR_TARGETS, dtype.targets, 0}};
+    if (has.bias) out.push_back({LOGITLESS_TENSOR_BIAS, dtype.bias, 0});
+    const auto add = [&](logitless_tensor_id id, bool is_there, int32_t type, bool accumulates) {
+      if (is_there || accumulates) out.push_back({id, type, accumulates ? 1 : 0});
+    };
+    add(LOGITLESS_TENSOR_D_HIDDEN, has.d_hidden, dtype.d_hidden, accumulate.d_hidden);
+    add(LOGITLESS_TENSOR_D_CLASSIFIER, has.d_classifier, dtype.d_classifier, accumulate.d_classifier);
+    add(LOGITLESS_TENSOR_D_BIAS, has.d_bias, dtype.d_bias, accumulate.d_bias);
+#define LOGITLESS_FLOAT(name, NAME)
+#define LOGITLESS_INDEX(name, NAME)
+#define LOGITLESS_STATS(name, NAME) add(LOGITLESS_TENSOR_##NAME, has.name, 0, false);
+#define LOGITLESS_I64(name, NAME) LOGITLESS_STATS(name, NAME)
+#define LOGITLESS_I32(name, NAME) LOGITLESS_STATS(name, NAME)
+#define LOGITLESS_U8(name, NAME) LOGITLESS_STATS(name, NAME)
+#define LOGITLESS_BYTES(name, NAME) LOGITLESS_STATS(name, NAME)
+#define LOGITLESS_TENSOR(name, NAME, element, type, ...) LOGITLESS_##type(name, NAME)
+#include <logitless/tensors.def>
+#undef LOGITLESS_FLOAT
+#undef LOGITLESS_INDEX
+#undef LOGITLESS_STATS
+#undef LOGITLESS_I64
+#undef LOGITLESS_I32
+#undef LOGITLESS_U8
+#undef LOGITLESS_BYTES
+    return out;
+  }
+};
+
+// The tensors of a run; null where there is none.
+struct Buffers {
+#define LOGITLESS_TENSOR(name, NAME, element, ...) element* name = nullptr;
+#define LOGITLESS_MATRIX(name, NAME, element, ...) \
+  element* name = nullptr;                         \
+  int64_t name##_stride = 0;
+#include <logitless/tensors.def>
+
+  using Tensors = std::array<logitless_tensor, LOGITLESS_TENSOR_COUNT>;
+  Tensors tensors() const {
+    const auto tensor = [](logitless_tensor_id id, const void* data, int64_t stride) {
+      return logitless_tensor{id, const_cast<void*>(data), stride};
+    };
+    return {
+#define LOGITLESS_TENSOR(name, NAME, ...) tensor(LOGITLESS_TENSOR_##NAME, name, 0),
+#define LOGITLESS_MATRIX(name, NAME, ...) tensor(LOGITLESS_TENSOR_##NAME, name, name##_stride),
+#include <logitless/tensors.def>
+    };
+  }
 };
 
 // Sizes and dtypes from the operands; gradients get the dtype of what they are the gradient of.
@@ -132,9 +227,9 @@ Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> classifier) {
   problem.tokens = hidden.rows;
   problem.vocab = classifier.rows;
   problem.hidden = hidden.columns;
-  problem.hidden_dtype = problem.d_hidden_dtype = dtype_of<H>();
-  problem.classifier_dtype = problem.d_classifier_dtype = dtype_of<C>();
-  problem.bias_dtype = problem.d_bias_dtype = dtype_of<C>();
+  problem.dtype.hidden = problem.dtype.d_hidden = dtype_of<H>();
+  problem.dtype.classifier = problem.dtype.d_classifier = dtype_of<C>();
+  problem.dtype.bias = problem.dtype.d_bias = dtype_of<C>();
   return problem;
 }
 
@@ -163,6 +258,14 @@ Buffers make_buffers(Matrix<H> hidden, Matrix<C> classifier, std::span<const Y> 
   return buffers;
 }
 
+// The problem for the tensors that are there, beside those that it has.
+inline Problem with_tensors(Problem problem, const Buffers& buffers) {
+#define LOGITLESS_TENSOR(name, NAME, element, type, role, shape, planned, ...) \
+  problem.has.planned = problem.has.planned || buffers.name != nullptr;
+#include <logitless/tensors.def>
+  return problem;
+}
+
 class Context {
  public:
   Context() : Context(ContextOptions{}) {}
@@ -175,15 +278,17 @@ class Context {
 
   // All plans considered for the problem and its budget.
   std::vector<PlanInfo> plans(const Problem& problem) const {
+    const auto options = problem.options();
+    const auto tensors = problem.tensors();
     int32_t count = 0;
-    check(logitless_plan_list(handle(), &problem, nullptr, 0, &count));
-    std::vector<logitless_plan_info> raw(static_cast<size_t>(count));
-    if (count > 0) {
-      logitless_plan_info_init_sized(raw.data(), sizeof(logitless_plan_info));
-      check(logitless_plan_list(handle(), &problem, raw.data(), count, &count));
-    }
-    std::vector<PlanInfo> out(raw.size());
-    for (size_t i = 0; i < raw.size(); ++i) static_cast<logitless_plan_info&>(out[i]) = raw[i];
+    const auto list = [&](logitless_plan_info* infos) {
+      check(logitless_plan_list(handle(), options.data(), options.size(), tensors.data(), tensors.size(),
+                                infos, count, &count));
+    };
+    list(nullptr);
+    std::vector<PlanInfo> out(static_cast<size_t>(count));
+    static_assert(sizeof(PlanInfo) == sizeof(logitless_plan_info));
+    list(out.data());
     return out;
   }
 
@@ -214,9 +319,15 @@ class Plan {
  public:
   Plan(const Context& context, const Problem& problem) {
     logitless_plan* made = nullptr;
-    check(logitless_plan_create(context.handle(), &problem, &made));
+    const auto options = problem.options();
+    const auto tensors = problem.tensors();
+    check(logitless_plan_create(context.handle(), options.data(), options.size(), tensors.data(),
+                                tensors.size(), &made));
     handle_.reset(made);
   }
+  // For the tensors that the buffers hold.
+  Plan(const Context& context, const Problem& problem, const Buffers& buffers)
+      : Plan(context, with_tensors(problem, buffers)) {}
   const logitless_plan* handle() const noexcept { return handle_.get(); }
   PlanInfo info() const {
     PlanInfo out;
@@ -225,7 +336,9 @@ class Plan {
   }
   // The workspace holds at least info().workspace_bytes; nothing is allocated.
   void run(const Buffers& buffers, std::span<std::byte> workspace, void* stream = nullptr) const {
-    check(logitless_run(handle_.get(), &buffers, workspace.data(), workspace.size(), stream));
+    const auto tensors = buffers.tensors();
+    check(logitless_run(handle_.get(), tensors.data(), tensors.size(), workspace.data(), workspace.size(),
+                        stream));
   }
 
  private:
@@ -237,22 +350,25 @@ class Plan {
 
 // Plans, allocates the workspace and runs once. A plan does not need its context any more.
 inline PlanInfo run_once(const Context& context, const Problem& problem, const Buffers& buffers) {
-  const Plan plan(context, problem);
+  const Plan plan(context, problem, buffers);
   const PlanInfo info = plan.info();
   const Workspace workspace(static_cast<size_t>(info.workspace_bytes));
   plan.run(buffers, workspace.bytes());
   return info;
 }
 
-// A vocabulary cut into shards: see logitless.h.
-inline void merge_row_stats(const Problem& problem, const Buffers& from, const Buffers& into) {
-  check(logitless_row_stats_merge(&problem, &from, &into));
+// A vocabulary cut into shards, with a plan of any of these: see logitless.h.
+inline void merge_row_stats(const Plan& plan, const Buffers& from, const Buffers& into) {
+  const auto a = from.tensors(), b = into.tensors();
+  check(logitless_row_stats_merge(plan.handle(), a.data(), a.size(), b.data(), b.size()));
 }
-inline void rebase_row_stats(const Problem& problem, const Buffers& stats, const void* new_max) {
-  check(logitless_row_stats_rebase(&problem, &stats, new_max));
+inline void rebase_row_stats(const Plan& plan, const Buffers& stats, const void* new_max) {
+  const auto tensors = stats.tensors();
+  check(logitless_row_stats_rebase(plan.handle(), tensors.data(), tensors.size(), new_max));
 }
-inline void loss_from_row_stats(const Problem& problem, const Buffers& buffers) {
-  check(logitless_loss_from_row_stats(&problem, &buffers));
+inline void loss_from_row_stats(const Plan& plan, const Buffers& buffers) {
+  const auto tensors = buffers.tensors();
+  check(logitless_loss_from_row_stats(plan.handle(), tensors.data(), tensors.size()));
 }
 
 // The backends of this build, in order of preference.
@@ -274,7 +390,7 @@ inline std::vector<BackendInfo> backends() {
 
 // The CUDA devices, by ordinal.
 struct DeviceInfo : logitless_device_info {
-  DeviceInfo() noexcept { logitless_device_info_init_sized(this, sizeof(logitless_device_info)); }
+  DeviceInfo() noexcept : logitless_device_info{} {}
 };
 // Where there are none, why_none (not null) becomes one line that says why.
 inline std::vector<DeviceInfo> devices(std::string* why_none = nullptr) {

@@ -1,18 +1,20 @@
-"""The C ABI (include/logitless/) through ctypes: struct mirrors, function prototypes, status to exception.
+"""The C ABI (include/logitless/) through ctypes: the library's own lists of options and tensors, mirrors of its small
+structs, function prototypes, status to exception.
 
-ctypes releases the GIL during every call. tests/python compares the mirrors with the header.
+ctypes releases the GIL during every call. tests/python compares the mirrors with the headers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
-import re
 import sys
 from collections.abc import Iterable
 from ctypes import c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
+from typing import Any
 
 from . import errors
 
@@ -22,6 +24,7 @@ GRADIENTS = {"exact": 0, "thinned": 1, "always-thinned": 2}
 FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)
 DIVERGENCE_VALUES, DIVERGENCE_GRADIENT = range(2)
 OK, BUDGET_TOO_SMALL = 0, 3
+ABI_VERSION = 1
 
 LIBRARY_VARIABLE = "LOGITLESS_LIBRARY"
 
@@ -30,7 +33,6 @@ class ContextOptions(ctypes.Structure):
     """logitless_context_options"""
 
     _fields_ = [
-        ("struct_size", c_size_t),
         ("backend", c_char_p),
         ("isa", c_char_p),
         ("threads", c_int32),
@@ -41,122 +43,28 @@ class ContextOptions(ctypes.Structure):
     ]
 
 
-class Problem(ctypes.Structure):
-    """logitless_problem"""
+class Option(ctypes.Structure):
+    """logitless_option"""
+
+    _fields_ = [("id", c_int32), ("integer", c_int64), ("real", c_double)]
+
+
+class TensorDesc(ctypes.Structure):
+    """logitless_tensor_desc"""
+
+    _fields_ = [("id", c_int32), ("dtype", c_int32), ("accumulate", c_int32)]
+
+
+class ErrorInfo(ctypes.Structure):
+    """logitless_error_info"""
 
     _fields_ = [
-        ("struct_size", c_size_t),
-        ("pass", c_int32),
-        ("reduction", c_int32),
-        ("tokens", c_int64),
-        ("vocab", c_int64),
-        ("hidden", c_int64),
-        ("vocab_start", c_int64),
-        ("vocab_total", c_int64),
-        ("hidden_dtype", c_int32),
-        ("classifier_dtype", c_int32),
-        ("bias_dtype", c_int32),
-        ("target_dtype", c_int32),
-        ("d_hidden_dtype", c_int32),
-        ("d_classifier_dtype", c_int32),
-        ("d_bias_dtype", c_int32),
-        ("has_bias", c_int32),
-        ("has_class_weight", c_int32),
-        ("has_token_weight", c_int32),
-        ("scale", c_double),
-        ("softcap", c_double),
-        ("label_smoothing", c_double),
-        ("z_loss", c_double),
-        ("num_items", c_double),
-        ("ignore_index", c_int64),
-        ("shift", c_int64),
-        ("sequence_length", c_int64),
-        ("want_entropy", c_int32),
-        ("want_argmax", c_int32),
-        ("want_d_hidden", c_int32),
-        ("want_d_classifier", c_int32),
-        ("want_d_bias", c_int32),
-        ("has_grad_nll", c_int32),
-        ("has_grad_lse", c_int32),
-        ("has_grad_entropy", c_int32),
-        ("accumulate_d_hidden", c_int32),
-        ("accumulate_d_classifier", c_int32),
-        ("accumulate_d_bias", c_int32),
-        ("unaligned_rows", c_int32),
-        ("max_workspace_bytes", c_size_t),
-        ("gradient", c_int32),
-        ("keeps_draws", c_int32),
-        ("threshold", c_double),
-        ("seed", c_int64),
-        ("compute_dtype", c_int32),
-        ("allow_tf32", c_int32),
-        ("has_temperature", c_int32),
-        ("temperature", c_double),
-        ("want_mean_logit", c_int32),
-        ("want_log_sum_sq_probs", c_int32),
-        ("has_grad_target_logit", c_int32),
-        ("batch_invariant", c_int32),
-        ("top_k", c_int64),
-        ("group_size", c_int32),
-        ("group_d_hidden", c_int32),
-        ("group_vocab", c_int64),
-        ("targets_per_row", c_int64),
-    ]
-
-
-class Buffers(ctypes.Structure):
-    """logitless_buffers"""
-
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("hidden", c_void_p),
-        ("hidden_stride", c_int64),
-        ("classifier", c_void_p),
-        ("classifier_stride", c_int64),
-        ("bias", c_void_p),
-        ("targets", c_void_p),
-        ("class_weight", c_void_p),
-        ("token_weight", c_void_p),
-        ("grad_loss", c_void_p),
-        ("grad_nll", c_void_p),
-        ("grad_lse", c_void_p),
-        ("grad_entropy", c_void_p),
-        ("max", c_void_p),
-        ("sum_exp", c_void_p),
-        ("target_logit", c_void_p),
-        ("sum_exp_logit", c_void_p),
-        ("weighted_logit_sum", c_void_p),
-        ("loss", c_void_p),
-        ("nll", c_void_p),
-        ("lse", c_void_p),
-        ("entropy", c_void_p),
-        ("argmax", c_void_p),
-        ("correct_count", c_void_p),
-        ("valid_count", c_void_p),
-        ("d_hidden", c_void_p),
-        ("d_hidden_stride", c_int64),
-        ("d_classifier", c_void_p),
-        ("d_classifier_stride", c_int64),
-        ("d_bias", c_void_p),
-        ("invalid_targets", c_void_p),
-        ("num_items", c_void_p),
-        ("draws", c_void_p),
-        ("seed", c_void_p),
-        ("kept_count", c_void_p),
-        ("draw_variance", c_void_p),
-        ("lse_low", c_void_p),
-        ("temperature", c_void_p),
-        ("grad_target_logit", c_void_p),
-        ("logit_sum", c_void_p),
-        ("sum_sq_exp", c_void_p),
-        ("mean_logit", c_void_p),
-        ("log_sum_sq_probs", c_void_p),
-        ("max_logit", c_void_p),
-        ("is_top1", c_void_p),
-        ("top_ids", c_void_p),
-        ("top_log_probs", c_void_p),
-        ("target_weight", c_void_p),
-        ("target_log_probs", c_void_p),
+        ("status", c_int32),
+        ("argument", c_char_p),
+        ("expected", c_char_p),
+        ("got", c_char_p),
+        ("required_bytes", c_size_t),
+        ("row", c_int64),
     ]
 
 
@@ -164,7 +72,6 @@ class PlanInfo(ctypes.Structure):
     """logitless_plan_info"""
 
     _fields_ = [
-        ("struct_size", c_size_t),
         ("kind", c_int32),
         ("threads", c_int32),
         ("workspace_bytes", c_size_t),
@@ -185,7 +92,7 @@ class PlanInfo(ctypes.Structure):
     ]
 
 
-# Of logitless/distributed.h. Data (and what is received), count, dtype, stream, host.
+# Functions of logitless/distributed.h take data (and what is received), count, dtype, stream, host.
 ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
 ALL_REDUCE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
 
@@ -194,7 +101,6 @@ class Communicator(ctypes.Structure):
     """logitless_communicator"""
 
     _fields_ = [
-        ("struct_size", c_size_t),
         ("rank", c_int32),
         ("size", c_int32),
         ("host", c_void_p),
@@ -208,7 +114,6 @@ class Divergence(ctypes.Structure):
     """logitless_divergence"""
 
     _fields_ = [
-        ("struct_size", c_size_t),
         ("stage", c_int32),
         ("dtype", c_int32),
         ("gradient_dtype", c_int32),
@@ -235,16 +140,6 @@ class Divergence(ctypes.Structure):
         ("d_logits", c_void_p),
         ("d_logits_stride", c_int64),
     ]
-
-
-_STRUCTS = {
-    "logitless_context_options": ContextOptions,
-    "logitless_problem": Problem,
-    "logitless_buffers": Buffers,
-    "logitless_plan_info": PlanInfo,
-    "logitless_communicator": Communicator,
-    "logitless_divergence": Divergence,
-}
 
 
 def _library_name() -> str:
@@ -291,39 +186,74 @@ def _load(path: Path) -> ctypes.CDLL:
 def library() -> ctypes.CDLL:
     """Loads the library once and declares its functions."""
     lib = _load(library_path())
+    plan_of = [ctypes.POINTER(Option), c_size_t, ctypes.POINTER(TensorDesc), c_size_t]
     prototypes = {
         "version": (c_char_p, []),
         "plan_kind_name": (c_char_p, [c_int32]),
+        "abi_version": (c_int32, []),
+        "schema": (c_char_p, []),
         "last_error": (c_char_p, []),
+        "last_error_info": (None, [ctypes.POINTER(ErrorInfo)]),
         "backend_count": (c_int32, []),
         "backend_name": (c_char_p, [c_int32]),
         "backend_info": (c_int32, [c_int32, c_char_p, c_size_t, c_char_p, c_size_t]),
         "context_create": (c_int32, [ctypes.POINTER(ContextOptions), ctypes.POINTER(c_void_p)]),
         "context_destroy": (None, [c_void_p]),
-        "plan_create": (c_int32, [c_void_p, ctypes.POINTER(Problem), ctypes.POINTER(c_void_p)]),
+        "plan_create": (c_int32, [c_void_p, *plan_of, ctypes.POINTER(c_void_p)]),
         "plan_destroy": (None, [c_void_p]),
         "plan_get_info": (c_int32, [c_void_p, ctypes.POINTER(PlanInfo)]),
         "plan_list": (
             c_int32,
-            [c_void_p, ctypes.POINTER(Problem), ctypes.POINTER(PlanInfo), c_int32, ctypes.POINTER(c_int32)],
+            [c_void_p, *plan_of, ctypes.POINTER(PlanInfo), c_int32, ctypes.POINTER(c_int32)],
         ),
         "scale_gradients": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
         "divergence_run": (c_int32, [c_void_p, ctypes.POINTER(Divergence), c_void_p]),
-        "run": (c_int32, [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p]),
+        "run": (c_int32, [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "run_group": (
             c_int32,
-            [c_void_p, ctypes.POINTER(Buffers), c_void_p, c_size_t, c_void_p, ctypes.POINTER(Communicator)],
+            [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, ctypes.POINTER(Communicator)],
         ),
     }
     for name, (result, arguments) in prototypes.items():
         function = getattr(lib, f"logitless_{name}")
         function.restype = result
         function.argtypes = arguments
-    for name in _STRUCTS:
-        init = getattr(lib, f"{name}_init_sized")
-        init.restype = None
-        init.argtypes = [c_void_p, c_size_t]
+    version = lib.logitless_abi_version()
+    if version != ABI_VERSION:
+        raise errors.LibraryNotFoundError(f"{lib._name}: expected version {ABI_VERSION} of the ABI, got {version}")
     return lib
+
+
+class Schema:
+    """Options and tensors as the library lists them.
+
+    Attributes:
+        options: by name, each with id, name, type, default, doc, and its range (lowest, highest) or values.
+        tensors: by name, each with id, name, shape, dtype, role, matrix, planned, null, needed and doc.
+        Buffers: a ctypes structure with a pointer a tensor, and a stride a matrix, by name. Its memory is the array
+            of ``logitless_tensor`` that a run takes.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        lists = json.loads(text)
+        self.options: dict[str, dict[str, Any]] = {option["name"]: option for option in lists["options"]}
+        self.tensors: dict[str, dict[str, Any]] = {tensor["name"]: tensor for tensor in lists["tensors"]}
+        fields = []
+        for name in self.tensors:
+            fields += [(f"_{name}_id", c_int64), (name, c_void_p), (f"{name}_stride", c_int64)]
+        self.Buffers: type[ctypes.Structure] = type("Buffers", (ctypes.Structure,), {"_fields_": fields})
+
+    def buffers(self) -> ctypes.Structure:
+        made = self.Buffers()
+        for name, tensor in self.tensors.items():
+            setattr(made, f"_{name}_id", tensor["id"] if sys.byteorder == "little" else tensor["id"] << 32)
+        return made
+
+
+@functools.lru_cache(maxsize=1)
+def schema() -> Schema:
+    """Reads the lists once."""
+    return Schema(library().logitless_schema())
 
 
 def _load_before_fork() -> None:
@@ -339,11 +269,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def make(struct_name: str) -> ctypes.Structure:
-    """A struct of the ABI with its defaults, such as ``make("logitless_problem")``."""
-    struct = _STRUCTS[struct_name]()
-    getattr(library(), f"{struct_name}_init_sized")(ctypes.byref(struct), ctypes.sizeof(struct))
-    return struct
+    """What a call takes, with its defaults: ``logitless_buffers``, or a struct of the ABI by its name."""
+    if struct_name == "logitless_buffers":
+        return schema().buffers()
+    struct, defaults = _MADE[struct_name]
+    return struct(**defaults)
 
+
+_MADE: dict[str, tuple[type[ctypes.Structure], dict[str, float]]] = {
+    "logitless_context_options": (ContextOptions, {"device": -1}),
+    "logitless_plan_info": (PlanInfo, {}),
+    "logitless_communicator": (Communicator, {"size": 1}),
+    "logitless_divergence": (Divergence, {"temperature": 1, "student_scale": 1, "teacher_scale": 1}),
+}
 
 _ERRORS: dict[int, type[errors.LogitlessError]] = {
     1: errors.InvalidArgumentError,
@@ -361,8 +299,13 @@ def check(status: int) -> None:
     """Raises the exception of a failed call. The message is the calling thread's own."""
     if status == OK:
         return
-    message = library().logitless_last_error().decode(errors="replace")
-    if status == BUDGET_TOO_SMALL:
-        found = re.search(r"at least (\d+)", message)
-        raise errors.BudgetTooSmallError(message, int(found.group(1)) if found else None)
-    raise _ERRORS.get(status, errors.InternalError)(message)
+    lib, info = library(), ErrorInfo()
+    lib.logitless_last_error_info(ctypes.byref(info))
+    message = lib.logitless_last_error().decode(errors="replace")
+    error = _ERRORS.get(status, errors.InternalError)(message)
+    error.argument, error.expected, error.got = (
+        text.decode(errors="replace") for text in (info.argument, info.expected, info.got)
+    )
+    error.required_bytes = info.required_bytes or None
+    error.row = info.row if info.row >= 0 else None
+    raise error

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import functools
 import mmap
-import re
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +25,8 @@ HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA d
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a plan depends on; the fields are those of logitless_problem (``pass_`` is its ``pass``)."""
+    """What a plan depends on: options by name (``pass_`` is ``pass``), and of tensors has_, want_, keeps_, accumulate_
+    and _dtype."""
 
     pass_: int
     tokens: int
@@ -73,14 +73,31 @@ class Spec:
     group_size: int = 0
     group_vocab: int = 0
 
-    def to_c(self) -> ctypes.Structure:
-        problem = _c.make("logitless_problem")
-        for name, value in self.__dict__.items():
-            if name != "flags":
-                setattr(problem, name.rstrip("_"), value)
-        for name in self.flags:
-            setattr(problem, name, 1)
-        return problem
+    def to_c(self) -> tuple[Any, int, Any, int]:
+        """Options and tensor descriptors, as logitless_plan_create takes them."""
+        schema = _c.schema()
+        tensors, options = {"hidden", "classifier", "targets", *map(_tensor_of, self.flags)}, []
+        for field, value in self.__dict__.items():
+            option = schema.options.get(field.rstrip("_"))
+            if option is not None:
+                is_real = option["type"] == "real"
+                options.append(_c.Option(option["id"], 0 if is_real else int(value), value if is_real else 0))
+            elif value is True and (name := _tensor_of(field)) in schema.tensors:
+                tensors.add(name)
+        descs = [
+            _c.TensorDesc(
+                schema.tensors[name]["id"],
+                getattr(self, "target_dtype" if name == "targets" else f"{name}_dtype", 0),
+                getattr(self, f"accumulate_{name}", False),
+            )
+            for name in sorted(tensors)
+        ]
+        return (_c.Option * len(options))(*options), len(options), (_c.TensorDesc * len(descs))(*descs), len(descs)
+
+
+def _tensor_of(flag: str) -> str:
+    """The tensor that a plan with has_NAME, want_NAME or keeps_NAME is made for."""
+    return flag.partition("_")[2] if flag.startswith(("has_", "want_", "keeps_")) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,10 +194,9 @@ def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
     try:
         _c.check(lib.logitless_context_create(ctypes.byref(options), ctypes.byref(pointer)))
     except LogitlessError as error:
-        models = re.search("device_model: expected one of (.*), got", str(error))
-        if models is None:
+        if error.argument != "device_model":
             raise
-        expected = f'"cpu", "cuda", "cuda:N" or a model, one of {models[1]}'
+        expected = f'"cpu", "cuda", "cuda:N" or a model, {error.expected}'
         raise InvalidArgumentError(f"device: expected {expected}; got {device!r}") from None
     return _Handle(pointer, lib.logitless_context_destroy)
 
@@ -192,7 +208,7 @@ class Plan(_Handle):
         lib = _c.library()
         pointer = ctypes.c_void_p()
         context = _context(threads, backend, device)
-        _c.check(lib.logitless_plan_create(context.pointer, ctypes.byref(spec.to_c()), ctypes.byref(pointer)))
+        _c.check(lib.logitless_plan_create(context.pointer, *spec.to_c(), ctypes.byref(pointer)))
         super().__init__(pointer, lib.logitless_plan_destroy)
         info = _c.make("logitless_plan_info")
         _c.check(lib.logitless_plan_get_info(pointer, ctypes.byref(info)))
@@ -222,12 +238,9 @@ def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int
     """All plans that the planner considers for a problem."""
     capacity = 64
     infos: Any = (_c.PlanInfo * capacity)()
-    infos[0].struct_size = ctypes.sizeof(_c.PlanInfo)
     count = ctypes.c_int32()
     context = _context(threads, backend, device)
-    status = _c.library().logitless_plan_list(
-        context.pointer, ctypes.byref(spec.to_c()), infos, capacity, ctypes.byref(count)
-    )
+    status = _c.library().logitless_plan_list(context.pointer, *spec.to_c(), infos, capacity, ctypes.byref(count))
     _c.check(status)
     return [_to_info(infos[i]) for i in range(min(count.value, capacity))]
 
@@ -254,24 +267,34 @@ class Workspace:
         self.address = ctypes.addressof(self._view)
 
 
-def run(plan: Plan, buffers: _c.Buffers, workspace: int | None = None, stream: int | None = None) -> None:
+def run(plan: Plan, buffers: ctypes.Structure, workspace: int | None = None, stream: int | None = None) -> None:
     """Runs a plan in a workspace of the plan's size."""
     size = plan.info.workspace_bytes
-    status = _c.library().logitless_run(plan.pointer, ctypes.byref(buffers), workspace, size, stream)
+    status = _c.library().logitless_run(
+        plan.pointer, ctypes.byref(buffers), len(_c.schema().tensors), workspace, size, stream
+    )
     if status != _c.OK:
         _c.check(status)
 
 
 def run_group(
-    plan: Plan, buffers: _c.Buffers, workspace: int | None, stream: int | None, communicator: _c.Communicator
+    plan: Plan, buffers: ctypes.Structure, workspace: int | None, stream: int | None, communicator: _c.Communicator
 ) -> None:
     """The same of a rank's shard, with the other ranks."""
     size = plan.info.workspace_bytes
-    arguments = (plan.pointer, ctypes.byref(buffers), workspace, size, stream, ctypes.byref(communicator))
+    arguments = (
+        plan.pointer,
+        ctypes.byref(buffers),
+        len(_c.schema().tensors),
+        workspace,
+        size,
+        stream,
+        ctypes.byref(communicator),
+    )
     _c.check(_c.library().logitless_run_group(*arguments))
 
 
-def run_on_host(plan: Plan, buffers: _c.Buffers) -> None:
+def run_on_host(plan: Plan, buffers: ctypes.Structure) -> None:
     """The same in a workspace of its own."""
     workspace = Workspace(plan.info.workspace_bytes)
     run(plan, buffers, workspace.address)

@@ -139,7 +139,7 @@ stream_of = _raw_stream()
 
 
 _SMALL_WORKSPACE = 1 << 16  # bytes on the host: the page faults of fresh memory would be most of a small run
-# Names of logitless_buffers that are others in Python.
+# Names of tensors that are others in Python.
 _ARGUMENTS = {
     "hidden": "input",
     "classifier": "linear_weight",
@@ -239,7 +239,7 @@ class Run:
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
         written: Tensors = {}
-        buffers = _c.Buffers.from_buffer_copy(self._template)
+        buffers = _c.schema().Buffers.from_buffer_copy(self._template)
         for name, tensor in tensors.items():
             setattr(buffers, name, tensor.data_ptr())
         for name, allocate in self._writes:
@@ -260,7 +260,7 @@ class Run:
             raise
         return self._with_numbers(written, tensors) if self._learns_numbers else written
 
-    def _launch(self, buffers: _c.Buffers, written: Tensors) -> None:
+    def _launch(self, buffers: Any, written: Tensors) -> None:
         if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
             return _plan.run_on_host(self.plan, buffers)
         # From PyTorch's allocators; on CUDA freed when this returns, to be used again in stream order.

@@ -5,7 +5,19 @@ from __future__ import annotations
 
 
 class LogitlessError(Exception):
-    """Base of every error that the native library reports."""
+    """Base of every error that the native library reports.
+
+    Attributes:
+        argument: which one it is about; ``""`` where the message is all that is known, as the next two.
+        expected: what was expected of it.
+        got: what was got.
+        required_bytes: the smallest budget or workspace that works; None where none is too small.
+        row: of a target that is out of range, its place in ``target``; else None.
+    """
+
+    argument = expected = got = ""
+    required_bytes: int | None = None
+    row: int | None = None
 
 
 class InvalidArgumentError(LogitlessError, ValueError):
@@ -18,18 +30,11 @@ class InvalidTargetError(LogitlessError, ValueError, IndexError):
 
 
 class BudgetTooSmallError(LogitlessError, ValueError):
-    """No plan fits into ``max_workspace_bytes``.
-
-    Attributes:
-        required_bytes: the smallest budget that works for this problem.
-    """
+    """No plan fits into ``max_workspace_bytes``; ``required_bytes`` is the smallest budget that works."""
 
     def __init__(self, message: str, required_bytes: int | None = None) -> None:
         super().__init__(message)
         self.required_bytes = required_bytes
-
-    def __reduce__(self) -> tuple[type[BudgetTooSmallError], tuple[str, int | None]]:
-        return type(self), (str(self), self.required_bytes)
 
 
 class UnsupportedError(LogitlessError, NotImplementedError):

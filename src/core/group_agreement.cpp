@@ -17,7 +17,7 @@ double as_double(uint64_t digest) {
 RankTold told_by(const Problem& p, const void* targets) {
   uint64_t all = 0, rows = 0;
   for (int64_t i = 0; i < p.tokens * p.target_count(); ++i) {
-    all += mixed_target(load_as_int64(targets, p.target_dtype, i), i);
+    all += mixed_target(load_as_int64(targets, p.dtype.targets, i), i);
   }
   for (int64_t row = 0; row < p.tokens; ++row) {
     if (target_of_row(p, targets, row) != p.ignore_index) rows += mixed_target(0, row);

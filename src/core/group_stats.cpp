@@ -16,7 +16,7 @@ template <class Body>
 void for_numbers(const Problem& p, DType dtype, RowStats<double>& stats, const Body& body) {
   int64_t index = 0;
   body(stats.max, index++);
-  if (p.want_argmax) {
+  if (p.has.argmax) {
     auto id = static_cast<double>(stats.argmax);
     body(id, index++);
     stats.argmax = static_cast<int64_t>(id);

@@ -42,8 +42,8 @@ RowWeights<double> row_weights(const HostLoss& context, int64_t row) {
   const Problem& p = context.problem;
   const DType dtype = p.stats_dtype();
   RowWeights<double> weights;
-  if (p.has_token_weight) weights.token = load_as_double(context.buffers.token_weight, dtype, row);
-  if (p.has_class_weight) {
+  if (p.has.token_weight) weights.token = load_as_double(context.buffers.token_weight, dtype, row);
+  if (p.has.class_weight) {
     weights.target =
         load_as_double(context.buffers.class_weight, dtype, target_of_row(p, context.buffers.targets, row));
   }
@@ -57,7 +57,7 @@ RowWeights<double> row_weights(const HostLoss& context, int64_t row) {
 }
 
 double inverse_temperature_of_row(const Problem& problem, const Buffers& buffers, int64_t row) {
-  if (!problem.has_temperature) return 1;
+  if (!problem.has.temperature) return 1;
   const double t = load_as_double(buffers.temperature, problem.stats_dtype(), row);
   if (problem.stats_dtype() == DType::kF64) return inverse_temperature(t);
   return inverse_temperature(t, double{std::numeric_limits<float>::min()});
@@ -72,12 +72,12 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
   const int64_t loss_index = p.reduction == Reduction::kNone ? row : 0;
   upstream.loss = load_or(b.grad_loss, dtype, loss_index, 1) / context.divisor;
 #define LOGITLESS_LOAD(name) \
-  if (p.has_grad_##name) upstream.name = load_as_double(b.grad_##name, dtype, row);
+  if (p.has.grad_##name) upstream.name = load_as_double(b.grad_##name, dtype, row);
   LOGITLESS_ROW_UPSTREAM(LOGITLESS_LOAD)
 #undef LOGITLESS_LOAD
   const RowCoefficients<double> k =
       row_coefficients(context.params, row_weights(context, row), upstream, lse, entropy);
-  return p.has_temperature ? scaled(k, inverse_temperature_of_row(p, b, row)) : k;
+  return p.has.temperature ? scaled(k, inverse_temperature_of_row(p, b, row)) : k;
 }
 
 LogSumExp<double> known_lse(const HostLoss& context, int64_t row) {

@@ -49,8 +49,8 @@ struct LogitTransform {
 template <class T>
 LogitTransform<T> logit_transform(const Problem& problem, const T* bias = nullptr,
                                   const T* inverse_temperature = nullptr) {
-  return {static_cast<T>(problem.scale), static_cast<T>(problem.softcap), problem.has_bias ? bias : nullptr,
-          problem.has_temperature ? inverse_temperature : nullptr};
+  return {static_cast<T>(problem.scale), static_cast<T>(problem.softcap), problem.has.bias ? bias : nullptr,
+          problem.has.temperature ? inverse_temperature : nullptr};
 }
 
 }  // namespace logitless

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <cstdint>
 
 #include "core/dtype.h"
@@ -29,9 +30,10 @@ enum class GroupDHidden : int {
   kSumOfOwn = 2,  // on every rank the sum of its part of the rows
 };
 
-inline constexpr int64_t kMostTargetsPerRow = 64;
+inline constexpr int64_t kMostTargetsPerRow = 64;  // as in logitless/options.def
 
-// Everything a plan depends on. Shapes and meanings: N tokens, V rows of the classifier at hand, D hidden.
+// Everything a plan depends on: options, of which logitless/options.def has the meanings, and tensors. Shapes
+// and meanings: N tokens, V rows of the classifier at hand, D hidden.
 //   z_ij  = t(scale * (E_i . C_j) + bias_scale * bias_j) / T_i,  t = identity, or softcap * tanh(. / softcap)
 //   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
 //            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
@@ -43,85 +45,49 @@ inline constexpr int64_t kMostTargetsPerRow = 64;
 // in the place of lse_i - z_iy; w is 1, as is w_y in the divisor. A target of ignore_index is none, and a row
 // of such targets alone is ignored.
 struct Problem {
-  Pass pass = Pass::kForward;
-  int64_t tokens = 0;  // N
-  int64_t vocab = 0;   // V, rows of the classifier at hand
-  int64_t hidden = 0;  // D
-
-  // A vocabulary shard holds the rows [vocab_start, vocab_start + vocab) of vocab_total; targets are global.
-  int64_t vocab_start = 0;
-  int64_t vocab_total = 0;
-  // A shard of a group of ranks that run at the same time and exchange row statistics, so that all that is
-  // told is of the whole vocabulary; vocab may be 0. 0: none.
-  int group_size = 0;
-  int64_t group_vocab = 0;  // of the largest shard, by which all ranks plan
-  GroupDHidden group_d_hidden = GroupDHidden::kPart;
-
-  DType hidden_dtype = DType::kF32;
-  DType classifier_dtype = DType::kF32;
-  DType bias_dtype = DType::kF32;
-  DType target_dtype = DType::kI64;
-  DType d_hidden_dtype = DType::kF32;
-  DType d_classifier_dtype = DType::kF32;
-  DType d_bias_dtype = DType::kF32;
-  // bf16 or fp16: operands of the products are rounded to it; kF32: they are not.
-  DType compute_dtype = DType::kF32;
-  bool allow_tf32 = false;  // a permission to round fp32 operands further, where that is faster
-
-  double scale = 1;
-  double softcap = 0;  // 0: none
-  // One temperature of all rows. validated() turns it into scale, softcap and bias_scale, over T each: since
+#define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, ...) type name = default_value;
+#define LOGITLESS_OPTION_REAL(name, NAME, default_value, ...) double name = default_value;
+#define LOGITLESS_OPTION_FLAG(name, ...) bool name = false;
+#define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, ...) type name = type{default_value};
+#include "logitless/options.def"
+  // validated() turns a temperature of all rows into scale, softcap and bias_scale, over T each: since
   // t(x) / T is t(x / T) with the softcap over T, there is none (1) behind it.
-  double temperature = 1;
   double bias_scale = 1;
-  double label_smoothing = 0;
-  double z_loss = 0;
-  double num_items = 0;  // 0: none
-  Reduction reduction = Reduction::kMean;
-  int64_t ignore_index = -100;
-  // Row (b, s) of sequences of length sequence_length predicts targets[b, s + shift]; rows without one are
-  // ignored.
-  int64_t shift = 0;
-  int64_t sequence_length = 0;  // 0: all tokens are one sequence
 
-  // Rows of hidden, classifier or d_hidden do not all begin at multiples of 16 bytes although their size is
-  // one.
-  bool unaligned_rows = false;
-
-  bool has_bias = false;
-  bool has_class_weight = false;
-  bool has_token_weight = false;
-  bool has_temperature = false;  // a T_i for each row, Buffers::temperature
-  int64_t targets_per_row = 0;   // K; 0: one target a row, without a weight of its own
-#define LOGITLESS_MEMBER(name) bool name = false;
-  LOGITLESS_ROW_WANTS(LOGITLESS_MEMBER)
-#undef LOGITLESS_MEMBER
-  int64_t top_k = 0;  // forward passes: the largest logits of each row, so many; 0: none
-  bool want_d_hidden = false;
-  bool want_d_classifier = false;
-  bool want_d_bias = false;
-  // Backward only: which per-token upstream gradients are given besides that of the loss.
-#define LOGITLESS_MEMBER(name) bool has_grad_##name = false;
-  LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
-#undef LOGITLESS_MEMBER
-  // Add to what the gradient buffer holds (fp32 or fp64 buffers only) instead of overwriting it.
-  bool accumulate_d_hidden = false;
-  bool accumulate_d_classifier = false;
-  bool accumulate_d_bias = false;
-
-  // The statistics of a row have the same bits whatever N, the row's place, the budget, the plan and the pass
-  // are: the order of their sums follows V, D, dtypes and options alone.
-  bool batch_invariant = false;
-
-  GradientMethod gradient = GradientMethod::kExact;
-  // Thinned: a forward pass writes Buffers::draws, a backward pass reads them instead of drawing on its own.
-  bool keeps_draws = false;
-  double threshold = 1;  // thinned: elements p_ij below it are drawn
-  int64_t seed = 0;      // thinned; Buffers::seed goes before it
+  // The tensors that the plan is made for.
+  struct Has {
+#define LOGITLESS_TENSOR(name, ...) bool name = false;
+#include "logitless/tensors.def"
+  } has;
+  // Where a tensor may have one of several.
+  struct Dtypes {
+#define LOGITLESS_FLOAT(name) DType name = DType::kF32;
+#define LOGITLESS_INDEX(name) DType name = DType::kI64;
+#define LOGITLESS_STATS(name)
+#define LOGITLESS_I64(name)
+#define LOGITLESS_I32(name)
+#define LOGITLESS_U8(name)
+#define LOGITLESS_BYTES(name)
+#define LOGITLESS_TENSOR(name, NAME, element, dtype, ...) LOGITLESS_##dtype(name)
+#include "logitless/tensors.def"
+#undef LOGITLESS_FLOAT
+#undef LOGITLESS_INDEX
+#undef LOGITLESS_STATS
+#undef LOGITLESS_I64
+#undef LOGITLESS_I32
+#undef LOGITLESS_U8
+#undef LOGITLESS_BYTES
+  } dtype;
+  // Add to what a gradient's buffer holds (fp32 or fp64 buffers only) instead of overwriting it.
+  struct Accumulate {
+    bool d_hidden = false;
+    bool d_classifier = false;
+    bool d_bias = false;
+  } accumulate;
 
   // Whether the run draws elements or works with drawn ones: not for a plain forward pass.
   bool is_thinned() const {
-    return gradient != GradientMethod::kExact && (pass != Pass::kForward || keeps_draws);
+    return gradient != GradientMethod::kExact && (pass != Pass::kForward || has.draws);
   }
   bool is_shard() const { return vocab != vocab_total; }
   bool in_group() const { return group_size > 0; }
@@ -129,14 +95,21 @@ struct Problem {
   bool is_open_shard() const { return is_shard() && !in_group(); }
   // How many targets a row has, whatever kind they are.
   int64_t target_count() const { return targets_per_row > 0 ? targets_per_row : 1; }
-  bool has_gradients() const { return want_d_hidden || want_d_classifier || want_d_bias; }
+  bool has_gradients() const { return has.d_hidden || has.d_classifier || has.d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }
   // Whether numbers of an operand's dtype are rounded before they are multiplied.
-  bool rounds(DType dtype) const { return compute_dtype != DType::kF32 && dtype != compute_dtype; }
+  bool rounds(DType type) const { return compute_dtype != DType::kF32 && type != compute_dtype; }
   // dtype of every N-vector of floating point numbers and of the loss.
-  DType stats_dtype() const { return hidden_dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  DType stats_dtype() const { return dtype.hidden == DType::kF64 ? DType::kF64 : DType::kF32; }
 };
+
+// Whether a run of the problem may be given the tensor.
+#define LOGITLESS_TENSOR(name, NAME, element, dtype, role, shape, planned, allowed, ...) \
+  inline bool allows_##name([[maybe_unused]] const Problem& p) {                         \
+    return allowed;                                                                      \
+  }
+#include "logitless/tensors.def"
 
 // Which sums a problem needs.
 struct WantedSums {
@@ -144,9 +117,9 @@ struct WantedSums {
   LOGITLESS_ROW_SUMS(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
 };
-inline WantedSums wanted_sums([[maybe_unused]] const Problem& p) {
+inline WantedSums wanted_sums(const Problem& p) {
   WantedSums sums;
-#define LOGITLESS_WANTED(name, part, kind, wanted, ...) sums.name = wanted;
+#define LOGITLESS_WANTED(name, ...) sums.name = allows_##name(p);
   LOGITLESS_ROW_SUMS(LOGITLESS_WANTED)
 #undef LOGITLESS_WANTED
   return sums;

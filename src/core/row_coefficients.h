@@ -48,7 +48,7 @@ LOGITLESS_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWe
   const T max = is_nan ? std::numeric_limits<T>::quiet_NaN() : stats.max;
   const T log_sum = is_nan ? max : std::log(stats.sum_exp);
   const T q = weights.target_sum;
-#define LOGITLESS_TELL(name, type, wanted, option, formula) out.name = formula;
+#define LOGITLESS_TELL(name, formula) out.name = formula;
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_TELL)
 #undef LOGITLESS_TELL
   T loss = (1 - params.label_smoothing) * weights.target * out.nll;

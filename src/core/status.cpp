@@ -27,7 +27,7 @@ const char* status_name(Status status) {
 }
 
 void throw_invalid(const std::string& argument, const std::string& expected, const std::string& got) {
-  throw Error(Status::kInvalidArgument, argument + ": expected " + expected + ", got " + got);
+  throw Error(Status::kInvalidArgument, {.argument = argument, .expected = expected, .got = got});
 }
 
 }  // namespace logitless

@@ -1,4 +1,6 @@
 #pragma once
+#include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -19,17 +21,32 @@ enum class Status : int {
 
 const char* status_name(Status status);
 
+// A failure as data, as far as it is known.
+struct ErrorInfo {
+  std::string argument;
+  std::string expected;
+  std::string got;
+  uint64_t required_bytes = 0;  // of a budget that is too small
+  int64_t row = -1;             // of the argument
+};
+
 // The one exception of the library; messages name the argument, what was expected and what was got.
 class Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  // "<argument>: expected <expected>, got <got>"
+  Error(Status status, const ErrorInfo& info)
+      : std::runtime_error(info.argument + ": expected " + info.expected + ", got " + info.got),
+        status_(status),
+        info_(std::make_shared<const ErrorInfo>(info)) {}
   Status status() const { return status_; }
+  const ErrorInfo* info() const { return info_.get(); }  // null: a message alone
 
  private:
   Status status_;
+  std::shared_ptr<const ErrorInfo> info_;  // copies of exceptions do not throw
 };
 
-// "<argument>: expected <expected>, got <got>"
 [[noreturn]] void throw_invalid(const std::string& argument, const std::string& expected,
                                 const std::string& got);
 

@@ -21,16 +21,18 @@ void check_targets(const Problem& problem, const void* targets) {
     const int64_t target = target_of_row(problem, targets, row, k);
     if (target == problem.ignore_index || (target >= 0 && target < problem.vocab_total)) continue;
     const std::string column = problem.targets_per_row > 0 ? ", " + std::to_string(k) : "";
-    throw Error(Status::kInvalidTarget, "targets: expected 0 <= target < " +
-                                            std::to_string(problem.vocab_total) + " or ignore_index " +
-                                            std::to_string(problem.ignore_index) + ", got " +
-                                            std::to_string(target) + " at targets[" +
-                                            std::to_string(row + problem.shift) + column + "]");
+    const std::string place = std::to_string(row + problem.shift) + column;
+    throw Error(Status::kInvalidTarget,
+                {.argument = "targets",
+                 .expected = "0 <= target < " + std::to_string(problem.vocab_total) + " or ignore_index " +
+                             std::to_string(problem.ignore_index),
+                 .got = std::to_string(target) + " at targets[" + place + "]",
+                 .row = row + problem.shift});
   }
 }
 
 double class_weight_sum(const Problem& problem, const Buffers& buffers) {
-  if (!problem.has_class_weight) return static_cast<double>(problem.vocab_total);
+  if (!problem.has.class_weight) return static_cast<double>(problem.vocab_total);
   double sum = 0;
   for (int64_t j = 0; j < problem.vocab_total; ++j) {
     sum += load_as_double(buffers.class_weight, problem.stats_dtype(), j);
@@ -43,13 +45,13 @@ double reduction_divisor(const Problem& problem, const Buffers& buffers, const i
   if (problem.reduction != Reduction::kMean) return 1;
   if (buffers.num_items != nullptr) return load_as_double(buffers.num_items, problem.stats_dtype(), 0);
   if (problem.num_items > 0) return problem.num_items;
-  if (!problem.has_class_weight && !problem.has_token_weight) return static_cast<double>(row_count);
+  if (!problem.has.class_weight && !problem.has.token_weight) return static_cast<double>(row_count);
   const DType dtype = problem.stats_dtype();
   double sum = 0;
   for (int64_t i = 0; i < row_count; ++i) {
     const int64_t target = target_of_row(problem, buffers.targets, rows[i]);
-    const double token = problem.has_token_weight ? load_as_double(buffers.token_weight, dtype, rows[i]) : 1;
-    const double weight = problem.has_class_weight ? load_as_double(buffers.class_weight, dtype, target) : 1;
+    const double token = problem.has.token_weight ? load_as_double(buffers.token_weight, dtype, rows[i]) : 1;
+    const double weight = problem.has.class_weight ? load_as_double(buffers.class_weight, dtype, target) : 1;
     sum += token * weight;
   }
   return sum;

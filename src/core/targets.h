@@ -17,7 +17,7 @@ inline bool has_targets(const Problem& problem, int64_t row) {
 // The k-th of problem.target_count() global targets of row i after the shift, or ignore_index.
 inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row, int64_t k) {
   if (!has_targets(problem, row)) return problem.ignore_index;
-  return load_as_int64(targets, problem.target_dtype, (row + problem.shift) * problem.target_count() + k);
+  return load_as_int64(targets, problem.dtype.targets, (row + problem.shift) * problem.target_count() + k);
 }
 
 // Whether a target is one of the columns at hand, and not ignore_index.

@@ -10,7 +10,7 @@ Problem validated(Problem problem);
 // Throws Error unless the buffers hold all that the problem needs; fills in default strides.
 Buffers validated(const Problem& problem, Buffers buffers);
 
-// Throws Error where the buffers ask for what the problem does not make of its rows.
-void check_row_outputs(const Problem& problem, const Buffers& buffers);
+// Throws Error where the buffers hold what a run of the problem does not take or make.
+void check_allowed(const Problem& problem, const Buffers& buffers);
 
 }  // namespace logitless

@@ -26,7 +26,7 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
   f.padded_columns = strip.padded_columns;
   f.factor = factor;
   f.c = run.problem.label_smoothing > 0 ? arena.c.data() + row : nullptr;
-  f.class_weight = run.problem.has_class_weight ? w.class_weight.data() : nullptr;
+  f.class_weight = run.problem.has.class_weight ? w.class_weight.data() : nullptr;
   f.targets = strip.targets;
   f.target = strip.target;
   f.target_value = arena.target_gradient.data() + row * run.targets();
@@ -39,7 +39,7 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
   const bool kept = run.is_kept(block);
   const bool exps_first = keeps_exps(run.problem);
   // Kept blocks need no logits, but class weights come with the block's preparation.
-  if (!kept || (run.problem.has_class_weight && run.problem.label_smoothing > 0))
+  if (!kept || (run.problem.has.class_weight && run.problem.label_smoothing > 0))
     prepare_block(run, w, block);
   const int64_t stride = run.shape.vocab_block;
   const std::byte* exps = kept ? run.kept_exps(block) : run.block_gradients(block);
@@ -84,8 +84,8 @@ void pack_panels(const Runner& run, int64_t block) {
   const int64_t units = s.vocab_block / k.pair;
   const auto* classifier = static_cast<const std::byte*>(run.buffers.classifier) +
                            block * s.vocab_block * run.buffers.classifier_stride *
-                               static_cast<int64_t>(size_of(p.classifier_dtype));
-  k.pack_interleaved({classifier, p.classifier_dtype, run.buffers.classifier_stride, p.compute_dtype},
+                               static_cast<int64_t>(size_of(p.dtype.classifier));
+  k.pack_interleaved({classifier, p.dtype.classifier, run.buffers.classifier_stride, p.compute_dtype},
                      s.block_columns(p.vocab, block), p.hidden, units, s.hidden_padded / k.nr, k.nr,
                      run.block_panels(block));
 }
@@ -124,7 +124,7 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Window
     made = groups.add(gradient_tasks(w).count(), {coefficients, slot.classifier, slot.hidden, slot.bias},
                       TaskBody::of<&BackwardStage::gradients>(*this), w);
   }
-  groups.add(run.problem.want_d_hidden ? row_tasks(chunk.count) : 0, {hidden},
+  groups.add(run.problem.has.d_hidden ? row_tasks(chunk.count) : 0, {hidden},
              TaskBody::of<&BackwardStage::store_hidden>(*this));
 }
 
@@ -141,7 +141,7 @@ BlockTasks BackwardStage::gradient_tasks(int64_t w) const {
 void BackwardStage::gradients(int64_t w, int64_t task, int worker) const {
   const BlockTasks::Task t = gradient_tasks(w)[task];
   gradient_task(run_, worker, t.block, t.row, t.row_end);
-  if (t.row == 0 && run_.problem.want_d_hidden) pack_panels(run_, t.block);
+  if (t.row == 0 && run_.problem.has.d_hidden) pack_panels(run_, t.block);
 }
 
 // The consumers of a window's gradients, long tasks first. The sums of d_hidden have the order of the blocks.
@@ -150,11 +150,11 @@ BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskG
   const Problem& p = run_.problem;
   const int64_t blocks = window(w).size();
   Sums sums;
-  sums.classifier = groups.add(p.want_d_classifier ? blocks * classifier_splits(w) : 0, {made, panels},
+  sums.classifier = groups.add(p.has.d_classifier ? blocks * classifier_splits(w) : 0, {made, panels},
                                TaskBody::of<&BackwardStage::classifier>(*this), w);
-  sums.hidden = groups.add(p.want_d_hidden ? ceil_div(chunk_.count, hidden_rows_) : 0, {made, hidden_before},
+  sums.hidden = groups.add(p.has.d_hidden ? ceil_div(chunk_.count, hidden_rows_) : 0, {made, hidden_before},
                            TaskBody::of<&BackwardStage::hidden>(*this), w);
-  sums.bias = groups.add(p.want_d_bias ? blocks : 0, {made}, TaskBody::of<&BackwardStage::bias>(*this), w);
+  sums.bias = groups.add(p.has.d_bias ? blocks : 0, {made}, TaskBody::of<&BackwardStage::bias>(*this), w);
   return sums;
 }
 

@@ -16,8 +16,8 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
   const Shape& s = run.shape;
   const int64_t row = source_row(run, chunk, i);
   const auto* hidden = static_cast<const std::byte*>(run.buffers.hidden) +
-                       row * run.buffers.hidden_stride * static_cast<int64_t>(size_of(p.hidden_dtype));
-  run.kernels.convert_row({hidden, p.hidden_dtype, run.buffers.hidden_stride, p.compute_dtype}, p.hidden,
+                       row * run.buffers.hidden_stride * static_cast<int64_t>(size_of(p.dtype.hidden));
+  run.kernels.convert_row({hidden, p.dtype.hidden, run.buffers.hidden_stride, p.compute_dtype}, p.hidden,
                           s.hidden_units * run.kernels.pair,
                           run.arena.hidden_rows.data() + i * s.hidden_stride);
   for (int64_t k = 0; k < run.targets(); ++k) {
@@ -25,7 +25,7 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
     run.arena.target[static_cast<size_t>(i * run.targets() + k)] =
         is_here(p, target) ? target - p.vocab_start : -1;
   }
-  if (p.has_temperature) {
+  if (p.has.temperature) {
     run.arena.inverse_temperature[static_cast<size_t>(i)] =
         static_cast<float>(inverse_temperature_of_row(p, run.buffers, row));
   }
@@ -35,7 +35,7 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
 
 LoadStage::LoadStage(const Runner& run, const Chunk& chunk, TaskGroups& groups) : run_(run), chunk_(chunk) {
   const Problem& p = run.problem;
-  const bool panels = p.needs_backward() && p.want_d_classifier && !p.is_thinned();
+  const bool panels = p.needs_backward() && p.has.d_classifier && !p.is_thinned();
   rows_ = groups.add(row_tasks(chunk.count), {}, TaskBody::of<&LoadStage::load_rows>(*this));
   panels_ = groups.add(panels ? ceil_div(chunk.count, run.shape.token_block) : 0, {rows_},
                        TaskBody::of<&LoadStage::pack_panels>(*this));

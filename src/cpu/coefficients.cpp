@@ -45,7 +45,7 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
     double entropy = 0;
     if (from_buffers) {
       lse = known_lse(loss, row);
-      if (p.has_grad_entropy) entropy = load_as_double(run.buffers.entropy, p.stats_dtype(), row);
+      if (p.has.grad_entropy) entropy = load_as_double(run.buffers.entropy, p.stats_dtype(), row);
     } else {
       lse = log_sum_exp_parts(arena.stats[at]);
     }

@@ -59,9 +59,9 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
   if (p.is_thinned() && !draws_elements(p)) return w;
   w.logits = workspace.take<float>(k.mr * s.vocab_block);
   w.classifier = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);
-  if (p.has_bias) w.bias = workspace.take<float>(s.vocab_block);
-  if (p.has_class_weight) w.class_weight = workspace.take<float>(s.vocab_block);
-  if (p.want_d_classifier && !p.is_thinned()) {
+  if (p.has.bias) w.bias = workspace.take<float>(s.vocab_block);
+  if (p.has.class_weight) w.class_weight = workspace.take<float>(s.vocab_block);
+  if (p.has.d_classifier && !p.is_thinned()) {
     if (k.pair == 2) w.dz_pairs = workspace.take<uint32_t>(s.token_block / 2 * s.vocab_block);
     w.d_classifier = workspace.take<float>(s.vocab_block * s.range);
   }
@@ -81,7 +81,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
   if (has_logits) {
     a.target = workspace.take<int64_t>(tokens * p.target_count());
     a.target_logit = workspace.take<float>(tokens * p.target_count());
-    if (p.has_temperature) a.inverse_temperature = workspace.take<float>(tokens);
+    if (p.has.temperature) a.inverse_temperature = workspace.take<float>(tokens);
     a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
   }
   if (p.needs_forward() || draws_elements(p)) {
@@ -99,7 +99,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
 #undef LOGITLESS_TAKE
     if (sums.weighted_logit_sum) a.block_weight = workspace.take<double>(s.blocks);
-    if (p.want_argmax) a.block_argmax = workspace.take<int32_t>(window);
+    if (p.has.argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
   a.top = lay_out_top(p, tokens, workspace);
   if (p.needs_backward() && !p.is_thinned()) {
@@ -107,19 +107,19 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     for (auto* vector : coefficients_of_rows(a)) *vector = workspace.take<float>(kept_rows);
     for (auto* vector : coefficients_of_targets(a))
       *vector = workspace.take<float>(kept_rows * p.target_count());
-    if (p.want_d_hidden) {
+    if (p.has.d_hidden) {
       a.d_hidden = workspace.take<float>(tokens * s.gradient_stride);
       a.window_panels =
           workspace.take<uint32_t>(window_slots(schedule, s) * s.hidden_padded * (s.vocab_block / k.pair));
     }
-    if (p.want_d_classifier) {
+    if (p.has.d_classifier) {
       a.hidden_panels = workspace.take<uint32_t>(ceil_div(tokens, k.pair) * s.hidden_padded);
-      if (!one_chunk && p.d_classifier_dtype != DType::kF32) {
+      if (!one_chunk && p.dtype.d_classifier != DType::kF32) {
         const int64_t rows = schedule.sweeps_vocabulary ? schedule.backward_window * s.vocab_block : p.vocab;
         a.d_classifier = workspace.take<float>(rows * s.hidden_padded);
       }
     }
-    if (p.want_d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);
+    if (p.has.d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);
     const int64_t block_bytes = tokens * s.vocab_block * element_bytes(k);
     a.kept_exps =
         workspace.take<std::byte>(schedule.keeps_in_gradient ? 0 : schedule.kept_blocks * block_bytes);

@@ -26,8 +26,8 @@ std::string why_unavailable(const BackendOptions& options) {
 
 std::string describe(const BackendOptions& options) {
   Problem bf16;
-  bf16.hidden_dtype = DType::kBF16;
-  bf16.classifier_dtype = DType::kBF16;
+  bf16.dtype.hidden = DType::kBF16;
+  bf16.dtype.classifier = DType::kBF16;
   const std::string pairs = cpu::select_kernels(bf16, options.isa).name;
   const std::string other = cpu::select_kernels(Problem{}, options.isa).name;
   return processor_name() + ", " + std::to_string(options.parallel_for.threads) + " threads; runs " +
@@ -36,7 +36,7 @@ std::string describe(const BackendOptions& options) {
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (!options.on_host()) return "the buffers are in the memory of a CUDA device";
-  if (problem.hidden_dtype == DType::kF64) return "float64 is computed by the reference backend";
+  if (problem.dtype.hidden == DType::kF64) return "float64 is computed by the reference backend";
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (problem.is_thinned() && (problem.vocab > kMost || problem.tokens > kMost)) {
     return "thinned gradients take at most 2^31 - 1 tokens and classifier rows";

@@ -50,8 +50,8 @@ void sum_weights(const Runner& run) {
   for (int64_t block = 0; block < static_cast<int64_t>(run.arena.block_weight.size()); ++block) {
     const int64_t first = p.vocab_start + block * run.shape.vocab_block;
     const int64_t columns = run.shape.block_columns(p.vocab, block);
-    double sum = p.has_class_weight ? 0 : static_cast<double>(columns);
-    for (int64_t j = 0; j < columns && p.has_class_weight; ++j) {
+    double sum = p.has.class_weight ? 0 : static_cast<double>(columns);
+    for (int64_t j = 0; j < columns && p.has.class_weight; ++j) {
       sum += static_cast<const float*>(run.buffers.class_weight)[first + j];
     }
     run.arena.block_weight[static_cast<size_t>(block)] = sum;

@@ -19,7 +19,7 @@ std::byte* output_row(void* data, DType dtype, int64_t stride, int64_t row, int6
 float* running_row(const Runner& run, int64_t block, int64_t j, int64_t column) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
-  if (p.d_classifier_dtype == DType::kF32) {
+  if (p.dtype.d_classifier == DType::kF32) {
     const int64_t row = block * s.vocab_block + j;
     return static_cast<float*>(run.buffers.d_classifier) + row * run.buffers.d_classifier_stride + column;
   }
@@ -39,7 +39,7 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
   const int64_t padded = std::min(s.range, s.hidden_padded - column);
   const int64_t columns = std::min(padded, p.hidden - column);
   float* sums = w.d_classifier.data();
-  const bool add_to_running = !chunk.is_first || p.accumulate_d_classifier;
+  const bool add_to_running = !chunk.is_first || p.accumulate.d_classifier;
   if (add_to_running) {
     for (int64_t j = 0; j < vocab; ++j) {
       std::copy_n(running_row(run, block, j, column), columns, sums + j * padded);
@@ -84,11 +84,11 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
   for (int64_t j = 0; j < vocab; ++j) {
     const int64_t row = block * s.vocab_block + j;
     const float* from = sums + j * padded;
-    if (!chunk.is_last || p.d_classifier_dtype == DType::kF32) {
+    if (!chunk.is_last || p.dtype.d_classifier == DType::kF32) {
       std::copy_n(from, columns, running_row(run, block, j, column));
     } else {
-      k.store_row(from, columns, 1, false, p.d_classifier_dtype,
-                  output_row(run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride,
+      k.store_row(from, columns, 1, false, p.dtype.d_classifier,
+                  output_row(run.buffers.d_classifier, p.dtype.d_classifier, run.buffers.d_classifier_stride,
                              row, column));
     }
   }
@@ -135,40 +135,40 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, int64_t row, int64_t 
   for (; row < row_end; ++row) {
     const int64_t to = run.arena.rows[static_cast<size_t>(chunk.first + row)];
     run.kernels.store_row(
-        run.arena.d_hidden.data() + row * run.shape.gradient_stride, p.hidden, 1, p.accumulate_d_hidden,
-        p.d_hidden_dtype,
-        output_row(run.buffers.d_hidden, p.d_hidden_dtype, run.buffers.d_hidden_stride, to, 0));
+        run.arena.d_hidden.data() + row * run.shape.gradient_stride, p.hidden, 1, p.accumulate.d_hidden,
+        p.dtype.d_hidden,
+        output_row(run.buffers.d_hidden, p.dtype.d_hidden, run.buffers.d_hidden_stride, to, 0));
   }
 }
 
 void store_d_bias(const Runner& run) {
   const Problem& p = run.problem;
   const auto factor = static_cast<float>(p.scale != 0 ? p.bias_scale / p.scale : p.bias_scale);
-  run.kernels.store_row(run.arena.d_bias.data(), p.vocab, factor, p.accumulate_d_bias, p.d_bias_dtype,
+  run.kernels.store_row(run.arena.d_bias.data(), p.vocab, factor, p.accumulate.d_bias, p.dtype.d_bias,
                         run.buffers.d_bias);
 }
 
 void zero_d_hidden(const Runner& run, bool ignored_only) {
   const Problem& p = run.problem;
-  if (p.accumulate_d_hidden) return;
-  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.d_hidden_dtype);
+  if (p.accumulate.d_hidden) return;
+  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.dtype.d_hidden);
   int64_t next = 0;
   for (int64_t row = 0; row < p.tokens; ++row) {
     const bool valid = next < run.row_count && run.arena.rows[static_cast<size_t>(next)] == row;
     if (valid) ++next;
     if (valid && ignored_only) continue;
-    std::memset(output_row(run.buffers.d_hidden, p.d_hidden_dtype, run.buffers.d_hidden_stride, row, 0), 0,
+    std::memset(output_row(run.buffers.d_hidden, p.dtype.d_hidden, run.buffers.d_hidden_stride, row, 0), 0,
                 bytes);
   }
 }
 
 void zero_d_classifier(const Runner& run) {
   const Problem& p = run.problem;
-  if (p.accumulate_d_classifier) return;
-  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.d_classifier_dtype);
+  if (p.accumulate.d_classifier) return;
+  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.dtype.d_classifier);
   for (int64_t row = 0; row < p.vocab; ++row) {
     std::memset(
-        output_row(run.buffers.d_classifier, p.d_classifier_dtype, run.buffers.d_classifier_stride, row, 0),
+        output_row(run.buffers.d_classifier, p.dtype.d_classifier, run.buffers.d_classifier_stride, row, 0),
         0, bytes);
   }
 }

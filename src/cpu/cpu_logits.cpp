@@ -27,7 +27,7 @@ LogitTransform<float> Runner::transform(const WorkerArena& w, int64_t row) const
 
 std::byte* Runner::kept_exps(int64_t block) const {
   if (schedule.keeps_in_gradient) {
-    const auto row_bytes = problem.hidden * static_cast<int64_t>(size_of(problem.d_classifier_dtype));
+    const auto row_bytes = problem.hidden * static_cast<int64_t>(size_of(problem.dtype.d_classifier));
     return static_cast<std::byte*>(buffers.d_classifier) + block * shape.vocab_block * row_bytes;
   }
   return arena.kept_exps.data() + block * schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
@@ -66,18 +66,18 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   const int64_t columns = s.block_columns(p.vocab, block);
   const auto* classifier =
       static_cast<const std::byte*>(run.buffers.classifier) +
-      first * run.buffers.classifier_stride * static_cast<int64_t>(size_of(p.classifier_dtype));
+      first * run.buffers.classifier_stride * static_cast<int64_t>(size_of(p.dtype.classifier));
   run.kernels.pack_transposed(
-      {classifier, p.classifier_dtype, run.buffers.classifier_stride, p.compute_dtype}, columns, p.hidden,
+      {classifier, p.dtype.classifier, run.buffers.classifier_stride, p.compute_dtype}, columns, p.hidden,
       s.vocab_block / run.kernels.nr, w.classifier.data());
   for (int64_t j = 0; j < s.vocab_block; ++j) {
     const bool real = j < columns;
-    if (p.has_bias) {
+    if (p.has.bias) {
       w.bias[static_cast<size_t>(j)] =
-          real ? static_cast<float>(p.bias_scale * load_as_double(run.buffers.bias, p.bias_dtype, first + j))
+          real ? static_cast<float>(p.bias_scale * load_as_double(run.buffers.bias, p.dtype.bias, first + j))
                : 0.0f;
     }
-    if (p.has_class_weight) {
+    if (p.has.class_weight) {
       w.class_weight[static_cast<size_t>(j)] =
           real ? static_cast<const float*>(run.buffers.class_weight)[p.vocab_start + first + j] : 0.0f;
     }
@@ -109,7 +109,7 @@ LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, i
   strip.rows = rows;
   strip.columns = s.block_columns(run.problem.vocab, block);
   strip.padded_columns = s.vocab_block;
-  strip.class_weight = run.problem.has_class_weight ? w.class_weight.data() : nullptr;
+  strip.class_weight = run.problem.has.class_weight ? w.class_weight.data() : nullptr;
   strip.targets = static_cast<int>(run.targets());
   strip.target = target_columns;
   const int64_t first = block * s.vocab_block;

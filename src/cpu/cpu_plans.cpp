@@ -110,7 +110,7 @@ class Planner {
     Plan plan;
     plan.kind = kind_of(schedule);
     plan.workspace_bytes = candidate.bytes;
-    if (problem_.is_thinned() && problem_.keeps_draws) {
+    if (problem_.is_thinned() && problem_.has.draws) {
       Workspace counter;
       lay_out_draws(problem_, shape_, counter);
       plan.draws_bytes = counter.used();
@@ -167,7 +167,7 @@ class Planner {
 
   std::vector<Windows> window_sizes(int64_t chunk) const {
     const int64_t block_bytes = shape_.vocab_block * element_bytes(kernels_) *
-                                (chunk + (problem_.want_d_hidden ? shape_.hidden_padded : 0));
+                                (chunk + (problem_.has.d_hidden ? shape_.hidden_padded : 0));
     const int64_t most = std::min({shape_.blocks, kLargestWindow,
                                    std::max<int64_t>(threads_ * kWindowBytesPerThread / block_bytes, 1)});
     const int64_t forward = std::min(shape_.blocks, kForwardWindow);
@@ -181,17 +181,17 @@ class Planner {
 
   // Whether chunks need an fp32 sum of d_classifier beside the output.
   bool sums_classifier_apart(int64_t chunk) const {
-    return problem_.needs_backward() && problem_.want_d_classifier && chunk < problem_.tokens &&
-           problem_.d_classifier_dtype != DType::kF32;
+    return problem_.needs_backward() && problem_.has.d_classifier && chunk < problem_.tokens &&
+           problem_.dtype.d_classifier != DType::kF32;
   }
 
   // Blocks whose exps fit into their own rows of d_classifier: all whole ones, or none; the last one may be
   // short.
   int64_t blocks_kept_in_gradient(const Problem& p, const Shape& shape, int64_t chunk) const {
-    if (!keeps_exps(p) || !p.want_d_classifier || p.accumulate_d_classifier) return 0;
+    if (!keeps_exps(p) || !p.has.d_classifier || p.accumulate.d_classifier) return 0;
     if (chunk < p.tokens) return 0;
     const int64_t exps = chunk * shape.vocab_block * element_bytes(kernels_);
-    const int64_t row = p.hidden * static_cast<int64_t>(size_of(p.d_classifier_dtype));
+    const int64_t row = p.hidden * static_cast<int64_t>(size_of(p.dtype.d_classifier));
     if (exps > shape.vocab_block * row) return 0;
     if (shape.blocks == 0) return 0;
     const int64_t last_rows = shape.block_columns(p.vocab, shape.blocks - 1);
@@ -246,8 +246,8 @@ class Planner {
     double cost = problem_.needs_forward() ? 1 : 0;
     if (!problem_.needs_backward()) return cost;
     cost += recomputed_share(schedule);
-    if (schedule.sweeps_vocabulary && problem_.want_d_hidden) cost += 1;
-    cost += (problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0);
+    if (schedule.sweeps_vocabulary && problem_.has.d_hidden) cost += 1;
+    cost += (problem_.has.d_hidden ? 1 : 0) + (problem_.has.d_classifier ? 1 : 0);
     return cost;
   }
 
@@ -259,7 +259,7 @@ class Planner {
     const double kept =
         std::min(1.0, kKeptShare / problem_.threshold / static_cast<double>(problem_.vocab)) * kScattered;
     return (draws_elements(problem_) ? 1 : 0) +
-           kept * ((problem_.want_d_hidden ? 1 : 0) + (problem_.want_d_classifier ? 1 : 0));
+           kept * ((problem_.has.d_hidden ? 1 : 0) + (problem_.has.d_classifier ? 1 : 0));
   }
 
   int64_t chunks_of(const Schedule& schedule) const {
@@ -277,7 +277,7 @@ class Planner {
       const auto windows = static_cast<double>(ceil_div(shape_.blocks, schedule.backward_window));
       hidden_bytes =
           windows * static_cast<double>(problem_.tokens) * static_cast<double>(problem_.hidden) * 16;
-    } else if (problem_.want_d_classifier && chunks > 1 && !problem_.is_thinned()) {
+    } else if (problem_.has.d_classifier && chunks > 1 && !problem_.is_thinned()) {
       bytes += classifier * 16;
     }
     const double arithmetic = gemm_flop(problem_) * cost / (kernels_.gflops_thread * 1e9);

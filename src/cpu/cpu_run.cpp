@@ -72,7 +72,7 @@ void run_exact(const Runner& run, const HostLoss& loss) {
   HostLossWriter writer(loss);
   if (run.schedule.sweeps_vocabulary) {
     Problem rows_only = run.problem;
-    rows_only.want_d_classifier = rows_only.want_d_bias = false;
+    rows_only.has.d_classifier = rows_only.has.d_bias = false;
     forget_packed_blocks(rows_of(run, rows_only, {}));
     for_chunks(run,
                [&](const Chunk& chunk) { run_chunk(rows_of(run, rows_only, chunk), loss, writer, chunk); });
@@ -82,8 +82,8 @@ void run_exact(const Runner& run, const HostLoss& loss) {
     for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, loss, writer, chunk); });
   }
   if (run.problem.needs_forward()) writer.finish();
-  if (run.problem.want_d_classifier && run.row_count == 0) zero_d_classifier(run);
-  if (run.problem.want_d_bias) store_d_bias(run);
+  if (run.problem.has.d_classifier && run.row_count == 0) zero_d_classifier(run);
+  if (run.problem.has.d_bias) store_d_bias(run);
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   const Problem& problem = problem_;
   Problem work = problem;
   Arena arena = lay_out(problem, kernels_, shape_, schedule_, workspace);
-  if (problem.is_thinned() && problem.keeps_draws) {
+  if (problem.is_thinned() && problem.has.draws) {
     Workspace draws(buffers.draws);
     arena.thinned.draws = lay_out_draws(problem, shape_, draws);
   }
@@ -111,8 +111,8 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   // Logits do not depend on the matrices: only the bias can have a gradient. Of a rank without columns
   // nothing.
   if (work.scale == 0 || work.vocab == 0) {
-    work.want_d_hidden = false;
-    work.want_d_classifier = false;
+    work.has.d_hidden = false;
+    work.has.d_classifier = false;
   }
   const int64_t row_count = compact_rows(problem, buffers.targets, arena.rows.data());
   const Runner run{work, buffers, schedule_, kernels_, pool_, shape_, arena, group, row_count};
@@ -124,8 +124,8 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   } else {
     run_exact(run, loss);
   }
-  if (problem.want_d_hidden) zero_d_hidden(run, work.want_d_hidden);
-  if (problem.want_d_classifier && !work.want_d_classifier) zero_d_classifier(run);
+  if (problem.has.d_hidden) zero_d_hidden(run, work.has.d_hidden);
+  if (problem.has.d_classifier && !work.has.d_classifier) zero_d_classifier(run);
 }
 
 }  // namespace logitless::cpu

@@ -108,8 +108,8 @@ std::string why_isa_unavailable(const std::string& isa) {
 const Kernels& select_kernels(const Problem& problem, const std::string& isa, std::string* reason) {
   const std::string why = why_isa_unavailable(isa);
   if (!why.empty()) throw Error(Status::kBackendUnavailable, why);
-  const bool bf16 = product_dtype(problem, problem.hidden_dtype) == DType::kBF16 &&
-                    product_dtype(problem, problem.classifier_dtype) == DType::kBF16;
+  const bool bf16 = product_dtype(problem, problem.dtype.hidden) == DType::kBF16 &&
+                    product_dtype(problem, problem.dtype.classifier) == DType::kBF16;
   const Kernels* pairs = usable_bf16_pairs();
   if (pairs != nullptr && bf16 && (isa == pairs->name || (isa.empty() && bf16_dot_is_fast()))) {
     tell(reason, isa.empty() ? "bf16 operands, whose dot product is the faster here" : "asked for");

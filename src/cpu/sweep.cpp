@@ -19,7 +19,7 @@ Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
 // The sums over tokens have the order that they have in any other plan.
 void sweep_vocabulary(const Runner& run) {
   Problem problem = run.problem;
-  problem.want_d_hidden = false;
+  problem.has.d_hidden = false;
   if (!problem.has_gradients()) return;
   forget_packed_blocks(rows_of(run, problem, {}));
   const int64_t window = run.schedule.backward_window;

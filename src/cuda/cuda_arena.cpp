@@ -9,7 +9,7 @@ namespace logitless::cuda {
 
 DType operand_dtype(const Problem& p) {
   if (p.compute_dtype != DType::kF32) return p.compute_dtype;
-  return p.hidden_dtype == p.classifier_dtype ? p.hidden_dtype : DType::kF32;
+  return p.dtype.hidden == p.dtype.classifier ? p.dtype.hidden : DType::kF32;
 }
 
 namespace {
@@ -36,7 +36,7 @@ int64_t padded_columns(const Problem& p, int64_t columns) {
 
 bool writes_d_classifier(const Problem& p) {
   if (p.hidden != padded_hidden(p)) return false;
-  return p.d_classifier_dtype == operand_dtype(p) || p.d_classifier_dtype == DType::kF32;
+  return p.dtype.d_classifier == operand_dtype(p) || p.dtype.d_classifier == DType::kF32;
 }
 
 DType staging_dtype(const Problem& p) {
@@ -44,18 +44,17 @@ DType staging_dtype(const Problem& p) {
 }
 
 bool stages_apart(const Problem& p) {
-  return p.want_d_classifier && !writes_d_classifier(p) &&
-         (p.d_classifier_dtype != operand_dtype(p) || p.accumulate_d_classifier);
+  return p.has.d_classifier && !writes_d_classifier(p) &&
+         (p.dtype.d_classifier != operand_dtype(p) || p.accumulate.d_classifier);
 }
 
 bool fits_in_d_hidden(const Problem& p) {
-  return p.want_d_hidden && !p.accumulate_d_hidden &&
-         size_of(p.d_hidden_dtype) >= size_of(operand_dtype(p)) && !p.unaligned_rows &&
-         p.hidden == padded_hidden(p);
+  return p.has.d_hidden && !p.accumulate.d_hidden && size_of(p.dtype.d_hidden) >= size_of(operand_dtype(p)) &&
+         !p.unaligned_rows && p.hidden == padded_hidden(p);
 }
 
 int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
-  return b.d_hidden_stride * static_cast<int64_t>(size_of(p.d_hidden_dtype) / size_of(operand_dtype(p)));
+  return b.d_hidden_stride * static_cast<int64_t>(size_of(p.dtype.d_hidden) / size_of(operand_dtype(p)));
 }
 
 int64_t exps_stride(const Problem& p, const PlanDetail& d) {
@@ -64,7 +63,7 @@ int64_t exps_stride(const Problem& p, const PlanDetail& d) {
 }
 
 int64_t kept_window(const Problem& p, const PlanDetail& d) {
-  const bool in_place = !d.copies_classifier && (!p.want_d_classifier || writes_d_classifier(p));
+  const bool in_place = !d.copies_classifier && (!p.has.d_classifier || writes_d_classifier(p));
   return in_place ? d.kept_columns : d.vocab_window;
 }
 
@@ -83,7 +82,7 @@ GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_NEXT)
 #undef LOGITLESS_NEXT
   static_assert(sizeof(int32_t) == sizeof(float));
-  if (p.want_argmax) g.slots.argmax = reinterpret_cast<int32_t*>(next());
+  if (p.has.argmax) g.slots.argmax = reinterpret_cast<int32_t*>(next());
   if (p.top_k > 0) {
     g.top_logit = next();
     number += p.top_k - 1;
@@ -102,8 +101,8 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   a.chunk_rows = take<int32_t>(w, chunks);
   a.row_map = take<int32_t>(w, p.tokens);
   a.target = take<int32_t>(w, p.tokens);
-  if (p.has_bias && (p.bias_dtype != DType::kF32 || p.bias_scale != 1)) a.bias = take<float>(w, p.vocab);
-  if (p.has_temperature) a.inverse_temperature = take<float>(w, p.tokens);
+  if (p.has.bias && (p.dtype.bias != DType::kF32 || p.bias_scale != 1)) a.bias = take<float>(w, p.vocab);
+  if (p.has.temperature) a.inverse_temperature = take<float>(w, p.tokens);
   if (p.targets_per_row > 0) {
     a.joined.target = take<int64_t>(w, p.tokens);
     a.joined.weight_sum = take<double>(w, p.tokens);
@@ -124,7 +123,7 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
 #undef LOGITLESS_TAKE
     if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
-    if (p.want_argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
+    if (p.has.argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
     if (p.in_group()) a.gathered = take<float>(w, p.group_size * numbers_of_rank(p, DType::kF32, rows));
   }
   return a;

@@ -1,4 +1,5 @@
 #include "cuda/cuda_backend.h"
+#include "core/status.h"
 
 #include <algorithm>
 #include <limits>
@@ -56,7 +57,9 @@ std::string why_unavailable(const BackendOptions& options) {
   const Device& device = device_of(options);
   if (!device.why_not.empty()) return device.why_not;
   if (!options.device_model.empty() && device.name.empty()) {
-    return "device_model: expected one of " + cuda::known_models() + ", got " + options.device_model;
+    throw Error(Status::kBackendUnavailable, {.argument = "device_model",
+                                              .expected = "one of " + cuda::known_models(),
+                                              .got = options.device_model});
   }
   const cuda::Engine* asked = cuda::engine_named(options.isa);
   if (!options.isa.empty() && asked == nullptr) {
@@ -92,12 +95,12 @@ std::string why_not_thinned(const Problem& problem, const Device& device) {
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (options.on_host()) return "the buffers are in host memory";
-  const bool is_float64 = problem.hidden_dtype == DType::kF64;
+  const bool is_float64 = problem.dtype.hidden == DType::kF64;
   if (problem.is_thinned()) {
     if (is_float64) {
       return "gradient must be exact with float64 operands; the reference backend thins them, on the host";
     }
-    for (const DType dtype : {problem.hidden_dtype, problem.classifier_dtype}) {
+    for (const DType dtype : {problem.dtype.hidden, problem.dtype.classifier}) {
       if (!problem.rounds(dtype) || dtype == DType::kF32) continue;
       return std::string("thinned gradients round float32 operands only: compute_dtype is ") +
              dtype_name(problem.compute_dtype) + ", an operand " + dtype_name(dtype);
@@ -116,7 +119,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {
-  if (problem.hidden_dtype == DType::kF64) {
+  if (problem.dtype.hidden == DType::kF64) {
     return cuda::float64::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
   }
   return cuda::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);

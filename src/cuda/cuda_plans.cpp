@@ -17,11 +17,11 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
                               uint64_t budget) {
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
-  exact.keeps_draws = false;
+  exact.has.draws = false;
   std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, asked), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, as thinning a flat softmax of these sizes may take longer";
-    if (problem.keeps_draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
+    if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
   }
   return plans;
 }
@@ -34,12 +34,12 @@ bool thinning_gains(const Problem& problem, const Device& device) {
   backward.tokens = problem.tokens;
   backward.vocab = problem.vocab;
   backward.hidden = problem.hidden;
-  backward.hidden_dtype = backward.d_hidden_dtype = problem.hidden_dtype;
-  backward.classifier_dtype = backward.d_classifier_dtype = problem.classifier_dtype;
+  backward.dtype.hidden = backward.dtype.d_hidden = problem.dtype.hidden;
+  backward.dtype.classifier = backward.dtype.d_classifier = problem.dtype.classifier;
   backward.compute_dtype = problem.compute_dtype;
-  backward.want_d_hidden = backward.want_d_classifier = true;
+  backward.has.d_hidden = backward.has.d_classifier = true;
   backward.gradient = GradientMethod::kThinned;
-  backward.keeps_draws = true;
+  backward.has.draws = true;
   backward.threshold = problem.threshold;
   const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
   return seconds(search_plans(backward, device, choose_engine(backward, device, ""), 0)) <
@@ -61,7 +61,7 @@ std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, con
   std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, asked), budget);
   if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
   std::vector<Plan> exact = exact_plans(problem, device, asked, budget);
-  if (problem.keeps_draws) return thinning_gains(problem, device) ? plans : exact;
+  if (problem.has.draws) return thinning_gains(problem, device) ? plans : exact;
   plans.insert(plans.end(), exact.begin(), exact.end());
   return plans;
 }
@@ -86,7 +86,7 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
     shard.vocab = problem.vocab;
     shard.vocab_start = problem.vocab_start;
     const PlanDetail detail = of_shard(shard, largest, planned.detail());
-    const bool keeps_draws = detail.is_thinned() && shard.keeps_draws;
+    const bool keeps_draws = detail.is_thinned() && shard.has.draws;
     if (workspace_bytes(shard, detail) > plan.workspace_bytes ||
         (keeps_draws && draws_bytes(shard) > plan.draws_bytes)) {
       throw Error(Status::kInternal, "a shard needs more memory than the group's largest");

@@ -10,7 +10,7 @@ namespace {
 // which are bound by memory instead.
 double cost_of_thinned(const Problem& p) {
   const ThinSizes s = thin_sizes(p);
-  const double draw = p.pass == Pass::kBackward && p.keeps_draws ? 0 : 1;
+  const double draw = p.pass == Pass::kBackward && p.has.draws ? 0 : 1;
   return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / static_cast<double>(p.vocab);
 }
 
@@ -22,7 +22,7 @@ double cost_of(const Problem& p, const PlanDetail& d) {
   if (lists) cost += static_cast<double>(top_sizes(p, d).sampled) / static_cast<double>(p.vocab);
   if (!p.needs_backward()) return cost;
   cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
-  return cost + (p.want_d_hidden ? 1 : 0) + (p.want_d_classifier ? 1 : 0);
+  return cost + (p.has.d_hidden ? 1 : 0) + (p.has.d_classifier ? 1 : 0);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ bool copies_hidden(const Runner& run) {
 Operand hidden_of(const Runner& run, const Chunk& chunk) {
   const Buffers& b = run.buffers;
   if (!copies_hidden(run)) {
-    return {at(b.hidden, run.problem.hidden_dtype, chunk.first * b.hidden_stride), b.hidden_stride};
+    return {at(b.hidden, run.problem.dtype.hidden, chunk.first * b.hidden_stride), b.hidden_stride};
   }
   const bool to_output = run.detail.source == HiddenSource::kOutput;
   return {to_output ? b.d_hidden : run.arena.hidden,
@@ -27,12 +27,12 @@ LoadRows rows_of(const Runner& run, const Chunk& chunk) {
   LoadRows l{};
   l.rows = chunk.rows;
   l.row_count = chunk.row_count;
-  l.from_dtype = p.hidden_dtype;
+  l.from_dtype = p.dtype.hidden;
   l.from_stride = b.hidden_stride;
   l.columns = p.hidden;
   l.row_map = run.arena.row_map + chunk.first;
   l.classifier = b.classifier;
-  l.classifier_dtype = p.classifier_dtype;
+  l.classifier_dtype = p.dtype.classifier;
   l.classifier_stride = b.classifier_stride;
   if (!copies_hidden(run)) return l;
   const Operand hidden = hidden_of(run, chunk);
@@ -58,8 +58,8 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
     l.target = a.target + chunk.first;
     l.transform = run.transform.from(chunk.first, 0);
   }
-  if (p.has_bias) l.bias = b.bias;
-  l.bias_dtype = p.bias_dtype;
+  if (p.has.bias) l.bias = b.bias;
+  l.bias_dtype = p.dtype.bias;
   l.bias_scale = static_cast<float>(p.bias_scale);
   l.vocab = p.vocab;
   if (chunk.is_first) l.bias_copy = a.bias;
@@ -87,10 +87,10 @@ void make_target_logits(const Runner& run, const Chunk& chunk) {
   t.row_map = run.arena.row_map + chunk.first;
   t.target = run.arena.target + chunk.first;
   t.hidden = b.hidden;
-  t.hidden_dtype = p.hidden_dtype;
+  t.hidden_dtype = p.dtype.hidden;
   t.hidden_stride = b.hidden_stride;
   t.classifier = b.classifier;
-  t.classifier_dtype = p.classifier_dtype;
+  t.classifier_dtype = p.dtype.classifier;
   t.classifier_stride = b.classifier_stride;
   t.operand_dtype = run.dtype();
   t.transform = run.transform.from(chunk.first, 0);
@@ -113,8 +113,8 @@ void copy_classifier(const Runner& run, const Window& window, const Condition& c
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   RowsCopy c{};
-  c.from = at(b.classifier, p.classifier_dtype, window.first * step * b.classifier_stride);
-  c.from_dtype = p.classifier_dtype;
+  c.from = at(b.classifier, p.dtype.classifier, window.first * step * b.classifier_stride);
+  c.from_dtype = p.dtype.classifier;
   c.from_stride = step * b.classifier_stride;
   c.to = run.arena.window;
   c.to_dtype = run.dtype();
@@ -135,7 +135,7 @@ void load_whole_classifier(const Runner& run) {
 Operand loaded_classifier(const Runner& run, const Window& window) {
   const Buffers& b = run.buffers;
   if (!run.detail.copies_classifier) {
-    return {at(b.classifier, run.problem.classifier_dtype, window.first * b.classifier_stride),
+    return {at(b.classifier, run.problem.dtype.classifier, window.first * b.classifier_stride),
             b.classifier_stride};
   }
   const int64_t first = holds_whole_classifier(run) ? window.first : 0;

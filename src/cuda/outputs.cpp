@@ -10,7 +10,7 @@ void clear_rows(const Runner& run, void* data, DType dtype, int64_t stride, int6
 // Whether d_bias is made from a sum in the workspace at the end of the run: where no chunk of an exact plan
 // writes it.
 bool ends_with_d_bias(const Runner& run) {
-  return run.problem.want_d_bias && (run.problem.tokens == 0 || run.detail.is_thinned());
+  return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_thinned());
 }
 
 }  // namespace
@@ -24,8 +24,8 @@ void store_matrix(const Runner& run, const void* from, DType from_dtype, const W
                        .from_stride = run.depth(),
                        .rows = window.columns,
                        .columns = p.hidden,
-                       .to = at(b.d_classifier, p.d_classifier_dtype, window.first * b.d_classifier_stride),
-                       .dtype = p.d_classifier_dtype,
+                       .to = at(b.d_classifier, p.dtype.d_classifier, window.first * b.d_classifier_stride),
+                       .dtype = p.dtype.d_classifier,
                        .to_stride = b.d_classifier_stride,
                        .accumulate = accumulate},
                       run.queue);
@@ -40,8 +40,8 @@ void clear_gradients(const Runner& run) {
     run.queue.clear(run.arena.d_bias, static_cast<size_t>(p.vocab) * sizeof(float));
   }
   if (run.products && p.tokens > 0) return;
-  if (p.want_d_classifier && !p.accumulate_d_classifier) {
-    clear_rows(run, b.d_classifier, p.d_classifier_dtype, b.d_classifier_stride, p.vocab);
+  if (p.has.d_classifier && !p.accumulate.d_classifier) {
+    clear_rows(run, b.d_classifier, p.dtype.d_classifier, b.d_classifier_stride, p.vocab);
   }
 }
 
@@ -49,15 +49,15 @@ void finish_gradients(const Runner& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   const Arena& a = run.arena;
-  if (p.want_d_hidden && !p.accumulate_d_hidden && !run.products) {
-    clear_rows(run, b.d_hidden, p.d_hidden_dtype, b.d_hidden_stride, p.tokens);
+  if (p.has.d_hidden && !p.accumulate.d_hidden && !run.products) {
+    clear_rows(run, b.d_hidden, p.dtype.d_hidden, b.d_hidden_stride, p.tokens);
   }
   if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
-    store_matrix(run, a.d_classifier, DType::kF32, {0, p.vocab}, p.accumulate_d_classifier);
+    store_matrix(run, a.d_classifier, DType::kF32, {0, p.vocab}, p.accumulate.d_classifier);
   }
   if (ends_with_d_bias(run) && p.vocab > 0) {
     launch_store_vector(a.d_bias, p.vocab, static_cast<float>(run.bias_gradient_scale()), b.d_bias,
-                        p.d_bias_dtype, p.accumulate_d_bias, run.queue);
+                        p.dtype.d_bias, p.accumulate.d_bias, run.queue);
   }
 }
 

@@ -60,27 +60,27 @@ class Prediction {
   // Copies of the operands: read in the caller's dtype, written in that of the products.
   double copied_classifier(int64_t columns) const {
     if (!d_.copies_classifier || columns <= 0) return 0;
-    return moved(columns, p_.hidden, bytes_copied(p_.classifier_dtype)) + kLaunchSeconds;
+    return moved(columns, p_.hidden, bytes_copied(p_.dtype.classifier)) + kLaunchSeconds;
   }
   double copied_hidden(int64_t rows) const {
-    return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.hidden_dtype));
+    return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.dtype.hidden));
   }
 
   // From where it is staged.
   double stored_classifier() const {
-    if (!p_.want_d_classifier || writes_d_classifier(p_)) return 0;
+    if (!p_.has.d_classifier || writes_d_classifier(p_)) return 0;
     return moved(p_.vocab, p_.hidden,
-                 static_cast<double>(size_of(staging_dtype(p_)) + size_of(p_.d_classifier_dtype)));
+                 static_cast<double>(size_of(staging_dtype(p_)) + size_of(p_.dtype.d_classifier)));
   }
 
   double gradients(int64_t rows, int64_t columns, bool adds_d_hidden) const {
     double seconds = 2 * kLaunchSeconds;
-    if (p_.want_d_hidden) {
+    if (p_.has.d_hidden) {
       seconds += times_.product(rows, p_.hidden, columns);
       if (adds_d_hidden) seconds += moved(rows, p_.hidden, 8);
     }
-    if (p_.want_d_classifier) seconds += times_.product(columns, p_.hidden, rows);
-    if (p_.want_d_bias) seconds += moved(rows, columns, 2);
+    if (p_.has.d_classifier) seconds += times_.product(columns, p_.hidden, rows);
+    if (p_.has.d_bias) seconds += moved(rows, columns, 2);
     return seconds;
   }
 
@@ -89,18 +89,18 @@ class Prediction {
     if (columns == 0) return 0;
     const int64_t window = kept_window(p_, d_);
     double seconds = 2 * kLaunchSeconds;
-    if (p_.want_d_hidden) {
+    if (p_.has.d_hidden) {
       const auto sums = static_cast<double>(ceil_div(columns, window) - 1);
       seconds += sums * moved(rows, p_.hidden, 8);
       seconds += KernelTimes::in_parts(columns, window,
                                        [&](int64_t k) { return times_.product(rows, p_.hidden, k); });
     }
-    if (p_.want_d_classifier) {
+    if (p_.has.d_classifier) {
       const int64_t staged = writes_d_classifier(p_) ? columns : window;
       seconds += KernelTimes::in_parts(columns, staged,
                                        [&](int64_t m) { return times_.product(m, p_.hidden, rows); });
     }
-    if (p_.want_d_bias) seconds += moved(rows, columns, 2);
+    if (p_.has.d_bias) seconds += moved(rows, columns, 2);
     return seconds;
   }
 
@@ -122,14 +122,14 @@ class Prediction {
   double copies_for_gradients() const {
     if (d_.kept_columns < p_.vocab) return copied_classifier(p_.vocab);
     const int64_t last = (p_.vocab - 1) % d_.vocab_window + 1;
-    return p_.want_d_hidden ? copied_classifier(p_.vocab - last) : 0;
+    return p_.has.d_hidden ? copied_classifier(p_.vocab - last) : 0;
   }
 
   // Of a flat softmax, which keeps 1 / threshold elements a row: no other keeps more.
   double thinned(int64_t rows, const ThinSizes& s) const {
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
     double seconds = kThinnedLaunches * kLaunchSeconds;
-    if (p_.needs_forward() || !p_.keeps_draws) {
+    if (p_.needs_forward() || !p_.has.draws) {
       seconds += all_logits(rows, 0) * d_.engine->traits().draw_cost;
       if (d_.vocab_window < p_.vocab) seconds += copied_classifier(p_.vocab);
     }
@@ -183,7 +183,7 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
         seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
       }
       if (chunks == 1) seconds += predict.stored_classifier();
-      if (chunks > 1 && p.want_d_classifier) {
+      if (chunks > 1 && p.has.d_classifier) {
         seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
       }
     }

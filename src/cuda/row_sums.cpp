@@ -22,7 +22,7 @@ bool tracks_max(const Runner& run) {
   // Ranks tell each other sums relative to their maxima where they have these: always, if what is asked for
   // may change no bits.
   if (p.batch_invariant && p.group_size > 1) return true;
-  bool tracks = p.want_argmax || b.max != nullptr || b.max_logit != nullptr;
+  bool tracks = p.has.argmax || b.max != nullptr || b.max_logit != nullptr;
 #define LOGITLESS_TRACKS(name, part, kind, ...) \
   tracks = tracks || (SumKind::kind != SumKind::kPlain && b.name != nullptr);
   LOGITLESS_ROW_SUMS(LOGITLESS_TRACKS)
@@ -42,9 +42,9 @@ Coefficients coefficients_of(const Runner& run) {
   if (!p.needs_forward()) {
     c.known_lse = static_cast<const float*>(b.lse);
     c.known_lse_low = static_cast<const float*>(b.lse_low);
-    if (p.has_grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
+    if (p.has.grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
 #define LOGITLESS_POINTER(name) \
-  if (p.has_grad_##name) c.grad_##name = static_cast<const float*>(b.grad_##name);
+  if (p.has.grad_##name) c.grad_##name = static_cast<const float*>(b.grad_##name);
     LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
 #undef LOGITLESS_POINTER
   }
@@ -64,7 +64,7 @@ KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
   k.base_2 = run.traits().base_2;
   k.transform = run.transform;
   // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
-  if (p.want_d_classifier) k.hidden = const_cast<void*>(hidden.data);
+  if (p.has.d_classifier) k.hidden = const_cast<void*>(hidden.data);
   k.hidden_stride = hidden.stride;
   k.depth = run.depth();
   return k;

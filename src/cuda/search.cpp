@@ -95,7 +95,7 @@ class Search {
         base_ = PlanDetail{};
         base_.engine = choice_.engine;
         base_.copies_classifier =
-            p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.classifier_dtype != operand_dtype(p_);
+            p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.dtype.classifier != operand_dtype(p_);
         base_.scratch_rows = rows;
         base_.scratch_columns = columns;
         base_.gemm_bytes = gemm_bytes;
@@ -135,7 +135,7 @@ class Search {
   }
 
   bool hidden_is_operand() const {
-    return !p_.unaligned_rows && p_.hidden == padded_hidden(p_) && p_.hidden_dtype == operand_dtype(p_);
+    return !p_.unaligned_rows && p_.hidden == padded_hidden(p_) && p_.dtype.hidden == operand_dtype(p_);
   }
 
   int64_t chunks_of(int64_t chunk) const { return ceil_div(std::max<int64_t>(p_.tokens, 1), chunk); }
@@ -198,8 +198,8 @@ class Search {
 
   // Whether sums of d_classifier over chunks may be kept in its own dtype, rounded once more for each chunk.
   bool may_round(int64_t chunks) const {
-    return chunks > 1 && p_.want_d_classifier && writes_d_classifier(p_) &&
-           p_.d_classifier_dtype != DType::kF32;
+    return chunks > 1 && p_.has.d_classifier && writes_d_classifier(p_) &&
+           p_.dtype.d_classifier != DType::kF32;
   }
 
   // All exps of a chunk are kept.
@@ -359,7 +359,7 @@ class Search {
     plan.handicap = rounding_handicap(p_, d.token_chunk, d);
     plan.default_handicap = scratch_handicap(d);
     plan.predicted_seconds = candidate.seconds / plan.handicap;
-    if (p_.is_thinned() && p_.keeps_draws) plan.draws_bytes = draws_bytes(p_);
+    if (p_.is_thinned() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = choice_.engine->name();
     plan.reason = choice_.reason;
     plan.config = launches_.config(d.token_chunk) + description_of(p_, d);

@@ -28,11 +28,11 @@ double load_operand(const Problem& p, const void* data, DType dtype, int64_t ind
 }
 
 double hidden_at(const Problem& p, const Buffers& b, int64_t row, int64_t k) {
-  return load_operand(p, b.hidden, p.hidden_dtype, row * b.hidden_stride + k);
+  return load_operand(p, b.hidden, p.dtype.hidden, row * b.hidden_stride + k);
 }
 
 double classifier_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) {
-  return load_operand(p, b.classifier, p.classifier_dtype, column * b.classifier_stride + k);
+  return load_operand(p, b.classifier, p.dtype.classifier, column * b.classifier_stride + k);
 }
 
 struct Logit {
@@ -46,17 +46,17 @@ Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
     dot += hidden_at(p, b, row, k) * classifier_at(p, b, column, k);
   }
   Logit out{p.scale * dot};
-  if (p.has_bias) out.z += p.bias_scale * load(b.bias, p.bias_dtype, column);
+  if (p.has.bias) out.z += p.bias_scale * load(b.bias, p.dtype.bias, column);
   if (p.softcap > 0) {
     const double t = std::tanh(out.z / p.softcap);
     out = {p.softcap * t, 1 - t * t};
   }
-  if (p.has_temperature) out.z *= inverse_temperature_of_row(p, b, row);
+  if (p.has.temperature) out.z *= inverse_temperature_of_row(p, b, row);
   return out;
 }
 
 double class_weight(const Problem& p, const Buffers& b, int64_t column) {
-  return p.has_class_weight ? load(b.class_weight, p.stats_dtype(), p.vocab_start + column) : 1;
+  return p.has.class_weight ? load(b.class_weight, p.stats_dtype(), p.vocab_start + column) : 1;
 }
 
 // Statistics of one logit, of class weight w and of weight q as a target; p log p is 0 at z = -inf.
@@ -66,7 +66,7 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
   stats.argmax = id;
   const double d = z - anchor_of(z);
   const double e = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
-#define LOGITLESS_SUM(name, part, kind, wanted, option, term) \
+#define LOGITLESS_SUM(name, part, kind, term) \
   if (sums.name) stats.part = term;
   LOGITLESS_ROW_SUMS(LOGITLESS_SUM)
 #undef LOGITLESS_SUM
@@ -176,7 +176,7 @@ void fill_coefficients(const Problem& p, const HostLoss& context, const Scratch&
       s.lse[i] = log_sum_exp_parts(s.stats[i]);
     } else {
       s.lse[i] = known_lse(context, row);
-      if (p.has_grad_entropy) entropy = load(b.entropy, p.stats_dtype(), row);
+      if (p.has.grad_entropy) entropy = load(b.entropy, p.stats_dtype(), row);
     }
     s.coefficients[i] = coefficients_of_row(context, row, s.lse[i].value(), entropy);
   }
@@ -193,8 +193,8 @@ void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t 
   }
   const int64_t row = s.rows[static_cast<size_t>(i)];
   for (int64_t k = 0; k < p.hidden; ++k) {
-    store_gradient(b.d_hidden, p.d_hidden_dtype, row * b.d_hidden_stride + k, accumulator[k],
-                   p.accumulate_d_hidden);
+    store_gradient(b.d_hidden, p.dtype.d_hidden, row * b.d_hidden_stride + k, accumulator[k],
+                   p.accumulate.d_hidden);
   }
 }
 
@@ -206,28 +206,28 @@ void d_classifier_row(const Problem& p, const Buffers& b, const Scratch& s, int6
   for (int64_t i = 0; i < count; ++i) {
     const double d = d_logit(p, b, s, i, j).d;
     d_bias += d;
-    if (!p.want_d_classifier) continue;
+    if (!p.has.d_classifier) continue;
     const int64_t row = s.rows[static_cast<size_t>(i)];
     for (int64_t k = 0; k < p.hidden; ++k) {
       accumulator[k] += p.scale * d * hidden_at(p, b, row, k);
     }
   }
-  if (p.want_d_bias) {
-    store_gradient(b.d_bias, p.d_bias_dtype, j, p.bias_scale * d_bias, p.accumulate_d_bias);
+  if (p.has.d_bias) {
+    store_gradient(b.d_bias, p.dtype.d_bias, j, p.bias_scale * d_bias, p.accumulate.d_bias);
   }
-  if (!p.want_d_classifier) return;
+  if (!p.has.d_classifier) return;
   for (int64_t k = 0; k < p.hidden; ++k) {
-    store_gradient(b.d_classifier, p.d_classifier_dtype, j * b.d_classifier_stride + k, accumulator[k],
-                   p.accumulate_d_classifier);
+    store_gradient(b.d_classifier, p.dtype.d_classifier, j * b.d_classifier_stride + k, accumulator[k],
+                   p.accumulate.d_classifier);
   }
 }
 
 void zero_ignored_d_hidden(const Problem& p, const Buffers& b) {
-  if (!p.want_d_hidden || p.accumulate_d_hidden) return;
+  if (!p.has.d_hidden || p.accumulate.d_hidden) return;
   for (int64_t row = 0; row < p.tokens; ++row) {
     if (target_of_row(p, b.targets, row) != p.ignore_index) continue;
     for (int64_t k = 0; k < p.hidden; ++k) {
-      store_from_double(b.d_hidden, p.d_hidden_dtype, row * b.d_hidden_stride + k, 0);
+      store_from_double(b.d_hidden, p.dtype.d_hidden, row * b.d_hidden_stride + k, 0);
     }
   }
 }
@@ -268,10 +268,10 @@ void backward(const Problem& p, const HostLoss& context, const Scratch& s, int64
   zero_ignored_d_hidden(p, b);
   report_draws(p, b, s, count, parallel_for);
   const auto accumulator = [&](int worker) { return s.accumulator.data() + worker * p.hidden; };
-  if (p.want_d_hidden) {
+  if (p.has.d_hidden) {
     parallel_for(count, [&](int64_t i, int worker) { d_hidden_row(p, b, s, i, accumulator(worker)); });
   }
-  if (p.want_d_classifier || p.want_d_bias) {
+  if (p.has.d_classifier || p.has.d_bias) {
     parallel_for(p.vocab,
                  [&](int64_t j, int worker) { d_classifier_row(p, b, s, count, j, accumulator(worker)); });
   }
@@ -299,7 +299,7 @@ void run(const Problem& problem, int threads, const Buffers& buffers, Workspace 
          const ParallelFor& parallel_for, const Communicator* group) {
   Scratch scratch = lay_out(problem, threads, workspace);
   scratch.seed = seed_of(problem, buffers);
-  if (problem.keeps_draws && problem.tokens > 0) {
+  if (problem.has.draws && problem.tokens > 0) {
     auto* kept_seed = static_cast<int64_t*>(buffers.draws);
     if (problem.pass == Pass::kForward) *kept_seed = scratch.seed;
     scratch.seed = *kept_seed;

@@ -45,13 +45,13 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   Workspace counter;
   reference::lay_out(problem, plan.threads, counter);
   plan.workspace_bytes = counter.used();
-  if (problem.keeps_draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed: draws are made again from it
-  plan.cost_f = (problem.needs_forward() ? 1 : 0) + (problem.want_d_hidden ? 2 : 0) +
-                (problem.want_d_classifier || problem.want_d_bias ? 2 : 0);
+  if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed: draws are made again from it
+  plan.cost_f = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
+                (problem.has.d_classifier || problem.has.d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
   plan.predicted_seconds = plan.cost_f * gemm_flop(problem) / kFlopPerSecond / plan.threads;
   plan.implementation = "scalar";
-  plan.reason = problem.hidden_dtype == DType::kF64 ? "float64 operands" : "the reference was asked for";
+  plan.reason = problem.dtype.hidden == DType::kF64 ? "float64 operands" : "the reference was asked for";
   plan.config = "float64";
   count_gathers(problem, DType::kF64, std::max<int64_t>(problem.tokens, 1), &plan);
   plan.backend_plan = std::make_shared<ReferencePlan>(problem, options.parallel_for);

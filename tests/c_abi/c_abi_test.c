@@ -1,8 +1,6 @@
-/* A C11 program over logitless.h alone: one problem whose numbers are known, errors, and an older caller's
- * structs. */
+/* A C11 program over logitless.h alone: one problem whose numbers are known, and errors. */
 #include <logitless/logitless.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,28 +14,30 @@ static const float kClassifier[VOCAB * HIDDEN] = {1, 0, 0, 1, 2, 3};
 static const int64_t kTargets[TOKENS] = {0, 2};
 static const double kLogits[TOKENS][VOCAB] = {{1, 0, 2}, {0, 1, 3}};
 
-static logitless_problem make_problem(void) {
-  logitless_problem problem;
-  logitless_problem_init(&problem);
-  problem.pass = LOGITLESS_FORWARD_BACKWARD;
-  problem.tokens = TOKENS;
-  problem.vocab = VOCAB;
-  problem.hidden = HIDDEN;
-  problem.want_d_hidden = problem.want_d_classifier = 1;
-  return problem;
+/* A plan for it, with one more option, which may be one that is there already. */
+static logitless_status make_plan(const logitless_context* context, logitless_option more,
+                                  logitless_plan** plan) {
+  const logitless_option options[] = {{LOGITLESS_OPTION_PASS, LOGITLESS_FORWARD_BACKWARD, 0},
+                                      {LOGITLESS_OPTION_TOKENS, TOKENS, 0},
+                                      {LOGITLESS_OPTION_VOCAB, VOCAB, 0},
+                                      {LOGITLESS_OPTION_HIDDEN, HIDDEN, 0},
+                                      more};
+  const logitless_tensor_desc gradients[] = {{LOGITLESS_TENSOR_D_HIDDEN, LOGITLESS_F32, 0},
+                                             {LOGITLESS_TENSOR_D_CLASSIFIER, LOGITLESS_F32, 0}};
+  return logitless_plan_create(context, options, sizeof options / sizeof options[0], gradients, 2, plan);
 }
+static const logitless_option kNoMore = {LOGITLESS_OPTION_SOFTCAP, 0, 0};
 
-static logitless_buffers make_buffers(const float* hidden, float* loss, float* d_hidden,
-                                      float* d_classifier) {
-  logitless_buffers buffers;
-  logitless_buffers_init(&buffers);
-  buffers.hidden = hidden;
-  buffers.classifier = kClassifier;
-  buffers.targets = kTargets;
-  buffers.loss = loss;
-  buffers.d_hidden = d_hidden;
-  buffers.d_classifier = d_classifier;
-  return buffers;
+static logitless_status run(const logitless_plan* plan, const float* hidden, const int64_t* targets,
+                            float* loss, float* d_hidden, float* d_classifier, void* workspace,
+                            size_t workspace_bytes) {
+  const logitless_tensor tensors[] = {{LOGITLESS_TENSOR_HIDDEN, (void*)hidden, 0},
+                                      {LOGITLESS_TENSOR_CLASSIFIER, (void*)kClassifier, HIDDEN},
+                                      {LOGITLESS_TENSOR_TARGETS, (void*)targets, 0},
+                                      {LOGITLESS_TENSOR_LOSS, loss, 0},
+                                      {LOGITLESS_TENSOR_D_HIDDEN, d_hidden, 0},
+                                      {LOGITLESS_TENSOR_D_CLASSIFIER, d_classifier, 0}};
+  return logitless_run(plan, tensors, 6, workspace, workspace_bytes, NULL);
 }
 
 static void check_numbers(const float* loss, const float* d_hidden, const float* d_classifier) {
@@ -70,11 +70,9 @@ static void run_on(const char* backend) {
   options.backend = backend;
   logitless_context* context = NULL;
   EXPECT(logitless_context_create(&options, &context) == LOGITLESS_OK);
-  const logitless_problem problem = make_problem();
   logitless_plan* plan = NULL;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_OK);
+  EXPECT(make_plan(context, kNoMore, &plan) == LOGITLESS_OK);
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
   EXPECT(logitless_plan_get_info(plan, &info) == LOGITLESS_OK);
   EXPECT(strcmp(info.backend, backend) == 0);
   void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
@@ -82,26 +80,19 @@ static void run_on(const char* backend) {
   float loss = 0;
   float d_hidden[TOKENS * HIDDEN] = {0};
   float d_classifier[VOCAB * HIDDEN] = {0};
-  logitless_buffers buffers = make_buffers(kHidden, &loss, d_hidden, d_classifier);
-  EXPECT(logitless_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == LOGITLESS_OK);
+  const size_t bytes = info.workspace_bytes;
+  EXPECT(run(plan, kHidden, kTargets, &loss, d_hidden, d_classifier, workspace, bytes) == LOGITLESS_OK);
   check_numbers(&loss, d_hidden, d_classifier);
-
-  /* A caller compiled when logitless_buffers ended before d_bias, whose fields after that are not its own. */
-  loss = 0;
-  buffers.struct_size = offsetof(logitless_buffers, d_bias);
-  EXPECT(logitless_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == LOGITLESS_OK);
-  check_numbers(&loss, d_hidden, d_classifier);
-
-  buffers.struct_size = sizeof buffers + 8;
-  EXPECT(logitless_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == LOGITLESS_INVALID_ARGUMENT);
-  EXPECT(strncmp(logitless_last_error(), "logitless_buffers.struct_size: expected ", 39) == 0);
 
   const int64_t bad_targets[TOKENS] = {0, 3};
-  buffers.struct_size = sizeof buffers;
-  buffers.targets = bad_targets;
   loss = -1;
-  EXPECT(logitless_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == LOGITLESS_INVALID_TARGET);
+  EXPECT(run(plan, kHidden, bad_targets, &loss, d_hidden, d_classifier, workspace, bytes) ==
+         LOGITLESS_INVALID_TARGET);
   EXPECT(strstr(logitless_last_error(), "got 3 at targets[1]") != NULL);
+  logitless_error_info error;
+  logitless_last_error_info(&error);
+  EXPECT(error.status == LOGITLESS_INVALID_TARGET && error.row == 1 &&
+         strcmp(error.argument, "targets") == 0);
   EXPECT(loss == -1);
 
   free(workspace);
@@ -113,76 +104,14 @@ static void check_errors(void) {
   logitless_context* context = NULL;
   EXPECT(logitless_context_create(NULL, &context) == LOGITLESS_OK);
   logitless_plan* plan = NULL;
-  logitless_problem problem = make_problem();
-  problem.max_workspace_bytes = 1;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_BUDGET_TOO_SMALL);
-  problem = make_problem();
-  problem.label_smoothing = 2;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_INVALID_ARGUMENT);
+  const logitless_option budget = {LOGITLESS_OPTION_MAX_WORKSPACE_BYTES, 1, 0};
+  EXPECT(make_plan(context, budget, &plan) == LOGITLESS_BUDGET_TOO_SMALL);
+  const logitless_option smoothing = {LOGITLESS_OPTION_LABEL_SMOOTHING, 0, 2};
+  EXPECT(make_plan(context, smoothing, &plan) == LOGITLESS_INVALID_ARGUMENT);
   EXPECT(strcmp(logitless_last_error(), "label_smoothing: expected a number in [0, 1], got 2") == 0);
-  /* A caller compiled before label_smoothing existed: what lies there is not its own. */
-  problem.struct_size = offsetof(logitless_problem, label_smoothing);
-  problem.pass = LOGITLESS_FORWARD;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_OK);
-  logitless_plan_destroy(plan);
-  logitless_context_destroy(context);
-}
-
-/* Whatever struct_size is, a call reads whole fields or refuses it by name. */
-static void check_sizes(void) {
-  logitless_context* context = NULL;
-  logitless_context_options options;
-  for (size_t size = 0; size <= sizeof options + 8; ++size) {
-    logitless_context_options_init(&options);
-    options.backend = "reference";
-    options.isa = "";
-    options.device_model = "";
-    options.struct_size = size;
-    const logitless_status status = logitless_context_create(&options, &context);
-    if (status == LOGITLESS_OK) logitless_context_destroy(context);
-    const int is_whole = size >= sizeof size && size <= sizeof options && size % sizeof size == 0;
-    EXPECT(status == (is_whole ? LOGITLESS_OK : LOGITLESS_INVALID_ARGUMENT));
-    EXPECT(is_whole ||
-           strncmp(logitless_last_error(), "logitless_context_options.struct_size: expected ", 47) == 0);
-  }
-
-  logitless_context_options_init(&options);
-  options.backend = "reference";
-  EXPECT(logitless_context_create(&options, &context) == LOGITLESS_OK);
-  logitless_problem problem = make_problem();
-  logitless_plan* plan = NULL;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_OK);
-  static double workspace[1 << 12];
-  float rows[7][TOKENS], d_hidden[TOKENS * HIDDEN], d_classifier[VOCAB * HIDDEN], d_bias[VOCAB], loss;
-  int64_t valid;
-  for (size_t size = 0; size <= sizeof(logitless_buffers) + 8; ++size) {
-    logitless_buffers buffers = make_buffers(kHidden, &loss, d_hidden, d_classifier);
-    buffers.max = rows[0];
-    buffers.sum_exp = rows[1];
-    buffers.target_logit = rows[2];
-    buffers.nll = rows[3];
-    buffers.lse = rows[4];
-    buffers.lse_low = rows[5];
-    buffers.max_logit = rows[6];
-    buffers.d_bias = d_bias;
-    buffers.valid_count = &valid;
-    buffers.struct_size = size;
-    const logitless_status status = logitless_run(plan, &buffers, workspace, sizeof workspace, NULL);
-    EXPECT(status == LOGITLESS_OK || status == LOGITLESS_INVALID_ARGUMENT);
-    const int is_whole = size >= sizeof size && size <= sizeof buffers && size % sizeof size == 0;
-    EXPECT(is_whole || strncmp(logitless_last_error(), "logitless_buffers.struct_size: expected ", 39) == 0);
-    EXPECT(is_whole || status != LOGITLESS_OK);
-    problem = make_problem();
-    problem.struct_size = size;
-    logitless_plan* other = NULL;
-    if (logitless_plan_create(context, &problem, &other) == LOGITLESS_OK) logitless_plan_destroy(other);
-    logitless_plan_info info;
-    logitless_plan_info_init(&info);
-    info.struct_size = size;
-    const int is_info = size >= sizeof size && size <= sizeof info && size % sizeof size == 0;
-    EXPECT((logitless_plan_get_info(plan, &info) == LOGITLESS_OK) == is_info);
-  }
-  logitless_plan_destroy(plan);
+  const logitless_option twice = {LOGITLESS_OPTION_VOCAB, VOCAB, 0};
+  EXPECT(make_plan(context, twice, &plan) == LOGITLESS_INVALID_ARGUMENT);
+  EXPECT(strcmp(logitless_last_error(), "options: expected each once, got vocab twice") == 0);
   logitless_context_destroy(context);
 }
 
@@ -190,19 +119,17 @@ static void check_sizes(void) {
 static void check_compute_dtype(void) {
   logitless_context* context = NULL;
   EXPECT(logitless_context_create(NULL, &context) == LOGITLESS_OK);
-  logitless_problem problem = make_problem();
-  problem.compute_dtype = LOGITLESS_BF16;
+  const logitless_option in_bf16 = {LOGITLESS_OPTION_COMPUTE_DTYPE, LOGITLESS_BF16, 0};
   logitless_plan* plan = NULL;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_OK);
+  EXPECT(make_plan(context, in_bf16, &plan) == LOGITLESS_OK);
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
   EXPECT(logitless_plan_get_info(plan, &info) == LOGITLESS_OK);
   void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
   float hidden[TOKENS * HIDDEN], loss = 0, d_hidden[TOKENS * HIDDEN] = {0},
                                  d_classifier[VOCAB * HIDDEN] = {0};
   for (int k = 0; k < TOKENS * HIDDEN; ++k) hidden[k] = kHidden[k] * (1 + 1.0f / 1024);
-  logitless_buffers buffers = make_buffers(hidden, &loss, d_hidden, d_classifier);
-  EXPECT(logitless_run(plan, &buffers, workspace, info.workspace_bytes, NULL) == LOGITLESS_OK);
+  EXPECT(run(plan, hidden, kTargets, &loss, d_hidden, d_classifier, workspace, info.workspace_bytes) ==
+         LOGITLESS_OK);
   double exact = 0;
   for (int i = 0; i < TOKENS; ++i) {
     double sum = 0;
@@ -213,18 +140,11 @@ static void check_compute_dtype(void) {
   free(workspace);
   logitless_plan_destroy(plan);
 
-  problem.compute_dtype = LOGITLESS_F64;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_INVALID_ARGUMENT);
-  EXPECT(strstr(logitless_last_error(), "compute_dtype: expected bfloat16, float16, or float32") != NULL);
-  EXPECT(strstr(logitless_last_error(), "got float64") != NULL);
-  /* A caller compiled before compute_dtype existed. */
-  problem.struct_size = offsetof(logitless_problem, compute_dtype);
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_OK);
-  logitless_plan_destroy(plan);
-  problem.struct_size = sizeof problem;
-  problem.compute_dtype = LOGITLESS_F32;
-  problem.allow_tf32 = 2;
-  EXPECT(logitless_plan_create(context, &problem, &plan) == LOGITLESS_INVALID_ARGUMENT);
+  const logitless_option in_f64 = {LOGITLESS_OPTION_COMPUTE_DTYPE, LOGITLESS_F64, 0};
+  EXPECT(make_plan(context, in_f64, &plan) == LOGITLESS_INVALID_ARGUMENT);
+  EXPECT(strstr(logitless_last_error(), "compute_dtype: expected 0 to 2, got 3") != NULL);
+  const logitless_option flag = {LOGITLESS_OPTION_ALLOW_TF32, 2, 0};
+  EXPECT(make_plan(context, flag, &plan) == LOGITLESS_INVALID_ARGUMENT);
   EXPECT(strcmp(logitless_last_error(), "allow_tf32: expected 0 or 1, got 2") == 0);
   logitless_context_destroy(context);
 }
@@ -241,7 +161,6 @@ int main(void) {
     if (why[0] == '\0') run_on(logitless_backend_name(i));
   }
   check_errors();
-  check_sizes();
   check_compute_dtype();
   if (failures == 0) puts("ok");
   return failures != 0;

@@ -27,9 +27,9 @@ void plan_anything(FuzzedDataProvider& input) {
     *field = input.ConsumeBool() ? input.ConsumeIntegralInRange<int64_t>(0, 5000)
                                  : input.ConsumeIntegral<int64_t>();
   }
-  for (int32_t* field : {&problem.hidden_dtype, &problem.classifier_dtype, &problem.bias_dtype,
-                         &problem.target_dtype, &problem.d_hidden_dtype, &problem.d_classifier_dtype,
-                         &problem.d_bias_dtype, &problem.compute_dtype}) {
+  for (int32_t* field : {&problem.dtype.hidden, &problem.dtype.classifier, &problem.dtype.bias,
+                         &problem.dtype.targets, &problem.dtype.d_hidden, &problem.dtype.d_classifier,
+                         &problem.dtype.d_bias, &problem.compute_dtype}) {
     *field = input.ConsumeIntegralInRange<int32_t>(-1, 6);
   }
   for (double* field :
@@ -37,14 +37,14 @@ void plan_anything(FuzzedDataProvider& input) {
     *field = input.ConsumeBool() ? input.ConsumeProbability<double>() : input.ConsumeFloatingPoint<double>();
   }
   for (int32_t* field :
-       {&problem.has_bias, &problem.has_class_weight, &problem.has_token_weight, &problem.want_entropy,
-        &problem.want_argmax, &problem.want_d_hidden, &problem.want_d_classifier, &problem.want_d_bias,
-        &problem.has_grad_nll, &problem.has_grad_lse, &problem.has_grad_entropy, &problem.accumulate_d_hidden,
-        &problem.accumulate_d_classifier, &problem.accumulate_d_bias}) {
+       {&problem.has.bias, &problem.has.class_weight, &problem.has.token_weight, &problem.has.entropy,
+        &problem.has.argmax, &problem.has.d_hidden, &problem.has.d_classifier, &problem.has.d_bias,
+        &problem.has.grad_nll, &problem.has.grad_lse, &problem.has.grad_entropy, &problem.accumulate.d_hidden,
+        &problem.accumulate.d_classifier, &problem.accumulate.d_bias}) {
     *field = input.ConsumeIntegralInRange<int32_t>(0, 1);
   }
   problem.max_workspace_bytes = input.ConsumeIntegral<size_t>();
-  problem.has_temperature = input.ConsumeIntegralInRange<int32_t>(0, 1);
+  problem.has.temperature = input.ConsumeIntegralInRange<int32_t>(0, 1);
   problem.batch_invariant = input.ConsumeIntegralInRange<int32_t>(0, 1);
   if (input.ConsumeBool()) problem.temperature = input.ConsumeFloatingPoint<double>();
   try {
@@ -72,18 +72,18 @@ CheckCase any_case(FuzzedDataProvider& input) {
   const bool sum = input.ConsumeBool();
   if (sum) p.reduction = LOGITLESS_REDUCTION_SUM;
   p.num_items = sum || input.ConsumeBool() ? 0 : 1 + 1000 * input.ConsumeProbability<double>();
-  p.has_bias = input.ConsumeBool();
-  p.has_class_weight = input.ConsumeBool();
-  p.has_token_weight = input.ConsumeBool();
+  p.has.bias = input.ConsumeBool();
+  p.has.class_weight = input.ConsumeBool();
+  p.has.token_weight = input.ConsumeBool();
   c.ignored_rows = input.ConsumeBool();
   p.shift = input.ConsumeIntegralInRange<int64_t>(0, 3);
   // A divisor of the tokens.
   p.sequence_length = input.ConsumeIntegralInRange<int64_t>(0, tokens);
   if (p.sequence_length != 0 && tokens % p.sequence_length != 0) p.sequence_length = 1;
-  p.want_d_hidden = input.ConsumeBool();
-  p.want_d_classifier = !p.want_d_hidden || input.ConsumeBool();
-  p.has_temperature = input.ConsumeBool();
-  p.temperature = p.has_temperature || input.ConsumeBool() ? 1 : 0.1 + 4 * input.ConsumeProbability<double>();
+  p.has.d_hidden = input.ConsumeBool();
+  p.has.d_classifier = !p.has.d_hidden || input.ConsumeBool();
+  p.has.temperature = input.ConsumeBool();
+  p.temperature = p.has.temperature || input.ConsumeBool() ? 1 : 0.1 + 4 * input.ConsumeProbability<double>();
   return c;
 }
 
@@ -95,9 +95,9 @@ void print(const CheckCase& c) {
       "class_weight %d, token_weight %d, ignored_rows %d, shift %lld, sequence_length %lld, gradients of "
       "hidden %d, classifier %d, temperature %g, of tokens %d\n",
       c.name().c_str(), c.logit_std, p.scale, p.softcap, p.label_smoothing, p.z_loss, p.num_items,
-      p.reduction, p.has_bias, p.has_class_weight, p.has_token_weight, c.ignored_rows,
-      static_cast<long long>(p.shift), static_cast<long long>(p.sequence_length), p.want_d_hidden,
-      p.want_d_classifier, p.temperature, p.has_temperature);
+      p.reduction, p.has.bias, p.has.class_weight, p.has.token_weight, c.ignored_rows,
+      static_cast<long long>(p.shift), static_cast<long long>(p.sequence_length), p.has.d_hidden,
+      p.has.d_classifier, p.temperature, p.has.temperature);
 }
 
 Context make_named_context(const char* backend) {

@@ -82,9 +82,9 @@ class PlainTensors {
  public:
   explicit PlainTensors(const Case& c) {
     inputs_.reserve(4);
-    inputs_.emplace_back(encoded(c.hidden, c.problem.hidden_dtype));
-    inputs_.emplace_back(encoded(c.classifier, c.problem.classifier_dtype));
-    inputs_.emplace_back(encoded(c.bias, c.problem.bias_dtype));
+    inputs_.emplace_back(encoded(c.hidden, c.problem.dtype.hidden));
+    inputs_.emplace_back(encoded(c.classifier, c.problem.dtype.classifier));
+    inputs_.emplace_back(encoded(c.bias, c.problem.dtype.bias));
     inputs_.emplace_back(encoded({c.targets.begin(), c.targets.end()}, LOGITLESS_I64));
     const auto n = static_cast<size_t>(c.problem.tokens);
     const auto output = [&](size_t bytes) { return outputs_.emplace_back(bytes).as(); };

@@ -131,9 +131,9 @@ class Large : public testing::TestWithParam<Engine> {
     problem.tokens = s.tokens;
     problem.vocab = s.vocab;
     problem.hidden = s.hidden;
-    problem.hidden_dtype = problem.classifier_dtype = problem.d_hidden_dtype = problem.d_classifier_dtype =
+    problem.dtype.hidden = problem.dtype.classifier = problem.dtype.d_hidden = problem.dtype.d_classifier =
         LOGITLESS_BF16;
-    problem.want_d_hidden = problem.want_d_classifier = 1;
+    problem.has.d_hidden = problem.has.d_classifier = 1;
     problem.max_workspace_bytes = budget;
     const logitless::Plan plan(context_, problem);
     SCOPED_TRACE(plan.info().config);

@@ -104,7 +104,7 @@ int64_t parts(int64_t number, int64_t size) {
 // Targets, slots, sums, losses.
 TEST_P(LaunchCounts, LossAlone) {
   Case c = case_of();
-  c.problem.has_bias = c.problem.want_d_bias = 0;
+  c.problem.has.bias = c.problem.has.d_bias = 0;
   const Counted got = counted(c, logitless::Pass::forward);
   ASSERT_EQ(got.kind, LOGITLESS_PLAN_FORWARD);
   EXPECT_LE(got.launches.own, 4) << got.launches.names;

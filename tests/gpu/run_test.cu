@@ -322,7 +322,7 @@ TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
   const logitless_dtype dtypes[2] = {LOGITLESS_F32, third};
   for (int i = 0; i < 2; ++i) {
     logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
-    problem.d_classifier_dtype = dtypes[i];
+    problem.dtype.d_classifier = dtypes[i];
     const logitless::Plan plan(context_, problem);
     EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_WHOLE) << plan.info().config;
     const DeviceMemory workspace(plan.info().workspace_bytes), gradient(v * d * size_of(dtypes[i]));

@@ -99,16 +99,16 @@ void ignore_some(Case* c) {
 
 std::vector<Variant> variants() {
   return {
-      {"plain", [](Case* c) { c->problem.has_bias = c->problem.want_d_bias = 0; }},
+      {"plain", [](Case* c) { c->problem.has.bias = c->problem.has.d_bias = 0; }},
       {"bias, softcap, entropy",
        [](Case* c) {
          c->problem.softcap = 5;
-         c->problem.want_entropy = c->problem.want_argmax = 1;
+         c->problem.has.entropy = c->problem.has.argmax = 1;
        }},
       {"scale, temperatures, ignored rows",
        [](Case* c) {
          c->problem.scale = 0.7;
-         c->problem.has_temperature = 1;
+         c->problem.has.temperature = 1;
          Random random(5);
          for (int64_t row = 0; row < c->problem.tokens; ++row) {
            c->temperature.push_back(rounded(random.uniform(0.25, 2), stats_dtype(c->problem)));
@@ -118,17 +118,17 @@ std::vector<Variant> variants() {
       {"label smoothing, class weights",
        [](Case* c) {
          c->problem.label_smoothing = 0.25;
-         c->problem.has_class_weight = c->problem.want_entropy = 1;
+         c->problem.has.class_weight = c->problem.has.entropy = 1;
          c->class_weight.assign(static_cast<size_t>(c->problem.vocab), 0.5);
        }},
       {"steep rows, entropy",
        [](Case* c) {
-         c->problem.want_entropy = 1;
+         c->problem.has.entropy = 1;
          make_steep(c);
        }},
       {"steep rows, ignored rows",
        [](Case* c) {
-         c->problem.has_bias = c->problem.want_d_bias = 0;
+         c->problem.has.bias = c->problem.has.d_bias = 0;
          make_steep(c);
          ignore_some(c);
        }},
@@ -267,8 +267,8 @@ TEST_P(BatchInvariance, MixedOperands) {
     PlainSize some = size(64);
     some.tokens = 150;
     Case c = case_of(variants()[4], some, LOGITLESS_BF16);  // whose values all of them hold
-    c.problem.hidden_dtype = c.problem.d_hidden_dtype = hidden;
-    c.problem.classifier_dtype = c.problem.d_classifier_dtype = classifier;
+    c.problem.dtype.hidden = c.problem.dtype.d_hidden = hidden;
+    c.problem.dtype.classifier = c.problem.dtype.d_classifier = classifier;
     c.problem.compute_dtype = compute;
     if (!engine().can_run(c.problem)) continue;
     SCOPED_TRACE(describe(c));

@@ -28,8 +28,8 @@ class CommonOffset : public testing::TestWithParam<Engine> {
   static Case base(double step, logitless_dtype dtype) {
     Case c = plain_case(3, {kTokens, kVocab, kHidden}, dtype);
     logitless::Problem& p = c.problem;
-    p.bias_dtype = p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = stats_dtype(p);
-    p.want_entropy = 1;
+    p.dtype.bias = p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = stats_dtype(p);
+    p.has.entropy = 1;
     Random random(7);
     for (size_t i = 0; i < kTokens; ++i) {
       for (size_t k = 0; k < kHidden; ++k) {
@@ -79,7 +79,7 @@ class CommonOffset : public testing::TestWithParam<Engine> {
           way.problem.reduction = reduction;
           if (reduction == LOGITLESS_REDUCTION_NONE) way.grad_loss.assign(kTokens, 1);
           if (entropy) {
-            way.problem.has_grad_entropy = way.problem.has_grad_lse = 1;
+            way.problem.has.grad_entropy = way.problem.has.grad_lse = 1;
             way.grad_entropy.assign(kTokens, 0.5);
             way.grad_lse.assign(kTokens, -0.25);
           }
@@ -88,7 +88,7 @@ class CommonOffset : public testing::TestWithParam<Engine> {
           for (int32_t keeps : {0, 1}) {
             way.problem.gradient = LOGITLESS_ALWAYS_THINNED;
             way.problem.threshold = 1e-30;
-            way.problem.keeps_draws = keeps;
+            way.problem.has.draws = keeps;
             out.push_back(way);
           }
         }
@@ -107,8 +107,8 @@ class CommonOffset : public testing::TestWithParam<Engine> {
           way.mode = reduction == LOGITLESS_REDUCTION_MEAN ? Mode::kForwardBackward : Mode::kForward;
           way.problem.reduction = reduction;
           way.problem.label_smoothing = smoothing;
-          way.problem.has_class_weight = weights;
-          way.problem.want_log_sum_sq_probs = 1;
+          way.problem.has.class_weight = weights;
+          way.problem.has.log_sum_sq_probs = 1;
           for (size_t j = 0; j < kVocab && weights; ++j)
             way.class_weight.push_back(0.3 * static_cast<double>(j % 7 + 1));
           for (double& w : way.class_weight) w = rounded(w, stats_dtype(c.problem));
@@ -121,7 +121,7 @@ class CommonOffset : public testing::TestWithParam<Engine> {
 
   // CUDA's sums of w z are float32 and of the logits themselves (docs/numerics.md).
   double smoothing_error(const Case& c, const Answer& truth, double offset) const {
-    if (!GetParam().is_device() || c.problem.hidden_dtype == LOGITLESS_F64) return 0;
+    if (!GetParam().is_device() || c.problem.dtype.hidden == LOGITLESS_F64) return 0;
     double weights = c.class_weight.empty() ? kVocab : 0;
     for (double w : c.class_weight) weights += w;
     const double tiles = std::ceil(kVocab / 192.0), largest = std::fabs(offset) + 6;
@@ -177,7 +177,7 @@ TEST_P(CommonOffset, OfAZLoss) {
     c.problem.z_loss = 1 / offset;
     const Answer truth = materialise<double>(c);
     for (Case& way : ways(c)) {
-      if (way.problem.reduction != LOGITLESS_REDUCTION_MEAN || way.problem.has_grad_entropy != 0) continue;
+      if (way.problem.reduction != LOGITLESS_REDUCTION_MEAN || way.problem.has.grad_entropy != 0) continue;
       SCOPED_TRACE(describe(way));
       const Outputs got = solve(context_, way);
       const double factor = 1 + 2.1;  // 2 z_loss lse
@@ -263,7 +263,7 @@ TEST_P(CommonOffset, BeyondTheIntegers) {
 TEST_P(CommonOffset, OfMergedStatistics) {
   Case c = base(0x1p-3);
   c.mode = Mode::kForwardThenBackward;
-  c.problem.want_entropy = 0;
+  c.problem.has.entropy = 0;
   const Expected expected(c);
   add_offset(&c, {By::kBias, 1e5});
   const Outputs whole = solve(context_, c);
@@ -271,7 +271,7 @@ TEST_P(CommonOffset, OfMergedStatistics) {
   std::vector<float> target(whole.target_logit.begin(), whole.target_logit.end());
   std::vector<float> lse(kTokens), lse_low(kTokens);
   logitless::Problem problem = pass_problem(c, logitless::Pass::forward);
-  problem.target_dtype = LOGITLESS_I64;
+  problem.dtype.targets = LOGITLESS_I64;
   logitless::Buffers buffers;
   buffers.targets = c.targets.data();
   buffers.max = max.data();
@@ -279,7 +279,7 @@ TEST_P(CommonOffset, OfMergedStatistics) {
   buffers.target_logit = target.data();
   buffers.lse = lse.data();
   buffers.lse_low = lse_low.data();
-  ASSERT_EQ(logitless_loss_from_row_stats(&problem, &buffers), LOGITLESS_OK) << logitless_last_error();
+  logitless::loss_from_row_stats(logitless::Plan(context_, problem), buffers);
   Outputs known = whole;
   known.lse.assign(lse.begin(), lse.end());
   known.lse_low.assign(lse_low.begin(), lse_low.end());

@@ -40,7 +40,7 @@ TEST_P(Float64, AgreesOverSeveralBlocks) {
                              {130, 2100, 5}, {3, 4100, 40}, {1100, 2050, 3}};
   for (const PlainSize& size : sizes) {
     Case c = plain_case(static_cast<uint64_t>(size.vocab), size, LOGITLESS_F64);
-    c.problem.want_entropy = c.problem.want_argmax = 1;
+    c.problem.has.entropy = c.problem.has.argmax = 1;
     for (size_t i = 0; i < c.targets.size(); i += 5) c.targets[i] = c.problem.ignore_index;
     const Expected expected(c);
     for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
@@ -99,7 +99,7 @@ TEST_P(Float64, SpecialValuesAsTheReference) {
         Case c = plain_case(6, {9, 150, 4}, LOGITLESS_F64);
         c.mode = mode;
         c.targets = {1, 2, 4, 5, 6, 71, 149, 0, 64};
-        c.problem.want_entropy = c.problem.want_argmax = 1;
+        c.problem.has.entropy = c.problem.has.argmax = 1;
         c.problem.softcap = softcap;
         c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(9, 0.5);
@@ -130,7 +130,7 @@ TEST_P(Float64, CommonOffset) {
   constexpr double kOffset = 0x1p20;
   Case c = plain_case(8, {12, 130, 6}, LOGITLESS_F64);
   c.mode = Mode::kForwardThenBackward;
-  c.problem.want_entropy = c.problem.has_grad_entropy = 1;
+  c.problem.has.entropy = c.problem.has.grad_entropy = 1;
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   c.grad_entropy.assign(12, 1.5);
   for (double& b : c.bias) b = std::round(b * 1024) / 1024;  // so that the offset is added exactly

@@ -22,7 +22,7 @@ class GroupCuts : public testing::TestWithParam<Engine> {
 
   void set(PlainSize size, const std::vector<int64_t>& shards) {
     case_ = plain_case(11, size, GetParam().plain_dtype());
-    case_.problem.d_hidden_dtype = stats_dtype(case_.problem);
+    case_.problem.dtype.d_hidden = stats_dtype(case_.problem);
     case_.targets[0] = 5;
     case_.targets[1] = 17;
     problems_.clear();
@@ -157,7 +157,7 @@ TEST_P(GroupCuts, RefusesOtherIgnoredRows) {
       p.ignore_index = -7;
       p.reduction = LOGITLESS_REDUCTION_SUM;  // a number of no row, too
       if (seed % 2 == 1) p.pass = static_cast<int32_t>(logitless::Pass::forward);
-      if (seed % 2 == 1) p.want_d_hidden = p.want_d_classifier = p.want_d_bias = p.group_d_hidden = 0;
+      if (seed % 2 == 1) p.has.d_hidden = p.has.d_classifier = p.has.d_bias = p.group_d_hidden = 0;
     }
     set_least_budget();
     const auto rows = static_cast<int64_t>(case_.targets.size());

@@ -59,10 +59,10 @@ class Groups : public testing::TestWithParam<Engine> {
       give_targets(random, &c, random.pick<int64_t>({1, 2, 5, 64}), random.pick<double>({-1, 0, 0}), 1.5);
     }
     logitless::Problem& p = c.problem;
-    p.accumulate_d_hidden = 0;
+    p.accumulate.d_hidden = 0;
     c.d_hidden_start.clear();
     c.d_hidden_layout = {};
-    if (p.hidden_dtype != LOGITLESS_F64) p.d_hidden_dtype = LOGITLESS_F32;
+    if (p.dtype.hidden != LOGITLESS_F64) p.dtype.d_hidden = LOGITLESS_F32;
     return c;
   }
 
@@ -77,7 +77,7 @@ class Groups : public testing::TestWithParam<Engine> {
     logitless::Problem whole = pass_problem(c, pass);
     whole.max_workspace_bytes = budget;
     const auto ranks = static_cast<int64_t>(sizes.size());
-    const bool scatters = whole.want_d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
+    const bool scatters = whole.has.d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
     const auto problems =
         cut(whole, sizes, scatters ? logitless::GroupDHidden::sum_of_own : logitless::GroupDHidden::sum);
     std::vector<Outputs> found(sizes.size());
@@ -174,7 +174,7 @@ TEST_P(Groups, LargerVocabulariesUnderBudgetsSlow) {
 // Chunks of tokens, each with an exchange of its own; and the number of exchanges is the plan's.
 TEST_P(Groups, ChunksOfTokensExchangeOnceEachSlow) {
   Case c = plain_case(7, {1200, 900, 24}, GetParam().plain_dtype());
-  c.problem.d_hidden_dtype = stats_dtype(c.problem);
+  c.problem.dtype.d_hidden = stats_dtype(c.problem);
   c.targets[3] = c.problem.ignore_index;
   const Expected expected(c);
   const Sizes sizes{500, 0, 400};
@@ -193,7 +193,7 @@ TEST_P(Groups, ChunksOfTokensExchangeOnceEachSlow) {
       EXPECT_EQ(plan.gathers, plans[0].gathers);
       EXPECT_EQ(plan.gathered_bytes, plans[0].gathered_bytes);
       EXPECT_EQ(plan.reduced_bytes,
-                static_cast<size_t>(1200 * 24) * size_of(as_dtype(c.problem.d_hidden_dtype)));
+                static_cast<size_t>(1200 * 24) * size_of(as_dtype(c.problem.dtype.d_hidden)));
     }
     chunks.insert(plans[0].gathers);
     expect_group_agrees(c, expected, sizes, listed.workspace_bytes);
@@ -221,9 +221,9 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
     const int64_t vocab = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     Case c = plain_case(static_cast<uint64_t>(k), {33, vocab, 16}, GetParam().plain_dtype());
     c.mode = Mode::kForward;
-    c.problem.has_bias = c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+    c.problem.has.bias = c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
     c.bias.clear();
-    c.problem.want_argmax = 1;
+    c.problem.has.argmax = 1;
     c.problem.top_k = k;
     c.targets[5] = c.problem.ignore_index;
     expect_group_agrees(c, Expected(c), sizes);
@@ -247,9 +247,9 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
 TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
   Case c = plain_case(3, {4, 60, 8}, GetParam().plain_dtype());
   c.mode = Mode::kForward;
-  c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+  c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
   c.problem.top_k = 60;
-  c.problem.bias_dtype = LOGITLESS_F32;
+  c.problem.dtype.bias = LOGITLESS_F32;
   std::fill(c.hidden.begin(), c.hidden.end(), 0.0);
   for (size_t j = 0; j < 60; ++j) c.bias[j] = static_cast<double>((j * 17) % 60) / 8;
   c.bias[50] = c.bias[20] = NAN;
@@ -275,7 +275,7 @@ TEST_P(Groups, BatchInvariantRowsSlow) {
   Case c = plain_case(12, {260, vocab, 24}, GetParam().plain_dtype());
   c.problem.batch_invariant = 1;
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
-  c.problem.d_hidden_dtype = stats_dtype(c.problem);
+  c.problem.dtype.d_hidden = stats_dtype(c.problem);
   for (size_t row = 0; row < 260; row += 37) {  // exps relative to their targets leave the range of fp32
     for (size_t k = 0; k < 24; ++k) c.hidden[24 * row + k] *= 64;
   }
@@ -315,7 +315,7 @@ TEST_P(Groups, BatchInvariantRowsSlow) {
 
 TEST_P(Groups, GroupOfOneIsThePlainRun) {
   Case c = plain_case(9, {40, 700, 16}, GetParam().plain_dtype());
-  c.problem.d_hidden_dtype = stats_dtype(c.problem);
+  c.problem.dtype.d_hidden = stats_dtype(c.problem);
   const Outputs plain = solve(context_, c);
   EXPECT_STREQ(first_difference(plain, solve_in_group(c, {700}, 0)), "");
 }
@@ -371,7 +371,7 @@ TEST_P(Groups, ACommonOffsetOfAllLogits) {
     Case c = plain_case(5, {6, 90, 4}, logits.dtype);
     if (!GetParam().can_run(c.problem)) continue;
     c.mode = Mode::kForward;
-    c.problem.want_entropy = c.problem.has_bias = c.problem.has_class_weight = 1;
+    c.problem.has.entropy = c.problem.has.bias = c.problem.has.class_weight = 1;
     c.problem.label_smoothing = 0.4;
     std::fill(c.classifier.begin(), c.classifier.end(), 0);
     c.bias.resize(90);

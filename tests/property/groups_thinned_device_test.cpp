@@ -25,7 +25,7 @@ TEST_P(ThinnedDeviceGroups, KeepingAllIsTheExactGradient) {
         for (const Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
           if (keeps && mode == Mode::kForwardBackward) continue;
           c.mode = mode;
-          c.problem.keeps_draws = keeps;
+          c.problem.has.draws = keeps;
           expect_all_kept(c, sizes);
         }
       }
@@ -51,7 +51,7 @@ TEST_P(ThinnedDeviceGroups, RandomProblems) {
 TEST_P(ThinnedDeviceGroups, RowsWhoseMassIsOfOneRank) {
   constexpr int64_t kLikely = 150, kUnmasked = 250, kDepth = 8;
   Case masked = thinned(plain_case(7, {30, 400, kDepth}, GetParam().plain_dtype()), kKeepsAll);
-  masked.problem.has_bias = 1;
+  masked.problem.has.bias = 1;
   masked.bias.assign(400, -INFINITY);
   for (int64_t j = 0; j < kUnmasked; ++j) masked.bias[static_cast<size_t>(j)] = j < kLikely ? 0 : -300;
   for (size_t i = 0; i < masked.targets.size(); ++i)
@@ -156,7 +156,7 @@ TEST_P(ThinnedDeviceGroups, RunsExchangeWhatPlansCount) {
         p.vocab = sizes[0];
         logitless::set_group(p, static_cast<int32_t>(sizes.size()), 0, 300, std::ranges::max(sizes));
         run_ranks(c, pass, sizes, nullptr, 0);
-        const bool sums = p.want_d_hidden != 0 && sizes.size() > 1 && tokens > 0;
+        const bool sums = p.has.d_hidden != 0 && sizes.size() > 1 && tokens > 0;
         EXPECT_EQ(calls_, logitless::Plan(context_, p).info().gathers + sums)
             << tokens << " tokens, " << sizes.size() << " ranks, pass " << p.pass;
       }

@@ -11,7 +11,7 @@ class HostileThinnedGroups : public ThinnedDeviceGroupsTest {
   // Columns before `first` and from `end` on are masked by a bias of -inf.
   Case masked(PlainSize size, double threshold, int64_t first, int64_t end) const {
     Case c = thinned(plain_case(7, size, GetParam().plain_dtype()), threshold);
-    c.problem.has_bias = 1;
+    c.problem.has.bias = 1;
     c.bias.assign(static_cast<size_t>(size.vocab), -INFINITY);
     std::fill(c.bias.begin() + first, c.bias.begin() + end, 0.0);
     return c;
@@ -75,7 +75,7 @@ TEST_P(HostileThinnedGroups, RoundedTargets) {
   Case c = thinned(plain_case(7, {kTokens, kVocab, kDepth}, LOGITLESS_F32), 1.0 / 16);
   c.problem.compute_dtype = LOGITLESS_BF16;
   if (!GetParam().can_thin(c.problem)) GTEST_SKIP() << "operands are not rounded";
-  c.problem.has_bias = c.problem.want_d_bias = 0;
+  c.problem.has.bias = c.problem.has.d_bias = 0;
   c.bias.clear();
   const double value = static_cast<float>(1.00375);  // becomes 1
   std::ranges::fill(c.hidden, value);
@@ -101,7 +101,7 @@ TEST_P(HostileThinnedGroups, RoundedTargets) {
 TEST_P(HostileThinnedGroups, TargetsThatCancel) {
   constexpr int64_t kTokens = 40, kVocab = 3000, kDepth = 16;
   Case c = thinned(plain_case(7, {kTokens, kVocab, kDepth}, GetParam().plain_dtype()), 1.0 / 16);
-  c.problem.has_bias = c.problem.want_d_bias = 0;
+  c.problem.has.bias = c.problem.has.d_bias = 0;
   c.bias.clear();
   std::ranges::fill(c.hidden, 1.0);
   std::ranges::fill(c.classifier, 0.0);
@@ -118,7 +118,7 @@ TEST_P(HostileThinnedGroups, TargetsThatCancel) {
 TEST_P(HostileThinnedGroups, DrawsOfSmallerShards) {
   Case c = thinned(plain_case(41, {40, 1536 + 1535, 8}, GetParam().plain_dtype()), 1.0 / 1024);
   c.mode = Mode::kForwardThenBackward;
-  c.problem.keeps_draws = 1;
+  c.problem.has.draws = 1;
   const Sizes sizes{1536, 1535};
   const Expected expected(c);
   EXPECT_NEAR(solve_in_group(c, sizes).loss[0], expected.truth().loss[0], bounds_of(c, sizes).loss);
@@ -130,12 +130,12 @@ TEST_P(HostileThinnedGroups, PlansOfAnyShard) {
   for (uint64_t n = 0; n < seeds(6000); ++n) {
     Case c = thinned(plain_case(1, {1, 8, 8}, GetParam().plain_dtype()),
                      std::exp2(-static_cast<double>(random.integer(6, 12))));
-    c.problem.has_bias = random.chance(0.5);
-    c.problem.want_d_bias = c.problem.has_bias && random.chance(0.5);
-    c.problem.want_d_classifier = random.chance(0.5);
+    c.problem.has.bias = random.chance(0.5);
+    c.problem.has.d_bias = c.problem.has.bias && random.chance(0.5);
+    c.problem.has.d_classifier = random.chance(0.5);
     const auto pass =
         random.pick({logitless::Pass::forward_backward, logitless::Pass::forward, logitless::Pass::backward});
-    c.problem.keeps_draws = pass != logitless::Pass::forward_backward;
+    c.problem.has.draws = pass != logitless::Pass::forward_backward;
     logitless::Problem p = pass_problem(c, pass);
     p.tokens = random.chance(0.5) ? random.integer(1, 400) : random.integer(900, 6000);
     p.hidden = random.chance(0.5) ? 8 * random.integer(1, 16) : random.integer(1, 600);

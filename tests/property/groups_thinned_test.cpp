@@ -32,14 +32,14 @@ TEST_P(ThinnedGroups, TheSameElementsForAnyCutSlow) {
     for (const int64_t seed : {7, 8}) {
       c.problem.seed = seed;
       c.mode = Mode::kForwardBackward;
-      c.problem.keeps_draws = 0;
+      c.problem.has.draws = 0;
       const Outputs reference = solve(reference_, c);
       for (const Sizes& sizes :
            {Sizes{3000}, Sizes{1500, 1500}, Sizes{17, 0, 2983}, Sizes{449, 1000, 1, 1550}}) {
         for (const bool keeps : {false, true}) {
           for (const Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
             c.mode = mode;
-            c.problem.keeps_draws = keeps && mode == Mode::kForwardThenBackward;
+            c.problem.has.draws = keeps && mode == Mode::kForwardThenBackward;
             expect_same_elements(c, sizes, reference, bounds);
           }
         }

@@ -25,7 +25,7 @@ TEST_P(EdgeShapes, OnesAndPrimes) {
     if (is_slowed_down() && size.tokens * size.vocab * size.hidden > 50'000) continue;
     for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
       Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
-      c.problem.want_entropy = c.problem.want_argmax = 1;
+      c.problem.has.entropy = c.problem.has.argmax = 1;
       if (!engine().can_run(c.problem)) continue;
       const Expected expected(c);
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
@@ -46,7 +46,7 @@ TEST_P(EdgeShapes, NoTokens) {
         c.problem.reduction = reduction;
         if (reduction == LOGITLESS_REDUCTION_MEAN) c.problem.num_items = num_items;
         if (mode == Mode::kForward) {
-          c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+          c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
         }
         const Outputs got = solve(context_, c);
         Expected(c).check(engine(), got);
@@ -64,7 +64,7 @@ TEST_P(EdgeShapes, NoTokensAndNoPointersToThem) {
   if (engine().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   Case c = plain_case(1, {0, 9, 5});
   logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
-  problem.accumulate_d_classifier = 1;
+  problem.accumulate.d_classifier = 1;
   const std::vector<float> classifier(45), bias(9);
   std::vector<float> d_classifier(45, 7), d_bias(9, 7);
   float loss = 0;
@@ -86,7 +86,7 @@ TEST_P(EdgeShapes, AllRowsIgnored) {
     for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16}) {
       Case c = plain_case(2, {11, 29, 7}, dtype);
       c.problem.reduction = reduction;
-      c.problem.want_argmax = 1;
+      c.problem.has.argmax = 1;
       for (int64_t& target : c.targets) target = c.problem.ignore_index;
       const Outputs got = solve(context_, c);
       for (double loss : got.loss) {
@@ -179,7 +179,7 @@ TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
   constexpr int64_t kTokens = 70000, kVocab = 32000, kHidden = 4, kPeriod = 7;
   static_assert(kTokens * kVocab > int64_t{1} << 31);
   Case c = plain_case(4, {kPeriod, kVocab, kHidden});
-  c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+  c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
   c.mode = Mode::kForward;
   const Expected expected(c);
   const std::vector<float> classifier(c.classifier.begin(), c.classifier.end());

@@ -32,7 +32,7 @@ TEST_P(HostileValues, HugeLogits) {
       Case c = plain(engine(), 5, {17, 300, 9});
       c.problem.scale = sign * 3000;
       c.problem.label_smoothing = smoothing ? 0.1 : 0;
-      c.problem.want_entropy = c.problem.want_argmax = 1;
+      c.problem.has.entropy = c.problem.has.argmax = 1;
       const Expected expected(c);
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         c.mode = mode;
@@ -50,7 +50,7 @@ TEST_P(HostileValues, HugeCommonLogit) {
   for (double common : {1e4, -1e4, 1e9, -1e9, 3e38, -3e38}) {
     Case c = plain(engine(), 6, {9, 40, 5});
     c.problem.scale = 0;
-    c.problem.bias_dtype = c.problem.d_bias_dtype = LOGITLESS_F32;
+    c.problem.dtype.bias = c.problem.dtype.d_bias = LOGITLESS_F32;
     std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
     const Outputs got = solve(context_, c);
     for (double nll : got.nll)
@@ -126,7 +126,7 @@ TEST_P(HostileValues, CertainTargets) {
     c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
     c.problem.threshold = 0x1p-8;
     cases.push_back(c);
-    c.problem.keeps_draws = 1;
+    c.problem.has.draws = 1;
     cases.push_back(c);
   }
   for (Case& each : cases) {
@@ -142,7 +142,7 @@ TEST_P(HostileValues, CertainTargets) {
 // A masked vocabulary entry (bias -inf) has probability 0 and takes no gradient.
 TEST_P(HostileValues, MaskedEntries) {
   Case c = plain(engine(), 8, {12, 300, 8});
-  c.problem.want_entropy = c.problem.want_argmax = 1;
+  c.problem.has.entropy = c.problem.has.argmax = 1;
   for (size_t j = 0; j < 300; ++j) {
     if (std::find(c.targets.begin(), c.targets.end(), static_cast<int64_t>(j)) == c.targets.end() &&
         j % 3 != 0) {
@@ -242,7 +242,7 @@ TEST_P(HostileValues, EndsOfTheFormats) {
     for (size_t i = 0; i < c.hidden.size(); ++i)
       c.hidden[i] = i % 3 == 0 ? largest : static_cast<double>(i % 5) * smallest;
     for (double& value : c.classifier) value = rounded(value * 1e-5, dtype);
-    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = LOGITLESS_F32;
+    c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = LOGITLESS_F32;
     Expected(c).check(engine(), solve(context_, c));
   }
 }
@@ -251,7 +251,7 @@ TEST_P(HostileValues, EndsOfTheFormats) {
 TEST_P(HostileValues, ArgmaxOfEqualLogits) {
   for (int64_t first : {0, 1, 255, 256, 299, 512, 599}) {
     Case c = plain(engine(), 13, {3, 600, 4});
-    c.problem.want_argmax = 1;
+    c.problem.has.argmax = 1;
     std::fill(c.classifier.begin(), c.classifier.end(), 0);
     std::fill(c.bias.begin(), c.bias.end(), 0);
     for (size_t j = static_cast<size_t>(first); j < 600; ++j) c.bias[j] = 1;

@@ -60,12 +60,12 @@ TEST_P(IgnoredRows, MayHoldNaN) {
       if (c.problem.reduction == LOGITLESS_REDUCTION_NONE) {
         EXPECT_EQ(got.loss[i], 0);
       }
-      if (c.problem.want_argmax) {
+      if (c.problem.has.argmax) {
         EXPECT_EQ(got.argmax[i], -1);
         EXPECT_EQ(got.is_top1[i], 0);
       }
       for (size_t k = i * width; k < (i + 1) * width && !got.d_hidden.empty(); ++k) {
-        EXPECT_EQ(got.d_hidden[k], c.problem.accumulate_d_hidden ? c.d_hidden_start[k] : 0);
+        EXPECT_EQ(got.d_hidden[k], c.problem.accumulate.d_hidden ? c.d_hidden_start[k] : 0);
       }
     }
   }

@@ -16,7 +16,7 @@ class Infinities : public testing::TestWithParam<Engine> {
  protected:
   Case plain(uint64_t seed, PlainSize size) const {
     Case c = plain_case(seed, size, GetParam().plain_dtype());
-    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = LOGITLESS_F32;
+    c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = c.problem.dtype.d_bias = LOGITLESS_F32;
     return c;
   }
 
@@ -79,8 +79,8 @@ TEST_P(Infinities, MaskedTarget) {
 TEST_P(Infinities, PlusInfinity) {
   for (int64_t column : {0, 7, 449}) {
     Case c = plain(3, {3, 450, 4});
-    c.problem.want_argmax = c.problem.want_entropy = 1;
-    c.problem.want_mean_logit = c.problem.want_log_sum_sq_probs = 1;
+    c.problem.has.argmax = c.problem.has.entropy = 1;
+    c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
     c.targets = {7, 8, 9};
     c.bias[static_cast<size_t>(column)] = kInfinity;
     for (const Case& way : ways(c)) {
@@ -101,7 +101,7 @@ TEST_P(Infinities, PlusInfinity) {
 // Masked columns have no part in what is summed over probabilities; all others' mean is -inf.
 TEST_P(Infinities, StatisticsOfMaskedColumns) {
   Case c = plain(8, {5, 300, 4});
-  c.problem.want_mean_logit = c.problem.want_log_sum_sq_probs = 1;
+  c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
   Case finite = c;
   for (size_t j = 100; j < 300; ++j) {
     c.bias[j] = -kInfinity;
@@ -133,7 +133,7 @@ TEST_P(Infinities, StatisticsOfMaskedColumns) {
 TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
   for (int64_t first : {0, 5, 31, 300, 447, 448, 899}) {
     Case c = plain(4, {3, 900, 4});
-    c.problem.want_argmax = c.problem.want_mean_logit = c.problem.want_log_sum_sq_probs = 1;
+    c.problem.has.argmax = c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
     c.bias[20] = 100;  // before and after, where NaN are lost in a maximum of numbers
     c.bias[600] = 200;
     for (int64_t j : {first, int64_t{899}}) c.bias[static_cast<size_t>(j)] = NAN;
@@ -150,7 +150,7 @@ TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
 // infinite.
 TEST_P(Infinities, WeightsOfUnusedClasses) {
   Case c = plain(7, {6, 90, 4});
-  c.problem.has_class_weight = 1;
+  c.problem.has.class_weight = 1;
   c.targets = {1, 2, 3, 1, 2, 3};
   c.class_weight.assign(90, 1.5);
   const std::vector<Case> finite = ways(c);

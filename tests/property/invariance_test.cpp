@@ -34,11 +34,11 @@ std::vector<Case> random_cases(const Engine& engine, uint64_t first_seed, int co
 TEST_P(Invariance, ShiftOfAllLogits) {
   const auto plain = [](Case* c) {
     c->problem.z_loss = c->problem.softcap = 0;
-    if (c->problem.has_bias == 0) {
-      c->problem.has_bias = 1;
+    if (c->problem.has.bias == 0) {
+      c->problem.has.bias = 1;
       c->bias.assign(static_cast<size_t>(c->problem.vocab), 0);
     }
-    c->problem.bias_dtype = LOGITLESS_F32;
+    c->problem.dtype.bias = LOGITLESS_F32;
     for (double& b : c->bias) b = std::round(b * 1024) / 1024;  // so that adding 3 is exact
   };
   for (const Case& c : random_cases(engine(), 1000, 20, plain)) {
@@ -63,10 +63,10 @@ TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
   const auto with_bias_gradient = [](Case* c) {
     Random random(c->seed);
     logitless::Problem& p = c->problem;
-    p.has_bias = p.want_d_bias = 1;
-    p.d_bias_dtype = LOGITLESS_F32;
-    p.z_loss = p.softcap = p.accumulate_d_bias = 0;
-    c->bias = normal_values(random, p.vocab, 1, static_cast<logitless_dtype>(p.bias_dtype));
+    p.has.bias = p.has.d_bias = 1;
+    p.dtype.d_bias = LOGITLESS_F32;
+    p.z_loss = p.softcap = p.accumulate.d_bias = 0;
+    c->bias = normal_values(random, p.vocab, 1, static_cast<logitless_dtype>(p.dtype.bias));
     c->d_bias_start.clear();
   };
   for (const Case& c : random_cases(engine(), 2000, 20, with_bias_gradient)) {
@@ -93,8 +93,8 @@ TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
 TEST_P(Invariance, LinearInTheUpstreamGradient) {
   const auto float_gradients = [](Case* c) {
     logitless::Problem& p = c->problem;
-    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
-    p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
+    p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
+    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 0;
     const bool per_row = p.reduction == LOGITLESS_REDUCTION_NONE;
     if (c->grad_loss.empty()) c->grad_loss.assign(per_row ? static_cast<size_t>(p.tokens) : 1, 0.75);
   };
@@ -157,7 +157,7 @@ TEST_P(Invariance, PermutationOfTheRows) {
 TEST_P(Invariance, ForwardThenBackwardIsForwardBackward) {
   const auto no_further_upstream = [](Case* c) {
     logitless::Problem& p = c->problem;
-    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = p.has_grad_target_logit = 0;
+    p.has.grad_nll = p.has.grad_lse = p.has.grad_entropy = p.has.grad_target_logit = 0;
     if (p.reduction == LOGITLESS_REDUCTION_NONE && c->grad_loss.empty()) {
       c->grad_loss.assign(static_cast<size_t>(p.tokens), 1);
     }
@@ -178,9 +178,9 @@ TEST_P(Invariance, FrozenSides) {
     for (int side = 0; side < 3; ++side) {
       Case one = c;
       logitless::Problem& p = one.problem;
-      if (side != 0) p.want_d_hidden = p.accumulate_d_hidden = 0;
-      if (side != 1) p.want_d_classifier = p.accumulate_d_classifier = 0;
-      if (side != 2) p.want_d_bias = p.accumulate_d_bias = 0;
+      if (side != 0) p.has.d_hidden = p.accumulate.d_hidden = 0;
+      if (side != 1) p.has.d_classifier = p.accumulate.d_classifier = 0;
+      if (side != 2) p.has.d_bias = p.accumulate.d_bias = 0;
       if (!one.wants_gradients()) continue;
       Outputs expected = all;
       if (side != 0) expected.d_hidden.clear();
@@ -198,14 +198,14 @@ TEST_P(Invariance, WhereTheDataLies) {
     Case tight = c;
     tight.hidden_layout = tight.classifier_layout = tight.d_hidden_layout = tight.d_classifier_layout = {};
     tight.skew = 0;
-    tight.problem.target_dtype = LOGITLESS_I64;
+    tight.problem.dtype.targets = LOGITLESS_I64;
     Case loose = c;
     loose.hidden_layout = {7, 1};
     loose.classifier_layout = {3, 5};
     loose.d_hidden_layout = {1, 7};
     loose.d_classifier_layout = {9, 3};
     loose.skew = 5;
-    loose.problem.target_dtype = LOGITLESS_I32;
+    loose.problem.dtype.targets = LOGITLESS_I32;
     if (engine().is_device()) {  // other loads, copies and products
       expect_same_results(c, solve(context_, loose), solve(context_, tight),
                           2 * Expected(c).bounds_of(engine()));

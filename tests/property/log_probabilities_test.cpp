@@ -15,7 +15,7 @@ constexpr double kLargestLogit = 40, kMostError = 1e-5;
 // The largest |logit| of every row is just below kLargestLogit.
 Case steep_case(uint64_t seed, PlainSize size) {
   Case c = plain_case(seed, size, LOGITLESS_BF16);
-  c.problem.has_bias = c.problem.want_d_bias = 0;
+  c.problem.has.bias = c.problem.has.d_bias = 0;
   c.bias.clear();
   c.problem.batch_invariant = 1;
   const auto depth = static_cast<size_t>(size.hidden), columns = static_cast<size_t>(size.vocab);

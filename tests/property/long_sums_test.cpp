@@ -58,7 +58,7 @@ TEST_P(LongSums, OfLogits) {
       const int64_t tokens = 300;
       Case c = plain_case(1, {tokens, 1, hidden}, dtype);
       c.mode = Mode::kForward;
-      c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+      c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
       c.bias = {0};
       const Outputs got = solve(context_, c);
       Errors errors;

@@ -79,7 +79,7 @@ TEST_P(ManyTargets, OneIsTheTargetOfAnOrdinaryRow) {
     Case one = plain_case(3, {70, 903, 20}, GetParam().plain_dtype());
     one.mode = mode;
     if (mode == Mode::kForward) {
-      one.problem.want_d_hidden = one.problem.want_d_classifier = one.problem.want_d_bias = 0;
+      one.problem.has.d_hidden = one.problem.has.d_classifier = one.problem.has.d_bias = 0;
     }
     Case many = one;
     many.problem.targets_per_row = 1;
@@ -176,7 +176,7 @@ TEST_P(ManyTargets, GradientsOfLogProbabilities) {
     }
   }
   EXPECT_TRUE(close("d_hidden", got.d_hidden, d_hidden, expected.bounds_of(GetParam()).d_hidden,
-                    as_dtype(p.d_hidden_dtype)));
+                    as_dtype(p.dtype.d_hidden)));
 }
 
 TEST_P(ManyTargets, OfHostileShapes) {

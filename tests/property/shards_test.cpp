@@ -20,7 +20,7 @@ class RowStats {
       : stats_(stats_dtype(p)),
         max_(stats_, p.tokens, 1),
         argmax_(LOGITLESS_I64, p.tokens, 1),
-        targets_(static_cast<logitless_dtype>(p.target_dtype), p.tokens, 1),
+        targets_(static_cast<logitless_dtype>(p.dtype.targets), p.tokens, 1),
         class_weight_(stats_, static_cast<int64_t>(c.class_weight.size()), 1),
         token_weight_(stats_, static_cast<int64_t>(c.token_weight.size()), 1) {
     max_.fill(from.max);
@@ -35,9 +35,9 @@ class RowStats {
     token_weight_.fill(c.token_weight);
     b_.max = max_.data();
     b_.targets = targets_.data();
-    if (p.has_class_weight) b_.class_weight = class_weight_.data();
-    if (p.has_token_weight) b_.token_weight = token_weight_.data();
-    if (p.want_argmax) {
+    if (p.has.class_weight) b_.class_weight = class_weight_.data();
+    if (p.has.token_weight) b_.token_weight = token_weight_.data();
+    if (p.has.argmax) {
       argmax_.fill(from.argmax);
       b_.argmax = static_cast<int64_t*>(argmax_.data());
     }
@@ -73,10 +73,11 @@ class RowStats {
 };
 
 // Joins the shards' statistics into the first.
-void join(const logitless::Problem& p, std::vector<std::unique_ptr<RowStats>>* shards, Join how) {
+void join(const logitless::Problem& p, const logitless::Plan& plan,
+          std::vector<std::unique_ptr<RowStats>>* shards, Join how) {
   auto& s = *shards;
   const auto merge = [&](size_t from, size_t into) {
-    logitless::merge_row_stats(p, s[from]->buffers(), s[into]->buffers());
+    logitless::merge_row_stats(plan, s[from]->buffers(), s[into]->buffers());
   };
   switch (how) {
     case Join::kForwards:
@@ -103,10 +104,10 @@ void join(const logitless::Problem& p, std::vector<std::unique_ptr<RowStats>>* s
           best[i] = argmax[i];
         }
       }
-      if (p.want_argmax) s[0]->set_argmax(best);
+      if (p.has.argmax) s[0]->set_argmax(best);
       Tensor new_max(stats_dtype(p), p.tokens, 1);
       new_max.fill(top);
-      for (const auto& shard : s) logitless::rebase_row_stats(p, shard->buffers(), new_max.data());
+      for (const auto& shard : s) logitless::rebase_row_stats(plan, shard->buffers(), new_max.data());
       for (size_t i = 1; i < s.size(); ++i) s[0]->add_sums_of(*s[i]);
       return;
     }
@@ -137,7 +138,8 @@ Outputs solve_in_shards(const logitless::Context& context, const Case& c, const 
     out.valid_count = one.valid_count;
     stats.push_back(std::make_unique<RowStats>(shard, c, one));
   }
-  join(whole, &stats, how);
+  const logitless::Plan plan(context, whole);
+  join(whole, plan, &stats, how);
   const logitless_dtype dtype = stats_dtype(whole);
   const bool per_row = whole.reduction == LOGITLESS_REDUCTION_NONE;
   Tensor loss(dtype, per_row ? whole.tokens : 1, 1), correct(LOGITLESS_I64, 1, 1),
@@ -149,11 +151,11 @@ Outputs solve_in_shards(const logitless::Context& context, const Case& c, const 
     Tensor& row = rows.emplace_back(dtype, whole.tokens, 1);
     if (each.is_wanted(whole)) b.*each.field = row.data();
   }
-  if (whole.want_argmax) {
+  if (whole.has.argmax) {
     b.correct_count = static_cast<int64_t*>(correct.data());
     b.is_top1 = static_cast<uint8_t*>(is_top1.data());
   }
-  logitless::loss_from_row_stats(whole, b);
+  logitless::loss_from_row_stats(plan, b);
   for (Tensor* each : {&loss, &correct, &is_top1}) EXPECT_EQ(each->violation(), "");
   stats[0]->read_sums(whole, &out);
   out.loss = loss.values();
@@ -161,7 +163,7 @@ Outputs solve_in_shards(const logitless::Context& context, const Case& c, const 
     EXPECT_EQ(rows[i].violation(), "");
     if (kRowOutputs[i].is_wanted(whole)) out.*kRowOutputs[i].values = rows[i].values();
   }
-  if (whole.want_argmax) {
+  if (whole.has.argmax) {
     out.argmax = stats[0]->argmax();
     out.correct_count = correct.values();
     out.is_top1 = bytes_of_words(is_top1.values(), whole.tokens);
@@ -201,9 +203,9 @@ class Shards : public testing::TestWithParam<Engine> {
     c.problem.top_k = 0;  // shards have none
     if (c.mode == Mode::kForwardBackward) c.mode = Mode::kForwardThenBackward;
     logitless::Problem& p = c.problem;
-    p.accumulate_d_hidden = 0;
+    p.accumulate.d_hidden = 0;
     c.d_hidden_start.clear();
-    if (p.hidden_dtype != LOGITLESS_F64) p.d_hidden_dtype = LOGITLESS_F32;
+    if (p.dtype.hidden != LOGITLESS_F64) p.dtype.d_hidden = LOGITLESS_F32;
     if (p.reduction == LOGITLESS_REDUCTION_NONE && c.grad_loss.empty()) {
       c.grad_loss.assign(static_cast<size_t>(p.tokens), 1);
     }

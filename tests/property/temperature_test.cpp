@@ -22,7 +22,7 @@ class Temperature : public testing::TestWithParam<Engine> {
 
   Case plain(uint64_t seed, PlainSize size) const {
     Case c = plain_case(seed, size, engine().plain_dtype());
-    c.problem.want_entropy = c.problem.want_argmax = 1;
+    c.problem.has.entropy = c.problem.has.argmax = 1;
     return c;
   }
 
@@ -33,7 +33,7 @@ class Temperature : public testing::TestWithParam<Engine> {
 void set_rows(Case* c, double low, double high) {
   Random random(c->seed + 1);
   c->problem.temperature = 1;
-  c->problem.has_temperature = 1;
+  c->problem.has.temperature = 1;
   c->temperature.clear();
   for (int64_t row = 0; row < c->problem.tokens; ++row) {
     const double t = std::exp(random.uniform(std::log(low), std::log(high)));
@@ -42,7 +42,7 @@ void set_rows(Case* c, double low, double high) {
 }
 
 void set_all(Case* c, double temperature) {
-  c->problem.has_temperature = 0;
+  c->problem.has.temperature = 0;
   c->temperature.clear();
   c->problem.temperature = temperature;
 }
@@ -68,7 +68,7 @@ TEST_P(Temperature, OverSeveralBlocks) {
       c.problem.softcap = softcap;
       c.mode = mode;
       if (mode == Mode::kForward) {
-        c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+        c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
       }
       set_rows(&c, 0.1, 10);
       expect_truth(c);
@@ -102,7 +102,7 @@ TEST_P(Temperature, OfShardsIsThatOfAll) {
     p.vocab_total = p.vocab;
     p.vocab_start = shard * 50;
     p.vocab = shard == 0 ? 50 : p.vocab - 50;
-    p.d_hidden_dtype = LOGITLESS_F32;
+    p.dtype.d_hidden = LOGITLESS_F32;
     const Outputs part = run_pass(context_, p, c, &whole);
     for (size_t i = 0; i < d_hidden.size(); ++i) d_hidden[i] += part.d_hidden[i];
     d_classifier.insert(d_classifier.end(), part.d_classifier.begin(), part.d_classifier.end());
@@ -133,7 +133,7 @@ TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
     Case c = plain(6, {40, 300, 16});
     c.problem.scale = 0.75;
     c.problem.softcap = softcap;
-    c.problem.d_bias_dtype = LOGITLESS_F32;
+    c.problem.dtype.d_bias = LOGITLESS_F32;
     Case other = c;
     set_all(&c, 0.5);
     other.problem.scale *= 2;
@@ -159,7 +159,7 @@ TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
         c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(24, 1);
         if (mode == Mode::kForward) {
-          c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+          c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
           c.grad_loss.clear();
         }
         if (gradient != LOGITLESS_EXACT && !engine().can_thin(c.problem)) continue;

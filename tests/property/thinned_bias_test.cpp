@@ -111,7 +111,7 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
     Case c = plain_case(seed, GetParam().is_reference() ? PlainSize{12, 50, 4} : PlainSize{12, 500, 4},
                         GetParam().plain_dtype());
     logitless::Problem& p = c.problem;
-    p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
+    p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
     p.scale = scale;
     p.gradient = LOGITLESS_ALWAYS_THINNED;
     p.threshold = GetParam().is_reference() ? 0x1p-4 : 0x1p-6;
@@ -127,8 +127,8 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
       for (double& v : out) v = static_cast<float>(random.uniform(low, high));
       return out;
     };
-    p.has_class_weight = p.has_token_weight = p.has_temperature = p.want_entropy = 1;
-    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = 1;
+    p.has.class_weight = p.has.token_weight = p.has.temperature = p.has.entropy = 1;
+    p.has.grad_nll = p.has.grad_lse = p.has.grad_entropy = 1;
     p.z_loss = 0.01;
     c->class_weight = uniform(p.vocab, 0.5, 2);
     c->token_weight = uniform(p.tokens, 0.5, 2);
@@ -177,7 +177,7 @@ TEST_P(ThinnedBias, SoftcapAndKeptDraws) {
   Case c = base(33, 2);
   add_options(&c);
   c.problem.softcap = 3;
-  c.problem.keeps_draws = 1;
+  c.problem.has.draws = 1;
   check(c, whole(c));
 }
 
@@ -186,10 +186,10 @@ TEST_P(ThinnedBias, ColumnsThatManyRowsKeep) {
   if (!GetParam().is_device()) GTEST_SKIP() << "no column is special there";
   Case c = plain_case(35, {64, 1400, 4}, GetParam().plain_dtype());
   logitless::Problem& p = c.problem;
-  p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
+  p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
   p.gradient = LOGITLESS_ALWAYS_THINNED;
   p.threshold = 0x1p-6;
-  p.keeps_draws = 1;
+  p.has.draws = 1;
   c.mode = Mode::kForwardThenBackward;
   for (size_t k = 0; k < 8; ++k) c.bias[100 + 50 * k] = k % 2 == 0 ? 5 : 3.3;
   for (int64_t& target : c.targets) target = 600 + target % 800;
@@ -202,12 +202,12 @@ TEST_P(ThinnedBias, Shards) {
     Case c = base(34, 1);
     add_options(&c);
     c.problem.label_smoothing = 0.1;
-    c.problem.keeps_draws = keeps;
+    c.problem.has.draws = keeps;
     const Outputs whole_vocabulary = run_pass(
         context_,
         [&] {
           logitless::Problem p = pass_problem(c, logitless::Pass::forward);
-          p.keeps_draws = 0;
+          p.has.draws = 0;
           return p;
         }(),
         c);

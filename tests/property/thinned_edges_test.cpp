@@ -99,7 +99,7 @@ Case late_mass(Case c, double step) {
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   const size_t vocab = c.bias.size();
   for (size_t j = 0; j < vocab; ++j) {
-    c.bias[j] = j < vocab / 3 ? -60 : rounded(step * static_cast<double>(j), as_dtype(c.problem.bias_dtype));
+    c.bias[j] = j < vocab / 3 ? -60 : rounded(step * static_cast<double>(j), as_dtype(c.problem.dtype.bias));
   }
   std::fill(c.targets.begin(), c.targets.end(), 1);
   return c;
@@ -129,7 +129,7 @@ TEST_P(ThinnedEdges, FullListsDoNotDependOnThreadsSlow) {
   for (double step : {0.0, 0.0005, 0.02}) {
     Case c = late_mass(thinned(reduced({40, 60'000, 3}), GetParam().is_reference() ? 0x1p-5 : 0x1p-8), step);
     for (int32_t keeps : {0, 1}) {
-      c.problem.keeps_draws = keeps;
+      c.problem.has.draws = keeps;
       c.mode = keeps != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
       const Outputs expected = solve(one, c);
       for (int threads : {2, 5}) {
@@ -203,7 +203,7 @@ TEST_P(ThinnedEdges, Refusals) {
     expect(refusal([&](auto& p) { p.threshold = threshold; }),
            {"threshold: expected a number in (0, 1], got"});
   }
-  expect(refusal([](auto& p) { p.keeps_draws = 1; }), {"keeps_draws: expected false", "got true"});
+  expect(refusal([](auto& p) { p.has.draws = 1; }), {"keeps_draws: expected false", "got true"});
   expect(refusal([](auto& p) { p.gradient = 3; }), {"gradient: expected", "got 3"});
   expect(refusal([](auto& p) {
            p.label_smoothing = 0.25;

@@ -17,7 +17,7 @@ class ThinnedTest : public testing::TestWithParam<Engine> {
 
   Case thinned(PlainSize size, double threshold) const {
     Case c = plain_case(41, size, GetParam().plain_dtype());
-    c.problem.d_hidden_dtype = c.problem.d_classifier_dtype = c.problem.d_bias_dtype = LOGITLESS_F32;
+    c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = c.problem.dtype.d_bias = LOGITLESS_F32;
     c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
     c.problem.threshold = threshold;
     return c;
@@ -30,7 +30,7 @@ class ThinnedTest : public testing::TestWithParam<Engine> {
     out.push_back(solve(context_, c));
     c.mode = Mode::kForwardThenBackward;
     out.push_back(solve(context_, c));
-    c.problem.keeps_draws = 1;
+    c.problem.has.draws = 1;
     out.push_back(solve(context_, c));
     return out;
   }

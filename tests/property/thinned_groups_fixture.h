@@ -23,13 +23,13 @@ class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
     p.gradient = LOGITLESS_ALWAYS_THINNED;
     p.threshold = threshold;
     p.top_k = 0;
-    p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
+    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 0;
     c.d_hidden_start.clear();
     c.d_classifier_start.clear();
     c.d_bias_start.clear();
     c.d_hidden_layout = {};
-    if (p.hidden_dtype != LOGITLESS_F64) {
-      p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F32;
+    if (p.dtype.hidden != LOGITLESS_F64) {
+      p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
     }
     return c;
   }
@@ -48,7 +48,7 @@ class ThinnedGroupsTest : public testing::TestWithParam<Engine> {
                            std::ranges::max(sizes));
       Outputs mine;  // draws are each rank's own
       if (known != nullptr) mine = *known;
-      if (p.keeps_draws && known != nullptr) mine.draws = draws_[static_cast<size_t>(rank)];
+      if (p.has.draws && known != nullptr) mine.draws = draws_[static_cast<size_t>(rank)];
       found[static_cast<size_t>(rank)] =
           run_pass(context_, p, c, known == nullptr ? nullptr : &mine, &communicator);
     });

@@ -48,7 +48,7 @@ TEST_P(ThinnedLimits, AnyLogitsEnd) {
     for (double odd : {kMost, -kMost, 1e20, static_cast<double>(NAN), static_cast<double>(INFINITY),
                        -static_cast<double>(INFINITY)}) {
       Case c = thinned({2, 1500, 2}, 0x1p-5);
-      c.problem.bias_dtype = LOGITLESS_F32;
+      c.problem.dtype.bias = LOGITLESS_F32;
       std::fill(c.classifier.begin(), c.classifier.end(), 0);
       std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
       c.targets = {1, 700};

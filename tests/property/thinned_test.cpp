@@ -54,7 +54,7 @@ TEST_P(Thinned, IsExactWhereAllIsKept) {
     const Expected expected(c);
     for (int32_t keeps : {0, 1}) {
       Case t = thinned(c, kKeepsAll, 5);
-      t.problem.keeps_draws = keeps;
+      t.problem.has.draws = keeps;
       SCOPED_TRACE(testing::Message() << "keeps draws " << keeps << ", " << describe(c));
       const Outputs got = solve(context_, t);
       expected.check(got, expected.bounds_of(GetParam()));
@@ -101,7 +101,7 @@ TEST_P(Thinned, IsExactWhereAllIsKeptOfSomeColumns) {
         if (keeps == 1 && mode == Mode::kForwardBackward) continue;
         Case t = thinned(c, kKeepsAll, 5);
         t.mode = mode;
-        t.problem.keeps_draws = keeps;
+        t.problem.has.draws = keeps;
         SCOPED_TRACE(testing::Message() << "smoothing " << smoothing << ", keeps draws " << keeps);
         const Outputs got = solve(context_, t);
         expected.check(got, expected.bounds_of(GetParam()));
@@ -181,8 +181,8 @@ TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
   if (GetParam().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
   for (Case c : random_cases(600, seeds(60), 700)) {
     if (c.mode == Mode::kForward) continue;
-    c.problem.has_grad_nll = c.problem.has_grad_lse = c.problem.has_grad_entropy = 0;
-    c.problem.has_grad_target_logit = 0;
+    c.problem.has.grad_nll = c.problem.has.grad_lse = c.problem.has.grad_entropy = 0;
+    c.problem.has.grad_target_logit = 0;
     if (c.problem.reduction == LOGITLESS_REDUCTION_NONE && c.grad_loss.empty()) {
       c.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 1);
     }
@@ -190,7 +190,7 @@ TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
     t.mode = Mode::kForwardBackward;
     const Outputs at_once = solve(context_, t);
     t.mode = Mode::kForwardThenBackward;
-    t.problem.keeps_draws = 1;
+    t.problem.has.draws = 1;
     EXPECT_STREQ(first_difference(solve(context_, t), at_once), "") << describe(c);
   }
 }
@@ -242,7 +242,7 @@ TEST_P(Thinned, EstimatesItsVariance) {
   Case c = plain_case(21, {kTokens, kVocab, kVocab}, GetParam().plain_dtype());
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   for (size_t j = 0; j < kVocab; ++j) c.classifier[j * kVocab + j] = 1;
-  c.problem.d_hidden_dtype = LOGITLESS_F32;
+  c.problem.dtype.d_hidden = LOGITLESS_F32;
   const Answer truth = materialise<double>(c);
   constexpr int64_t kSeeds = 400;
   double error = 0, norm = 0, estimated = 0;

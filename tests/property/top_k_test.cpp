@@ -20,9 +20,9 @@ class TopK : public testing::TestWithParam<Engine> {
   Case plain(uint64_t seed, PlainSize size, int64_t k) const {
     Case c = plain_case(seed, size, GetParam().plain_dtype());
     c.mode = Mode::kForward;
-    c.problem.has_bias = c.problem.want_d_hidden = c.problem.want_d_classifier = c.problem.want_d_bias = 0;
+    c.problem.has.bias = c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
     c.bias.clear();
-    c.problem.want_argmax = 1;
+    c.problem.has.argmax = 1;
     c.problem.top_k = k;
     return c;
   }
@@ -30,8 +30,8 @@ class TopK : public testing::TestWithParam<Engine> {
   // Logits that are the bias alone, the same in every row.
   Case of_bias(const std::vector<double>& logits, int64_t tokens, int64_t k) const {
     Case c = plain(1, {tokens, static_cast<int64_t>(logits.size()), 8}, k);
-    c.problem.has_bias = 1;
-    c.problem.bias_dtype = LOGITLESS_F32;
+    c.problem.has.bias = 1;
+    c.problem.dtype.bias = LOGITLESS_F32;
     c.bias = logits;
     std::fill(c.hidden.begin(), c.hidden.end(), 0.0);
     return c;
@@ -91,14 +91,14 @@ TEST_P(TopK, OfTransformedLogits) {
     logitless::Problem& p = c.problem;
     p.scale = 0.75;
     if ((options & 1) != 0) {
-      p.has_bias = 1;
-      c.bias = normal_values(*std::make_unique<Random>(7), p.vocab, 2, as_dtype(p.bias_dtype));
+      p.has.bias = 1;
+      c.bias = normal_values(*std::make_unique<Random>(7), p.vocab, 2, as_dtype(p.dtype.bias));
     }
     if ((options & 2) != 0) p.softcap = 2;
     if ((options & 4) != 0) p.temperature = 0.5;
     if ((options & 8) != 0) {
       p.temperature = 1;
-      p.has_temperature = 1;
+      p.has.temperature = 1;
       for (int64_t row = 0; row < p.tokens; ++row)
         c.temperature.push_back(0.25 * static_cast<double>(row + 1));
     }
@@ -215,7 +215,7 @@ TEST_P(TopK, ForEveryBudgetSlow) {
     Case c = plain(10, {600, 6'201, 20}, 16);
     logitless::Problem& p = c.problem;
     if (converts) {
-      p.hidden_dtype = p.classifier_dtype = LOGITLESS_F32;
+      p.dtype.hidden = p.dtype.classifier = LOGITLESS_F32;
       p.compute_dtype = LOGITLESS_BF16;
     }
     for (size_t row = 0; row < 600; row += 5) c.targets[row] = p.ignore_index;

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from logitless import _c
+from logitless import _c, _plan, errors
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -40,6 +40,17 @@ CONSTANTS = {
 }
 
 
+STRUCTS = {
+    "logitless_context_options": _c.ContextOptions,
+    "logitless_option": _c.Option,
+    "logitless_tensor_desc": _c.TensorDesc,
+    "logitless_error_info": _c.ErrorInfo,
+    "logitless_plan_info": _c.PlanInfo,
+    "logitless_communicator": _c.Communicator,
+    "logitless_divergence": _c.Divergence,
+}
+
+
 def fields(struct):
     return [name for name, *_ in struct._fields_]
 
@@ -55,11 +66,14 @@ def header_view(tmp_path_factory):
         "#include <stdio.h>",
         "int main(void) {",
     ]
-    for name, struct in _c._STRUCTS.items():
+    for name, struct in STRUCTS.items():
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
         for field in fields(struct):
             member = f"(({name}*)0)->{field}"
             lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof({member}));')
+    lines.append('printf("logitless_tensor %zu\\n", sizeof(logitless_tensor));')
+    for field in ("data", "stride"):
+        lines.append(f'printf("logitless_tensor.{field} %zu\\n", offsetof(logitless_tensor, {field}));')
     lines += [f'printf("{name} %d\\n", (int){name});' for name in CONSTANTS]
     folder = tmp_path_factory.mktemp("abi")
     source, program = folder / "view.c", folder / "view"
@@ -69,18 +83,41 @@ def header_view(tmp_path_factory):
     return {name: tuple(map(int, values)) for name, *values in map(str.split, output.splitlines())}
 
 
-@pytest.mark.parametrize("name", _c._STRUCTS)
+@pytest.mark.parametrize("name", STRUCTS)
 def test_struct(header_view, name):
-    struct = _c._STRUCTS[name]
+    struct = STRUCTS[name]
     assert header_view[name] == (ctypes.sizeof(struct),)
     for field in fields(struct):
         descriptor = getattr(struct, field)
         assert header_view[f"{name}.{field}"] == (descriptor.offset, descriptor.size), field
 
 
-@pytest.mark.parametrize("name", _c._STRUCTS)
-def test_library_fills_the_size(name):
-    assert _c.make(name).struct_size == ctypes.sizeof(_c._STRUCTS[name])
+def test_a_library_of_another_abi_is_refused(monkeypatch):
+    monkeypatch.setattr(_c, "ABI_VERSION", _c.ABI_VERSION + 1)
+    with pytest.raises(errors.LibraryNotFoundError, match=rf"expected version {_c.ABI_VERSION} of the ABI, got"):
+        _c.library.__wrapped__()
+
+
+def test_buffers_are_the_array_that_a_run_takes(header_view):
+    """Each tensor's record has its id, pointer and stride where logitless_tensor has them."""
+    schema = _c.schema()
+    size = header_view["logitless_tensor"][0]
+    assert ctypes.sizeof(schema.Buffers) == size * len(schema.tensors)
+    buffers = schema.buffers()
+    for place, (name, tensor) in enumerate(schema.tensors.items()):
+        assert getattr(schema.Buffers, name).offset == place * size + header_view["logitless_tensor.data"][0]
+        stride = getattr(schema.Buffers, f"{name}_stride").offset
+        assert stride == place * size + header_view["logitless_tensor.stride"][0]
+        assert ctypes.c_int32.from_buffer(buffers, place * size).value == tensor["id"]
+
+
+def test_errors_are_data():
+    spec = _plan.Spec(_c.FORWARD, 4, 5, 6, label_smoothing=2.0)
+    with pytest.raises(errors.InvalidArgumentError) as refusal:
+        _plan.Plan(spec, 1)
+    error = refusal.value
+    assert (error.argument, error.expected, error.got) == ("label_smoothing", "a number in [0, 1]", "2")
+    assert error.required_bytes is None and error.row is None
 
 
 def test_constants(header_view):
@@ -92,7 +129,7 @@ def test_a_field_of_every_line_is_mirrored():
     text = "".join(
         (INCLUDE / "logitless" / name).read_text() for name in ("logitless.h", "distributed.h", "divergence.h")
     )
-    for name, struct in _c._STRUCTS.items():
+    for name, struct in STRUCTS.items():
         body = text.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0]
         body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
         declared = [

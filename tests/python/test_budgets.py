@@ -95,7 +95,7 @@ def test_dtypes_are_named_shortly():
 def test_constants_are_those_of_the_header():
     header = (Path(__file__).resolve().parents[2] / "include" / "logitless" / "logitless.h").read_text()
     found = re.search(r"LOGITLESS_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
-    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == _c.make("logitless_problem").threshold
+    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == _c.schema().options["threshold"]["default"]
     assert "LOGITLESS_FASTEST ((uint64_t)INT64_MAX)" in header and FASTEST == 2**63 - 1
 
 

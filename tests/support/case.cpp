@@ -22,7 +22,7 @@ void choose_temperature(Random& random, Case* c) {
   if (random.chance(0.2)) {
     p.temperature = random.pick<double>({0.1, 0.7, 2.5});
   } else if (random.chance(0.3)) {
-    p.has_temperature = 1;
+    p.has.temperature = 1;
     for (int64_t row = 0; row < p.tokens; ++row) {
       c->temperature.push_back(
           rounded(std::exp(random.uniform(std::log(0.1), std::log(10.0))), stats_dtype(p)));
@@ -33,10 +33,10 @@ void choose_temperature(Random& random, Case* c) {
 // Further statistics, drawn last: cases are otherwise as they were without.
 void choose_statistics(Random& random, Case* c) {
   logitless::Problem& p = c->problem;
-  p.want_mean_logit = random.chance(0.4);
-  p.want_log_sum_sq_probs = random.chance(0.4);
+  p.has.mean_logit = random.chance(0.4);
+  p.has.log_sum_sq_probs = random.chance(0.4);
   if (c->mode != Mode::kForwardThenBackward || random.chance(0.6)) return;
-  p.has_grad_target_logit = 1;
+  p.has.grad_target_logit = 1;
   c->grad_target_logit = uniform_values(random, p.tokens, -1, 1, stats_dtype(p));
 }
 
@@ -69,34 +69,34 @@ void choose_shape(Random& random, const CaseLimits& limits, logitless::Problem* 
 
 void choose_dtypes(Random& random, const CaseLimits& limits, logitless::Problem* p) {
   if (limits.only_fp64 || (limits.allow_fp64 && random.chance(0.1))) {
-    for (int32_t* dtype : {&p->hidden_dtype, &p->classifier_dtype, &p->bias_dtype, &p->d_hidden_dtype,
-                           &p->d_classifier_dtype, &p->d_bias_dtype}) {
+    for (int32_t* dtype : {&p->dtype.hidden, &p->dtype.classifier, &p->dtype.bias, &p->dtype.d_hidden,
+                           &p->dtype.d_classifier, &p->dtype.d_bias}) {
       *dtype = LOGITLESS_F64;
     }
     return;
   }
   const auto pick = [&] { return random.pick<int32_t>({LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}); };
-  p->hidden_dtype = pick();
-  p->classifier_dtype = random.chance(0.6) ? p->hidden_dtype : pick();
-  p->bias_dtype = random.chance(0.6) ? p->classifier_dtype : pick();
-  p->d_hidden_dtype = random.chance(0.5) ? p->hidden_dtype : pick();
-  p->d_classifier_dtype = random.chance(0.5) ? p->classifier_dtype : pick();
-  p->d_bias_dtype = random.chance(0.5) ? p->bias_dtype : pick();
+  p->dtype.hidden = pick();
+  p->dtype.classifier = random.chance(0.6) ? p->dtype.hidden : pick();
+  p->dtype.bias = random.chance(0.6) ? p->dtype.classifier : pick();
+  p->dtype.d_hidden = random.chance(0.5) ? p->dtype.hidden : pick();
+  p->dtype.d_classifier = random.chance(0.5) ? p->dtype.classifier : pick();
+  p->dtype.d_bias = random.chance(0.5) ? p->dtype.bias : pick();
 }
 
 void choose_loss(Random& random, logitless::Problem* p) {
   p->reduction =
       random.pick<int32_t>({LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN});
-  p->has_bias = random.chance(0.5);
-  p->has_class_weight = random.chance(0.3);
-  p->has_token_weight = random.chance(0.3);
+  p->has.bias = random.chance(0.5);
+  p->has.class_weight = random.chance(0.3);
+  p->has.token_weight = random.chance(0.3);
   if (random.chance(0.3)) p->scale = random.pick<double>({0.125, -1.0, 2.5, 0.0});
   if (random.chance(0.3)) p->softcap = random.pick<double>({0.5, 5.0, 30.0});
   if (random.chance(0.4)) p->label_smoothing = random.pick<double>({0.1, 0.5, 1.0});
   if (random.chance(0.3)) p->z_loss = random.pick<double>({1e-4, 0.1});
   if (p->reduction == LOGITLESS_REDUCTION_MEAN && random.chance(0.4)) p->num_items = random.uniform(1, 50);
   p->ignore_index = random.pick<int64_t>({-100, -100, -1, 0, p->vocab - 1, 1'000'000});
-  p->target_dtype = random.pick<int32_t>({LOGITLESS_I32, LOGITLESS_I64});
+  p->dtype.targets = random.pick<int32_t>({LOGITLESS_I32, LOGITLESS_I64});
   if (random.chance(0.3)) {
     std::vector<int64_t> divisors;
     for (int64_t d = 1; d <= p->tokens; ++d) {
@@ -112,27 +112,27 @@ void choose_loss(Random& random, logitless::Problem* p) {
 
 void choose_outputs(Random& random, Case* c) {
   logitless::Problem& p = c->problem;
-  p.want_entropy = random.chance(0.5);
-  p.want_argmax = random.chance(0.5);
+  p.has.entropy = random.chance(0.5);
+  p.has.argmax = random.chance(0.5);
   c->mode = random.chance(0.15) ? Mode::kForward
                                 : random.pick<Mode>({Mode::kForwardBackward, Mode::kForwardThenBackward});
   if (c->mode == Mode::kForward) return;
   do {
-    p.want_d_hidden = random.chance(0.75);
-    p.want_d_classifier = random.chance(0.75);
-    p.want_d_bias = p.has_bias != 0 && random.chance(0.6);
+    p.has.d_hidden = random.chance(0.75);
+    p.has.d_classifier = random.chance(0.75);
+    p.has.d_bias = p.has.bias != 0 && random.chance(0.6);
   } while (!c->wants_gradients());
   if (c->mode == Mode::kForwardThenBackward) {
-    p.has_grad_nll = random.chance(0.4);
-    p.has_grad_lse = random.chance(0.4);
-    p.has_grad_entropy = p.want_entropy != 0 && random.chance(0.6);
+    p.has.grad_nll = random.chance(0.4);
+    p.has.grad_lse = random.chance(0.4);
+    p.has.grad_entropy = p.has.entropy != 0 && random.chance(0.6);
   }
   const auto adds = [&](int32_t wanted, int32_t dtype) {
     return wanted != 0 && (dtype == LOGITLESS_F32 || dtype == LOGITLESS_F64) && random.chance(0.4);
   };
-  p.accumulate_d_hidden = adds(p.want_d_hidden, p.d_hidden_dtype);
-  p.accumulate_d_classifier = adds(p.want_d_classifier, p.d_classifier_dtype);
-  p.accumulate_d_bias = adds(p.want_d_bias, p.d_bias_dtype);
+  p.accumulate.d_hidden = adds(p.has.d_hidden, p.dtype.d_hidden);
+  p.accumulate.d_classifier = adds(p.has.d_classifier, p.dtype.d_classifier);
+  p.accumulate.d_bias = adds(p.has.d_bias, p.dtype.d_bias);
 }
 
 void draw_targets(Random& random, Case* c) {
@@ -147,22 +147,22 @@ void draw_values(Random& random, Case* c) {
   const logitless::Problem& p = c->problem;
   const logitless_dtype stats = stats_dtype(p);
   const double logit_deviation = random.pick<double>({0.1, 1.0, 4.0});
-  c->hidden = normal_values(random, p.tokens * p.hidden, 1, as_dtype(p.hidden_dtype));
+  c->hidden = normal_values(random, p.tokens * p.hidden, 1, as_dtype(p.dtype.hidden));
   c->classifier =
       normal_values(random, p.vocab * p.hidden, logit_deviation / std::sqrt(static_cast<double>(p.hidden)),
-                    as_dtype(p.classifier_dtype));
-  if (p.has_bias) c->bias = normal_values(random, p.vocab, 1, as_dtype(p.bias_dtype));
-  if (p.has_class_weight) c->class_weight = weights(random, p.vocab, stats);
-  if (p.has_token_weight) c->token_weight = weights(random, p.tokens, stats);
+                    as_dtype(p.dtype.classifier));
+  if (p.has.bias) c->bias = normal_values(random, p.vocab, 1, as_dtype(p.dtype.bias));
+  if (p.has.class_weight) c->class_weight = weights(random, p.vocab, stats);
+  if (p.has.token_weight) c->token_weight = weights(random, p.tokens, stats);
   const bool per_row = p.reduction == LOGITLESS_REDUCTION_NONE;
   const bool must = per_row && c->mode == Mode::kForwardThenBackward;
   if (must || random.chance(0.5)) c->grad_loss = uniform_values(random, per_row ? p.tokens : 1, -1, 2, stats);
-  if (p.has_grad_nll) c->grad_nll = uniform_values(random, p.tokens, -1, 1, stats);
-  if (p.has_grad_lse) c->grad_lse = uniform_values(random, p.tokens, -1, 1, stats);
-  if (p.has_grad_entropy) c->grad_entropy = uniform_values(random, p.tokens, -1, 1, stats);
-  if (p.accumulate_d_hidden) c->d_hidden_start = normal_values(random, p.tokens * p.hidden, 1, stats);
-  if (p.accumulate_d_classifier) c->d_classifier_start = normal_values(random, p.vocab * p.hidden, 1, stats);
-  if (p.accumulate_d_bias) c->d_bias_start = normal_values(random, p.vocab, 1, stats);
+  if (p.has.grad_nll) c->grad_nll = uniform_values(random, p.tokens, -1, 1, stats);
+  if (p.has.grad_lse) c->grad_lse = uniform_values(random, p.tokens, -1, 1, stats);
+  if (p.has.grad_entropy) c->grad_entropy = uniform_values(random, p.tokens, -1, 1, stats);
+  if (p.accumulate.d_hidden) c->d_hidden_start = normal_values(random, p.tokens * p.hidden, 1, stats);
+  if (p.accumulate.d_classifier) c->d_classifier_start = normal_values(random, p.vocab * p.hidden, 1, stats);
+  if (p.accumulate.d_bias) c->d_bias_start = normal_values(random, p.vocab, 1, stats);
 }
 
 Layout random_layout(Random& random) {
@@ -171,11 +171,11 @@ Layout random_layout(Random& random) {
 
 }  // namespace
 
-logitless_dtype stats_dtype(const logitless_problem& problem) {
-  return problem.hidden_dtype == LOGITLESS_F64 ? LOGITLESS_F64 : LOGITLESS_F32;
+logitless_dtype stats_dtype(const logitless::Problem& problem) {
+  return problem.dtype.hidden == LOGITLESS_F64 ? LOGITLESS_F64 : LOGITLESS_F32;
 }
 
-logitless_dtype product_dtype(const logitless_problem& problem, int32_t dtype) {
+logitless_dtype product_dtype(const logitless::Problem& problem, int32_t dtype) {
   return as_dtype(problem.compute_dtype != LOGITLESS_F32 ? problem.compute_dtype : dtype);
 }
 
@@ -209,7 +209,7 @@ int64_t Case::target_of(int64_t row) const {
 void give_targets(Random& random, Case* c, int64_t count, double low, double high) {
   logitless::Problem& p = c->problem;
   p.targets_per_row = count;
-  p.has_class_weight = 0;
+  p.has.class_weight = 0;
   c->class_weight.clear();
   std::vector<int64_t> targets;
   for (const int64_t first : c->targets) {
@@ -241,7 +241,7 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
   c.d_hidden_layout = random_layout(random);
   c.d_classifier_layout = random_layout(random);
   c.skew = random.pick<int64_t>({0, 1, 3});
-  if (c.problem.hidden_dtype != LOGITLESS_F64 && random.chance(0.25)) {
+  if (c.problem.dtype.hidden != LOGITLESS_F64 && random.chance(0.25)) {
     c.problem.compute_dtype = random.pick<int32_t>({LOGITLESS_BF16, LOGITLESS_F16});
   }
   choose_temperature(random, &c);
@@ -258,11 +258,11 @@ Case plain_case(uint64_t seed, PlainSize size, logitless_dtype dtype) {
   p.tokens = size.tokens;
   p.vocab = size.vocab;
   p.hidden = size.hidden;
-  for (int32_t* each : {&p.hidden_dtype, &p.classifier_dtype, &p.bias_dtype, &p.d_hidden_dtype,
-                        &p.d_classifier_dtype, &p.d_bias_dtype}) {
+  for (int32_t* each : {&p.dtype.hidden, &p.dtype.classifier, &p.dtype.bias, &p.dtype.d_hidden,
+                        &p.dtype.d_classifier, &p.dtype.d_bias}) {
     *each = dtype;
   }
-  p.has_bias = p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 1;
+  p.has.bias = p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 1;
   for (int64_t row = 0; row < p.tokens; ++row) c.targets.push_back(random.integer(0, p.vocab - 1));
   draw_values(random, &c);
   c.grad_loss.clear();
@@ -274,20 +274,20 @@ std::string describe(const Case& c) {
   const auto name = [](int32_t dtype) { return name_of(as_dtype(dtype)); };
   std::ostringstream out;
   out << "seed " << c.seed << ": N " << p.tokens << " V " << p.vocab << " D " << p.hidden << ", mode "
-      << static_cast<int>(c.mode) << ", reduction " << p.reduction << ", E " << name(p.hidden_dtype) << " C "
-      << name(p.classifier_dtype) << " in " << name(p.compute_dtype) << " dE " << name(p.d_hidden_dtype)
-      << " dC " << name(p.d_classifier_dtype) << ", wants " << p.want_d_hidden << p.want_d_classifier
-      << p.want_d_bias << ", adds " << p.accumulate_d_hidden << p.accumulate_d_classifier
-      << p.accumulate_d_bias << ", upstream " << p.has_grad_nll << p.has_grad_lse << p.has_grad_entropy
-      << p.has_grad_target_logit << ", bias " << p.has_bias << " (" << name(p.bias_dtype) << ", gradient "
-      << name(p.d_bias_dtype) << "), class weight " << p.has_class_weight << ", token weight "
-      << p.has_token_weight << ", scale " << p.scale << ", softcap " << p.softcap << ", temperature "
-      << (p.has_temperature != 0 ? "of rows" : std::to_string(p.temperature)) << ", smoothing "
+      << static_cast<int>(c.mode) << ", reduction " << p.reduction << ", E " << name(p.dtype.hidden) << " C "
+      << name(p.dtype.classifier) << " in " << name(p.compute_dtype) << " dE " << name(p.dtype.d_hidden)
+      << " dC " << name(p.dtype.d_classifier) << ", wants " << p.has.d_hidden << p.has.d_classifier
+      << p.has.d_bias << ", adds " << p.accumulate.d_hidden << p.accumulate.d_classifier
+      << p.accumulate.d_bias << ", upstream " << p.has.grad_nll << p.has.grad_lse << p.has.grad_entropy
+      << p.has.grad_target_logit << ", bias " << p.has.bias << " (" << name(p.dtype.bias) << ", gradient "
+      << name(p.dtype.d_bias) << "), class weight " << p.has.class_weight << ", token weight "
+      << p.has.token_weight << ", scale " << p.scale << ", softcap " << p.softcap << ", temperature "
+      << (p.has.temperature != 0 ? "of rows" : std::to_string(p.temperature)) << ", smoothing "
       << p.label_smoothing << ", z_loss " << p.z_loss << ", num_items " << p.num_items << ", ignore "
       << p.ignore_index << ", shift " << p.shift << " of " << p.sequence_length << ", entropy "
-      << p.want_entropy << ", argmax " << p.want_argmax << ", top_k " << p.top_k << ", targets of a row "
-      << p.targets_per_row << ", mean logit " << p.want_mean_logit << ", log sum p^2 "
-      << p.want_log_sum_sq_probs << ", strides +" << c.hidden_layout.padding << " +"
+      << p.has.entropy << ", argmax " << p.has.argmax << ", top_k " << p.top_k << ", targets of a row "
+      << p.targets_per_row << ", mean logit " << p.has.mean_logit << ", log sum p^2 "
+      << p.has.log_sum_sq_probs << ", strides +" << c.hidden_layout.padding << " +"
       << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding << " +"
       << c.d_classifier_layout.padding;
   return out.str();

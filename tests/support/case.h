@@ -42,7 +42,7 @@ struct Case {
   int64_t skew = 0;  // elements by which all other buffers are off a 64-byte boundary
 
   bool wants_gradients() const {
-    return problem.want_d_hidden != 0 || problem.want_d_classifier != 0 || problem.want_d_bias != 0;
+    return problem.has.d_hidden != 0 || problem.has.d_classifier != 0 || problem.has.d_bias != 0;
   }
   int64_t targets_per_row() const { return problem.targets_per_row > 0 ? problem.targets_per_row : 1; }
   // The k-th global target of a row after the shift, or problem.ignore_index; and its weight, 0 of the
@@ -85,10 +85,10 @@ inline logitless_dtype as_dtype(int32_t value) {
 }
 
 // What numbers of an operand's dtype are multiplied in: the problem's compute_dtype where there is one.
-logitless_dtype product_dtype(const logitless_problem& problem, int32_t dtype);
+logitless_dtype product_dtype(const logitless::Problem& problem, int32_t dtype);
 
 // The stats dtype of a problem: of its weights, upstream gradients, losses and row statistics.
-logitless_dtype stats_dtype(const logitless_problem& problem);
+logitless_dtype stats_dtype(const logitless::Problem& problem);
 
 // count draws of deviation * N(0, 1), rounded to the dtype.
 std::vector<double> normal_values(Random& random, int64_t count, double deviation, logitless_dtype dtype);

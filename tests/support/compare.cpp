@@ -20,11 +20,11 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
 }
 
 Answer true_answer(const Case& c) {
-  return c.problem.hidden_dtype == LOGITLESS_F64 ? materialise<long double>(c) : materialise<double>(c);
+  return c.problem.dtype.hidden == LOGITLESS_F64 ? materialise<long double>(c) : materialise<double>(c);
 }
 
 Answer naive_answer(const Case& c) {
-  return c.problem.hidden_dtype == LOGITLESS_F64 ? materialise<double>(c) : materialise<float>(c);
+  return c.problem.dtype.hidden == LOGITLESS_F64 ? materialise<double>(c) : materialise<float>(c);
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ Bounds either(const Bounds& a, const Bounds& b) {
 Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_answer(c)) {
   static const bool kOnDevice = !device_engines().empty();
   if (!Engine::has_short_operands(c.problem)) return;
-  const bool bf16 = product_dtype(c.problem, c.problem.hidden_dtype) == LOGITLESS_BF16;
+  const bool bf16 = product_dtype(c.problem, c.problem.dtype.hidden) == LOGITLESS_BF16;
   if (bf16 || kOnDevice) naive_short_ = materialise<float>(c, Rounds::kGradients);
   if (bf16 && kOnDevice) naive_exps_ = materialise<float>(c, Rounds::kExps);
 }
@@ -77,8 +77,8 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   const logitless::Problem& p = c_.problem;
   Arithmetic out;
   const bool is_short = engine.shortens_gradients(p);
-  out.gradient = rounding_unit(is_short ? product_dtype(p, p.hidden_dtype) : stats_dtype(p));
-  if (p.has_temperature != 0 || p.temperature != 1) out.logit_roundings += 2;  // its inverse, the product
+  out.gradient = rounding_unit(is_short ? product_dtype(p, p.dtype.hidden) : stats_dtype(p));
+  if (p.has.temperature != 0 || p.temperature != 1) out.logit_roundings += 2;  // its inverse, the product
   if (stats_dtype(p) == LOGITLESS_F64) out.exp = 0x1p-52;  // exp and log are off by one unit,
   if (!engine.is_device()) return out;
   if (stats_dtype(p) == LOGITLESS_F64) {
@@ -169,7 +169,7 @@ Bounds Expected::bounds_of(const Engine& engine) const {
   if (!engine.shortens_gradients(c_.problem)) return bounds(naive_, arithmetic);
   const Bounds out = bounds(naive_short_, arithmetic);
   const bool may_keep_exps =
-      engine.is_device() && product_dtype(c_.problem, c_.problem.hidden_dtype) == LOGITLESS_BF16;
+      engine.is_device() && product_dtype(c_.problem, c_.problem.dtype.hidden) == LOGITLESS_BF16;
   if (!may_keep_exps || c_.mode != Mode::kForwardBackward) return out;
   Bounds kept = bounds(naive_exps_, arithmetic);
   kept.d_classifier +=
@@ -179,7 +179,7 @@ Bounds Expected::bounds_of(const Engine& engine) const {
 
 Bounds Expected::tightest_bounds_of(const Engine& engine) const {
   const Bounds rounded_statistics = bounds_of(engine);
-  if (!engine.is_reference() || c_.problem.hidden_dtype == LOGITLESS_F64) return rounded_statistics;
+  if (!engine.is_reference() || c_.problem.dtype.hidden == LOGITLESS_F64) return rounded_statistics;
   Bounds exact = bounds_of_double();
   if (c_.mode != Mode::kForwardThenBackward) return exact;
   exact.d_hidden = rounded_statistics.d_hidden;
@@ -194,16 +194,16 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   const logitless_dtype stats = stats_dtype(p);
   EXPECT_TRUE(close("lse", got.lse, truth_.lse, bounds.lse, stats));
   EXPECT_TRUE(close("nll", got.nll, truth_.nll, bounds.nll, stats));
-  if (p.want_entropy) {
+  if (p.has.entropy) {
     EXPECT_TRUE(close("entropy", got.entropy, truth_.entropy, bounds.entropy, stats));
   }
   EXPECT_TRUE(close("target_logit", got.target_logit, truth_.target_logit,
                     bounds.logit * truth_.terms.target_weight, stats));
   EXPECT_TRUE(close("max_logit", got.max_logit, truth_.max_logit, bounds.logit, stats));
-  if (p.want_mean_logit) {
+  if (p.has.mean_logit) {
     EXPECT_TRUE(close("mean_logit", got.mean_logit, truth_.mean_logit, bounds.mean_logit, stats));
   }
-  if (p.want_log_sum_sq_probs) {
+  if (p.has.log_sum_sq_probs) {
     EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, truth_.log_sum_sq_probs,
                       bounds.log_sum_sq_probs, stats));
   }
@@ -212,13 +212,13 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   if (!got.invalid_targets.empty()) {
     EXPECT_EQ(got.invalid_targets, (std::vector<double>{0, -1}));
   }
-  if (p.want_argmax) check_argmax(got, bounds.logit);
+  if (p.has.argmax) check_argmax(got, bounds.logit);
   if (!got.top_ids.empty()) check_top(got, bounds);
   if (p.targets_per_row > 0) check_target_log_probs(got, bounds.logit + bounds.lse);
-  EXPECT_TRUE(close("d_hidden", got.d_hidden, truth_.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype)));
+  EXPECT_TRUE(close("d_hidden", got.d_hidden, truth_.d_hidden, bounds.d_hidden, as_dtype(p.dtype.d_hidden)));
   EXPECT_TRUE(close("d_classifier", got.d_classifier, truth_.d_classifier, bounds.d_classifier,
-                    as_dtype(p.d_classifier_dtype)));
-  EXPECT_TRUE(close("d_bias", got.d_bias, truth_.d_bias, bounds.d_bias, as_dtype(p.d_bias_dtype)));
+                    as_dtype(p.dtype.d_classifier)));
+  EXPECT_TRUE(close("d_bias", got.d_bias, truth_.d_bias, bounds.d_bias, as_dtype(p.dtype.d_bias)));
 }
 
 // A largest logit is found, up to the logits' own errors; the count fits to it.
@@ -327,9 +327,9 @@ void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, cons
   same("max_logit", a.max_logit, b.max_logit, bounds.logit, stats);
   same("mean_logit", a.mean_logit, b.mean_logit, bounds.mean_logit, stats);
   same("log_sum_sq_probs", a.log_sum_sq_probs, b.log_sum_sq_probs, bounds.log_sum_sq_probs, stats);
-  same("d_hidden", a.d_hidden, b.d_hidden, bounds.d_hidden, as_dtype(p.d_hidden_dtype));
-  same("d_classifier", a.d_classifier, b.d_classifier, bounds.d_classifier, as_dtype(p.d_classifier_dtype));
-  same("d_bias", a.d_bias, b.d_bias, bounds.d_bias, as_dtype(p.d_bias_dtype));
+  same("d_hidden", a.d_hidden, b.d_hidden, bounds.d_hidden, as_dtype(p.dtype.d_hidden));
+  same("d_classifier", a.d_classifier, b.d_classifier, bounds.d_classifier, as_dtype(p.dtype.d_classifier));
+  same("d_bias", a.d_bias, b.d_bias, bounds.d_bias, as_dtype(p.dtype.d_bias));
 }
 
 }  // namespace logitless_test

@@ -90,8 +90,8 @@ std::string why_not_thinned(const Engine& engine) {
   logitless::Problem problem;
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = problem.vocab = problem.hidden = 8;
-  problem.hidden_dtype = problem.classifier_dtype = engine.plain_dtype();
-  problem.want_d_hidden = 1;
+  problem.dtype.hidden = problem.dtype.classifier = engine.plain_dtype();
+  problem.has.d_hidden = 1;
   problem.gradient = LOGITLESS_ALWAYS_THINNED;
   const logitless::Context context = make_context(engine, 1);
   try {

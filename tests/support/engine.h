@@ -22,37 +22,37 @@ struct Engine {
   bool is_fused() const { return isa == "sm90" || isa == "mma"; }
   // Whether it can run problems in float64.
   bool has_float64() const { return is_reference() || (is_device() && isa == "portable"); }
-  bool can_run(const logitless_problem& problem) const {
+  bool can_run(const logitless::Problem& problem) const {
     if (is_device() && problem.gradient != LOGITLESS_EXACT && rounds_short_operands(problem)) return false;
     if (is_fused() && !has_short_operands(problem)) return false;
-    return has_float64() || problem.hidden_dtype != LOGITLESS_F64;
+    return has_float64() || problem.dtype.hidden != LOGITLESS_F64;
   }
   // The same with thinned gradients.
-  bool can_thin(logitless_problem problem) const {
+  bool can_thin(logitless::Problem problem) const {
     problem.gradient = LOGITLESS_ALWAYS_THINNED;
     return can_run(problem) && (problem.label_smoothing == 0 || problem.softcap == 0);
   }
   // The most precise format of operands that it can run, but for float64.
   logitless_dtype plain_dtype() const { return is_fused() ? LOGITLESS_BF16 : LOGITLESS_F32; }
   // Products of operands in the same 16-bit format.
-  static bool has_short_operands(const logitless_problem& problem) {
-    const logitless_dtype hidden = product_dtype(problem, problem.hidden_dtype);
-    return hidden == product_dtype(problem, problem.classifier_dtype) &&
+  static bool has_short_operands(const logitless::Problem& problem) {
+    const logitless_dtype hidden = product_dtype(problem, problem.dtype.hidden);
+    return hidden == product_dtype(problem, problem.dtype.classifier) &&
            (hidden == LOGITLESS_BF16 || hidden == LOGITLESS_F16);
   }
   // An operand in one 16-bit format is rounded to the other.
-  static bool rounds_short_operands(const logitless_problem& problem) {
+  static bool rounds_short_operands(const logitless::Problem& problem) {
     const auto rounds = [&](int32_t dtype) {
       return dtype != LOGITLESS_F32 && dtype != product_dtype(problem, dtype);
     };
-    return rounds(problem.hidden_dtype) || rounds(problem.classifier_dtype);
+    return rounds(problem.dtype.hidden) || rounds(problem.dtype.classifier);
   }
   // Whether the gradient of the logits is rounded to the operands' format before the products of the backward
   // pass: where both operands have the same 16-bit format and products of that format multiply them.
-  bool shortens_gradients(const logitless_problem& problem) const {
+  bool shortens_gradients(const logitless::Problem& problem) const {
     if (is_device()) return has_short_operands(problem);
     return isa == "avx512_bf16" && has_short_operands(problem) &&
-           product_dtype(problem, problem.hidden_dtype) == LOGITLESS_BF16;
+           product_dtype(problem, problem.dtype.hidden) == LOGITLESS_BF16;
   }
   std::string name() const { return isa.empty() ? backend : backend + "_" + isa; }
 };

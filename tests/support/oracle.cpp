@@ -18,8 +18,8 @@ class Materialised {
         vocab_(static_cast<size_t>(p_.vocab)),
         dim_(static_cast<size_t>(p_.hidden)),
         rounds_(rounds),
-        hidden_(operand(c.hidden, p_.hidden_dtype)),
-        classifier_(operand(c.classifier, p_.classifier_dtype)),
+        hidden_(operand(c.hidden, p_.dtype.hidden)),
+        classifier_(operand(c.classifier, p_.dtype.classifier)),
         logits_(tokens_ * vocab_),
         slope_(tokens_ * vocab_, T(1)) {}
 
@@ -177,7 +177,7 @@ class Materialised {
     if (rounds_ == Rounds::kNothing || value == 0 || !std::isfinite(value)) return value;
     int exponent = 0;
     const double mantissa = std::frexp(static_cast<double>(value), &exponent);
-    return static_cast<T>(std::ldexp(rounded(mantissa, product_dtype(p_, p_.hidden_dtype)), exponent));
+    return static_cast<T>(std::ldexp(rounded(mantissa, product_dtype(p_, p_.dtype.hidden)), exponent));
   }
 
   // Gradient of scale * dot + bias of one logit, and its terms.
@@ -263,18 +263,18 @@ class Materialised {
       }
       if (rounds_ == Rounds::kExps && i == tokens_ / 2) round_to_output(&d_classifier);
     }
-    if (p_.want_d_hidden)
+    if (p_.has.d_hidden)
       answer_.d_hidden = finished(d_hidden, scale, c_.d_hidden_start, &answer_.terms.d_hidden);
-    if (p_.want_d_classifier) {
+    if (p_.has.d_classifier) {
       answer_.d_classifier =
           finished(d_classifier, scale, c_.d_classifier_start, &answer_.terms.d_classifier);
     }
-    if (p_.want_d_bias) answer_.d_bias = finished(d_bias, 1, c_.d_bias_start, &answer_.terms.d_bias);
+    if (p_.has.d_bias) answer_.d_bias = finished(d_bias, 1, c_.d_bias_start, &answer_.terms.d_bias);
   }
 
   void round_to_output(std::vector<T>* d_classifier) const {
     for (T& value : *d_classifier) {
-      value = static_cast<T>(rounded(static_cast<double>(value), as_dtype(p_.d_classifier_dtype)));
+      value = static_cast<T>(rounded(static_cast<double>(value), as_dtype(p_.dtype.d_classifier)));
     }
   }
 

@@ -9,32 +9,32 @@ namespace logitless_test {
 struct RowField {
   const char* name;
   std::vector<double> Outputs::*values;
-  void* logitless_buffers::*field;
-  int32_t logitless_problem::*want = nullptr;  // the flag that it needs; null: none
-  bool smoothing = false;                      // only with label smoothing
+  void* logitless::Buffers::*field;
+  bool logitless::Problem::Has::*want = nullptr;  // the tensor that a plan needs for it; null: none
+  bool smoothing = false;                         // only with label smoothing
 
-  bool is_wanted(const logitless_problem& p) const {
-    return (want == nullptr || p.*want != 0) && (!smoothing || p.label_smoothing > 0);
+  bool is_wanted(const logitless::Problem& p) const {
+    return (want == nullptr || p.has.*want) && (!smoothing || p.label_smoothing > 0);
   }
 };
 
-#define LOGITLESS_FIELD(name) #name, &Outputs::name, &logitless_buffers::name
+#define LOGITLESS_FIELD(name) #name, &Outputs::name, &logitless::Buffers::name
 // Sums, which shards add up where they have one maximum.
 inline constexpr RowField kRowSums[] = {
     {LOGITLESS_FIELD(sum_exp)},
     {LOGITLESS_FIELD(target_logit)},
-    {LOGITLESS_FIELD(sum_exp_logit), &logitless_problem::want_entropy},
+    {LOGITLESS_FIELD(sum_exp_logit), &logitless::Problem::Has::entropy},
     {LOGITLESS_FIELD(weighted_logit_sum), nullptr, true},
-    {LOGITLESS_FIELD(logit_sum), &logitless_problem::want_mean_logit},
-    {LOGITLESS_FIELD(sum_sq_exp), &logitless_problem::want_log_sum_sq_probs},
+    {LOGITLESS_FIELD(logit_sum), &logitless::Problem::Has::mean_logit},
+    {LOGITLESS_FIELD(sum_sq_exp), &logitless::Problem::Has::log_sum_sq_probs},
 };
 // What only a whole vocabulary has.
 inline constexpr RowField kRowOutputs[] = {
     {LOGITLESS_FIELD(nll)},
     {LOGITLESS_FIELD(lse)},
-    {LOGITLESS_FIELD(entropy), &logitless_problem::want_entropy},
-    {LOGITLESS_FIELD(mean_logit), &logitless_problem::want_mean_logit},
-    {LOGITLESS_FIELD(log_sum_sq_probs), &logitless_problem::want_log_sum_sq_probs},
+    {LOGITLESS_FIELD(entropy), &logitless::Problem::Has::entropy},
+    {LOGITLESS_FIELD(mean_logit), &logitless::Problem::Has::mean_logit},
+    {LOGITLESS_FIELD(log_sum_sq_probs), &logitless::Problem::Has::log_sum_sq_probs},
     {LOGITLESS_FIELD(max_logit)},
 };
 #undef LOGITLESS_FIELD

@@ -31,7 +31,7 @@ class Run {
     const logitless::PlanInfo info = plan.info();
     const bool on_device = std::string_view(info.backend) == "cuda";
     add_inputs();
-    if (p_.keeps_draws && p_.tokens > 0) add_draws(static_cast<int64_t>(info.draws_bytes), known);
+    if (p_.has.draws && p_.tokens > 0) add_draws(static_cast<int64_t>(info.draws_bytes), known);
     if (on_device) b_.invalid_targets = count_output("invalid_targets", 2, &out_.invalid_targets);
     if (p_.pass == LOGITLESS_BACKWARD) {
       add_known(*known);
@@ -126,16 +126,16 @@ class Run {
   void add_inputs() {
     const int64_t d = p_.hidden;
     const Tensor& hidden =
-        input("hidden", as_dtype(p_.hidden_dtype), p_.tokens, d, c_.hidden, c_.hidden_layout);
+        input("hidden", as_dtype(p_.dtype.hidden), p_.tokens, d, c_.hidden, c_.hidden_layout);
     b_.hidden = hidden.data();
     b_.hidden_stride = c_.hidden_layout.padding == 0 ? 0 : hidden.stride();
     const Tensor& classifier =
-        input("classifier", as_dtype(p_.classifier_dtype), p_.vocab, d,
+        input("classifier", as_dtype(p_.dtype.classifier), p_.vocab, d,
               slice(c_.classifier, p_.vocab_start * d, p_.vocab * d), c_.classifier_layout);
     b_.classifier = classifier.data();
     b_.classifier_stride = classifier.stride();
-    b_.bias = vector_input("bias", as_dtype(p_.bias_dtype), slice(c_.bias, p_.vocab_start, p_.vocab));
-    b_.targets = vector_input("targets", as_dtype(p_.target_dtype), {c_.targets.begin(), c_.targets.end()});
+    b_.bias = vector_input("bias", as_dtype(p_.dtype.bias), slice(c_.bias, p_.vocab_start, p_.vocab));
+    b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
     b_.target_weight = vector_input("target_weight", stats_, c_.target_weight);
     b_.class_weight = vector_input("class_weight", stats_, c_.class_weight);
     b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
@@ -145,10 +145,10 @@ class Run {
     }
     if (p_.pass == LOGITLESS_FORWARD) return;
     b_.grad_loss = vector_input("grad_loss", stats_, c_.grad_loss);
-    if (p_.has_grad_nll) b_.grad_nll = vector_input("grad_nll", stats_, c_.grad_nll);
-    if (p_.has_grad_lse) b_.grad_lse = vector_input("grad_lse", stats_, c_.grad_lse);
-    if (p_.has_grad_entropy) b_.grad_entropy = vector_input("grad_entropy", stats_, c_.grad_entropy);
-    if (p_.has_grad_target_logit) {
+    if (p_.has.grad_nll) b_.grad_nll = vector_input("grad_nll", stats_, c_.grad_nll);
+    if (p_.has.grad_lse) b_.grad_lse = vector_input("grad_lse", stats_, c_.grad_lse);
+    if (p_.has.grad_entropy) b_.grad_entropy = vector_input("grad_entropy", stats_, c_.grad_entropy);
+    if (p_.has.grad_target_logit) {
       b_.grad_target_logit = vector_input("grad_target_logit", stats_, c_.grad_target_logit);
     }
   }
@@ -158,7 +158,7 @@ class Run {
     if (!known.lse_low.empty()) {
       b_.lse_low = const_cast<void*>(vector_input("lse_low", stats_, known.lse_low));
     }
-    if (p_.has_grad_entropy) b_.entropy = const_cast<void*>(vector_input("entropy", stats_, known.entropy));
+    if (p_.has.grad_entropy) b_.entropy = const_cast<void*>(vector_input("entropy", stats_, known.entropy));
   }
 
   void add_draws(int64_t bytes, const Outputs* known) {
@@ -185,7 +185,7 @@ class Run {
     }
     b_.max = vector_output("max", n, &out_.max);
     add_row_fields(kRowSums);
-    if (p_.want_argmax) b_.argmax = count_output("argmax", n, &out_.argmax);
+    if (p_.has.argmax) b_.argmax = count_output("argmax", n, &out_.argmax);
     b_.valid_count = count_output("valid_count", 1, &out_.valid_count);
     if (p_.top_k > 0) {
       b_.top_ids = count_output("top_ids", n * p_.top_k, &out_.top_ids);
@@ -198,7 +198,7 @@ class Run {
     b_.loss = vector_output("loss", p_.reduction == LOGITLESS_REDUCTION_NONE ? n : 1, &out_.loss);
     add_row_fields(kRowOutputs);
     b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
-    if (!p_.want_argmax || p_.targets_per_row > 0) return;
+    if (!p_.has.argmax || p_.targets_per_row > 0) return;
     b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
     Tensor& is_top1 = output("is_top1", LOGITLESS_I32, words_of_bytes(n), 1, &out_.is_top1, {0, c_.skew});
     b_.is_top1 = static_cast<uint8_t*>(is_top1.data());
@@ -219,23 +219,23 @@ class Run {
       b_.kept_count = static_cast<int32_t*>(
           output("kept_count", LOGITLESS_I32, p_.tokens, 1, &out_.kept_count, {0, c_.skew}).data());
     }
-    if (p_.want_d_hidden) {
+    if (p_.has.d_hidden) {
       Tensor& t =
-          output("d_hidden", as_dtype(p_.d_hidden_dtype), p_.tokens, d, &out_.d_hidden, c_.d_hidden_layout);
-      if (p_.accumulate_d_hidden) t.fill(c_.d_hidden_start);
+          output("d_hidden", as_dtype(p_.dtype.d_hidden), p_.tokens, d, &out_.d_hidden, c_.d_hidden_layout);
+      if (p_.accumulate.d_hidden) t.fill(c_.d_hidden_start);
       b_.d_hidden = t.data();
       b_.d_hidden_stride = t.stride();
     }
-    if (p_.want_d_classifier) {
-      Tensor& t = output("d_classifier", as_dtype(p_.d_classifier_dtype), p_.vocab, d, &out_.d_classifier,
+    if (p_.has.d_classifier) {
+      Tensor& t = output("d_classifier", as_dtype(p_.dtype.d_classifier), p_.vocab, d, &out_.d_classifier,
                          c_.d_classifier_layout);
-      if (p_.accumulate_d_classifier) t.fill(slice(c_.d_classifier_start, p_.vocab_start * d, p_.vocab * d));
+      if (p_.accumulate.d_classifier) t.fill(slice(c_.d_classifier_start, p_.vocab_start * d, p_.vocab * d));
       b_.d_classifier = t.data();
       b_.d_classifier_stride = t.stride();
     }
-    if (p_.want_d_bias) {
-      Tensor& t = output("d_bias", as_dtype(p_.d_bias_dtype), p_.vocab, 1, &out_.d_bias, {0, c_.skew});
-      if (p_.accumulate_d_bias) t.fill(slice(c_.d_bias_start, p_.vocab_start, p_.vocab));
+    if (p_.has.d_bias) {
+      Tensor& t = output("d_bias", as_dtype(p_.dtype.d_bias), p_.vocab, 1, &out_.d_bias, {0, c_.skew});
+      if (p_.accumulate.d_bias) t.fill(slice(c_.d_bias_start, p_.vocab_start, p_.vocab));
       b_.d_bias = t.data();
     }
   }
@@ -274,18 +274,18 @@ bool is_unaligned(int32_t dtype, int64_t columns, const Layout& layout) {
 logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
   logitless::Problem p = c.problem;
   p.pass = static_cast<int32_t>(pass);
-  p.unaligned_rows = is_unaligned(p.hidden_dtype, p.hidden, c.hidden_layout) ||
-                     is_unaligned(p.classifier_dtype, p.hidden, c.classifier_layout) ||
-                     (pass != logitless::Pass::forward && p.want_d_hidden != 0 &&
-                      is_unaligned(p.d_hidden_dtype, p.hidden, c.d_hidden_layout));
-  if (pass == logitless::Pass::forward_backward) p.keeps_draws = 0;
-  if (pass != logitless::Pass::forward || p.keeps_draws) p.top_k = 0;
+  p.unaligned_rows = is_unaligned(p.dtype.hidden, p.hidden, c.hidden_layout) ||
+                     is_unaligned(p.dtype.classifier, p.hidden, c.classifier_layout) ||
+                     (pass != logitless::Pass::forward && p.has.d_hidden != 0 &&
+                      is_unaligned(p.dtype.d_hidden, p.hidden, c.d_hidden_layout));
+  if (pass == logitless::Pass::forward_backward) p.has.draws = 0;
+  if (pass != logitless::Pass::forward || p.has.draws) p.top_k = 0;
   if (pass != logitless::Pass::backward) {
-    p.has_grad_nll = p.has_grad_lse = p.has_grad_entropy = p.has_grad_target_logit = 0;
+    p.has.grad_nll = p.has.grad_lse = p.has.grad_entropy = p.has.grad_target_logit = 0;
   }
   if (pass == logitless::Pass::forward) {
-    p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
-    p.accumulate_d_hidden = p.accumulate_d_classifier = p.accumulate_d_bias = 0;
+    p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
+    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 0;
   }
   return p;
 }

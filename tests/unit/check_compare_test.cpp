@@ -77,7 +77,7 @@ TEST(CheckBounds, FindOneRowWithoutItsTarget) {
 
 TEST(CheckBounds, FindOneWrongElementOfTheLogitsGradient) {
   for (const CheckCase& c : cases("smoothing", false)) {
-    if (c.problem.hidden_dtype != LOGITLESS_F32) continue;
+    if (c.problem.dtype.hidden != LOGITLESS_F32) continue;
     SCOPED_TRACE(c.name());
     const Known known(c);
     // 2^-9 of a target's part: a single rounding to 16 bits.

@@ -101,11 +101,11 @@ TEST(Targets, DivisorsOfTheMean) {
   const std::vector<int64_t> rows = {0, 2};
   const auto divisor = [&] { return reduction_divisor(p, b, rows.data(), 2); };
   EXPECT_EQ(divisor(), 2);
-  p.has_class_weight = true;
+  p.has.class_weight = true;
   EXPECT_EQ(divisor(), 40 + 20);
-  p.has_token_weight = true;
+  p.has.token_weight = true;
   EXPECT_EQ(divisor(), 3 * 40 + 7 * 20);
-  p.has_class_weight = false;
+  p.has.class_weight = false;
   EXPECT_EQ(divisor(), 3 + 7);
   p.num_items = 8;
   EXPECT_EQ(divisor(), 8);

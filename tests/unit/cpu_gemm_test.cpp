@@ -165,7 +165,7 @@ TEST(CpuIsa, NamesAndRefusals) {
   EXPECT_NE(why_isa_unavailable("sse9").find("got sse9"), std::string::npos);
   EXPECT_EQ(why_isa_unavailable("portable"), "");
   Problem mixed;
-  mixed.hidden_dtype = DType::kBF16;
+  mixed.dtype.hidden = DType::kBF16;
   EXPECT_EQ(select_kernels(mixed, "").pair, 1);  // pairs need both matrices in bf16
 }
 

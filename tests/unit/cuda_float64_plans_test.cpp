@@ -26,10 +26,10 @@ Problem problem_of(int64_t tokens, int64_t vocab, int64_t hidden, Pass pass) {
   p.tokens = tokens;
   p.vocab = vocab;
   p.hidden = hidden;
-  p.hidden_dtype = p.classifier_dtype = p.bias_dtype = DType::kF64;
-  p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = DType::kF64;
-  p.has_bias = true;
-  p.want_d_hidden = p.want_d_classifier = p.want_d_bias = pass != Pass::kForward;
+  p.dtype.hidden = p.dtype.classifier = p.dtype.bias = DType::kF64;
+  p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = DType::kF64;
+  p.has.bias = true;
+  p.has.d_hidden = p.has.d_classifier = p.has.d_bias = pass != Pass::kForward;
   return validated(p);
 }
 

@@ -31,8 +31,8 @@ Problem rank_problem(const Shard& shard, Pass pass, DType dtype, int64_t hidden)
   p.vocab_start = shard.start;
   p.vocab_total = kTotal;
   p.hidden = hidden;
-  p.hidden_dtype = p.classifier_dtype = p.d_hidden_dtype = p.d_classifier_dtype = dtype;
-  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = dtype;
+  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   p.group_size = 5;
   p.group_vocab = kLargest;
   return validated(p);
@@ -89,7 +89,7 @@ TEST(CudaGroupPlans, ExchangesThreeNumbersARow) {
 
 TEST(CudaGroupPlans, EveryNumberHasAPlace) {
   Problem p = rank_problem(kShards[0], Pass::kForwardBackward, DType::kBF16, 2048);
-  p.want_argmax = p.want_entropy = p.want_mean_logit = p.want_log_sum_sq_probs = true;
+  p.has.argmax = p.has.entropy = p.has.mean_logit = p.has.log_sum_sq_probs = true;
   p.label_smoothing = 0.1;
   const int64_t rows = 128, numbers = group_numbers(p, DType::kF32);
   std::vector<float> memory(static_cast<size_t>(p.group_size * numbers_of_rank(p, DType::kF32, rows)));

@@ -16,9 +16,9 @@ Problem problem_of(int64_t targets_per_row, DType dtype = DType::kBF16, Pass pas
   p.tokens = 8192;
   p.vocab = 128256;
   p.hidden = 4096;
-  p.hidden_dtype = p.classifier_dtype = p.bias_dtype = dtype;
-  p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = dtype;
-  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  p.dtype.hidden = p.dtype.classifier = p.dtype.bias = dtype;
+  p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = dtype;
+  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   p.targets_per_row = targets_per_row;
   return validated(p);
 }

@@ -21,9 +21,9 @@ Problem mixed(Pass pass, DType hidden, DType classifier) {
   p.tokens = 4096;
   p.vocab = 128256;
   p.hidden = 2048;
-  p.hidden_dtype = p.d_hidden_dtype = hidden;
-  p.classifier_dtype = p.d_classifier_dtype = classifier;
-  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  p.dtype.hidden = p.dtype.d_hidden = hidden;
+  p.dtype.classifier = p.dtype.d_classifier = classifier;
+  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   return validated(p);
 }
 
@@ -73,7 +73,7 @@ Problem computed_in(DType dtype, Pass pass, int64_t tokens = 8192) {
 }
 
 Problem with_tensors_in(DType dtype, Problem p) {
-  p.hidden_dtype = p.classifier_dtype = p.d_hidden_dtype = p.d_classifier_dtype = dtype;
+  p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = dtype;
   return validated(p);
 }
 

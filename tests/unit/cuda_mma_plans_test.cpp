@@ -29,8 +29,8 @@ logitless::Problem problem_of(DType dtype) {
   p.tokens = 8192;
   p.vocab = 128256;
   p.hidden = 4096;
-  p.hidden_dtype = p.classifier_dtype = dtype;
-  p.want_d_hidden = p.want_d_classifier = true;
+  p.dtype.hidden = p.dtype.classifier = dtype;
+  p.has.d_hidden = p.has.d_classifier = true;
   return p;
 }
 

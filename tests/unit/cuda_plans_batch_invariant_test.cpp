@@ -37,9 +37,9 @@ Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType
   p.tokens = tokens;
   p.vocab = vocab;
   p.hidden = depth;
-  p.hidden_dtype = p.d_hidden_dtype = hidden;
-  p.classifier_dtype = p.d_classifier_dtype = classifier;
-  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  p.dtype.hidden = p.dtype.d_hidden = hidden;
+  p.dtype.classifier = p.dtype.d_classifier = classifier;
+  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   p.batch_invariant = true;
   return validated(p);
 }

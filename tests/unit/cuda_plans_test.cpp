@@ -41,8 +41,8 @@ Problem problem_of(const Head& head, Pass pass, DType dtype = DType::kBF16) {
   p.tokens = head.tokens;
   p.vocab = head.vocab;
   p.hidden = head.hidden;
-  p.hidden_dtype = p.classifier_dtype = p.d_hidden_dtype = p.d_classifier_dtype = dtype;
-  p.want_d_hidden = p.want_d_classifier = pass != Pass::kForward;
+  p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = dtype;
+  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   return validated(p);
 }
 
@@ -241,8 +241,8 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
         for (const size_t budget : {size_t{0}, 900 * kMiB}) {
           Problem p = problem_of({"", 3000, vocab, hidden}, pass);
           p.gradient = GradientMethod::kThinned;
-          p.keeps_draws = true;
-          if (pass == Pass::kBackward) p.want_d_classifier = budget == 0;
+          p.has.draws = true;
+          if (pass == Pass::kBackward) p.has.d_classifier = budget == 0;
           for (const char* asked : {"", "portable"}) {
             const Plan plan = best(validated(p), budget, asked);
             EXPECT_GE(plan.draws_bytes, 64U);
@@ -268,7 +268,7 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
       for (const bool allow : {false, true}) {
         Problem p = problem_of({"", tokens, vocab, hidden}, pass, DType::kF32);
         p.gradient = GradientMethod::kThinned;
-        p.keeps_draws = true;
+        p.has.draws = true;
         p.threshold = threshold;
         p.allow_tf32 = allow;
         found.insert(best(validated(p), 0).draws_bytes);
@@ -384,7 +384,7 @@ TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
     EXPECT_LT(plan.predicted_seconds, 1.2 * best(padded, 0).predicted_seconds) << plan.config;
   }
   Problem fp32 = problem_of({"fp32 gradient", 794, 61043, 877}, Pass::kForwardBackward);
-  fp32.d_classifier_dtype = DType::kF32;
+  fp32.dtype.d_classifier = DType::kF32;
   EXPECT_EQ(staging_dtype(fp32), DType::kF32) << "nothing is rounded on the way";
 }
 

@@ -19,7 +19,7 @@ Problem problem_of(int64_t k, DType dtype = DType::kBF16, int64_t vocab = 128256
   p.tokens = 8192;
   p.vocab = vocab;
   p.hidden = 4096;
-  p.hidden_dtype = p.classifier_dtype = p.bias_dtype = dtype;
+  p.dtype.hidden = p.dtype.classifier = p.dtype.bias = dtype;
   p.top_k = k;
   return validated(p);
 }

@@ -31,9 +31,9 @@ class HppThinned : public testing::Test {
 
   Problem problem(Pass pass) const {
     Problem p = make_problem(pass, hidden(), classifier());
-    p.target_dtype = dtype_of<int32_t>();
+    p.dtype.targets = dtype_of<int32_t>();
     p.reduction = LOGITLESS_REDUCTION_SUM;
-    p.want_d_hidden = p.want_d_classifier = pass == Pass::forward ? 0 : 1;
+    p.has.d_hidden = p.has.d_classifier = pass == Pass::forward ? 0 : 1;
     return p;
   }
   Buffers buffers() const { return make_buffers(hidden(), classifier(), std::span<const int32_t>(targets_)); }
@@ -77,7 +77,7 @@ TEST_F(HppThinned, DrawsOfAForwardPassServeABackwardPass) {
 
   Problem p = problem(Pass::forward);
   set_gradient(p, Gradient::thinned, 0.25, 9);
-  p.keeps_draws = 1;
+  p.has.draws = 1;
   const Plan forward(context_, p);
   const Workspace draws(forward.info().draws_bytes);
   std::vector<float> lse(kTokens);
@@ -88,7 +88,7 @@ TEST_F(HppThinned, DrawsOfAForwardPassServeABackwardPass) {
 
   p = problem(Pass::backward);
   set_gradient(p, Gradient::thinned, 0.25, 9);
-  p.keeps_draws = 1;
+  p.has.draws = 1;
   Gradients out;
   b.d_hidden = out.d_hidden.data();
   b.d_classifier = out.d_classifier.data();
@@ -109,7 +109,8 @@ TEST_F(HppThinned, ErrorsNameTheArgument) {
     FAIL() << "a threshold of 2 was taken";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(error.what()).find("threshold: expected a number in (0, 1]"), std::string::npos);
+    EXPECT_EQ(error.argument, "threshold");
+    EXPECT_EQ(error.expected, "a number in [0, 1]");
   }
 }
 

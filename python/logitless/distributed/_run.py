@@ -107,7 +107,7 @@ class GroupRun(Run):
             top_k=self._asks.top_k,
         )
 
-    def _launch(self, buffers: _c.Buffers, written: Tensors) -> None:
+    def _launch(self, buffers: Any, written: Tensors) -> None:
         workspace = self._new_workspace()
         exchange = _Exchange(self.group(), self._shard, workspace, written)
         stream = None if self._ordinal is None else stream_of(self._ordinal)

@@ -55,17 +55,17 @@ void write_d_classifier(const Runner& run, int64_t column, std::span<const Spars
                         std::span<float> sums) {
   const Problem& p = run.problem;
   auto* out = static_cast<std::byte*>(run.buffers.d_classifier) +
-              column * run.buffers.d_classifier_stride * static_cast<int64_t>(size_of(p.d_classifier_dtype));
+              column * run.buffers.d_classifier_stride * static_cast<int64_t>(size_of(p.dtype.d_classifier));
   if (list.empty() && p.label_smoothing == 0) {
-    if (!p.accumulate_d_classifier)
-      std::memset(out, 0, static_cast<size_t>(p.hidden) * size_of(p.d_classifier_dtype));
+    if (!p.accumulate.d_classifier)
+      std::memset(out, 0, static_cast<size_t>(p.hidden) * size_of(p.dtype.d_classifier));
     return;
   }
   std::fill(sums.begin(), sums.end(), 0.0f);
   run.kernels.add_rows(
       {hidden_matrix(run), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
   if (p.label_smoothing > 0) add_row(run, run.arena.thinned.hidden_sum, class_weight(run, column), sums);
-  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate_d_classifier, p.d_classifier_dtype, out);
+  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_classifier, p.dtype.d_classifier, out);
 }
 
 // c: the sum of label smoothing's coefficients.
@@ -74,8 +74,8 @@ void write_d_bias(const Runner& run, int64_t column, std::span<const SparseEleme
   double sum = p.label_smoothing > 0 ? c * class_weight(run, column) : 0;
   for (const SparseElement& element : list) sum += element.value;
   sum *= p.scale != 0 ? p.bias_scale / p.scale : p.bias_scale;
-  if (p.accumulate_d_bias) sum += load_as_double(run.buffers.d_bias, p.d_bias_dtype, column);
-  store_from_double(run.buffers.d_bias, p.d_bias_dtype, column, sum);
+  if (p.accumulate.d_bias) sum += load_as_double(run.buffers.d_bias, p.dtype.d_bias, column);
+  store_from_double(run.buffers.d_bias, p.dtype.d_bias, column, sum);
 }
 
 }  // namespace
@@ -96,8 +96,8 @@ void finish_columns(const Runner& run) {
       const int32_t end = w.end[static_cast<size_t>(j - range.begin)];
       const auto list = std::span<const SparseElement>(w.elements)
                             .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-      if (p.want_d_classifier) write_d_classifier(run, j, list, w.sums);
-      if (p.want_d_bias) write_d_bias(run, j, list, c);
+      if (p.has.d_classifier) write_d_classifier(run, j, list, w.sums);
+      if (p.has.d_bias) write_d_bias(run, j, list, c);
       begin = end;
     }
   });

@@ -34,17 +34,17 @@ ThinnedArena lay_out_thinned(const Problem& p, const Shape& s, int64_t token_chu
   ThinnedArena a;
   a.capacity = row_capacity(p, s);
   if (draws_elements(p)) a.row_draws = workspace.take<RowDraw>(token_chunk);
-  if (!p.keeps_draws) {
+  if (!p.has.draws) {
     a.draws = lay_out_draws(p, s, workspace);
     a.elements = a.draws.elements;
     a.count = a.draws.count;
   }
   if (!p.needs_backward()) return a;
-  if (p.keeps_draws) {
+  if (p.has.draws) {
     a.elements = workspace.take<SparseElement>(p.tokens * a.capacity);
     a.count = workspace.take<int32_t>(p.tokens);
   }
-  if (p.want_d_classifier || p.want_d_bias) {
+  if (p.has.d_classifier || p.has.d_bias) {
     a.column_count = workspace.take<int32_t>(p.vocab);
     a.range_start = workspace.take<int64_t>(most_ranges(p, a.capacity));
   }
@@ -66,7 +66,7 @@ ThinnedWorker lay_out_thinned_worker(const Problem& p, const Shape& s, Workspace
   }
   if (!p.needs_backward()) return w;
   w.sums = workspace.take<float>(s.hidden_padded);
-  if (p.want_d_classifier || p.want_d_bias) {
+  if (p.has.d_classifier || p.has.d_bias) {
     w.elements = workspace.take<SparseElement>(range_elements(p));
     w.end = workspace.take<int32_t>(kRangeColumns);
   }

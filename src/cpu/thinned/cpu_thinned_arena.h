@@ -13,7 +13,7 @@ namespace logitless::cpu {
 
 // Whether a thinned run draws elements itself: all but a backward pass that is given a forward pass' draws.
 inline bool draws_elements(const Problem& p) {
-  return p.is_thinned() && !(p.keeps_draws && p.pass == Pass::kBackward);
+  return p.is_thinned() && !(p.has.draws && p.pass == Pass::kBackward);
 }
 
 // What a forward pass draws: Buffers::draws, or a part of the workspace. Rows are those that are not ignored,

@@ -36,13 +36,13 @@ void run_thinned(const Runner& run, const HostLoss& loss) {
   std::fill(t.column_count.begin(), t.column_count.end(), 0);
   if (p.needs_backward()) {
     write_undrawn_defaults(p, run.buffers);
-    if (p.label_smoothing > 0 && p.want_d_hidden) sum_classifier(run);
+    if (p.label_smoothing > 0 && p.has.d_hidden) sum_classifier(run);
   }
   HostLossWriter writer(loss);
   for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, loss, writer, chunk); });
   if (p.needs_forward()) writer.finish();
-  if (!p.want_d_classifier && !p.want_d_bias) return;
-  if (p.label_smoothing > 0 && p.want_d_classifier) sum_hidden(run);
+  if (!p.has.d_classifier && !p.has.d_bias) return;
+  if (p.label_smoothing > 0 && p.has.d_classifier) sum_hidden(run);
   finish_columns(run);
 }
 

@@ -42,9 +42,9 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   const int64_t target = run.arena.target[static_cast<size_t>(i)];
   if (target < 0) return kNoGuess;
   const float dot = run.kernels.dot_rows(
-      row_of({b.hidden, p.hidden_dtype, b.hidden_stride, p.compute_dtype}, row),
-      row_of({b.classifier, p.classifier_dtype, b.classifier_stride, p.compute_dtype}, target), p.hidden);
-  const double bias = p.has_bias ? p.bias_scale * load_as_double(b.bias, p.bias_dtype, target) : 0;
+      row_of({b.hidden, p.dtype.hidden, b.hidden_stride, p.compute_dtype}, row),
+      row_of({b.classifier, p.dtype.classifier, b.classifier_stride, p.compute_dtype}, target), p.hidden);
+  const double bias = p.has.bias ? p.bias_scale * load_as_double(b.bias, p.dtype.bias, target) : 0;
   const double z = logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, row));
   if (!std::isfinite(z)) return kNoGuess;
   return guess_below(p, z - kGuessMargin);
@@ -131,7 +131,7 @@ void settle_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t ro
   for (int64_t i = row; i < row_end; ++i) {
     const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
     d.target_logit[static_cast<size_t>(chunk.first + i)] = static_cast<float>(stats.target_logit);
-    if (run.problem.keeps_draws) settle_list(run, chunk.first + i, log_sum_exp_parts(stats));
+    if (run.problem.has.draws) settle_list(run, chunk.first + i, log_sum_exp_parts(stats));
   }
 }
 

@@ -37,7 +37,7 @@ Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_
   if (column >= 0 && column < p.vocab) row.target = column;
   row.lse = lse_of(run, loss, chunk, row);
   const double entropy =
-      p.has_grad_entropy ? load_as_double(run.buffers.entropy, p.stats_dtype(), row.source) : 0;
+      p.has.grad_entropy ? load_as_double(run.buffers.entropy, p.stats_dtype(), row.source) : 0;
   const double fold = p.scale != 0 ? p.scale : 1;
   row.k = scaled(coefficients_of_row(loss, row.source, row.lse.value(), entropy), fold);
   row.inverse_temperature = inverse_temperature_of_row(p, run.buffers, row.source);
@@ -105,8 +105,8 @@ void write_d_hidden(const Runner& run, const Row& row, std::span<const SparseEle
     add_row(run, run.arena.thinned.classifier_sum, static_cast<float>(row.k.c), sums);
   }
   auto* out = static_cast<std::byte*>(run.buffers.d_hidden) +
-              row.source * run.buffers.d_hidden_stride * static_cast<int64_t>(size_of(p.d_hidden_dtype));
-  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate_d_hidden, p.d_hidden_dtype, out);
+              row.source * run.buffers.d_hidden_stride * static_cast<int64_t>(size_of(p.dtype.d_hidden));
+  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_hidden, p.dtype.d_hidden, out);
 }
 
 void finish_row(const Runner& run, const Row& row, std::span<float> sums) {
@@ -123,7 +123,7 @@ void finish_row(const Runner& run, const Row& row, std::span<float> sums) {
           .fetch_add(1, std::memory_order_relaxed);
     }
   }
-  if (p.want_d_hidden) write_d_hidden(run, row, list, sums);
+  if (p.has.d_hidden) write_d_hidden(run, row, list, sums);
   if (run.buffers.kept_count != nullptr) run.buffers.kept_count[row.source] = size;
   if (run.buffers.draw_variance != nullptr) {
     store_from_double(run.buffers.draw_variance, p.stats_dtype(), row.source, variance.relative());

@@ -32,16 +32,16 @@ void weighted_sum(const Runner& run, const MatrixView& matrix, int64_t count, co
 }  // namespace
 
 float class_weight(const Runner& run, int64_t column) {
-  if (!run.problem.has_class_weight) return 1;
+  if (!run.problem.has.class_weight) return 1;
   return static_cast<const float*>(run.buffers.class_weight)[run.problem.vocab_start + column];
 }
 
 MatrixView hidden_matrix(const Runner& run) {
-  return {run.buffers.hidden, run.problem.hidden_dtype, run.buffers.hidden_stride, run.problem.compute_dtype};
+  return {run.buffers.hidden, run.problem.dtype.hidden, run.buffers.hidden_stride, run.problem.compute_dtype};
 }
 
 MatrixView classifier_matrix(const Runner& run) {
-  return {run.buffers.classifier, run.problem.classifier_dtype, run.buffers.classifier_stride,
+  return {run.buffers.classifier, run.problem.dtype.classifier, run.buffers.classifier_stride,
           run.problem.compute_dtype};
 }
 

@@ -19,25 +19,25 @@ Arena lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
   if (kept) a.row_factor = take<float>(w, rows);
   if (p.needs_backward()) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
-    if (p.has_grad_entropy) a.b = take<float>(w, rows);
+    if (p.has.grad_entropy) a.b = take<float>(w, rows);
     if (p.label_smoothing > 0) a.c = take<float>(w, rows);
     a.exps = take_elements(w, dtype, rows * exps_stride(p, d));
-    if (p.want_d_hidden) a.d_hidden = take<float>(w, rows * depth);
-    if (p.want_d_classifier) {
+    if (p.has.d_hidden) a.d_hidden = take<float>(w, rows * depth);
+    if (p.has.d_classifier) {
       const bool native = writes_d_classifier(p);
-      const bool in_place = native && (p.d_classifier_dtype == DType::kF32 || d.rounds_between_chunks);
+      const bool in_place = native && (p.dtype.d_classifier == DType::kF32 || d.rounds_between_chunks);
       if (chunks > 1 && !in_place) {
         a.d_classifier = take<float>(w, p.vocab * depth);
       } else if (stages_apart(p)) {
         a.staging = take<float>(w, d.vocab_window * depth);
       }
     }
-    if (p.want_d_bias) a.d_bias = take<float>(w, p.vocab);
+    if (p.has.d_bias) a.d_bias = take<float>(w, p.vocab);
   }
   a.top = lay_out_top(p, d, rows, w);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
   if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
-  const bool stages = p.needs_backward() && p.want_d_classifier && !writes_d_classifier(p);
+  const bool stages = p.needs_backward() && p.has.d_classifier && !writes_d_classifier(p);
   if (stages && a.d_classifier == nullptr && !stages_apart(p)) a.staging = a.window;
   a.logits = take<float>(w, d.scratch_rows * d.scratch_columns);
   a.gemm = take<std::byte>(w, d.gemm_bytes);

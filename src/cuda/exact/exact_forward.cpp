@@ -30,7 +30,7 @@ bool may_be_done_again(const Runner& run) {
   const Problem& p = run.problem;
   if (!run.traits().anchors_first) return false;
   // Of a shard the anchors may be 0.
-  return p.is_shard() || p.softcap == 0 || p.has_temperature ||
+  return p.is_shard() || p.softcap == 0 || p.has.temperature ||
          may_leave_range(2 * p.softcap, p.vocab, run.arena.slots);
 }
 

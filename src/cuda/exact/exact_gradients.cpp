@@ -83,10 +83,10 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
     g.c_dtype = staging_dtype(p);
     g.c_stride = run.depth();
   } else {
-    g.c = at(run.buffers.d_classifier, p.d_classifier_dtype, window.first * run.buffers.d_classifier_stride);
-    g.c_dtype = p.d_classifier_dtype;
+    g.c = at(run.buffers.d_classifier, p.dtype.d_classifier, window.first * run.buffers.d_classifier_stride);
+    g.c_dtype = p.dtype.d_classifier;
     g.c_stride = run.buffers.d_classifier_stride;
-    g.beta = !chunk.is_first || p.accumulate_d_classifier ? 1.0f : 0.0f;
+    g.beta = !chunk.is_first || p.accumulate.d_classifier ? 1.0f : 0.0f;
   }
   if (factor != nullptr) {
     g.alpha = factor;
@@ -94,7 +94,7 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
   }
   product(run, g);
   if (a.staging == nullptr) return;
-  store_matrix(run, a.staging, staging_dtype(p), window, p.accumulate_d_classifier || !chunk.is_first);
+  store_matrix(run, a.staging, staging_dtype(p), window, p.accumulate.d_classifier || !chunk.is_first);
 }
 
 // d_bias [columns] += sums over rows of row_factor dz, times factor
@@ -113,10 +113,10 @@ void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, con
   c.sums = run.arena.d_bias + window.first;
   c.adds = !chunk.is_first;
   if (chunk.is_last) {
-    c.to = at(run.buffers.d_bias, p.d_bias_dtype, window.first);
-    c.to_dtype = p.d_bias_dtype;
+    c.to = at(run.buffers.d_bias, p.dtype.d_bias, window.first);
+    c.to_dtype = p.dtype.d_bias;
     c.to_factor = static_cast<float>(run.bias_gradient_scale());
-    c.accumulate = p.accumulate_d_bias;
+    c.accumulate = p.accumulate.d_bias;
   }
   launch_column_sums(c, run.queue);
 }
@@ -145,16 +145,16 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
   const int64_t columns = run.detail.kept_columns, stride = exps_stride(p, run.detail);
   const Window all{0, columns};
   const Operand dz{a.exps, stride};
-  if (p.want_d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
+  if (p.has.d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
   // Windows are those of the staging, or of a copied classifier, which only d_hidden reads: after a pass over
   // the whole vocabulary the last one is still there.
   // The staging may be where the window's classifier was, which is done with when its gradient comes.
-  const bool staged = p.want_d_classifier && a.staging != nullptr;
-  if (p.want_d_classifier && !staged && run.products) add_d_classifier(run, chunk, all, dz, hidden, nullptr);
-  if (!run.products || (!p.want_d_hidden && !staged)) return;
+  const bool staged = p.has.d_classifier && a.staging != nullptr;
+  if (p.has.d_classifier && !staged && run.products) add_d_classifier(run, chunk, all, dz, hidden, nullptr);
+  if (!run.products || (!p.has.d_hidden && !staged)) return;
   for_windows_backwards(columns, kept_window(p, run.detail), [&](const Window& window) {
     const Operand part{at(a.exps, run.dtype(), window.first), stride};
-    if (p.want_d_hidden) {
+    if (p.has.d_hidden) {
       const bool is_loaded = window.first + window.columns == p.vocab;
       add_d_hidden(run, chunk, window, part,
                    is_loaded ? loaded_classifier(run, window) : load_classifier(run, window));
@@ -164,7 +164,7 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
 }
 
 void rescale_for_lse(const Runner& run, const Chunk& chunk) {
-  if (run.problem.want_d_hidden && run.products) {
+  if (run.problem.has.d_hidden && run.products) {
     launch_scale_rows({.data = run.arena.d_hidden,
                        .dtype = DType::kF32,
                        .stride = run.depth(),
@@ -175,7 +175,7 @@ void rescale_for_lse(const Runner& run, const Chunk& chunk) {
                        .common = &run.arena.scalars->dz_scale},
                       run.queue);
   }
-  if (run.problem.want_d_classifier) reload_hidden(run, chunk);
+  if (run.problem.has.d_classifier) reload_hidden(run, chunk);
 }
 
 void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden) {
@@ -198,15 +198,15 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
     launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args});
     if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
     const Operand dz{a.exps, stride};
-    if (p.want_d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
-    if (p.want_d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
-    if (p.want_d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
+    if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
+    if (p.has.d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
+    if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
   });
 }
 
 void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor) {
   const Problem& p = run.problem;
-  if (!p.want_d_hidden || !run.products) return;
+  if (!p.has.d_hidden || !run.products) return;
   StoreHidden s{};
   s.terms = left_terms(run);
   s.from = run.arena.d_hidden;
@@ -217,11 +217,11 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_fact
   s.rows = chunk.rows;
   s.columns = p.hidden;
   s.to = run.buffers.d_hidden;
-  s.dtype = p.d_hidden_dtype;
+  s.dtype = p.dtype.d_hidden;
   s.to_stride = run.buffers.d_hidden_stride;
-  s.accumulate = p.accumulate_d_hidden;
+  s.accumulate = p.accumulate.d_hidden;
   // Not before the last chunk: there may be copies of rows.
-  s.zeroes_ignored = chunk.is_last && !p.accumulate_d_hidden;
+  s.zeroes_ignored = chunk.is_last && !p.accumulate.d_hidden;
   launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);
 }
 

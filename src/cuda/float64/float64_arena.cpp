@@ -20,9 +20,9 @@ Arena lay_out(const Problem& p, const BlockSize& size, Workspace& w) {
   }
   if (p.needs_backward()) {
     a.gradients = w.take<RowGradient>(p.tokens).data();
-    const int64_t rows = std::max(p.want_d_hidden ? size.rows : 0, p.want_d_classifier ? size.columns : 0);
+    const int64_t rows = std::max(p.has.d_hidden ? size.rows : 0, p.has.d_classifier ? size.columns : 0);
     a.sums = w.take<double>(rows * p.hidden).data();
-    if (p.want_d_bias) a.bias_sums = w.take<double>(size.columns).data();
+    if (p.has.d_bias) a.bias_sums = w.take<double>(size.columns).data();
   }
   a.block = w.take<double>(size.rows * size.columns).data();
   return a;

@@ -40,7 +40,7 @@ __device__ void add_logit(const Inputs& in, RowStats<double>& strip, double z, i
   const double d = z - anchor_of(strip.max);
   const double e = z == -CUDART_INF ? 0 : exp(z - strip.max);  // NaN of +inf
   [[maybe_unused]] const double w = class_weight(in, column);
-#define LOGITLESS_SUM(name, part, kind, wanted, option, term) \
+#define LOGITLESS_SUM(name, part, kind, term) \
   if (in.sums.name) strip.part += term;
   LOGITLESS_ROW_SUMS(LOGITLESS_SUM)
 #undef LOGITLESS_SUM

@@ -20,8 +20,8 @@ constexpr double kLaunchSeconds = 4e-6;
 // Each sweep of the gradients makes the logits again.
 double cost_of(const Problem& p) {
   const double forward = p.needs_forward() ? 1 : 0;
-  const bool sweeps_columns = p.want_d_classifier || p.want_d_bias;
-  return forward + (p.want_d_hidden ? 2 : 0) + (sweeps_columns ? 1 : 0) + (p.want_d_classifier ? 1 : 0);
+  const bool sweeps_columns = p.has.d_classifier || p.has.d_bias;
+  return forward + (p.has.d_hidden ? 2 : 0) + (sweeps_columns ? 1 : 0) + (p.has.d_classifier ? 1 : 0);
 }
 
 PlanKind kind_of(const Problem& p) {

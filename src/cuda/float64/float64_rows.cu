@@ -128,11 +128,11 @@ Inputs inputs_of(const Problem& p, const Buffers& b, const Arena& arena) {
   in.rows.target_weight = nullptr;
   in.target_weight = static_cast<const double*>(b.target_weight);
   in.rows.class_weight = in.rows.token_weight = in.rows.temperature = in.rows.num_items_at = nullptr;
-  in.class_weight = p.has_class_weight ? static_cast<const double*>(b.class_weight) : nullptr;
-  in.token_weight = p.has_token_weight ? static_cast<const double*>(b.token_weight) : nullptr;
+  in.class_weight = p.has.class_weight ? static_cast<const double*>(b.class_weight) : nullptr;
+  in.token_weight = p.has.token_weight ? static_cast<const double*>(b.token_weight) : nullptr;
   in.num_items = static_cast<const double*>(b.num_items);
-  in.bias = p.has_bias ? static_cast<const double*>(b.bias) : nullptr;
-  in.temperature = p.has_temperature ? static_cast<const double*>(b.temperature) : nullptr;
+  in.bias = p.has.bias ? static_cast<const double*>(b.bias) : nullptr;
+  in.temperature = p.has.temperature ? static_cast<const double*>(b.temperature) : nullptr;
   in.transform = logit_transform<double>(p);
   in.bias_scale = p.bias_scale;
   in.sums = wanted_sums(p);

@@ -83,9 +83,9 @@ void load_upstream(const Runner& run) {
   if (!p.needs_forward()) {
     u.lse = static_cast<const double*>(b.lse);
     u.lse_low = static_cast<const double*>(b.lse_low);
-    if (p.has_grad_entropy) u.entropy = static_cast<const double*>(b.entropy);
+    if (p.has.grad_entropy) u.entropy = static_cast<const double*>(b.entropy);
 #define LOGITLESS_POINTER(name) \
-  if (p.has_grad_##name) u.grad_##name = static_cast<const double*>(b.grad_##name);
+  if (p.has.grad_##name) u.grad_##name = static_cast<const double*>(b.grad_##name);
     LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
 #undef LOGITLESS_POINTER
   }
@@ -118,7 +118,7 @@ void sweep_rows(const Runner& run) {
                        .target = run.arena.target + row,
                        .to = static_cast<double*>(b.d_hidden) + row * b.d_hidden_stride,
                        .stride = b.d_hidden_stride,
-                       .accumulate = p.accumulate_d_hidden},
+                       .accumulate = p.accumulate.d_hidden},
                       run.stream);
   });
 }
@@ -130,12 +130,12 @@ void sweep_columns(const Runner& run) {
   const Buffers& b = run.buffers;
   const Arena& a = run.arena;
   for_parts(p.vocab, run.size.columns, [&](int64_t column, int64_t columns) {
-    if (p.want_d_classifier) clear(run, a.sums, columns * p.hidden);
-    if (p.want_d_bias) clear(run, a.bias_sums, columns);
+    if (p.has.d_classifier) clear(run, a.sums, columns * p.hidden);
+    if (p.has.d_bias) clear(run, a.bias_sums, columns);
     for_parts(p.tokens, run.size.rows, [&](int64_t row, int64_t rows) {
       const Block dz = make_dz(run, row, rows, column, columns);
-      if (p.want_d_bias) launch_column_sums(dz, a.bias_sums, run.stream);
-      if (!p.want_d_classifier) return;
+      if (p.has.d_bias) launch_column_sums(dz, a.bias_sums, run.stream);
+      if (!p.has.d_classifier) return;
       Product product{};
       product.m = columns;
       product.n = p.hidden;
@@ -149,24 +149,24 @@ void sweep_columns(const Runner& run) {
       product.adds = true;
       launch_product(product, run.stream);
     });
-    if (p.want_d_classifier) {
+    if (p.has.d_classifier) {
       launch_store_rows({.from = a.sums,
                          .rows = columns,
                          .columns = p.hidden,
                          .target = nullptr,
                          .to = static_cast<double*>(b.d_classifier) + column * b.d_classifier_stride,
                          .stride = b.d_classifier_stride,
-                         .accumulate = p.accumulate_d_classifier},
+                         .accumulate = p.accumulate.d_classifier},
                         run.stream);
     }
-    if (p.want_d_bias) {
+    if (p.has.d_bias) {
       launch_store_rows({.from = a.bias_sums,
                          .rows = columns,
                          .columns = 1,
                          .target = nullptr,
                          .to = static_cast<double*>(b.d_bias) + column,
                          .stride = 1,
-                         .accumulate = p.accumulate_d_bias,
+                         .accumulate = p.accumulate.d_bias,
                          .factor = p.bias_scale},
                         run.stream);
     }
@@ -192,8 +192,8 @@ void Float64Plan::run(const Buffers& buffers, Workspace workspace, void* stream,
   if (problem_.needs_forward()) forward(run);
   if (!problem_.needs_backward()) return;
   if (problem_.tokens > 0) load_upstream(run);
-  if (problem_.want_d_hidden) sweep_rows(run);
-  if (problem_.want_d_classifier || problem_.want_d_bias) sweep_columns(run);
+  if (problem_.has.d_hidden) sweep_rows(run);
+  if (problem_.has.d_classifier || problem_.has.d_bias) sweep_columns(run);
 }
 
 }  // namespace logitless::cuda::float64

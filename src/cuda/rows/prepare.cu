@@ -120,7 +120,7 @@ __global__ void exact_draw_stats_kernel(RowInputs in, int32_t columns, int32_t* 
 RowInputs row_inputs(const Problem& p, const Buffers& b) {
   RowInputs in{};
   in.targets = b.targets;
-  in.wide_targets = p.target_dtype == DType::kI64;
+  in.wide_targets = p.dtype.targets == DType::kI64;
   in.tokens = p.tokens;
   in.shift = p.shift;
   in.sequence_length = p.sequence_length;
@@ -129,9 +129,9 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
   in.vocab = p.vocab;
   in.vocab_total = p.vocab_total;
   in.top_k = p.top_k;
-  in.class_weight = p.has_class_weight ? static_cast<const float*>(b.class_weight) : nullptr;
-  in.token_weight = p.has_token_weight ? static_cast<const float*>(b.token_weight) : nullptr;
-  in.temperature = p.has_temperature ? static_cast<const float*>(b.temperature) : nullptr;
+  in.class_weight = p.has.class_weight ? static_cast<const float*>(b.class_weight) : nullptr;
+  in.token_weight = p.has.token_weight ? static_cast<const float*>(b.token_weight) : nullptr;
+  in.temperature = p.has.temperature ? static_cast<const float*>(b.temperature) : nullptr;
   in.loss = loss_params(p);
   in.num_items = p.num_items;
   in.num_items_at = static_cast<const float*>(b.num_items);

@@ -72,11 +72,11 @@ DrawLists draw_lists(const Problem& problem, void* draws) {
 }
 
 DType dense_gradient_dtype(const Problem& p) {
-  return p.d_classifier_dtype == operand_dtype(p) ? p.d_classifier_dtype : DType::kF32;
+  return p.dtype.d_classifier == operand_dtype(p) ? p.dtype.d_classifier : DType::kF32;
 }
 
 bool writes_d_hidden(const Problem& p) {
-  return p.d_hidden_dtype == operand_dtype(p) || p.d_hidden_dtype == DType::kF32;
+  return p.dtype.d_hidden == operand_dtype(p) || p.dtype.d_hidden == DType::kF32;
 }
 
 ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, void* draws) {
@@ -87,17 +87,17 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   t.sizes = s;
   t.base = lay_out_rows(p, d, w);
   Arena& a = t.base;
-  const bool lists_columns = p.needs_backward() && (p.want_d_classifier || p.want_d_bias);
-  t.lists = p.keeps_draws ? draw_lists(p, draws) : lay_out_lists(p, w);
+  const bool lists_columns = p.needs_backward() && (p.has.d_classifier || p.has.d_bias);
+  t.lists = p.has.draws ? draw_lists(p, draws) : lay_out_lists(p, w);
   a.target_logit = t.lists.target_logit;
   a.active = take<uint8_t>(w, row_blocks(rows));
   a.anchor = take<float>(w, rows);
   a.row_factor = take<float>(w, rows);
   if (p.needs_backward()) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
-    if (p.has_grad_entropy) a.b = take<float>(w, rows);
+    if (p.has.grad_entropy) a.b = take<float>(w, rows);
     if (p.label_smoothing > 0) a.c = take<float>(w, rows);
-    if (p.want_d_bias) a.d_bias = take<float>(w, p.vocab);
+    if (p.has.d_bias) a.d_bias = take<float>(w, p.vocab);
     t.kept_count = take<int32_t>(w, rows);
     t.dense_target = take<int32_t>(w, rows);
     if (lists_columns) t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
@@ -124,7 +124,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
     t.redrawn_count = take<int32_t>(w, 1 + ceil_div(rows, kLeastPortion));
     t.portion_anchor = take<float>(w, t.portion);
     t.portion_threshold = take<float>(w, t.portion);
-    if (p.has_temperature) t.portion_inverse_temperature = take<float>(w, t.portion);
+    if (p.has.temperature) t.portion_inverse_temperature = take<float>(w, t.portion);
   }
   t.role = take<int32_t>(w, p.vocab);
   t.column_count = take<int32_t>(w, p.vocab + 1);
@@ -133,12 +133,12 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   t.totals = take<uint64_t>(w, kMostCountBlocks);
   t.columns = take<int32_t>(w, s.dense + std::max(s.sampled, s.hot));
   if (s.hot > 0) t.hot_list = take<int32_t>(w, s.hot + 1);
-  if (p.has_bias) t.dense_bias = take<float>(w, s.dense + s.hot);
+  if (p.has.bias) t.dense_bias = take<float>(w, s.dense + s.hot);
   t.sample_others = take<float>(w, s.sampled);
   const int64_t bytes = scan_bytes(p.vocab + 1);
   t.scan_bytes = static_cast<size_t>(bytes);
   t.scan = take<std::byte>(w, bytes);
-  const bool lists = p.needs_backward() || !p.keeps_draws;  // in the workspace
+  const bool lists = p.needs_backward() || !p.has.draws;  // in the workspace
   share(
       w,
       [&](Workspace& v) {
@@ -147,7 +147,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
       [&](Workspace& v) {
         if (!lists) return;
         Draw* elements = take_draws(p, v);
-        if (!p.keeps_draws) t.lists.elements = elements;
+        if (!p.has.draws) t.lists.elements = elements;
         t.kept = reinterpret_cast<Kept*>(elements);
       },
       [&](Workspace& v) {
@@ -156,11 +156,11 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   share(w, operands, column_lists, [&](Workspace& v) {
     if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
   });
-  if (p.want_d_classifier) {
+  if (p.has.d_classifier) {
     t.dense_gradient = take_elements(w, dense_gradient_dtype(p), (s.dense + s.hot) * depth);
     if (!fits_in_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);
   }
-  if (p.want_d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);
+  if (p.has.d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
   if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
   a.logits = take<float>(w, d.scratch_rows * d.scratch_columns);

@@ -216,7 +216,7 @@ bool sums_while_drawing(const Runner& run) {
 Operand copy_columns(const Runner& run, const ThinArena& t, int64_t count) {
   RowsCopy c{};
   c.from = run.buffers.classifier;
-  c.from_dtype = run.problem.classifier_dtype;
+  c.from_dtype = run.problem.dtype.classifier;
   c.from_stride = run.buffers.classifier_stride;
   c.row_map = c.target = t.columns;
   c.to = t.columns_copy;
@@ -236,7 +236,7 @@ void sum_classifier(const Runner& run, const ThinArena& t, const Operand& hidden
   const Problem& p = run.problem;
   const float* weight = run.rows.class_weight != nullptr ? run.rows.class_weight + p.vocab_start : nullptr;
   launch_weighted_rows({.data = run.buffers.classifier,
-                        .dtype = p.classifier_dtype,
+                        .dtype = p.dtype.classifier,
                         .stride = run.buffers.classifier_stride,
                         .operand_dtype = run.dtype(),
                         .rows = p.vocab,

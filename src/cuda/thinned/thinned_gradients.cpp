@@ -5,12 +5,12 @@ namespace logitless::cuda {
 namespace {
 
 bool lists_columns(const Runner& run) {
-  return run.problem.want_d_classifier || run.problem.want_d_bias;
+  return run.problem.has.d_classifier || run.problem.has.d_bias;
 }
 
 void assign_roles(const Runner& run, const ThinArena& t) {
   AssignRoles a{};
-  a.dense_columns = run.problem.keeps_draws ? t.lists.dense : t.columns;
+  a.dense_columns = run.problem.has.draws ? t.lists.dense : t.columns;
   a.columns = t.columns;
   a.dense = t.sizes.dense;
   a.vocab = run.problem.vocab;
@@ -192,9 +192,9 @@ void dense_classifier_gradient(const Runner& run, const ThinArena& t, const Oper
                         .from_dtype = dense_gradient_dtype(p),
                         .from_stride = run.depth(),
                         .to = run.buffers.d_classifier,
-                        .dtype = p.d_classifier_dtype,
+                        .dtype = p.dtype.d_classifier,
                         .to_stride = run.buffers.d_classifier_stride,
-                        .accumulate = p.accumulate_d_classifier,
+                        .accumulate = p.accumulate.d_classifier,
                         .smoothing = smoothing_of_columns(run, t)},
                        run.queue);
 }
@@ -216,9 +216,9 @@ void dense_hidden_gradient(const Runner& run, const ThinArena& t, const Operand&
     g.c_stride = run.depth();
   } else {
     g.c = run.buffers.d_hidden;
-    g.c_dtype = p.d_hidden_dtype;
+    g.c_dtype = p.dtype.d_hidden;
     g.c_stride = run.buffers.d_hidden_stride;
-    g.beta = p.accumulate_d_hidden ? 1.0f : 0.0f;
+    g.beta = p.accumulate.d_hidden ? 1.0f : 0.0f;
   }
   product(run, g);
 }
@@ -230,12 +230,12 @@ void dense_gradients(const Runner& run, const ThinArena& t, const Chunk& chunk, 
   const int64_t columns = t.sizes.dense + t.sizes.hot;
   const Operand classifier = choose_hot(run, t);
   const Operand dz = make_dz(run, t, chunk, hidden, classifier);
-  if (p.want_d_bias) dense_bias_gradient(run, t, dz, columns);
+  if (p.has.d_bias) dense_bias_gradient(run, t, dz, columns);
   if (!run.products) return;
-  if (p.want_d_classifier) {
+  if (p.has.d_classifier) {
     dense_classifier_gradient(run, t, dz, columns, without_ignored(run, t, chunk, hidden));
   }
-  if (p.want_d_hidden) dense_hidden_gradient(run, t, dz, columns, classifier);
+  if (p.has.d_hidden) dense_hidden_gradient(run, t, dz, columns, classifier);
 }
 
 void gather_hidden(const Runner& run, const ThinArena& t) {
@@ -248,17 +248,17 @@ void gather_hidden(const Runner& run, const ThinArena& t) {
   g.kept = t.kept;
   g.kept_count = t.kept_count;
   g.capacity = static_cast<int32_t>(t.sizes.capacity);
-  if (!p.accumulate_d_hidden) g.target = run.arena.target;
+  if (!p.accumulate.d_hidden) g.target = run.arena.target;
   g.classifier = b.classifier;
-  g.classifier_dtype = p.classifier_dtype;
+  g.classifier_dtype = p.dtype.classifier;
   g.classifier_stride = b.classifier_stride;
   g.operand_dtype = run.dtype();
   const bool in_place = t.hidden_gradient == nullptr;
   g.base = in_place ? b.d_hidden : t.hidden_gradient;
-  g.base_dtype = in_place ? p.d_hidden_dtype : DType::kF32;
+  g.base_dtype = in_place ? p.dtype.d_hidden : DType::kF32;
   g.base_stride = in_place ? b.d_hidden_stride : run.depth();
   g.to = b.d_hidden;
-  g.dtype = p.d_hidden_dtype;
+  g.dtype = p.dtype.d_hidden;
   g.to_stride = b.d_hidden_stride;
   if (p.label_smoothing > 0) g.smoothing = {run.arena.c, t.classifier_sum};
   launch_gather_hidden(g, run.queue);
@@ -289,7 +289,7 @@ void order_columns(const Runner& run, const ThinArena& t) {
   o.sorted = t.sorted;
   o.heavy = t.heavy + 1;
   o.heavy_count = t.heavy;
-  o.d_bias = run.problem.want_d_bias ? run.arena.d_bias : nullptr;
+  o.d_bias = run.problem.has.d_bias ? run.arena.d_bias : nullptr;
   launch_order_lists(o, run.queue);
 }
 
@@ -309,9 +309,9 @@ void gather_classifier(const Runner& run, const ThinArena& t, const Operand& hid
   g.hidden_stride = hidden.stride;
   g.padded = run.detail.source == HiddenSource::kWorkspace ? run.depth() : p.hidden;
   g.to = b.d_classifier;
-  g.dtype = p.d_classifier_dtype;
+  g.dtype = p.dtype.d_classifier;
   g.to_stride = b.d_classifier_stride;
-  g.accumulate = p.accumulate_d_classifier;
+  g.accumulate = p.accumulate.d_classifier;
   g.smoothing = smoothing_of_columns(run, t);
   launch_gather_classifier(g, run.queue);
 }
@@ -335,15 +335,15 @@ void gradients_of_draws(const Runner& run, const ThinArena& t, const Chunk& chun
                          run.queue);
   }
   dense_gradients(run, t, chunk, hidden);
-  const bool lists = p.want_d_bias || (p.want_d_classifier && run.products);
+  const bool lists = p.has.d_bias || (p.has.d_classifier && run.products);
   if (lists) list_columns(run, t);
-  if (p.want_d_hidden && run.products) gather_hidden(run, t);
+  if (p.has.d_hidden && run.products) gather_hidden(run, t);
   if (lists) order_columns(run, t);  // where the lists of rows were
-  if (p.want_d_bias && p.label_smoothing > 0) {
+  if (p.has.d_bias && p.label_smoothing > 0) {
     launch_smooth_bias(run.arena.c, p.tokens, smoothing_of_columns(run, t).row_factor, p.vocab,
                        run.arena.d_bias, run.queue);
   }
-  if (p.want_d_classifier && run.products) gather_classifier(run, t, hidden);
+  if (p.has.d_classifier && run.products) gather_classifier(run, t, hidden);
 }
 
 }  // namespace logitless::cuda

@@ -19,7 +19,7 @@ void run_thinned(const Runner& run, const ThinArena& t) {
     finish_draw(run, t, chunk, hidden);
   } else {
     if (p.label_smoothing > 0) sum_classifier(run, t, hidden);
-    if (!p.keeps_draws) draw_of_known_sums(run, t, chunk, hidden);
+    if (!p.has.draws) draw_of_known_sums(run, t, chunk, hidden);
   }
   if (p.needs_backward()) gradients_of_draws(run, t, chunk, hidden);
 }

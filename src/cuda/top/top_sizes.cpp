@@ -69,7 +69,7 @@ TopArena lay_out_top(const Problem& p, const PlanDetail& d, int64_t rows, Worksp
   take(a.best, rows * p.top_k);
   if (d.engine->traits().top_groups == 0) return a;
   const TopSizes s = top_sizes(p, d);
-  if (p.has_bias) take(a.bias, s.sampled);
+  if (p.has.bias) take(a.bias, s.sampled);
   take(a.group_max, rows * s.groups);
   take(a.threshold, rows);
   take(a.count, rows);

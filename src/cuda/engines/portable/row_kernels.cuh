@@ -66,7 +66,7 @@ struct Parts {
   __device__ void add(const RowSums& args, int64_t column, double z, double anchor, double e) {
     [[maybe_unused]] const double w = args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
     // `weighted` is of the logits themselves: no slot tells the class weights of its columns.
-#define LOGITLESS_SUM(name, part, kind, wanted, option, term)                             \
+#define LOGITLESS_SUM(name, part, kind, term)                                             \
   if (args.stats.part != nullptr) {                                                       \
     [[maybe_unused]] const double d = SumKind::kind == SumKind::kOffset ? z : z - anchor; \
     part += term;                                                                         \

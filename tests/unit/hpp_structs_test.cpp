@@ -1,7 +1,5 @@
-// Callers that were compiled with smaller structs; a run that allocates nothing.
+// Defaults, devices and their models; a run that allocates nothing.
 #include <gtest/gtest.h>
-#include <logitless/logitless.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
@@ -10,13 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "c_calls.h"
+
 namespace {
 
 std::atomic<long> allocations{0};
 
-logitless_problem small_problem() {
-  logitless_problem p;
-  logitless_problem_init(&p);
+logitless::Problem small_problem() {
+  logitless::Problem p;
   p.tokens = 3;
   p.vocab = 4;
   p.hidden = 2;
@@ -41,51 +40,15 @@ logitless_problem small_problem() {
 namespace {
 
 TEST(Structs, DefaultsOfInit) {
-  const logitless_problem p = small_problem();
-  EXPECT_EQ(p.struct_size, sizeof p);
+  const logitless::Problem p = small_problem();
   EXPECT_EQ(p.reduction, LOGITLESS_REDUCTION_MEAN);
-  EXPECT_EQ(p.target_dtype, LOGITLESS_I64);
+  EXPECT_EQ(p.dtype.targets, LOGITLESS_I64);
   EXPECT_EQ(p.scale, 1);
   EXPECT_EQ(p.temperature, 1);
   EXPECT_EQ(p.top_k, 0);
   EXPECT_EQ(p.targets_per_row, 0);
   EXPECT_EQ(p.ignore_index, -100);
   EXPECT_EQ(p.max_workspace_bytes, 0u);
-}
-
-// Fields past the caller's struct keep their defaults, whatever follows it in memory.
-TEST(Structs, ASmallerProblemKeepsDefaults) {
-  logitless_context* context = nullptr;
-  ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
-  logitless_problem p = small_problem();
-  logitless_plan* plan = nullptr;
-  p.struct_size = offsetof(logitless_problem, scale);
-  p.scale = std::numeric_limits<double>::quiet_NaN();  // not part of the caller's struct
-  p.max_workspace_bytes = 1;
-  EXPECT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_OK) << logitless_last_error();
-  logitless_plan_destroy(plan);
-  p.struct_size = sizeof p;
-  EXPECT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_INVALID_ARGUMENT);
-  logitless_context_destroy(context);
-}
-
-TEST(Structs, ASmallerPlanInfoIsNotOverrun) {
-  logitless_context* context = nullptr;
-  ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
-  const logitless_problem p = small_problem();
-  logitless_plan* plan = nullptr;
-  ASSERT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_OK);
-  logitless_plan_info info;
-  std::memset(&info, 0x55, sizeof info);
-  info.struct_size = offsetof(logitless_plan_info, cost_f);
-  ASSERT_EQ(logitless_plan_get_info(plan, &info), LOGITLESS_OK);
-  EXPECT_EQ(info.struct_size, offsetof(logitless_plan_info, cost_f));
-  EXPECT_EQ(info.kind, LOGITLESS_PLAN_FORWARD);
-  EXPECT_EQ(info.backend[0], 0x55);
-  info.struct_size = sizeof info + 1;
-  EXPECT_EQ(logitless_plan_get_info(plan, &info), LOGITLESS_INVALID_ARGUMENT);
-  logitless_plan_destroy(plan);
-  logitless_context_destroy(context);
 }
 
 TEST(Structs, DevicesAreCountedAndDescribedOrMissingForAReason) {
@@ -95,8 +58,6 @@ TEST(Structs, DevicesAreCountedAndDescribedOrMissingForAReason) {
   EXPECT_EQ(count == 0, std::strlen(why) > 0) << why;
   EXPECT_EQ(logitless_device_count(nullptr, nullptr, 0), LOGITLESS_INVALID_ARGUMENT);
   logitless_device_info info;
-  logitless_device_info_init(&info);
-  EXPECT_EQ(info.struct_size, sizeof info);
   for (int32_t i = 0; i < count; ++i) {
     ASSERT_EQ(logitless_device_get_info(i, &info), LOGITLESS_OK);
     EXPECT_GT(std::strlen(info.name), 0u);
@@ -114,15 +75,13 @@ TEST(Structs, AModelOfDeviceIsForPlansOnly) {
   options.device_model = "h200";
   logitless_context* context = nullptr;
   ASSERT_EQ(logitless_context_create(&options, &context), LOGITLESS_OK) << logitless_last_error();
-  const logitless_problem p = small_problem();
+  const logitless::Problem p = small_problem();
   logitless_plan* plan = nullptr;
   ASSERT_EQ(logitless_plan_create(context, &p, &plan), LOGITLESS_OK) << logitless_last_error();
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
   ASSERT_EQ(logitless_plan_get_info(plan, &info), LOGITLESS_OK);
   EXPECT_STREQ(info.backend, "cuda");
-  logitless_buffers buffers;
-  logitless_buffers_init(&buffers);
+  logitless::Buffers buffers;
   EXPECT_EQ(logitless_run(plan, &buffers, nullptr, 0, nullptr), LOGITLESS_UNSUPPORTED);
   EXPECT_EQ(std::string(logitless_last_error()).find("device_model: expected"), 0u);
   float number = 1;
@@ -142,10 +101,10 @@ TEST(Structs, AModelOfDeviceIsForPlansOnly) {
 
 // What is refused depends on the model, not on the devices that are here.
 TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
-  logitless_problem p = small_problem();
+  logitless::Problem p = small_problem();
   p.vocab = 1 << 20;
   p.pass = LOGITLESS_FORWARD_BACKWARD;
-  p.want_d_hidden = 1;
+  p.has.d_hidden = 1;
   p.gradient = LOGITLESS_THINNED;
   p.threshold = 0x1p-13;
   for (const std::string model : {"h200", "a100"}) {
@@ -166,65 +125,6 @@ TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
   }
 }
 
-// The library's part gets the defaults, what it does not know is zero, and the byte after that stays as it
-// is.
-TEST(Structs, ACallerOfAnySizeIsInitialisedAndNoByteMore) {
-  logitless_problem full;
-  logitless_problem_init(&full);
-  for (size_t size = 0; size < sizeof full + 40; ++size) {
-    alignas(logitless_problem) unsigned char bytes[sizeof full + 48];
-    std::memset(bytes, 0x5a, sizeof bytes);
-    logitless_problem_init_sized(reinterpret_cast<logitless_problem*>(bytes), size);
-    full.struct_size = size;
-    for (size_t i = 0; i < sizeof bytes; ++i) {
-      const bool written = size >= sizeof(size_t) && i < size;
-      const unsigned char known = i < sizeof full ? reinterpret_cast<const unsigned char*>(&full)[i] : 0;
-      ASSERT_EQ(bytes[i], written ? known : 0x5a) << "size " << size << ", byte " << i;
-    }
-  }
-}
-
-// A list for such a caller: its elements lie as close as its struct is small.
-TEST(Structs, AListOfSmallerPlanInfos) {
-  struct OldInfo {
-    size_t struct_size;
-    int32_t kind;
-    int32_t threads;
-    size_t workspace_bytes;
-  };
-  logitless_context* context = nullptr;
-  ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
-  logitless_problem p = small_problem();
-  p.tokens = 600;
-  p.vocab = 2000;
-  p.hidden = 16;
-  p.pass = LOGITLESS_FORWARD_BACKWARD;
-  p.want_d_hidden = p.want_d_classifier = 1;
-  int32_t count = 0;
-  ASSERT_EQ(logitless_plan_list(context, &p, nullptr, 0, &count), LOGITLESS_OK);
-  ASSERT_GE(count, 1);
-  std::vector<logitless_plan_info> full(static_cast<size_t>(count));
-  logitless_plan_info_init(full.data());
-  ASSERT_EQ(logitless_plan_list(context, &p, full.data(), count, &count), LOGITLESS_OK);
-  std::vector<OldInfo> old(static_cast<size_t>(count) + 1, OldInfo{99, 99, 99, 99});
-  old[0].struct_size = sizeof(OldInfo);
-  int32_t total = 0;
-  ASSERT_EQ(
-      logitless_plan_list(context, &p, reinterpret_cast<logitless_plan_info*>(old.data()), count, &total),
-      LOGITLESS_OK);
-  EXPECT_EQ(total, count);
-  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-    EXPECT_EQ(old[i].struct_size, sizeof(OldInfo));
-    EXPECT_EQ(old[i].kind, full[i].kind);
-    EXPECT_EQ(old[i].workspace_bytes, full[i].workspace_bytes);
-  }
-  EXPECT_EQ(old.back().struct_size, 99u);
-  old[0].struct_size = sizeof(OldInfo) + 1;
-  EXPECT_EQ(logitless_plan_list(context, &p, reinterpret_cast<logitless_plan_info*>(old.data()), 1, &total),
-            LOGITLESS_INVALID_ARGUMENT);
-  logitless_context_destroy(context);
-}
-
 // Exact or thinned, a run of 300 x 300 x 5 on one backend; false when the backend refuses it.
 bool runs_without_allocating(const char* backend, logitless_gradient gradient) {
   logitless_context_options options;
@@ -232,12 +132,12 @@ bool runs_without_allocating(const char* backend, logitless_gradient gradient) {
   options.backend = backend;
   logitless_context* context = nullptr;
   if (logitless_context_create(&options, &context) != LOGITLESS_OK) return false;
-  logitless_problem p = small_problem();
+  logitless::Problem p = small_problem();
   p.tokens = 300;
   p.vocab = 300;
   p.hidden = 5;
   p.pass = LOGITLESS_FORWARD_BACKWARD;
-  p.want_entropy = p.want_d_hidden = p.want_d_classifier = 1;
+  p.has.entropy = p.has.d_hidden = p.has.d_classifier = 1;
   p.gradient = gradient;
   logitless_plan* plan = nullptr;
   if (logitless_plan_create(context, &p, &plan) != LOGITLESS_OK) {
@@ -245,13 +145,11 @@ bool runs_without_allocating(const char* backend, logitless_gradient gradient) {
     return false;
   }
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
   logitless_plan_get_info(plan, &info);
   std::vector<float> hidden(1500, 1), classifier(1500, 1), d_hidden(1500), d_classifier(1500);
   std::vector<int64_t> targets(300, 7);
   float loss = 0;
-  logitless_buffers b;
-  logitless_buffers_init(&b);
+  logitless::Buffers b;
   b.hidden = hidden.data();
   b.classifier = classifier.data();
   b.targets = targets.data();

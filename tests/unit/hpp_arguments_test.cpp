@@ -1,13 +1,13 @@
 // Every invalid option is refused by name, with what was expected and what was got; nothing is written.
 #include <gtest/gtest.h>
-#include <logitless/logitless.h>
-
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "c_calls.h"
 
 namespace {
 
@@ -26,36 +26,31 @@ ContextHandle make_context() {
   return ContextHandle(context);
 }
 
-logitless_problem valid_problem() {
-  logitless_problem p;
-  logitless_problem_init(&p);
+logitless::Problem valid_problem() {
+  logitless::Problem p;
   p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.tokens = 6;
   p.vocab = 5;
   p.hidden = 4;
-  p.has_bias = p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 1;
+  p.has.bias = p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 1;
   return p;
 }
 
 struct BadProblem {
   const char* argument;  // the message begins with it
-  std::function<void(logitless_problem&)> spoil;
+  std::function<void(logitless::Problem&)> spoil;
 };
 
 const double kNaN = std::numeric_limits<double>::quiet_NaN();
 const double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<BadProblem> bad_problems() {
-  using P = logitless_problem;
-  std::vector<BadProblem> out = {
-      {"logitless_problem.struct_size", [](P& p) { p.struct_size = 0; }},
-      {"logitless_problem.struct_size", [](P& p) { p.struct_size = 7; }},
-      {"logitless_problem.struct_size", [](P& p) { ++p.struct_size; }},
-      {"logitless_problem.struct_size", [](P& p) { p.struct_size = SIZE_MAX; }},
+  using P = logitless::Problem;
+  return {
       {"pass", [](P& p) { p.pass = -1; }},
       {"pass", [](P& p) { p.pass = 3; }},
       {"pass", [](P& p) { p.pass = LOGITLESS_FORWARD; }},  // yet gradients are wanted
-      {"pass", [](P& p) { p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0; }},
+      {"pass", [](P& p) { p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0; }},
       {"pass", [](P& p) { p.vocab_total = 6; }},  // a shard goes forward, then backward
       {"reduction", [](P& p) { p.reduction = 3; }},
       {"reduction", [](P& p) { p.reduction = -1; }},
@@ -74,29 +69,27 @@ std::vector<BadProblem> bad_problems() {
       {"vocab_start", [](P& p) { p.vocab_start = -1; }},
       {"vocab_start", [](P& p) { p.vocab_start = 1; }},
       {"vocab_start", [](P& p) { p.vocab_start = INT64_MAX; }},
-      {"hidden_dtype", [](P& p) { p.hidden_dtype = LOGITLESS_I32; }},
-      {"hidden_dtype", [](P& p) { p.hidden_dtype = 6; }},
-      {"hidden_dtype", [](P& p) { p.hidden_dtype = -1; }},
-      {"classifier_dtype", [](P& p) { p.classifier_dtype = LOGITLESS_F64; }},
-      {"classifier_dtype", [](P& p) { p.hidden_dtype = LOGITLESS_F64; }},
-      {"bias_dtype", [](P& p) { p.bias_dtype = LOGITLESS_F64; }},
-      {"bias_dtype", [](P& p) { p.bias_dtype = LOGITLESS_I64; }},
-      {"target_dtype", [](P& p) { p.target_dtype = LOGITLESS_F32; }},
+      {"hidden.dtype", [](P& p) { p.dtype.hidden = LOGITLESS_I32; }},
+      {"hidden.dtype", [](P& p) { p.dtype.hidden = 6; }},
+      {"hidden.dtype", [](P& p) { p.dtype.hidden = -1; }},
+      {"classifier.dtype", [](P& p) { p.dtype.classifier = LOGITLESS_F64; }},
+      {"classifier.dtype", [](P& p) { p.dtype.hidden = LOGITLESS_F64; }},
+      {"bias.dtype", [](P& p) { p.dtype.bias = LOGITLESS_F64; }},
+      {"bias.dtype", [](P& p) { p.dtype.bias = LOGITLESS_I64; }},
+      {"targets.dtype", [](P& p) { p.dtype.targets = LOGITLESS_F32; }},
       {"compute_dtype", [](P& p) { p.compute_dtype = LOGITLESS_F64; }},
       {"compute_dtype", [](P& p) { p.compute_dtype = LOGITLESS_I32; }},
       {"compute_dtype", [](P& p) { p.compute_dtype = -1; }},
       {"compute_dtype",
        [](P& p) {
-         p.hidden_dtype = p.classifier_dtype = p.bias_dtype = LOGITLESS_F64;
-         p.d_hidden_dtype = p.d_classifier_dtype = p.d_bias_dtype = LOGITLESS_F64;
+         p.dtype.hidden = p.dtype.classifier = p.dtype.bias = LOGITLESS_F64;
+         p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F64;
          p.compute_dtype = LOGITLESS_BF16;
        }},
-      {"allow_tf32", [](P& p) { p.allow_tf32 = 2; }},
-      {"batch_invariant", [](P& p) { p.batch_invariant = 2; }},
       {"batch_invariant", [](P& p) { p.batch_invariant = 1, p.gradient = LOGITLESS_THINNED; }},
-      {"d_hidden_dtype", [](P& p) { p.d_hidden_dtype = LOGITLESS_F64; }},
-      {"d_classifier_dtype", [](P& p) { p.d_classifier_dtype = LOGITLESS_I64; }},
-      {"d_bias_dtype", [](P& p) { p.d_bias_dtype = 99; }},
+      {"d_hidden.dtype", [](P& p) { p.dtype.d_hidden = LOGITLESS_F64; }},
+      {"d_classifier.dtype", [](P& p) { p.dtype.d_classifier = LOGITLESS_I64; }},
+      {"d_bias.dtype", [](P& p) { p.dtype.d_bias = 99; }},
       {"scale", [](P& p) { p.scale = kNaN; }},
       {"scale", [](P& p) { p.scale = -kInfinity; }},
       {"scale", [](P& p) { p.scale = -1e38; }},
@@ -112,7 +105,7 @@ std::vector<BadProblem> bad_problems() {
       {"temperature", [](P& p) { p.temperature = 1e38; }},
       {"temperature", [](P& p) { p.temperature = 1e-20, p.scale = 1e20; }},
       {"temperature", [](P& p) { p.temperature = 1e-20, p.softcap = 1e20; }},
-      {"temperature", [](P& p) { p.temperature = 2, p.has_temperature = 1; }},
+      {"temperature", [](P& p) { p.temperature = 2, p.has.temperature = 1; }},
       {"top_k", [](P& p) { p.top_k = -1; }},
       {"top_k", [](P& p) { p.top_k = 6; }},  // of 5
       {"top_k", [](P& p) { p.vocab = 100, p.top_k = 65; }},
@@ -120,16 +113,16 @@ std::vector<BadProblem> bad_problems() {
       {"top_k",
        [](P& p) {
          p.pass = LOGITLESS_FORWARD;
-         p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+         p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
          p.vocab_total = 6;
          p.top_k = 2;
        }},
       {"top_k",
        [](P& p) {
          p.pass = LOGITLESS_FORWARD;
-         p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+         p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
          p.gradient = LOGITLESS_THINNED;
-         p.keeps_draws = 1;
+         p.has.draws = 1;
          p.top_k = 2;
        }},
       {"targets_per_row", [](P& p) { p.targets_per_row = -1; }},
@@ -138,11 +131,11 @@ std::vector<BadProblem> bad_problems() {
       {"targets_per_row",
        [](P& p) {
          p.pass = LOGITLESS_FORWARD;
-         p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+         p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
          p.vocab_total = 6;
          p.targets_per_row = 2;
        }},
-      {"has_class_weight", [](P& p) { p.targets_per_row = 2, p.has_class_weight = 1; }},
+      {"class_weight", [](P& p) { p.targets_per_row = 2, p.has.class_weight = 1; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = -0.01; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = 1.01; }},
       {"label_smoothing", [](P& p) { p.label_smoothing = kNaN; }},
@@ -156,39 +149,13 @@ std::vector<BadProblem> bad_problems() {
       {"sequence_length", [](P& p) { p.sequence_length = -1; }},
       {"sequence_length", [](P& p) { p.sequence_length = 4; }},
       {"sequence_length", [](P& p) { p.sequence_length = 12; }},
-      {"want_d_bias", [](P& p) { p.has_bias = 0; }},
-      {"has_grad_nll", [](P& p) { p.has_grad_nll = 1; }},
-      {"has_grad_entropy", [](P& p) { p.has_grad_entropy = 1; }},
-      {"accumulate_d_hidden", [](P& p) { p.accumulate_d_hidden = 1, p.d_hidden_dtype = LOGITLESS_BF16; }},
-      {"accumulate_d_hidden", [](P& p) { p.accumulate_d_hidden = 1, p.want_d_hidden = 0; }},
-      {"accumulate_d_classifier",
-       [](P& p) { p.accumulate_d_classifier = 1, p.d_classifier_dtype = LOGITLESS_F16; }},
-      {"accumulate_d_bias", [](P& p) { p.accumulate_d_bias = 1, p.want_d_bias = 0; }},
+      {"d_bias", [](P& p) { p.has.bias = 0; }},
+      {"grad_nll", [](P& p) { p.has.grad_nll = 1; }},
+      {"grad_entropy", [](P& p) { p.has.grad_entropy = 1; }},
+      {"d_hidden.accumulate", [](P& p) { p.accumulate.d_hidden = 1, p.dtype.d_hidden = LOGITLESS_BF16; }},
+      {"d_classifier.accumulate",
+       [](P& p) { p.accumulate.d_classifier = 1, p.dtype.d_classifier = LOGITLESS_F16; }},
   };
-  const std::pair<const char*, int32_t P::*> flags[] = {
-      {"has_bias", &P::has_bias},
-      {"has_class_weight", &P::has_class_weight},
-      {"has_token_weight", &P::has_token_weight},
-      {"has_temperature", &P::has_temperature},
-      {"want_entropy", &P::want_entropy},
-      {"want_argmax", &P::want_argmax},
-      {"want_d_hidden", &P::want_d_hidden},
-      {"want_d_classifier", &P::want_d_classifier},
-      {"want_d_bias", &P::want_d_bias},
-      {"has_grad_nll", &P::has_grad_nll},
-      {"has_grad_lse", &P::has_grad_lse},
-      {"has_grad_entropy", &P::has_grad_entropy},
-      {"has_grad_target_logit", &P::has_grad_target_logit},
-      {"want_mean_logit", &P::want_mean_logit},
-      {"want_log_sum_sq_probs", &P::want_log_sum_sq_probs},
-      {"accumulate_d_hidden", &P::accumulate_d_hidden},
-      {"accumulate_d_classifier", &P::accumulate_d_classifier},
-      {"accumulate_d_bias", &P::accumulate_d_bias}};
-  for (const auto& [name, member] : flags) {
-    out.push_back({name, [member = member](P& p) { p.*member = 2; }});
-    out.push_back({name, [member = member](P& p) { p.*member = -1; }});
-  }
-  return out;
 }
 
 void expect_refusal(logitless_status got, const std::string& argument) {
@@ -202,7 +169,7 @@ void expect_refusal(logitless_status got, const std::string& argument) {
 TEST(Arguments, EveryInvalidOptionIsNamed) {
   const ContextHandle context = make_context();
   for (const BadProblem& bad : bad_problems()) {
-    logitless_problem problem = valid_problem();
+    logitless::Problem problem = valid_problem();
     bad.spoil(problem);
     auto* const untouched = reinterpret_cast<logitless_plan*>(8);
     logitless_plan* plan = untouched;
@@ -216,7 +183,7 @@ TEST(Arguments, EveryInvalidOptionIsNamed) {
 
 TEST(Arguments, TheValidProblemIsValid) {
   const ContextHandle context = make_context();
-  const logitless_problem problem = valid_problem();
+  const logitless::Problem problem = valid_problem();
   logitless_plan* plan = nullptr;
   EXPECT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_OK) << logitless_last_error();
   logitless_plan_destroy(plan);
@@ -224,16 +191,15 @@ TEST(Arguments, TheValidProblemIsValid) {
 
 TEST(Arguments, NullPointersOfTheFunctions) {
   const ContextHandle context = make_context();
-  const logitless_problem problem = valid_problem();
+  const logitless::Problem problem = valid_problem();
   logitless_plan* plan = nullptr;
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
-  logitless_buffers buffers;
-  logitless_buffers_init(&buffers);
+  logitless::Buffers buffers;
   int32_t count = 0;
   expect_refusal(logitless_context_create(nullptr, nullptr), "context");
   expect_refusal(logitless_plan_create(nullptr, &problem, &plan), "context");
-  expect_refusal(logitless_plan_create(context.get(), nullptr, &plan), "logitless_problem");
+  expect_refusal(logitless_plan_create(context.get(), nullptr, 1, nullptr, 0, &plan), "options");
+  expect_refusal(logitless_plan_create(context.get(), nullptr, 0, nullptr, 1, &plan), "tensors");
   expect_refusal(logitless_plan_create(context.get(), &problem, nullptr), "plan");
   expect_refusal(logitless_plan_get_info(nullptr, &info), "plan");
   expect_refusal(logitless_plan_list(nullptr, &problem, &info, 1, &count), "context");
@@ -242,16 +208,99 @@ TEST(Arguments, NullPointersOfTheFunctions) {
   expect_refusal(logitless_run(nullptr, &buffers, nullptr, 0, nullptr), "plan");
   ASSERT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_OK);
   expect_refusal(logitless_plan_get_info(plan, nullptr), "info");
-  expect_refusal(logitless_run(plan, nullptr, nullptr, 0, nullptr), "logitless_buffers");
-  expect_refusal(logitless_row_stats_merge(&problem, &buffers, nullptr), "logitless_buffers");
-  expect_refusal(logitless_row_stats_merge(&problem, &buffers, &buffers), "max");
-  expect_refusal(logitless_row_stats_rebase(nullptr, &buffers, nullptr), "logitless_problem");
-  expect_refusal(logitless_loss_from_row_stats(&problem, &buffers), "max");
+  expect_refusal(logitless_run(plan, nullptr, 1, nullptr, 0, nullptr), "tensors");
+  expect_refusal(logitless_row_stats_merge(plan, nullptr, 0, nullptr, 1), "tensors");
+  expect_refusal(logitless_row_stats_merge(plan, nullptr, 0, nullptr, 0), "max");
+  expect_refusal(logitless_row_stats_rebase(nullptr, nullptr, 0, nullptr), "plan");
+  expect_refusal(logitless_loss_from_row_stats(plan, nullptr, 0), "max");
   logitless_plan_destroy(plan);
   logitless_plan_destroy(nullptr);
   logitless_context_destroy(nullptr);
-  logitless_problem_init(nullptr);
-  logitless_buffers_init(nullptr);
+}
+
+// Ids, fields and dtypes of the arrays themselves.
+TEST(Arguments, OptionsAndTensorsById) {
+  const ContextHandle context = make_context();
+  const logitless_option options[] = {
+      {LOGITLESS_OPTION_TOKENS, 6, 0}, {LOGITLESS_OPTION_VOCAB, 5, 0}, {LOGITLESS_OPTION_HIDDEN, 4, 0}};
+  logitless_plan* plan = nullptr;
+  const auto refuses = [&](const logitless_option& option, const std::string& message) {
+    std::vector<logitless_option> given(std::begin(options), std::end(options));
+    given.push_back(option);
+    expect_refusal(logitless_plan_create(context.get(), given.data(), given.size(), nullptr, 0, &plan),
+                   message);
+  };
+  refuses({-1, 0, 0}, "options.id: expected 0 to ");
+  refuses({LOGITLESS_OPTION_COUNT, 0, 0}, "options.id: expected 0 to ");
+  refuses({LOGITLESS_OPTION_VOCAB, 5, 0}, "options: expected each once, got vocab twice");
+  refuses({LOGITLESS_OPTION_SOFTCAP, 30, 0}, "softcap: expected its value in `real`, got 30 in `integer`");
+  refuses({LOGITLESS_OPTION_TOP_K, 0, 2}, "top_k: expected its value in `integer`, got 2 in `real`");
+  refuses({LOGITLESS_OPTION_SEED, 0, kNaN}, "seed: expected its value in `integer`");
+  refuses({LOGITLESS_OPTION_GROUP_SIZE, int64_t{1} << 32, 0}, "group_size: expected a number in [");
+  refuses({LOGITLESS_OPTION_MAX_WORKSPACE_BYTES, -1, 0}, "max_workspace_bytes: expected a number in [0, ");
+  refuses({LOGITLESS_OPTION_ALLOW_TF32, 2, 0}, "allow_tf32: expected 0 or 1, got 2");
+  refuses({LOGITLESS_OPTION_BATCH_INVARIANT, -1, 0}, "batch_invariant: expected 0 or 1, got -1");
+  const auto refuses_tensor = [&](const logitless_tensor_desc& tensor, const std::string& message) {
+    const logitless_tensor_desc given[] = {{LOGITLESS_TENSOR_BIAS, LOGITLESS_F32, 0}, tensor};
+    expect_refusal(logitless_plan_create(context.get(), options, 3, given, 2, &plan), message);
+  };
+  refuses_tensor({LOGITLESS_TENSOR_COUNT, 0, 0}, "tensors.id: expected 0 to ");
+  refuses_tensor({LOGITLESS_TENSOR_BIAS, 0, 0}, "tensors: expected each once, got bias twice");
+  refuses_tensor({LOGITLESS_TENSOR_HIDDEN, 6, 0}, "hidden.dtype: expected 0 to 5, got 6");
+  refuses_tensor({LOGITLESS_TENSOR_TARGETS, LOGITLESS_F32, 0}, "targets.dtype: expected int32 or int64");
+  refuses_tensor({LOGITLESS_TENSOR_ENTROPY, LOGITLESS_BF16, 0}, "entropy.dtype: expected 0");
+  refuses_tensor({LOGITLESS_TENSOR_ARGMAX, LOGITLESS_I32, 0}, "argmax.dtype: expected 0");
+  refuses_tensor({LOGITLESS_TENSOR_NLL, 0, 1}, "nll.accumulate: expected 0");
+  refuses_tensor({LOGITLESS_TENSOR_D_HIDDEN, 0, 2}, "d_hidden.accumulate: expected 0 or 1, got 2");
+  ASSERT_EQ(logitless_plan_create(context.get(), options, 3, nullptr, 0, &plan), LOGITLESS_OK);
+  const PlanHandle made(plan);
+  float data[64] = {};
+  const auto refuses_run = [&](const logitless_tensor& tensor, const std::string& message) {
+    const logitless_tensor given[] = {{LOGITLESS_TENSOR_NLL, data, 0}, tensor};
+    expect_refusal(logitless_run(plan, given, 2, nullptr, 0, nullptr), message);
+  };
+  refuses_run({-1, data, 0}, "tensors.id: expected 0 to ");
+  refuses_run({LOGITLESS_TENSOR_NLL, data, 0}, "tensors: expected each once, got nll twice");
+  refuses_run({LOGITLESS_TENSOR_LSE, data, 6}, "lse.stride: expected 0");
+}
+
+// A failure is told as data, too: nothing has to be read out of the message.
+TEST(Arguments, ErrorsAreData) {
+  const ContextHandle context = make_context();
+  logitless::Problem problem = valid_problem();
+  problem.label_smoothing = 2;
+  logitless_plan* plan = nullptr;
+  expect_refusal(logitless_plan_create(context.get(), &problem, &plan), "label_smoothing");
+  logitless_error_info info;
+  logitless_last_error_info(&info);
+  EXPECT_EQ(info.status, LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(info.argument, "label_smoothing");
+  EXPECT_STREQ(info.expected, "a number in [0, 1]");
+  EXPECT_STREQ(info.got, "2");
+  EXPECT_EQ(info.required_bytes, 0u);
+  EXPECT_EQ(info.row, -1);
+  logitless_last_error_info(nullptr);
+  problem = valid_problem();
+  problem.max_workspace_bytes = 1;
+  ASSERT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_BUDGET_TOO_SMALL);
+  logitless_last_error_info(&info);
+  EXPECT_STREQ(info.argument, "max_workspace_bytes");
+  problem.max_workspace_bytes = info.required_bytes;
+  EXPECT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_OK) << logitless_last_error();
+  logitless_plan_destroy(plan);
+}
+
+TEST(Arguments, TheSchemaHasEveryOptionAndTensor) {
+  const std::string schema = logitless_schema();
+  EXPECT_EQ(logitless_abi_version(), LOGITLESS_ABI_VERSION);
+  for (const std::string name : {
+#define LOGITLESS_OPTION(name, NAME) #name,
+#include <logitless/options.def>
+#define LOGITLESS_TENSOR(name, ...) #name,
+#include <logitless/tensors.def>
+       }) {
+    EXPECT_NE(schema.find("\"name\":\"" + name + "\""), std::string::npos) << name;
+  }
 }
 
 TEST(Arguments, ContextOptions) {
@@ -264,7 +313,6 @@ TEST(Arguments, ContextOptions) {
   };
   expect_refusal(create([](auto& o) { o.threads = -1; }), "threads");
   expect_refusal(create([](auto& o) { o.threads = 1 << 20; }), "threads");
-  expect_refusal(create([](auto& o) { o.struct_size = 4096; }), "logitless_context_options.struct_size");
   const auto pool = [](int64_t, logitless_task, void*, void*) {};
   expect_refusal(create([&](auto& o) { o.parallel_for = pool; }), "threads");
   EXPECT_EQ(create([](auto& o) { o.backend = "abacus"; }), LOGITLESS_BACKEND_UNAVAILABLE);
@@ -299,12 +347,11 @@ TEST(Arguments, BackendsAreListed) {
 // Buffers are in host memory unless a device is asked for, whatever backends come first in the list.
 TEST(Arguments, AHostContextChoosesTheCpu) {
   const ContextHandle context = make_context();
-  const logitless_problem problem = valid_problem();
+  const logitless::Problem problem = valid_problem();
   logitless_plan* made = nullptr;
   ASSERT_EQ(logitless_plan_create(context.get(), &problem, &made), LOGITLESS_OK) << logitless_last_error();
   const PlanHandle plan(made);
   logitless_plan_info info;
-  logitless_plan_info_init(&info);
   ASSERT_EQ(logitless_plan_get_info(plan.get(), &info), LOGITLESS_OK);
   EXPECT_STREQ(info.backend, "cpu");
 }

@@ -7,18 +7,19 @@
 
 #include "logitless/distributed.h"
 
+#include "c_calls.h"
+
 namespace {
 
-logitless_problem group_problem() {
-  logitless_problem p;
-  logitless_problem_init(&p);
+logitless::Problem group_problem() {
+  logitless::Problem p;
   p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.tokens = 8;
   p.vocab = 10;
   p.vocab_start = 5;
   p.vocab_total = 40;
   p.hidden = 4;
-  p.want_d_hidden = p.want_d_classifier = 1;
+  p.has.d_hidden = p.has.d_classifier = 1;
   p.group_size = 3;
   p.group_vocab = 25;
   p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM;
@@ -32,18 +33,17 @@ class Group : public testing::Test {
     logitless_plan_destroy(plan_);
     logitless_context_destroy(context_);
   }
-  logitless_status plan(const logitless_problem& p) {
+  logitless_status plan(const logitless::Problem& p) {
     logitless_plan_destroy(plan_);
     plan_ = nullptr;
     return logitless_plan_create(context_, &p, &plan_);
   }
-  void expect_refused(const logitless_problem& p, const std::string& message) {
+  void expect_refused(const logitless::Problem& p, const std::string& message) {
     EXPECT_EQ(plan(p), LOGITLESS_INVALID_ARGUMENT);
     EXPECT_EQ(std::string(logitless_last_error()).substr(0, message.size()), message);
   }
   logitless_plan_info info() const {
     logitless_plan_info info;
-    logitless_plan_info_init(&info);
     EXPECT_EQ(logitless_plan_get_info(plan_, &info), LOGITLESS_OK);
     return info;
   }
@@ -53,7 +53,7 @@ class Group : public testing::Test {
 };
 
 TEST_F(Group, RefusesWhatRanksCannotDo) {
-  logitless_problem p = group_problem();
+  logitless::Problem p = group_problem();
   p.group_size = -1;
   p.pass = LOGITLESS_BACKWARD;
   expect_refused(p, "group_size: expected a number in [0, ");
@@ -65,18 +65,19 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
   p.pass = LOGITLESS_BACKWARD;
   expect_refused(p, "group_vocab: expected 0 without group_size, got 25");
   p = group_problem();
-  p.accumulate_d_hidden = 1;
-  expect_refused(p, "accumulate_d_hidden: expected 0 where d_hidden is added up over a group, got 1");
+  p.accumulate.d_hidden = 1;
+  expect_refused(p, "d_hidden.accumulate: expected 0 where d_hidden is added up over a group, got 1");
   p = group_problem();
-  p.want_d_hidden = 0;
-  expect_refused(p, "group_d_hidden: expected 0 (LOGITLESS_D_HIDDEN_PART) without want_d_hidden, got 1");
+  p.has.d_hidden = 0;
+  expect_refused(p, "group_d_hidden: expected 0 (LOGITLESS_D_HIDDEN_PART) without d_hidden, got 1");
   p = group_problem();
   p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM_OF_OWN;
   expect_refused(
       p, "tokens: expected a multiple of group_size = 3, as every rank gets its part of d_hidden, got 8");
   p = group_problem();
   p.pass = LOGITLESS_FORWARD;
-  p.want_d_hidden = p.want_d_classifier = p.group_d_hidden = 0;
+  p.has.d_hidden = p.has.d_classifier = false;
+  p.group_d_hidden = 0;
   p.top_k = 41;
   expect_refused(
       p, "top_k: expected 0 (none) or a number in [1, 40], the smaller one of 64 and vocab_total, got 41");
@@ -86,8 +87,8 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
 }
 
 TEST_F(Group, PlansTellWhatIsExchanged) {
-  logitless_problem p = group_problem();
-  p.want_argmax = 1;
+  logitless::Problem p = group_problem();
+  p.has.argmax = 1;
   p.label_smoothing = 0.1;
   ASSERT_EQ(plan(p), LOGITLESS_OK) << logitless_last_error();
   const logitless_plan_info of_shard = info();
@@ -105,8 +106,7 @@ TEST_F(Group, PlansTellWhatIsExchanged) {
 
 TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   ASSERT_EQ(plan(group_problem()), LOGITLESS_OK) << logitless_last_error();
-  logitless_buffers buffers;
-  logitless_buffers_init(&buffers);
+  logitless::Buffers buffers;
   EXPECT_EQ(logitless_run(plan_, &buffers, nullptr, 0, nullptr), LOGITLESS_INVALID_ARGUMENT);
   EXPECT_STREQ(logitless_last_error(),
                "plan: expected one without group_size, or a run of its group, got a group's");
@@ -125,7 +125,7 @@ TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   communicator.rank = 3;
   EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
   EXPECT_STREQ(logitless_last_error(), "communicator.rank: expected 0 to 2, got 3");
-  logitless_problem alone = group_problem();
+  logitless::Problem alone = group_problem();
   alone.group_size = alone.group_d_hidden = 0;
   alone.group_vocab = 0;
   alone.pass = LOGITLESS_BACKWARD;

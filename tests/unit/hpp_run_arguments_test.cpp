@@ -1,11 +1,11 @@
 // What a run refuses: missing buffers, bad strides, targets out of range. Nothing is written then.
 #include <gtest/gtest.h>
-#include <logitless/logitless.h>
-
 #include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "c_calls.h"
 
 namespace {
 
@@ -14,16 +14,14 @@ constexpr int64_t kTokens = 4, kVocab = 6, kHidden = 3;
 // A complete run; outputs begin with a value that no result has.
 struct Fixture {
   Fixture() {
-    logitless_problem_init(&problem);
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.tokens = kTokens;
     problem.vocab = kVocab;
     problem.hidden = kHidden;
-    problem.has_bias = problem.has_class_weight = problem.has_token_weight = problem.has_temperature = 1;
-    problem.want_entropy = problem.want_argmax = 1;
+    problem.has.bias = problem.has.class_weight = problem.has.token_weight = problem.has.temperature = 1;
+    problem.has.entropy = problem.has.argmax = 1;
     problem.label_smoothing = 0.1;
-    problem.want_d_hidden = problem.want_d_classifier = problem.want_d_bias = 1;
-    logitless_buffers_init(&buffers);
+    problem.has.d_hidden = problem.has.d_classifier = problem.has.d_bias = 1;
     buffers.hidden = hidden.data();
     buffers.classifier = classifier.data();
     buffers.bias = bias.data();
@@ -60,7 +58,6 @@ struct Fixture {
     if (status == LOGITLESS_OK) status = logitless_plan_create(context, &problem, &plan);
     if (status == LOGITLESS_OK) {
       logitless_plan_info info;
-      logitless_plan_info_init(&info);
       logitless_plan_get_info(plan, &info);
       std::vector<char> memory(info.workspace_bytes + 64);
       char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
@@ -84,8 +81,8 @@ struct Fixture {
     return true;
   }
 
-  logitless_problem problem;
-  logitless_buffers buffers;
+  logitless::Problem problem;
+  logitless::Buffers buffers;
   std::vector<float> hidden = std::vector<float>(kTokens * kHidden, 0.5f);
   std::vector<float> classifier = std::vector<float>(kVocab * kHidden, 0.25f);
   std::vector<float> bias = std::vector<float>(kVocab, 1), class_weight = std::vector<float>(kVocab, 1);
@@ -131,13 +128,13 @@ TEST_P(RunArguments, TargetsOutOfRange) {
   }
   Fixture f;
   const std::vector<int32_t> narrow = {0, 1, 2, INT32_MIN};
-  f.problem.target_dtype = LOGITLESS_I32;
+  f.problem.dtype.targets = LOGITLESS_I32;
   f.buffers.targets = narrow.data();
   expect_refusal(f, LOGITLESS_INVALID_TARGET, "targets: expected 0 <= target < 6");
 }
 
 TEST_P(RunArguments, MissingBuffers) {
-  using B = logitless_buffers;
+  using B = logitless::Buffers;
   const std::pair<const char*, std::function<void(B&)>> missing[] = {
       {"hidden", [](B& b) { b.hidden = nullptr; }},
       {"classifier", [](B& b) { b.classifier = nullptr; }},
@@ -149,14 +146,12 @@ TEST_P(RunArguments, MissingBuffers) {
       {"d_hidden", [](B& b) { b.d_hidden = nullptr; }},
       {"d_classifier", [](B& b) { b.d_classifier = nullptr; }},
       {"d_bias", [](B& b) { b.d_bias = nullptr; }},
-      {"hidden_stride", [](B& b) { b.hidden_stride = kHidden - 1; }},
-      {"hidden_stride", [](B& b) { b.hidden_stride = -kHidden; }},
-      {"classifier_stride", [](B& b) { b.classifier_stride = 1; }},
-      {"classifier_stride", [](B& b) { b.classifier_stride = INT64_MAX / 2; }},
-      {"d_hidden_stride", [](B& b) { b.d_hidden_stride = 2; }},
-      {"d_classifier_stride", [](B& b) { b.d_classifier_stride = INT64_MIN; }},
-      {"logitless_buffers.struct_size", [](B& b) { b.struct_size = 3; }},
-      {"logitless_buffers.struct_size", [](B& b) { ++b.struct_size; }}};
+      {"hidden.stride", [](B& b) { b.hidden_stride = kHidden - 1; }},
+      {"hidden.stride", [](B& b) { b.hidden_stride = -kHidden; }},
+      {"classifier.stride", [](B& b) { b.classifier_stride = 1; }},
+      {"classifier.stride", [](B& b) { b.classifier_stride = INT64_MAX / 2; }},
+      {"d_hidden.stride", [](B& b) { b.d_hidden_stride = 2; }},
+      {"d_classifier.stride", [](B& b) { b.d_classifier_stride = INT64_MIN; }}};
   for (const auto& [argument, spoil] : missing) {
     Fixture f;
     spoil(f.buffers);
@@ -166,29 +161,27 @@ TEST_P(RunArguments, MissingBuffers) {
 
 TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
   Fixture f;
-  f.problem.want_entropy = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "entropy: expected null unless want_entropy");
-  f.buffers.entropy = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "sum_exp_logit: expected null unless want_entropy");
+  f.problem.has.entropy = 0;
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "sum_exp_logit: expected null unless the plan has entropy");
   f.buffers.sum_exp_logit = nullptr;
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "entropy: expected null unless the plan has it");
+  f.buffers.entropy = nullptr;
   f.problem.label_smoothing = 0;
   expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "weighted_logit_sum: expected null without label_smoothing");
   f.buffers.weighted_logit_sum = nullptr;
-  f.problem.want_argmax = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "correct_count: expected null unless want_argmax");
-  f.problem.want_argmax = 1;
   f.buffers.top_log_probs = f.rows.data();
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "top_ids, top_log_probs: expected null without top_k");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "top_log_probs: expected null without top_k");
   f.buffers.top_log_probs = nullptr;
-  f.problem.want_argmax = 0;
-  f.buffers.correct_count = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "argmax: expected null unless want_argmax");
+  f.problem.has.argmax = 0;
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "argmax: expected null unless the plan has argmax");
   f.buffers.argmax = nullptr;
-  const std::pair<const char*, void * logitless_buffers::*> unwanted[] = {
-      {"mean_logit: expected null unless want_mean_logit", &logitless_buffers::mean_logit},
-      {"logit_sum: expected null unless want_mean_logit", &logitless_buffers::logit_sum},
-      {"log_sum_sq_probs: expected null unless want_log_sum_sq_probs", &logitless_buffers::log_sum_sq_probs},
-      {"sum_sq_exp: expected null unless want_log_sum_sq_probs", &logitless_buffers::sum_sq_exp}};
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "correct_count: expected null unless the plan has argmax");
+  f.buffers.correct_count = nullptr;
+  const std::pair<const char*, void * logitless::Buffers::*> unwanted[] = {
+      {"mean_logit: expected null unless the plan has it", &logitless::Buffers::mean_logit},
+      {"logit_sum: expected null unless the plan has mean_logit", &logitless::Buffers::logit_sum},
+      {"log_sum_sq_probs: expected null unless the plan has it", &logitless::Buffers::log_sum_sq_probs},
+      {"sum_sq_exp: expected null unless the plan has log_sum_sq_probs", &logitless::Buffers::sum_sq_exp}};
   for (const auto& [message, member] : unwanted) {
     f.buffers.*member = f.rows.data();
     expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, message);
@@ -196,7 +189,7 @@ TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
   }
   uint8_t is_top1[kTokens];
   f.buffers.is_top1 = is_top1;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "is_top1: expected null unless want_argmax");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "is_top1: expected null unless the plan has argmax");
   f.buffers.is_top1 = nullptr;
   EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
 }
@@ -211,9 +204,12 @@ TEST_P(RunArguments, SeveralTargetsARow) {
   expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "target_log_probs: expected null unless targets_per_row");
   f.buffers.target_weight = pairs.data();
   f.problem.targets_per_row = 2;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "has_class_weight: expected 0 with targets_per_row");
-  f.problem.has_class_weight = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "is_top1, correct_count: expected null with targets_per_row");
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "class_weight: expected none with targets_per_row");
+  f.problem.has.class_weight = 0;
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "class_weight: expected null unless the plan has it");
+  f.buffers.class_weight = nullptr;
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT,
+                 "correct_count: expected null unless the plan has argmax, and with targets_per_row");
   f.buffers.correct_count = nullptr;
   std::vector<int64_t> targets = {0, 1, -100, -100, -100, 3, 4, kVocab};
   f.buffers.targets = targets.data();
@@ -235,33 +231,37 @@ TEST_P(RunArguments, WhatABackwardPassNeeds) {
   expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "lse: expected a pointer");
   std::vector<float> lse(kTokens, 2);
   f.buffers.lse = lse.data();
-  f.problem.has_grad_entropy = 1;
+  f.problem.has.grad_entropy = 1;
   expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_entropy: expected a pointer");
+  f.buffers.grad_entropy = lse.data();
   f.buffers.entropy = nullptr;
   expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "entropy: expected a pointer");
-  f.problem.has_grad_entropy = 0;
+  f.problem.has.grad_entropy = 0;
+  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_entropy: expected null unless the plan has it");
+  f.buffers.grad_entropy = nullptr;
   f.problem.reduction = LOGITLESS_REDUCTION_NONE;
   expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_loss: expected a pointer");
 }
 
 TEST_P(RunArguments, WhatAShardNeeds) {
   Fixture f;
-  logitless_problem& p = f.problem;
+  logitless::Problem& p = f.problem;
   p.pass = LOGITLESS_FORWARD;
-  p.want_d_hidden = p.want_d_classifier = p.want_d_bias = 0;
+  p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
   p.vocab_start = 2;
   p.vocab_total = kVocab + 4;
   std::vector<float> class_weight(kVocab + 4, 1);
   f.buffers.class_weight = class_weight.data();
+  f.buffers.d_hidden = f.buffers.d_classifier = f.buffers.d_bias = nullptr;
   expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "loss: expected null for a shard");
   f.buffers.loss = f.buffers.nll = f.buffers.lse = f.buffers.entropy = nullptr;
   f.buffers.correct_count = nullptr;
-  const std::pair<const char*, void * logitless_buffers::*> needed[] = {
-      {"max", &logitless_buffers::max},
-      {"sum_exp", &logitless_buffers::sum_exp},
-      {"target_logit", &logitless_buffers::target_logit},
-      {"sum_exp_logit", &logitless_buffers::sum_exp_logit},
-      {"weighted_logit_sum", &logitless_buffers::weighted_logit_sum}};
+  const std::pair<const char*, void * logitless::Buffers::*> needed[] = {
+      {"max", &logitless::Buffers::max},
+      {"sum_exp", &logitless::Buffers::sum_exp},
+      {"target_logit", &logitless::Buffers::target_logit},
+      {"sum_exp_logit", &logitless::Buffers::sum_exp_logit},
+      {"weighted_logit_sum", &logitless::Buffers::weighted_logit_sum}};
   for (const auto& [argument, member] : needed) {
     void* const kept = f.buffers.*member;
     f.buffers.*member = nullptr;
