@@ -68,13 +68,14 @@ class Run:
 
     def __init__(self, hidden, weight, target, threads: int, threshold: float | None) -> None:
         import torch
-        from logitless import _c, _plan
+        from logitless import native
+        from logitless import options as _options
 
-        self.c, self.run = _c, _plan.run
-        dtype = _c.F32 if hidden.dtype == torch.float32 else _c.BF16
+        self.c, self.run = native, native.run
+        dtype = _options.F32 if hidden.dtype == torch.float32 else _options.BF16
         self.backward = threshold is not None
-        spec = _plan.Spec(
-            _c.FORWARD_BACKWARD if self.backward else _c.FORWARD,
+        spec = native.Spec(
+            _options.FORWARD_BACKWARD if self.backward else _options.FORWARD,
             len(target),
             *weight.shape,
             hidden_dtype=dtype,
@@ -86,7 +87,7 @@ class Run:
             gradient=1 if threshold else 0,
             threshold=threshold or 1.0,
         )
-        self.plan = _plan.Plan(spec, threads, "cpu")
+        self.plan = native.Plan(spec, threads, "cpu")
         info = self.plan.info
         self.workspace_bytes = info.workspace_bytes
         self.config = info.config

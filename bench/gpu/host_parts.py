@@ -35,10 +35,10 @@ def without_recordings() -> Iterator[None]:
 
 def call_and_queue_us(clock: Clock, call: Callable[[], object]) -> tuple[float, float]:
     """Medians over blocks: microseconds of a call, and of logitless_run in it (0 for a call without it)."""
-    from logitless import _plan
+    from logitless import native
 
     inside = 0.0
-    run: Any = _plan.run
+    run: Any = native.run
 
     def timed(*args: Any, **options: Any) -> None:
         nonlocal inside
@@ -49,7 +49,7 @@ def call_and_queue_us(clock: Clock, call: Callable[[], object]) -> tuple[float, 
     for _ in range(4):  # recordings are made
         call()
     calls, queues = [], []
-    _plan.run = timed
+    native.run = timed
     try:
         for _ in range(BLOCKS):
             clock.wait()
@@ -59,20 +59,21 @@ def call_and_queue_us(clock: Clock, call: Callable[[], object]) -> tuple[float, 
             calls.append(1e6 * (time.perf_counter() - start) / CALLS)
             queues.append(1e6 * inside / CALLS)
     finally:
-        _plan.run = run
+        native.run = run
         clock.wait()
     return statistics.median(calls), statistics.median(queues)
 
 
 def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) -> float:
     """Microseconds of planning forward and backward with a number of rows that was not planned before, the median."""
-    from logitless import _c, _plan
+    from logitless import native
+    from logitless import options as _options
 
-    bf16 = {f"{name}_dtype": _c.BF16 for name in ("hidden", "classifier", "d_hidden", "d_classifier")}
+    bf16 = {f"{name}_dtype": _options.BF16 for name in ("hidden", "classifier", "d_hidden", "d_classifier")}
     times = []
     for tokens in range(rows, max(rows - NEW_PLANS, 0), -1):
-        spec = _plan.Spec(
-            _c.FORWARD_BACKWARD,
+        spec = native.Spec(
+            _options.FORWARD_BACKWARD,
             tokens,
             vocab,
             hidden,
@@ -82,6 +83,6 @@ def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) ->
             **bf16,
         )
         start = time.perf_counter()
-        _plan.Plan(spec, 1, None, device)
+        native.Plan(spec, 1, None, device)
         times.append(1e6 * (time.perf_counter() - start))
     return statistics.median(times)

@@ -93,10 +93,10 @@ def our_methods(
 @contextlib.contextmanager
 def seen_plan() -> Iterator[list[str]]:
     """Collects the plans that Logitless takes inside the block, for the table."""
-    from logitless import _plan
+    from logitless import native
 
     texts: list[str] = []
-    original = _plan.run
+    original = native.run
 
     def run(plan: Any, *args: Any, **kwargs: Any) -> Any:
         info = plan.info
@@ -105,11 +105,11 @@ def seen_plan() -> Iterator[list[str]]:
         texts[:] = [f"{info.kind}, {info.cost_f:g} F, {size}, {info.backend} {info.config}, {parts}"]
         return original(plan, *args, **kwargs)
 
-    _plan.run = run
+    native.run = run
     try:
         yield texts
     finally:
-        _plan.run = original
+        native.run = original
 
 
 def _canonical(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:

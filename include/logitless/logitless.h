@@ -214,7 +214,7 @@ typedef struct logitless_error_info {
   const char* expected;
   const char* got;
   uint64_t required_bytes; /* of a budget or workspace that is too small: the smallest that works; else 0 */
-  int64_t row;             /* of a target that is out of range, in targets; else -1 */
+  int64_t row;             /* of a target that is out of range: its place in targets, row * K + k; else -1 */
 } logitless_error_info;
 LOGITLESS_API void logitless_last_error_info(logitless_error_info* info);
 

@@ -149,8 +149,7 @@ struct Problem {
     bool d_hidden = false, d_classifier = false, d_bias = false;
   } accumulate;
 
-  using Options = std::array<logitless_option, LOGITLESS_OPTION_COUNT>;
-  Options options() const {
+  std::array<logitless_option, LOGITLESS_OPTION_COUNT> options() const {
     const auto integer = [](logitless_option_id id, auto value) {
       const auto limit = static_cast<uint64_t>(INT64_MAX);  // of unsigned ones
       const bool is_more = value > 0 && static_cast<uint64_t>(value) > limit;
@@ -166,29 +165,21 @@ struct Problem {
     std::vector<logitless_tensor_desc> out = {{LOGITLESS_TENSOR_HIDDEN, dtype.hidden, 0},
                                               {LOGITLESS_TENSOR_CLASSIFIER, dtype.classifier, 0},
                                               {LOGITLESS_TENSOR_TARGETS, dtype.targets, 0}};
-    if (has.bias) out.push_back({LOGITLESS_TENSOR_BIAS, dtype.bias, 0});
-    const auto add = [&](logitless_tensor_id id, bool is_there, int32_t type, bool accumulates) {
-      if (is_there || accumulates) out.push_back({id, type, accumulates ? 1 : 0});
+    const auto add = [&](logitless_tensor_id id, bool is_there) {
+      const bool adds = (id == LOGITLESS_TENSOR_D_HIDDEN && accumulate.d_hidden) ||
+                        (id == LOGITLESS_TENSOR_D_CLASSIFIER && accumulate.d_classifier) ||
+                        (id == LOGITLESS_TENSOR_D_BIAS && accumulate.d_bias);
+      const int32_t type = id == LOGITLESS_TENSOR_BIAS           ? dtype.bias
+                           : id == LOGITLESS_TENSOR_D_HIDDEN     ? dtype.d_hidden
+                           : id == LOGITLESS_TENSOR_D_CLASSIFIER ? dtype.d_classifier
+                           : id == LOGITLESS_TENSOR_D_BIAS       ? dtype.d_bias
+                                                                 : 0;
+      const bool is_first = id == LOGITLESS_TENSOR_HIDDEN || id == LOGITLESS_TENSOR_CLASSIFIER ||
+                            id == LOGITLESS_TENSOR_TARGETS;  // above
+      if (!is_first && (is_there || adds)) out.push_back({id, type, adds ? 1 : 0});
     };
-    add(LOGITLESS_TENSOR_D_HIDDEN, has.d_hidden, dtype.d_hidden, accumulate.d_hidden);
-    add(LOGITLESS_TENSOR_D_CLASSIFIER, has.d_classifier, dtype.d_classifier, accumulate.d_classifier);
-    add(LOGITLESS_TENSOR_D_BIAS, has.d_bias, dtype.d_bias, accumulate.d_bias);
-#define LOGITLESS_FLOAT(name, NAME)
-#define LOGITLESS_INDEX(name, NAME)
-#define LOGITLESS_STATS(name, NAME) add(LOGITLESS_TENSOR_##NAME, has.name, 0, false);
-#define LOGITLESS_I64(name, NAME) LOGITLESS_STATS(name, NAME)
-#define LOGITLESS_I32(name, NAME) LOGITLESS_STATS(name, NAME)
-#define LOGITLESS_U8(name, NAME) LOGITLESS_STATS(name, NAME)
-#define LOGITLESS_BYTES(name, NAME) LOGITLESS_STATS(name, NAME)
-#define LOGITLESS_TENSOR(name, NAME, element, type, ...) LOGITLESS_##type(name, NAME)
+#define LOGITLESS_TENSOR(name, NAME, ...) add(LOGITLESS_TENSOR_##NAME, has.name);
 #include <logitless/tensors.def>
-#undef LOGITLESS_FLOAT
-#undef LOGITLESS_INDEX
-#undef LOGITLESS_STATS
-#undef LOGITLESS_I64
-#undef LOGITLESS_I32
-#undef LOGITLESS_U8
-#undef LOGITLESS_BYTES
     return out;
   }
 };
@@ -201,8 +192,7 @@ struct Buffers {
   int64_t name##_stride = 0;
 #include <logitless/tensors.def>
 
-  using Tensors = std::array<logitless_tensor, LOGITLESS_TENSOR_COUNT>;
-  Tensors tensors() const {
+  std::array<logitless_tensor, LOGITLESS_TENSOR_COUNT> tensors() const {
     const auto tensor = [](logitless_tensor_id id, const void* data, int64_t stride) {
       return logitless_tensor{id, const_cast<void*>(data), stride};
     };

@@ -14,7 +14,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import _build
-from ._plan import PlanInfo
 from .errors import (
     BackendUnavailableError,
     BudgetTooSmallError,
@@ -28,15 +27,14 @@ from .errors import (
     UnsupportedError,
 )
 from .inspection import Backend, backends, plan, plans, version
+from .native import PlanInfo
 
 if TYPE_CHECKING:
     from . import compat, distributed, nn, numpy, transformers, trl
     from ._divergence import LinearDivergenceOutput, linear_divergence
-    from ._log_probs import linear_log_probs
-    from ._top_k import LinearTopK, linear_top_k
-    from ._warm_up import warm_up
-    from .functional import LinearCrossEntropyOutput, check_targets, linear_cross_entropy
-    from .module import LinearCrossEntropyLoss
+    from .functional import check_targets, linear_cross_entropy, linear_log_probs, linear_top_k, warm_up
+    from .nn import LinearCrossEntropyLoss
+    from .outputs import LinearCrossEntropyOutput, LinearTopK
 
     __version__: str
 
@@ -78,14 +76,14 @@ __all__ = [
 _TORCH = {
     "check_targets": "functional",
     "linear_cross_entropy": "functional",
-    "LinearCrossEntropyOutput": "functional",
-    "LinearCrossEntropyLoss": "module",
+    "LinearCrossEntropyOutput": "outputs",
+    "LinearCrossEntropyLoss": "nn",
     "LinearDivergenceOutput": "_divergence",
-    "LinearTopK": "_top_k",
+    "LinearTopK": "outputs",
     "linear_divergence": "_divergence",
-    "linear_log_probs": "_log_probs",
-    "linear_top_k": "_top_k",
-    "warm_up": "_warm_up",
+    "linear_log_probs": "functional",
+    "linear_top_k": "functional",
+    "warm_up": "functional",
 }
 
 
@@ -115,7 +113,7 @@ _build.warn_without_cuda()
 # keeps them from being made is told where they are used.
 if "torch" in sys.modules:
     with contextlib.suppress(Exception):
-        importlib.import_module("._log_probs", __name__)  # and with it _ops
+        importlib.import_module(".autograd", __name__)
         importlib.import_module("._divergence", __name__)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import _c
+from . import native
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
 
         return model(sys.argv[2:])
     name = "logitless.exe" if sys.platform == "win32" else "logitless"
-    for folder in _c.package_folders():
+    for folder in native.package_folders():
         program = folder / "bin" / name
         if program.is_file():
             os.execv(program, ["logitless", *sys.argv[1:]])

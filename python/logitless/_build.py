@@ -6,7 +6,7 @@ import os
 import warnings
 from pathlib import Path
 
-from . import _c
+from . import native
 from .errors import LibraryNotFoundError
 
 _DEVICES = Path("/dev")  # with a file nvidia0 for the first GPU
@@ -15,7 +15,7 @@ _DEVICES = Path("/dev")  # with a file nvidia0 for the first GPU
 def why_no_cuda() -> str:
     """Why the library has no CUDA kernels, and what to do; empty where it has, or nothing is known."""
     try:
-        return _c.library_path().with_name("no_cuda.txt").read_text(encoding="utf-8").strip()
+        return native.library_path().with_name("no_cuda.txt").read_text(encoding="utf-8").strip()
     except (OSError, LibraryNotFoundError):  # the latter is said where the library is used
         return ""
 

@@ -1,78 +1,37 @@
-"""``logitless.linear_cross_entropy`` for PyTorch tensors."""
+"""``logitless.linear_cross_entropy``, ``linear_log_probs`` and ``linear_top_k`` for PyTorch tensors."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Literal, overload
 
+import torch
 from torch import Tensor
 
-from . import _options, _stats
-from ._arguments import Arguments, Number, Seed, temperatures
-from ._dispatch import by_operators
-from ._eager import suits, without_operators
-from ._modes import has_dtensor
-from ._options import shape_text
-from .errors import InvalidTargetError
+from . import options as _options
+from .call import (
+    Arguments,
+    has_dtensor,
+    suits,
+    with_row_temperature,
+)
+from .errors import InvalidTargetError, UnsupportedError
+from .options import HeadOptions, IdOptions, TopKOptions, shape_text, takes
+from .outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, loss, top_k
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
-class LinearCrossEntropyOutput(NamedTuple):
-    """What ``return_stats`` asked for; the others are None. Per-token tensors have the shape ``input.shape[:-1]``.
-
-    Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``,
-    ``entropy`` and ``target_logit`` are differentiable (see ``differentiable_stats``). The target's log-probability is
-    ``-nll``.
-
-    Of the logits z, after scale, softcap and temperature: ``target_logit`` is z_y, ``mean_logit`` sum_j z_j / V,
-    ``max_logit`` the largest, ``log_sum_sq_probs`` log sum_j p_j^2 (minus the Renyi entropy of order 2), and
-    ``is_top1`` (bool) says whether the target is the argmax, the first of equals. Of several targets a row, there is no
-    ``is_top1`` and no ``correct_count``.
-
-    Of thinned gradients: ``kept_count`` (int32) says how many elements a row's gradient was made of, its target
-    included; ``draw_variance`` estimates the variance of the drawn row of dz over its squared norm, so its root is
-    the row's relative error.
-    """
-
-    loss: Tensor
-    nll: Tensor | None = None
-    lse: Tensor | None = None
-    entropy: Tensor | None = None
-    argmax: Tensor | None = None
-    correct_count: Tensor | None = None
-    valid_count: Tensor | None = None
-    kept_count: Tensor | None = None
-    draw_variance: Tensor | None = None
-    target_logit: Tensor | None = None
-    mean_logit: Tensor | None = None
-    log_sum_sq_probs: Tensor | None = None
-    is_top1: Tensor | None = None
-    max_logit: Tensor | None = None
-
-
-class _Options(TypedDict, total=False):
-    linear_bias: Tensor | None
-    weight: Tensor | None
-    target_weight: Tensor | None
-    reduction: str
-    ignore_index: int | None
-    label_smoothing: Number
-    scale: Number
-    softcap: Number | None
-    temperature: Number
-    z_loss: Number
-    token_weight: Tensor | None
-    num_items: Number | None
-    shift: int
-    max_workspace_bytes: int | str | None
-    main_grad: Tensor | None
-    differentiable_stats: bool
-    gradient: str
-    threshold: Number
-    seed: Seed
-    batch_invariant: bool
+__all__ = [
+    "LinearCrossEntropyOutput",
+    "LinearTopK",
+    "check_targets",
+    "linear_cross_entropy",
+    "linear_log_probs",
+    "linear_top_k",
+    "warm_up",
+]
 
 
 @overload
@@ -82,7 +41,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     return_stats: Literal[False] = False,
-    **options: Unpack[_Options],
+    **options: Unpack[HeadOptions],
 ) -> Tensor: ...
 
 
@@ -93,7 +52,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     return_stats: Literal[True] | Sequence[str],
-    **options: Unpack[_Options],
+    **options: Unpack[HeadOptions],
 ) -> LinearCrossEntropyOutput: ...
 
 
@@ -104,36 +63,18 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     return_stats: bool | Sequence[str],
-    **options: Unpack[_Options],
+    **options: Unpack[HeadOptions],
 ) -> Tensor | LinearCrossEntropyOutput: ...
 
 
+@takes(HeadOptions)
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
     *,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int | None = -100,
-    label_smoothing: Number = 0.0,
-    scale: Number = 1.0,
-    softcap: Number | None = None,
-    temperature: Number = 1.0,
-    z_loss: Number = 0.0,
-    token_weight: Tensor | None = None,
-    target_weight: Tensor | None = None,
-    num_items: Number | None = None,
-    shift: int = 0,
-    max_workspace_bytes: int | str | None = None,
-    main_grad: Tensor | None = None,
     return_stats: bool | Sequence[str] = False,
-    differentiable_stats: bool = True,
-    gradient: str = "exact",
-    threshold: Number = _options.DEFAULT_THRESHOLD,
-    seed: Seed = None,
-    batch_invariant: bool = False,
+    **options: Unpack[HeadOptions],
 ) -> Tensor | LinearCrossEntropyOutput:
     """Cross entropy of ``softmax(input @ linear_weight.T)`` and its gradients, without ever holding the logits.
 
@@ -236,64 +177,82 @@ def linear_cross_entropy(
     free where gradients are made in the forward pass, and else (also without any gradient) from a draw of their own, at
     the cost of a second forward pass.
     """
-    row_temperature, temperature = temperatures(temperature, getattr(input, "shape", ())[:-1])
-    arguments = Arguments(
-        input,
-        linear_weight,
-        target,
-        linear_bias,
-        weight,
-        token_weight,
-        row_temperature,
-        target_weight,
-        main_grad,
-        num_items,
-        seed,
-        reduction,
-        ignore_index,
-        label_smoothing,
-        scale,
-        softcap,
-        temperature,
-        z_loss,
-        shift,
-        max_workspace_bytes,
-        return_stats,
-        differentiable_stats,
-        gradient,
-        threshold,
-        batch_invariant,
-    )
-    if suits(arguments):
-        found, names = without_operators(arguments)
-    elif has_dtensor(arguments):
+    _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
+    a = Arguments(input, linear_weight, target, return_stats=return_stats, **options)
+    if isinstance(a.temperature, Tensor):
+        a = with_row_temperature(a, getattr(input, "shape", ())[:-1])
+    plain = suits(a)
+    if not plain and has_dtensor(a):
         from .distributed import _dtensor
 
-        of_dtensors: Tensor | LinearCrossEntropyOutput = _dtensor.linear_cross_entropy(arguments)
+        of_dtensors: Tensor | LinearCrossEntropyOutput = _dtensor.linear_cross_entropy(a)
         return of_dtensors
-    else:
-        found, names = by_operators(arguments)
-    loss = found["loss"]
-    rows = input.shape[:-1]
-    if reduction == "none" and len(rows) != 1:
-        loss = loss.reshape(rows)
-    if return_stats is False:
-        return loss
-    return collect(loss, found, rows, names, differentiable_stats)
+    return loss(a, plain)
 
 
-def collect(
-    loss: Tensor, found: dict[str, Tensor], rows: Sequence[int], names: tuple[str, ...], differentiable: bool
-) -> LinearCrossEntropyOutput:
-    """rows: the shape of what is told of each row."""
-    asked: dict[str, Tensor] = {}
-    for name in names:
-        if name in _stats.COUNTS:
-            asked[name] = found["counts"][tuple(_stats.COUNTS).index(name)]
-        else:
-            value = found[name].reshape(rows)
-            asked[name] = value if differentiable else value.detach()
-    return LinearCrossEntropyOutput(loss=loss, **asked)
+@takes(IdOptions)
+def linear_log_probs(input: Tensor, linear_weight: Tensor, ids: Tensor, **options: Unpack[IdOptions]) -> Tensor:
+    """Log-probabilities of given ids under ``softmax(input @ linear_weight.T)``, without ever holding the logits.
+
+    Logits are those of :func:`linear_cross_entropy`, and so is what its options mean.
+
+    Args:
+        input: hidden states, ``[..., D]``.
+        linear_weight: the head's weight, ``[V, D]``.
+        ids: int64 or int32, ``[..., K]`` with K <= 64; the same one may come several times in a row.
+        linear_bias: ``[V]``.
+        ignore_index: an id that is none: its log-probability is 0 and has no gradient. A row of such ids alone costs
+            nothing. None means -100.
+        scale: factor of the logits before bias and softcap; of one element that requires grad it has a gradient.
+        softcap: bound of the logits; None or 0 for none.
+        temperature: what the logits are divided by, after the softcap: a number, a tensor of one element, which may be
+            learned as ``scale`` may (without a softcap only), or a tensor of ``input.shape[:-1]``, which is a constant.
+        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; as in
+            :func:`linear_cross_entropy`.
+        batch_invariant: as in :func:`linear_cross_entropy`.
+
+    Returns:
+        ``[..., K]``, float32 (float64 for float64 inputs). Differentiable with respect to input, linear_weight,
+        linear_bias, and a learned scale or temperature.
+
+    Raises:
+        TypeError, ValueError, BudgetTooSmallError, NotImplementedError: as :func:`linear_cross_entropy` does;
+            ``InvalidTargetError`` for an id outside ``[0, V)`` on the CPU (on CUDA its row's log-probabilities are NaN,
+            and the row has no gradient).
+
+    Work, in units of one product of input and weight: 1, and 3 in the backward pass.
+    """
+    _options.check_names("linear_log_probs", options, _options.ID_OPTIONS)
+    return log_probs(Arguments(input, linear_weight, ids, reduction="sum", **options))
+
+
+@takes(TopKOptions)
+def linear_top_k(input: Tensor, linear_weight: Tensor, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
+    """The k largest logits of each row of ``input @ linear_weight.T``, without ever holding all of them.
+
+    Logits are those of :func:`linear_cross_entropy`, and so is what its options mean. The log-probability of a column
+    is its logit less the log of the sum of the exponentials of all logits of the row.
+
+    Args:
+        input: hidden states, ``[..., D]``.
+        linear_weight: the head's weight, ``[V, D]``.
+        k: how many, from 1 to the smaller one of 64 and V.
+        linear_bias: ``[V]``.
+        scale: factor of the logits before bias and softcap.
+        softcap: bound of the logits; None or 0 for none.
+        temperature: what the logits are divided by, after the softcap: a number, or a tensor of one element or of
+            ``input.shape[:-1]``.
+        max_workspace_bytes: hard bound of memory beyond inputs and outputs, as in :func:`linear_cross_entropy`.
+
+    Returns:
+        ``ids`` and ``log_probs`` of shape ``[..., k]``, in descending order of the logits: of equals the smaller id is
+        first, and a NaN comes before all numbers, so that the first one is the argmax. They have no gradient.
+
+    Raises:
+        TypeError, ValueError, BudgetTooSmallError: as :func:`linear_cross_entropy` does.
+    """
+    _options.check_names("linear_top_k", options, _options.TOP_K_OPTIONS)
+    return top_k(Arguments(input, linear_weight, input, reduction="sum", **options), k)
 
 
 def check_targets(target: Tensor, vocab: int, *, ignore_index: int = -100) -> None:
@@ -314,3 +273,38 @@ def check_targets(target: Tensor, vocab: int, *, ignore_index: int = -100) -> No
             f"target: expected 0 <= target < {vocab} or ignore_index {ignore_index}, "
             f"got {int(target[place])} at target{shape_text(place)}"
         )
+
+
+def warm_up(device: torch.device | str | int | None = None) -> None:
+    """Makes what the library and CUDA make at first use, so that the first run may be captured in a CUDA graph.
+
+    A run makes nothing but its own work, except the first on a device: it opens cuBLASLt and creates its handle, which
+    allocates memory of the device, and CUDA loads kernels when they are first called. This runs small problems of each
+    dtype and kind of gradient, and waits for the device. A product of a shape that is new to cuBLASLt is looked up in
+    its tables at its first run, which a capture allows.
+
+    Args:
+        device: a CUDA device, or the CPU, where there is little to make; None: PyTorch's current CUDA device, or the
+            CPU where there is none.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected the CPU or a CUDA device, got {place}")
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(place.type, enabled=False):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            with contextlib.suppress(UnsupportedError):  # of an implementation asked for by name
+                _warm(place, dtype)
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+
+
+def _warm(device: torch.device, dtype: torch.dtype) -> None:
+    input, weight = (torch.zeros(n, 64, dtype=dtype, device=device, requires_grad=True) for n in (256, 1024))
+    target = torch.zeros(256, dtype=torch.int64, device=device)
+    thins = dtype != torch.float64 or device.type == "cpu"
+    for gradient, seed in (("exact", None), ("always-thinned", 0))[: 1 + thins]:
+        for reduction in ("mean", "none"):
+            loss = linear_cross_entropy(input, weight, target, reduction=reduction, gradient=gradient, seed=seed)
+            torch.autograd.grad(loss.sum(), (input, weight))

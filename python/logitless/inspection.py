@@ -7,10 +7,15 @@ import dataclasses
 import re
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import _c, _dtypes, _options, _plan
-from ._plan import PlanInfo
+from . import native
+from . import options as _options
+from .native import PlanInfo
+from .options import takes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _GRADIENTS = ("input", "linear_weight", "linear_bias")
 
@@ -32,17 +37,17 @@ class Backend:
 
 def version() -> str:
     """The version of the native library."""
-    text: bytes = _c.library().logitless_version()
+    text: bytes = native.library().logitless_version()
     return text.decode()
 
 
 def backends() -> list[Backend]:
     """All backends, usable or not."""
-    lib = _c.library()
+    lib = native.library()
     result = []
     for index in range(lib.logitless_backend_count()):
         description, why = ctypes.create_string_buffer(512), ctypes.create_string_buffer(512)
-        _c.check(lib.logitless_backend_info(index, description, len(description), why, len(why)))
+        native.check(lib.logitless_backend_info(index, description, len(description), why, len(why)))
         result.append(
             Backend(lib.logitless_backend_name(index).decode(), description.value.decode(), why.value.decode())
         )
@@ -55,31 +60,52 @@ def default_threads() -> int:
     return torch.get_num_threads() if torch is not None else 0
 
 
-def _spec(
-    tokens: int,
-    vocab: int,
-    hidden: int,
-    dtype: Any,
-    weight_dtype: Any,
-    gradients: Collection[str],
-    linear_bias: bool,
-    max_workspace_bytes: int | str | None,
-    *,
-    gradient: str,
-    threshold: float,
-    batch_invariant: bool,
-    top_k: int,
-    targets_per_row: int,
-) -> _plan.Spec:
-    _options.check_gradient(gradient)
-    _options.check_batch_invariant(batch_invariant, gradient)
+class PlanOptions(_options.Budget, total=False):
+    """Of a problem that is planned."""
+
+    dtype: Any
+    weight_dtype: Any
+    gradients: Collection[str]
+    linear_bias: bool
+    threads: int | None
+    backend: str | None
+    device: Any
+    gradient: str
+    threshold: float
+    batch_invariant: bool
+    top_k: int
+    targets_per_row: int
+
+
+_MORE: dict[str, Any] = {
+    "dtype": "float32",
+    "weight_dtype": None,
+    "gradients": ("input", "linear_weight"),
+    "linear_bias": False,
+    "threads": None,
+    "backend": None,
+    "device": None,
+    "top_k": 0,
+    "targets_per_row": 0,
+}
+
+
+def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
+    """What native.plan_of and native.list_plans take."""
+    _options.check_names(function, given, _options.names_of(PlanOptions))
+    o = {**_options.DEFAULTS, **_MORE, **given}
+    gradients = o["gradients"]
+    tokens, vocab, hidden = sizes
+    _options.check_gradient(o["gradient"])
+    _options.check_batch_invariant(o["batch_invariant"], o["gradient"])
     for name in gradients:
         if name not in _GRADIENTS:
             raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")
-    hidden_dtype = _dtypes.float_code("dtype", dtype)
-    classifier_dtype = hidden_dtype if weight_dtype is None else _dtypes.float_code("weight_dtype", weight_dtype)
-    return _plan.Spec(
-        pass_=_c.FORWARD_BACKWARD if gradients else _c.FORWARD,
+    hidden_dtype = _options.float_code("dtype", o["dtype"])
+    given_dtype = o["weight_dtype"]
+    classifier_dtype = hidden_dtype if given_dtype is None else _options.float_code("weight_dtype", given_dtype)
+    spec = native.Spec(
+        pass_=_options.FORWARD_BACKWARD if gradients else _options.FORWARD,
         tokens=_options.integer("tokens", tokens),
         vocab=_options.integer("vocab", vocab),
         hidden=_options.integer("hidden", hidden),
@@ -89,23 +115,25 @@ def _spec(
         d_hidden_dtype=hidden_dtype,
         d_classifier_dtype=classifier_dtype,
         d_bias_dtype=classifier_dtype,
-        has_bias=linear_bias,
+        has_bias=o["linear_bias"],
         want_d_hidden="input" in gradients,
         want_d_classifier="linear_weight" in gradients,
         want_d_bias="linear_bias" in gradients,
-        max_workspace_bytes=_options.budget(max_workspace_bytes),
-        gradient=_c.GRADIENTS[gradient],
-        threshold=_options.checked_threshold(threshold),
-        batch_invariant=batch_invariant,
-        top_k=_options.integer("top_k", top_k),
-        targets_per_row=_options.integer("targets_per_row", targets_per_row),
+        max_workspace_bytes=_options.budget(o["max_workspace_bytes"]),
+        gradient=native.GRADIENTS[o["gradient"]],
+        threshold=_options.checked_threshold(o["threshold"]),
+        batch_invariant=o["batch_invariant"],
+        top_k=_options.integer("top_k", o["top_k"]),
+        targets_per_row=_options.integer("targets_per_row", o["targets_per_row"]),
     )
+    threads = default_threads() if o["threads"] is None else o["threads"]
+    return spec, threads, o["backend"], _place(o["device"])
 
 
 def _place(device: Any) -> int | str:
     """An ordinal of a CUDA device, the host, or the name of a model."""
     if device is None:
-        return _plan.HOST
+        return native.HOST
     if isinstance(device, int) and not isinstance(device, bool):
         return device
     name = str(device).lower() if isinstance(getattr(device, "type", device), str) else None
@@ -118,32 +146,15 @@ def _place(device: Any) -> int | str:
     if found is None:
         return name
     if found[1] == "cpu":
-        return _plan.HOST
+        return native.HOST
     if found[2] is not None:
         return int(found[2])
     torch = sys.modules.get("torch")  # whose current device "cuda" is
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 
 
-def plan(
-    tokens: int,
-    vocab: int,
-    hidden: int,
-    *,
-    dtype: Any = "float32",
-    weight_dtype: Any = None,
-    gradients: Collection[str] = ("input", "linear_weight"),
-    linear_bias: bool = False,
-    max_workspace_bytes: int | str | None = None,
-    threads: int | None = None,
-    backend: str | None = None,
-    device: Any = None,
-    gradient: str = "exact",
-    threshold: float = _options.DEFAULT_THRESHOLD,
-    batch_invariant: bool = False,
-    top_k: int = 0,
-    targets_per_row: int = 0,
-) -> PlanInfo:
+@takes(PlanOptions, **_MORE)
+def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -> PlanInfo:
     """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
 
     Args:
@@ -171,35 +182,10 @@ def plan(
         BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.
         InvalidArgumentError: a size out of range.
     """
-    sizes = (tokens, vocab, hidden)
-    method: dict[str, Any] = {"gradient": gradient, "threshold": threshold, "batch_invariant": batch_invariant}
-    method |= {"top_k": top_k, "targets_per_row": targets_per_row}
-    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, **method)
-    return _plan.plan_of(spec, default_threads() if threads is None else threads, backend, _place(device)).info
+    return native.plan_of(*_planned("plan", (tokens, vocab, hidden), options)).info
 
 
-def plans(
-    tokens: int,
-    vocab: int,
-    hidden: int,
-    *,
-    dtype: Any = "float32",
-    weight_dtype: Any = None,
-    gradients: Collection[str] = ("input", "linear_weight"),
-    linear_bias: bool = False,
-    max_workspace_bytes: int | str | None = None,
-    threads: int | None = None,
-    backend: str | None = None,
-    device: Any = None,
-    gradient: str = "exact",
-    threshold: float = _options.DEFAULT_THRESHOLD,
-    batch_invariant: bool = False,
-    top_k: int = 0,
-    targets_per_row: int = 0,
-) -> list[PlanInfo]:
+@takes(PlanOptions, **_MORE)
+def plans(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -> list[PlanInfo]:
     """The plans among which :func:`plan` chooses, for the same arguments: those that fit the budget."""
-    sizes = (tokens, vocab, hidden)
-    method: dict[str, Any] = {"gradient": gradient, "threshold": threshold, "batch_invariant": batch_invariant}
-    method |= {"top_k": top_k, "targets_per_row": targets_per_row}
-    spec = _spec(*sizes, dtype, weight_dtype, gradients, linear_bias, max_workspace_bytes, **method)
-    return _plan.list_plans(spec, default_threads() if threads is None else threads, backend, _place(device))
+    return native.list_plans(*_planned("plans", (tokens, vocab, hidden), options))

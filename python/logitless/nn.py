@@ -1,59 +1,162 @@
-"""``logitless.nn.FusedHead``: a head that owns its weight, and computes its loss."""
+"""Modules: ``logitless.LinearCrossEntropyLoss``, a head and its loss as one, and ``logitless.nn.FusedHead``, a head
+that owns its weight, and computes its loss.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import _options
-from ._arguments import Number, Seed
-from ._torch import torch_dtype
+from . import options as _options
+from .call import Number, Seed, check_linear
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
+from .options import DEFAULTS, LOSS_OPTIONS, LossOptions, takes
+from .run import torch_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+
+class FusedHeadOptions(LossOptions, total=False):
+    class_weight: Tensor | None
+
+
 __all__ = ["FusedHead"]
 
 Head = TypeVar("Head", bound="FusedHead")
+_NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
+
+# Of PyTorch's module, in its order.
+_UPSTREAM = "out_features bias device dtype reduction weight ignore_index label_smoothing options".split()
 
 
-class _Options(TypedDict, total=False):
-    class_weight: Tensor | None
+def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
+    """Checks the options that a module is made with, and keeps them as attributes."""
+    _options.check_names(type(module).__name__, given, LOSS_OPTIONS)
+    options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in _NAMES}
+    if options["reduction"] not in _options.REDUCTIONS:
+        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {options["reduction"]!r}')
+    _options.check_gradient(options["gradient"])
+    _options.checked_threshold(options["threshold"])
+    _options.check_batch_invariant(options["batch_invariant"], options["gradient"])
+    _options.budget(options["max_workspace_bytes"])
+    for name, value in options.items():
+        setattr(module, name, value)
+
+
+def _kept(module: nn.Module, temperature: Number | None) -> Any:
+    """The options of a call. temperature: in the place of the module's."""
+    found = {name: getattr(module, name) for name in _NAMES}
+    if temperature is not None:
+        found["temperature"] = temperature
+    return found
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """A linear head and its cross entropy, with the constructor and state_dict of ``torch.nn.LinearCrossEntropyLoss``.
+
+    The head is ``self.linear``; assign another module's weight to ``self.linear.weight`` to tie them. Options are
+    those of :func:`logitless.linear_cross_entropy`.
+
+    Args:
+        in_features: D, size of each hidden state.
+        num_classes: V, size of the vocabulary.
+        out_features: only ``()``; here for the signature.
+        bias: whether the head has a bias ``[V]``.
+        device: of the head: the CPU or a CUDA device.
+        dtype: of the head: a torch.dtype, or a name such as "bf16".
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        weight: class weights ``[V]``, kept as a buffer.
+        ignore_index: None means -100.
+        label_smoothing: in [0, 1].
+        options: PyTorch's choice of chunks; accepted and not used, for Logitless plans from ``max_workspace_bytes``.
+        scale, softcap, temperature, z_loss, shift, max_workspace_bytes, gradient, threshold, batch_invariant: as in
+            :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` as scale or temperature is learned with the
+            module.
+
+    Shapes: input ``[..., D]``, target ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
+    """
+
+    weight: Tensor | None
     reduction: str
-    ignore_index: int | None
-    label_smoothing: Number
-    scale: Number
-    softcap: Number | None
-    temperature: Number
-    z_loss: Number
-    shift: int
-    max_workspace_bytes: int | str | None
     gradient: str
-    threshold: float
-    batch_invariant: bool
 
+    @takes(LossOptions, _UPSTREAM, ignore_index=None)
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        weight: Tensor | None = None,
+        options: object = None,
+        **head: Unpack[LossOptions],
+    ) -> None:
+        super().__init__()
+        if tuple(out_features) != ():
+            raise NotImplementedError(f"out_features: expected (), got {out_features}; use leading batch dimensions")
+        if weight is not None and tuple(weight.shape) != (num_classes,):
+            raise ValueError(f"weight: expected shape [{num_classes}], got {list(weight.shape)}")
+        label_smoothing = head.get("label_smoothing", 0.0)
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
+        _keep(self, head, ignore_index=None)
+        self.num_classes = num_classes
+        self.out_features = ()
+        self.options = options
+        self.register_buffer("weight", weight)
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=torch_dtype(dtype))
 
-# What a repr does not say.
-_DEFAULTS: dict[str, Any] = {
-    "reduction": "mean",
-    "ignore_index": -100,
-    "label_smoothing": 0.0,
-    "scale": 1.0,
-    "softcap": None,
-    "temperature": 1.0,
-    "z_loss": 0.0,
-    "shift": 0,
-    "max_workspace_bytes": None,
-    "gradient": "exact",
-    "batch_invariant": False,
-}
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weight: Tensor | None = None,
+        target_weight: Tensor | None = None,
+        num_items: float | Tensor | None = None,
+        temperature: Number | None = None,
+        main_grad: Tensor | None = None,
+        return_stats: bool | Sequence[str] = False,
+        differentiable_stats: bool = True,
+        seed: Seed = None,
+    ) -> Tensor | LinearCrossEntropyOutput:
+        """The loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`.
+
+        temperature: in the place of the module's, such as one for each row.
+        """
+        check_linear(self.linear)
+        return linear_cross_entropy(
+            input,
+            self.linear.weight,
+            target,
+            linear_bias=self.linear.bias,
+            weight=self.weight,
+            token_weight=token_weight,
+            target_weight=target_weight,
+            num_items=num_items,
+            main_grad=main_grad,
+            return_stats=return_stats,
+            differentiable_stats=differentiable_stats,
+            seed=seed,
+            **_kept(self, temperature),
+        )
+
+    def extra_repr(self) -> str:
+        said = ", ".join(f"{name}={getattr(self, name)}" for name in _NAMES)
+        return (
+            f"in_features={self.linear.in_features}, num_classes={self.num_classes}, "
+            f"bias={self.linear.bias is not None}, {said}"
+        )
 
 
 class FusedHead(nn.Linear):
@@ -85,7 +188,11 @@ class FusedHead(nn.Linear):
     """
 
     class_weight: Tensor | None
+    scale: Number
+    softcap: Number | None
+    temperature: Number
 
+    @takes(LossOptions)
     def __init__(
         self,
         in_features: int,
@@ -95,47 +202,20 @@ class FusedHead(nn.Linear):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | str | None = None,
         class_weight: Tensor | None = None,
-        reduction: str = "mean",
-        ignore_index: int | None = -100,
-        label_smoothing: Number = 0.0,
-        scale: Number = 1.0,
-        softcap: Number | None = None,
-        temperature: Number = 1.0,
-        z_loss: Number = 0.0,
-        shift: int = 0,
-        max_workspace_bytes: int | str | None = None,
-        gradient: str = "exact",
-        threshold: float = _options.DEFAULT_THRESHOLD,
-        batch_invariant: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(in_features, vocab, bias=bias, device=device, dtype=torch_dtype(dtype))
         if class_weight is not None and tuple(class_weight.shape) != (vocab,):
             raise ValueError(f"class_weight: expected shape [{vocab}], got {list(class_weight.shape)}")
-        if reduction not in _options.REDUCTIONS:
-            raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
-        _options.check_gradient(gradient)
-        _options.checked_threshold(threshold)
-        _options.check_batch_invariant(batch_invariant, gradient)
         self.register_buffer("class_weight", class_weight, persistent=False)
-        self.reduction = reduction
-        self.ignore_index = ignore_index
-        self.label_smoothing = label_smoothing
-        self.scale = scale
-        self.softcap = softcap
-        self.temperature = temperature
-        self.z_loss = z_loss
-        self.shift = shift
-        _options.budget(max_workspace_bytes)
-        self.max_workspace_bytes = max_workspace_bytes
-        self.gradient = gradient
-        self.threshold = threshold
-        self.batch_invariant = batch_invariant
+        _keep(self, options)
 
     @classmethod
+    @takes(FusedHeadOptions)
     def from_linear(
         cls: type[Head],
         linear: nn.Linear,
-        **options: Unpack[_Options],
+        **options: Unpack[FusedHeadOptions],
     ) -> Head:
         """A head with the very parameters of ``linear``: those that are tied to others stay tied. Options: the class's.
 
@@ -208,24 +288,13 @@ class FusedHead(nn.Linear):
             labels,
             linear_bias=self.bias,
             weight=self.class_weight,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            scale=self.scale,
-            softcap=self.softcap,
-            temperature=self.temperature if temperature is None else temperature,
-            z_loss=self.z_loss,
             token_weight=token_weight,
             num_items=num_items,
-            shift=self.shift,
-            max_workspace_bytes=self.max_workspace_bytes,
             main_grad=main_grad,
             return_stats=return_stats,
             differentiable_stats=differentiable_stats,
-            gradient=self.gradient,
-            threshold=self.threshold,
             seed=seed,
-            batch_invariant=self.batch_invariant,
+            **_kept(self, temperature),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -247,9 +316,9 @@ class FusedHead(nn.Linear):
 
     def extra_repr(self) -> str:
         text = super().extra_repr().replace("out_features", "vocab")
-        given = {name: getattr(self, name) for name in _DEFAULTS}
+        given = {name: getattr(self, name) for name in _NAMES if name != "threshold"}
         said = [
-            f"{name}={value}" for name, value in given.items() if isinstance(value, Tensor) or value != _DEFAULTS[name]
+            f"{name}={value}" for name, value in given.items() if isinstance(value, Tensor) or value != DEFAULTS[name]
         ]
         return ", ".join([text, *said])
 

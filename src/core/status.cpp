@@ -26,6 +26,11 @@ const char* status_name(Status status) {
   return "unknown status";
 }
 
+std::string message_of(const ErrorInfo& info) {
+  const std::string place = info.place.empty() ? "" : " at " + info.argument + "[" + info.place + "]";
+  return info.argument + ": expected " + info.expected + ", got " + info.got + place;
+}
+
 void throw_invalid(const std::string& argument, const std::string& expected, const std::string& got) {
   throw Error(Status::kInvalidArgument, {.argument = argument, .expected = expected, .got = got});
 }

@@ -23,20 +23,23 @@ const char* status_name(Status status);
 
 // A failure as data, as far as it is known.
 struct ErrorInfo {
-  std::string argument;
-  std::string expected;
-  std::string got;
+  std::string argument = {};
+  std::string expected = {};
+  std::string got = {};
   uint64_t required_bytes = 0;  // of a budget that is too small
-  int64_t row = -1;             // of the argument
+  int64_t row = -1;             // element of the argument: of several targets a row, row * K + k
+  std::string place = {};       // the same for people; empty: none
 };
+
+// "<argument>: expected <expected>, got <got>", and where it has a place " at <argument>[<place>]"
+std::string message_of(const ErrorInfo& info);
 
 // The one exception of the library; messages name the argument, what was expected and what was got.
 class Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& message) : std::runtime_error(message), status_(status) {}
-  // "<argument>: expected <expected>, got <got>"
   Error(Status status, const ErrorInfo& info)
-      : std::runtime_error(info.argument + ": expected " + info.expected + ", got " + info.got),
+      : std::runtime_error(message_of(info)),
         status_(status),
         info_(std::make_shared<const ErrorInfo>(info)) {}
   Status status() const { return status_; }

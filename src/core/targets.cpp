@@ -26,8 +26,9 @@ void check_targets(const Problem& problem, const void* targets) {
                 {.argument = "targets",
                  .expected = "0 <= target < " + std::to_string(problem.vocab_total) + " or ignore_index " +
                              std::to_string(problem.ignore_index),
-                 .got = std::to_string(target) + " at targets[" + place + "]",
-                 .row = row + problem.shift});
+                 .got = std::to_string(target),
+                 .row = (row + problem.shift) * count + k,
+                 .place = place});
   }
 }
 

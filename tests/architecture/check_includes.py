@@ -1,9 +1,9 @@
 """Who may include whom: check_includes.py ROOT
 
-The core knows nothing but the standard library and lists; backends know the core and never one another, and engines of the CUDA
-backend are known to the list of them alone, exact plans and thinned ones not to each other; the loss, a logit and the
-registers of a tile have one home each; everything outside src knows the public headers only. The command line is built
-in layers: its support and files know no command; examples stand on nothing. CUDA's own headers are known under
+The core knows nothing but the standard library and lists; backends know the core and never one another, engines of the
+CUDA backend are known to the list of them alone, exact plans and thinned ones not to each other; the loss, a logit and
+the registers of a tile have one home each; everything outside src knows the public headers only. The command line is
+built in layers: its support and files know no command; examples stand on nothing. CUDA's own headers are known under
 src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of devices that the tests share.
 """
 

@@ -41,11 +41,11 @@ void plan_anything(FuzzedDataProvider& input) {
         &problem.has.argmax, &problem.has.d_hidden, &problem.has.d_classifier, &problem.has.d_bias,
         &problem.has.grad_nll, &problem.has.grad_lse, &problem.has.grad_entropy, &problem.accumulate.d_hidden,
         &problem.accumulate.d_classifier, &problem.accumulate.d_bias}) {
-    *field = input.ConsumeIntegralInRange<int32_t>(0, 1);
+    *field = input.ConsumeBool();
   }
   problem.max_workspace_bytes = input.ConsumeIntegral<size_t>();
-  problem.has.temperature = input.ConsumeIntegralInRange<int32_t>(0, 1);
-  problem.batch_invariant = input.ConsumeIntegralInRange<int32_t>(0, 1);
+  problem.has.temperature = input.ConsumeBool();
+  problem.batch_invariant = input.ConsumeBool();
   if (input.ConsumeBool()) problem.temperature = input.ConsumeFloatingPoint<double>();
   try {
     const PlanInfo info = Plan(context, problem).info();

@@ -157,7 +157,8 @@ TEST_P(GroupCuts, RefusesOtherIgnoredRows) {
       p.ignore_index = -7;
       p.reduction = LOGITLESS_REDUCTION_SUM;  // a number of no row, too
       if (seed % 2 == 1) p.pass = static_cast<int32_t>(logitless::Pass::forward);
-      if (seed % 2 == 1) p.has.d_hidden = p.has.d_classifier = p.has.d_bias = p.group_d_hidden = 0;
+      if (seed % 2 == 1) p.has.d_hidden = p.has.d_classifier = p.has.d_bias = false;
+      if (seed % 2 == 1) p.group_d_hidden = LOGITLESS_D_HIDDEN_PART;
     }
     set_least_budget();
     const auto rows = static_cast<int64_t>(case_.targets.size());

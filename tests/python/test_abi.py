@@ -8,28 +8,28 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from logitless import _c, _plan, errors
+from logitless import errors, native
+from logitless import options as _options
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 CONSTANTS = {
-    "LOGITLESS_F32": _c.F32,
-    "LOGITLESS_BF16": _c.BF16,
-    "LOGITLESS_F16": _c.F16,
-    "LOGITLESS_F64": _c.F64,
-    "LOGITLESS_I32": _c.I32,
-    "LOGITLESS_I64": _c.I64,
-    "LOGITLESS_REDUCTION_NONE": _c.REDUCTIONS["none"],
-    "LOGITLESS_REDUCTION_SUM": _c.REDUCTIONS["sum"],
-    "LOGITLESS_REDUCTION_MEAN": _c.REDUCTIONS["mean"],
-    "LOGITLESS_FORWARD": _c.FORWARD,
-    "LOGITLESS_BACKWARD": _c.BACKWARD,
-    "LOGITLESS_FORWARD_BACKWARD": _c.FORWARD_BACKWARD,
-    "LOGITLESS_DIVERGENCE_VALUES": _c.DIVERGENCE_VALUES,
-    "LOGITLESS_DIVERGENCE_GRADIENT": _c.DIVERGENCE_GRADIENT,
-    "LOGITLESS_OK": _c.OK,
-    "LOGITLESS_BUDGET_TOO_SMALL": _c.BUDGET_TOO_SMALL,
+    "LOGITLESS_F32": _options.F32,
+    "LOGITLESS_BF16": _options.BF16,
+    "LOGITLESS_F16": _options.F16,
+    "LOGITLESS_F64": _options.F64,
+    "LOGITLESS_I32": _options.I32,
+    "LOGITLESS_I64": _options.I64,
+    "LOGITLESS_REDUCTION_NONE": native.REDUCTIONS["none"],
+    "LOGITLESS_REDUCTION_SUM": native.REDUCTIONS["sum"],
+    "LOGITLESS_REDUCTION_MEAN": native.REDUCTIONS["mean"],
+    "LOGITLESS_FORWARD": _options.FORWARD,
+    "LOGITLESS_BACKWARD": _options.BACKWARD,
+    "LOGITLESS_FORWARD_BACKWARD": _options.FORWARD_BACKWARD,
+    "LOGITLESS_DIVERGENCE_VALUES": native.DIVERGENCE_VALUES,
+    "LOGITLESS_DIVERGENCE_GRADIENT": native.DIVERGENCE_GRADIENT,
+    "LOGITLESS_OK": native.OK,
     "LOGITLESS_INVALID_ARGUMENT": 1,
     "LOGITLESS_INVALID_TARGET": 2,
     "LOGITLESS_UNSUPPORTED": 4,
@@ -41,13 +41,13 @@ CONSTANTS = {
 
 
 STRUCTS = {
-    "logitless_context_options": _c.ContextOptions,
-    "logitless_option": _c.Option,
-    "logitless_tensor_desc": _c.TensorDesc,
-    "logitless_error_info": _c.ErrorInfo,
-    "logitless_plan_info": _c.PlanInfo,
-    "logitless_communicator": _c.Communicator,
-    "logitless_divergence": _c.Divergence,
+    "logitless_context_options": native.ContextOptions,
+    "logitless_option": native.Option,
+    "logitless_tensor_desc": native.TensorDesc,
+    "logitless_error_info": native.ErrorInfo,
+    "logitless_plan_info": native.PlanInfoStruct,
+    "logitless_communicator": native.Communicator,
+    "logitless_divergence": native.Divergence,
 }
 
 
@@ -93,14 +93,14 @@ def test_struct(header_view, name):
 
 
 def test_a_library_of_another_abi_is_refused(monkeypatch):
-    monkeypatch.setattr(_c, "ABI_VERSION", _c.ABI_VERSION + 1)
-    with pytest.raises(errors.LibraryNotFoundError, match=rf"expected version {_c.ABI_VERSION} of the ABI, got"):
-        _c.library.__wrapped__()
+    monkeypatch.setattr(native, "ABI_VERSION", native.ABI_VERSION + 1)
+    with pytest.raises(errors.LibraryNotFoundError, match=rf"expected version {native.ABI_VERSION} of the ABI, got"):
+        native.library.__wrapped__()
 
 
 def test_buffers_are_the_array_that_a_run_takes(header_view):
     """Each tensor's record has its id, pointer and stride where logitless_tensor has them."""
-    schema = _c.schema()
+    schema = native.schema()
     size = header_view["logitless_tensor"][0]
     assert ctypes.sizeof(schema.Buffers) == size * len(schema.tensors)
     buffers = schema.buffers()
@@ -112,9 +112,9 @@ def test_buffers_are_the_array_that_a_run_takes(header_view):
 
 
 def test_errors_are_data():
-    spec = _plan.Spec(_c.FORWARD, 4, 5, 6, label_smoothing=2.0)
+    spec = native.Spec(_options.FORWARD, 4, 5, 6, label_smoothing=2.0)
     with pytest.raises(errors.InvalidArgumentError) as refusal:
-        _plan.Plan(spec, 1)
+        native.Plan(spec, 1)
     error = refusal.value
     assert (error.argument, error.expected, error.got) == ("label_smoothing", "a number in [0, 1]", "2")
     assert error.required_bytes is None and error.row is None

@@ -7,8 +7,9 @@ import logitless
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless import _c, _run
-from logitless._flags import Flags
+from logitless import autograd, run
+from logitless import options as _options
+from logitless.options import Flags
 from torch.utils.checkpoint import checkpoint
 
 lce = logitless.linear_cross_entropy
@@ -26,18 +27,18 @@ def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32):
 class Passes:
     """Records which passes run, and the gradients that each of them makes."""
 
-    NAMES = {_c.FORWARD: "forward", _c.BACKWARD: "backward", _c.FORWARD_BACKWARD: "forward_backward"}
+    NAMES = {_options.FORWARD: "forward", _options.BACKWARD: "backward", _options.FORWARD_BACKWARD: "forward_backward"}
 
     def __init__(self, monkeypatch):
         self.names = []
-        original = _run.Run.__call__
+        original = run.Run.__call__
 
         def call(run, tensors):
             flags = run.flags._asdict()
             self.names.append((self.NAMES[run.pass_], tuple(k for k in sorted(flags) if "want_d_" in k and flags[k])))
             return original(run, tensors)
 
-        monkeypatch.setattr(_run.Run, "__call__", call)
+        monkeypatch.setattr(run.Run, "__call__", call)
 
 
 @pytest.fixture
@@ -294,31 +295,35 @@ def test_threads_of_python_and_numbers_of_threads():
 
 @pytest.mark.parametrize("gradient", ["exact", "thinned"])
 def test_opcheck(gradient):
-    from logitless import _ops
-
-    input, weight, bias, target = head()
+    input, weight, bias, target = (tensor.detach() for tensor in head())
     thinned = gradient == "thinned"
     options = dict(reduction="mean", ignore_index=-100, numbers=[0.1, 1.0, 0.0, 0.0, float("nan"), 1.0, 0.1])
     options |= dict(shift=0, sequence_length=9, max_workspace_bytes=0, gradient=gradient, compute_dtype=0)
+    options |= dict(batch_invariant=False, top_k=0)
     stats = Flags(stats=("nll", "lse", "entropy", "argmax"))
     wants = Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, want_d_scale=True, want_d_temperature=True)
-    numbers = torch.tensor([0.1, 2.0, 0.0, 0.0, float("nan"), 0.5, 0.1], dtype=torch.float64)
-    scale, temperature = torch.tensor(2.0, requires_grad=True), torch.tensor(0.5, requires_grad=True)
-    seed = torch.tensor(3) if thinned else None
-    tensors = (input, weight, target, bias, None, None, None, None, None, seed, scale, temperature, numbers)
+    tensors = {"hidden": input, "weight": weight, "target": target, "bias": bias}
+    tensors |= {"scale": torch.tensor(2.0), "temperature": torch.tensor(0.5)}
+    tensors |= {"numbers": torch.tensor([0.1, 2.0, 0.0, 0.0, float("nan"), 0.5, 0.1], dtype=torch.float64)}
+    tensors |= {"seed": torch.tensor(3)} if thinned else {}
+
+    def arguments(kind, flags, tensors):
+        asked = autograd.Pass(kind, flags, "linear_cross_entropy")
+        numbers = [options["numbers"], [options[name] for name in autograd._INTEGERS[:-2]] + [-1, -1]]
+        return list(tensors.values()), *numbers, autograd._text(asked, options, tensors)
+
     both = Flags(*[a or b for a, b in zip(stats, wants)])._replace(want_draw_stats=thinned)
-    torch.library.opcheck(_ops.forward_backward, tensors, options | dict(flags=both.packed()))
+    torch.library.opcheck(autograd.run, arguments(_options.FORWARD_BACKWARD, both, tensors))
     # The tensor of draws has bytes that nothing writes: no comparison of two runs.
     utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
     utils += [] if thinned else ["test_aot_dispatch_dynamic"]
-    forward = options | dict(flags=stats._replace(keeps_draws=thinned).packed())
-    torch.library.opcheck(_ops.forward, (*tensors, None), forward, test_utils=utils)
-    plain = tuple(None if t is None else t.detach() for t in tensors)
-    _, _, lse, *_, lse_low, draws = _ops.forward(*plain, None, **forward)
-    upstream = (lse, lse_low, None, draws if thinned else None, torch.tensor(1.0), None, None, None, None)
-    options |= dict(flags=wants.packed())
-    torch.library.opcheck(_ops.backward, (*plain, *upstream), options)
-    torch.library.opcheck(_ops.backward_into, (*plain, *upstream, torch.zeros(13, 6)), options)
+    forward = arguments(_options.FORWARD, stats._replace(keeps_draws=thinned), tensors)
+    torch.library.opcheck(autograd.run, forward, test_utils=utils)
+    found = dict(zip(autograd._names(*forward), autograd.run(*forward)))
+    upstream = {name: found[name] for name in ("lse", "lse_low", *(("draws",) if thinned else ()))}
+    rest = arguments(_options.BACKWARD, wants, tensors | upstream | {"grad_loss": torch.tensor(1.0)})
+    torch.library.opcheck(autograd.run, rest)
+    torch.library.opcheck(autograd.run_into, (rest[0], torch.zeros(13, 6), *rest[1:]))
 
 
 def test_copies_of_a_module_are_independent():

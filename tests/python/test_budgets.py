@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from logitless import _c, _options, _plan
+from logitless import native
+from logitless import options as _options
 from logitless._divergence import rows as divergence_rows
 
 FASTEST = _options.FASTEST
@@ -95,7 +96,7 @@ def test_dtypes_are_named_shortly():
 def test_constants_are_those_of_the_header():
     header = (Path(__file__).resolve().parents[2] / "include" / "logitless" / "logitless.h").read_text()
     found = re.search(r"LOGITLESS_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
-    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == _c.schema().options["threshold"]["default"]
+    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == native.schema().options["threshold"]["default"]
     assert "LOGITLESS_FASTEST ((uint64_t)INT64_MAX)" in header and FASTEST == 2**63 - 1
 
 
@@ -116,7 +117,7 @@ def counted(monkeypatch):
     """Runs of the library."""
     runs = []
     with monkeypatch.context() as patch:
-        for module, name in ((_plan, "run"), (_plan, "run_on_host"), (divergence_rows, "_run")):
+        for module, name in ((native, "run"), (native, "run_on_host"), (divergence_rows, "_run")):
             original = getattr(module, name)
             patch.setattr(module, name, lambda *a, _run=original, **k: (runs.append(1), _run(*a, **k))[1])
         yield runs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import logitless
 import pytest
-from logitless import _build, _c
+from logitless import _build, native
 
 WHY = "this build has no CUDA kernels, as no nvcc was found: install the CUDA toolkit"
 TODO = r"install the CUDA toolkit, 12\.0 or newer, .*pip install \. -C cmake\.define\.LOGITLESS_CUDA=ON"
@@ -21,7 +21,7 @@ def library(monkeypatch, tmp_path):
     """A library in a folder of its own, and a folder of devices."""
     (tmp_path / "dev").mkdir()
     made = tmp_path / "liblogitless.so"
-    made.symlink_to(_c.library_path())
+    made.symlink_to(native.library_path())
     monkeypatch.setenv("LOGITLESS_LIBRARY", str(made))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(_build, "_DEVICES", tmp_path / "dev")

@@ -6,7 +6,7 @@ import divergence_oracle as oracle
 import logitless
 import pytest
 import torch
-from logitless import _c
+from logitless import native
 
 BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 OPTIONS = {
@@ -224,24 +224,22 @@ def test_the_reference_backend_agrees():
     """The library's own float64 on float32 numbers, by the C ABI."""
     import ctypes
 
-    from logitless import _plan
-
     rows, columns = 5, 700
     student, teacher, grad = torch.randn(rows, columns), torch.randn(rows, columns), torch.randn(rows)
     found = []
     for backend in ("cpu", "reference"):
         numbers = torch.empty(5, rows)
         out = torch.empty(rows, columns)
-        given = _c.make("logitless_divergence")
+        given = native.make("logitless_divergence")
         given.rows, given.columns, given.beta, given.student_softcap, given.temperature = rows, columns, 0.25, 2.0, 0.8
         given.student, given.teacher, given.grad = student.data_ptr(), teacher.data_ptr(), grad.data_ptr()
         names = ("student_lse", "teacher_lse", "student_kl", "divergence", "entropy")
         for name, tensor in zip(names, numbers):
             setattr(given, name, tensor.data_ptr())
         given.d_logits = out.data_ptr()
-        context = _plan._context(1, backend, _plan.HOST)
-        for given.stage in (_c.DIVERGENCE_VALUES, _c.DIVERGENCE_GRADIENT):
-            _c.check(_c.library().logitless_divergence_run(context.pointer, ctypes.byref(given), None))
+        context = native._context(1, backend, native.HOST)
+        for given.stage in (native.DIVERGENCE_VALUES, native.DIVERGENCE_GRADIENT):
+            native.check(native.library().logitless_divergence_run(context.pointer, ctypes.byref(given), None))
         found.append((numbers, out))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=2e-6, atol=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=2e-5, atol=1e-7)

@@ -3,7 +3,7 @@
 import logitless
 import pytest
 import torch
-from logitless import _dispatch, _run, functional
+from logitless import autograd, call, functional, run
 from test_autograd import head
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,10 +21,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture
 def ways(monkeypatch):
     """Records which way calls go."""
-    taken = []
-    for name in ("by_operators", "without_operators"):
-        original = getattr(functional, name)
-        monkeypatch.setattr(functional, name, lambda a, n=name, f=original: taken.append(n) or f(a))
+    taken, original = [], call.suits
+
+    def suits(a):
+        found = original(a)
+        taken.append("without_operators" if found else "by_operators")
+        return found
+
+    monkeypatch.setattr(functional, "suits", suits)
     return taken
 
 
@@ -75,8 +79,7 @@ OPTIONS = [{}, {"reduction": "none"}, {"gradient": "thinned", "seed": 4}]
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_plain_calls_need_no_operator(ways, options, monkeypatch):
-    for name in ("forward", "forward_backward", "backward"):
-        monkeypatch.setattr(_dispatch._ops, name, None)
+    monkeypatch.setattr(autograd, "by_operator", None)
     input, weight, _, target = head()
     results(input, torch.nn.Parameter(weight.detach()), target, **options)
     with torch.no_grad():
@@ -98,10 +101,8 @@ def test_modes_see_the_operators(ways, options, mode):
     assert_same(found, expected)
     assert ways == ["without_operators", "by_operators"]
     later = options.get("reduction") == "none"
-    names = ["logitless.forward.default"] if later else ["logitless.forward_backward.default"]
-    if later and mode is Recorder:  # functions are not seen inside of torch.autograd.grad, which is one
-        names.append("logitless.backward.default")
-    assert seen.names == names
+    # Functions are not seen inside of torch.autograd.grad, which is one.
+    assert seen.names == ["logitless.run.default"] * (2 if later and mode is Recorder else 1)
 
 
 @pytest.mark.parametrize("kind", [negated, lambda t: t.detach().as_subclass(Subclass)], ids=["negated", "subclass"])
@@ -188,14 +189,14 @@ def test_flops_are_counted_and_a_profiler_names_the_pass(ways):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_gradients_are_those_that_were_written(reduction, monkeypatch):
     """No copy of them is made on the way to .grad."""
-    places, original = {}, _run.Run.__call__
+    places, original = {}, run.Run.__call__
 
-    def call(run, tensors):
+    def called(run, tensors):
         found = original(run, tensors)
         places.update({name: tensor.data_ptr() for name, tensor in found.items()})
         return found
 
-    monkeypatch.setattr(_run.Run, "__call__", call)
+    monkeypatch.setattr(run.Run, "__call__", called)
     input, weight, bias, target = head()
     lce(input, weight, target, linear_bias=bias, reduction=reduction).sum().backward()
     for name, leaf in (("d_hidden", input), ("d_classifier", weight), ("d_bias", bias)):

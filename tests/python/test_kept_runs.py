@@ -6,8 +6,10 @@ import logitless
 import numpy as np
 import pytest
 import torch
-from logitless import _eager, _plan, _run
-from logitless._cache import Cache
+from logitless import call as calls
+from logitless import native
+from logitless import run as runs
+from logitless.native import Cache
 from test_autograd import head
 from test_eager import Recorder, assert_same, results
 
@@ -91,7 +93,7 @@ def everything(call):
 
 
 def clear():
-    _eager._calls, _run._runs = Cache(256), Cache(256)
+    calls._calls, runs._runs = Cache(256), Cache(256)
 
 
 def equal(a, b):
@@ -128,8 +130,8 @@ def test_threads_and_autocast_are_part_of_the_key(monkeypatch):
     expected = results(input, weight, target)
     short = results(*(t.detach().bfloat16().requires_grad_() for t in (input, weight)), target)
     clear()
-    used, original = [], _plan.run
-    monkeypatch.setattr(_plan, "run", lambda plan, *rest: used.append(plan) or original(plan, *rest))
+    used, original = [], native.run
+    monkeypatch.setattr(native, "run", lambda plan, *rest: used.append(plan) or original(plan, *rest))
     for threads in (1, 3, 1):
         torch.set_num_threads(threads)
         assert_same(results(input, weight, target), expected)
@@ -205,7 +207,7 @@ def test_the_cache_is_bounded_and_keeps_what_is_used():
     input, weight, _, target = head(tokens=600)
     for tokens in range(1, 600):
         lce(input[:tokens], weight, target[:tokens])
-    assert len(_eager._calls) <= 512 and len(_run._runs) <= 512
+    assert len(calls._calls) <= 512 and len(runs._runs) <= 512
 
 
 def test_many_threads_with_many_layouts():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from logitless._overlap import _meet, _region
+from logitless.run import _meet, _region
 
 N, D, V = 6, 5, 9
 

@@ -221,24 +221,17 @@ def test_compiles_in_one_graph():
 
 
 def test_the_operator():
-    leaves, ids, _ = problem((5,), 2)
-    from logitless._log_probs import _log_probs
-    from logitless._options import DEFAULT_THRESHOLD
+    from logitless import autograd
+    from logitless.options import DEFAULT_THRESHOLD, FORWARD, Flags
 
-    options = {
-        "reduction": "sum",
-        "ignore_index": -100,
-        "numbers": [0.0, 1.0, 0.0, 0.0, float("nan"), 1.0, DEFAULT_THRESHOLD],
-        "shift": 0,
-        "sequence_length": 5,
-        "max_workspace_bytes": 0,
-        "gradient": "exact",
-        "compute_dtype": 0,
-        "flags": 0,
-    }
-    weight = torch.ones(5, 2, dtype=torch.float64)
-    args = (leaves[0], leaves[1], ids, leaves[2], None, None, None, weight, None, None, None, None, None)
-    torch.library.opcheck(_log_probs, args, options)
+    leaves, ids, _ = problem((5,), 2)
+    numbers = [0.0, 1.0, 0.0, 0.0, float("nan"), 1.0, DEFAULT_THRESHOLD]
+    options = {"reduction": "sum", "gradient": "exact", "compute_dtype": 0, "batch_invariant": False}
+    tensors = dict(zip(("hidden", "weight", "bias"), (leaf.detach() for leaf in leaves)))
+    tensors |= {"target": ids, "target_weight": torch.ones(5, 2, dtype=torch.float64)}
+    asked = autograd.Pass(FORWARD, Flags(stats=("lse",)), "linear_log_probs")
+    text = autograd._text(asked, options, tensors)
+    torch.library.opcheck(autograd.run, (list(tensors.values()), numbers, [-100, 0, 5, 0, 0, -1, -1], text))
 
 
 def test_checkpoint_and_retain_graph():

@@ -12,7 +12,8 @@ from pathlib import Path
 import logitless
 import pytest
 import torch
-from logitless import _c, _plan
+from logitless import native
+from logitless import options as _options
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
@@ -105,8 +106,8 @@ def test_plans_of_the_largest_logits_and_of_several_targets():
 
 
 def test_plans_are_cached():
-    spec = _plan.Spec(_c.FORWARD, 5, 6, 7)
-    assert _plan.plan_of(spec, 1) is _plan.plan_of(_plan.Spec(_c.FORWARD, 5, 6, 7), 1)
+    spec = native.Spec(_options.FORWARD, 5, 6, 7)
+    assert native.plan_of(spec, 1) is native.plan_of(native.Spec(_options.FORWARD, 5, 6, 7), 1)
 
 
 def test_without_torch():
@@ -198,7 +199,7 @@ def editable(tmp_path, with_library):
     site = tmp_path / "site-packages" / "logitless"
     site.mkdir(parents=True)
     if with_library:
-        shutil.copy(_c.library_path(), site / "liblogitless.so")
+        shutil.copy(native.library_path(), site / "liblogitless.so")
     return (
         f"""
 import importlib.util, os, sys

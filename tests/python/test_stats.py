@@ -5,7 +5,7 @@ import logitless.numpy
 import numpy as np
 import pytest
 import torch
-from logitless import _stats
+from logitless import options as _options
 from oracle import shifted
 
 OPTIONS = {
@@ -70,9 +70,9 @@ def test_all(options, dtype):
     truth, size = naive(*tensors, torch.float64, **options)
     plain, _ = naive(*tensors, torch.float64 if dtype == torch.float64 else torch.float32, **options)
     input, weight, bias, target = tensors
-    for names in (_stats.OF_ROWS, *((name,) for name in _stats.OF_ROWS)):
+    for names in (_options.OF_ROWS, *((name,) for name in _options.OF_ROWS)):
         got = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=names, **options)
-        for name in _stats.OF_ROWS:
+        for name in _options.OF_ROWS:
             value = getattr(got, name)
             assert (value is not None) == (name in names), name
             if value is not None:
@@ -88,15 +88,15 @@ def test_with_gradients(options, together):
     plain, _ = naive(input, weight, bias, target, torch.float32, **options)
     leaves = [tensor.clone().requires_grad_() for tensor in (input, weight)]
     got = logitless.linear_cross_entropy(
-        *leaves, target, linear_bias=bias, return_stats=_stats.OF_ROWS, differentiable_stats=not together, **options
+        *leaves, target, linear_bias=bias, return_stats=_options.OF_ROWS, differentiable_stats=not together, **options
     )
-    for name in _stats.OF_ROWS:
+    for name in _options.OF_ROWS:
         expect_close(name, getattr(got, name).detach(), truth[name], plain[name], size, torch.float32)
-        assert getattr(got, name).requires_grad == (not together and name in _stats.DIFFERENTIABLE), name
+        assert getattr(got, name).requires_grad == (not together and name in _options.DIFFERENTIABLE), name
 
 
 @pytest.mark.parametrize(
-    ("name", "compiled"), [*((name, False) for name in _stats.DIFFERENTIABLE), ("target_logit", True)]
+    ("name", "compiled"), [*((name, False) for name in _options.DIFFERENTIABLE), ("target_logit", True)]
 )
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradient(name, compiled, options):
@@ -158,9 +158,9 @@ def test_numpy(dtype):
     input, weight, bias, target = (tensor.numpy() for tensor in tensors)
     for gradients in (False, True):
         got = logitless.numpy.linear_cross_entropy(
-            input, weight, target, linear_bias=bias, return_stats=_stats.OF_ROWS, gradients=gradients
+            input, weight, target, linear_bias=bias, return_stats=_options.OF_ROWS, gradients=gradients
         )
-        for name in _stats.OF_ROWS:
+        for name in _options.OF_ROWS:
             value = np.asarray(getattr(got, name))
             expect_close(name, torch.from_numpy(value), truth[name], plain[name], size, dtype)
 
@@ -172,7 +172,7 @@ def test_top1_is_the_first_of_equals():
 
 
 def test_the_interfaces_have_the_list():
-    names = {"loss", *_stats.NAMES}
+    names = {"loss", *_options.STAT_NAMES}
     assert set(logitless.LinearCrossEntropyOutput._fields) == names
     fields = set(logitless.numpy.LinearCrossEntropyResult.__dataclass_fields__)
     assert fields - {"d_input", "d_linear_weight", "d_linear_bias"} == names
@@ -181,4 +181,4 @@ def test_the_interfaces_have_the_list():
 def test_true_is_the_default_ones():
     input, weight, _, target = head()
     out = logitless.linear_cross_entropy(input, weight, target, return_stats=True)
-    assert {name for name, value in out._asdict().items() if value is not None} == {"loss", *_stats.DEFAULT}
+    assert {name for name, value in out._asdict().items() if value is not None} == {"loss", *_options.DEFAULT_STATS}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless import _run
+from logitless import run
 from test_eager import Recorder
 
 lce = logitless.linear_cross_entropy
@@ -147,7 +147,7 @@ def test_arrays_of_any_size_and_alignment(device, dtypes):
                 factor, device=device, dtype=torch.float64 if dtypes[0] == torch.float64 else torch.float32
             )
             found = [array.clone() if start == 0 else torch.cat([array[:1], array])[1:] for array in arrays]
-            _run.scale_in_place(found, by)
+            run.scale_in_place(found, by)
             for array, scaled in zip(arrays, found):
                 expected = torch.where(array == 0, array, (array.to(by.dtype) * by).to(array.dtype))
                 assert torch.equal(scaled.nan_to_num(), expected.nan_to_num()) and (scaled[::7] == 0).all()

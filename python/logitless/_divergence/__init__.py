@@ -13,7 +13,6 @@ rows.py       the library's kernel over the products of some rows
 
 from __future__ import annotations
 
-from .. import _ops  # noqa: F401  (the operator that scales gradients which are saved)
 from .function import LinearDivergenceOutput, linear_divergence
 
 __all__ = ["LinearDivergenceOutput", "linear_divergence"]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from .. import _c, _checks, _numbers, _options
-from .._options import shape_text
-from .._torch import CODES, stats_dtype
+from .. import call
+from .. import options as _options
 from ..errors import InvalidArgumentError
+from ..options import Budget, shape_text, takes
+from ..run import CODES, stats_dtype
 from . import operators
 from .rows import Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Number = float | Tensor
 
@@ -37,8 +41,8 @@ def _check_head(name: str, head: _Head) -> None:
     names = [f"{name}_{part}" for part in ("input", "weight", "bias")]
     for argument, tensor in zip(names, head):
         if tensor is not None:
-            _checks.check_tensor(argument, tensor)
-            _checks.check_float(argument, tensor)
+            call.check_tensor(argument, tensor)
+            call.check_float(argument, tensor)
     input, weight, bias = head
     if weight.dim() != 2 or weight.shape[0] < 1 or weight.shape[1] < 1:
         raise InvalidArgumentError(
@@ -50,13 +54,13 @@ def _check_head(name: str, head: _Head) -> None:
             f"got {shape_text(input.shape)}"
         )
     if bias is not None:
-        _checks.check_shape(names[2], bias, weight.shape[:1], "V")
+        call.check_shape(names[2], bias, weight.shape[:1], "V")
 
 
 def _check_heads(student: _Head, teacher: _Head) -> None:
     _check_head("student", student)
     _check_head("teacher", teacher)
-    _checks.check_shape(
+    call.check_shape(
         "teacher_input", teacher.input[..., 0], student.input.shape[:-1], "that of student_input but for D"
     )
     if teacher.weight.shape[0] != student.weight.shape[0]:
@@ -87,17 +91,17 @@ def _check_heads(student: _Head, teacher: _Head) -> None:
 def _check_rows(name: str, tensor: Tensor | None, like: Tensor) -> None:
     if tensor is None:
         return
-    _checks.check_tensor(name, tensor)
-    _checks.check_real(name, tensor)
-    _checks.check_shape(name, tensor, like.shape[:-1], "that of student_input without D")
-    _checks.check_constant(name, tensor, "it has no gradient; use reduction='none' and multiply")
+    call.check_tensor(name, tensor)
+    call.check_real(name, tensor)
+    call.check_shape(name, tensor, like.shape[:-1], "that of student_input without D")
+    call.check_constant(name, tensor, "it has no gradient; use reduction='none' and multiply")
     if tensor.device != like.device:
         raise ValueError(f"{name}: expected a tensor on {like.device}, as student_input is, got device {tensor.device}")
 
 
 def _number(name: str, value: Number | None) -> float:
     if isinstance(value, Tensor):
-        value = _numbers.scalar(name, value).item()
+        value = call.scalar(name, value).item()
     return 0.0 if value is None else float(_options.number(name, value))
 
 
@@ -120,9 +124,42 @@ def _autocast(head: _Head) -> _Head:
 def _compute_dtype(device: str, dtype: torch.dtype) -> int:
     """What products round float32 tensors to, of logitless_dtype."""
     if dtype == torch.float64 or not torch.is_autocast_enabled(device):
-        return _c.F32
+        return _options.F32
     found = torch.get_autocast_dtype(device)
-    return CODES[found] if found in (torch.bfloat16, torch.float16) else _c.F32
+    return CODES[found] if found in (torch.bfloat16, torch.float16) else _options.F32
+
+
+class DivergenceOptions(Budget, total=False):
+    student_bias: Tensor | None
+    teacher_bias: Tensor | None
+    beta: Number
+    temperature: Number
+    student_scale: Number
+    teacher_scale: Number
+    student_softcap: Number | None
+    teacher_softcap: Number | None
+    mask: Tensor | None
+    token_weight: Tensor | None
+    reduction: str
+    num_items: Number | None
+
+
+_NAMES = _options.names_of(DivergenceOptions)
+_DEFAULTS: dict[str, Any] = {
+    "student_bias": None,
+    "teacher_bias": None,
+    "beta": 0.5,
+    "temperature": 1.0,
+    "student_scale": 1.0,
+    "teacher_scale": 1.0,
+    "student_softcap": None,
+    "teacher_softcap": None,
+    "mask": None,
+    "token_weight": None,
+    "reduction": "mean",
+    "num_items": None,
+    "max_workspace_bytes": None,
+}
 
 
 @overload
@@ -133,19 +170,7 @@ def linear_divergence(
     teacher_weight: Tensor,
     *,
     return_stats: Literal[False] = False,
-    student_bias: Tensor | None = None,
-    teacher_bias: Tensor | None = None,
-    beta: Number = 0.5,
-    temperature: Number = 1.0,
-    student_scale: Number = 1.0,
-    teacher_scale: Number = 1.0,
-    student_softcap: Number | None = None,
-    teacher_softcap: Number | None = None,
-    mask: Tensor | None = None,
-    token_weight: Tensor | None = None,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    max_workspace_bytes: int | str | None = None,
+    **options: Unpack[DivergenceOptions],
 ) -> Tensor: ...
 
 
@@ -157,22 +182,11 @@ def linear_divergence(
     teacher_weight: Tensor,
     *,
     return_stats: Literal[True],
-    student_bias: Tensor | None = None,
-    teacher_bias: Tensor | None = None,
-    beta: Number = 0.5,
-    temperature: Number = 1.0,
-    student_scale: Number = 1.0,
-    teacher_scale: Number = 1.0,
-    student_softcap: Number | None = None,
-    teacher_softcap: Number | None = None,
-    mask: Tensor | None = None,
-    token_weight: Tensor | None = None,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    max_workspace_bytes: int | str | None = None,
+    **options: Unpack[DivergenceOptions],
 ) -> LinearDivergenceOutput: ...
 
 
+@takes(DivergenceOptions, tuple(_DEFAULTS), **_DEFAULTS)
 def linear_divergence(
     student_input: Tensor,
     student_weight: Tensor,
@@ -180,19 +194,7 @@ def linear_divergence(
     teacher_weight: Tensor,
     *,
     return_stats: bool = False,
-    student_bias: Tensor | None = None,
-    teacher_bias: Tensor | None = None,
-    beta: Number = 0.5,
-    temperature: Number = 1.0,
-    student_scale: Number = 1.0,
-    teacher_scale: Number = 1.0,
-    student_softcap: Number | None = None,
-    teacher_softcap: Number | None = None,
-    mask: Tensor | None = None,
-    token_weight: Tensor | None = None,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    max_workspace_bytes: int | str | None = None,
+    **options: Unpack[DivergenceOptions],
 ) -> Tensor | LinearDivergenceOutput:
     """Divergence of a student's and a teacher's distribution over one vocabulary, without ever holding their logits.
 
@@ -242,39 +244,42 @@ def linear_divergence(
     Work, in products of student and teacher: values alone 1 and 1; with gradients 3 and 1 where the loss is a mean or a
     sum and the budget holds some rows of logits (and, of a 16-bit weight, its gradient in float32), else 4 and 2.
     """
+    _options.check_names("linear_divergence", options, _NAMES)
+    o: Any = {**_DEFAULTS, **options}
+    reduction = o["reduction"]
     student, teacher = (
-        _Head(student_input, student_weight, student_bias),
-        _Head(teacher_input, teacher_weight, teacher_bias),
+        _Head(student_input, student_weight, o["student_bias"]),
+        _Head(teacher_input, teacher_weight, o["teacher_bias"]),
     )
     _check_heads(student, teacher)
-    _check_rows("mask", mask, student_input)
-    _check_rows("token_weight", token_weight, student_input)
+    _check_rows("mask", o["mask"], student_input)
+    _check_rows("token_weight", o["token_weight"], student_input)
     if reduction not in _options.REDUCTIONS:
         raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
     if not isinstance(return_stats, bool):
         raise TypeError(f"return_stats: expected a bool, got {type(return_stats).__name__}")
     numbers = Options(
-        _number("beta", beta),
-        _number("temperature", temperature),
-        _number("student_scale", student_scale),
-        _number("student_softcap", student_softcap),
-        _number("teacher_scale", teacher_scale),
-        _number("teacher_softcap", teacher_softcap),
+        _number("beta", o["beta"]),
+        _number("temperature", o["temperature"]),
+        _number("student_scale", o["student_scale"]),
+        _number("student_softcap", o["student_softcap"]),
+        _number("teacher_scale", o["teacher_scale"]),
+        _number("teacher_softcap", o["teacher_softcap"]),
     )
     compute_dtype = _compute_dtype(student_input.device.type, student_input.dtype)
     if student_input.dtype != torch.float64:
         student, teacher = _autocast(student), _autocast(teacher)
     shape = student_input.shape[:-1]
-    weight = _row_weight(student_input, mask, token_weight, num_items, reduction)
+    weight = _row_weight(student_input, o["mask"], o["token_weight"], o["num_items"], reduction)
     heads = (
         student.input.reshape(-1, student.weight.shape[1]),
         *student[1:],
         *(t if t is None else t.detach() for t in (teacher.input.reshape(-1, teacher.weight.shape[1]), *teacher[1:])),
-        None if mask is None else mask.reshape(-1) != 0,
+        None if o["mask"] is None else o["mask"].reshape(-1) != 0,
     )
-    options = {
+    given: dict[str, Any] = {
         "numbers": list(numbers),
-        "max_workspace_bytes": _options.budget(max_workspace_bytes)
+        "max_workspace_bytes": _options.budget(o["max_workspace_bytes"])
         % _options.FASTEST,  # "fastest": as much as is useful
         "compute_dtype": compute_dtype,
     }
@@ -282,13 +287,13 @@ def linear_divergence(
     halves = any(wanted and t is not None and t.dtype == torch.float16 for wanted, t in zip(wants, student))
     loss: Tensor
     if reduction != "none" and any(wants) and not halves:
-        found = torch.ops.logitless.divergence_with_gradient(*heads, weight, **options, wants=wants)
+        found = torch.ops.logitless.divergence_with_gradient(*heads, weight, **given, wants=wants)
         loss, divergence, entropy = found[:3]
     else:
-        divergence, entropy = torch.ops.logitless.divergence(*heads, **options, wants=wants)[:2]
+        divergence, entropy = torch.ops.logitless.divergence(*heads, **given, wants=wants)[:2]
         loss = divergence * weight if reduction == "none" else operators.weighted_sum(divergence, weight)
         loss = loss.reshape(shape) if reduction == "none" else loss
-    if reduction == "mean" and num_items is None and weight.numel() == 0:
+    if reduction == "mean" and o["num_items"] is None and weight.numel() == 0:
         loss = loss * math.nan
     if not return_stats:
         return loss
@@ -311,7 +316,7 @@ def _row_weight(
         if num_items is None:
             divisor: Number = weight.sum(dtype=torch.float64)
         elif isinstance(num_items, Tensor):
-            divisor = _numbers.scalar("num_items", num_items).to(input.device, torch.float64)
+            divisor = call.scalar("num_items", num_items).to(input.device, torch.float64)
         else:
             divisor = _options.checked_num_items(num_items, reduction)
         weight = (weight.double() / divisor).to(dtype)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _c, _vmap
-from .._autograd import _scaled, refuse_double_backward
-from .._torch import DTYPES, stats_dtype
+from .. import options as _options
+from ..autograd import one_by_one, refuse_double_backward, scaled_by_loss
+from ..run import DTYPES, stats_dtype
 from . import flops
 from .gradients import Gradients
 from .passes import check_budget, gradients, values, values_and_gradients
@@ -34,7 +34,7 @@ _HEAD_COUNT = len(Heads._fields)
 
 
 def _problem(args: Sequence[Any], options: dict[str, Any]) -> Problem:
-    rounded = None if options["compute_dtype"] == _c.F32 else DTYPES[options["compute_dtype"]]
+    rounded = None if options["compute_dtype"] == _options.F32 else DTYPES[options["compute_dtype"]]
     heads = Heads(*args[:_HEAD_COUNT])
     return Problem(heads, Options(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
 
@@ -128,7 +128,7 @@ def _(*args: Any, **options: Any) -> tuple[Tensor, ...]:
     return _fake_gradients(args, options["wants"])
 
 
-divergence_backward.register_vmap(_vmap.one_by_one(divergence_backward))
+divergence_backward.register_vmap(one_by_one(divergence_backward))
 
 
 # ---- divergence_with_gradient
@@ -171,7 +171,7 @@ def _backward_of_gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tens
     refuse_double_backward("linear_divergence")
     if grad is None:
         return (None,) * (_HEAD_COUNT + 1)
-    left = iter(_scaled(ctx.saved_tensors, grad))  # where that is traced, by an operator of _ops
+    left = iter(scaled_by_loss(ctx.saved_tensors, grad))
     return *_by_heads([next(left) if wanted else None for wanted in ctx.wants]), None
 
 

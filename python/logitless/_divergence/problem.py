@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import rows as rows_of
-from .._torch import stats_dtype
+from ..run import rows as rows_of
+from ..run import stats_dtype
 from . import sizes
 from .operands import Operand, copied_bytes, operand_dtype
 from .rows import Biases, Options, Products, RowNumbers

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _c, _plan
-from .._run import stream_of
-from .._torch import CODES
+from .. import native
+from ..run import CODES, stream_of
 
 
 class Options(NamedTuple):
@@ -68,7 +67,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _run(stage: int, products: Products, biases: Biases, options: Options, **more: Any) -> None:
     student, teacher = products
-    given: Any = _c.make("logitless_divergence")
+    given: Any = native.make("logitless_divergence")
     given.stage, given.dtype = stage, CODES[student.dtype]
     given.rows, given.columns = student.shape
     given.student, given.student_stride = student.data_ptr(), student.stride(0)
@@ -77,15 +76,17 @@ def _run(stage: int, products: Products, biases: Biases, options: Options, **mor
     for name, value in (options._asdict() | more).items():
         setattr(given, name, value)
     on_host = student.device.type == "cpu"
-    place = (torch.get_num_threads(), None, _plan.HOST) if on_host else (1, None, student.device.index)
+    place = (torch.get_num_threads(), None, native.HOST) if on_host else (1, None, student.device.index)
     stream = None if on_host else stream_of(student.device.index)
-    _c.check(_c.library().logitless_divergence_run(_plan._context(*place).pointer, ctypes.byref(given), stream))
+    native.check(
+        native.library().logitless_divergence_run(native._context(*place).pointer, ctypes.byref(given), stream)
+    )
 
 
 def write_values(products: Products, biases: Biases, options: Options, out: RowNumbers) -> None:
     """From the products ``[rows, V]`` of both heads to numbers of the rows."""
     numbers = {name: tensor.data_ptr() for name, tensor in out._asdict().items()}
-    _run(_c.DIVERGENCE_VALUES, products, biases, options, **numbers)
+    _run(native.DIVERGENCE_VALUES, products, biases, options, **numbers)
 
 
 def write_gradient(
@@ -97,7 +98,7 @@ def write_gradient(
     """
     known = {name: getattr(numbers, name).data_ptr() for name in ("student_lse", "teacher_lse", "student_kl")}
     _run(
-        _c.DIVERGENCE_GRADIENT,
+        native.DIVERGENCE_GRADIENT,
         products,
         biases,
         options,

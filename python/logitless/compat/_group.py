@@ -33,7 +33,7 @@ def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: 
 
 def told_to_all(group: Any) -> contextlib.AbstractContextManager[None]:
     """Tells the others of the group, which would wait, of an error within."""
-    from ..distributed._checked import checked_group, refused_for_all
+    from ..distributed.group import checked_group, refused_for_all
 
     if not torch.distributed.is_initialized():  # which is refused later
         return contextlib.nullcontext()

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._checks import check_integers, check_tensor
-from .._options import shape_text
+from ..call import check_integers, check_tensor
+from ..options import shape_text
 
 _WIDENED = (torch.uint8, torch.int8, torch.int16)
 

@@ -10,15 +10,18 @@ returns hidden states and weight in place of logits; ``compute_language_model_lo
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .. import _options
+from .. import options as _options
 from ..errors import UnsupportedError
 from ._group import told_to_all
 from ._targets import check_dtype, indices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["patch", "unpatch"]
 
@@ -33,12 +36,15 @@ class _Deferred(NamedTuple):
     weight: Tensor
 
 
+class PatchOptions(_options.Budget, total=False):
+    gradient: str
+    threshold: float
+
+
+@_options.takes(PatchOptions)
 def patch(
     model: nn.Module,
-    *,
-    max_workspace_bytes: int | str | None = None,
-    gradient: str = "exact",
-    threshold: float = _options.DEFAULT_THRESHOLD,
+    **options: Unpack[PatchOptions],
 ) -> nn.Module:
     """Makes a ``GPTModel`` compute its loss, where it gets labels, without the logits; the model itself is returned.
 
@@ -61,7 +67,7 @@ def patch(
             f"model: expected a GPTModel of Megatron core, got a {type(model).__name__} without {missing[0]}"
         )
     unpatch(model)
-    options = {"max_workspace_bytes": max_workspace_bytes, "gradient": gradient, "threshold": threshold}
+    _options.check_names("patch", options, _options.names_of(PatchOptions))
     layer: Any = model.output_layer
     of_logits: Any = model.compute_language_model_loss
     postprocess: Any = model._postprocess
@@ -78,7 +84,7 @@ def patch(
 
     @functools.wraps(of_logits)
     def compute_language_model_loss(labels: Tensor, logits: Any) -> Any:
-        return _loss(labels, logits, options) if isinstance(logits, _Deferred) else of_logits(labels, logits)
+        return _loss(labels, logits, dict(options)) if isinstance(logits, _Deferred) else of_logits(labels, logits)
 
     @functools.wraps(postprocess)
     def in_training(*args: Any, **kwargs: Any) -> Any:

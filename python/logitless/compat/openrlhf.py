@@ -5,11 +5,17 @@ Its actor makes float32 logits of all tokens for them; these take what the logit
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ..functional import linear_cross_entropy
+from ..options import Budget, takes
 from ._targets import check_dtype, indices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["log_probs_and_entropy_from_hidden", "log_probs_from_hidden"]
 
@@ -19,6 +25,7 @@ def _checked(labels: Tensor, hidden: Tensor) -> Tensor:
     return indices("labels", labels, hidden.shape[:-1], RuntimeError)
 
 
+@takes(Budget)
 def log_probs_from_hidden(
     hidden: Tensor,
     weight: Tensor,
@@ -27,7 +34,7 @@ def log_probs_from_hidden(
     *,
     bias: Tensor | None = None,
     softcap: float | None = None,
-    max_workspace_bytes: int | str | None = None,
+    **budget: Unpack[Budget],
 ) -> Tensor:
     """``log_probs_from_logits(F.linear(hidden, weight, bias).float(), labels, temperature)``, without the logits.
 
@@ -53,11 +60,12 @@ def log_probs_from_hidden(
         reduction="none",
         softcap=softcap,
         temperature=temperature,
-        max_workspace_bytes=max_workspace_bytes,
+        **budget,
     )
     return -loss
 
 
+@takes(Budget)
 def log_probs_and_entropy_from_hidden(
     hidden: Tensor,
     weight: Tensor,
@@ -66,7 +74,7 @@ def log_probs_and_entropy_from_hidden(
     *,
     bias: Tensor | None = None,
     softcap: float | None = None,
-    max_workspace_bytes: int | str | None = None,
+    **budget: Unpack[Budget],
 ) -> tuple[Tensor, Tensor]:
     """:func:`log_probs_from_hidden`, and ``compute_entropy`` of the same logits, with gradients of both."""
     found = linear_cross_entropy(
@@ -78,7 +86,7 @@ def log_probs_and_entropy_from_hidden(
         softcap=softcap,
         temperature=temperature,
         return_stats=("entropy",),
-        max_workspace_bytes=max_workspace_bytes,
+        **budget,
     )
     assert found.entropy is not None
     return -found.loss, found.entropy

@@ -10,15 +10,18 @@ Written from prime-rl 0.8.0's source (August 2026), whose ``inject_prime_lm_head
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from .._options import shape_text
-from .._torch import torch_dtype
 from ..functional import linear_cross_entropy
+from ..options import Budget, check_names, names_of, shape_text, takes
+from ..run import torch_dtype
 from ._targets import indices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["FusedOutputLinear", "GemmaFusedOutputLinear", "PrimeLmOutput"]
 
@@ -44,19 +47,21 @@ class FusedOutputLinear(nn.Linear):
 
     softcap: float | None = None
 
+    @takes(Budget)
     def __init__(
         self,
         in_features: int,
         out_features: int,
         chunk_size: int | None = None,
         *,
-        max_workspace_bytes: int | str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
+        **budget: Unpack[Budget],
     ) -> None:
         super().__init__(in_features, out_features, bias=False, device=device, dtype=torch_dtype(dtype))
         self.chunk_size = chunk_size
-        self.max_workspace_bytes = max_workspace_bytes
+        check_names(type(self).__name__, budget, names_of(Budget))
+        self.max_workspace_bytes = budget.get("max_workspace_bytes")
 
     def forward(  # type: ignore[override]
         self,
@@ -107,6 +112,7 @@ class GemmaFusedOutputLinear(FusedOutputLinear):
         softcap: above 0.
     """
 
+    @takes(Budget)
     def __init__(
         self,
         in_features: int,
@@ -114,16 +120,16 @@ class GemmaFusedOutputLinear(FusedOutputLinear):
         chunk_size: int | None,
         softcap: float,
         *,
-        max_workspace_bytes: int | str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
+        **budget: Unpack[Budget],
     ) -> None:
         super().__init__(
             in_features,
             out_features,
             chunk_size,
-            max_workspace_bytes=max_workspace_bytes,
             device=device,
             dtype=dtype,
+            **budget,
         )
         self.softcap = softcap

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._checks import check_linear
+from ..call import check_linear
 from ..functional import linear_cross_entropy as _fused
 
 __all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy"]

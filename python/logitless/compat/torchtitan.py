@@ -19,7 +19,7 @@ from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEn
 from torchtitan.distributed.spmd_types import spmd_mesh_size
 from torchtitan.distributed.utils import get_spmd_backend
 
-from .. import _options
+from .. import options as _options
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
 from ._targets import check_as_cross_entropy

@@ -6,20 +6,25 @@ from logitless.compat.verl import linear_cross_entropy
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import functional
+from ..options import Budget, takes
 from . import _group
 from ._targets import indices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["linear_cross_entropy"]
 
 _REDUCTIONS = ("none", "sum", "mean")
 
 
+@takes(Budget)
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -27,8 +32,7 @@ def linear_cross_entropy(
     temperature: float | Tensor = 1.0,
     reduction: str = "none",
     dist_process_group: Any = None,
-    *,
-    max_workspace_bytes: int | str | None = None,
+    **budget: Unpack[Budget],
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the labels and entropies, with gradients of both, of ``hidden @ weight.T / temperature``.
 
@@ -66,7 +70,7 @@ def linear_cross_entropy(
         "reduction": "none",
         "temperature": temperature.reshape(-1) if isinstance(temperature, Tensor) else temperature,
         "return_stats": ("entropy",),
-        "max_workspace_bytes": max_workspace_bytes,
+        **budget,
     }
     if alone:
         found = functional.linear_cross_entropy(tokens, weight, labels, **options)

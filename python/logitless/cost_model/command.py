@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _options
+from .. import options as _options
 from ..errors import BudgetTooSmallError, LogitlessError
 from .config import MIXERS, Model
 from .devices import DEVICES, find_device

@@ -14,7 +14,8 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
-from .. import _c, _options, _plan
+from .. import native
+from .. import options as _options
 
 CALL_SECONDS = 60e-6
 NVLINK_SHARE = 268e9 / 450e9  # measured of the peak
@@ -92,13 +93,13 @@ def group_cost(
     if not 1 <= ranks <= vocab:
         raise ValueError(f"ranks: expected a number in [1, {vocab}], that of the columns, got {ranks}")
     shard = -(-vocab // ranks)
-    spec = _plan.Spec(
-        _c.FORWARD_BACKWARD, tokens, shard, hidden, hidden_dtype=_c.BF16, classifier_dtype=_c.BF16,
-        d_hidden_dtype=_c.BF16, d_classifier_dtype=_c.BF16, want_d_hidden=True, want_d_classifier=True,
+    spec = native.Spec(
+        _options.FORWARD_BACKWARD, tokens, shard, hidden, hidden_dtype=_options.BF16, classifier_dtype=_options.BF16,
+        d_hidden_dtype=_options.BF16, d_classifier_dtype=_options.BF16, want_d_hidden=True, want_d_classifier=True,
         vocab_total=vocab, group_size=ranks, group_vocab=shard,
         max_workspace_bytes=_options.budget(max_workspace_bytes),
     )  # fmt: skip
-    plan = _plan.plan_of(spec, 0, None, device).info
+    plan = native.plan_of(spec, 0, None, device).info
     size = 2.0 * tokens * hidden
     statistics = plan.gathers * exchange_seconds(ranks, plan.gathered_bytes / max(plan.gathers, 1))
     reduction = exchange_seconds(ranks, size, 1 if sequence_parallel else 2)

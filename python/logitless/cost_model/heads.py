@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .. import _options
+from .. import options as _options
 from ..inspection import plan
 from .config import Model
 from .devices import BANDWIDTH_SHARE, Device

@@ -5,9 +5,7 @@ docs/parallel.md has what is exchanged, what is the same on every rank to the bi
 
 from __future__ import annotations
 
-from ._function import linear_cross_entropy
 from ._labels import next_labels
-from ._log_probs import linear_log_probs
-from ._top_k import linear_top_k
+from .group import linear_cross_entropy, linear_log_probs, linear_top_k
 
 __all__ = ["linear_cross_entropy", "linear_log_probs", "linear_top_k", "next_labels"]

@@ -17,10 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._cache import Cache
-from .._options import shape_text
-from .._plan import PlanInfo
 from ..errors import InvalidArgumentError
+from ..native import Cache, PlanInfo
+from ..options import shape_text
 from ._channel import Group, channel_of
 
 
@@ -51,10 +50,8 @@ class Shard(NamedTuple):
         *fields, seed = tensor.tolist()
         return cls(*fields), seed
 
-    @classmethod
-    def fake(cls) -> Tensor:
-        """Of the size that packed() has."""
-        return torch.empty(len(cls._fields) + 1, dtype=torch.int64, device="cpu")
+
+SHARD_SIZE = len(Shard._fields) + 1  # numbers of a packed shard
 
 
 class _Header(NamedTuple):

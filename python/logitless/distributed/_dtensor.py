@@ -19,11 +19,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from .. import _checks, _options
-from .._arguments import Arguments, Number
-from .._torch import stats_dtype
+from .. import options as _options
+from ..call import Arguments, Number, check_plain
 from ..errors import UnsupportedError
+from ..outputs import loss
+from ..run import stats_dtype
 from . import _fsdp
+from .group import linear_cross_entropy as of_group
 
 Placements = tuple[Placement, ...]
 _PARAMETERS = ("linear_weight", "linear_bias", "scale", "temperature")
@@ -40,15 +42,13 @@ def linear_cross_entropy(a: Arguments) -> Any:
         ValueError: meshes or placements that do not fit one another.
         UnsupportedError: what is not built, by name.
     """
-    from ..functional import linear_cross_entropy as of_plain
-
     a = _without_fsdp(a)
     if isinstance(a.input, DTensor) or isinstance(a.linear_weight, DTensor):
         return _Call(a).run()
     for name, value in a._asdict().items():
         if isinstance(value, DTensor):
-            _checks.check_plain("temperature" if name == "row_temperature" else name, value)
-    return of_plain(**_keywords(a))
+            check_plain("temperature" if name == "row_temperature" else name, value)
+    return loss(a)
 
 
 def _keywords(a: Arguments) -> dict[str, Any]:
@@ -182,14 +182,12 @@ class _Call:
             )
 
     def run(self) -> Any:
-        from ..functional import linear_cross_entropy as of_plain
-        from ._function import linear_cross_entropy as of_group
-
-        keywords = self._local_arguments()
+        given = self._local_arguments()
         vocab = self.layout.vocab
         if vocab is None:
-            found = of_plain(**keywords)
+            found: Any = loss(given)
         else:
+            keywords = _keywords(given)
             shard = keywords.pop("linear_weight")
             found = of_group(
                 keywords.pop("input"),
@@ -206,7 +204,7 @@ class _Call:
         values = {name: self._returned(name, getattr(found, name)) for name in ("loss", *self.names)}
         return found._replace(**values)
 
-    def _local_arguments(self) -> dict[str, Any]:
+    def _local_arguments(self) -> Arguments:
         a, layout = self.a, self.layout
         weights = layout.of_weight_gradient()
         rows: dict[str, Any] = {name: self._of_rows(name, getattr(a, name)) for name in _OF_ROWS}
@@ -223,7 +221,7 @@ class _Call:
         )
         if a.reduction == "mean" and a.num_items is None and layout.shares_tokens():
             given = given._replace(num_items=self._divisor(given))
-        return _keywords(given)
+        return given
 
     def _hidden(self) -> Tensor:
         layout, dim = self.layout, self.gathered

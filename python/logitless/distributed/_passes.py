@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from .. import _c, _stats
-from .._flags import Flags, Wants
-from .._overlap import check_own_memory
-from .._run import Tensors
-from .._saved import LSE, read_by_backward
-from .._torch import Inputs, Result, contiguous, readable, resolved, results, rows_are_aligned, stats_dtype
+from .. import options as _options
+from ..autograd import GroupPasses, Pass, set_group_passes
+from ..call import Ranks
 from ..errors import InvalidArgumentError
+from ..options import LSE, Flags, Wants
+from ..run import (
+    Inputs,
+    Result,
+    Tensors,
+    check_own_memory,
+    read_later,
+    readable,
+    results,
+    rows_are_aligned,
+    stats_dtype,
+)
 from . import _agreement
-from ._agreement import Own, Shard
+from ._agreement import SHARD_SIZE, Own, Shard
 from ._channel import Group
-from ._run import Asks, Pass, add_up, find, find_on_all, gathered
+from ._run import Local, add_up, find, find_on_all, gathered
 
 
-class Ranks(NamedTuple):
-    """The group as the operators take it."""
-
-    group: str  # its name
-    group_size: int
-    vocab_start: int  # -1: the shards are in the order of ranks
-    vocab_total: int  # -1: as many as all have
-    sequence_parallel: bool  # input holds the rank's tokens
-    own_targets: bool  # so does what is given for each token
-    seed_given: bool  # in the place of one that each rank draws
-
-    def tokens(self, inputs: Inputs) -> int:
-        """Of all ranks."""
-        return int(inputs.hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
-
-
-def results_of(
-    pass_: int, inputs: Inputs, reduction: str, flags: Flags, ranks: Ranks, keeps_weight: bool = False
-) -> dict[str, Result]:
-    """As _torch.results: rows of all tokens, the gradient of input as it is given."""
-    hidden = inputs.hidden
+def results_of(asked: Pass, inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Result]:
+    """As run.results: rows of all tokens, the gradient of input as it is given, and a Shard in the
+    place of draws, which a backward pass reads."""
+    hidden, ranks = inputs.hidden, asked.ranks
+    assert ranks is not None
     every = inputs._replace(hidden=hidden.new_empty((ranks.tokens(inputs), hidden.shape[1]), device="meta"))
-    found = results(pass_, every, reduction, flags, 0)
-    if flags.want_d_hidden and "d_hidden" in found:
+    found = results(asked.kind, every, options, asked.flags, asked.function)
+    if "d_hidden" in found:
         found["d_hidden"] = Result(tuple(hidden.shape), hidden.dtype)
-    if keeps_weight:
-        found["d_classifier"] = Result((0,), found["d_classifier"].dtype, False)
+    if asked.kind == _options.FORWARD:
+        found["draws"] = Result((SHARD_SIZE,), torch.int64, "cpu")
     return found
 
 
@@ -62,7 +56,7 @@ def _fields(
     options: dict[str, Any],
     flags: Flags,
     ranks: Ranks,
-    asks: Asks,
+    function: str,
 ) -> dict[str, Any]:
     """What all ranks have in common."""
     wanted = tuple(name for name, on in flags.wants()._asdict().items() if on)
@@ -75,19 +69,19 @@ def _fields(
     device = inputs.hidden.device.type
     return {
         "device": device,
-        "function": asks.function,
+        "function": function,
         "sequence_parallel": ranks.sequence_parallel,
         "input": _text(inputs.hidden),
         "weight_shard": f"{inputs.weight.dtype} [*, {inputs.weight.shape[1]}]",
-        asks.targets_name: _text(inputs.target),
-        "k": asks.top_k,
+        _options.FUNCTIONS[function].targets: _text(inputs.target),
+        "k": options["top_k"],
         "linear_bias": None if inputs.bias is None else str(inputs.bias.dtype),
         **{f"tensor {name}": _text(tensor) for name, tensor in names.items()},
-        **options,
+        **{name: value for name, value in options.items() if name != "top_k"},
         "seed": None if inputs.seed is None else "given" if ranks.seed_given else "drawn",
         "tensors that require grad": wanted,
         "main_grad": None if main_grad is None else "given",
-        "gradients together with the loss": pass_ != _c.FORWARD,
+        "gradients together with the loss": pass_ != _options.FORWARD,
         "return_stats": flags.stats + (("counts",) if flags.want_counts else ()),
         "vocab_start given": ranks.vocab_start >= 0,
         "vocab_total": None if ranks.vocab_total < 0 else ranks.vocab_total,
@@ -121,29 +115,22 @@ def _all_tokens(inputs: Inputs, ranks: Ranks, group: Group) -> Inputs:
     return found._replace(**more)
 
 
-def forward(
-    pass_: int,
-    inputs: Inputs,
-    main_grad: Tensor | None,
-    options: dict[str, Any],
-    flags: Flags,
-    ranks: Ranks,
-    asks: Asks = Asks(),
-) -> tuple[Tensors, Shard, int]:
-    """A forward pass, or both in one; and the seed of the draws. options: as the operators take them; flags: of a
-    forward pass with the gradients that its backward pass will be asked for."""
+def _forward(asked: Pass, inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
+    """A forward pass, or both in one. options: the resolved ones; flags: of a forward pass with the gradients that its
+    backward pass will be asked for."""
+    pass_, flags, function, ranks = asked
+    assert ranks is not None
     group = group_of(ranks)
-    try:
-        options = resolved(inputs, options)
-        if main_grad is not None and flags.want_d_weight:
+    if main_grad is not None and flags.want_d_weight:
+        try:
             check_own_memory(main_grad, inputs, weight_name="weight_shard")
-    except Exception as error:
-        _agreement.refuse(group, error)
-        raise
-    own, fields = _own(inputs, ranks), _fields(pass_, inputs, main_grad, options, flags, ranks, asks)
+        except Exception as error:
+            _agreement.refuse(group, error)
+            raise
+    own, fields = _own(inputs, ranks), _fields(pass_, inputs, main_grad, options, flags, ranks, function)
     targets = None if ranks.own_targets else inputs.target
     seed = 0 if inputs.seed is None or inputs.hidden.device.type != "cpu" else int(inputs.seed)
-    agreed = _agreement.agree(group, fields, own, targets, asks.targets_name, seed)
+    agreed = _agreement.agree(group, fields, own, targets, _options.FUNCTIONS[function].targets, seed)
     shard, seed = agreed.shard, agreed.seed
     inputs = _with_seed(inputs, seed)
     if inputs.class_weight is not None and inputs.class_weight.shape[0] != shard.total:
@@ -151,23 +138,25 @@ def forward(
             f"weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
             f"got {list(inputs.class_weight.shape)}"
         )
-    if asks.top_k > shard.total:
+    if options["top_k"] > shard.total:
         raise InvalidArgumentError(
-            f"k: expected a number in [1, {shard.total}], the rows of all ranks' shards, got {asks.top_k}"
+            f"k: expected a number in [1, {shard.total}], the rows of all ranks' shards, got {options['top_k']}"
         )
     inputs = _all_tokens(inputs, ranks, group)
-    now = flags.with_gradients(Wants()) if pass_ == _c.FORWARD else flags
-    read = inputs._replace(seed=None) if pass_ == _c.FORWARD else inputs  # only gradients are drawn
-    asked = Pass(pass_, readable(read, options["num_items"]), options, now, asks)
+    now = flags.with_gradients(Wants()) if pass_ == _options.FORWARD else flags
+    read = inputs._replace(seed=None) if pass_ == _options.FORWARD else inputs  # only gradients are drawn
+    local = Local(pass_, readable(read, options["num_items"]), options, now, function)
     if agreed.new is not None:
-        later = _to_come(inputs, main_grad, options, flags) if pass_ == _c.FORWARD else []
-        run = find_on_all(group, shard, asked, later)
+        later = _to_come(inputs, main_grad, options, flags) if pass_ == _options.FORWARD else []
+        run = find_on_all(group, shard, local, later)
         _agreement.keep(group, agreed)
     else:
-        run = find(group, shard, asked)
-    found = run(asked.tensors)
+        run = find(group, shard, local)
+    found = run(local.tensors)
     add_up(group, ranks.group_size, found, ranks.sequence_parallel)
-    return found, shard, seed
+    if pass_ == _options.FORWARD:
+        found["draws"] = shard.packed(seed)
+    return found
 
 
 def _with_seed(inputs: Inputs, seed: int) -> Inputs:
@@ -178,15 +167,13 @@ def _with_seed(inputs: Inputs, seed: int) -> Inputs:
 
 
 def _backward_pass(
-    inputs: Inputs, saved: dict[str, Tensor | None], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
-) -> Pass:
-    more = {name: contiguous(tensor) for name, tensor in read_by_backward(saved).items()}
-    if main_grad is not None and flags.want_d_weight:
-        more["d_classifier"] = main_grad
-    return Pass(_c.BACKWARD, readable(inputs, options["num_items"]) | more, options, flags)
+    inputs: Inputs, saved: Mapping[str, Tensor | None], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
+) -> Local:
+    tensors = read_later(inputs, saved, main_grad, options, flags)
+    return Local(_options.BACKWARD, tensors, options, flags, "linear_cross_entropy")
 
 
-def _to_come(inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> list[Pass]:
+def _to_come(inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> list[Local]:
     """The backward passes of a forward pass with these flags: of the loss alone, and of the loss and every statistic
     that may have a gradient. Other ones, of some of these gradients, need no more memory."""
     if not any(flags.wants()):
@@ -194,26 +181,45 @@ def _to_come(inputs: Inputs, main_grad: Tensor | None, options: dict[str, Any], 
     row = torch.empty(inputs.hidden.shape[:1], dtype=stats_dtype(inputs.hidden), device="meta")  # layouts count alone
     loss = row if options["reduction"] == "none" else row.new_empty(())
     saved: dict[str, Tensor | None] = {**dict.fromkeys(LSE, row), "entropy": row, "grad_loss": loss}
-    stats: dict[str, Tensor | None] = {f"grad_{name}": row for name in _stats.DIFFERENTIABLE if name in flags.stats}
+    stats: dict[str, Tensor | None] = {f"grad_{name}": row for name in _options.DIFFERENTIABLE if name in flags.stats}
     wanted = Flags().with_gradients(flags.wants())
     return [_backward_pass(inputs, saved | more, main_grad, options, wanted) for more in ({}, stats)]
 
 
-def backward(
-    shard: Shard,
-    seed: int,
+def _backward(
+    asked: Pass,
     inputs: Inputs,
-    saved: dict[str, Tensor | None],
+    saved: Mapping[str, Tensor | None],
     main_grad: Tensor | None,
     options: dict[str, Any],
-    flags: Flags,
-    ranks: Ranks,
 ) -> Tensors:
-    """The backward pass of a rank's shard, as _run.run_backward; the sums over the vocabulary are known."""
+    """The backward pass of a rank's shard; the sums over the vocabulary are known."""
+    ranks, packed = asked.ranks, saved["draws"]
+    assert ranks is not None and packed is not None
+    shard, seed = Shard.unpacked(packed)
     group = group_of(ranks)
-    options = resolved(inputs, options)
     inputs = _with_seed(_all_tokens(inputs, ranks, group), seed)
-    asked = _backward_pass(inputs, saved, main_grad, options, flags)
-    found = find(group, shard, asked)(asked.tensors)
+    given = {name: tensor for name, tensor in saved.items() if name != "draws"}
+    local = _backward_pass(inputs, given, main_grad, options, asked.flags)
+    found = find(group, shard, local)(local.tensors)
     add_up(group, ranks.group_size, found, ranks.sequence_parallel)
     return found
+
+
+def _run(
+    asked: Pass,
+    inputs: Inputs,
+    saved: Mapping[str, Tensor | None],
+    main_grad: Tensor | None,
+    options: dict[str, Any],
+) -> Tensors:
+    if asked.kind == _options.BACKWARD:
+        return _backward(asked, inputs, saved, main_grad, options)
+    return _forward(asked, inputs, main_grad, options)
+
+
+def _refuse(ranks: Ranks, error: Exception) -> None:
+    _agreement.refuse(group_of(ranks), error)
+
+
+set_group_passes(GroupPasses(_run, results_of, _refuse))

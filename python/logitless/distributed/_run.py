@@ -8,16 +8,14 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _c, _plan
-from .._cache import Cache
-from .._flags import Flags
-from .._run import Run, Tensors, allocator, layouts, place, stream_of
-from .._torch import DTYPES, stats_dtype
+from .. import native
 from ..errors import CommunicationError
+from ..native import Cache
+from ..options import Flags
+from ..run import DTYPES, Run, Tensors, layouts, place, stream_of
 from ._agreement import Shard, compare_plans
 from ._channel import Group
 from ._collectives import all_gather, reduce_scatter
@@ -30,8 +28,8 @@ class _Exchange:
     def __init__(self, group: Group, shard: Shard, workspace: Tensor, written: Tensors) -> None:
         self._group, self._shard, self._workspace, self._written = group, shard, workspace, written
         self.error: BaseException | None = None
-        self._callbacks = _c.ALL_GATHER(self._all_gather), _c.ALL_REDUCE(self._all_reduce)
-        self.communicator: Any = _c.make("logitless_communicator")
+        self._callbacks = native.ALL_GATHER(self._all_gather), native.ALL_REDUCE(self._all_reduce)
+        self.communicator: Any = native.make("logitless_communicator")
         self.communicator.rank, self.communicator.size = shard.rank, shard.ranks
         self.communicator.all_gather, self.communicator.all_reduce = self._callbacks
 
@@ -62,41 +60,25 @@ class _Exchange:
             return 1
 
 
-class Asks(NamedTuple):
-    """Whose forward pass it is, and what it tells beside losses and statistics."""
-
-    function: str = "linear_cross_entropy"
-    targets_name: str = "target"
-    tells: tuple[str, ...] = ()  # names of logitless_buffers
-    columns: int = 0  # of each of them
-    top_k: int = 0
-
-
-class Pass(NamedTuple):
-    """What a run is made for; of the tensors the layouts alone count."""
+class Local(NamedTuple):
+    """What a rank's run is made for; of the tensors the layouts alone count."""
 
     kind: int
     tensors: Tensors
     options: dict[str, Any]
     flags: Flags
-    asks: Asks = Asks()
+    function: str
 
 
 class GroupRun(Run):
     """One pass of a rank's shard over tensors of one layout. Runs outlive groups, and keep none of them alive: gloo's
     threads must end before Python does."""
 
-    def __init__(self, group: Group, shard: Shard, asked: Pass) -> None:
-        kind, tensors, options, flags, asks = asked
-        self.group, self._shard, self._asks = weakref.ref(group), shard, asks
-        self.targets_name = asks.targets_name
-        super().__init__(kind, tensors, options, flags)
-        hidden = tensors["hidden"]
-        for name in asks.tells:
-            dtype = torch.int64 if name == "top_ids" else stats_dtype(hidden)
-            self._writes.append((name, allocator((hidden.shape[0], asks.columns), dtype, self.device)))
+    def __init__(self, group: Group, shard: Shard, asked: Local) -> None:
+        self.group, self._shard = weakref.ref(group), shard
+        super().__init__(*asked)
 
-    def _specified(self, spec: _plan.Spec) -> _plan.Spec:
+    def _specified(self, spec: native.Spec) -> native.Spec:
         shard = self._shard
         return dataclasses.replace(
             spec,
@@ -104,7 +86,6 @@ class GroupRun(Run):
             vocab_total=shard.total,
             group_size=shard.ranks,
             group_vocab=shard.largest,
-            top_k=self._asks.top_k,
         )
 
     def _launch(self, buffers: Any, written: Tensors) -> None:
@@ -112,7 +93,7 @@ class GroupRun(Run):
         exchange = _Exchange(self.group(), self._shard, workspace, written)
         stream = None if self._ordinal is None else stream_of(self._ordinal)
         try:
-            _plan.run_group(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
+            native.run_group(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
         except CommunicationError as error:
             raise error from exchange.error
         finally:
@@ -122,10 +103,10 @@ class GroupRun(Run):
 _runs: Cache[Any, GroupRun] = Cache(256)
 
 
-def find(group: Group, shard: Shard, asked: Pass) -> GroupRun:
-    kind, tensors, options, flags, asks = asked
+def find(group: Group, shard: Shard, asked: Local) -> GroupRun:
+    kind, tensors, options, flags, function = asked
     hidden, weight = tensors["hidden"], tensors["classifier"]
-    key = (group.group_name, id(group), shard, kind, flags, asks, hidden.device, place(hidden, weight))
+    key = (group.group_name, id(group), shard, kind, flags, function, hidden.device, place(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
     found = _runs.get(key)
     if found is None or found.group() is not group:  # another group may have the id of one that is gone
@@ -134,12 +115,12 @@ def find(group: Group, shard: Shard, asked: Pass) -> GroupRun:
     return found
 
 
-def find_on_all(group: Group, shard: Shard, asked: Pass, later: Sequence[Pass]) -> GroupRun:
+def find_on_all(group: Group, shard: Shard, asked: Local, later: Sequence[Local]) -> GroupRun:
     """The same where every rank has one, and those of passes that come later; else all of them raise."""
     found, error = None, None
     try:
         passes = [functools.partial(find, group, shard, one) for one in (asked, *later)]
-        found = _plan.enough(*passes)[0]
+        found = native.enough(*passes)[0]
     except Exception as refused:
         error = refused
     compare_plans(group, None if found is None else found.plan.info, error)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import _options
+from .. import options as _options
 
 # What lies between a model's forward and who calls it; TRL's own part calls a trainer's function as one.
 _AROUND = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -120,3 +121,23 @@ class Logits:
         """The logits of the first entries of the vocabulary."""
         terms = tuple(replace(term, weight=term.weight[:count]) for term in self.terms)
         return replace(self, terms=terms, bias=None if self.bias is None else self.bias[:count])
+
+
+def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
+    """Hidden states [N, D], and the head: the formula as ``cap * tanh((scale * hidden @ weight.T + bias) / cap)``."""
+    factor, bias = logits.unit, logits.bias
+    hidden, weight = joined(logits, [term.hidden for term in logits.terms])
+    cap = logits.cap
+    if cap is not None:
+        factor, bias = factor * cap, None if bias is None else bias * cap
+    return hidden, {"linear_weight": weight, "linear_bias": bias, "scale": factor, "softcap": cap}
+
+
+def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Several products as one: [h, f A h] against [W, B]. Costs a copy of the weights, and as much for its gradient."""
+    terms, unit = logits.terms, logits.unit
+    if len(terms) == 1 and terms[0].factor == unit:
+        return hiddens[0], terms[0].weight
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in (*hiddens, *(term.weight for term in terms))])
+    parts = [h.to(dtype) * (t.factor / unit) if t.factor != unit else h.to(dtype) for t, h in zip(terms, hiddens)]
+    return torch.cat(parts, dim=-1), torch.cat([term.weight.to(dtype) for term in terms], dim=-1)

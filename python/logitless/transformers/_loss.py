@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .._checks import check_integers
+from ..call import check_integers
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
-from ._logits import Logits, Session, Term
+from ._logits import Logits, Session, Term, fused_operands
 from ._probe import compare
 
 
@@ -54,26 +52,6 @@ def cross_entropy(
     )
     assert isinstance(loss, Tensor)
     return _local(loss) if is_dtensor(loss) and not logits.as_dtensor else loss
-
-
-def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
-    """Hidden states [N, D], and the head: the formula as ``cap * tanh((scale * hidden @ weight.T + bias) / cap)``."""
-    factor, bias = logits.unit, logits.bias
-    hidden, weight = joined(logits, [term.hidden for term in logits.terms])
-    cap = logits.cap
-    if cap is not None:
-        factor, bias = factor * cap, None if bias is None else bias * cap
-    return hidden, {"linear_weight": weight, "linear_bias": bias, "scale": factor, "softcap": cap}
-
-
-def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Several products as one: [h, f A h] against [W, B]. Costs a copy of the weights, and as much for its gradient."""
-    terms, unit = logits.terms, logits.unit
-    if len(terms) == 1 and terms[0].factor == unit:
-        return hiddens[0], terms[0].weight
-    dtype = functools.reduce(torch.promote_types, [t.dtype for t in (*hiddens, *(term.weight for term in terms))])
-    parts = [h.to(dtype) * (t.factor / unit) if t.factor != unit else h.to(dtype) for t, h in zip(terms, hiddens)]
-    return torch.cat(parts, dim=-1), torch.cat([term.weight.to(dtype) for term in terms], dim=-1)
 
 
 def is_dtensor(tensor: Any) -> bool:

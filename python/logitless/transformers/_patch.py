@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from .. import _options
+from .. import options as _options
 from ..errors import UnsupportedError
 from ._absent import without_logits
 from ._beside_trl import are_there, warn_of_step, warn_where_imported

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
-from ._logits import ROWS, Logits
+from ._logits import ROWS, Logits, fused_operands
 
 _BLOCK = 1 << 22  # elements of the weight that are widened at a time
 
@@ -87,8 +87,6 @@ def compare(logits: Logits) -> None:
     """
     if logits.probe is None or any(term.probed is None for term in logits.terms):
         raise UnsupportedError(f"logitless.transformers: the handshake with {logits.session.owner} found no logits")
-    from ._loss import fused_operands
-
     session, (logits, values) = logits.session, _comparable(logits)
     targets = _targets(logits, values)
     losses = [nn.functional.cross_entropy(values, target, reduction="none") for target in targets]

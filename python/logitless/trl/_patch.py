@@ -7,7 +7,7 @@ import inspect
 import sys
 from typing import Any, NamedTuple
 
-from .. import _options
+from .. import options as _options
 from ..errors import UnsupportedError
 from ._divergence import Divergences
 from ._log_probs import OUTPUTS, LogProbs

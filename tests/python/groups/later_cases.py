@@ -6,7 +6,8 @@ import logitless
 import logitless.distributed
 import pytest
 import torch
-from logitless import _c, _plan
+from logitless import native
+from logitless import options as _options
 from logitless.distributed import _run
 from logitless.distributed._channel import Channel
 
@@ -20,13 +21,13 @@ LATER = {"reduction": "none"}
 
 def least_budget(pass_, ranks, threads=1):
     """Of a float32 head whose shards have VOCAB rows each."""
-    gradients = {} if pass_ == _c.FORWARD else {"want_d_hidden": True, "want_d_classifier": True}
-    spec = _plan.Spec(
-        pass_, TOKENS, VOCAB, HIDDEN, reduction=_c.REDUCTIONS["none"], group_size=ranks.size, group_vocab=VOCAB,
+    gradients = {} if pass_ == _options.FORWARD else {"want_d_hidden": True, "want_d_classifier": True}
+    spec = native.Spec(
+        pass_, TOKENS, VOCAB, HIDDEN, reduction=native.REDUCTIONS["none"], group_size=ranks.size, group_vocab=VOCAB,
         vocab_total=VOCAB * ranks.size, max_workspace_bytes=1, **gradients,
     )  # fmt: skip
     with pytest.raises(logitless.BudgetTooSmallError) as caught:
-        _plan.Plan(spec, threads)
+        native.Plan(spec, threads)
     return caught.value.required_bytes
 
 
@@ -41,8 +42,8 @@ def large_head(ranks, budget, requires_grad=True):
 
 
 def case_budget_that_no_backward_pass_fits(ranks):
-    budget = least_budget(_c.FORWARD, ranks)
-    assert budget < least_budget(_c.BACKWARD, ranks)
+    budget = least_budget(_options.FORWARD, ranks)
+    assert budget < least_budget(_options.BACKWARD, ranks)
     assert torch.isfinite(large_head(ranks, budget, requires_grad=False)).all()
     for _ in range(2):
         with pytest.raises(logitless.BudgetTooSmallError, match="max_workspace_bytes: expected at least"):
@@ -52,9 +53,9 @@ def case_budget_that_no_backward_pass_fits(ranks):
 @sizes(2)
 def case_budget_that_one_ranks_backward_pass_does_not_fit(ranks):
     """More threads need more memory. The second call is of a configuration that was compared before."""
-    budget = least_budget(_c.BACKWARD, ranks)
-    assert least_budget(_c.FORWARD, ranks, 2) <= budget
-    if least_budget(_c.BACKWARD, ranks, 2) <= budget:
+    budget = least_budget(_options.BACKWARD, ranks)
+    assert least_budget(_options.FORWARD, ranks, 2) <= budget
+    if least_budget(_options.BACKWARD, ranks, 2) <= budget:
         return  # this machine's kernels have the same plan for both
     mine = ranks.rank == 1
     error = logitless.BudgetTooSmallError if mine else logitless.InvalidArgumentError

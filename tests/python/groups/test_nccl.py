@@ -5,8 +5,8 @@ import ctypes
 
 import pytest
 import torch
-from logitless import _c
-from logitless._torch import CODES, DTYPES
+from logitless import native
+from logitless.run import CODES, DTYPES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,8 +25,8 @@ def nccl():
 def communicator(nccl):
     of_nccl, device = ctypes.c_void_p(), ctypes.c_int(0)
     assert nccl.ncclCommInitAll(ctypes.byref(of_nccl), 1, ctypes.byref(device)) == 0
-    made = _c.make("logitless_communicator")
-    _c.check(_c.library().logitless_communicator_from_nccl(of_nccl, ctypes.byref(made)))
+    made = native.make("logitless_communicator")
+    native.check(native.library().logitless_communicator_from_nccl(of_nccl, ctypes.byref(made)))
     yield made
     assert nccl.ncclCommDestroy(of_nccl) == 0
 

@@ -1,0 +1,574 @@
+"""What a prepared call does: one autograd function, which runs the library directly where nothing watches, and else
+through one operator, which PyTorch's compilers, modes and transforms see.
+
+``torch.ops.logitless.run`` is a pass over tensors that its text names; ``run_into`` is the same backward pass with the
+gradient of the weight added to a buffer. Neither has a formula of autograd: the function has it for both ways, so that
+a forward pass that is computed again, by torch.utils.checkpoint, may go the other way. An option changes no schema.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from . import options as _options
+from .call import Arguments, Learned, Prepared, PreparedCall, Ranks, are_off, are_plain, inputs_of, seed_tensor, split
+from .options import DRAW_STATS, SAVED, Flags
+from .run import (
+    GRADIENTS,
+    Inputs,
+    Result,
+    Tensors,
+    check_own_memory,
+    draws_size,
+    find,
+    find_forward,
+    joined,
+    read_as_they_are,
+    readable,
+    resolved,
+    results,
+    run_pass,
+    scale_in_place,
+)
+
+Found = dict[str, Tensor]  # by the names of results()
+
+
+class Pass(NamedTuple):
+    """What a pass does, but for tensors and options."""
+
+    kind: int
+    flags: Flags
+    function: str
+    ranks: Ranks | None = None
+
+
+_PASS_NAMES = {
+    _options.FORWARD: "forward",
+    _options.BACKWARD: "backward",
+    _options.FORWARD_BACKWARD: "forward_backward",
+}
+
+
+# ---- a group of ranks: logitless.distributed puts its passes here
+
+
+class GroupPasses(NamedTuple):
+    run: Callable[[Pass, Inputs, Mapping[str, Tensor | None], Tensor | None, dict[str, Any]], Tensors]
+    results: Callable[[Pass, Inputs, Mapping[str, Any]], dict[str, Result]]
+    refuse: Callable[[Ranks, Exception], None]
+
+
+_group_passes: list[GroupPasses] = []
+
+
+def set_group_passes(passes: GroupPasses) -> None:
+    _group_passes[:] = [passes]
+
+
+def _execute(
+    asked: Pass,
+    inputs: Inputs,
+    saved: Mapping[str, Tensor | None],
+    main_grad: Tensor | None,
+    options: dict[str, Any],
+) -> Tensors:
+    """options: the resolved ones."""
+    if asked.ranks is not None:
+        return _group_passes[0].run(asked, inputs, saved, main_grad, options)
+    return run_pass(asked.kind, inputs, saved, main_grad, options, asked.flags, asked.function)
+
+
+def _results(asked: Pass, inputs: Inputs, options: Mapping[str, Any], draws_bytes: int) -> dict[str, Result]:
+    if asked.ranks is not None:
+        return _group_passes[0].results(asked, inputs, options)
+    return results(asked.kind, inputs, options, asked.flags, asked.function, draws_bytes)
+
+
+# ---- the operator
+
+
+_SCHEMA = "float[] numbers, SymInt[] integers, str text"
+_TEXTS = ("reduction", "gradient", "compute_dtype", "batch_invariant")  # options that are part of the text
+_INTEGERS = (*_options.INTEGERS, "vocab_start", "vocab_total")
+
+
+def _text(asked: Pass, options: Mapping[str, Any], names: Iterable[str]) -> str:
+    """All that is no tensor and no number, by name: code that PyTorch keeps on disk cannot take it for another."""
+    flags, ranks = asked.flags, asked.ranks
+    wants = [name for name, on in zip(Flags._fields[:-1], flags[:-1]) if on]
+    fields = [f"{name}={options[name]}" for name in _TEXTS]
+    fields += [f"pass={asked.kind}", f"function={asked.function}"]
+    fields += [f"wants={','.join(wants)}", f"stats={','.join(flags.stats)}", f"tensors={','.join(names)}"]
+    if ranks is not None:
+        fields += [f"group_size={ranks.group_size}", f"sequence_parallel={ranks.sequence_parallel}"]
+        fields += [f"own_targets={ranks.own_targets}", f"seed_given={ranks.seed_given}", f"group={ranks.group}"]
+    return "\n".join(fields)
+
+
+class _Parsed(NamedTuple):
+    asked: Pass  # without the integers of its ranks
+    options: dict[str, Any]
+    tensors: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> _Parsed:
+    fields = dict(line.split("=", 1) for line in text.split("\n"))
+    names = {name: tuple(filter(None, fields[name].split(","))) for name in ("wants", "stats", "tensors")}
+    flags = Flags()._replace(**dict.fromkeys(names["wants"], True), stats=names["stats"])
+    ranks = None
+    if "group" in fields:
+        switches = (fields[name] == "True" for name in ("sequence_parallel", "own_targets", "seed_given"))
+        ranks = Ranks(fields["group"], int(fields["group_size"]), -1, -1, *switches)
+    options = {
+        "reduction": fields["reduction"],
+        "gradient": fields["gradient"],
+        "compute_dtype": int(fields["compute_dtype"]),
+        "batch_invariant": fields["batch_invariant"] == "True",
+    }
+    return _Parsed(Pass(int(fields["pass"]), flags, fields["function"], ranks), options, names["tensors"])
+
+
+def _unpacked(
+    tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str
+) -> tuple[Pass, Inputs, dict[str, Tensor], dict[str, Any]]:
+    """The pass, its inputs, what else it reads, and the options as they were given, numbers by their list."""
+    asked, options, names = _parsed(text)
+    given = dict(zip(names, tensors, strict=True))
+    whole = dict(zip(_INTEGERS, integers, strict=True))
+    if asked.ranks is not None:
+        ranks = asked.ranks._replace(vocab_start=int(whole["vocab_start"]), vocab_total=int(whole["vocab_total"]))
+        asked = asked._replace(ranks=ranks)
+    fields = {name: given.pop(name, None) for name in Inputs._fields}
+    options = {**options, "numbers": numbers, **{name: whole[name] for name in _options.INTEGERS}}
+    return asked, Inputs(**fields), given, options  # type: ignore[arg-type]
+
+
+def _run(
+    tensors: Sequence[Tensor], main_grad: Tensor | None, numbers: Sequence[float], integers: Sequence[Any], text: str
+) -> dict[str, Tensor]:
+    asked, inputs, saved, options = _unpacked(tensors, numbers, integers, text)
+    main_grad = saved.pop("main_grad", None) if main_grad is None else main_grad
+    try:
+        options = resolved(inputs, options)
+    except Exception as error:
+        if asked.ranks is not None and asked.kind != _options.BACKWARD:
+            _group_passes[0].refuse(asked.ranks, error)
+        raise
+    return _execute(asked, inputs, saved, main_grad, options)
+
+
+def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Found:
+    asked, inputs, _, options = _unpacked(tensors, numbers, integers, text)
+    # Of the draws, as the planner says: sizes that were symbols become constants of the graph.
+    keeps = asked.flags.keeps_draws and asked.kind == _options.FORWARD
+    size = draws_size(inputs, joined(options, None), asked.flags) if keeps else 0
+    wanted = _results(asked, inputs, options, size)
+    own = inputs.hidden.device
+    return {
+        name: torch.empty(shape, dtype=dtype, device=device or own) for name, (shape, dtype, device) in wanted.items()
+    }
+
+
+def _names(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> tuple[str, ...]:
+    """Of what the operator returns."""
+    asked, inputs, _, options = _unpacked(tensors, numbers, integers, text)
+    return tuple(_results(asked, inputs, options, 0))
+
+
+@torch.library.custom_op("logitless::run", mutates_args=(), schema=f"(Tensor[] tensors, {_SCHEMA}) -> Tensor[]")
+def run(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+    found = _run(tensors, None, *rest)
+    return [found[name] for name in _names(tensors, *rest)]
+
+
+@run.register_fake
+def _(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+    return list(_fake(tensors, *rest).values())
+
+
+# What PyTorch makes functional returns no list.
+_INTO = tuple(name for name in GRADIENTS if name != "d_classifier")
+
+
+@torch.library.custom_op(
+    "logitless::run_into",
+    mutates_args=("main_grad",),
+    schema=f"(Tensor[] tensors, Tensor(a!) main_grad, {_SCHEMA}) -> ({', '.join(f'Tensor {name}' for name in _INTO)})",
+)
+def run_into(tensors: Sequence[Tensor], main_grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    found = _run(tensors, main_grad, *rest)
+    return tuple(found[name] if name in found else tensors[0].new_empty((0,)) for name in _INTO)
+
+
+@run_into.register_fake
+def _(tensors: Sequence[Tensor], main_grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    found = _fake(tensors, *rest)
+    return tuple(found[name] if name in found else tensors[0].new_empty((0,)) for name in _INTO)
+
+
+def by_operator(
+    asked: Pass, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any], main_grad: Tensor | None = None
+) -> Found:
+    """A pass. options: with numbers as a list; main_grad: that a backward pass adds to."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    ranks = asked.ranks
+    whole = [options[name] for name in _options.INTEGERS]
+    whole += [-1, -1] if ranks is None else [ranks.vocab_start, ranks.vocab_total]
+    rest = options["numbers"], whole, _text(asked, options, given)
+    values = list(given.values())
+    if main_grad is not None:
+        found = torch.ops.logitless.run_into.default(values, main_grad, *rest)
+        wants = asked.flags.wants()._replace(weight=False)
+        return {name: found[_INTO.index(name)] for name, on in zip(GRADIENTS, wants) if on}
+    inputs = Inputs(**{name: given.get(name) for name in Inputs._fields})  # type: ignore[arg-type]
+    names = tuple(_results(asked, inputs, options, 0))
+    return dict(zip(names, torch.ops.logitless.run.default(values, *rest)))
+
+
+# ---- batches of upstream gradients: the rule of torch.vmap, and that of autograd.grad(is_grads_batched=True)
+
+
+_DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def is_batched(tensor: Tensor | None) -> bool:
+    """Whether a tensor stands for one element of a batch."""
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:  # None, or traced
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    keys = torch._C._dispatch_keys(tensor)
+    return not any(keys.has(device) for device in _DEVICES)
+
+
+def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule of torch.vmap: the operator for one element of the batch after the other."""
+
+    def batched(info: Any, in_dims: Any, *args: Any, **keywords: Any) -> Any:
+        def element(value: Any, dim: Any, index: int) -> Any:
+            if isinstance(value, (list, tuple)) and isinstance(dim, (list, tuple)):
+                return [element(v, d, index) for v, d in zip(value, dim)]
+            return value if dim is None else value.select(dim, index)
+
+        def of(index: int) -> Any:
+            return operator(*(element(a, d, index) for a, d in zip(args, in_dims)), **keywords)
+
+        each = [of(index) for index in range(info.batch_size)]
+        kind = type(each[0])  # a list or a tuple
+        found = [torch.stack(outputs) for outputs in zip(*each)]
+        return kind(found), kind([0] * len(found))
+
+    return batched
+
+
+run.register_vmap(one_by_one(run))
+
+
+def _for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
+    """Of a batch as autograd.grad(is_grads_batched=True) makes it, which no operator with lists of tensors may see."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    plain = {
+        name: torch._remove_batch_dim(value, level, 1, 0) if is_batched(value) else value
+        for name, value in upstream.items()
+    }
+    count = max(len(plain[name]) for name in plain if is_batched(upstream[name]))
+    parts = [
+        compute({name: value[i] if is_batched(upstream[name]) else value for name, value in plain.items()})
+        for i in range(count)
+    ]
+    return {name: torch._add_batch_dim(torch.stack([p[name] for p in parts]), 0, level) for name in parts[0]}
+
+
+# ---- FLOP: 2 N V D for each matrix product
+#
+# Rows with ignore_index, which only the data tells apart, are counted, whether they are multiplied or not. Elements of
+# thinned gradients, a small part of the logits, are not counted though they are.
+
+
+def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
+    asked, options, _names = _parsed(rest[-1])
+    tokens, size = tensors[0]
+    product = 2 * int(tokens) * int(tensors[1][0]) * int(size)
+    wants, exact = asked.flags.wants(), options["gradient"] == "exact"
+    gradients = int(wants.hidden or wants.scale or wants.temperature) + int(wants.weight) if exact else 0
+    if asked.kind == _options.BACKWARD:  # the logits once more, but for draws that were kept
+        return (int(exact) + gradients) * product
+    return (1 + (gradients if asked.kind == _options.FORWARD_BACKWARD else 0)) * product
+
+
+register_flop_formula((torch.ops.logitless.run, torch.ops.logitless.run_into))(_flops)
+
+
+# ---- first passes
+
+
+_DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
+
+
+def _first_pass(prepared: Prepared, learned: Learned) -> tuple[Inputs, dict[str, Any], Found]:
+    """What a backward pass reads, the options as it takes them, and what the first pass has found."""
+    call, a, _, direct = prepared
+    inputs = inputs_of(a, learned.wanted(call.trained))
+    options: dict[str, Any] = call.options
+    if not direct:
+        options, numbers = split(options, call.flags.keeps_draws)
+        inputs = inputs._replace(numbers=numbers)
+    device = inputs.hidden.device
+    drawn = inputs._replace(seed=seed_tensor(a.seed, device)) if call.draws or call.draw_stats else inputs
+    if call.draws:
+        inputs = drawn
+    elif call.passes_over_draw and (a.seed is None or isinstance(a.seed, torch.Generator)):
+        # Moves the generator on as a draw does. The first pass of checkpoint(use_reentrant=True) is without gradients,
+        # and its second one leaves the generator where the first has left it: else every step would draw from the same.
+        seed_tensor(a.seed, device)
+    main_grad = a.main_grad if call.trained.weight else None
+    if direct and call.ranks is None:
+        found = _directly(call, a, inputs, main_grad)
+    else:
+        asked = Pass(call.pass_, call.flags, call.function, call.ranks)
+        if direct:
+            found = _execute(asked, inputs, {}, main_grad, options)
+        else:
+            given = inputs if call.trains else _constants(inputs)  # the operator has no formula of autograd
+            found = by_operator(asked, given._asdict() | {"main_grad": main_grad}, options)
+    if call.draw_stats:
+        found = found | _stats_of_draw(drawn, options, direct)
+    return inputs, options, found
+
+
+def _constants(inputs: Inputs) -> Inputs:
+    return Inputs(*[None if tensor is None else tensor.detach() for tensor in inputs])  # type: ignore[arg-type]
+
+
+def _stats_of_draw(inputs: Inputs, options: dict[str, Any], direct: bool) -> Found:
+    """Of the gradient that is left out, where none is made in the forward pass: of a problem of its own."""
+    constants = _constants(inputs._replace(scale=None, temperature=None))
+    if options["reduction"] == "none":
+        options = options | {"reduction": "sum"}
+    asked = Pass(_options.FORWARD_BACKWARD, _DRAW_FLAGS, "linear_cross_entropy")
+    found = (
+        _execute(asked, constants, {}, None, options) if direct else by_operator(asked, constants._asdict(), options)
+    )
+    return {name: found[name] for name in DRAW_STATS}
+
+
+def _directly(call: PreparedCall, a: Arguments, inputs: Inputs, main_grad: Tensor | None) -> Found:
+    """Remembers the run of the call, and which tensors the library reads as they are."""
+    if main_grad is not None:
+        check_own_memory(main_grad, inputs)
+    if call.run is not None:
+        names = call.read
+        if names is None:
+            return _named(call, readable(inputs, call.options["num_items"]))
+        return _named(call, dict(zip(names, inputs)))  # type: ignore[arg-type]
+    tensors = readable(inputs, call.options["num_items"])
+    if call.pass_ == _options.FORWARD:
+        call.run = find_forward(tensors, call.options, call.flags, call.function, main_grad)
+    else:
+        call.run = find(call.pass_, tensors, call.options, call.flags, call.function)
+    call.read = read_as_they_are(inputs, tensors)
+    later = call.trains and not call.together
+    if call.read is not None and not (later or call.draws or call.draw_stats or call.passes_over_draw):
+        call.reads_arguments = all(given is read for given, read in zip(a, inputs[: len(call.read)]))
+    return _named(call, tensors)
+
+
+def _named(call: PreparedCall, tensors: Tensors) -> Found:
+    if torch._C._autograd._profiler_enabled():
+        with torch.profiler.record_function(f"logitless::{_PASS_NAMES[call.pass_]}"):
+            return call.run(tensors)  # type: ignore[no-any-return]
+    return call.run(tensors)  # type: ignore[no-any-return]
+
+
+# ---- the function
+
+
+def refuse_double_backward(function: str = "linear_cross_entropy") -> None:
+    # Grad mode is on in a backward pass exactly with create_graph=True.
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"logitless.{function}: double backward is not supported (its gradients are not differentiable); "
+            "call backward or autograd.grad without create_graph=True"
+        )
+
+
+_NOTHING: list[Tensor | None] = [None] * len(GRADIENTS)
+
+
+class Head(torch.autograd.Function):
+    """The passes of a prepared call; gradients are made together with the loss, or in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        *_, scale, temperature, prepared = args
+        call, a, _, direct = prepared
+        ctx.call, ctx.direct, ctx.shape = call, direct, a.input.shape
+        if scale is not None or temperature is not None:
+            ctx.places = [None if t is None else (t.device, t.dtype) for t in (scale, temperature)]
+        if call.together:
+            if direct and call.reads_arguments:
+                found = _named(call, dict(zip(call.read, a)))
+            else:
+                found = _first_pass(prepared, Learned(scale, temperature))[2]
+            ctx.save_for_backward(*map(found.get, GRADIENTS))
+        else:
+            inputs, ctx.options, found = _first_pass(prepared, Learned(scale, temperature))
+            # Not among the saved tensors: other backward passes may add to it before this one does.
+            ctx.main_grad = a.main_grad if call.trained.weight else None
+            ctx.save_for_backward(*inputs, *map(found.get, SAVED))
+        ctx.set_materialize_grads(False)
+        if call.constant:
+            ctx.mark_non_differentiable(*[found[name] for name in call.constant])
+        return tuple([found[name] for name in call.outputs])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        call = ctx.call
+        refuse_double_backward(call.function)
+        if call.together:
+            loss = upstream[0]
+            found = _NOTHING if loss is None else _scaled_saved(ctx.saved_tensors, loss, ctx.direct)
+        else:
+            found = _later(ctx, upstream)
+        d_input, d_weight, d_bias, d_scale, d_temperature = found
+        if d_input is not None and len(ctx.shape) != 2:
+            d_input = d_input.reshape(ctx.shape)
+        if d_scale is not None:
+            d_scale = d_scale.to(*ctx.places[0])
+        if d_temperature is not None:
+            d_temperature = d_temperature.to(*ctx.places[1])
+        return d_input, d_weight, d_bias, d_scale, d_temperature, None
+
+
+# Beyond this, PyTorch's apply only looks for transforms of torch.func and for tensors of some that ended: suits() has.
+_apply: Any = super(torch.autograd.Function, Head).apply
+
+
+def _asks_for_weight(ctx: Any) -> bool:
+    """Whether the running backward pass leads to the weight, as that of autograd.grad(loss, input) does not; true when
+    in doubt."""
+    will_run: Any = getattr(torch._C, "_will_engine_execute_node", None)
+    edges: Any = getattr(ctx, "next_functions", ())
+    node = edges[1][0] if len(edges) > 1 else None
+    if will_run is None or node is None:
+        return True
+    try:
+        return bool(will_run(node))
+    except RuntimeError:  # of a leaf whose gradient autograd.grad returns
+        return True
+
+
+def _later(ctx: Any, upstream: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients that are made in the backward pass, for each of GRADIENTS."""
+    tensors = ctx.saved_tensors
+    inputs = Inputs(*tensors[: len(Inputs._fields)])
+    kept = dict(zip(SAVED, tensors[len(Inputs._fields) :]))
+    call, main_grad = ctx.call, ctx.main_grad
+    asked = Pass(_options.BACKWARD, call.gradients, call.function, call.ranks)
+    if main_grad is not None and not torch.compiler.is_compiling() and not _asks_for_weight(ctx):
+        asked, main_grad = asked._replace(flags=asked.flags._replace(want_d_weight=False)), None
+    if not any(asked.flags.wants()) or all([gradient is None for gradient in upstream]):
+        return _NOTHING
+    given = dict(zip(call.outputs, upstream))
+    lse: Any = kept["lse"]
+    upstream_of_ids: Any = given.get("target_log_probs")
+    if asked.function == "linear_log_probs":
+        # The gradient of a loss whose targets are the ids, weighted: sum_k q_k (lse - z_k) with q = -upstream.
+        inputs = inputs._replace(target_weight=-upstream_of_ids.to(lse.dtype))
+        asked = asked._replace(function="linear_cross_entropy")
+        saved = {**kept, "grad_loss": lse.new_ones(())}
+    else:
+        loss = given["loss"]
+        if loss is None:
+            loss = lse.new_zeros(lse.shape if ctx.options["reduction"] == "none" else ())
+        saved = {**kept, "grad_loss": loss}
+        saved |= {f"grad_{name}": given[name] for name in _options.DIFFERENTIABLE if given.get(name) is not None}
+    read = {name: value for name, value in saved.items() if value is not None}
+    if ctx.main_grad is not None and any([is_batched(value) for value in saved.values()]):
+        raise NotImplementedError("main_grad: expected None with a batch of upstream gradients, got a tensor")
+    if ctx.direct and are_off() and are_plain((*inputs, *read.values(), main_grad)):
+        found = _execute(asked, inputs, saved, main_grad, ctx.options)
+        if main_grad is not None and not main_grad.is_inference():
+            torch.autograd.graph.increment_version(main_grad)  # as an operator that writes it does
+    else:
+        found = _by_operator_later(asked, inputs, read, main_grad, ctx.options)
+    return [found.get(name) for name in GRADIENTS]
+
+
+def _by_operator_later(
+    asked: Pass, inputs: Inputs, saved: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]
+) -> Found:
+    if "numbers" not in options:
+        options, _ = split(options, asked.flags.keeps_draws)
+
+    def compute(upstream: dict[str, Any]) -> Found:
+        return by_operator(asked, inputs._asdict() | upstream, options, main_grad)
+
+    batched: list[Any] = [v for v in (*saved.values(), inputs.target_weight) if is_batched(v)]
+    if not batched or torch._C._functorch.is_functorch_wrapped_tensor(batched[0]):
+        return compute(saved)
+    return _for_each(compute, {**saved, "target_weight": inputs.target_weight})
+
+
+# Whether the running backward pass keeps the graph's saved tensors (retain_graph=True); true when in doubt.
+_graph_is_kept: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+def _product(gradient: Tensor, factor: Tensor) -> Tensor:
+    """What is 0 stays 0, of rows without a target where the factor is infinite or NaN."""
+    return torch.where(gradient == 0, gradient, gradient * factor)
+
+
+def scaled(gradients: Sequence[Tensor], factor: Tensor, in_place: bool = False) -> Sequence[Tensor]:
+    """As _product; with in_place the very list of gradients, where that saves time."""
+    if factor.is_cuda:  # without waiting for the device
+        device = factor.device  # a hook of saved tensors may return them on another one, or in another layout
+        if not all([gradient.device == device and gradient.is_contiguous() for gradient in gradients]):
+            return [_product(gradient, factor) for gradient in gradients]
+        found = gradients if in_place else [gradient.clone() for gradient in gradients]
+        scale_in_place(found, factor)
+        return found
+    by = factor.item()
+    if by == 1 and in_place:
+        return gradients
+    return [gradient * factor if math.isfinite(by) else _product(gradient, factor) for gradient in gradients]
+
+
+def scaled_by_loss(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
+    """Saved gradients times the upstream gradient of the loss."""
+    if are_plain((factor,)):
+        # The saved tensor itself may become somebody's .grad, to be added to in place: when nobody reads it again.
+        return scaled(gradients, factor, in_place=not _graph_is_kept())
+    return [_product(gradient, factor) for gradient in gradients]  # traced, of a batch, or a view as a negated one
+
+
+def _scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> list[Tensor | None]:
+    *gradients, d_scale, d_temperature = saved
+    there = [gradient for gradient in gradients if gradient is not None]
+    found = scaled_by_loss(there, loss) if direct else [_product(gradient, loss) for gradient in there]
+    if found is not there:
+        left = iter(found)
+        gradients = [gradient if gradient is None else next(left) for gradient in gradients]
+    learned = [gradient if gradient is None else gradient * loss for gradient in (d_scale, d_temperature)]
+    return [*gradients, *learned]
+
+
+def perform(prepared: Prepared) -> Found:
+    """What a prepared call finds, by the names of results()."""
+    call, a, learned, direct = prepared
+    if not call.trains:
+        if direct and call.reads_arguments:
+            return _named(call, dict(zip(call.read, a)))  # type: ignore[arg-type]
+        return _first_pass(prepared, learned)[2]
+    apply = _apply if direct else Head.apply
+    return dict(zip(call.outputs, apply(a.input, a.linear_weight, a.linear_bias, *learned, prepared)))

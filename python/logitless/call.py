@@ -1,0 +1,778 @@
+"""The preparation of a call: arguments checked, cast and resolved to a PreparedCall. Every interface goes through
+``prepare``; what the call does then is in autograd.py.
+
+What a call does depends on its options and on the layouts of its tensors, not on data. Where nothing of PyTorch watches
+(``suits``), it is found by one key, checked and planned where the key is new.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+from . import options as _options
+from .errors import UnsupportedError
+from .native import Cache
+from .options import (
+    COUNTS,
+    DEFAULT_THRESHOLD,
+    DRAW_STATS,
+    FLOATS,
+    FLOATS_TEXT,
+    INTEGERS_TEXT,
+    Flags,
+    Wants,
+    check_sizes,
+    check_targets_shape,
+    dense_message,
+    shape_text,
+)
+from .run import CODES, NUMBERS, Inputs, check_learned_scale, check_learned_temperature, place, stats_dtype
+
+Number = float | Tensor
+Seed = int | Tensor | torch.Generator | None
+DEFAULTS = _options.DEFAULTS
+
+
+# ---- whether PyTorch only computes: nothing traces, counts, replaces or transforms what is called
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+# What tensors in memory of a device have; others are sparse, nested, batched, functional, negated views, ...
+_PLAIN_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA", "ADInplaceOrView")
+
+
+def _bits(names: Iterable[str]) -> int:
+    bits = 0
+    for name in names:
+        key = torch._C._parse_dispatch_key(name)
+        bits |= 0 if key is None else torch._C.DispatchKeySet(key).raw_repr()
+    return bits
+
+
+_dispatch_keys: Any = torch._C._dispatch_keys
+_OTHER_BITS = ~_bits(_PLAIN_KEYS)
+
+
+def _are_default_devices() -> bool:
+    """Whether all modes of functions are of torch.set_default_device, which changes nothing that names its device."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return all(type(mode) is DeviceContext for mode in modes)
+
+
+def are_off() -> bool:
+    """No compiler, mode, transform, trace or level of forward-mode differentiation is on in this thread."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or (torch._C._len_torch_function_stack() and not _are_default_devices())
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or getattr(forward_ad, "_current_level", 0) >= 0
+    )
+
+
+def are_plain(tensors: Iterable[object]) -> bool:
+    """Tensors of no subclass, whose memory holds their values; None is left out."""
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN_TYPES or _dispatch_keys(tensor).raw_repr() & _OTHER_BITS):
+            return False
+    return True
+
+
+def has_dtensor(values: Iterable[object]) -> bool:
+    """Whether one of them is a torch.distributed.tensor.DTensor, which is not imported for this."""
+    return any(isinstance(value, Tensor) and hasattr(type(value), "placements") for value in values)
+
+
+# ---- checks by name
+
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+_INTEGERS = tuple(getattr(torch, name) for name in _options.INTEGER_DTYPES)
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+    if tensor.device.type == "meta":
+        raise ValueError(
+            f"{name}: expected a tensor on the CPU or a CUDA device, got device meta: it holds no values, as of a "
+            "model made on meta or whose weights are offloaded (accelerate loads those of a module around its own "
+            "forward only); load it first"
+        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected a tensor on the CPU or a CUDA device, got device {tensor.device}")
+    if not torch.compiler.is_compiling():
+        check_plain(name, tensor)
+
+
+def check_plain(name: str, tensor: Tensor) -> None:
+    if hasattr(tensor, "full_tensor") and hasattr(tensor, "placements"):
+        raise TypeError(f"{name}: expected a plain torch.Tensor, got a DTensor {_how_to_gather(name, tensor)}")
+    if hasattr(type(tensor), "__tensor_flatten__"):  # quantised weights and other wrappers
+        raise TypeError(
+            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} (unwrap or dequantise it first)"
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(
+            f"{name}: logitless.linear_cross_entropy does not support the transforms of torch.func (vmap, grad, jvp); "
+            'use leading batch dimensions, reduction="none" and torch.autograd instead'
+        )
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        raise NotImplementedError(
+            f"{name}: logitless.linear_cross_entropy does not support forward-mode differentiation"
+        )
+
+
+def _how_to_gather(name: str, tensor: Tensor) -> str:
+    """Of a DTensor: its placements, and what to pass instead."""
+    placements = tuple(tensor.placements)  # type: ignore[attr-defined]
+    if all(placement.is_replicate() for placement in placements):
+        call, part = "to_local", "which is all of it"
+    else:
+        call, part = "full_tensor", "as to_local() is a part of it"
+    text = f"of placements {placements}: pass {name}.{call}(), {part}"
+    if name not in ("linear_weight", "linear_bias", "scale", "temperature", "student_weight", "student_bias"):
+        return text
+    text += (
+        f"; where ranks hold tokens of their own, as under FSDP, {call}(grad_placements=[Partial()]), or its gradient "
+        "is that of this rank's tokens"
+    )
+    if call == "full_tensor":
+        text += ". A head sharded over the vocabulary is for logitless.linear_cross_entropy"
+    return text
+
+
+def check_devices(device: torch.device, tensors: dict[str, Tensor | None]) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, as input is, got device {tensor.device}")
+
+
+def check_float(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _FLOATS:
+        raise TypeError(f"{name}: expected {FLOATS_TEXT}, got {tensor.dtype}")
+
+
+def check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _INTEGERS:
+        raise TypeError(f"{name}: expected {INTEGERS_TEXT}, got {tensor.dtype}")
+
+
+def check_real(name: str, tensor: Tensor) -> None:
+    if tensor.dtype.is_complex:
+        raise TypeError(f"{name}: expected real numbers, got {tensor.dtype}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(tensor.shape)}")
+
+
+def check_constant(name: str, tensor: Tensor, hint: str) -> None:
+    if tensor.requires_grad:
+        raise ValueError(f"{name}: expected a tensor that does not require grad, got one that does ({hint})")
+
+
+def check_operands(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, *, least_vocab: int = 1
+) -> None:
+    """All of it but the shape of target."""
+    tensors = {"input": input, "linear_weight": linear_weight}
+    if linear_bias is not None:
+        tensors["linear_bias"] = linear_bias
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor)
+        check_float(name, tensor)
+    check_tensor("target", target)
+    if target.dtype not in _INTEGERS:
+        if target.dtype.is_floating_point and target.dim() == input.dim():
+            raise TypeError(dense_message(target.dtype))
+        check_integers("target", target)
+    if linear_weight.dim() != 2:
+        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
+    check_sizes(linear_weight.shape, least_vocab)
+    if input.dim() < 1 or input.shape[-1] != linear_weight.shape[1]:
+        raise ValueError(
+            f"input: expected shape [..., D] with D = {linear_weight.shape[1]} of linear_weight, "
+            f"got {shape_text(input.shape)}"
+        )
+    if linear_bias is not None:
+        check_shape("linear_bias", linear_bias, linear_weight.shape[:1], "V")
+
+
+def check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype) -> None:
+    check_tensor("main_grad", main_grad)
+    if main_grad.dtype != stats:
+        raise TypeError(f"main_grad: expected {stats}, got {main_grad.dtype}")
+    check_shape("main_grad", main_grad, linear_weight.shape, "that of linear_weight")
+    check_constant("main_grad", main_grad, "it is a buffer that gradients are added to")
+    if not torch.compiler.is_compiling() and main_grad.is_neg():
+        raise ValueError("main_grad: expected a buffer that holds its values, got a view that negates them")
+    rows, columns = main_grad.shape
+    if (columns > 1 and main_grad.stride(1) != 1) or (rows > 1 and main_grad.stride(0) < columns):
+        raise ValueError(f"main_grad: expected contiguous rows, got strides {shape_text(main_grad.stride())}")
+
+
+def check_linear(linear: nn.Module) -> None:
+    """The layer whose weight a loss takes: an adapter's around it would have no part in the loss, and no gradient."""
+    if type(linear).forward is not nn.Linear.forward:
+        kind = f"{type(linear).__module__}.{type(linear).__name__}"
+        raise UnsupportedError(
+            f"linear: expected a torch.nn.Linear, got a {kind}, of which the loss has the weight alone"
+        )
+
+
+# ---- options that are numbers, given as numbers or as tensors of one element
+
+_LEARNED = ("scale", "temperature")  # a tensor of one element may have a gradient
+_UNUSED = (0.0, 1.0, 0.0, 0.0, None, 1.0)  # of all but the threshold
+
+
+def scalar(name: str, tensor: Tensor, *, learned: bool = False) -> Tensor:
+    """The scalar of a tensor of one element, checked; without its gradient unless it is learned."""
+    check_tensor(name, tensor)
+    if tensor.numel() != 1:
+        raise ValueError(f"{name}: expected one element, got shape {shape_text(tensor.shape)}")
+    if tensor.dtype == torch.bool or tensor.dtype.is_complex:
+        raise TypeError(f"{name}: expected a number, got {tensor.dtype}")
+    if not learned:
+        with_gradients = "input, linear_weight, linear_bias, scale and temperature"
+        check_constant(name, tensor, f"it has no gradient, as {with_gradients} have")
+    return tensor.reshape(()) if learned else tensor.detach().reshape(())
+
+
+def value(name: str, number: Any) -> Any:
+    """A number, of a tensor too, which waits for its device. What is being compiled keeps the tensor, but of threshold,
+    whose range is checked here."""
+    if not isinstance(number, Tensor):
+        return number
+    found = scalar(name, number, learned=name in _LEARNED).detach()
+    return found if torch.compiler.is_compiling() and name != "threshold" else found.item()
+
+
+def _is_static(value: Any) -> bool:
+    if value is None:
+        return True
+    if isinstance(value, Tensor):
+        return False
+    from torch.fx.experimental import symbolic_shapes
+
+    known = getattr(symbolic_shapes, "has_static_value", None)
+    return known is None or known(value)  # an older PyTorch compiles for each number
+
+
+def _as_tensor(number: Any) -> Tensor:
+    if isinstance(number, Tensor):
+        return number.to("cpu", torch.float64)
+    one = torch.ones((), dtype=torch.float64, device="cpu")
+    return one * (math.nan if number is None else number)  # a product: PyTorch makes an input of a symbol there
+
+
+def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], Tensor | None]:
+    """The options with their numbers as a list, and ``numbers`` where compiled code must not hold them as constants.
+
+    The size of draws that are kept follows from the threshold, which is a constant there.
+    """
+    values = [options[name] for name in NUMBERS]
+    others = {name: value for name, value in options.items() if name not in NUMBERS}
+    tensor = None
+    if torch.compiler.is_compiling() and not all([_is_static(value) for value in values]):
+        tensor = torch.stack([_as_tensor(value) for value in values])
+        values = [*_UNUSED, values[-1] if keeps_draws else DEFAULT_THRESHOLD]
+    others["numbers"] = [math.nan if value is None else value for value in values]
+    return others, tensor
+
+
+# ---- arguments
+
+
+class Arguments(NamedTuple):
+    """Tensors and what may be one; then options, which are no tensors once without_number_tensors has been called."""
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None = None
+    weight: Tensor | None = None
+    token_weight: Tensor | None = None
+    row_temperature: Tensor | None = None  # a number for each row, in the place of temperature
+    target_weight: Tensor | None = None  # of the target's shape, exactly where rows have several targets
+    main_grad: Tensor | None = None
+    num_items: Number | None = None
+    seed: Seed = None
+    reduction: str = DEFAULTS["reduction"]
+    ignore_index: int | None = DEFAULTS["ignore_index"]
+    label_smoothing: Number = DEFAULTS["label_smoothing"]
+    scale: Number = DEFAULTS["scale"]
+    softcap: Number | None = DEFAULTS["softcap"]
+    temperature: Number = DEFAULTS["temperature"]
+    z_loss: Number = DEFAULTS["z_loss"]
+    shift: int = DEFAULTS["shift"]
+    max_workspace_bytes: int | str | None = DEFAULTS["max_workspace_bytes"]
+    return_stats: bool | Sequence[str] = False
+    differentiable_stats: bool = DEFAULTS["differentiable_stats"]
+    gradient: str = DEFAULTS["gradient"]
+    threshold: Number = DEFAULTS["threshold"]
+    batch_invariant: bool = DEFAULTS["batch_invariant"]
+    compute_dtype: int = _options.F32  # to which products round float32 tensors; of logitless_dtype
+
+    def rows(self) -> torch.Size:
+        """The shape of what there is one for each row of."""
+        return self.input.shape[:-1]
+
+    def has_several_targets(self) -> bool:
+        """Their weights tell it: a target with one dimension too many is a mistake."""
+        return self.target_weight is not None and self.target.dim() == self.input.dim()
+
+
+TENSORS = Arguments._fields.index("num_items")  # those before are tensors or None
+FIRST_OPTION = Arguments._fields.index("reduction")
+
+
+class Learned(NamedTuple):
+    """Options that may have a gradient as scalar tensors, None where they are numbers."""
+
+    scale: Tensor | None
+    temperature: Tensor | None
+
+    def wanted(self, trained: Wants) -> Learned:
+        return Learned(self.scale if trained.scale else None, self.temperature if trained.temperature else None)
+
+
+def temperatures(temperature: Number, rows: Sequence[int]) -> tuple[Tensor | None, Number]:
+    """One for each of these rows, or one for all.
+
+    One of a single row is that row's, so that the row has the bits that it has in a batch; a learned one is of all.
+    """
+    if not isinstance(temperature, Tensor):
+        return None, temperature
+    is_rows = temperature.dim() > 0 and temperature.shape == rows and not temperature.requires_grad
+    return (temperature, 1.0) if is_rows or temperature.numel() != 1 else (None, temperature)
+
+
+def with_row_temperature(a: Arguments, rows: Sequence[int]) -> Arguments:
+    """A temperature for each of these rows in its own field."""
+    if not isinstance(a.temperature, Tensor):
+        return a
+    row_temperature, temperature = temperatures(a.temperature, rows)
+    return a._replace(row_temperature=row_temperature, temperature=temperature)
+
+
+def ids_of(a: Arguments) -> Arguments:
+    """The targets as ids, several a row, whose log-probabilities are wanted."""
+    check_tensor("input", a.input)
+    check_tensor("ids", a.target)
+    if a.target.dim() != a.input.dim():
+        expected = shape_text((*a.input.shape[:-1], "K"))
+        raise ValueError(f"ids: expected shape {expected}, got {shape_text(a.target.shape)}")
+    check_integers("ids", a.target)
+    return a._replace(target_weight=torch.ones_like(a.target))
+
+
+def tokens_of(a: Arguments, rows: Sequence[int]) -> Arguments:
+    """Rows without targets, of which none is ignored."""
+    target = torch.zeros(tuple(rows), dtype=torch.int64, device=a.input.device)
+    return a._replace(input=a.input.detach(), target=target)
+
+
+def autocast(a: Arguments) -> Arguments:
+    """The arguments as autocast wants those of F.linear, which are cast unless they are float64.
+
+    Float32 tensors stay as they are: products round them a part at a time, and write float32 gradients at once.
+    """
+    device, dtypes = a.input.device.type, (a.input.dtype, a.linear_weight.dtype)
+    if not torch.is_autocast_enabled(device) or torch.float64 in dtypes:
+        return a
+    dtype = torch.get_autocast_dtype(device)
+    rounds = dtype in (torch.bfloat16, torch.float16) and torch.float32 in dtypes
+
+    def cast(tensor: Tensor) -> Tensor:
+        is_cast = tensor.dtype in (torch.bfloat16, torch.float16) or (tensor.dtype == torch.float32 and not rounds)
+        return tensor.to(dtype) if is_cast else tensor
+
+    compute_dtype = CODES[dtype] if rounds else _options.F32
+    return a._replace(input=cast(a.input), linear_weight=cast(a.linear_weight), compute_dtype=compute_dtype)
+
+
+def check_seed(seed: Seed, device: torch.device) -> None:
+    if isinstance(seed, Tensor):
+        check_tensor("seed", seed)
+        if seed.dtype != torch.int64 or seed.numel() != 1:
+            raise ValueError(f"seed: expected one int64 element, got {seed.dtype} of shape {shape_text(seed.shape)}")
+        check_devices(device, {"seed": seed})
+    elif isinstance(seed, torch.Generator):
+        if seed.device.type != device.type:
+            raise ValueError(f"seed: expected a generator on {device}, as input is, got one on {seed.device}")
+    elif seed is not None:
+        _options.checked_seed(seed)
+
+
+def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
+    """A scalar on the device, made outside of the operators: a recomputed forward pass draws the same elements."""
+    if isinstance(seed, Tensor):
+        return seed.reshape(())
+    if seed is None or isinstance(seed, torch.Generator):
+        return torch.randint(_options.SEED_RANGE, (), dtype=torch.int64, device=device, generator=seed)
+    return torch.full((), seed, dtype=torch.int64, device=device)
+
+
+def check_head(a: Arguments) -> None:
+    """input, linear_weight, linear_bias and target, before they are cast."""
+    check_operands(a.input, a.linear_weight, a.linear_bias, a.target)
+    check_targets_shape("target", a.target.shape, a.input.shape[:-1], a.has_several_targets())
+
+
+def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
+    """All others but options that are numbers; to be called with cast arguments. rows: the shape of what there is one
+    for each row of; in_group: of ranks that hold the head together, whose class weights are of all."""
+    _options.check_float64(torch.float64, a.input, a.linear_weight, a.linear_bias)
+    if a.weight is not None:
+        check_tensor("weight", a.weight)
+        check_real("weight", a.weight)
+        if not in_group:
+            check_shape("weight", a.weight, a.linear_weight.shape[:1], "V")
+        elif a.weight.dim() != 1:
+            raise ValueError(f"weight: expected shape [V] of the whole vocabulary, got {shape_text(a.weight.shape)}")
+        check_constant("weight", a.weight, "class weights have no gradient")
+    of_rows = "one for each row" if a.has_several_targets() else "that of target"
+    if a.token_weight is not None:
+        check_tensor("token_weight", a.token_weight)
+        check_real("token_weight", a.token_weight)
+        check_shape("token_weight", a.token_weight, rows, of_rows)
+        check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
+    if a.row_temperature is not None:
+        check_tensor("temperature", a.row_temperature)
+        check_real("temperature", a.row_temperature)
+        check_shape("temperature", a.row_temperature, rows, f"{of_rows}, or one element")
+        check_constant("temperature", a.row_temperature, "of one element it may, of one for each row it is a constant")
+    if a.has_several_targets():
+        _options.check_several_targets(a.weight, a.gradient)
+    if a.target_weight is not None:
+        if not a.has_several_targets():
+            raise ValueError(
+                "target_weight: expected None with one target a row, got a tensor; the target of several has one more "
+                "dimension, and token_weight has weights of rows"
+            )
+        check_tensor("target_weight", a.target_weight)
+        check_real("target_weight", a.target_weight)
+        check_shape("target_weight", a.target_weight, a.target.shape, "that of target")
+        check_constant("target_weight", a.target_weight, "use logitless.linear_log_probs and multiply")
+    if isinstance(a.num_items, Tensor):
+        if a.reduction != "mean":
+            raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{a.reduction}"')
+        scalar("num_items", a.num_items)
+    if a.main_grad is not None:
+        check_main_grad(a.main_grad, a.linear_weight, stats_dtype(a.input))
+    names = ("linear_weight", "target", "linear_bias", "weight", "token_weight", "target_weight", "main_grad")
+    tensors = {name: getattr(a, name) for name in names} | {"temperature": a.row_temperature}
+    check_devices(a.input.device, tensors)
+    _options.check_gradient(a.gradient)
+    _options.check_seed_is_used(a.seed, a.gradient)
+    check_seed(a.seed, a.input.device)
+
+
+def learned(a: Arguments) -> Learned:
+    """Those that are tensors, whose gradients may be wanted."""
+    given = {name: getattr(a, name) for name in _LEARNED}
+    return Learned(**{n: scalar(n, v, learned=True) if isinstance(v, Tensor) else None for n, v in given.items()})
+
+
+def without_number_tensors(a: Arguments) -> Arguments:
+    """Options that are numbers as numbers (where nothing is compiled), which waits for their devices."""
+    names = ("label_smoothing", "scale", "softcap", "temperature", "z_loss", "threshold")
+    return a._replace(**{name: value(name, getattr(a, name)) for name in names})
+
+
+def options_of(a: Arguments, rows: Sequence[int]) -> dict[str, Any]:
+    """The options, checked, with their numbers by name; num_items None where it is a tensor."""
+    given = {name: getattr(a, name) for name in _OPTION_NAMES}
+    if isinstance(a.num_items, Tensor):
+        given["num_items"] = None
+    return _options.make_options(given, rows[-1] if rows else 1, a.compute_dtype)
+
+
+_OPTION_NAMES = tuple(name for name in DEFAULTS if name in (*_options.LOSS_OPTIONS, "num_items"))
+
+
+def inputs_of(a: Arguments, learned: Learned) -> Inputs:
+    """The tensors of the problem, without seed and numbers; learned: where gradients are wanted."""
+    input, class_weight, token_weight, num_items = a.input, a.weight, a.token_weight, None
+    temperature, target_weight = a.row_temperature, None
+    if a.target_weight is not None:
+        target_weight = a.target_weight.to(stats_dtype(input)).reshape(-1, a.target.shape[-1])
+    if class_weight is not None:
+        class_weight = class_weight.to(stats_dtype(input))
+    if token_weight is not None:
+        token_weight = token_weight.to(stats_dtype(input)).reshape(-1)
+    if temperature is not None:
+        temperature = temperature.to(stats_dtype(input)).reshape(-1)
+    if a.num_items is not None and isinstance(a.num_items, Tensor):
+        num_items = scalar("num_items", a.num_items)
+    return Inputs(
+        input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
+        a.linear_weight,
+        a.target,
+        a.linear_bias,
+        class_weight,
+        token_weight,
+        temperature,
+        target_weight,
+        num_items,
+        seed=None,
+        scale=learned.scale,
+        temperature=learned.temperature,
+        numbers=None,
+    )
+
+
+# ---- preparation
+
+
+class Ranks(NamedTuple):
+    """A group of ranks that hold the head together, as operators take it."""
+
+    group: str  # its name
+    group_size: int
+    vocab_start: int  # -1: the shards are in the order of ranks
+    vocab_total: int  # -1: as many as all have
+    sequence_parallel: bool  # input holds the rank's tokens
+    own_targets: bool  # so does what is given for each token
+    seed_given: bool  # in the place of one that each rank draws
+
+    def tokens(self, inputs: Inputs) -> int:
+        """Of all ranks."""
+        return int(inputs.hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
+
+
+class PreparedCall:
+    """What calls of one kind do. Made with the first one's arguments, cast and checked.
+
+    rows: the shape of what is told of each row; own_rows: of what is given for each row.
+    """
+
+    def __init__(
+        self,
+        a: Arguments,
+        learned: Learned,
+        function: str,
+        k: int,
+        ranks: Ranks | None,
+        rows: Sequence[int],
+        own_rows: Sequence[int],
+    ) -> None:
+        check_rest(a, own_rows, ranks is not None)
+        self.function, self.ranks = function, ranks
+        several = a.has_several_targets()
+        names = self.names = _options.stats_names(a.return_stats, a.gradient, several)
+        if ranks is not None:
+            for name in names:
+                if name in DRAW_STATS:
+                    raise UnsupportedError(f"return_stats: expected no {name} in a group of ranks, got it")
+        options = options_of(a, rows)
+        options["top_k"] = k
+        self.options = options
+        self.differentiable = a.differentiable_stats
+        self._choose(a, learned)
+        trained = self.trained
+        if trained.scale and not isinstance(options["scale"], Tensor):
+            check_learned_scale(options["scale"])
+        if trained.temperature and not isinstance(options["softcap"], Tensor):
+            check_learned_temperature(options["softcap"])
+        self.trains, self.gradients = any(trained), Flags(*trained)
+        self.together = self.pass_ == _options.FORWARD_BACKWARD
+        told = _options.FUNCTIONS[function].tells or ("loss",)
+        asked = (*names, *(("counts",) if self.flags.want_counts else ()))
+        constant = (*_options.CONSTANT, "counts", *DRAW_STATS)
+        self.outputs = (*told, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in asked))
+        self.constant = tuple(name for name in self.outputs if name in constant or (self.together and name not in told))
+        # Of calls that nothing watches: kept by autograd.py.
+        self.run: Any = None
+        self.read: tuple[str, ...] | None = None
+        self.reads_arguments = False
+
+    def _choose(self, a: Arguments, learned: Learned) -> None:
+        """Which passes: gradients together with the loss, or after it, once the upstream gradients are known.
+
+        Sets trained (whose gradients are wanted), pass_ (the first: FORWARD, or FORWARD_BACKWARD), flags (of that pass,
+        with the gradients that it makes or that its backward pass will be asked for), draws (whether it reads the
+        seed), draw_stats (whether the statistics of the draw want a pass of their own) and passes_over_draw (whether a
+        draw is left out that a pass with gradients would make).
+        """
+        names = self.names
+        tensors = (a.input, a.linear_weight, a.linear_bias, *learned)
+        require = [t is not None and t.requires_grad for t in tensors]
+        grad = grad_mode() and self.function != "linear_top_k"
+        trained = self.trained = Wants(*(grad and wanted for wanted in require))
+        self.pass_, self.draws, self.draw_stats, self.passes_over_draw = _options.FORWARD, False, False, False
+        if self.function != "linear_cross_entropy":
+            self.flags = Flags(stats=("lse",) if self.function == "linear_log_probs" else ()).with_gradients(trained)
+            return
+        half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
+        stats_need_gradients = a.differentiable_stats and any(name in _options.DIFFERENTIABLE for name in names)
+        later = a.reduction == "none" or a.main_grad is not None or half or stats_need_gradients
+        thinned = a.gradient != "exact"
+        want_draw_stats = any(name in DRAW_STATS for name in names)
+        stats = (*names, "argmax") if "correct_count" in names else names
+        flags = Flags(want_counts=any(name in COUNTS for name in names), stats=_options.stats_of_rows(stats))
+        if any(trained) and not later:
+            self.flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
+            self.pass_, self.draws = _options.FORWARD_BACKWARD, thinned
+            return
+        self.draws = thinned and any(trained)
+        self.draw_stats = want_draw_stats
+        self.passes_over_draw = thinned and any(require) and not self.draws and not want_draw_stats
+        if any(trained):
+            # lse is read later. A rank keeps no draws: a backward pass makes them again, from the same seed.
+            flags = flags._replace(stats=_options.stats_of_rows((*stats, "lse")))
+            flags = flags._replace(keeps_draws=self.draws and self.ranks is None).with_gradients(trained)
+        self.flags = flags
+
+
+class Prepared(NamedTuple):
+    """A call with its arguments."""
+
+    call: PreparedCall
+    a: Arguments
+    learned: Learned
+    direct: bool  # whether nothing watches, so that no operator is needed
+
+
+_calls: Cache[Any, PreparedCall] = Cache(256)
+_SIMPLE = frozenset((type(None), bool, int, float, str, tuple))
+_INTEGER_OPTIONS = ("ignore_index", "shift", "max_workspace_bytes")
+_NUMBER_OPTIONS = ("label_smoothing", "scale", "softcap", "temperature", "z_loss", "threshold")
+
+
+def grad_mode() -> bool:
+    """Whether gradients can be asked for later. Compiled code runs under no inference mode, and cannot ask for it."""
+    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.is_grad_enabled() and not inference
+
+
+def suits(a: Arguments) -> bool:
+    """Whether nothing watches, and the tensors are plain ones."""
+    if not are_off():
+        return False
+    tensors: tuple[object, ...] = a[:TENSORS]
+    if a.num_items is not None or a.seed is not None:
+        tensors += tuple(value for value in (a.num_items, a.seed) if isinstance(value, Tensor))
+    return are_plain(tensors)
+
+
+def prepare(
+    a: Arguments,
+    function: str = "linear_cross_entropy",
+    k: int = 0,
+    ranks: Ranks | None = None,
+    rows: Sequence[int] | None = None,
+    plain: bool | None = None,
+) -> Prepared:
+    """Checks, casts and resolves what a function of _options.FUNCTIONS is called with.
+
+    ranks: of a group, whose callers check operands and targets; rows: the shape of all ranks' tokens; plain: what
+    suits() says, where that is known.
+    """
+    if suits(a) if plain is None else plain:
+        return _prepare_plain(a, function, k, ranks, rows)
+    return _prepare_watched(a, function, k, ranks, rows)
+
+
+def _made(
+    a: Arguments, learned: Learned, function: str, k: int, ranks: Ranks | None, rows: Sequence[int] | None
+) -> PreparedCall:
+    own = a.rows() if rows is None or (ranks is not None and ranks.own_targets) else rows
+    return PreparedCall(a, learned, function, k, ranks, a.rows() if rows is None else rows, own)
+
+
+def _prepare_watched(a: Arguments, function: str, k: int, ranks: Ranks | None, rows: Sequence[int] | None) -> Prepared:
+    """Of traceable code, which a compiled graph runs as it is."""
+    if ranks is None:
+        check_head(a)
+    a = autocast(a)
+    found = learned(a)
+    a = without_number_tensors(a)
+    return Prepared(_made(a, found, function, k, ranks, rows), a, found, False)
+
+
+def _prepare_plain(a: Arguments, function: str, k: int, ranks: Ranks | None, rows: Sequence[int] | None) -> Prepared:
+    found = learned(a)
+    types = tuple(map(type, a[FIRST_OPTION:]))
+    if not _SIMPLE.issuperset(types):
+        a = _simplified(a)
+        types = tuple(map(type, a[FIRST_OPTION:]))
+    if a.num_items is not None:
+        if type(a.num_items) not in _SIMPLE and not isinstance(a.num_items, Tensor):
+            a = a._replace(num_items=_plain(a.num_items))
+        a = _with_known_num_items(a)
+    if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
+        a = autocast(a)
+    key = _key(a, found, types, function, k, ranks, rows)
+    try:
+        call = _calls.get(key)
+    except TypeError:  # an option that can be no key, and is none: refused by name
+        return _prepare_watched(a, function, k, ranks, rows)
+    if call is None:
+        if ranks is None:
+            check_head(a)
+        call = _made(a, found, function, k, ranks, rows)
+        _calls.put(key, call)
+    elif a.seed is not None:
+        check_seed(a.seed, a.input.device)
+    return Prepared(call, a, found, True)
+
+
+def _key(a: Arguments, learned: Learned, types: tuple[type, ...], *more: Any) -> tuple[Any, ...]:
+    """All that what a call does depends on. types: of the options, as equal ones of other types may be refused."""
+    num_items = a.num_items
+    return (
+        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in _tensors(a)],
+        None if num_items is None else (type(num_items), isinstance(num_items, Tensor) or num_items),
+        a.seed is None,
+        a[FIRST_OPTION:],
+        types,
+        learned.scale is not None and learned.scale.requires_grad,
+        learned.temperature is not None and learned.temperature.requires_grad,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        place(a.input, a.linear_weight),
+        more,
+    )
+
+
+def _tensors(a: Arguments) -> tuple[Tensor | None, ...]:
+    return a[:TENSORS]  # type: ignore[return-value]
+
+
+def _plain(value: Any) -> Any:
+    """What is like a number, and may change, as a number; else as it is."""
+    if type(value) in _SIMPLE:
+        return value
+    if hasattr(type(value), "__index__"):
+        return operator.index(value)
+    return float(value) if hasattr(type(value), "__float__") else value
+
+
+def _simplified(a: Arguments) -> Arguments:
+    """Options that are tensors as numbers, and such that can be a key."""
+    a = without_number_tensors(a)
+    a = a._replace(**{name: _plain(getattr(a, name)) for name in (*_INTEGER_OPTIONS, *_NUMBER_OPTIONS)})
+    if isinstance(a.return_stats, Sequence) and not isinstance(a.return_stats, str):
+        a = a._replace(return_stats=tuple(a.return_stats))
+    return a
+
+
+def _with_known_num_items(a: Arguments) -> Arguments:
+    """A num_items that the CPU knows is a number."""
+    if not isinstance(a.num_items, Tensor) or a.input.is_cuda or a.reduction != "mean":
+        return a
+    number = scalar("num_items", a.num_items).item()
+    return a._replace(num_items=_options.checked_num_items(number, a.reduction))

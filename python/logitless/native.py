@@ -1,0 +1,639 @@
+"""The C ABI (include/logitless/) through ctypes: the library, its structs and prototypes, contexts, plans and runs.
+
+ctypes releases the GIL during every call. tests/python compares the mirrors with the header. Contexts and plans, the
+part of every call that does not depend on data, are cached: a plan depends on shapes, dtypes and options only. They may
+be used by several threads at once, and after a fork: they hold no threads, and the library runs a loop of a forked
+process on threads of that loop alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from . import errors
+from .errors import BudgetTooSmallError, InvalidArgumentError, LogitlessError
+from .options import DEFAULT_THRESHOLD, F32, I64
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+GRADIENTS = {"exact": 0, "thinned": 1, "always-thinned": 2}
+DIVERGENCE_VALUES, DIVERGENCE_GRADIENT = range(2)
+OK = 0
+ABI_VERSION = 1
+
+LIBRARY_VARIABLE = "LOGITLESS_LIBRARY"
+
+
+class ContextOptions(ctypes.Structure):
+    """logitless_context_options"""
+
+    _fields_ = [
+        ("backend", c_char_p),
+        ("isa", c_char_p),
+        ("threads", c_int32),
+        ("parallel_for", c_void_p),
+        ("pool", c_void_p),
+        ("device", c_int32),
+        ("device_model", c_char_p),
+    ]
+
+
+class Option(ctypes.Structure):
+    """logitless_option"""
+
+    _fields_ = [("id", c_int32), ("integer", c_int64), ("real", c_double)]
+
+
+class TensorDesc(ctypes.Structure):
+    """logitless_tensor_desc"""
+
+    _fields_ = [("id", c_int32), ("dtype", c_int32), ("accumulate", c_int32)]
+
+
+class ErrorInfo(ctypes.Structure):
+    """logitless_error_info"""
+
+    _fields_ = [
+        ("status", c_int32),
+        ("argument", c_char_p),
+        ("expected", c_char_p),
+        ("got", c_char_p),
+        ("required_bytes", c_size_t),
+        ("row", c_int64),
+    ]
+
+
+class PlanInfoStruct(ctypes.Structure):
+    """logitless_plan_info"""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("threads", c_int32),
+        ("workspace_bytes", c_size_t),
+        ("cost_f", c_double),
+        ("predicted_seconds", c_double),
+        ("token_chunk", c_int64),
+        ("backend", c_char * 32),
+        ("config", c_char * 128),
+        ("draws_bytes", c_size_t),
+        ("implementation", c_char * 32),
+        ("reason", c_char * 128),
+        ("kept_columns", c_int64),
+        ("vocab_window", c_int64),
+        ("gathers", c_int64),
+        ("gathered_bytes", c_size_t),
+        ("reduced_bytes", c_size_t),
+        ("choice", c_char * 96),
+    ]
+
+
+# Functions of logitless/distributed.h take data (and what is received), count, dtype, stream, host.
+ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+ALL_REDUCE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+
+
+class Communicator(ctypes.Structure):
+    """logitless_communicator"""
+
+    _fields_ = [
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("host", c_void_p),
+        ("all_gather", ALL_GATHER),
+        ("all_reduce", ALL_REDUCE),
+        ("reduce_scatter", ALL_GATHER),
+    ]
+
+
+class Divergence(ctypes.Structure):
+    """logitless_divergence"""
+
+    _fields_ = [
+        ("stage", c_int32),
+        ("dtype", c_int32),
+        ("gradient_dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("beta", c_double),
+        ("temperature", c_double),
+        ("student_scale", c_double),
+        ("student_softcap", c_double),
+        ("teacher_scale", c_double),
+        ("teacher_softcap", c_double),
+        ("student", c_void_p),
+        ("student_stride", c_int64),
+        ("teacher", c_void_p),
+        ("teacher_stride", c_int64),
+        ("student_bias", c_void_p),
+        ("teacher_bias", c_void_p),
+        ("student_lse", c_void_p),
+        ("teacher_lse", c_void_p),
+        ("student_kl", c_void_p),
+        ("divergence", c_void_p),
+        ("entropy", c_void_p),
+        ("grad", c_void_p),
+        ("d_logits", c_void_p),
+        ("d_logits_stride", c_int64),
+    ]
+
+
+def _library_name() -> str:
+    if sys.platform == "win32":
+        return "logitless.dll"
+    if sys.platform == "darwin":
+        return "liblogitless.dylib"
+    return "liblogitless.so"
+
+
+def package_folders() -> Iterable[Path]:
+    """Of this package: an editable installation has the Python modules in one and the native library in another."""
+    return [Path(folder).resolve() for folder in sys.modules[__package__ or ""].__path__]
+
+
+def library_path() -> Path:
+    """The file of the native library: ``LOGITLESS_LIBRARY`` when it is set, else the one inside this package."""
+    override = os.environ.get(LIBRARY_VARIABLE)
+    if override:
+        path = Path(override)
+        if not path.is_file():
+            raise errors.LibraryNotFoundError(f"{LIBRARY_VARIABLE}: expected the path of the library, got {override}")
+        return path
+    name, folders = _library_name(), package_folders()
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    raise errors.LibraryNotFoundError(
+        f"the native library {name} is not in {' or '.join(map(str, folders))}: install the package with pip, "
+        f"or point {LIBRARY_VARIABLE} at a build of it"
+    )
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise errors.LibraryNotFoundError(
+            f"the native library {path} cannot be loaded (a library that it needs may be missing): {error}"
+        ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """Loads the library once and declares its functions."""
+    lib = _load(library_path())
+    plan_of = [ctypes.POINTER(Option), c_size_t, ctypes.POINTER(TensorDesc), c_size_t]
+    prototypes = {
+        "version": (c_char_p, []),
+        "plan_kind_name": (c_char_p, [c_int32]),
+        "abi_version": (c_int32, []),
+        "schema": (c_char_p, []),
+        "last_error": (c_char_p, []),
+        "last_error_info": (None, [ctypes.POINTER(ErrorInfo)]),
+        "backend_count": (c_int32, []),
+        "backend_name": (c_char_p, [c_int32]),
+        "backend_info": (c_int32, [c_int32, c_char_p, c_size_t, c_char_p, c_size_t]),
+        "context_create": (c_int32, [ctypes.POINTER(ContextOptions), ctypes.POINTER(c_void_p)]),
+        "context_destroy": (None, [c_void_p]),
+        "plan_create": (c_int32, [c_void_p, *plan_of, ctypes.POINTER(c_void_p)]),
+        "plan_destroy": (None, [c_void_p]),
+        "plan_get_info": (c_int32, [c_void_p, ctypes.POINTER(PlanInfoStruct)]),
+        "plan_list": (
+            c_int32,
+            [c_void_p, *plan_of, ctypes.POINTER(PlanInfoStruct), c_int32, ctypes.POINTER(c_int32)],
+        ),
+        "scale_gradients": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
+        "divergence_run": (c_int32, [c_void_p, ctypes.POINTER(Divergence), c_void_p]),
+        "run": (c_int32, [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
+        "run_group": (
+            c_int32,
+            [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, ctypes.POINTER(Communicator)],
+        ),
+    }
+    for name, (result, arguments) in prototypes.items():
+        function = getattr(lib, f"logitless_{name}")
+        function.restype = result
+        function.argtypes = arguments
+    version = lib.logitless_abi_version()
+    if version != ABI_VERSION:
+        raise errors.LibraryNotFoundError(f"{lib._name}: expected version {ABI_VERSION} of the ABI, got {version}")
+    return lib
+
+
+class Schema:
+    """Options and tensors as the library lists them.
+
+    Attributes:
+        options: by name, each with id, name, type, default, doc, and its range (lowest, highest) or values.
+        tensors: by name, each with id, name, shape, dtype, role, matrix, planned, null, needed and doc.
+        Buffers: a ctypes structure with a pointer a tensor, and a stride a matrix, by name. Its memory is the array
+            of ``logitless_tensor`` that a run takes.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        lists = json.loads(text)
+        self.options: dict[str, dict[str, Any]] = {option["name"]: option for option in lists["options"]}
+        self.tensors: dict[str, dict[str, Any]] = {tensor["name"]: tensor for tensor in lists["tensors"]}
+        fields = []
+        for name in self.tensors:
+            fields += [(f"_{name}_id", c_int64), (name, c_void_p), (f"{name}_stride", c_int64)]
+        self.Buffers: type[ctypes.Structure] = type("Buffers", (ctypes.Structure,), {"_fields_": fields})
+
+    def buffers(self) -> ctypes.Structure:
+        made = self.Buffers()
+        for name, tensor in self.tensors.items():
+            setattr(made, f"_{name}_id", tensor["id"] if sys.byteorder == "little" else tensor["id"] << 32)
+        return made
+
+
+@functools.lru_cache(maxsize=1)
+def schema() -> Schema:
+    """Reads the lists once."""
+    return Schema(library().logitless_schema())
+
+
+def _load_before_fork() -> None:
+    """A child must not use the OpenMP threads of its parent, which it does not have: the library watches for forks."""
+    try:
+        library()
+    except errors.LibraryNotFoundError:
+        pass  # said where the library is used
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_load_before_fork)
+
+
+def make(struct_name: str) -> ctypes.Structure:
+    """What a call takes, with its defaults: ``logitless_buffers``, or a struct of the ABI by its name."""
+    if struct_name == "logitless_buffers":
+        return schema().buffers()
+    struct, defaults = _MADE[struct_name]
+    return struct(**defaults)
+
+
+_MADE: dict[str, tuple[type[ctypes.Structure], dict[str, float]]] = {
+    "logitless_context_options": (ContextOptions, {"device": -1}),
+    "logitless_plan_info": (PlanInfoStruct, {}),
+    "logitless_communicator": (Communicator, {"size": 1}),
+    "logitless_divergence": (Divergence, {"temperature": 1, "student_scale": 1, "teacher_scale": 1}),
+}
+
+_ERRORS: dict[int, type[errors.LogitlessError]] = {
+    1: errors.InvalidArgumentError,
+    2: errors.InvalidTargetError,
+    3: errors.BudgetTooSmallError,
+    4: errors.UnsupportedError,
+    5: errors.BackendUnavailableError,
+    6: errors.OutOfMemoryError,
+    7: errors.InternalError,
+    8: errors.CommunicationError,
+}
+
+
+def check(status: int) -> None:
+    """Raises the exception of a failed call. The message is the calling thread's own."""
+    if status == OK:
+        return
+    lib, info = library(), ErrorInfo()
+    lib.logitless_last_error_info(ctypes.byref(info))
+    message = lib.logitless_last_error().decode(errors="replace")
+    error = _ERRORS.get(status, errors.InternalError)(message)
+    error.argument, error.expected, error.got = (
+        text.decode(errors="replace") for text in (info.argument, info.expected, info.got)
+    )
+    error.required_bytes = info.required_bytes or None
+    error.row = info.row if info.row >= 0 else None
+    raise error
+
+
+class Cache(Generic[K, V]):
+    """Holds the last ``size`` values used at least, and twice as many at most.
+
+    Values that are used move from the old half to the young one, which becomes the old one when it is full. Threads
+    may use it at once: at worst a value is made twice.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def get(self, key: K) -> V | None:
+        found = self._young.get(key)
+        if found is None:
+            found = self._old.pop(key, None)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        if len(self._young) >= self._size:
+            self._old, self._young = self._young, {}
+        self._young[key] = value
+
+
+HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a plan depends on: options by name (``pass_`` is ``pass``), and of tensors has_, want_, keeps_, accumulate_
+    and _dtype."""
+
+    pass_: int
+    tokens: int
+    vocab: int
+    hidden: int
+    reduction: int = 2
+    hidden_dtype: int = F32
+    classifier_dtype: int = F32
+    bias_dtype: int = F32
+    target_dtype: int = I64
+    d_hidden_dtype: int = F32
+    d_classifier_dtype: int = F32
+    d_bias_dtype: int = F32
+    has_bias: bool = False
+    has_class_weight: bool = False
+    has_token_weight: bool = False
+    has_temperature: bool = False
+    scale: float = 1.0
+    softcap: float = 0.0
+    temperature: float = 1.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    num_items: float = 0.0
+    ignore_index: int = -100
+    shift: int = 0
+    sequence_length: int = 0
+    want_d_hidden: bool = False
+    want_d_classifier: bool = False
+    want_d_bias: bool = False
+    accumulate_d_classifier: bool = False
+    unaligned_rows: bool = False
+    max_workspace_bytes: int = 0
+    gradient: int = 0
+    keeps_draws: bool = False
+    threshold: float = DEFAULT_THRESHOLD
+    compute_dtype: int = F32
+    allow_tf32: bool = False
+    top_k: int = 0
+    targets_per_row: int = 0
+    flags: tuple[str, ...] = ()  # names of others that are 1
+    batch_invariant: bool = False
+    vocab_start: int = 0
+    vocab_total: int = 0
+    group_size: int = 0
+    group_vocab: int = 0
+
+    def to_c(self) -> tuple[Any, int, Any, int]:
+        """Options and tensor descriptors, as logitless_plan_create takes them."""
+        lists = schema()
+        tensors, options = {"hidden", "classifier", "targets", *map(_tensor_of, self.flags)}, []
+        for field, value in self.__dict__.items():
+            option = lists.options.get(field.rstrip("_"))
+            if option is not None:
+                is_real = option["type"] == "real"
+                options.append(Option(option["id"], 0 if is_real else int(value), value if is_real else 0))
+            elif value is True and (name := _tensor_of(field)) in lists.tensors:
+                tensors.add(name)
+        descs = [
+            TensorDesc(
+                lists.tensors[name]["id"],
+                getattr(self, "target_dtype" if name == "targets" else f"{name}_dtype", 0),
+                getattr(self, f"accumulate_{name}", False),
+            )
+            for name in sorted(tensors)
+        ]
+        return (Option * len(options))(*options), len(options), (TensorDesc * len(descs))(*descs), len(descs)
+
+
+def _tensor_of(flag: str) -> str:
+    """The tensor that a plan with has_NAME, want_NAME or keeps_NAME is made for."""
+    return flag.partition("_")[2] if flag.startswith(("has_", "want_", "keeps_")) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanInfo:
+    """How one problem would be run.
+
+    Attributes:
+        kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks``, ``backward`` or ``thinned``.
+        backend: which backend runs it.
+        threads: threads used: those asked for, or fewer where a problem is too small for them.
+        workspace_bytes: memory beyond inputs and outputs; exact.
+        cost_f: work in units of one bare matrix product of the problem (2 N V D FLOP).
+        predicted_seconds: the planner's estimate.
+        token_chunk: rows whose exponentials are kept at once, 0 for none.
+        config: the kernels' configuration, for people.
+        implementation: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
+        reason: why these, for people.
+        draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
+        kept_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
+        vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
+        gathers: of a group of ranks: all-gathers in a run, of row statistics and of guesses of lse.
+        gathered_bytes: that they bring to each rank.
+        choice: why it was chosen among others, for people; empty in lists of plans.
+    """
+
+    kind: str
+    backend: str
+    threads: int
+    workspace_bytes: int
+    cost_f: float
+    predicted_seconds: float
+    token_chunk: int
+    config: str
+    implementation: str
+    reason: str
+    draws_bytes: int = 0
+    kept_columns: int = 0
+    vocab_window: int = 0
+    gathers: int = 0
+    gathered_bytes: int = 0
+    choice: str = ""
+
+
+def _to_info(info: Any) -> PlanInfo:
+    return PlanInfo(
+        kind=library().logitless_plan_kind_name(info.kind).decode(),
+        backend=info.backend.decode(),
+        threads=info.threads,
+        workspace_bytes=info.workspace_bytes,
+        cost_f=info.cost_f,
+        predicted_seconds=info.predicted_seconds,
+        token_chunk=info.token_chunk,
+        config=info.config.decode(),
+        implementation=info.implementation.decode(),
+        reason=info.reason.decode(),
+        draws_bytes=info.draws_bytes,
+        kept_columns=info.kept_columns,
+        vocab_window=info.vocab_window,
+        gathers=info.gathers,
+        gathered_bytes=info.gathered_bytes,
+        choice=info.choice.decode(),
+    )
+
+
+class _Handle:
+    """Owns one object of the library."""
+
+    _destroy: Any = None  # until there is something to destroy
+
+    def __init__(self, pointer: ctypes.c_void_p, destroy: Any) -> None:
+        self.pointer = pointer
+        self._destroy = destroy
+
+    def __del__(self) -> None:
+        if self._destroy is not None:
+            self._destroy(self.pointer)
+
+
+@functools.lru_cache(maxsize=64)
+def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
+    lib = library()
+    options: Any = make("logitless_context_options")
+    options.threads = threads
+    if isinstance(device, str):
+        options.device_model = device.encode()
+    else:
+        options.device = device
+    name, _, isa = (backend or "").partition(":")
+    options.isa = isa.encode() if isa else None
+    backend = name or None
+    if backend is not None:
+        options.backend = backend.encode()
+    pointer = ctypes.c_void_p()
+    try:
+        check(lib.logitless_context_create(ctypes.byref(options), ctypes.byref(pointer)))
+    except LogitlessError as error:
+        if error.argument != "device_model":
+            raise
+        expected = f'"cpu", "cuda", "cuda:N" or a model, {error.expected}'
+        raise InvalidArgumentError(f"device: expected {expected}; got {device!r}") from None
+    return _Handle(pointer, lib.logitless_context_destroy)
+
+
+class Plan(_Handle):
+    """A logitless_plan; it holds copies of all that it needs of its context."""
+
+    def __init__(self, spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> None:
+        lib = library()
+        pointer = ctypes.c_void_p()
+        context = _context(threads, backend, device)
+        check(lib.logitless_plan_create(context.pointer, *spec.to_c(), ctypes.byref(pointer)))
+        super().__init__(pointer, lib.logitless_plan_destroy)
+        info = make("logitless_plan_info")
+        check(lib.logitless_plan_get_info(pointer, ctypes.byref(info)))
+        self.info = _to_info(info)
+
+
+@functools.lru_cache(maxsize=256)
+def plan_of(spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> Plan:
+    return Plan(spec, threads, backend, device)
+
+
+def enough(*passes: Callable[[], T]) -> list[T]:
+    """Makes every plan within one budget; where that is too small, raises the refusal that asks for most."""
+    made, refused = [], None
+    for make in passes:
+        try:
+            made.append(make())
+        except BudgetTooSmallError as error:
+            if refused is None or (error.required_bytes or 0) > (refused.required_bytes or 0):
+                refused = error
+    if refused is not None:
+        raise refused
+    return made
+
+
+def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> list[PlanInfo]:
+    """All plans that the planner considers for a problem."""
+    capacity = 64
+    infos: Any = (PlanInfoStruct * capacity)()
+    count = ctypes.c_int32()
+    context = _context(threads, backend, device)
+    status = library().logitless_plan_list(context.pointer, *spec.to_c(), infos, capacity, ctypes.byref(count))
+    check(status)
+    return [_to_info(infos[i]) for i in range(min(count.value, capacity))]
+
+
+class Workspace:
+    """Page-aligned memory of one run, given back to the system with this object.
+
+    Huge pages, where the system lends them on request, save most of the page faults of a fresh allocation.
+    """
+
+    _HUGE = 4 << 20
+
+    def __init__(self, size: int) -> None:
+        self.address: int | None = None
+        if size == 0:
+            return
+        if sys.platform == "win32":
+            self._memory = mmap.mmap(-1, size)
+        else:
+            self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if size >= self._HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._view = ctypes.c_char.from_buffer(self._memory)
+        self.address = ctypes.addressof(self._view)
+
+
+def run(plan: Plan, buffers: ctypes.Structure, workspace: int | None = None, stream: int | None = None) -> None:
+    """Runs a plan in a workspace of the plan's size."""
+    size = plan.info.workspace_bytes
+    status = library().logitless_run(
+        plan.pointer, ctypes.byref(buffers), len(schema().tensors), workspace, size, stream
+    )
+    if status != OK:
+        check(status)
+
+
+def run_group(
+    plan: Plan, buffers: ctypes.Structure, workspace: int | None, stream: int | None, communicator: Communicator
+) -> None:
+    """The same of a rank's shard, with the other ranks."""
+    size = plan.info.workspace_bytes
+    arguments = (
+        plan.pointer,
+        ctypes.byref(buffers),
+        len(schema().tensors),
+        workspace,
+        size,
+        stream,
+        ctypes.byref(communicator),
+    )
+    check(library().logitless_run_group(*arguments))
+
+
+def run_on_host(plan: Plan, buffers: ctypes.Structure) -> None:
+    """The same in a workspace of its own."""
+    workspace = Workspace(plan.info.workspace_bytes)
+    run(plan, buffers, workspace.address)
+
+
+def scale_gradients(
+    data: Sequence[int], dtypes: Sequence[int], sizes: Sequence[int], factor: int, device: int, stream: int
+) -> None:
+    """logitless_scale_gradients"""
+    count = len(data)
+    arrays = struct.pack(f"{count}P", *data), struct.pack(f"{count}i", *dtypes), struct.pack(f"{count}q", *sizes)
+    context = _context(1, None, device)
+    check(library().logitless_scale_gradients(context.pointer, count, *arrays, factor, stream))

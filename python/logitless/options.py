@@ -1,0 +1,552 @@
+"""What a call may ask for: options, statistics, dtypes. Knows neither PyTorch nor numpy.
+
+Each option, statistic and dtype is described once, here: every interface goes through these tables. Most ranges are
+checked by the library, whose messages name argument, expected and got.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+
+from .errors import InvalidArgumentError, InvalidTargetError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Number = float | Tensor
+    Seed = int | Tensor | torch.Generator | None
+
+REDUCTIONS = ("none", "sum", "mean")
+GRADIENTS = ("exact", "thinned", "always-thinned")
+DEFAULT_THRESHOLD = 2.0**-9  # as LOGITLESS_DEFAULT_THRESHOLD of the C header
+FASTEST = (1 << 63) - 1  # LOGITLESS_FASTEST: a budget that any plan fits
+LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
+MOST_TOP_K = 64
+MOST_TARGETS = 64  # of a row
+ONE_TARGET_STATS = ("correct_count", "is_top1")  # of several targets none is the right one
+SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
+
+# ---- the options of a head, which signatures unpack; logitless.linear_cross_entropy says what they mean
+
+
+class Budget(TypedDict, total=False):
+    max_workspace_bytes: int | str | None
+
+
+class LogitOptions(Budget, total=False):
+    """Of logits."""
+
+    scale: Number
+    softcap: Number | None
+    temperature: Number
+
+
+class LossOptions(LogitOptions, total=False):
+    """Of a loss, as modules keep them."""
+
+    reduction: str
+    ignore_index: int | None
+    label_smoothing: Number
+    z_loss: Number
+    shift: int
+    gradient: str
+    threshold: Number
+    batch_invariant: bool
+
+
+class HeadOptions(LossOptions, total=False):
+    """Of a call of a loss."""
+
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    token_weight: Tensor | None
+    target_weight: Tensor | None
+    num_items: Number | None
+    main_grad: Tensor | None
+    differentiable_stats: bool
+    seed: Seed
+
+
+class TopKOptions(LogitOptions, total=False):
+    linear_bias: Tensor | None
+
+
+class IdOptions(TopKOptions, total=False):
+    ignore_index: int | None
+    batch_invariant: bool
+
+
+DEFAULTS: dict[str, Any] = {  # in the order of signatures
+    "linear_bias": None,
+    "weight": None,
+    "class_weight": None,
+    "reduction": "mean",
+    "ignore_index": -100,
+    "label_smoothing": 0.0,
+    "scale": 1.0,
+    "softcap": None,
+    "temperature": 1.0,
+    "z_loss": 0.0,
+    "token_weight": None,
+    "target_weight": None,
+    "num_items": None,
+    "shift": 0,
+    "max_workspace_bytes": None,
+    "main_grad": None,
+    "differentiable_stats": True,
+    "gradient": "exact",
+    "threshold": DEFAULT_THRESHOLD,
+    "seed": None,
+    "batch_invariant": False,
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_ORDER = [name for known in DEFAULTS for name in ((known, "return_stats") if known == "main_grad" else (known,))]
+
+
+def takes(options: type, first: Sequence[str] = (), **others: Any) -> Callable[[F], F]:
+    """Shows the options that a function unpacks in its signature, in the order of DEFAULTS behind its own.
+
+    first: keywords before all others; others: defaults that are not those of DEFAULTS.
+    """
+    order, defaults = [*first, *(name for name in _ORDER if name not in first)], DEFAULTS | others
+
+    def described(function: F) -> F:
+        own = inspect.signature(function)
+        kinds = inspect.Parameter
+        given = [p for p in own.parameters.values() if p.kind is not kinds.VAR_KEYWORD]
+        given += [
+            kinds(name, kinds.KEYWORD_ONLY, default=defaults[name], annotation=annotation.__forward_arg__)
+            for name, annotation in options.__annotations__.items()
+        ]
+        positional = [p for p in given if p.kind is not kinds.KEYWORD_ONLY]
+        keywords = [p for p in given if p.kind is kinds.KEYWORD_ONLY]
+        keywords.sort(key=lambda p: order.index(p.name) if p.name in order else -1)
+        function.__signature__ = own.replace(parameters=positional + keywords)  # type: ignore[attr-defined]
+        return function
+
+    return described
+
+
+def names_of(options: type) -> frozenset[str]:
+    return frozenset(options.__annotations__)
+
+
+LOSS_OPTIONS, HEAD_OPTIONS = names_of(LossOptions), names_of(HeadOptions)
+TOP_K_OPTIONS, ID_OPTIONS = names_of(TopKOptions), names_of(IdOptions)
+
+
+def check_names(function: str, given: Iterable[str], known: frozenset[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+# ---- dtypes
+
+F32, BF16, F16, F64, I32, I64 = range(6)  # logitless_dtype
+FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)  # logitless_pass
+
+
+class Dtype(NamedTuple):
+    name: str  # PyTorch's and numpy's; numpy has bfloat16 of the package ml_dtypes
+    code: int  # of logitless_dtype
+    is_float: bool
+
+
+ALL_DTYPES = (
+    Dtype("float32", F32, True),
+    Dtype("bfloat16", BF16, True),
+    Dtype("float16", F16, True),
+    Dtype("float64", F64, True),
+    Dtype("int32", I32, False),
+    Dtype("int64", I64, False),
+)
+FLOATS = {dtype.name: dtype.code for dtype in ALL_DTYPES if dtype.is_float}
+INTEGER_DTYPES = {dtype.name: dtype.code for dtype in ALL_DTYPES if not dtype.is_float}
+FLOATS_TEXT = "float32, bfloat16, float16 or float64"
+INTEGERS_TEXT = "int64 or int32 class indices"
+
+
+_SHORT = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}  # as the command line takes them
+
+
+def name_of(dtype: Any) -> str:
+    """``float32`` of "float32", "f32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+    found = str(name or dtype).rpartition(".")[2]
+    return _SHORT.get(found, found)
+
+
+def float_code(argument: str, dtype: Any) -> int:
+    code = FLOATS.get(name_of(dtype))
+    if code is None:
+        raise TypeError(f"{argument}: expected {FLOATS_TEXT}, got {dtype}")
+    return code
+
+
+def target_code(dtype: Any, argument: str = "target") -> int:
+    code = INTEGER_DTYPES.get(name_of(dtype))
+    if code is None:
+        raise TypeError(f"{argument}: expected {INTEGERS_TEXT}, got {dtype}")
+    return code
+
+
+def check_float64(float64: Any, input: Any, linear_weight: Any, linear_bias: Any) -> None:
+    """That of tensors (torch.float64) or arrays (numpy.float64) all are float64 or none is; a bias may be None."""
+    wide = input.dtype == float64
+    for name, operand in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
+        if operand is not None and (operand.dtype == float64) != wide:
+            raise TypeError(
+                f"{name}: expected float64 for all of input, linear_weight and linear_bias or for none, "
+                f"got {operand.dtype} with input {input.dtype}"
+            )
+
+
+# ---- statistics of rows
+
+
+class Statistic(NamedTuple):
+    """One of each row."""
+
+    name: str  # of return_stats, and the field of logitless_buffers
+    dtype: str = ""  # of its array; "": that of the loss
+    want: str = ""  # the flag of logitless_problem that it needs; "": none
+    differentiable: bool = False  # then logitless_problem has has_grad_<name>, and logitless_buffers grad_<name>
+    is_default: bool = False  # whether return_stats=True asks for it
+
+
+STATISTICS = (
+    Statistic("nll", differentiable=True, is_default=True),
+    Statistic("lse", differentiable=True, is_default=True),
+    Statistic("entropy", want="want_entropy", differentiable=True, is_default=True),
+    Statistic("argmax", dtype="int64", want="want_argmax", is_default=True),
+    Statistic("target_logit", differentiable=True),
+    Statistic("mean_logit", want="want_mean_logit"),
+    Statistic("log_sum_sq_probs", want="want_log_sum_sq_probs"),
+    Statistic("is_top1", dtype="bool", want="want_argmax"),
+    Statistic("max_logit"),
+)
+COUNTS = {"correct_count": "want_argmax", "valid_count": ""}  # scalars, and the flags that they need
+DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
+
+OF_ROWS = tuple(statistic.name for statistic in STATISTICS)
+DIFFERENTIABLE = tuple(statistic.name for statistic in STATISTICS if statistic.differentiable)
+CONSTANT = tuple(statistic.name for statistic in STATISTICS if not statistic.differentiable)
+STAT_GRADIENTS = tuple(f"grad_{name}" for name in DIFFERENTIABLE)  # fields of logitless_buffers
+DEFAULT_STATS = (*(statistic.name for statistic in STATISTICS if statistic.is_default), *COUNTS)
+STAT_NAMES = (*DEFAULT_STATS, *(name for name in OF_ROWS if name not in DEFAULT_STATS), *DRAW_STATS)
+
+
+def stats_of_rows(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of rows among them, in the order of the list."""
+    asked = set(names)
+    return tuple(name for name in OF_ROWS if name in asked)
+
+
+def stat_flags(names: Iterable[str]) -> tuple[str, ...]:
+    """The flags of logitless_problem that statistics need."""
+    asked = set(names)
+    flags = {statistic.want for statistic in STATISTICS if statistic.name in asked}
+    flags |= {want for name, want in COUNTS.items() if name in asked}
+    return tuple(sorted(flags - {""}))
+
+
+# ---- what is asked of a pass
+
+
+class Function(NamedTuple):
+    """A public function over logits."""
+
+    targets: str  # its name of the targets
+    tells: tuple[str, ...] = ()  # what it returns in the place of a loss: names of logitless_buffers
+
+
+FUNCTIONS = {
+    "linear_cross_entropy": Function("target"),
+    "linear_log_probs": Function("ids", ("target_log_probs",)),
+    "linear_top_k": Function("target", ("top_ids", "top_log_probs")),
+}
+INTEGERS = ("ignore_index", "shift", "sequence_length", "max_workspace_bytes", "top_k")  # options of a pass
+
+
+class Wants(NamedTuple):
+    """Which gradients."""
+
+    hidden: bool = False
+    weight: bool = False
+    bias: bool = False
+    scale: bool = False
+    temperature: bool = False
+
+
+class Flags(NamedTuple):
+    """Gradients, statistics, and what becomes of draws."""
+
+    want_d_hidden: bool = False
+    want_d_weight: bool = False
+    want_d_bias: bool = False
+    want_d_scale: bool = False
+    want_d_temperature: bool = False
+    keeps_draws: bool = False
+    want_draw_stats: bool = False
+    want_counts: bool = False
+    stats: tuple[str, ...] = ()  # of rows, in the order of STATISTICS
+
+    def wants(self) -> Wants:
+        return Wants(*map(bool, self[: len(Wants._fields)]))
+
+    def with_gradients(self, wants: Wants) -> Flags:
+        fields: dict[str, Any] = dict(zip(Flags._fields, wants))
+        return self._replace(**fields)
+
+    def learns_numbers(self) -> bool:
+        return self.want_d_scale or self.want_d_temperature
+
+
+# ---- what a backward pass reads of a forward pass: fields of logitless_buffers
+
+LSE = ("lse", "lse_low")  # of all of them: a forward pass writes both or none
+SAVED = (*LSE, "entropy", "draws")
+
+T = TypeVar("T")
+
+
+def read_by_backward(saved: Mapping[str, T | None]) -> dict[str, T]:
+    """Those of SAVED, the upstream gradients and more that there are, as far as a backward pass reads them."""
+    read = {name: value for name, value in saved.items() if value is not None}
+    for name in LSE:
+        if name not in read:
+            raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")
+    if "grad_entropy" not in read:
+        read.pop("entropy", None)
+    return read
+
+
+# ---- checks
+
+
+def shape_text(shape: Any) -> str:
+    return "[" + ", ".join(str(n) for n in shape) + "]"
+
+
+def check_sizes(shape: Sequence[int], least_vocab: int = 1) -> None:
+    """Of linear_weight, [V, D]."""
+    vocab, columns = shape
+    if vocab < least_vocab or columns < 1:
+        raise InvalidArgumentError(
+            f"linear_weight: expected shape [V, D] with V >= {least_vocab} and D >= 1, got {shape_text(shape)}"
+        )
+
+
+def _is_symbol(value: Any) -> bool:
+    """Of code that PyTorch compiles, which is to stay one."""
+    return type(value).__name__ in ("SymInt", "SymFloat", "FakeTensor", "FunctionalTensor")
+
+
+def number(name: str, value: Any) -> float:
+    if isinstance(value, (bool, str)) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    if isinstance(value, float) or _is_symbol(value):
+        return value  # type: ignore[no-any-return]
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a number of float64's range, got a larger one") from None
+    except TypeError:  # of what holds a number only sometimes, as arrays
+        raise TypeError(f"{name}: expected a number, got {value!r}") from None
+    return value if isinstance(value, int) else found
+
+
+def integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
+    if _is_symbol(value):
+        return value  # type: ignore[no-any-return]
+    found = operator.index(value)
+    if not -(1 << 63) <= found < 1 << 63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {found}")
+    return found
+
+
+def checked_num_items(value: Any, reduction: str) -> float:
+    if reduction != "mean":
+        raise ValueError(f'num_items: expected None unless reduction is "mean", got {value!r} with "{reduction}"')
+    items = number("num_items", value)
+    if not 0 <= items < math.inf:
+        raise ValueError(f"num_items: expected a finite number >= 0, got {items}")
+    return items
+
+
+def checked_threshold(value: Any) -> float:
+    threshold = number("threshold", value)
+    if not LEAST_THRESHOLD <= threshold <= 1:
+        raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
+    return threshold
+
+
+_UNITS = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgt", 1)}}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+
+
+def size(text: str) -> int | None:
+    """Bytes of "256MiB", "1GB", "64k", "1.5GiB" or "4096", as the command line takes them; None for another text."""
+    lowered = text.lower()
+    digits = len(lowered) - len(lowered.lstrip("0123456789."))
+    number, unit = lowered[:digits], lowered[digits:].lstrip(" ").removesuffix("b")
+    if number.count(".") > 1 or number in ("", ".") or unit not in _UNITS:
+        return None
+    found = float(number) * _UNITS[unit]
+    return int(found) if found < 2.0**62 else None
+
+
+def budget(value: int | str | None) -> int:
+    """max_workspace_bytes as the library takes it: 0 for None, FASTEST for "fastest"."""
+    if value is None:
+        return 0
+    found: int | None
+    if isinstance(value, str):
+        found = FASTEST if value == "fastest" else size(value)
+    else:
+        found = integer("max_workspace_bytes", value)
+    if found is None or found <= 0:
+        raise ValueError(
+            'max_workspace_bytes: expected a positive number of bytes, a size such as "256MiB", "fastest" or None, got '
+            f"{value!r}"
+        )
+    return found
+
+
+def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: int = F32) -> dict[str, Any]:
+    """The options of a pass, checked: 0 for None but of num_items, of which 0 is a number."""
+    reduction, gradient, batch_invariant = given["reduction"], given["gradient"], given["batch_invariant"]
+    ignore_index, softcap, num_items = given["ignore_index"], given["softcap"], given["num_items"]
+    if reduction not in REDUCTIONS:
+        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
+    check_gradient(gradient)
+    check_batch_invariant(batch_invariant, gradient)
+    return {
+        "reduction": reduction,
+        "ignore_index": -100 if ignore_index is None else integer("ignore_index", ignore_index),
+        "label_smoothing": number("label_smoothing", given["label_smoothing"]),
+        "scale": number("scale", given["scale"]),
+        "softcap": 0.0 if softcap is None else number("softcap", softcap),
+        "temperature": number("temperature", given["temperature"]),
+        "z_loss": number("z_loss", given["z_loss"]),
+        "num_items": None if num_items is None else checked_num_items(num_items, reduction),
+        "shift": integer("shift", given["shift"]),
+        "sequence_length": sequence_length,
+        "max_workspace_bytes": budget(given["max_workspace_bytes"]),
+        "gradient": gradient,
+        "threshold": checked_threshold(given["threshold"]),
+        "batch_invariant": batch_invariant,
+        "compute_dtype": compute_dtype,
+    }
+
+
+def check_gradient(gradient: Any) -> None:
+    if gradient not in GRADIENTS:
+        raise ValueError(f'gradient: expected one of "exact", "thinned", "always-thinned", got {gradient!r}')
+
+
+def check_batch_invariant(batch_invariant: Any, gradient: str) -> None:
+    if not isinstance(batch_invariant, bool):
+        raise TypeError(f"batch_invariant: expected a bool, got {type(batch_invariant).__name__}")
+    if batch_invariant and gradient != "exact":
+        raise ValueError(
+            f'batch_invariant: expected False unless gradient is "exact", got True with "{gradient}", whose sums are '
+            "relative to a guess that other rows have a part in"
+        )
+
+
+def check_seed_is_used(seed: Any, gradient: str) -> None:
+    if seed is not None and gradient == "exact":
+        raise ValueError('seed: expected None unless gradient is "thinned", got one with "exact"')
+
+
+def checked_k(k: Any, vocab: int) -> int:
+    found, most = integer("k", k), min(MOST_TOP_K, vocab)
+    if not 1 <= found <= most:
+        raise InvalidArgumentError(
+            f"k: expected a number in [1, {most}], the smaller one of {MOST_TOP_K} and V, got {found}"
+        )
+    return found
+
+
+def checked_seed(seed: Any) -> int:
+    return integer("seed", seed)
+
+
+def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], several: bool) -> None:
+    """Of the targets of rows of this shape: one for each, or several."""
+    if tuple(target[: len(rows)] if several else target) != tuple(rows) or len(target) != len(rows) + several:
+        more = " with one more dimension of K targets" if several else ""
+        hint = "; several targets a row want target_weight" if len(target) == len(rows) + 1 and not several else ""
+        raise InvalidArgumentError(
+            f"{name}: expected shape {shape_text(rows)} (that of input without its last dimension){more}, got "
+            f"{shape_text(target)}{hint}"
+        )
+    if several and not 1 <= target[-1] <= MOST_TARGETS:
+        raise InvalidArgumentError(
+            f"{name}: expected at most {MOST_TARGETS} targets a row (ids and weights of the K largest probabilities; "
+            f"those of the whole vocabulary are not taken), got {target[-1]}"
+        )
+
+
+def dense_message(dtype: Any) -> str:
+    return (
+        f"target: expected class indices, int64 or int32, got {dtype}; probabilities of the whole vocabulary are not "
+        f"taken: pass the ids of at most {MOST_TARGETS} classes a row as target [..., K], and their probabilities as "
+        "target_weight"
+    )
+
+
+def check_several_targets(weight: object, gradient: str) -> None:
+    """What several targets a row exclude."""
+    if weight is not None:
+        raise ValueError(
+            "weight: expected None with several targets a row, got class weights; multiply target_weight by "
+            "weight[target]"
+        )
+    if gradient != "exact":
+        raise ValueError(f'gradient: expected "exact" with several targets a row, got {gradient!r}')
+
+
+def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool = False) -> tuple[str, ...]:
+    """Which statistics are asked for; all but the default ones by name only. several: targets a row."""
+    if isinstance(return_stats, bool):
+        default = tuple(name for name in DEFAULT_STATS if not (several and name in ONE_TARGET_STATS))
+        return default if return_stats else ()
+    if isinstance(return_stats, str):
+        raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
+    try:
+        names = tuple(return_stats)
+    except TypeError:
+        raise TypeError(f"return_stats: expected a bool or a sequence of names, got {return_stats!r}") from None
+    for name in names:
+        if name in DRAW_STATS and gradient == "exact":
+            raise ValueError(f'return_stats: expected {name} only with gradient "thinned", got it with "{gradient}"')
+        if several and name in ONE_TARGET_STATS:
+            raise ValueError(f"return_stats: expected no {name} with several targets a row, got it")
+        if name not in STAT_NAMES:
+            raise ValueError(f"return_stats: expected names out of {', '.join(STAT_NAMES)}, got {name!r}")
+    return names
+
+
+def named_target(error: InvalidTargetError, shape: Sequence[int], name: str = "target") -> InvalidTargetError:
+    """The library's refusal of a target out of range, with the caller's name of it and its place in that shape."""
+    place: list[int] = []
+    rest = error.row or 0
+    for size in reversed(shape):
+        rest, index = divmod(rest, size)
+        place.insert(0, index)
+    named = type(error)(f"{name}: expected {error.expected}, got {error.got} at {name}{shape_text(place)}")
+    named.argument, named.expected, named.got, named.row = name, error.expected, error.got, error.row
+    return named

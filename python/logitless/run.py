@@ -1,0 +1,656 @@
+"""Runs of the library on tensors: no autograd, no dispatcher.
+
+What of a run depends on no data (its plan, the strides, the sizes of what it writes) is a Run, found again by the
+layouts of the tensors and the options.
+
+Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], bias [V], target of N elements in the
+caller's shape, or of N x K with a target_weight [N, K].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import native
+from . import options as _options
+from .errors import InvalidArgumentError, InvalidTargetError
+from .native import Cache
+from .options import Flags, Wants, read_by_backward
+
+# Names of tensors, in Inputs and in the library, that are others for the caller.
+_ARGUMENTS = {
+    "hidden": "input",
+    "weight": "linear_weight",
+    "classifier": "linear_weight",
+    "targets": "target",
+    "bias": "linear_bias",
+    "class_weight": "weight",
+    "row_temperature": "temperature",
+    "d_classifier": "main_grad",
+}
+CODES: dict[torch.dtype, int] = {getattr(torch, dtype.name): dtype.code for dtype in _options.ALL_DTYPES}
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
+def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """torch.bfloat16 of "bf16" or "bfloat16"; what is no text as it is."""
+    return DTYPES[_options.float_code("dtype", dtype)] if isinstance(dtype, str) else dtype
+
+
+class Inputs(NamedTuple):
+    """The tensors of one problem; vectors of rows and classes have stats_dtype."""
+
+    hidden: Tensor  # [N, D]
+    weight: Tensor  # [V, D]
+    target: Tensor  # [...], N elements, or with target_weight N x K
+    bias: Tensor | None  # [V]
+    class_weight: Tensor | None  # [V]
+    token_weight: Tensor | None  # [N]
+    row_temperature: Tensor | None  # [N]
+    target_weight: Tensor | None  # [N, K], always where rows have several targets
+    num_items: Tensor | None  # scalar; takes the place of the option
+    seed: Tensor | None  # scalar int64, of thinned gradients
+    # Scalars, where their gradients are wanted; their values are the options'.
+    scale: Tensor | None
+    temperature: Tensor | None
+    numbers: Tensor | None  # [7] float64 on the CPU; they take the place of the options NAMES
+
+
+def stats_dtype(hidden: Tensor) -> torch.dtype:
+    """dtype of losses, statistics and weights of rows and classes."""
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+class Result(NamedTuple):
+    """A tensor that a pass returns."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str = ""  # "": that of hidden
+
+
+GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
+
+
+def results(
+    pass_: int, inputs: Inputs, options: Mapping[str, Any], flags: Flags, function: str, draws_bytes: int = 0
+) -> dict[str, Result]:
+    """What a pass returns. counts holds correct and valid rows, the former 0 without argmax.
+
+    The gradient of the weight is among them also where it is added to main_grad, which is not known here.
+    """
+    hidden, weight, bias = inputs.hidden, inputs.weight, inputs.bias
+    rows, stats = (hidden.shape[0],), stats_dtype(hidden)
+    found: dict[str, Result] = {}
+    if pass_ != _options.BACKWARD:
+        if function != "linear_top_k":
+            found["loss"] = Result(rows if options["reduction"] == "none" else (), stats)
+        for statistic in _options.STATISTICS:
+            if statistic.name in flags.stats:
+                found[statistic.name] = Result(rows, getattr(torch, statistic.dtype) if statistic.dtype else stats)
+        if flags.want_counts:
+            found["counts"] = Result((2,), torch.int64)
+        columns = options["top_k"] or inputs.target.shape[-1] if _options.FUNCTIONS[function].tells else 0
+        for name in _options.FUNCTIONS[function].tells:
+            found[name] = Result((*rows, columns), torch.int64 if name == "top_ids" else stats)
+    if pass_ == _options.FORWARD:
+        if "lse" in flags.stats:
+            found["lse_low"] = Result(rows, stats)
+        if flags.keeps_draws:
+            found["draws"] = Result((draws_bytes,), torch.uint8)
+        return found
+    if flags.want_draw_stats:
+        found |= {"kept_count": Result(rows, torch.int32), "draw_variance": Result(rows, stats)}
+    gradients = (
+        Result(tuple(hidden.shape), hidden.dtype),
+        Result(tuple(weight.shape), weight.dtype),
+        Result(tuple(weight.shape[:1]), hidden.dtype if bias is None else bias.dtype),
+        Result((), stats),
+        Result((), stats),
+    )
+    return found | {name: result for name, result, on in zip(GRADIENTS, gradients, flags.wants()) if on}
+
+
+_READ = (  # by Inputs' order
+    "hidden",
+    "classifier",
+    "targets",
+    "bias",
+    "class_weight",
+    "token_weight",
+    "temperature",
+    "target_weight",
+)
+
+
+def read_as_they_are(inputs: Inputs, tensors: dict[str, Tensor]) -> tuple[str, ...] | None:
+    """The names of tensors that readable() returned, if they are the first of inputs themselves."""
+    names = tuple(tensors)
+    same = names == _READ[: len(names)] and all(tensors[name] is given for name, given in zip(names, inputs))
+    return names if same else None
+
+
+def rows(matrix: Tensor) -> Tensor:
+    """The matrix itself when its rows are contiguous and do not overlap, whatever their stride."""
+    if matrix.is_contiguous():
+        return matrix
+    count, columns = matrix.shape
+    contiguous_rows = columns == 1 or matrix.stride(1) == 1
+    if contiguous_rows and (count <= 1 or matrix.stride(0) >= columns):
+        return matrix
+    return matrix.contiguous()
+
+
+def row_stride(matrix: Tensor) -> int:
+    return matrix.stride(0) if matrix.shape[0] > 1 else 0
+
+
+def rows_are_aligned(matrix: Tensor) -> bool:
+    """Whether every row begins at a multiple of 16 bytes, as far as rows are that long."""
+    size = matrix.element_size()
+    if matrix.shape[1] * size % 16 != 0:
+        return True  # rows of such a length are copied anyway
+    return matrix.data_ptr() % 16 == 0 and (matrix.shape[0] <= 1 or matrix.stride(0) * size % 16 == 0)
+
+
+def are_unaligned(hidden: Tensor, weight: Tensor) -> bool:
+    """The option unaligned_rows."""
+    return hidden.is_cuda and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def resolved(inputs: Inputs, options: dict[str, Any]) -> dict[str, Any]:
+    """The operators' options with their numbers by name: those that tensors on the CPU hold, too."""
+    found = joined(options, inputs.numbers)
+    if inputs.num_items is not None and inputs.hidden.device.type == "cpu":
+        found["num_items"] = _options.checked_num_items(inputs.num_items.item(), found["reduction"])
+    if inputs.scale is not None:
+        check_learned_scale(found["scale"])
+    if inputs.temperature is not None:
+        check_learned_temperature(found["softcap"])
+    return found
+
+
+def readable(inputs: Inputs, num_items: float | None) -> dict[str, Tensor]:
+    """The tensors by the library's names, in layouts that it reads. num_items: the resolved option."""
+    hidden = inputs.hidden
+    found = {"hidden": rows(hidden), "classifier": rows(inputs.weight), "targets": contiguous(inputs.target)}
+    if inputs.bias is not None:
+        found["bias"] = contiguous(inputs.bias)
+    if inputs.class_weight is not None:
+        found["class_weight"] = contiguous(inputs.class_weight)
+    if inputs.token_weight is not None:
+        found["token_weight"] = contiguous(inputs.token_weight)
+    if inputs.row_temperature is not None:
+        found["temperature"] = contiguous(inputs.row_temperature)
+    if inputs.target_weight is not None:
+        found["target_weight"] = contiguous(inputs.target_weight)
+    if inputs.seed is not None:
+        found["seed"] = inputs.seed
+    if num_items == 0:  # as an option, 0 is none
+        found["num_items"] = torch.zeros((), dtype=stats_dtype(hidden), device=hidden.device)
+    elif inputs.num_items is not None and num_items is None:  # which only the device knows
+        found["num_items"] = inputs.num_items.to(hidden.device, stats_dtype(hidden))
+    return found
+
+
+# ---- options that are numbers
+
+
+NUMBERS = ("label_smoothing", "scale", "softcap", "z_loss", "num_items", "temperature", "threshold")
+# The gradient of scale is <input, d_input> / scale: d_input, in float32, must not underflow.
+LEAST_LEARNED_SCALE = 2.0**-64
+
+
+def joined(options: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
+    """The options with their numbers by name: those of the tensor if there is one."""
+    options = dict(options)
+    numbers = options.pop("numbers")
+    options |= zip(NUMBERS, numbers if tensor is None else tensor.tolist())
+    if math.isnan(options["num_items"]):
+        options["num_items"] = None
+    return options
+
+
+def check_learned_scale(scale: float) -> None:
+    if not abs(scale) >= LEAST_LEARNED_SCALE:
+        raise ValueError(
+            "scale: expected a magnitude of at least 2^-64 where its gradient is wanted (which is the product of input "
+            f"and its gradient over scale), got {scale}"
+        )
+
+
+def check_learned_temperature(softcap: float) -> None:
+    if softcap != 0:
+        raise ValueError(
+            "temperature: expected one that does not require grad with a softcap (its gradient is made of those of "
+            f"input and bias, which is no way past a softcap), got one that does, and softcap {softcap}"
+        )
+
+
+def inner_product(hidden: Tensor, d_hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """<hidden, d_hidden> of [N, D], rows by rows, added up in a scalar of float64. dtype: of hidden in the products.
+
+    The gradients of scale and temperature are made of it. Logits depend on scale as on the size of hidden, so that of
+    scale is <hidden, d_hidden> / scale. Without a softcap they depend on the inverse of the temperature as on the
+    sizes of hidden and bias together, so that of the temperature is -(<hidden, d_hidden> + <bias, d_bias>) / T.
+    """
+    rows = max(1, (1 << 20) // max(1, hidden.shape[1]))
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    for start in range(0, hidden.shape[0], rows):
+        part = slice(start, start + rows)
+        gradient = d_hidden[part]  # 0 in ignored rows, whatever those of hidden hold
+        total += torch.where(gradient == 0, 0, hidden[part].to(dtype) * gradient).sum(dtype=torch.float64)
+    return total
+
+
+# ---- runs
+
+
+Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_classifier that is given is added to
+
+
+def _tf32_switch() -> Callable[[], bool]:
+    """Reads PyTorch's permission of TF32 in products of float32 matrices on CUDA devices."""
+    precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if precision is None:  # PyTorch before 2.9
+        return torch._C._get_cublas_allow_tf32
+    return lambda: precision("cuda", "matmul") == "tf32"
+
+
+_allows_tf32 = _tf32_switch()
+
+
+def _asked() -> str | None:
+    return os.environ.get("LOGITLESS_CUDA_IMPLEMENTATION")  # sm90, mma or portable in place of the library's choice
+
+
+def place(hidden: Tensor, weight: Tensor) -> Any:
+    """What plans depend on beside devices and layouts: threads of the CPU; on CUDA the alignment of both, the
+    implementation asked for by name and whether TF32 is permitted."""
+    if not hidden.is_cuda:
+        return torch.get_num_threads()
+    return hidden.data_ptr() % 16, weight.data_ptr() % 16, _asked(), _allows_tf32()
+
+
+def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
+    """The plan for tensors on a device."""
+    if device.type == "cpu":
+        return native.plan_of(spec, torch.get_num_threads())
+    name = _asked()
+    spec = dataclasses.replace(spec, allow_tf32=_allows_tf32())
+    with torch.cuda.device(device):
+        return native.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
+
+
+def _d_bias_dtype(hidden: Tensor, bias: Tensor, flags: Flags) -> torch.dtype:
+    return stats_dtype(hidden) if flags.want_d_temperature else bias.dtype
+
+
+def spec_of(
+    pass_: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any], flags: Flags, unaligned: bool
+) -> native.Spec:
+    """The problem of tensors that are there; they may be fake ones, whose sizes become constants."""
+    hidden, weight, bias = tensors["hidden"], tensors["classifier"], tensors.get("bias")
+    fields: dict[str, Any] = dict(options)
+    fields |= {name: int(fields[name]) for name in _options.INTEGERS}
+    if pass_ != _options.FORWARD:
+        into = tensors.get("d_classifier")
+        fields |= {
+            "d_hidden_dtype": CODES[stats_dtype(hidden) if flags.learns_numbers() else hidden.dtype],
+            "d_classifier_dtype": CODES[weight.dtype if into is None else into.dtype],
+            "d_bias_dtype": _options.F32 if bias is None else CODES[_d_bias_dtype(hidden, bias, flags)],
+            "accumulate_d_classifier": into is not None,
+        }
+    return native.Spec(
+        **fields
+        | {
+            "reduction": native.REDUCTIONS[options["reduction"]],
+            "gradient": native.GRADIENTS[options["gradient"]],
+            "num_items": options["num_items"] or 0.0,
+        },
+        pass_=pass_,
+        tokens=int(hidden.shape[0]),
+        vocab=int(weight.shape[0]),
+        hidden=int(hidden.shape[1]),
+        hidden_dtype=CODES[hidden.dtype],
+        classifier_dtype=CODES[weight.dtype],
+        bias_dtype=_options.F32 if bias is None else CODES[bias.dtype],
+        target_dtype=CODES[tensors["targets"].dtype],
+        has_bias=bias is not None,
+        has_class_weight="class_weight" in tensors,
+        has_token_weight="token_weight" in tensors,
+        has_temperature="temperature" in tensors,
+        targets_per_row=int(tensors["target_weight"].shape[1]) if "target_weight" in tensors else 0,
+        want_d_hidden=flags.want_d_hidden or flags.learns_numbers(),
+        want_d_classifier=flags.want_d_weight,
+        want_d_bias=flags.want_d_bias or (flags.want_d_temperature and bias is not None),
+        flags=(
+            *_options.stat_flags(flags.stats),
+            *(f"has_{name}" for name in _options.STAT_GRADIENTS if name in tensors),
+        ),
+        unaligned_rows=unaligned,
+        keeps_draws=flags.keeps_draws or "draws" in tensors,
+    )
+
+
+def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
+    """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
+    tensors = {name: tensor for name, tensor in zip(_READ, inputs) if tensor is not None}
+    spec = spec_of(_options.FORWARD, tensors, options | {"num_items": None}, flags.with_gradients(Wants()), False)
+    return plan_on(spec, inputs.hidden.device).info.draws_bytes
+
+
+def _raw_stream() -> Callable[[int], int]:
+    """Of PyTorch's functions for the current stream of a device, the one that makes no object."""
+    found: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return found or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+
+
+stream_of = _raw_stream()
+
+
+_SMALL_WORKSPACE = 1 << 16  # bytes on the host: the page faults of fresh memory would be most of a small run
+_ROWS = ("lse", "lse_low", "entropy", "grad_loss", *_options.STAT_GRADIENTS)
+
+
+def _check_rows(tensors: Tensors) -> None:
+    """Of a backward pass what lies a number a row, which a hook of saved tensors may have changed."""
+    hidden = tensors["hidden"]
+    tokens, stats = hidden.shape[0], stats_dtype(hidden)
+    for name in _ROWS:
+        if name not in tensors:
+            continue
+        tensor, count = tensors[name], 1 if name == "grad_loss" and tensors[name].dim() == 0 else tokens
+        if tensor.dtype != stats or tensor.numel() != count:
+            raise RuntimeError(f"{name}: expected {count} elements of {stats}, got {tensor.numel()} of {tensor.dtype}")
+    weight = tensors.get("target_weight")
+    count = tensors["targets"].numel()
+    if weight is not None and (weight.dtype != stats or weight.numel() != count or count % max(tokens, 1) != 0):
+        raise RuntimeError(
+            f"target_weight: expected {count} elements of {stats}, got {weight.numel()} of {weight.dtype}"
+        )
+
+
+def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """As torch.empty of contiguous tensors, in half of its time."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    return functools.partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
+
+
+def _refuse_freed(tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() == 0 and tensor.numel() > 0:
+            argument = _ARGUMENTS.get(name, name)
+            raise InvalidArgumentError(f"{argument}: expected a tensor in memory, got one whose storage was freed")
+
+
+class Run:
+    """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
+
+    def __init__(self, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags, function: str) -> None:
+        hidden, weight = tensors["hidden"], tensors["classifier"]
+        _check_rows(tensors)
+        self.pass_, self.flags, self.device = pass_, flags, hidden.device
+        self._targets_name = _options.FUNCTIONS[function].targets  # in messages
+        self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
+        adds = "d_classifier" in tensors
+        spec = spec_of(pass_, tensors, options, flags, are_unaligned(hidden, weight))
+        self.plan = plan_on(self._specified(spec), self.device)
+        draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
+        if pass_ == _options.BACKWARD and draws != self.plan.info.draws_bytes:
+            raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
+        self._workspace_bytes = self.plan.info.workspace_bytes
+        self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
+        self._scale: float = options["scale"]
+        self._temperature: float = options["temperature"]
+        rounds = options["compute_dtype"] != _options.F32
+        self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
+        bias = tensors.get("bias")
+        inputs = Inputs(hidden, weight, tensors["targets"], bias, *[None] * (len(Inputs._fields) - 4))
+        returned = results(pass_, inputs, options, flags, function, self.plan.info.draws_bytes)
+        for name in ("d_scale", "d_temperature"):  # made of d_hidden and d_bias, not rounded yet
+            returned.pop(name, None)
+        if flags.learns_numbers():
+            returned["d_hidden"] = Result(tuple(hidden.shape), stats_dtype(hidden))
+        if flags.want_d_temperature and bias is not None:
+            returned["d_bias"] = Result(tuple(bias.shape), stats_dtype(hidden))
+        if adds:
+            returned.pop("d_classifier", None)
+        self._has_counts = returned.pop("counts", None) is not None
+        self._writes = [(name, allocator(shape, dtype, self.device)) for name, (shape, dtype, _) in returned.items()]
+        one_target = "target_weight" not in tensors
+        self._has_correct_count = one_target and "want_argmax" in _options.stat_flags(flags.stats)
+        self._learns_numbers = flags.learns_numbers()
+        buffers: Any = native.make("logitless_buffers")
+        buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
+        if adds:
+            buffers.d_classifier_stride = row_stride(tensors["d_classifier"])
+        self._template = bytes(buffers)
+
+    def _specified(self, spec: native.Spec) -> native.Spec:
+        """The problem of the tensors, and what is known beside them."""
+        return spec
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
+        written: Tensors = {}
+        buffers = native.schema().Buffers.from_buffer_copy(self._template)
+        for name, tensor in tensors.items():
+            setattr(buffers, name, tensor.data_ptr())
+        for name, allocate in self._writes:
+            written[name] = tensor = allocate()
+            setattr(buffers, name, tensor.data_ptr())
+        if self._has_counts:
+            written["counts"] = counts = torch.zeros(2, dtype=torch.int64, device=self.device)
+            buffers.valid_count = counts.data_ptr() + counts.element_size()
+            if self._has_correct_count:
+                buffers.correct_count = counts.data_ptr()
+        try:
+            self._launch(buffers, written)
+        except InvalidTargetError as error:
+            shape = tensors["targets"].shape
+            raise _options.named_target(error, shape, self._targets_name) from None
+        except InvalidArgumentError:
+            _refuse_freed(tensors)
+            raise
+        return self._with_numbers(written, tensors) if self._learns_numbers else written
+
+    def _launch(self, buffers: Any, written: Tensors) -> None:
+        if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
+            return native.run_on_host(self.plan, buffers)
+        # From PyTorch's allocators; on CUDA freed when this returns, to be used again in stream order.
+        workspace = self._new_workspace()
+        stream = None if self._ordinal is None else stream_of(self._ordinal)
+        native.run(self.plan, buffers, workspace.data_ptr(), stream)
+
+    def _with_numbers(self, written: Tensors, tensors: Tensors) -> Tensors:
+        """The gradients of scale and temperature, and those that they are made of, rounded, as far as they are wanted.
+
+        inner_product says what they are."""
+        flags, hidden, bias = self.flags, tensors["hidden"], tensors.get("bias")
+        d_hidden = written.pop("d_hidden")
+        product = inner_product(hidden, d_hidden, self._product_dtype)
+        if flags.want_d_scale:
+            written["d_scale"] = (product / self._scale).to(d_hidden.dtype)
+        if flags.want_d_hidden:
+            written["d_hidden"] = d_hidden.to(hidden.dtype)
+        if flags.want_d_temperature:
+            if bias is not None:
+                d_bias = written.pop("d_bias")
+                product = product + inner_product(bias[:, None], d_bias[:, None], bias.dtype)
+                if flags.want_d_bias:
+                    written["d_bias"] = d_bias.to(bias.dtype)
+            written["d_temperature"] = (product / -self._temperature).to(d_hidden.dtype)
+        return written
+
+
+_runs: Cache[Any, Run] = Cache(256)
+
+
+def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
+    return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+
+
+def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags, function: str) -> Run:
+    """The run of tensors of these names and layouts. options: the resolved ones."""
+    hidden, weight = tensors["hidden"], tensors["classifier"]
+    key = (pass_, flags, function, hidden.device, place(hidden, weight), *options.values(), *tensors)
+    key = (*key, *layouts(tensors.values()))
+    run = _runs.get(key)
+    if run is None:
+        run = Run(pass_, tensors, options, flags, function)
+        _runs.put(key, run)
+    return run
+
+
+def find_forward(
+    tensors: Tensors, options: dict[str, Any], flags: Flags, function: str, main_grad: Tensor | None
+) -> Run:
+    """As find(), of a forward pass. flags: with the gradients that its backward pass will be asked for, for which the
+    budget must be enough as well: those of the loss and every statistic that may have one. Other upstream gradients,
+    some of these, need no more memory."""
+    wants, hidden, weight = flags.wants(), tensors["hidden"], tensors["classifier"]
+
+    def run() -> Run:
+        return find(_options.FORWARD, tensors, options, flags.with_gradients(Wants()), function)
+
+    if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):
+        return run()
+    stats = flags.stats if function == "linear_cross_entropy" else ()
+    given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), hidden)
+    if main_grad is not None and wants.weight:
+        given["d_classifier"] = main_grad
+    gradients = Flags(*wants)._replace(keeps_draws=flags.keeps_draws)
+    spec = spec_of(_options.BACKWARD, tensors | given, options, gradients, are_unaligned(hidden, weight))
+    found: list[Any] = native.enough(run, lambda: plan_on(spec, hidden.device))
+    return found[0]  # type: ignore[no-any-return]
+
+
+def read_later(
+    inputs: Inputs, saved: Mapping[str, Tensor | None], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
+) -> Tensors:
+    """What a backward pass reads, in layouts that it can read; and main_grad, to which it adds."""
+    more = {name: contiguous(tensor) for name, tensor in read_by_backward(saved).items()}
+    if main_grad is not None and flags.want_d_weight:
+        more["d_classifier"] = main_grad
+    return readable(inputs, options["num_items"]) | more
+
+
+def run_pass(
+    pass_: int,
+    inputs: Inputs,
+    saved: Mapping[str, Tensor | None],
+    main_grad: Tensor | None,
+    options: dict[str, Any],
+    flags: Flags,
+    function: str,
+) -> Tensors:
+    """Runs a pass. saved: of a backward pass what the forward pass has saved, and upstream gradients. options: the
+    resolved ones. The gradient of the weight is added to main_grad [V, D] where that is given; a forward pass checks
+    it: flags and main_grad are as in find_forward."""
+    if main_grad is not None and flags.want_d_weight:
+        check_own_memory(main_grad, inputs, saved)
+    if pass_ == _options.BACKWARD:
+        tensors = read_later(inputs, saved, main_grad, options, flags)
+        return find(pass_, tensors, options, flags, function)(tensors)
+    tensors = readable(inputs, options["num_items"])
+    if pass_ == _options.FORWARD:
+        return find_forward(tensors, options, flags, function, main_grad)(tensors)
+    return find(pass_, tensors, options, flags, function)(tensors)
+
+
+def scale_in_place(gradients: Sequence[Tensor], factor: Tensor) -> None:
+    """``gradient *= factor`` of contiguous gradients on a CUDA device, where only the device knows the factor. What is
+    0 stays 0, and nothing is done if the factor is 1."""
+    if not gradients:
+        return
+    device, factor = factor.device.index, factor.to(stats_dtype(gradients[0]))
+    native.scale_gradients(
+        [gradient.data_ptr() for gradient in gradients],
+        [CODES[gradient.dtype] for gradient in gradients],
+        [gradient.numel() for gradient in gradients],
+        factor.data_ptr(),
+        device,
+        stream_of(device),
+    )
+
+
+# ---- memory of main_grad
+
+
+class _Region(NamedTuple):
+    """Pieces of memory of the same width, by addresses; exact: without gaps that are counted in."""
+
+    start: int
+    width: int
+    stride: int
+    pieces: int
+    exact: bool
+
+    def end(self) -> int:
+        return self.start + self.stride * (self.pieces - 1) + self.width
+
+
+def _region(tensor: Tensor) -> _Region | None:
+    """None of a tensor without memory."""
+    start, size = tensor.data_ptr(), tensor.element_size()
+    if start == 0 or tensor.numel() == 0:
+        return None
+    width, apart = size, list[tuple[int, int]]()
+    for stride, count in sorted((stride * size, count) for stride, count in zip(tensor.stride(), tensor.shape)):
+        if count == 1 or stride == 0:
+            continue
+        if stride <= width and not apart:
+            width += stride * (count - 1)
+        else:
+            apart.append((stride, count))
+    for stride, count in apart[:-1]:
+        width += stride * (count - 1)
+    stride, count = apart[-1] if apart else (width, 1)
+    return _Region(start, width, stride, count, len(apart) <= 1)
+
+
+def _meet(a: _Region, b: _Region) -> bool:
+    if a.end() <= b.start or b.end() <= a.start:
+        return False
+    few, many = (a, b) if a.pieces <= b.pieces else (b, a)
+    # The first and the last piece of the many that each piece of the few could share bytes with.
+    starts = few.start - many.start + few.stride * torch.arange(few.pieces, device="cpu")
+    first = torch.div(starts - many.width, many.stride, rounding_mode="floor") + 1
+    last = torch.div(starts + few.width - 1, many.stride, rounding_mode="floor")
+    return bool((first.clamp(min=0) <= last.clamp(max=many.pieces - 1)).any())
+
+
+def check_own_memory(
+    main_grad: Tensor,
+    inputs: Inputs,
+    saved: Mapping[str, Tensor | None] = MappingProxyType({}),
+    weight_name: str = "linear_weight",
+) -> None:
+    """Refuses a main_grad that shares bytes with what the backward pass reads. weight_name: of the weight."""
+    own = _region(main_grad)
+    if own is None:
+        return
+    for name, tensor in (inputs._asdict() | dict(saved)).items():
+        other = None if tensor is None else _region(tensor)
+        if other is not None and _meet(own, other):
+            argument = weight_name if name == "weight" else _ARGUMENTS.get(name, name)
+            where = "that shares memory with" if other.exact else "in or between the memory of"
+            raise ValueError(f"main_grad: expected a buffer of its own, got one {where} {argument}")

@@ -1,0 +1,131 @@
+"""Options are described once, and calls go one way."""
+
+import ast
+import inspect
+import itertools
+from pathlib import Path
+
+import logitless
+import logitless.numpy
+import pytest
+import torch
+from logitless import call, functional, inspection, nn
+from logitless import options as schema
+
+PACKAGE = Path(logitless.__file__).parent
+UNPACK = {
+    functional.linear_cross_entropy: schema.HeadOptions,
+    functional.linear_log_probs: schema.IdOptions,
+    functional.linear_top_k: schema.TopKOptions,
+    logitless.linear_divergence: schema.Budget,
+    logitless.distributed.linear_cross_entropy: schema.HeadOptions,
+    logitless.distributed.linear_log_probs: schema.IdOptions,
+    logitless.numpy.linear_cross_entropy: logitless.numpy.LossOptions,
+    logitless.numpy.linear_log_probs: logitless.numpy.IdOptions,
+    logitless.numpy.linear_top_k: logitless.numpy.LogitOptions,
+    inspection.plan: inspection.PlanOptions,
+    inspection.plans: inspection.PlanOptions,
+    nn.FusedHead.__init__: schema.LossOptions,
+    nn.LinearCrossEntropyLoss.__init__: schema.LossOptions,
+}
+
+
+def shown(function):
+    return inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize("function", UNPACK, ids=lambda f: f"{f.__module__}.{f.__qualname__}")
+def test_signatures_show_every_option(function):
+    parameters = shown(function)
+    assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    assert set(UNPACK[function].__annotations__) <= set(parameters)
+    of_module = {"ignore_index"} if function is nn.LinearCrossEntropyLoss.__init__ else set()
+    for name in (set(parameters) & set(schema.DEFAULTS)) - of_module:
+        if name != "linear_bias" or function not in (inspection.plan, inspection.plans):
+            assert parameters[name].default == schema.DEFAULTS[name], name
+
+
+def test_the_docstring_names_every_option():
+    text = functional.linear_cross_entropy.__doc__
+    for name in shown(functional.linear_cross_entropy):
+        assert f"\n        {name}: " in text, name
+
+
+def test_arguments_have_the_defaults_of_the_schema():
+    defaults = call.Arguments._field_defaults
+    assert set(schema.HeadOptions.__annotations__) <= set(defaults)
+    for name in set(defaults) & set(schema.DEFAULTS):
+        assert defaults[name] == schema.DEFAULTS[name], name
+
+
+def test_an_unknown_option_is_refused_by_name():
+    x, w, y = torch.randn(3, 4), torch.randn(5, 4), torch.zeros(3, dtype=torch.int64)
+    calls = {
+        "linear_cross_entropy": lambda **o: logitless.linear_cross_entropy(x, w, y, **o),
+        "linear_log_probs": lambda **o: logitless.linear_log_probs(x, w, y[:, None], **o),
+        "linear_top_k": lambda **o: logitless.linear_top_k(x, w, 2, **o),
+        "linear_divergence": lambda **o: logitless.linear_divergence(x, w, x, w, **o),
+        "plan": lambda **o: logitless.plan(3, 5, 4, **o),
+        "FusedHead": lambda **o: nn.FusedHead(4, 5, **o),
+        "LinearCrossEntropyLoss": lambda **o: nn.LinearCrossEntropyLoss(4, 5, **o),
+    }
+    for (name, function), unknown in itertools.product(calls.items(), ("row_temperature", "softcapp")):
+        with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{unknown}'$"):
+            function(**{unknown: None})
+
+
+def modules():
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = ["logitless", *path.relative_to(PACKAGE).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        found[name] = (name if is_package else name.rpartition(".")[0], ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+def imported(package, tree):
+    """Relative imports of a module, also those within functions, but not those for types alone."""
+    typing = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    left_out = {id(inner) for node in typing for statement in node.body for inner in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in left_out:
+            base = package.split(".")[: len(package.split(".")) - node.level + 1]
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((origin, f"{origin}.{name.name}") for name in node.names)
+
+
+def test_no_circles_of_imports():
+    known = modules()
+    edges = {
+        name: {inner if inner in known else origin for origin, inner in imported(package, tree)}
+        for name, (package, tree) in known.items()
+    }
+    left = dict(edges)
+    while free := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left
+
+
+def test_one_preparation():
+    """Of every function of PyTorch's: check_rest is called at one place."""
+    calls = [
+        node
+        for _, tree in modules().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("check_rest")
+    ]
+    assert len(calls) == 1
+
+
+def test_an_option_is_declared_in_few_places():
+    """A field of the schema, of Arguments and of the plan's problem; and the clients that keep one of their own."""
+    found = []
+    for name, (_, tree) in modules().items():
+        for node in ast.walk(tree):
+            target = node.target if isinstance(node, ast.AnnAssign) else None
+            declared = node.arg if isinstance(node, ast.arg) else getattr(target, "id", None)
+            found += [name] if declared == "max_workspace_bytes" else []
+    own = [n for n in found if not n.startswith(("logitless.transformers", "logitless.trl", "logitless.cost_model"))]
+    assert sorted(own) == ["logitless.call", "logitless.compat.torchtitan", "logitless.native", "logitless.options"]
