@@ -19,7 +19,7 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 constexpr uint64_t kLengthBytes = 8;
 constexpr size_t kNamesShown = 8;
 constexpr size_t kDataAlignment = 8;  // of the data's beginning; the format asks for it
-constexpr int kHeaderDepth = 3;          // { tensor: { "shape": [ ... ] } }
+constexpr int kHeaderDepth = 3;       // { tensor: { "shape": [ ... ] } }
 
 // A whole number in 0 ... 2^63 - 1.
 int64_t read_count(const json& value, const std::string& file, const std::string& what) {

@@ -37,7 +37,7 @@ struct DeviceInfo {
   std::string why_unavailable;   // empty when usable
 };
 
-// A backend is one row of this table; src/backends.cpp lists them in order of preference.
+// A backend is one row of this table; src/api/backends.cpp lists them in order of preference.
 struct Backend {
   const char* name;
   bool device_memory;  // buffers and workspace are of BackendOptions::device, and a run is queued on a stream

@@ -26,10 +26,10 @@ BACKENDS = ("reference", "cpu", "cuda")
 ENGINES = ("cuda/engines/sm90/", "cuda/engines/mma/", "cuda/engines/portable/")
 ENGINE_LIST = "src/cuda/engines/engines.cpp"
 # Folders that know nothing of each other.
-PEERS = ("cuda/exact/", "cuda/thinned/")
+PEERS = ("cuda/run/exact/", "cuda/run/thinned/")
 # A pattern, the folder in which only some files may have it, these files, and what the others use.
 HOMES = (
-    (r"\bz_loss\b", "src/", ("src/core/", "src/c_structs.cpp"), "core/row_coefficients.h's LossParams"),
+    (r"\bz_loss\b", "src/", ("src/core/",), "core/row_coefficients.h's LossParams"),
     (r"\b(float|double)\b[^;()=\n]*\bsoftcap\b", "src/cuda/", (), "core/logit_transform.h's LogitTransform"),
     (r"\bacc\[", "src/cuda/engines/fused/", ("src/cuda/engines/fused/accumulators.cuh",), "element()"),
 )
@@ -41,13 +41,13 @@ C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h"
 
 
 def allowed_in_src(part: str, header: str) -> bool:
-    """part: the folder under src/ that includes, "" for src/ itself; header: as written in quotes."""
-    target = header.split("/")[0] if "/" in header else ""
+    """part: the folder under src/ that includes; header: as written in quotes."""
+    target = header.split("/")[0]
     if header.startswith(PUBLIC):
-        # The C interface is src/'s own: parts below know the core's types, which follow from its lists.
-        return part == "" or (part == "core" and header.endswith(".def"))
-    if part == "":
-        return target in ("", "core", *BACKENDS, "distributed")
+        # The C interface is api/'s own: other parts know the core's types, which follow from its lists.
+        return part == "api" or (part == "core" and header.endswith(".def"))
+    if part == "api":
+        return target in ("api", "core", *BACKENDS, "distributed")
     if part == "core":
         return target == "core"
     return target in (part, "core")
@@ -93,7 +93,7 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
             if engine is not None and relative != ENGINE_LIST and not relative.startswith(f"src/{engine}"):
                 found.append(f"{where}: an engine is known to {ENGINE_LIST} alone")
             if relative.startswith(tuple(f"src/{peer}" for peer in PEERS)) and header.startswith(PEERS):
-                if header.split("/")[1] != relative.split("/")[2]:
+                if header.split("/")[2] != relative.split("/")[3]:
                     found.append(f"{where}: {' and '.join(PEERS)} do not know each other")
             if bracket == "<" and part == "core" and not is_standard(header):
                 found.append(f"{where}: the core needs the standard library only")

@@ -1,12 +1,12 @@
 // cuda::gemm() without cuBLASLt: sums in float64, rounded to float32 once.
-#include "cuda/gemm.h"
-#include "cuda/queue.h"
+#include "cuda/runtime/gemm.h"
+#include "cuda/runtime/queue.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/cublaslt.h"
-#include "cuda/queue.h"
+#include "cuda/runtime/cublaslt.h"
+#include "cuda/runtime/queue.h"
 
 namespace logitless::cuda {
 namespace {

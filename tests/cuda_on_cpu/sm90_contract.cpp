@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "core/thinning.h"
-#include "cuda/anchor.h"
 #include "cuda/engines/portable/row_kernels.cuh"
-#include "cuda/engines/sm90/sm90_config.h"
-#include "cuda/engines/sm90/sm90_launch.h"
-#include "cuda/exp2.cuh"
-#include "cuda/softcap.h"
+#include "cuda/engines/sm90/config.h"
+#include "cuda/engines/sm90/launch.h"
+#include "cuda/rows/anchor.h"
+#include "cuda/rows/exp2.cuh"
+#include "cuda/rows/softcap.h"
 
 namespace logitless::cuda::sm90 {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "core/dtype.h"
 #include "core/row_stats.h"
-#include "cuda/anchor.h"
-#include "cuda/engines/mma/mma_launch.h"
-#include "cuda/queue.h"
+#include "cuda/engines/mma/launch.h"
+#include "cuda/rows/anchor.h"
 #include "cuda/rows/rows.h"
+#include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::mma::test {
 namespace {

@@ -9,11 +9,11 @@
 #include "core/dtype.h"
 #include "cuda/engines/fused/ptx/shared_memory.cuh"
 #include "cuda/engines/fused/ptx/thread.cuh"
-#include "cuda/engines/mma/mma_config.h"
+#include "cuda/engines/mma/config.h"
 #include "cuda/engines/mma/ptx/copy_async.cuh"
 #include "cuda/engines/mma/ptx/ldmatrix.cuh"
-#include "cuda/engines/mma/ptx/mma_sync.cuh"
-#include "cuda/queue.h"
+#include "cuda/engines/mma/ptx/sync.cuh"
+#include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::mma::test {
 namespace {

@@ -21,11 +21,11 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "cuda/engines/mma/mma_config.h"
-#include "cuda/engines/mma/mma_launch.h"
-#include "cuda/engines/mma/ptx/mma_sync.cuh"
-#include "cuda/queue.h"
+#include "cuda/engines/mma/config.h"
+#include "cuda/engines/mma/launch.h"
+#include "cuda/engines/mma/ptx/sync.cuh"
 #include "cuda/rows/rows.h"
+#include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::mma::times {
 namespace {

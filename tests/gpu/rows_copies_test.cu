@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/queue.h"
 #include "cuda/rows/rows.h"
+#include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::rows_copies {
 namespace {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "cuda/engines/sm90/sm90_launch.h"
-#include "cuda/queue.h"
+#include "cuda/engines/sm90/launch.h"
 #include "cuda/rows/rows.h"
+#include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::sm90::test {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "cuda/thinned/thinned.h"
+#include "cuda/run/thinned/thinned.h"
 #include "sm90_fixture.cuh"
 
 namespace logitless::cuda::sm90::test {

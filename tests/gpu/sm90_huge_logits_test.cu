@@ -4,7 +4,7 @@
 #include <optional>
 #include <tuple>
 
-#include "cuda/anchor.h"
+#include "cuda/rows/anchor.h"
 #include "sm90_fixture.cuh"
 
 namespace logitless::cuda::sm90::test {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/row_stats.h"
-#include "cuda/anchor.h"
+#include "cuda/rows/anchor.h"
 #include "sm90_fixture.cuh"
 
 namespace logitless::cuda::sm90::test {

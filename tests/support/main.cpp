@@ -1,6 +1,6 @@
 // main() of the test programs. With --device the program is there for the tests on a CUDA device: where none
-// is usable it says so and ends with 77, which ctest shows as skipped. With --slow-once tests whose names end in
-// Slow run on the newest engine of the host and on that of the device alone.
+// is usable it says so and ends with 77, which ctest shows as skipped. With --slow-once tests whose names end
+// in Slow run on the newest engine of the host and on that of the device alone.
 #include <gtest/gtest.h>
 
 #include <cstdio>

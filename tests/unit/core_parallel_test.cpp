@@ -7,7 +7,7 @@
 #include <atomic>
 #include <vector>
 
-#include "openmp_parallel_for.h"
+#include "api/openmp_parallel_for.h"
 
 namespace logitless {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/isa.h"
-#include "cpu/shape.h"
+#include "cpu/plan/shape.h"
+#include "cpu/simd/isa.h"
 
 namespace logitless::cpu {
 

@@ -1,4 +1,4 @@
-#include "cpu/task_groups.h"
+#include "cpu/run/task_groups.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -7,10 +7,10 @@
 
 #include "core/status.h"
 #include "core/validate.h"
-#include "cuda/cuda_backend.h"
-#include "cuda/float64/float64_arena.h"
-#include "cuda/float64/float64_plans.h"
-#include "cuda/float64/float64_run.h"
+#include "cuda/backend.h"
+#include "cuda/run/float64/arena.h"
+#include "cuda/run/float64/plans.h"
+#include "cuda/run/float64/run.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda::float64 {

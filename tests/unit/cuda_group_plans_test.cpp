@@ -9,8 +9,8 @@
 #include "core/group_stats.h"
 #include "core/plan.h"
 #include "core/validate.h"
-#include "cuda/cuda_plan.h"
-#include "cuda/cuda_plans.h"
+#include "cuda/plan/plans.h"
+#include "cuda/run/bound_plan.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda {

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "core/validate.h"
-#include "cuda/cuda_plan.h"
-#include "cuda/cuda_plans.h"
-#include "cuda/float64/float64_plans.h"
+#include "cuda/plan/plans.h"
+#include "cuda/run/bound_plan.h"
+#include "cuda/run/float64/plans.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda::many_targets_plans {

@@ -5,9 +5,9 @@
 
 #include "core/plan.h"
 #include "core/validate.h"
-#include "cuda/cuda_plan.h"
-#include "cuda/cuda_plans.h"
-#include "cuda/device_models.h"
+#include "cuda/plan/device_models.h"
+#include "cuda/plan/plans.h"
+#include "cuda/run/bound_plan.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda::mixed_plans {

@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "core/plan.h"
-#include "cuda/cuda_plans.h"
-#include "cuda/device_models.h"
 #include "cuda/engines/engine.h"
 #include "cuda/engines/fused/tile_schedule.h"
-#include "cuda/engines/mma/mma_launch.h"
+#include "cuda/engines/mma/launch.h"
+#include "cuda/plan/device_models.h"
+#include "cuda/plan/plans.h"
 
 namespace logitless::cuda::mma {
 namespace {

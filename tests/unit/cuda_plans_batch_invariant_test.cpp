@@ -9,10 +9,10 @@
 #include "core/plan.h"
 #include "core/status.h"
 #include "core/validate.h"
-#include "cuda/cuda_plan.h"
-#include "cuda/cuda_plans.h"
-#include "cuda/cuda_sizes.h"
 #include "cuda/engines/engine.h"
+#include "cuda/plan/plans.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/run/bound_plan.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda::batch_invariant {

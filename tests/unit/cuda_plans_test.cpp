@@ -12,10 +12,10 @@
 #include "core/plan.h"
 #include "core/status.h"
 #include "core/validate.h"
-#include "cuda/cuda_plan.h"
-#include "cuda/cuda_plans.h"
 #include "cuda/engines/engine.h"
-#include "cuda/thinned/thinned_sizes.h"
+#include "cuda/plan/plans.h"
+#include "cuda/run/bound_plan.h"
+#include "cuda/run/thinned/sizes.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda {

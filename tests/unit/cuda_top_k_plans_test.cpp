@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "core/validate.h"
-#include "cuda/cuda_plan.h"
-#include "cuda/cuda_plans.h"
 #include "cuda/engines/engine.h"
-#include "cuda/float64/float64_plans.h"
-#include "cuda/top/top_sizes.h"
+#include "cuda/plan/plans.h"
+#include "cuda/run/bound_plan.h"
+#include "cuda/run/float64/plans.h"
+#include "cuda/run/top/sizes.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda::top_k_plans {

@@ -1,8 +1,8 @@
 #pragma once
 // What the tests of CUDA's plans have in common.
-#include "cuda/cuda_plan.h"
-#include "cuda/describe.h"
-#include "cuda/device.h"
+#include "cuda/plan/describe.h"
+#include "cuda/run/bound_plan.h"
+#include "cuda/runtime/device.h"
 
 namespace logitless::cuda {
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "cpu/cpu_runner.h"
+#include "cpu/run/runner.h"
 
 namespace logitless::cpu {
 

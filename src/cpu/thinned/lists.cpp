@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "core/thinning.h"
-#include "cpu/row_lock.h"
+#include "cpu/run/row_lock.h"
 #include "cpu/thinned/windows.h"
 
 namespace logitless::cpu {

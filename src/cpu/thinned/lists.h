@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cpu/cpu_runner.h"
+#include "cpu/run/runner.h"
 
 namespace logitless::cpu {
 

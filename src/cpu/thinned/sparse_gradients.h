@@ -1,6 +1,6 @@
 #pragma once
 #include "core/host_loss.h"
-#include "cpu/cpu_runner.h"
+#include "cpu/run/runner.h"
 
 namespace logitless::cpu {
 

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "core/problem.h"
-#include "cuda/device.h"
 #include "cuda/engines/kernel_times.h"
 #include "cuda/engines/logits.h"
+#include "cuda/runtime/device.h"
 
 namespace logitless::cuda {
 

@@ -1,11 +1,11 @@
 #include <algorithm>
 
-#include "cuda/cuda_arena.h"
 #include "cuda/engines/engine.h"
-#include "cuda/engines/mma/mma_engine.h"
-#include "cuda/engines/portable/portable_engine.h"
-#include "cuda/engines/sm90/sm90_engine.h"
-#include "cuda/top/top_sizes.h"
+#include "cuda/engines/mma/engine.h"
+#include "cuda/engines/portable/engine.h"
+#include "cuda/engines/sm90/engine.h"
+#include "cuda/run/arena.h"
+#include "cuda/run/top/sizes.h"
 
 namespace logitless::cuda {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/cuda_arena.h"
-#include "cuda/cuda_sizes.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/run/arena.h"
 
 namespace logitless::cuda {
 namespace {

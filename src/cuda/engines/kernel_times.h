@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/problem.h"
-#include "cuda/device.h"
+#include "cuda/runtime/device.h"
 
 namespace logitless::cuda {
 

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "core/row_coefficients.h"
-#include "cuda/queue.h"
 #include "cuda/rows/rows.h"
+#include "cuda/runtime/queue.h"
 
 namespace logitless::cuda {
 

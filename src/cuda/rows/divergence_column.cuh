@@ -7,7 +7,7 @@
 //   the larger one's term is L psi(M), and the smaller one's L (l d^2 - r (psi(r) - psi(M))).
 // Nothing of first order in d is left in these to cancel.
 #include "core/divergence.h"
-#include "cuda/exp2.cuh"
+#include "cuda/rows/exp2.cuh"
 
 namespace logitless::cuda {
 

@@ -2,9 +2,9 @@
 // kernels are to take as long as their bytes: a thread has 8 columns of both heads on their way at once.
 #include <algorithm>
 
-#include "cuda/check.h"
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/rows/divergence_head.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,5 +1,5 @@
-#include "cuda/check.h"
 #include "cuda/rows/finish_row.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

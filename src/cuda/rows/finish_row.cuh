@@ -1,8 +1,8 @@
 #pragma once
 // From a row's statistics to its losses, coefficients and kept exps.
-#include "cuda/anchor.h"
-#include "cuda/exp2.cuh"
+#include "cuda/rows/anchor.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/exp2.cuh"
 
 namespace logitless::cuda {
 

@@ -1,6 +1,6 @@
 #include "core/group_cut.h"
-#include "cuda/check.h"
 #include "cuda/rows/finish_row.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

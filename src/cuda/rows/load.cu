@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,6 +1,6 @@
-#include "cuda/check.h"
-#include "cuda/cuda_sizes.h"
+#include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,9 +1,9 @@
 #include <cmath>
 
-#include "cuda/anchor.h"
-#include "cuda/check.h"
-#include "cuda/cuda_sizes.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/rows/anchor.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/logit_transform.h"
 #include "core/problem.h"
 #include "core/row_coefficients.h"
-#include "cuda/cuda_arena.h"
+#include "cuda/run/arena.h"
 
 namespace logitless {
 struct Divergence;

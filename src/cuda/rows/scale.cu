@@ -1,8 +1,8 @@
 // Gradients times an upstream gradient that only the device knows.
 #include <algorithm>
 
-#include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,5 +1,5 @@
-#include "cuda/check.h"
 #include "cuda/rows/vector8.cuh"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {

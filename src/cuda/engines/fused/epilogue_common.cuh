@@ -1,12 +1,12 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/anchor.h"
 #include "cuda/engines/fused/kernel_params.cuh"
 #include "cuda/engines/fused/ptx/math.cuh"
 #include "cuda/engines/fused/tile_view.cuh"
 #include "cuda/engines/logits.h"
-#include "cuda/softcap.h"
+#include "cuda/rows/anchor.h"
+#include "cuda/rows/softcap.h"
 
 // What the epilogues share.
 namespace logitless::cuda::fused {

@@ -1,11 +1,11 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/anchor.h"
 #include "cuda/engines/fused/tile.h"
 #include "cuda/engines/fused/tile_schedule.h"
 #include "cuda/engines/logits.h"
-#include "cuda/softcap.h"
+#include "cuda/rows/anchor.h"
+#include "cuda/rows/softcap.h"
 
 namespace logitless::cuda::fused {
 

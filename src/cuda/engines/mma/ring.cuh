@@ -4,7 +4,7 @@
 #include "cuda/engines/fused/kernel_params.cuh"
 #include "cuda/engines/fused/ptx/shared_memory.cuh"
 #include "cuda/engines/fused/ptx/thread.cuh"
-#include "cuda/engines/mma/mma_config.h"
+#include "cuda/engines/mma/config.h"
 #include "cuda/engines/mma/ptx/copy_async.cuh"
 
 // Shared memory, and the ring of stages through which operands come.

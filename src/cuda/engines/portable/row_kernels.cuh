@@ -1,7 +1,7 @@
 #pragma once
 // From a block of dot products to statistics, exps or gradients; one block of threads a row.
 #include "core/top_k.h"
-#include "cuda/cuda_sizes.h"
+#include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
 
 namespace logitless::cuda::portable {

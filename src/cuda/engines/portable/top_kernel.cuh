@@ -1,7 +1,7 @@
 #pragma once
 // The largest logits of rows, from a block of logits; one block of threads a row.
 #include "cuda/engines/portable/row_kernels.cuh"
-#include "cuda/top/selection.cuh"
+#include "cuda/run/top/selection.cuh"
 
 namespace logitless::cuda::portable {
 

@@ -10,13 +10,13 @@
 #include "cuda/engines/fused/epilogue_top.cuh"
 #include "cuda/engines/fused/kernel_params.cuh"
 #include "cuda/engines/fused/tile_view.cuh"
+#include "cuda/engines/sm90/config.h"
 #include "cuda/engines/sm90/epilogue_store.cuh"
 #include "cuda/engines/sm90/ptx/cluster.cuh"
 #include "cuda/engines/sm90/ptx/mbarrier.cuh"
 #include "cuda/engines/sm90/ptx/registers.cuh"
 #include "cuda/engines/sm90/ptx/tma.cuh"
 #include "cuda/engines/sm90/ptx/wgmma.cuh"
-#include "cuda/engines/sm90/sm90_config.h"
 
 // One persistent kernel: logits of tiles by wgmma, each tile handed to an epilogue while it is in registers.
 //

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "core/status.h"
-#include "cuda/check.h"
-#include "cuda/engines/sm90/sm90_config.h"
+#include "cuda/engines/sm90/config.h"
+#include "cuda/runtime/check.h"
 
 namespace logitless::cuda::sm90 {
 namespace {

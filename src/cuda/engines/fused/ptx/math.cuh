@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "cuda/exp2.cuh"
+#include "cuda/rows/exp2.cuh"
 
 namespace logitless::cuda::fused::ptx {
 

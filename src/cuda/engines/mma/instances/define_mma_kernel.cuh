@@ -1,7 +1,7 @@
 #pragma once
-#include "cuda/engines/mma/instances/mma_instances.h"
-#include "cuda/engines/mma/mma_kernel.cuh"
-#include "cuda/kernel_pointer.h"
+#include "cuda/engines/mma/instances/instances.h"
+#include "cuda/engines/mma/kernel.cuh"
+#include "cuda/runtime/kernel_pointer.h"
 
 // Defines one function of mma_instances.h and its kernel.
 #define LOGITLESS_DEFINE_MMA_KERNEL(name, epilogue, dtype, general)           \

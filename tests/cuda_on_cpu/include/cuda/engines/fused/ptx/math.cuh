@@ -1,7 +1,7 @@
 #pragma once
 // In the place of the library's header of this name.
 #include "core/dtype.h"
-#include "cuda/exp2.cuh"
+#include "cuda/rows/exp2.cuh"
 #include "language.h"
 
 namespace logitless::cuda::fused::ptx {

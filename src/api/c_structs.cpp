@@ -1,0 +1,312 @@
+#include "api/c_structs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "api/openmp_parallel_for.h"
+#include "core/number_text.h"
+#include "core/status.h"
+#include "core/validate.h"
+
+namespace logitless {
+namespace {
+
+template <class E>
+E to_enum(int32_t value, E last, const char* argument) {
+  if (value < 0 || value > static_cast<int32_t>(last)) {
+    throw_invalid(argument, "0 to " + std::to_string(static_cast<int>(last)), std::to_string(value));
+  }
+  return static_cast<E>(value);
+}
+
+bool to_flag(int32_t value, const char* argument) {
+  if (value != 0 && value != 1) throw_invalid(argument, "0 or 1", std::to_string(value));
+  return value == 1;
+}
+
+DType to_dtype(int32_t value, const char* argument) {
+  return to_enum(value, DType::kI64, argument);
+}
+
+const char* option_name(int32_t id) {
+  static constexpr const char* kNames[] = {
+#define LOGITLESS_OPTION(name, NAME) #name,
+#include "logitless/options.def"
+  };
+  return kNames[id];
+}
+
+const char* tensor_name(int32_t id) {
+  static constexpr const char* kNames[] = {
+#define LOGITLESS_TENSOR(name, ...) #name,
+#include "logitless/tensors.def"
+  };
+  return kNames[id];
+}
+
+// An array of what is given by id, each once.
+class Given {
+ public:
+  Given(const char* array, size_t count, const void* data) : array_(array) {
+    if (count > 0 && data == nullptr) throw_invalid(array, "a pointer", "null");
+  }
+  int32_t id(int32_t value, int32_t count, const char* (*name)(int32_t)) {
+    if (value < 0 || value >= count) {
+      throw_invalid(std::string(array_) + ".id", "0 to " + std::to_string(count - 1), std::to_string(value));
+    }
+    const uint64_t bit = uint64_t{1} << value;
+    if ((seen_ & bit) != 0) throw_invalid(array_, "each once", std::string(name(value)) + " twice");
+    seen_ |= bit;
+    return value;
+  }
+
+ private:
+  const char* array_;
+  uint64_t seen_ = 0;
+};
+static_assert(LOGITLESS_OPTION_COUNT <= 64 && LOGITLESS_TENSOR_COUNT <= 64);
+
+template <class T>
+T to_integer(const logitless_option& option, const char* name) {
+  if (option.real != 0) {
+    throw_invalid(name, "its value in `integer`", number_text(option.real) + " in `real`");
+  }
+  using Limits = std::numeric_limits<T>;
+  const bool is_less =
+      option.integer < 0 && (!Limits::is_signed || option.integer < static_cast<int64_t>(Limits::min()));
+  const bool is_more =
+      option.integer > 0 && static_cast<uint64_t>(option.integer) > static_cast<uint64_t>(Limits::max());
+  if (is_less || is_more) {
+    throw_invalid(
+        name, "a number in [" + std::to_string(Limits::min()) + ", " + std::to_string(Limits::max()) + "]",
+        std::to_string(option.integer));
+  }
+  return static_cast<T>(option.integer);
+}
+
+// How many values a choice has: "a|b|c" has 3.
+constexpr int32_t count_of(std::string_view values) {
+  return 1 + static_cast<int32_t>(std::ranges::count(values, '|'));
+}
+
+// Of tensors whose dtype is not the caller's to choose.
+void check_fixed(int32_t dtype, std::initializer_list<int32_t> own, const char* argument) {
+  if (dtype == 0 || std::ranges::find(own, dtype) != own.end()) return;
+  throw_invalid(argument, "0, as the tensor has a dtype of its own", std::to_string(dtype));
+}
+
+void check_not_added(bool accumulates, const char* name) {
+  if (accumulates)
+    throw_invalid(std::string(name) + ".accumulate", "0, as it is no gradient that is made", "1");
+}
+
+// A host's pool called through the C function pointers; an OpenMP one otherwise.
+ParallelFor to_parallel_for(const logitless_context_options& options) {
+  if (options.parallel_for == nullptr) return openmp_parallel_for(options.threads);
+  if (options.threads < 1) {
+    throw_invalid("threads", "the number of workers of the given parallel_for",
+                  std::to_string(options.threads));
+  }
+  return {options.threads, [pool = options.pool, call = options.parallel_for](int64_t tasks, LoopBody body) {
+            const auto task = [](int64_t index, int32_t worker, void* data) {
+              (*static_cast<const LoopBody*>(data))(index, worker);
+            };
+            call(tasks, task, &body, pool);
+          }};
+}
+
+}  // namespace
+
+Context to_context(const logitless_context_options& options) {
+  constexpr int32_t kMostThreads = 4096;
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    throw_invalid("threads", "0 to " + std::to_string(kMostThreads), std::to_string(options.threads));
+  }
+  if (options.device < LOGITLESS_HOST_MEMORY) {
+    throw_invalid("device", "the ordinal of a CUDA device, or -1 for host memory",
+                  std::to_string(options.device));
+  }
+  if (options.device_model != nullptr && options.device != LOGITLESS_HOST_MEMORY) {
+    throw_invalid("device", "-1 with device_model", std::to_string(options.device));
+  }
+  Context context;
+  context.options.device = options.device;
+  context.options.device_model = options.device_model != nullptr ? options.device_model : "";
+  context.backend = options.backend != nullptr ? options.backend : "";
+  context.options.isa = options.isa != nullptr ? options.isa : "";
+  context.options.parallel_for = to_parallel_for(options);
+  return context;
+}
+
+Problem to_problem(const logitless_option* options, size_t option_count, const logitless_tensor_desc* tensors,
+                   size_t tensor_count) {
+  Problem p;
+  Given options_given("options", option_count, options);
+  for (size_t i = 0; i < option_count; ++i) {
+    const logitless_option& o = options[i];
+    switch (options_given.id(o.id, LOGITLESS_OPTION_COUNT, option_name)) {
+#define LOGITLESS_OPTION_INTEGER(name, NAME, type, ...) \
+  case LOGITLESS_OPTION_##NAME:                         \
+    p.name = to_integer<type>(o, #name);                \
+    break;
+#define LOGITLESS_OPTION_REAL(name, NAME, ...)                                                  \
+  case LOGITLESS_OPTION_##NAME:                                                                 \
+    if (o.integer != 0)                                                                         \
+      throw_invalid(#name, "its value in `real`", std::to_string(o.integer) + " in `integer`"); \
+    p.name = o.real;                                                                            \
+    break;
+#define LOGITLESS_OPTION_FLAG(name, NAME, doc)              \
+  case LOGITLESS_OPTION_##NAME:                             \
+    p.name = to_flag(to_integer<int32_t>(o, #name), #name); \
+    break;
+#define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, values, doc)           \
+  case LOGITLESS_OPTION_##NAME:                                                         \
+    p.name = to_enum(to_integer<int32_t>(o, #name), type(count_of(values) - 1), #name); \
+    break;
+#include "logitless/options.def"
+    }
+  }
+  Given tensors_given("tensors", tensor_count, tensors);
+  for (size_t i = 0; i < tensor_count; ++i) {
+    const logitless_tensor_desc& t = tensors[i];
+    bool accumulates = false;
+    switch (tensors_given.id(t.id, LOGITLESS_TENSOR_COUNT, tensor_name)) {
+#define LOGITLESS_FLOAT(name) p.dtype.name = to_dtype(t.dtype, #name ".dtype");
+#define LOGITLESS_INDEX(name) LOGITLESS_FLOAT(name)
+#define LOGITLESS_STATS(name) check_fixed(t.dtype, {LOGITLESS_F32, LOGITLESS_F64}, #name ".dtype");
+#define LOGITLESS_I64(name) check_fixed(t.dtype, {LOGITLESS_I64}, #name ".dtype");
+#define LOGITLESS_I32(name) check_fixed(t.dtype, {LOGITLESS_I32}, #name ".dtype");
+#define LOGITLESS_U8(name) check_fixed(t.dtype, {}, #name ".dtype");
+#define LOGITLESS_BYTES(name) check_fixed(t.dtype, {}, #name ".dtype");
+#define LOGITLESS_GRADIENT(name) p.accumulate.name = accumulates;
+#define LOGITLESS_INPUT(name) check_not_added(accumulates, #name);
+#define LOGITLESS_UPSTREAM(name) LOGITLESS_INPUT(name)
+#define LOGITLESS_STATISTIC(name) LOGITLESS_INPUT(name)
+#define LOGITLESS_OUTPUT(name) LOGITLESS_INPUT(name)
+#define LOGITLESS_TENSOR(name, NAME, element, dtype_class, role, shape, planned, ...) \
+  case LOGITLESS_TENSOR_##NAME:                                                       \
+    accumulates = to_flag(t.accumulate, #name ".accumulate");                         \
+    LOGITLESS_##dtype_class(name) LOGITLESS_##role(name) p.has.name = true;           \
+    p.has.planned = true;                                                             \
+    break;
+#include "logitless/tensors.def"
+    }
+  }
+  return p;
+}
+
+Buffers to_buffers(const logitless_tensor* tensors, size_t count) {
+  Buffers b;
+  Given given("tensors", count, tensors);
+  for (size_t i = 0; i < count; ++i) {
+    const logitless_tensor& t = tensors[i];
+    switch (given.id(t.id, LOGITLESS_TENSOR_COUNT, tensor_name)) {
+#define LOGITLESS_TENSOR(name, NAME, element, ...)                                                \
+  case LOGITLESS_TENSOR_##NAME:                                                                   \
+    if (t.stride != 0) throw_invalid(#name ".stride", "0 (no matrix)", std::to_string(t.stride)); \
+    b.name = static_cast<element*>(t.data);                                                       \
+    break;
+#define LOGITLESS_MATRIX(name, NAME, element, ...) \
+  case LOGITLESS_TENSOR_##NAME:                    \
+    b.name##_stride = t.stride;                    \
+    b.name = static_cast<element*>(t.data);        \
+    break;
+#include "logitless/tensors.def"
+    }
+  }
+  return b;
+}
+
+void write_text(const char* text, char* buffer, size_t size) {
+  if (buffer == nullptr || size == 0) return;
+  const size_t length = std::min(std::strlen(text), size - 1);
+  std::memcpy(buffer, text, length);
+  buffer[length] = '\0';
+}
+
+Communicator to_communicator(const logitless_communicator* given) {
+  if (given == nullptr) throw_invalid("communicator", "a pointer", "null");
+  const logitless_communicator& c = *given;
+  if (c.size < 1) throw_invalid("communicator.size", "at least 1", std::to_string(c.size));
+  if (c.rank < 0 || c.rank >= c.size) {
+    throw_invalid("communicator.rank", "0 to " + std::to_string(c.size - 1), std::to_string(c.rank));
+  }
+  if (c.size > 1 && c.all_gather == nullptr) throw_invalid("communicator.all_gather", "a function", "null");
+  return {.rank = c.rank,
+          .size = c.size,
+          .host = c.host,
+          .all_gather = c.all_gather,
+          .all_reduce = c.all_reduce,
+          .reduce_scatter = c.reduce_scatter};
+}
+
+Divergence to_divergence(const logitless_divergence* pointer) {
+  if (pointer == nullptr) throw_invalid("divergence", "a pointer", "null");
+  const logitless_divergence& given = *pointer;
+  Divergence d;
+  d.stage = to_enum(given.stage, DivergenceStage::kGradient, "stage");
+  d.dtype = to_dtype(given.dtype, "dtype");
+  d.gradient_dtype = to_dtype(given.gradient_dtype, "gradient_dtype");
+  d.rows = given.rows;
+  d.columns = given.columns;
+  d.beta = given.beta;
+  d.student = {given.student, given.student_stride, given.student_bias};
+  d.teacher = {given.teacher, given.teacher_stride, given.teacher_bias};
+  d.student_lse = given.student_lse;
+  d.teacher_lse = given.teacher_lse;
+  d.student_kl = given.student_kl;
+  d.divergence = given.divergence;
+  d.entropy = given.entropy;
+  d.grad = given.grad;
+  d.d_logits = given.d_logits;
+  d.d_logits_stride = given.d_logits_stride;
+  return validated(d, {given.temperature, given.student_scale, given.student_softcap, given.teacher_scale,
+                       given.teacher_softcap});
+}
+
+void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
+                     logitless_plan_info* info) {
+  if (info == nullptr) throw_invalid("info", "a pointer", "null");
+  logitless_plan_info out{};
+  out.kind = static_cast<int32_t>(plan.kind);
+  out.threads = plan.threads;
+  out.workspace_bytes = plan.workspace_bytes;
+  out.cost_f = plan.cost_f;
+  out.predicted_seconds = plan.predicted_seconds;
+  out.token_chunk = plan.token_chunk;
+  write_text(backend, out.backend, sizeof out.backend);
+  write_text(plan.config.c_str(), out.config, sizeof out.config);
+  out.draws_bytes = plan.draws_bytes;
+  out.kept_columns = plan.kept_columns;
+  out.vocab_window = plan.vocab_window;
+  write_text(plan.implementation.c_str(), out.implementation, sizeof out.implementation);
+  write_text(plan.reason.c_str(), out.reason, sizeof out.reason);
+  write_text(plan.choice.c_str(), out.choice, sizeof out.choice);
+  out.gathers = plan.gathers;
+  out.gathered_bytes = plan.gathered_bytes;
+  if (problem.group_d_hidden != GroupDHidden::kPart) {
+    out.reduced_bytes =
+        static_cast<uint64_t>(problem.tokens * problem.hidden) * size_of(problem.dtype.d_hidden);
+  }
+  *info = out;
+}
+
+void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
+  if (info == nullptr) throw_invalid("info", "a pointer", "null");
+  logitless_device_info out{};
+  out.compute_capability = device.compute_capability;
+  out.multiprocessors = device.processors;
+  out.memory_bytes = device.memory_bytes;
+  out.driver_version = device.driver_version;
+  out.runtime_version = device.runtime_version;
+  out.cublaslt_version = device.cublaslt_version;
+  write_text(device.name.c_str(), out.name, sizeof out.name);
+  write_text(device.why_unavailable.c_str(), out.why_unavailable, sizeof out.why_unavailable);
+  *info = out;
+}
+
+}  // namespace logitless

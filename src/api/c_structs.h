@@ -1,0 +1,31 @@
+#pragma once
+// Between the plain structs of the C ABI and the library's own types.
+#include <cstddef>
+
+#include "api/run.h"
+#include "core/backend.h"
+#include "core/divergence.h"
+#include "logitless/distributed.h"
+#include "logitless/divergence.h"
+#include "logitless/logitless.h"
+
+namespace logitless {
+
+Context to_context(const logitless_context_options& options);
+Problem to_problem(const logitless_option* options, size_t option_count, const logitless_tensor_desc* tensors,
+                   size_t tensor_count);
+Buffers to_buffers(const logitless_tensor* tensors, size_t count);
+Communicator to_communicator(const logitless_communicator* communicator);
+Divergence to_divergence(const logitless_divergence* divergence);  // checked
+
+void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
+                     logitless_plan_info* info);
+void write_device_info(const DeviceInfo& device, logitless_device_info* info);
+
+// Options and tensors as JSON.
+std::string schema_text();
+
+// Cuts text to the size of the buffer, always terminated; does nothing for a null or empty buffer.
+void write_text(const char* text, char* buffer, size_t size);
+
+}  // namespace logitless

@@ -1,0 +1,145 @@
+#include "api/run.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "api/backends.h"
+#include "core/group_agreement.h"
+#include "core/number_text.h"
+#include "core/status.h"
+#include "core/targets.h"
+#include "core/validate.h"
+
+namespace logitless {
+namespace {
+
+// What all backends have to say of it.
+std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const BackendOptions& options,
+                           uint64_t max_workspace_bytes) {
+  std::vector<Plan> plans = backend.plans(valid, options, max_workspace_bytes);
+  for (Plan& plan : plans) {
+    if (valid.batch_invariant) plan.reason += "; a row's sums have the same bits in any batch";
+  }
+  return plans;
+}
+
+}  // namespace
+
+std::vector<Plan> list_plans(const Context& context, const Problem& problem, const Backend** backend) {
+  const Problem valid = validated(problem);
+  *backend = &choose_backend(context.backend, valid, context.options);
+  return plans_of(**backend, valid, context.options,
+                  problem.max_workspace_bytes >= kFastest ? 0 : problem.max_workspace_bytes);
+}
+
+namespace {
+
+// LOGITLESS_VERBOSE=1: a line on stderr for every plan made.
+void report(const Problem& problem, const Backend& backend, const Plan& plan) {
+  const char* verbose = std::getenv("LOGITLESS_VERBOSE");
+  if (verbose == nullptr || std::strcmp(verbose, "1") != 0) return;
+  std::fprintf(
+      stderr,
+      "logitless: N %lld, V %lld, D %lld: %s on %s (%s), %lld tokens and %lld columns at once, %lld columns "
+      "kept, workspace %llu bytes, %s F, %s; %s because: %s\n",
+      static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
+      static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
+      static_cast<long long>(plan.token_chunk), static_cast<long long>(plan.vocab_window),
+      static_cast<long long>(plan.kept_columns), static_cast<unsigned long long>(plan.workspace_bytes),
+      fixed_text(plan.cost_f, 2).c_str(), plan.choice.c_str(), plan.implementation.c_str(),
+      plan.reason.c_str());
+}
+
+}  // namespace
+
+PlannedProblem make_plan(const Context& context, const Problem& problem) {
+  const Problem valid = validated(problem);
+  const Backend& backend = choose_backend(context.backend, valid, context.options);
+  const auto within = [&](uint64_t budget) { return plans_of(backend, valid, context.options, budget); };
+  Plan best = chosen_plan(valid, within, problem.max_workspace_bytes);
+  report(valid, backend, best);
+  return {valid, &backend, context.options, std::move(best)};
+}
+
+void refuse_without_device(const BackendOptions& options) {
+  if (options.device_model.empty()) return;
+  throw Error(Status::kUnsupported, {.argument = "device_model",
+                                     .expected = "none to run anything",
+                                     .got = options.device_model + "; make a context with a device"});
+}
+
+namespace {
+
+void check_group(const Problem& problem, const Buffers& buffers, const Communicator* group) {
+  if (!problem.in_group() && group != nullptr) {
+    throw_invalid("plan", "one with group_size for a run of a group", "one without");
+  }
+  if (!problem.in_group()) return;
+  if (group == nullptr) throw_invalid("plan", "one without group_size, or a run of its group", "a group's");
+  if (group->size != problem.group_size) {
+    throw_invalid("communicator.size", std::to_string(problem.group_size) + ", the plan's group_size",
+                  std::to_string(group->size));
+  }
+  if (group->size == 1) return;
+  if (buffers.target_log_probs != nullptr && group->all_reduce == nullptr) {
+    throw_invalid("communicator.all_reduce", "a function, as each rank has some of target_log_probs", "null");
+  }
+  const GroupDHidden sum = problem.group_d_hidden;
+  if (sum == GroupDHidden::kSum && group->all_reduce == nullptr) {
+    throw_invalid("communicator.all_reduce", "a function, as d_hidden is added up", "null");
+  }
+  if (sum == GroupDHidden::kSumOfOwn && group->reduce_scatter == nullptr) {
+    throw_invalid("communicator.reduce_scatter", "a function, as d_hidden is added up", "null");
+  }
+}
+
+// What ranks have parts of. Of a log-probability one rank has all and the others 0: no sum rounds it.
+void add_up(const Problem& p, const Buffers& buffers, void* stream, const Communicator& group) {
+  if (buffers.target_log_probs != nullptr) {
+    group.sum(buffers.target_log_probs, p.tokens * p.targets_per_row, p.stats_dtype(), stream);
+  }
+  const int64_t count = p.tokens * p.hidden;
+  if (p.group_d_hidden == GroupDHidden::kSum) group.sum(buffers.d_hidden, count, p.dtype.d_hidden, stream);
+  if (p.group_d_hidden == GroupDHidden::kSumOfOwn) {
+    group.sum_own(buffers.d_hidden, count / group.size, p.dtype.d_hidden, stream);
+  }
+}
+
+}  // namespace
+
+void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace, size_t workspace_bytes,
+         void* stream, const Communicator* group) {
+  refuse_without_device(planned.options);
+  check_group(planned.problem, buffers, group);
+  const Buffers valid = validated(planned.problem, buffers);
+  if (workspace_bytes < planned.plan.workspace_bytes) {
+    throw Error(Status::kInvalidArgument,
+                {.argument = "workspace_bytes",
+                 .expected = "at least " + std::to_string(planned.plan.workspace_bytes),
+                 .got = std::to_string(workspace_bytes),
+                 .required_bytes = planned.plan.workspace_bytes});
+  }
+  if (planned.plan.workspace_bytes > 0 && workspace == nullptr)
+    throw_invalid("workspace", "a pointer", "null");
+  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
+    throw_invalid(
+        "workspace", "64-byte alignment",
+        "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment));
+  }
+  if (planned.problem.has.draws && reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment != 0) {
+    throw_invalid(
+        "draws", "64-byte alignment",
+        "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment));
+  }
+  if (!planned.backend->device_memory) {
+    if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
+    if (group != nullptr) check_agreement(planned.problem, *group, valid.targets, Workspace(workspace));
+    check_targets(planned.problem, valid.targets);
+  }
+  planned.plan.backend_plan->run(valid, Workspace(workspace), stream, group);
+  if (group != nullptr) add_up(planned.problem, valid, stream, *group);
+}
+
+}  // namespace logitless

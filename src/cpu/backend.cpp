@@ -1,0 +1,65 @@
+#include "cpu/backend.h"
+
+#include <fstream>
+#include <limits>
+
+#include "cpu/plan/plans.h"
+#include "cpu/run/divergence.h"
+#include "cpu/simd/isa.h"
+
+namespace logitless {
+namespace {
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(info, line)) {
+    const size_t colon = line.find(':');
+    if (line.starts_with("model name") && colon + 2 < line.size()) return line.substr(colon + 2);
+  }
+  return "processor";
+}
+
+std::string why_unavailable(const BackendOptions& options) {
+  return cpu::why_isa_unavailable(options.isa);
+}
+
+std::string describe(const BackendOptions& options) {
+  Problem bf16;
+  bf16.dtype.hidden = DType::kBF16;
+  bf16.dtype.classifier = DType::kBF16;
+  const std::string pairs = cpu::select_kernels(bf16, options.isa).name;
+  const std::string other = cpu::select_kernels(Problem{}, options.isa).name;
+  return processor_name() + ", " + std::to_string(options.parallel_for.threads) + " threads; runs " +
+         cpu::usable_isas() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
+}
+
+std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
+  if (!options.on_host()) return "the buffers are in the memory of a CUDA device";
+  if (problem.dtype.hidden == DType::kF64) return "float64 is computed by the reference backend";
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (problem.is_thinned() && (problem.vocab > kMost || problem.tokens > kMost)) {
+    return "thinned gradients take at most 2^31 - 1 tokens and classifier rows";
+  }
+  if (problem.is_thinned() && problem.in_group() && problem.vocab_total > kMost) {
+    return "thinned gradients take a vocab_total of at most 2^31 - 1 in a group of ranks";
+  }
+  return "";
+}
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const Backend backend{.name = "cpu",
+                               .device_memory = false,
+                               .why_unavailable = why_unavailable,
+                               .describe = describe,
+                               .why_unsupported = why_unsupported,
+                               .plans = cpu::plans,
+                               .scale = scale_on_host,
+                               .divergence = cpu::divergence,
+                               .devices = nullptr};
+  return backend;
+}
+
+}  // namespace logitless

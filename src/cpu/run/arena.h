@@ -1,0 +1,81 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/problem.h"
+#include "core/row_stats.h"
+#include "core/workspace.h"
+#include "cpu/plan/schedule.h"
+#include "cpu/plan/shape.h"
+#include "cpu/run/task_groups.h"
+#include "cpu/run/top_k.h"
+#include "cpu/simd/kernels.h"
+#include "cpu/thinned/arena.h"
+
+namespace logitless::cpu {
+
+// Scratch of one worker.
+struct WorkerArena {
+  std::span<float> logits;          // [mr, vocab_block]
+  std::span<uint32_t> classifier;   // [vocab_block / nr, hidden_units, nr], of block `packed_block`
+  std::span<float> bias;            // [vocab_block]
+  std::span<float> class_weight;    // [vocab_block]
+  std::span<uint32_t> dz_pairs;     // [token_block / 2, vocab_block], bf16 pairs only
+  std::span<float> d_classifier;    // [vocab_block, range]
+  std::span<int64_t> packed_block;  // [1]
+  ThinnedWorker thinned;
+  TopWorker top;
+};
+
+// Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W the blocks of the
+// windows that are alive at once, R the rows whose coefficients are kept: T, or N if the vocabulary is swept;
+// K the targets of a row.
+struct Arena {
+  std::span<int64_t> rows;               // [N] rows that are not ignored
+  std::span<int64_t> target;             // [T, K] column of the target in this vocabulary, -1 outside
+  std::span<RowStats<double>> stats;     // [T]
+  std::span<double> gathered;            // [ranks, numbers, T] the statistics of a group
+  std::span<float> target_logit;         // [T, K]
+  std::span<float> inverse_temperature;  // [T], empty without temperatures of rows
+  // The row's lse is lse_high + lse_low.
+  std::span<float> lse_high, lse_low, a, b, c;  // [R] each
+  std::span<float> g, target_gradient;          // [R, K] what is subtracted at targets; dz there
+  std::span<uint32_t> hidden_rows;              // [T, hidden_stride] rows operand of the logits
+  std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_classifier
+  std::span<float> d_hidden;          // [T, gradient_stride]
+  // When neither one chunk nor the output can hold the sum over chunks: [V, hidden_padded], or
+  // [window * B, hidden_padded] if the vocabulary is swept.
+  std::span<float> d_classifier;
+  std::span<float> d_bias;  // [blocks * B]
+  // Statistics of the blocks of forward windows, [W, T] each.
+  std::span<float> block_max, block_sum;
+#define LOGITLESS_MEMBER(name, part, ...) std::span<float> block_##part;
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
+  std::span<int32_t> block_argmax;
+  std::span<double> block_weight;  // [blocks] sums of class weights, with block_weighted
+  // Kept exps of the first kept_blocks blocks, unless they are in d_classifier, and what the windows'
+  // other exps and gradients take.
+  std::span<std::byte> kept_exps;      // [blocks, T, B] elements
+  std::span<float> kept_anchor;        // [blocks, T]
+  std::span<std::byte> window_exps;    // [W, T, B] elements
+  std::span<float> window_anchor;      // [W, T]
+  std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the classifier
+  std::span<TaskGroup> groups;         // of a chunk
+  std::span<std::byte> worker_memory;  // `threads` times worker_bytes
+  uint64_t worker_bytes = 0;
+  ThinnedArena thinned;
+  TopArena top;
+};
+
+// The arena with the coefficients of a chunk's rows in the place of all rows', if the vocabulary is swept.
+Arena with_rows_of(const Arena& arena, const Problem& problem, int64_t first, int64_t count);
+
+// With a Workspace that only counts, how many bytes the schedule needs (workspace.used()).
+Arena lay_out(const Problem& problem, const Kernels& kernels, const Shape& shape, const Schedule& schedule,
+              Workspace& workspace);
+
+WorkerArena lay_out_worker(const Problem& problem, const Kernels& kernels, const Shape& shape,
+                           Workspace& workspace);
+
+}  // namespace logitless::cpu

@@ -1,0 +1,151 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "core/buffers.h"
+#include "core/communicator.h"
+#include "core/host_loss.h"
+#include "core/parallel.h"
+#include "core/problem.h"
+#include "cpu/plan/shape.h"
+#include "cpu/run/arena.h"
+#include "cpu/run/task_groups.h"
+#include "cpu/simd/kernels.h"
+
+namespace logitless::cpu {
+
+inline constexpr int kMaxStripRows = 16;  // at least every kernel's mr
+inline constexpr int kMaxStripTargets = kMaxStripRows * static_cast<int>(kMostTargetsPerRow);
+inline constexpr int64_t kTasksPerThread = 16;  // enough to even out the ends of the threads
+inline constexpr int64_t kTaskRows = 64;        // of a task that passes over rows, and no matrix product
+
+// One run in progress: what every step of it reads.
+struct Runner {
+  const Problem& problem;
+  const Buffers& buffers;
+  const Schedule& schedule;
+  const Kernels& kernels;
+  const ParallelFor& pool;
+  const Shape shape;
+  const Arena arena;
+  const Communicator* group;  // null: none
+  int64_t row_count = 0;      // rows that are not ignored
+
+  // Whether ranks meet between the passes over the logits and the rows.
+  bool joins_group() const { return group != nullptr && problem.needs_forward(); }
+  // Of a row; and their logits, of the chunk's row.
+  int64_t targets() const { return problem.target_count(); }
+  std::span<const float> target_logits(int64_t row) const {
+    return arena.target_logit.subspan(static_cast<size_t>(row * targets()), static_cast<size_t>(targets()));
+  }
+
+  // body(task, worker) for every task, by at most schedule.threads workers.
+  void loop(int64_t tasks, LoopBody body) const;
+  WorkerArena worker(int index) const;
+  // Of a strip that begins with the chunk's row.
+  LogitTransform<float> transform(const WorkerArena& w, int64_t row) const;
+  // Where a kept block's exps are, and where the gradients of any block's logits will be; the anchors of
+  // exps; the block's panels for d_hidden.
+  std::byte* kept_exps(int64_t block) const;
+  std::byte* block_gradients(int64_t block) const;
+  float* block_anchor(int64_t block) const;
+  uint32_t* block_panels(int64_t block) const;
+  bool is_kept(int64_t block) const {
+    return block < schedule.kept_blocks && (!schedule.keeps_in_gradient || gradient_can_keep());
+  }
+  // A plan does not know how d_classifier lies in memory. Where exps cannot, they are computed again.
+  bool gradient_can_keep() const {
+    return buffers.d_classifier_stride == problem.hidden &&
+           reinterpret_cast<uintptr_t>(buffers.d_classifier) % sizeof(float) == 0;
+  }
+};
+
+// Rows [first, first + count) of Arena::rows, worked on together.
+struct Chunk {
+  int64_t first = 0;
+  int64_t count = 0;
+  bool is_first = false;
+  bool is_last = false;
+};
+
+// All rows, chunk by chunk.
+template <class Body>
+void for_chunks(const Runner& run, const Body& body) {
+  for (int64_t first = 0; first < run.row_count; first += run.schedule.token_chunk) {
+    const int64_t count = std::min(run.schedule.token_chunk, run.row_count - first);
+    body(Chunk{first, count, first == 0, first + count == run.row_count});
+  }
+}
+
+// How many tasks of kTaskRows rows.
+inline int64_t row_tasks(int64_t rows) {
+  return ceil_div(rows, kTaskRows);
+}
+
+// cpu_logits.cpp: packs a block of the classifier unless the worker holds it; dot products of a strip with
+// it; the strip as the softmax kernels want it.
+void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
+void forget_packed_blocks(const Runner& run);
+void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows);
+LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
+                       int32_t* target_columns);
+// t'(z) of a logit as the kernels compute it: 0 where it has reached the softcap.
+inline double softcap_slope(const Problem& problem, double z, double inverse_temperature) {
+  return logit_transform<float>(problem).slope(z, static_cast<float>(inverse_temperature));
+}
+// Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.
+int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);
+
+struct Window {
+  int64_t start = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - start; }
+};
+
+// Tasks over the rows of a window's blocks: one for each block, which packs it once, where blocks are as many
+// as threads; and small ones for the last blocks of all, so that all threads end together.
+class BlockTasks {
+ public:
+  struct Task {
+    int64_t block, row, row_end;
+  };
+  BlockTasks(const Runner& run, const Window& window, int64_t rows, bool is_last);
+  int64_t count() const { return whole_ + (window_.size() - whole_) * ranges_; }
+  Task operator[](int64_t task) const;
+
+ private:
+  Window window_;
+  int64_t rows_, range_, ranges_, whole_;
+};
+
+// coefficients.cpp: lse and row coefficients of rows [row_begin, row_end) of the chunk, from the statistics
+// or from the buffers.
+void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t row_begin,
+                       int64_t row_end);
+
+// cpu_run.cpp: the statistics of the chunk's rows become those of all ranks, which are told. In the thread
+// that runs the plan, between two loops.
+void join_group(const Runner& run, const Chunk& chunk);
+
+// The losses of the chunk's rows, in order.
+inline void write_losses(const Runner& run, const Chunk& chunk, HostLossWriter& writer) {
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)], run.arena.stats[static_cast<size_t>(i)]);
+  }
+}
+
+// sweep.cpp: d_classifier and d_bias window by window, once all rows' coefficients are known. rows_of() is
+// the run with the coefficients of the chunk's rows, for a problem with other gradients wanted.
+Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk);
+void sweep_vocabulary(const Runner& run);
+
+// cpu_gradients.cpp
+void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
+                      int64_t first_range, int64_t last_range);
+void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, int64_t row, int64_t row_end);
+void store_d_hidden(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end);
+void store_d_bias(const Runner& run);
+void zero_d_hidden(const Runner& run, bool ignored_only);
+void zero_d_classifier(const Runner& run);
+
+}  // namespace logitless::cpu

@@ -1,0 +1,188 @@
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/logit_transform.h"
+#include "core/row_lists.h"
+#include "cpu/simd/kernel_facts.h"
+
+namespace logitless {
+struct Divergence;
+}
+
+namespace logitless::cpu {
+
+// All GEMM operands are made of 32-bit *units* along K: one fp32 number, or a pair of bf16 numbers for
+// instruction sets with a bf16 dot product. An *element* is what a unit holds: fp32 or bf16.
+//   rows operand    a[i * stride + k]            a matrix as it lies in memory
+//   columns operand a[k * stride + i]            its transpose, pairs of rows interleaved
+//   panels          b[panel][k][nr]              `nr` columns side by side; the vector operand
+
+// One strip of at most `mr` rows against `panels` panels: C[i, panel * nr + j] (+)= sum_k A(i, k) B(k, j).
+struct GemmStrip {
+  const uint32_t* a = nullptr;
+  int64_t a_stride = 0;  // units between rows (rows operand) or between k (columns operand)
+  const uint32_t* b = nullptr;
+  int64_t b_panel_stride = 0;  // units
+  int64_t k = 0;               // units
+  int rows = 0;
+  int64_t panels = 0;
+  float* c = nullptr;
+  int64_t c_stride = 0;
+  bool add = false;
+};
+
+// A matrix in the caller's memory.
+struct MatrixView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;            // elements
+  DType round_to = DType::kF32;  // numbers of other dtypes are rounded to it; kF32: they are not
+  bool rounds() const { return round_to != DType::kF32 && round_to != dtype; }
+};
+
+// A strip of logits of one vocabulary block, one row after the other with `stride` floats between them.
+struct LogitStrip {
+  float* z = nullptr;  // in: dot products; scratch of the kernel afterwards
+  int64_t stride = 0;
+  int rows = 0;
+  int64_t columns = 0;                  // real ones
+  int64_t padded_columns = 0;           // the rest of the output rows is set to zero
+  const int32_t* target = nullptr;      // [rows, targets] columns of them, negative when not in this block
+  const float* class_weight = nullptr;  // [columns], null: all one
+  int targets = 1;                      // of a row
+};
+
+// Statistics of one block, each [rows] but for target_logit; null where not wanted.
+struct BlockStats {
+  float* max = nullptr;
+  float* sum_exp = nullptr;       // sum exp(z - max)
+  float* target_logit = nullptr;  // [rows, targets], written for targets in this block only
+  // Relative to max; so is `weighted`: sum w (z - max), of a masked block sum w z.
+#define LOGITLESS_MEMBER(name, part, ...) float* part = nullptr;
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
+#undef LOGITLESS_MEMBER
+  int32_t* argmax = nullptr;  // first column of the maximum
+};
+
+// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_low, every vector [rows], but g
+// [rows, targets]: of a target that comes several times, the sum each time.
+struct StripCoefficients {
+  const float* lse = nullptr;
+  const float* lse_low = nullptr;
+  const float* a = nullptr;
+  const float* b = nullptr;
+  const float* c = nullptr;
+  const float* g = nullptr;
+};
+
+// Stored exps A = exp(z - max) t'(z) of one strip to dz = factor * A + c w, then the exact value at the
+// target; dz may be in the exps' place.
+struct FinishStrip {
+  const void* exps = nullptr;  // elements
+  void* dz = nullptr;          // elements
+  int64_t stride = 0;          // elements, of both
+  int rows = 0;
+  int64_t columns = 0;
+  int64_t padded_columns = 0;     // the rest of the rows of dz is set to zero
+  const float* factor = nullptr;  // [rows]
+  const float* c = nullptr;       // [rows], null: zero
+  const float* class_weight = nullptr;
+  const int32_t* target = nullptr;      // [rows, targets]
+  const float* target_value = nullptr;  // [rows, targets]
+  int targets = 1;
+};
+
+// An element of a row or column of a sparse matrix.
+struct SparseElement {
+  int32_t index = 0;
+  float value = 0;
+};
+
+// Room for a vector more: lists of elements are written by whole vectors, of 16 lanes at most.
+inline constexpr int64_t kVectorRoom = 16;
+
+// One row of logits of one vocabulary block, of which some elements are kept: each with the probability
+// min(1, q / threshold), q = exp(z - guess), by one systematic draw (core/thinning.h).
+struct DrawRow {
+  const float* z = nullptr;
+  int64_t padded_columns = 0;  // whole vectors, -inf past the end
+  float guess = 0;
+  float threshold = 0;
+  float offset = 0;            // in (0, 1): where the draw begins
+  float* q = nullptr;          // [padded_columns] scratch
+  int32_t* columns = nullptr;  // out: of the block, ascending; room for a vector more than padded_columns
+  float* logits = nullptr;     // out: their z, as much room
+  // Of draw_each_row: each element is kept by itself while its uniform * threshold < q. Stream: of column 0.
+  uint32_t row_bits = 0, stream = 0;
+  uint64_t seed = 0;
+};
+
+// One row of logits of one vocabulary block, of which the large ones are wanted.
+struct SelectRow {
+  const float* z = nullptr;
+  int64_t padded_columns = 0;  // whole vectors
+  float least = 0;
+  int32_t* columns = nullptr;  // out: of the block, ascending; room for a vector more than padded_columns
+  float* logits = nullptr;     // out: their z, as much room
+};
+
+// sums[0 .. columns) += sum_k rows[k].value * matrix[rows[k].index], in the order of the rows.
+struct AddRows {
+  MatrixView matrix;
+  const SparseElement* rows = nullptr;
+  int64_t count = 0;
+  int64_t columns = 0;
+  float* sums = nullptr;
+};
+
+// The kernels of one instruction set and unit.
+struct Kernels : KernelFacts {
+  void (*gemm_rows)(const GemmStrip&) = nullptr;
+  void (*gemm_columns)(const GemmStrip&) = nullptr;
+  // Elements of the first row, zeros up to padded.
+  void (*convert_row)(const MatrixView& source, int64_t count, int64_t padded, void* elements) = nullptr;
+  // Panels of the transpose: rows [0, rows) become columns, units of `depth` elements along K. rows is
+  // padded with zeros to `panels` panels. [panel][ceil(depth / pair)][nr]
+  void (*pack_transposed)(const MatrixView& source, int64_t rows, int64_t depth, int64_t panels,
+                          uint32_t* out) = nullptr;
+  // K runs along the rows: [panel][units][width], zero padded to `panels` panels of `width` columns.
+  void (*pack_interleaved)(const MatrixView& source, int64_t rows, int64_t columns, int64_t units,
+                           int64_t panels, int64_t width, uint32_t* out) = nullptr;
+  // Logits to statistics, and exp(z - max) t'(z) to `exps` when not null.
+  void (*softmax_strip)(const LogitStrip&, const LogitTransform<float>&, const BlockStats&, void* exps,
+                        int64_t exps_stride) = nullptr;
+  // Logits to gradients of the dot products.
+  void (*gradient_strip)(const LogitStrip&, const LogitTransform<float>&, const StripCoefficients&, void* dz,
+                         int64_t dz_stride) = nullptr;
+  void (*finish_strip)(const FinishStrip&) = nullptr;
+  // sums[j] += sum_i dz[i, j]
+  void (*add_column_sums)(const void* dz, int64_t stride, int64_t rows, int64_t columns,
+                          float* sums) = nullptr;
+  // out[j] = factor * values[j] (+ out[j]); out fp32, bf16 or fp16, rounded once.
+  void (*store_row)(const float* values, int64_t count, float factor, bool add, DType dtype,
+                    void* out) = nullptr;
+  // out[i] = exp(x[i])
+  void (*exp_row)(const float* x, int64_t count, float* out) = nullptr;
+  // How many elements were kept.
+  int64_t (*draw_row)(const DrawRow&) = nullptr;
+  int64_t (*draw_each_row)(const DrawRow&) = nullptr;
+  // Elements of a row of logits that are not below `least`, NaNs among them: how many.
+  int64_t (*select_row)(const SelectRow&) = nullptr;
+  void (*add_rows)(const AddRows&) = nullptr;
+  // Of the first rows.
+  float (*dot_rows)(const MatrixView& a, const MatrixView& b, int64_t count) = nullptr;
+  // One row of float32 products of two heads.
+  void (*divergence_values)(const Divergence&, int64_t row) = nullptr;
+  void (*divergence_gradient)(const Divergence&, int64_t row) = nullptr;
+};
+
+inline int64_t element_bytes(const Kernels& k) {
+  return 4 / k.pair;
+}
+// The dtype of an element.
+inline DType element_dtype(const Kernels& k) {
+  return k.pair == 2 ? DType::kBF16 : DType::kF32;
+}
+
+}  // namespace logitless::cpu

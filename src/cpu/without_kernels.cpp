@@ -1,0 +1,29 @@
+// In place of the kernels and of what runs them: plans are made for every instruction set that has a name of
+// its own, and nothing runs.
+#include "core/status.h"
+#include "cpu/run/divergence.h"
+#include "cpu/run/run.h"
+#include "cpu/simd/isa.h"
+
+namespace logitless::cpu {
+
+std::span<const Kernels> fp32_kernels() {
+  static constexpr Kernels kKernels[] = {{kAvx512}, {kAvx2}, {kNeon}};
+  return kKernels;
+}
+
+const Kernels* bf16_pair_kernels() {
+  static constexpr Kernels kKernels{kAvx512Bf16};
+  return &kKernels;
+}
+
+void CpuPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/,
+                  const Communicator* /*group*/) const {
+  throw Error(Status::kUnsupported, "this build has no kernels");
+}
+
+void divergence(const Divergence& /*divergence*/, const BackendOptions& /*options*/, void* /*stream*/) {
+  throw Error(Status::kUnsupported, "this build has no kernels");
+}
+
+}  // namespace logitless::cpu

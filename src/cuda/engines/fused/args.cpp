@@ -1,0 +1,160 @@
+#include "cuda/engines/fused/args.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "core/status.h"
+#include "cuda/engines/fused/tile.h"
+
+namespace logitless::cuda::fused {
+namespace {
+
+bool takes_plain(const StatsArgs& args) {
+  return !args.stats.has_options();
+}
+bool takes_plain(const ExpsArgs& args) {
+  return !args.stats.has_options() && args.stats.max == nullptr;
+}
+bool takes_plain(const GradientArgs& args) {
+  return args.b == nullptr && args.c == nullptr;
+}
+bool takes_plain(const ThinArgs& args) {
+  return !args.stats.has_options() && args.stats.max == nullptr;
+}
+bool takes_plain(const TopArgs& /*args*/) {
+  return false;
+}
+
+bool aligned(const void* pointer, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
+}
+
+void require(bool condition, const char* what) {
+  if (!condition) throw Error(Status::kInternal, what);
+}
+
+void check_slots(const LogitsArgs& args, const StatSlots& stats) {
+  require(stats.sum == nullptr || (stats.stride >= args.rows && stats.slots >= 1),
+          "at least one slot for all rows");
+  require(!args.batch_invariant ||
+              (stats.slots >= slots_of_tiles(args) && args.column_offset % kTileColumns == 0),
+          "a slot for each tile of columns, and windows of whole tiles");
+  require(stats.argmax == nullptr || stats.max != nullptr, "argmax needs slots of maxima");
+}
+
+void check_statistics(const LogitsArgs& args, const StatSlots& stats) {
+  require(stats.sum != nullptr && stats.max != nullptr, "slots of sums and maxima must be given");
+  check_slots(args, stats);
+}
+
+void check_epilogue(const LogitsArgs& args, const StatsArgs& own) {
+  check_statistics(args, own.stats);
+}
+
+void check_epilogue(const LogitsArgs& args, const ExpsArgs& own) {
+  require(own.stats.sum != nullptr, "slots must be given");
+  check_slots(args, own.stats);
+  require(own.anchor != nullptr, "anchors must be given");
+  require(own.exps.columns <= args.columns, "more columns are stored than there are");
+}
+
+void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
+  require(own.lse != nullptr && own.a != nullptr && own.g != nullptr, "lse, a and g must be given");
+  require(own.dz.columns == args.columns, "dz is stored of all columns");
+}
+
+void check_epilogue(const LogitsArgs& args, const ThinArgs& own) {
+  check_slots(args, own.stats);
+  require(own.anchor != nullptr, "anchors must be given");
+  require(own.draws.elements != nullptr && (own.stats.sum == nullptr || own.stats.expected != nullptr),
+          "lists, and slots of expected counts beside the sums', must be given");
+}
+
+void check_epilogue(const LogitsArgs& args, const TopArgs& own) {
+  if (own.top.group_max != nullptr) return;
+  check_statistics(args, own.stats);
+  require(own.top.threshold != nullptr && own.top.count != nullptr && own.top.listed != nullptr,
+          "thresholds and lists, or room for maxima, must be given");
+}
+
+void check_arguments(const LogitsArgs& args, const Tiling& tiling) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;
+  require(supports(args), "operands must be 16-bit with rows aligned to 16 bytes");
+  require(args.rows <= kMost && args.columns <= kMost && args.depth <= kMost, "sizes must be below 2^31");
+  require(tiling.units * tiles_of_columns(args.columns) <= kMost, "more than 2^31 tiles");
+  std::visit([&](const auto& own) { check_epilogue(args, own); }, args.of_epilogue);
+}
+
+// Slots that sums may go to: as many as there are tiles where none are made, or each tile has its own.
+int slots_of(const LogitsArgs& args) {
+  const StatSlots* stats = stats_of(args);
+  const bool any = stats == nullptr || stats->sum == nullptr || args.batch_invariant;
+  return any ? std::numeric_limits<int>::max() : static_cast<int>(std::min<int64_t>(stats->slots, 1024));
+}
+
+Raster make_checked(const LogitsArgs& args, const Tiling& tiling) {
+  check_arguments(args, tiling);
+  const int slots = slots_of(args);
+  Raster raster = make_raster(tiling.workers, tiling.turns, tiling.preferred_units, slots);
+  require(tiling.units < raster.tail_units + raster.main.units || raster.main.slots <= slots,
+          "too few slots");
+  if (args.batch_invariant) raster.first_slot = static_cast<int32_t>(args.column_offset / kTileColumns);
+  return raster;
+}
+
+}  // namespace
+
+bool is_plain(const LogitsArgs& args) {
+  const LogitTransform<float>& t = args.transform;
+  if (args.dtype != DType::kBF16 || !(t.scale > 0) || t.softcap != 0 || t.bias != nullptr ||
+      t.inverse_temperature != nullptr)
+    return false;
+  // The general kernel rounds the logits once more where there is a scale: then what else is asked for would
+  // change bits.
+  if (args.batch_invariant && t.scale != 1 && args.epilogue() != Epilogue::kGradient) return false;
+  return std::visit([](const auto& of_epilogue) { return takes_plain(of_epilogue); }, args.of_epilogue);
+}
+
+bool supports(const LogitsArgs& args) {
+  if (args.dtype != DType::kBF16 && args.dtype != DType::kF16) return false;
+  if (args.dtype == DType::kF16 && args.epilogue() == Epilogue::kExps) return false;
+  const StoredColumns* stored = stored_by(args);
+  return aligned(args.hidden, args.hidden_stride) && aligned(args.classifier, args.classifier_stride) &&
+         (stored == nullptr || aligned(stored->data, stored->stride));
+}
+
+int64_t slots_of_tiles(const LogitsArgs& args) {
+  return tiles_of_columns(args.column_offset + args.columns);
+}
+
+int slots_of_tiling(const LogitsArgs& args, const Tiling& tiling, bool any_fewer) {
+  if (args.batch_invariant) return static_cast<int>(slots_of_tiles(args));
+  return needed_slots(tiling.workers, tiling.turns, tiling.preferred_units, tiling.units, any_fewer);
+}
+
+Raster checked_raster(const LogitsArgs& args, const Tiling& tiling, const char* engine) {
+  try {
+    return make_checked(args, tiling);
+  } catch (const Error& error) {
+    throw Error(error.status(), std::string(engine) + " logits: " + error.what());
+  }
+}
+
+const char* epilogue_name(Epilogue epilogue) {
+  switch (epilogue) {
+    case Epilogue::kStats:
+      return "stats";
+    case Epilogue::kExps:
+      return "exps";
+    case Epilogue::kGradient:
+      return "gradient";
+    case Epilogue::kThin:
+      return "thin";
+    case Epilogue::kTop:
+      return "top";
+  }
+  return "";
+}
+
+}  // namespace logitless::cuda::fused

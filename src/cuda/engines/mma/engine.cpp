@@ -1,0 +1,89 @@
+#include "cuda/engines/mma/engine.h"
+
+#include <algorithm>
+
+#include "cuda/engines/mma/launch.h"
+#include "cuda/plan/sizes.h"
+
+namespace logitless::cuda::mma {
+namespace {
+
+// Of a tile, after its products, measured on an H200: 192 elements of a thread, of which the exponentials
+// alone take 2 us of the units for them, and what passes between warps.
+constexpr double kEpilogueSeconds = 2.7e-6;
+
+// What these kernels reach of a device's products: of Hopper's 0.68, measured on an H200, where the losses of
+// three heads then lie within 1% (docs/architecture_mma.md). Predictions: all of them where there is nothing
+// faster; of Blackwell's for data centers, whose processors have twice Hopper's, half of Hopper's.
+double share_of_products(const Device& device) {
+  if (device.capability / 10 == 9) return 0.683;
+  return device.capability / 10 == 10 ? 0.32 : 1;
+}
+
+class Mma final : public Engine {
+ public:
+  const char* name() const override { return "mma"; }
+
+  EngineTraits traits() const override {
+    return {.base_2 = true,
+            .anchors_first = true,
+            .keeps_windows = true,
+            .sums_while_drawing = true,
+            .needs_scratch = false,
+            .draw_cost = 1,
+            .top_tile = kTileColumns,
+            .top_groups = kTopGroups,
+            .slot_columns = kTileColumns};
+  }
+
+  std::string why_not_on(const Device& device) const override {
+    if (stages_of(device.shared_bytes) > 0) return "";
+    return "mma needs " + std::to_string(shared_bytes(kFewStages)) + " bytes of shared memory a block, not " +
+           std::to_string(device.shared_bytes);
+  }
+
+  std::string why_not_of(DType operands) const override {
+    if (operands == DType::kBF16 || operands == DType::kF16) return "";
+    return "mma needs both operands in bf16, or both in fp16";
+  }
+
+  std::string why_not_unasked() const override {
+    return "it is slower than asked for, and has run on an H200 alone";
+  }
+
+  std::string reason() const override { return "16-bit operands"; }
+
+  int slots(const LogitsArgs& args, const Device& device) const override {
+    return plan_logits(args, device, /*any_fewer=*/true).slots;
+  }
+
+  EngineTiles tiles(const LogitsArgs& /*args*/, const Device& device) const override {
+    return {kBlockRows, kTileColumns, std::max(device.processors, 1)};
+  }
+
+  std::string config(const LogitsArgs& /*args*/) const override { return "mma 256x192"; }
+
+  // Tiles, one for each processor at a time, each with its epilogue.
+  double seconds(const LogitsArgs& args, const LogitsScratch& /*scratch*/, double /*bytes*/,
+                 const KernelTimes& times) const override {
+    const EngineTiles tile = tiles(args, times.device());
+    const int64_t count = ceil_div(args.rows, tile.rows) * ceil_div(args.columns, tile.columns);
+    const double flop = 2.0 * static_cast<double>(tile.rows * tile.columns) * static_cast<double>(args.depth);
+    const double products = flop / (times.flop_per_processor() * share_of_products(times.device()));
+    return static_cast<double>(ceil_div(count, tile.at_once)) * (products + kEpilogueSeconds) +
+           3 * kLaunchSeconds;
+  }
+
+  void launch(const LogitsArgs& args, const LogitsScratch& /*scratch*/, const Queue& queue) const override {
+    launch_logits(args, queue);
+  }
+};
+
+}  // namespace
+
+const Engine& engine() {
+  static const Mma only;
+  return only;
+}
+
+}  // namespace logitless::cuda::mma

@@ -1,0 +1,210 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/engines/fused/epilogue_exps.cuh"
+#include "cuda/engines/fused/epilogue_gradient.cuh"
+#include "cuda/engines/fused/epilogue_stats.cuh"
+#include "cuda/engines/fused/epilogue_thin.cuh"
+#include "cuda/engines/fused/epilogue_top.cuh"
+#include "cuda/engines/mma/config.h"
+#include "cuda/engines/mma/exchange.cuh"
+#include "cuda/engines/mma/loader.cuh"
+#include "cuda/engines/mma/products.cuh"
+#include "cuda/engines/mma/ring.cuh"
+#include "cuda/engines/mma/store_tile.cuh"
+
+// One persistent kernel: logits of tiles of 256 x 192 by mma.sync, each tile handed to an epilogue while it
+// is in registers. All 8 warps copy, multiply and work on the epilogue; the copies of the tile after are
+// under way during an epilogue.
+namespace logitless::cuda::mma {
+
+template <Instance kInstance, class View>
+__device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view,
+                                             const MmaParams<ArgsOf<kInstance.epilogue>>& params,
+                                             uint32_t pass) {
+  const LogitsProduct& product = params.product;
+  if constexpr (kInstance.epilogue == Epilogue::kStats) {
+    stats_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
+  } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
+    thin_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
+  } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
+    top_epilogue(acc, view, product, params.args, params.exponent_scale);
+  } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
+    exps_epilogue<kInstance.general>(acc, view, params);
+    if (view.first_column() >= static_cast<int>(params.args.exps.columns)) return;
+    store_tile<DType::kBF16, kKeptExponent>(acc, view, params.args.exps, static_cast<int>(product.rows),
+                                            pass);
+  } else {
+    gradient_epilogue<kInstance.general>(acc, view, params);
+    store_tile<kInstance.dtype, 0>(acc, view, params.args.dz, static_cast<int>(product.rows), pass);
+  }
+}
+
+// Stages around the ring: the one before the one that is read, that one, and the next.
+struct Stages {
+  uint32_t before, now, next;
+
+  // last: the number of the one that was read last.
+  __device__ __forceinline__ Stages(const SharedMemory& shared, int last)
+      : before(SharedMemory::stage(last)), now(after(shared, before)), next(after(shared, now)) {}
+  __device__ __forceinline__ void advance(const SharedMemory& shared) {
+    before = now;
+    now = next;
+    next = after(shared, now);
+  }
+
+ private:
+  __device__ static __forceinline__ uint32_t after(const SharedMemory& shared, uint32_t stage) {
+    return stage + kStageBytes == SharedMemory::stage(shared.stages) ? SharedMemory::stage(0)
+                                                                     : stage + kStageBytes;
+  }
+};
+
+// Behind which pieces of a stage's second step copies are started. A copy reads its registers only when it
+// begins; what needs them before waits, and the compiler gives them away at once. And many at once keep
+// ldmatrix waiting, whose operands the next products need. What was measured is in docs/architecture_mma.md;
+// a ring of kFewStages wants them early.
+inline constexpr int kClassifierPiece = 3;
+constexpr int hidden_piece(Epilogue epilogue) {
+  return epilogue == Epilogue::kExps ? 2 : 0;
+}
+
+// Products of the block's i-th tile, of which all warps have a part; the copies of stages after are started
+// meanwhile, of this tile and of the next one, both whole. Its loop has no branch but that of
+// wait_for_stage(): whatever is not a product is put between products, which otherwise are 6 cycles from one
+// to the next and leave the others free.
+template <Instance kInstance>
+__device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const SharedMemory& shared,
+                                                    const MmaParams<ArgsOf<kInstance.epilogue>>& params,
+                                                    Stages stages, int i) {
+  const LogitsProduct& product = params.product;
+  const StageOffsets at = StageOffsets::load(shared);
+  Fragments fragments;
+  fragments.load(at, {stages.now, 0});
+  const int ahead = params.stages - 1;
+  Source from(shared, params, i, ahead);
+  int left = params.depth_blocks - ahead;  // of the tile, to be copied
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll 1
+    for (; left > 0; --left) {
+      multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 0}, {stages.now, 1}, [](int) {});
+      // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
+      // read then.
+      wait_for_stage<0>(params.stages);
+      multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 1}, {stages.next, 0}, [&](int piece) {
+        const uint32_t place = stages.before + at.copied;
+        constexpr int kLast = kClassifierPiece + 1;
+        if (piece == hidden_piece(kInstance.epilogue)) {
+          copy_whole_rows<0, kBlockRows>(place, from.hidden, product.hidden_stride);
+        }
+        if (piece == kClassifierPiece) {
+          copy_whole_rows<0, kRowsAtOnce>(place + kHiddenBytes, from.classifier, product.classifier_stride);
+        }
+        if (piece != kLast) return;
+        copy_whole_rows<kRowsAtOnce, kTileColumns>(place + kHiddenBytes, from.classifier,
+                                                   product.classifier_stride);
+        ptx::copy_async_commit();
+      });
+      from.advance();
+      stages.advance(shared);  // whose fragments are another tile's, after the last
+    }
+    // Behind the last tile its own first stages once more, which nobody reads.
+    from = Source(shared, params, i + 1 < shared.tiles() ? i + 1 : i, 0);
+    left = ahead;
+  }
+}
+
+// Of a tile of which some warps have none, or that is not whole, or is followed by such a one.
+template <Instance kInstance>
+__device__ __forceinline__ void multiply_any_tile(Accumulators& acc, const SharedMemory& shared,
+                                                  const MmaParams<ArgsOf<kInstance.epilogue>>& params,
+                                                  Stages stages, Loader loader, bool multiplies) {
+  for (int k = 0; k < params.depth_blocks; ++k) {
+    if (multiplies) {
+      const StageOffsets at = StageOffsets::load(shared);
+      const Step first{stages.now, 0}, second{stages.now, 1};
+      Fragments fragments;
+      fragments.load(at, first);
+      multiply_step<kInstance.dtype>(acc, fragments, at, first, second, [](int) {});
+      multiply_step<kInstance.dtype>(acc, fragments, at, second, second, [](int) {});
+    }
+    wait_for_stage<0>(params.stages);
+    loader.copy(shared, params, stages.before);
+    stages.advance(shared);
+  }
+}
+
+// By all threads alike: whether multiply_whole_tile() may be called.
+template <class Args>
+__device__ __forceinline__ bool is_fast(const SharedMemory& shared, const MmaParams<Args>& params, int i) {
+  const LogitsProduct& product = params.product;
+  const int4 origin = shared.load_origin(i);
+  const int rows = shared.load_active().rows;
+  return params.depth_blocks >= params.stages && is_whole(shared, params, i) &&
+         origin.x + kBlockRows <= rows && row_block_active(product, origin.x, rows) &&
+         row_block_active(product, origin.x + kWarpgroupRows, rows) &&
+         (i + 1 >= shared.tiles() || is_whole(shared, params, i + 1));
+}
+
+template <Instance kInstance>
+__device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
+                                              const MmaParams<ArgsOf<kInstance.epilogue>>& params) {
+  const LogitsProduct& product = params.product;
+  const TileView<kLayout> view{shared.view()};
+  if (warp_index() == 0) {
+    for (int i = 0; i < params.ahead; ++i) find_origin(shared, params, i);
+  }
+  StageOffsets::of_thread().store(shared);
+  __syncthreads();
+  Loader first(0, params.depth_blocks);
+  for (int i = 0; i + 1 < params.stages; ++i) first.copy(shared, params, shared.stage(i));
+  wait_for_stage<1>(params.stages);
+
+  for (int i = 0; i < shared.tiles(); ++i) {
+    if (warp_index() == 0) find_origin(shared, params, i + params.ahead);
+    const int4 origin = shared.load_origin(i);
+    view.store(origin.x + warp_index() / 4 * kWarpgroupRows, shared.load_active().rows, origin.y, origin.z);
+
+    Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
+    for_each(acc, [](float) { return 0.f; });
+    const int rows = view.rows();
+    const bool is_active = row_block_active(product, view.first_row(), rows);
+    // Found anew, not kept over epilogues: registers.
+    const int next = i * params.depth_blocks + params.stages - 1;
+    const Stages stages(shared, next % params.stages);
+    if (is_fast(shared, params, i)) {
+      multiply_whole_tile<kInstance>(acc, shared, params, stages, i);
+    } else {
+      // A pair without rows, or a warp without columns, leaves the products out.
+      const bool multiplies = is_active && origin.x + warp_index() / 2 * kPairRows < rows &&
+                              origin.y + (warp_index() & 1) * kWarpColumns < product.columns;
+      multiply_any_tile<kInstance>(acc, shared, params, stages, Loader(next, params.depth_blocks),
+                                   multiplies);
+    }
+    __syncthreads();  // the last stage has been read, and is room for what passes between warps
+    const uint32_t pass = shared.stage((next + params.depth_blocks) % params.stages);
+    // By warps without rows, too: barriers that some warps of a block pass and others do not are taken for
+    // races by compute-sanitizer's racecheck (docs/architecture_mma.md).
+    exchange_halves(acc, pass);
+    if (!is_active) continue;
+    run_epilogue<kInstance>(acc, view, params, pass);
+  }
+  ptx::copy_async_wait<0>();
+}
+
+// The whole kernel; instances/define_mma_kernel.cuh makes __global__ functions of it.
+template <Instance kInstance>
+__device__ __forceinline__ void run_mma_kernel(const MmaParams<ArgsOf<kInstance.epilogue>>& params) {
+  const SharedMemory shared{params.stages};
+  if ((shared.stage(0) & 127) != 0) __trap();
+  if (warp_index() == 0) {
+    const ActiveRows active = find_active_rows<kBlockRows>(params.product);
+    const TileSchedule schedule(params.raster, active.units, params.column_tiles);
+    if (lane_index() == 0) shared.store_active(active, schedule.tiles_of(static_cast<int>(blockIdx.x)));
+  }
+  __syncthreads();
+  if (shared.tiles() > 0) compute_tiles<kInstance>(shared, params);
+}
+
+}  // namespace logitless::cuda::mma

@@ -1,0 +1,119 @@
+#include "cuda/engines/portable/launch.h"
+
+#include <algorithm>
+
+#include "cuda/engines/portable/row_kernels.cuh"
+#include "cuda/engines/portable/thin_kernel.cuh"
+#include "cuda/engines/portable/top_kernel.cuh"
+#include "cuda/rows/dot_products.h"
+#include "cuda/runtime/check.h"
+#include "cuda/runtime/gemm.h"
+
+namespace logitless::cuda::portable {
+namespace {
+
+const void* element(const void* data, DType dtype, int64_t index) {
+  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+
+// The part of the arguments that one block of logits sees.
+Tile tile_of(const LogitsProduct& product, const LogitsScratch& scratch, int64_t row, int64_t column) {
+  Tile t;
+  t.z = scratch.logits;
+  t.stride = scratch.columns;
+  t.row = row;
+  t.column = column;
+  t.rows = std::min(scratch.rows, product.rows - row);
+  t.columns = std::min(scratch.columns, product.columns - column);
+  t.strip = product.batch_invariant ? kStripColumns : t.columns;
+  t.first_slot = product.batch_invariant ? (product.column_offset + column) / kStripColumns : 0;
+  return t;
+}
+
+void launch_stats(const LogitsProduct& product, const RowSums& args, const Tile& tile, const Queue& queue) {
+  const auto strips = static_cast<unsigned>((tile.columns + tile.strip - 1) / tile.strip);
+  queue.launch(stats_kernel, dim3(static_cast<unsigned>(tile.rows), strips), kRowThreads, 0, {product, args},
+               tile);
+}
+
+// A block of threads a row.
+template <class Kernel, class Args>
+void launch_rows(Kernel kernel, const LogitsProduct& product, const Args& args, const Tile& tile,
+                 const Queue& queue) {
+  queue.launch(kernel, static_cast<unsigned>(tile.rows), kRowThreads, 0, RowParams<Args>{product, args},
+               tile);
+}
+
+void launch_epilogue(const LogitsProduct& product, const StatsArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  launch_stats(product, args, tile, queue);
+}
+
+// Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's. With batch_invariant sums are to
+// be those of kStats.
+void launch_epilogue(const LogitsProduct& product, const ExpsArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  if (product.batch_invariant) launch_stats(product, args, tile, queue);
+  for_dtype(product.dtype == DType::kF16 ? DType::kBF16 : product.dtype, [&](auto type) {
+    using T = decltype(type);
+    launch_rows(product.batch_invariant ? keep_exps_kernel<T> : exps_kernel<T>, product, args, tile, queue);
+  });
+}
+
+void launch_epilogue(const LogitsProduct& product, const GradientArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  for_dtype(product.dtype,
+            [&](auto type) { launch_rows(gradient_kernel<decltype(type)>, product, args, tile, queue); });
+}
+
+void launch_epilogue(const LogitsProduct& product, const ThinArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  launch_rows(thin_kernel, product, args, tile, queue);
+}
+
+void launch_epilogue(const LogitsProduct& product, const TopArgs& args, const Tile& tile,
+                     const Queue& queue) {
+  launch_stats(product, args, tile, queue);
+  launch_rows(top_kernel, product, args.top, tile, queue);
+}
+
+}  // namespace
+
+void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) {
+  if (args.epilogue() == Epilogue::kExps && (scratch.columns < args.columns || args.column_offset != 0)) {
+    throw Error(Status::kInternal, "portable exps need scratch for whole rows");
+  }
+  const bool whole = scratch.columns >= args.columns;
+  if (args.batch_invariant &&
+      (args.column_offset % kStripColumns != 0 || (!whole && scratch.columns % kStripColumns != 0))) {
+    throw Error(Status::kInternal, "portable sums that are batch-invariant need windows of whole strips");
+  }
+  Gemm g;
+  g.operand_dtype = args.dtype;
+  g.allow_tf32 = args.allow_tf32;
+  g.a_stride = args.hidden_stride;
+  g.b_stride = args.classifier_stride;
+  g.transpose_b = true;
+  g.c = scratch.logits;
+  g.c_stride = scratch.columns;
+  g.k = args.depth;
+  for (int64_t row = 0; row < args.rows; row += scratch.rows) {
+    for (int64_t column = 0; column < args.columns; column += scratch.columns) {
+      const Tile tile = tile_of(args, scratch, row, column);
+      g.m = tile.rows;
+      g.n = tile.columns;
+      g.a = element(args.hidden, args.dtype, row * args.hidden_stride);
+      g.b = element(args.classifier, args.dtype, column * args.classifier_stride);
+      if (multiplies_by_dot_products(args)) {
+        launch_dot_products(g, queue);
+      } else {
+        gemm(g, scratch.gemm, scratch.gemm_bytes, queue);
+      }
+      std::visit([&](const auto& of_epilogue) { launch_epilogue(args, of_epilogue, tile, queue); },
+                 args.of_epilogue);
+      check_launch("portable row kernel");
+    }
+  }
+}
+
+}  // namespace logitless::cuda::portable

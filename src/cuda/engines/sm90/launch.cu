@@ -1,0 +1,91 @@
+#include "cuda/engines/sm90/launch.h"
+
+#include <cuda_runtime.h>
+
+#include "core/status.h"
+#include "cuda/engines/fused/args.h"
+#include "cuda/engines/fused/kernel_params.cuh"
+#include "cuda/engines/sm90/instances/instances.h"
+#include "cuda/engines/sm90/tensor_map.h"
+#include "cuda/runtime/check.h"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/queue.h"
+
+namespace logitless::cuda::sm90 {
+namespace {
+
+const void* find_kernel(const Instance& instance) {
+  const bool general = instance.general;
+  const bool cooperative = instance.config.cooperative;
+  if (instance.dtype == DType::kBF16) {
+    switch (instance.epilogue) {
+      case Epilogue::kStats:
+        return general ? stats_general_bf16(cooperative) : stats_plain_bf16(cooperative);
+      case Epilogue::kExps:
+        return general ? exps_general_bf16(cooperative) : exps_plain_bf16(cooperative);
+      case Epilogue::kGradient:
+        return general ? gradient_general_bf16(cooperative) : gradient_plain_bf16(cooperative);
+      case Epilogue::kThin:
+        return general ? thin_general_bf16(cooperative) : thin_plain_bf16(cooperative);
+      case Epilogue::kTop:
+        return top_general_bf16(cooperative);
+    }
+  }
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kStats)
+    return stats_general_f16(cooperative);
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kGradient)
+    return gradient_general_f16(cooperative);
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kThin)
+    return thin_general_f16(cooperative);
+  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kTop)
+    return top_general_f16(cooperative);
+  throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
+}
+
+}  // namespace
+
+void launch_logits(const LogitsArgs& args, const Queue& queue) {
+  if (args.rows <= 0 || args.columns <= 0 || args.depth <= 0) return;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const bool any_fewer = args.row_count != nullptr || args.row_block_active != nullptr;
+  const LogitsPlan plan = plan_logits(args, query_device(device).processors, any_fewer);
+  const Instance& instance = plan.instance;
+  const Config& config = instance.config;
+  const Raster raster = checked_raster(args, plan.tiling, "sm90");
+
+  const CUtensorMap hidden =
+      make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());
+  const CUtensorMap classifier = make_tensor_map(args.classifier, args.dtype, args.columns, args.depth,
+                                                 args.classifier_stride, kTileColumns / kClusterBlocks);
+  const StoredColumns* stored = stored_by(args);
+  const CUtensorMap out = stored == nullptr || stored->columns == 0
+                              ? hidden
+                              : make_tensor_map(stored->data, args.dtype, args.rows, stored->columns,
+                                                stored->stride, kWarpgroupRows);
+
+  const void* kernel = find_kernel(instance);
+  allow_shared_memory(kernel, device, config.shared_bytes());
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = kClusterBlocks;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(plan.tiling.workers * kClusterBlocks));
+  launch.blockDim = dim3(kThreads);
+  launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes());
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  std::visit(
+      [&](const auto& of_epilogue) {
+        auto params = params_of(args, of_epilogue, raster, kBlockDepth);
+        void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&classifier),
+                             const_cast<CUtensorMap*>(&out), &params};
+        queue.launch(launch, kernel, arguments);
+      },
+      args.of_epilogue);
+  check_launch("logits kernel");
+}
+
+}  // namespace logitless::cuda::sm90

@@ -1,0 +1,65 @@
+#include "cuda/plan/describe.h"
+
+#include "cuda/run/exact/arena.h"
+#include "cuda/run/thinned/arena.h"
+
+namespace logitless::cuda {
+namespace {
+
+// The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
+// which are bound by memory instead.
+double cost_of_thinned(const Problem& p) {
+  const ThinSizes s = thin_sizes(p);
+  const double draw = p.pass == Pass::kBackward && p.has.draws ? 0 : 1;
+  return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / static_cast<double>(p.vocab);
+}
+
+// In units of F.
+double cost_of(const Problem& p, const PlanDetail& d) {
+  if (d.is_thinned()) return cost_of_thinned(p);
+  double cost = p.needs_forward() ? 1 : 0;
+  const bool lists = p.top_k > 0 && d.engine->traits().top_groups > 0;
+  if (lists) cost += static_cast<double>(top_sizes(p, d).sampled) / static_cast<double>(p.vocab);
+  if (!p.needs_backward()) return cost;
+  cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
+  return cost + (p.has.d_hidden ? 1 : 0) + (p.has.d_classifier ? 1 : 0);
+}
+
+}  // namespace
+
+uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
+  Workspace counter;
+  if (detail.is_thinned()) {
+    lay_out_thinned(problem, detail, counter, nullptr);
+  } else {
+    lay_out_exact(problem, detail, counter);
+  }
+  return counter.used();
+}
+
+Plan plan_of(const Problem& problem, const PlanDetail& detail) {
+  Plan plan;
+  plan.kind = detail.kind;
+  plan.token_chunk = detail.token_chunk;
+  plan.kept_columns = detail.kept_columns;
+  plan.vocab_window = detail.vocab_window;
+  plan.cost_f = cost_of(problem, detail);
+  return plan;
+}
+
+std::string description_of(const Problem& p, const PlanDetail& d) {
+  static const char* const kSources[] = {"in place", "in d_hidden", "copied"};
+  std::string text;
+  if (d.scratch_rows > 0) {
+    text += ", blocks " + std::to_string(d.scratch_rows) + "x" + std::to_string(d.scratch_columns);
+  }
+  text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
+  if (d.copies_classifier) text += ", classifier copied";
+  if (p.top_k > 0 && d.engine->traits().top_groups > 0) {
+    text += ", lists of " + std::to_string(top_sizes(p, d).capacity);
+  }
+  if (d.rounds_between_chunks) text += ", dC rounded for each chunk";
+  return text;
+}
+
+}  // namespace logitless::cuda

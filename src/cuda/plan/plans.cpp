@@ -1,0 +1,108 @@
+#include "cuda/plan/plans.h"
+
+#include <algorithm>
+
+#include "core/group_stats.h"
+#include "core/status.h"
+#include "core/workspace.h"
+#include "cuda/plan/describe.h"
+#include "cuda/plan/search.h"
+#include "cuda/run/bound_plan.h"
+#include "cuda/run/thinned/arena.h"
+
+namespace logitless::cuda {
+namespace {
+
+std::vector<Plan> exact_plans(const Problem& problem, const Device& device, const std::string& asked,
+                              uint64_t budget) {
+  Problem exact = problem;
+  exact.gradient = GradientMethod::kExact;
+  exact.has.draws = false;
+  std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, asked), budget);
+  for (Plan& plan : plans) {
+    plan.reason += "; exact, as thinning a flat softmax of these sizes may take longer";
+    if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
+  }
+  return plans;
+}
+
+// Whether draws of a forward pass are worth keeping: of what both passes have in common, so that they agree.
+// A switch may have been turned between them.
+bool thinning_gains(const Problem& problem, const Device& device) {
+  Problem backward;
+  backward.pass = Pass::kBackward;
+  backward.tokens = problem.tokens;
+  backward.vocab = problem.vocab;
+  backward.hidden = problem.hidden;
+  backward.dtype.hidden = backward.dtype.d_hidden = problem.dtype.hidden;
+  backward.dtype.classifier = backward.dtype.d_classifier = problem.dtype.classifier;
+  backward.compute_dtype = problem.compute_dtype;
+  backward.has.d_hidden = backward.has.d_classifier = true;
+  backward.gradient = GradientMethod::kThinned;
+  backward.has.draws = true;
+  backward.threshold = problem.threshold;
+  const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
+  return seconds(search_plans(backward, device, choose_engine(backward, device, ""), 0)) <
+         seconds(exact_plans(backward, device, "", 0));
+}
+
+// Of a rank's shard what was planned for the largest one, so that all ranks have the same chunks of tokens.
+// Its columns may be fewer than were to be kept, or than a window; slots and scratch do not depend on them.
+PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) {
+  d.vocab_window = std::min(d.vocab_window, std::max<int64_t>(shard.vocab, 1));
+  d.kept_columns = d.kept_columns == largest.vocab ? shard.vocab : std::min(d.kept_columns, shard.vocab);
+  d.anchored = d.anchored && shard.vocab > 0;
+  return d;
+}
+
+// Of a whole vocabulary, or a shard that a host merges.
+std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, const std::string& asked,
+                               uint64_t budget) {
+  std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, asked), budget);
+  if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
+  std::vector<Plan> exact = exact_plans(problem, device, asked, budget);
+  if (problem.has.draws) return thinning_gains(problem, device) ? plans : exact;
+  plans.insert(plans.end(), exact.begin(), exact.end());
+  return plans;
+}
+
+// Ranks whose sums come with the draw tell each other their guesses of lse as well.
+void count_guesses(const Problem& problem, const PlanDetail& detail, Plan* plan) {
+  if (!detail.is_thinned() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing) return;
+  if (problem.group_size == 1 || problem.tokens == 0) return;
+  plan->gathers += 1;
+  plan->gathered_bytes += static_cast<uint64_t>(problem.group_size * problem.tokens) * sizeof(float);
+}
+
+std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& asked,
+                              uint64_t budget) {
+  Problem largest = problem;
+  largest.vocab = problem.group_vocab;
+  largest.vocab_start = 0;
+  std::vector<Plan> plans = plans_of_one(largest, device, asked, budget);
+  for (Plan& plan : plans) {
+    const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);
+    Problem shard = planned.problem();  // whose gradient may be exact where a thinned one was asked for
+    shard.vocab = problem.vocab;
+    shard.vocab_start = problem.vocab_start;
+    const PlanDetail detail = of_shard(shard, largest, planned.detail());
+    const bool keeps_draws = detail.is_thinned() && shard.has.draws;
+    if (workspace_bytes(shard, detail) > plan.workspace_bytes ||
+        (keeps_draws && draws_bytes(shard) > plan.draws_bytes)) {
+      throw Error(Status::kInternal, "a shard needs more memory than the group's largest");
+    }
+    count_gathers(shard, DType::kF32, std::max<int64_t>(detail.token_chunk, 1), &plan);
+    count_guesses(shard, detail, &plan);
+    plan.backend_plan = std::make_shared<CudaPlan>(shard, detail, device);
+  }
+  return plans;
+}
+
+}  // namespace
+
+std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
+                             uint64_t max_workspace_bytes) {
+  return (problem.in_group() ? group_plans : plans_of_one)(problem, device, asked, max_workspace_bytes);
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,17 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cuda/runtime/device.h"
+
+namespace logitless::cuda {
+
+// As Backend::plans. A pure function: no call of the driver. A thinned problem (not kAlwaysThinned) has exact
+// plans, too, as thinning may be slower; with keeps_draws either these or thinned ones, and both passes the
+// same.
+std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
+                             uint64_t max_workspace_bytes);
+
+}  // namespace logitless::cuda

@@ -1,0 +1,204 @@
+#include "cuda/plan/predict.h"
+
+#include <algorithm>
+
+#include "cuda/engines/engine.h"
+#include "cuda/engines/kernel_times.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/run/thinned/sizes.h"
+#include "cuda/runtime/gemm.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
+
+// Thinned gradients: what a kept element costs, and each number of its two rows in the gathers, by seven
+// heads of a flat softmax; a margin, as products run up to 15% faster than the rate above in a burst and
+// gathers do not.
+constexpr double kElementSeconds = 0.1e-9, kGatherSeconds = 0.44e-12, kProcessorsMeasured = 132;
+constexpr double kUnalignedGather =
+    1.5;  // rows that do not begin at multiples of 16 bytes: as many more accesses
+// What a place of a list takes, in bytes moved: 0.45 ms for 8192 lists of 3072, most of it the sort of what
+// is there.
+constexpr double kListedBytes = 72;
+constexpr double kThinnedLaunches = 80, kThinnedMargin = 1.1;
+
+class Prediction {
+ public:
+  Prediction(const Problem& problem, const PlanDetail& detail, const Device& device)
+      : p_(problem), d_(detail), times_(problem, device) {}
+
+  // Logits of a launch and what becomes of them, `bytes` written for each.
+  double logits(int64_t rows, int64_t columns, double bytes) const {
+    LogitsArgs args;
+    args.dtype = operand_dtype(p_);
+    args.rows = rows;
+    args.columns = columns;
+    args.depth = p_.hidden;
+    if (p_.top_k > 0) args.of_epilogue = TopArgs{};
+    return d_.engine->seconds(args, {nullptr, d_.scratch_rows, d_.scratch_columns, nullptr, 0}, bytes,
+                              times_);
+  }
+
+  // Of the whole vocabulary, with a launch for each window of a copied classifier.
+  double all_logits(int64_t rows, double bytes) const {
+    const int64_t window = d_.copies_classifier ? d_.vocab_window : p_.vocab;
+    return KernelTimes::in_parts(p_.vocab, window,
+                                 [&](int64_t columns) { return logits(rows, columns, bytes); });
+  }
+
+  // Besides all logits: the sample, and the lists, which are written, read and sorted.
+  double top(int64_t rows) const {
+    if (p_.top_k == 0 || d_.engine->traits().top_groups == 0) return 0;
+    const TopSizes sizes = top_sizes(p_, d_);
+    const double sample = KernelTimes::in_parts(sizes.sampled, sizes.window,
+                                                [&](int64_t columns) { return logits(rows, columns, 0); });
+    return sample + moved(rows, sizes.capacity, kListedBytes) + 5 * kLaunchSeconds;
+  }
+
+  // Copies of the operands: read in the caller's dtype, written in that of the products.
+  double copied_classifier(int64_t columns) const {
+    if (!d_.copies_classifier || columns <= 0) return 0;
+    return moved(columns, p_.hidden, bytes_copied(p_.dtype.classifier)) + kLaunchSeconds;
+  }
+  double copied_hidden(int64_t rows) const {
+    return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.dtype.hidden));
+  }
+
+  // From where it is staged.
+  double stored_classifier() const {
+    if (!p_.has.d_classifier || writes_d_classifier(p_)) return 0;
+    return moved(p_.vocab, p_.hidden,
+                 static_cast<double>(size_of(staging_dtype(p_)) + size_of(p_.dtype.d_classifier)));
+  }
+
+  double gradients(int64_t rows, int64_t columns, bool adds_d_hidden) const {
+    double seconds = 2 * kLaunchSeconds;
+    if (p_.has.d_hidden) {
+      seconds += times_.product(rows, p_.hidden, columns);
+      if (adds_d_hidden) seconds += moved(rows, p_.hidden, 8);
+    }
+    if (p_.has.d_classifier) seconds += times_.product(columns, p_.hidden, rows);
+    if (p_.has.d_bias) seconds += moved(rows, columns, 2);
+    return seconds;
+  }
+
+  // Of kept exps; windows are those of d_hidden, and of a staged d_classifier.
+  double gradients_of_exps(int64_t rows, int64_t columns) const {
+    if (columns == 0) return 0;
+    const int64_t window = kept_window(p_, d_);
+    double seconds = 2 * kLaunchSeconds;
+    if (p_.has.d_hidden) {
+      const auto sums = static_cast<double>(ceil_div(columns, window) - 1);
+      seconds += sums * moved(rows, p_.hidden, 8);
+      seconds += KernelTimes::in_parts(columns, window,
+                                       [&](int64_t k) { return times_.product(rows, p_.hidden, k); });
+    }
+    if (p_.has.d_classifier) {
+      const int64_t staged = writes_d_classifier(p_) ? columns : window;
+      seconds += KernelTimes::in_parts(columns, staged,
+                                       [&](int64_t m) { return times_.product(m, p_.hidden, rows); });
+    }
+    if (p_.has.d_bias) seconds += moved(rows, columns, 2);
+    return seconds;
+  }
+
+  // Of the other columns.
+  double gradients_of_lse(int64_t rows) const {
+    const int64_t columns = p_.vocab - d_.kept_columns, first = std::min(columns, d_.vocab_window);
+    const auto window = [&](bool adds) {
+      return [this, rows, adds](int64_t width) {
+        return logits(rows, width, static_cast<double>(size_of(operand_dtype(p_)))) +
+               gradients(rows, width, adds);
+      };
+    };
+    if (columns == 0) return 0;
+    return window(d_.kept_columns > 0)(first) +
+           KernelTimes::in_parts(columns - first, d_.vocab_window, window(true));
+  }
+
+  // Windows of the classifier for them, of which a pass over all columns leaves the last one.
+  double copies_for_gradients() const {
+    if (d_.kept_columns < p_.vocab) return copied_classifier(p_.vocab);
+    const int64_t last = (p_.vocab - 1) % d_.vocab_window + 1;
+    return p_.has.d_hidden ? copied_classifier(p_.vocab - last) : 0;
+  }
+
+  // Of a flat softmax, which keeps 1 / threshold elements a row: no other keeps more.
+  double thinned(int64_t rows, const ThinSizes& s) const {
+    const auto size = static_cast<double>(size_of(operand_dtype(p_)));
+    double seconds = kThinnedLaunches * kLaunchSeconds;
+    if (p_.needs_forward() || !p_.has.draws) {
+      seconds += all_logits(rows, 0) * d_.engine->traits().draw_cost;
+      if (d_.vocab_window < p_.vocab) seconds += copied_classifier(p_.vocab);
+    }
+    if (!p_.needs_backward()) return seconds * kThinnedMargin;
+    const double kept_of_row = std::min(1 / p_.threshold, static_cast<double>(p_.vocab - s.dense));
+    const bool unaligned = p_.unaligned_rows || p_.hidden != padded_hidden(p_);
+    const double of_number = kGatherSeconds * size / 2 * (unaligned ? kUnalignedGather : 1);
+    const double of_element = kElementSeconds + of_number * static_cast<double>(p_.hidden);
+    seconds += static_cast<double>(rows) * kept_of_row * of_element * kProcessorsMeasured /
+               static_cast<double>(times_.processors());
+    seconds +=
+        logits(rows, s.dense, size) + gradients(rows, s.dense + s.hot, false) + moved(p_.vocab, p_.hidden, 2);
+    return seconds * kThinnedMargin;
+  }
+
+  double moved(int64_t rows, int64_t columns, double bytes) const {
+    return times_.moved(rows, columns, bytes);
+  }
+
+ private:
+  double bytes_copied(DType from) const {
+    return static_cast<double>(size_of(from) + size_of(operand_dtype(p_)));
+  }
+
+  const Problem& p_;
+  const PlanDetail& d_;
+  const KernelTimes times_;
+};
+
+}  // namespace
+
+double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const PlanDetail& d,
+                       const Device& device) {
+  const Prediction predict(p, d, device);
+  const int64_t tokens = std::max<int64_t>(p.tokens, 1), chunks = ceil_div(tokens, chunk);
+  const double exps = static_cast<double>(size_of(operand_dtype(p)));
+  const bool whole_copy = d.vocab_window >= p.vocab;  // made once
+  const auto of_chunk = [&](int64_t rows) {
+    double seconds = 20 * kLaunchSeconds;
+    if (p.needs_forward()) {
+      seconds += predict.all_logits(rows, d.kept_columns > 0 ? exps : 0);
+      if (!whole_copy) seconds += predict.copied_classifier(p.vocab);
+      seconds += predict.top(rows);
+    }
+    if (kind == PlanKind::kThinned) {
+      seconds = predict.thinned(rows, thin_sizes(p));
+    } else if (p.needs_backward()) {
+      seconds += predict.gradients_of_exps(rows, d.kept_columns) + predict.gradients_of_lse(rows);
+      if (!whole_copy) seconds += predict.copies_for_gradients();
+      if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
+        seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
+      }
+      if (chunks == 1) seconds += predict.stored_classifier();
+      if (chunks > 1 && p.has.d_classifier) {
+        seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
+      }
+    }
+    return seconds + predict.copied_hidden(rows);
+  };
+  // The last one may be short.
+  double seconds = KernelTimes::in_parts(tokens, chunk, of_chunk);
+  if (whole_copy) seconds += predict.copied_classifier(p.vocab);
+  // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
+  return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);
+}
+
+double rounding_handicap(const Problem& p, int64_t chunk, const PlanDetail& d) {
+  if (!d.rounds_between_chunks) return 1;
+  return 1 + kChunkRounding * static_cast<double>(ceil_div(std::max<int64_t>(p.tokens, 1), chunk) - 1);
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,391 @@
+#include "cuda/plan/search.h"
+
+#include <algorithm>
+#include <map>
+
+#include "cuda/plan/describe.h"
+#include "cuda/plan/launch_sizes.h"
+#include "cuda/plan/predict.h"
+#include "cuda/plan/search_sizes.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/run/bound_plan.h"
+#include "cuda/run/thinned/arena.h"
+#include "cuda/runtime/gemm.h"
+
+namespace logitless::cuda {
+namespace {
+
+// Both are EngineTraits::slot_columns with batch_invariant.
+constexpr int64_t kSmallestWindow = 64;
+constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
+// Numbers of windows that are tried, from the fewest on; after each number of kept columns.
+constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
+constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied classifier or a staged gradient
+// Chunks whose d_classifier may be added up in its own dtype; more only in plans of so few bytes that the
+// others would have windows narrower than this, which are slow.
+constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
+constexpr int64_t kNarrowWindow = 2048;
+
+class Search {
+ public:
+  Search(const Problem& problem, const Device& device, const Choice& choice, uint64_t budget)
+      : p_(problem),
+        device_(device),
+        budget_(budget),
+        choice_(choice),
+        traits_(choice.engine->traits()),
+        window_step_(problem.batch_invariant ? traits_.slot_columns : kWindowStep),
+        smallest_window_(problem.batch_invariant ? traits_.slot_columns : kSmallestWindow),
+        launches_(problem, device, *choice.engine) {}
+
+  std::vector<Plan> all() {
+    consider_all();
+    if (budget_ != 0 && p_.needs_backward() && !p_.is_thinned() && may_round(kRoundingsInNeed)) {
+      consider_in_need();
+    }
+    std::vector<Plan> out;
+    out.reserve(best_.size() + 1);
+    for (const auto& [kind, candidate] : best_) out.push_back(described(candidate));
+    near_fastest_.for_each([&](const Candidate& candidate) {
+      const Candidate& best = best_.at(candidate.detail.kind);
+      if (candidate.bytes != best.bytes) out.push_back(described(candidate));
+    });
+    if (std::none_of(out.begin(), out.end(),
+                     [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; })) {
+      out.push_back(described(smallest_));
+    }
+    return out;
+  }
+
+ private:
+  // A plan as far as choosing one takes: thousands may be looked at for one problem.
+  struct Candidate {
+    PlanDetail detail;
+    uint64_t bytes = 0;
+    double seconds = 0;
+  };
+
+  // Whatever the budget: a larger one has these plans, too, and so is never slower than a smaller one.
+  void consider_in_need() {
+    budget_ = std::min(budget_, bytes_in_need());
+    fewest_chunks_ = kMostRoundings + 1;
+    most_roundings_ = kRoundingsInNeed;
+    consider_all();
+  }
+
+  // Where plans with few roundings begin to have windows that are not narrow.
+  uint64_t bytes_in_need() const {
+    PlanDetail d = base_;  // the last one: that of the least scratch
+    d.source = backward_source();
+    d.vocab_window = std::min(p_.vocab, kNarrowWindow);
+    d.kept_columns = 0;
+    uint64_t least = 0;
+    for (const int64_t chunk : token_chunks(p_.tokens)) {
+      if (chunks_of(chunk) > kMostRoundings) break;
+      d.rounds_between_chunks = may_round(chunks_of(chunk));
+      const uint64_t bytes = bytes_of(window_kind(), chunk, d);
+      if (least == 0 || bytes < least) least = bytes;
+    }
+    return least;
+  }
+
+  void consider_all() {
+    for (const int64_t gemm_bytes : gemm_scratches()) {
+      for (const auto& [rows, columns] : scratches()) {
+        base_ = PlanDetail{};
+        base_.engine = choice_.engine;
+        base_.copies_classifier =
+            p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.dtype.classifier != operand_dtype(p_);
+        base_.scratch_rows = rows;
+        base_.scratch_columns = columns;
+        base_.gemm_bytes = gemm_bytes;
+        if (p_.is_thinned()) {
+          thinned_plan();
+        } else if (p_.pass == Pass::kForward) {
+          forward_plans();
+        } else {
+          if (can_keep_exps() && fewest_chunks_ == 1) kept_plans();
+          window_plans();
+        }
+      }
+    }
+  }
+
+  bool needs_products() const { return p_.needs_backward() || traits_.needs_scratch; }
+
+  std::vector<int64_t> gemm_scratches() const {
+    if (p_.is_thinned()) return {thinned_gemm_bytes(p_)};
+    if (!needs_products()) return {0};
+    return {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, 0};
+  }
+
+  std::vector<ScratchBlock> scratches() const {
+    return traits_.needs_scratch ? scratch_blocks(p_, window_step_) : std::vector<ScratchBlock>{{0, 0}};
+  }
+
+  // Exps can become gradients by a factor for each row only: not with a term that is no multiple of p.
+  bool has_exps() const { return operand_dtype(p_) != DType::kF16 && p_.label_smoothing == 0; }
+  bool can_keep_exps() const { return p_.pass == Pass::kForwardBackward && has_exps(); }
+
+  // Whether sums are made beside exps, relative to anchors. Not to depend on the pass, they are so in all, or
+  // in none where the anchors come after.
+  bool is_anchored(const PlanDetail& d) const {
+    if (!p_.needs_forward() || p_.is_thinned()) return false;
+    return p_.batch_invariant ? traits_.anchors_first && has_exps() : d.kept_columns > 0;
+  }
+
+  bool hidden_is_operand() const {
+    return !p_.unaligned_rows && p_.hidden == padded_hidden(p_) && p_.dtype.hidden == operand_dtype(p_);
+  }
+
+  int64_t chunks_of(int64_t chunk) const { return ceil_div(std::max<int64_t>(p_.tokens, 1), chunk); }
+
+  void forward_plans() {
+    const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
+    if (hidden_is_operand()) {
+      forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
+      if (!lists && !p_.batch_invariant) return;  // else of fewer rows at a time lists or slots are smaller
+    }
+    forward_plans_of(HiddenSource::kWorkspace, token_chunks(p_.tokens));
+  }
+
+  void forward_plans_of(HiddenSource source, const std::vector<int64_t>& chunks) {
+    base_.source = source;
+    for (const int64_t chunk : chunks) {
+      for (const int64_t window : copied_windows(chunk)) {
+        base_.vocab_window = window;
+        consider(PlanKind::kForward, chunk, base_);
+      }
+    }
+  }
+
+  // Columns whose rows of the classifier are copied at once; all, where it is not copied.
+  std::vector<int64_t> copied_windows(int64_t chunk) const {
+    if (!base_.copies_classifier) return {p_.vocab};
+    std::vector<int64_t> windows;
+    for (int64_t most = std::min(p_.vocab, kCopiedWindow);;
+         most = std::max(ceil_div(most, 4), p_.batch_invariant ? smallest_window_ : 1)) {
+      windows.push_back(in_whole_waves(most, chunk));
+      if (most <= smallest_window_) return windows;
+    }
+  }
+
+  // A window of at most so many columns, whose tiles leave few processors idle at their end.
+  int64_t in_whole_waves(int64_t most, int64_t chunk) const {
+    const EngineTiles tile = choice_.engine->tiles(launches_.of(StatsArgs{}, chunk), device_);
+    if (most >= p_.vocab) return most;
+    if (tile.rows == 0) return p_.batch_invariant ? most / window_step_ * window_step_ : most;
+    const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
+    const auto waves = [&](int64_t tiles) { return ceil_div(units * tiles, clusters); };
+    int64_t best = most / window_step_;
+    for (int64_t tiles = best - 1, half = best / 2; tiles > half; --tiles) {
+      if (tiles * waves(best) > best * waves(tiles)) best = tiles;
+    }
+    return best > 0 ? best * window_step_ : most;
+  }
+
+  // All rows at once, and windows that no budget changes, as sums follow them.
+  void thinned_plan() {
+    base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
+    base_.vocab_window = base_.copies_classifier ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+    consider(PlanKind::kThinned, std::max<int64_t>(p_.tokens, 1), base_);
+  }
+
+  // Copied rows in the gradient's own buffer cost nothing.
+  HiddenSource backward_source() const {
+    return fits_in_d_hidden(p_) ? HiddenSource::kOutput : HiddenSource::kWorkspace;
+  }
+
+  // Whether sums of d_classifier over chunks may be kept in its own dtype, rounded once more for each chunk.
+  bool may_round(int64_t chunks) const {
+    return chunks > 1 && p_.has.d_classifier && writes_d_classifier(p_) &&
+           p_.dtype.d_classifier != DType::kF32;
+  }
+
+  // All exps of a chunk are kept.
+  void kept_plans() {
+    for (const int64_t chunk : token_chunks(p_.tokens)) {
+      PlanDetail d = base_;
+      d.source = backward_source();
+      d.kept_columns = p_.vocab;
+      d.vocab_window = stages_apart(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+      if (!traits_.keeps_windows && base_.copies_classifier) d.vocab_window = p_.vocab;
+      if (traits_.needs_scratch) {
+        d.scratch_rows = std::min(base_.scratch_rows, chunk);
+        d.scratch_columns = (p_.vocab + 3) / 4 * 4;
+      }
+      consider_kept(chunk, d);
+      if (!traits_.keeps_windows || !base_.copies_classifier) continue;
+      for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32}) {  // of about the same width
+        d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), window_step_) * window_step_;
+        const bool stages_much = stages_apart(p_) && d.vocab_window > kCopiedWindow;
+        if (d.vocab_window < p_.vocab && !stages_much) consider_kept(chunk, d);
+      }
+    }
+  }
+
+  void consider_kept(int64_t chunk, PlanDetail d) {
+    const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
+    consider(kind, chunk, d);
+    d.rounds_between_chunks = may_round(chunks_of(chunk));
+    if (d.rounds_between_chunks && chunks_of(chunk) <= kMostRoundings) consider(kind, chunk, d);
+  }
+
+  PlanKind window_kind() const {
+    return p_.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
+  }
+
+  void window_plans() {
+    const PlanKind kind = window_kind();
+    PlanDetail d = base_;
+    d.source = backward_source();
+    for (const int64_t chunk : token_chunks(p_.tokens)) {
+      const int64_t chunks = chunks_of(chunk);
+      if (chunks < fewest_chunks_) continue;
+      if (may_round(chunks) && chunks > most_roundings_) break;
+      d.rounds_between_chunks = may_round(chunks);
+      windows_of(kind, chunk, d);
+    }
+  }
+
+  // One window, as few as fit and some more, whose products may end in fuller waves, and the narrowest.
+  void windows_of(PlanKind kind, int64_t chunk, PlanDetail d) {
+    d.vocab_window = p_.vocab;
+    consider(kind, chunk, d);
+    const auto at = best_.find(kind);
+    const bool worthwhile = at == best_.end() || least_seconds(kind, chunk, d) < at->second.seconds;
+    if (budget_ != 0 && worthwhile) {
+      equal_windows(kind, chunk, d, kMoreWindows);
+      if (traits_.keeps_windows && can_keep_exps()) windows_after_kept(kind, chunk, d);
+    }
+    if (budget_ == 0 && scratch_handicap(d) == 1) default_windows(kind, chunk, d);
+    d.vocab_window = smallest_window_;
+    if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
+  }
+
+  // Narrower ones, while they cost little.
+  void default_windows(PlanKind kind, int64_t chunk, PlanDetail d) {
+    for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
+      if (near_fastest_.is_too_slow(ranked_seconds(p_, kind, chunk, d, device_))) return;
+      d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), window_step_) * window_step_;
+      if (d.vocab_window >= p_.vocab) return;
+      consider(kind, chunk, d);
+    }
+  }
+
+  // Of no plan of the kind and chunk less is predicted.
+  double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
+    if (traits_.keeps_windows && can_keep_exps()) d.kept_columns = p_.vocab;
+    return ranked_seconds(p_, kind, chunk, d, device_);
+  }
+
+  // The columns that are not kept, in windows of equal size: as few as fit, and `more` widths from there on.
+  void equal_windows(PlanKind kind, int64_t chunk, PlanDetail d, int64_t more) {
+    const int64_t columns = p_.vocab - d.kept_columns;
+    const int64_t widest = d.kept_columns > 0 ? d.kept_columns : widest_window(kind, chunk, d, false);
+    int64_t windows = ceil_div(columns, std::max(widest, smallest_window_));
+    for (int64_t tried = 0; tried < more; ++tried) {
+      d.vocab_window = ceil_div(ceil_div(columns, windows), window_step_) * window_step_;
+      if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
+      if (d.vocab_window <= window_step_) break;
+      windows = std::max(windows + 1, ceil_div(columns, d.vocab_window - window_step_));  // of another width
+    }
+  }
+
+  // The exps of the first columns may be there still when their turn comes; the others' windows take their
+  // place.
+  void windows_after_kept(PlanKind kind, int64_t chunk, PlanDetail d) {
+    const int64_t widest = widest_window(kind, chunk, d, true);
+    for (int64_t sixteenths = 16; sixteenths > 12; --sixteenths) {
+      d.kept_columns = widest * sixteenths / 16 / window_step_ * window_step_;
+      if (d.kept_columns > 0 && d.kept_columns < p_.vocab)
+        equal_windows(kind, chunk, d, kMoreWindowsAfterKept);
+    }
+  }
+
+  // The most columns, in steps, that a budget allows; 0: not one step.
+  int64_t widest_window(PlanKind kind, int64_t chunk, PlanDetail d, bool keeps) const {
+    int64_t fits = 0, too_many = ceil_div(p_.vocab, window_step_);
+    while (too_many - fits > 1) {
+      const int64_t steps = fits + (too_many - fits) / 2;
+      d.vocab_window = steps * window_step_;
+      if (keeps) d.kept_columns = d.vocab_window;
+      (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
+    }
+    return fits * window_step_;
+  }
+
+  PlanDetail completed(PlanKind kind, int64_t chunk, PlanDetail d) const {
+    d.kind = kind;
+    d.token_chunk = chunk;
+    d.slots = launches_.slots(chunk);
+    d.anchored = is_anchored(d);
+    return d;
+  }
+
+  uint64_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
+    return workspace_bytes(p_, completed(kind, chunk, d));
+  }
+
+  void consider(PlanKind kind, int64_t chunk, const PlanDetail& d) {
+    Candidate made{completed(kind, chunk, d), bytes_of(kind, chunk, d), 0};
+    const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
+    const bool fits = budget_ == 0 || made.bytes <= budget_;
+    if (!smaller && !fits) return;
+    made.seconds = ranked_seconds(p_, kind, chunk, d, device_);
+    if (smaller) smallest_ = made;
+    if (!fits) return;
+    const auto [at, is_new] = best_.try_emplace(kind, made);
+    const Candidate& known = at->second;
+    const bool faster =
+        made.seconds < known.seconds || (made.seconds == known.seconds && made.bytes < known.bytes);
+    if (!is_new && faster) at->second = made;
+    if (budget_ == 0) {
+      const double handicap = rounding_handicap(p_, chunk, d);
+      near_fastest_.add({made.bytes, made.seconds / handicap, handicap * scratch_handicap(d)}, made);
+    }
+  }
+
+  // By default less of it is taken only to keep to the default's bytes: what it costs is not predicted.
+  double scratch_handicap(const PlanDetail& d) const {
+    const int64_t all = gemm_scratches().front();
+    return d.gemm_bytes == all ? 1 : d.gemm_bytes > 0 ? kNearlyFastest : kFastEnough;
+  }
+
+  Plan described(const Candidate& candidate) const {
+    const PlanDetail& d = candidate.detail;
+    Plan plan = plan_of(p_, d);
+    plan.workspace_bytes = candidate.bytes;
+    plan.handicap = rounding_handicap(p_, d.token_chunk, d);
+    plan.default_handicap = scratch_handicap(d);
+    plan.predicted_seconds = candidate.seconds / plan.handicap;
+    if (p_.is_thinned() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
+    plan.implementation = choice_.engine->name();
+    plan.reason = choice_.reason;
+    plan.config = launches_.config(d.token_chunk) + description_of(p_, d);
+    plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);
+    return plan;
+  }
+
+  const Problem& p_;
+  const Device& device_;
+  uint64_t budget_;
+  const Choice& choice_;
+  const EngineTraits traits_;
+  const int64_t window_step_, smallest_window_;
+  int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
+  PlanDetail base_;
+  std::map<PlanKind, Candidate> best_;
+  DefaultCandidates<Candidate> near_fastest_;  // without a budget
+  Candidate smallest_;
+  const LaunchSizes launches_;
+};
+
+}  // namespace
+
+std::vector<Plan> search_plans(const Problem& problem, const Device& device, const Choice& choice,
+                               uint64_t budget) {
+  return Search(problem, device, choice, budget).all();
+}
+
+}  // namespace logitless::cuda

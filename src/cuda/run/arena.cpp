@@ -1,0 +1,132 @@
+#include "cuda/run/arena.h"
+
+#include <algorithm>
+
+#include "core/group_stats.h"
+#include "cuda/plan/sizes.h"
+
+namespace logitless::cuda {
+
+DType operand_dtype(const Problem& p) {
+  if (p.compute_dtype != DType::kF32) return p.compute_dtype;
+  return p.dtype.hidden == p.dtype.classifier ? p.dtype.hidden : DType::kF32;
+}
+
+namespace {
+
+// A row that begins within a line of the L2 cache costs the copies of tiles, ours and cuBLAS's, a part of
+// another line for each of theirs: with rows of 16 bytes' multiples products took up to 1.2 times as long.
+constexpr int64_t kLineBytes = 128;
+
+int64_t rounded_up(int64_t elements, int64_t bytes, DType dtype) {
+  const auto lanes = bytes / static_cast<int64_t>(size_of(dtype));
+  return (elements + lanes - 1) / lanes * lanes;
+}
+
+}  // namespace
+
+int64_t padded_hidden(const Problem& p) {
+  const DType dtype = operand_dtype(p);
+  return rounded_up(p.hidden, 16, dtype) == p.hidden ? p.hidden : rounded_up(p.hidden, kLineBytes, dtype);
+}
+
+int64_t padded_columns(const Problem& p, int64_t columns) {
+  return rounded_up(columns, 16, operand_dtype(p));
+}
+
+bool writes_d_classifier(const Problem& p) {
+  if (p.hidden != padded_hidden(p)) return false;
+  return p.dtype.d_classifier == operand_dtype(p) || p.dtype.d_classifier == DType::kF32;
+}
+
+DType staging_dtype(const Problem& p) {
+  return stages_apart(p) ? DType::kF32 : operand_dtype(p);
+}
+
+bool stages_apart(const Problem& p) {
+  return p.has.d_classifier && !writes_d_classifier(p) &&
+         (p.dtype.d_classifier != operand_dtype(p) || p.accumulate.d_classifier);
+}
+
+bool fits_in_d_hidden(const Problem& p) {
+  return p.has.d_hidden && !p.accumulate.d_hidden && size_of(p.dtype.d_hidden) >= size_of(operand_dtype(p)) &&
+         !p.unaligned_rows && p.hidden == padded_hidden(p);
+}
+
+int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
+  return b.d_hidden_stride * static_cast<int64_t>(size_of(p.dtype.d_hidden) / size_of(operand_dtype(p)));
+}
+
+int64_t exps_stride(const Problem& p, const PlanDetail& d) {
+  const int64_t columns = std::max(d.kept_columns, d.kept_columns < p.vocab ? d.vocab_window : 0);
+  return rounded_up(columns, kLineBytes, operand_dtype(p));
+}
+
+int64_t kept_window(const Problem& p, const PlanDetail& d) {
+  const bool in_place = !d.copies_classifier && (!p.has.d_classifier || writes_d_classifier(p));
+  return in_place ? d.kept_columns : d.vocab_window;
+}
+
+GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
+  GroupStats g;
+  int64_t number = 0;
+  const auto next = [&] { return gathered + number++ * rows; };
+  g.slots.slots = p.group_size;
+  g.slots.stride = numbers_of_rank(p, DType::kF32, rows);
+  g.slots.max = next();
+  g.slots.sum = next();
+  g.target_logit = next();
+  const WantedSums sums = wanted_sums(p);
+#define LOGITLESS_NEXT(name, part, ...) \
+  if (sums.name) g.slots.part = next();
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_NEXT)
+#undef LOGITLESS_NEXT
+  static_assert(sizeof(int32_t) == sizeof(float));
+  if (p.has.argmax) g.slots.argmax = reinterpret_cast<int32_t*>(next());
+  if (p.top_k > 0) {
+    g.top_logit = next();
+    number += p.top_k - 1;
+    g.top_id = reinterpret_cast<int32_t*>(next());
+  }
+  g.cut = reinterpret_cast<uint32_t*>(gathered + group_numbers(p, DType::kF32) * rows);
+  return g;
+}
+
+// What every plan has: rows, their statistics, and what they become.
+Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
+  const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
+  const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
+  Arena a;
+  a.scalars = take<Scalars>(w, 1);
+  a.chunk_rows = take<int32_t>(w, chunks);
+  a.row_map = take<int32_t>(w, p.tokens);
+  a.target = take<int32_t>(w, p.tokens);
+  if (p.has.bias && (p.dtype.bias != DType::kF32 || p.bias_scale != 1)) a.bias = take<float>(w, p.vocab);
+  if (p.has.temperature) a.inverse_temperature = take<float>(w, p.tokens);
+  if (p.targets_per_row > 0) {
+    a.joined.target = take<int64_t>(w, p.tokens);
+    a.joined.weight_sum = take<double>(w, p.tokens);
+    a.target_logits = take<float>(w, rows * p.targets_per_row);
+  }
+  a.lse = take<float>(w, rows);
+  a.lse_low = take<float>(w, rows);
+  if (p.needs_forward()) {
+    a.row_loss = take<float>(w, p.tokens);
+    if (!d.is_thinned()) a.target_logit = take<float>(w, rows);
+    a.slots.slots = d.slots;
+    a.slots.stride = rows;
+    a.slots.max = take<float>(w, d.slots * rows);
+    a.slots.sum = take<float>(w, d.slots * rows);
+    const WantedSums sums = wanted_sums(p);
+#define LOGITLESS_TAKE(name, part, ...) \
+  if (sums.name) a.slots.part = take<float>(w, d.slots * rows);
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
+#undef LOGITLESS_TAKE
+    if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
+    if (p.has.argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
+    if (p.in_group()) a.gathered = take<float>(w, p.group_size * numbers_of_rank(p, DType::kF32, rows));
+  }
+  return a;
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,41 @@
+#pragma once
+#include <memory>
+
+#include "core/backend.h"
+#include "cuda/run/arena.h"
+#include "cuda/runtime/device.h"
+
+namespace logitless::cuda {
+
+class Queue;
+class Replay;
+
+// A problem of fp32 or 16-bit operands and how a device is to run it.
+class CudaPlan final : public BackendPlan {
+ public:
+  CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device);
+  ~CudaPlan() override;
+
+  const Problem& problem() const { return problem_; }
+  const PlanDetail& detail() const { return detail_; }
+  // Queues the run on a stream: waits for nothing.
+  void run(const Buffers& buffers, Workspace workspace, void* stream,
+           const Communicator* group) const override;
+
+ private:
+  void put(const Buffers& buffers, Workspace workspace, const Queue& queue, const Communicator* group) const;
+
+  const Problem problem_;
+  const PlanDetail detail_;
+  const int device_;
+  const std::unique_ptr<Replay> replay_;
+};
+
+// As Backend::scale.
+void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
+           void* stream);
+
+// As Backend::divergence.
+void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
+
+}  // namespace logitless::cuda

@@ -1,0 +1,228 @@
+#include <algorithm>
+
+#include "cuda/run/exact/run.h"
+#include "cuda/runtime/gemm.h"
+
+namespace logitless::cuda {
+namespace {
+
+void product(const Runner& run, Gemm g) {
+  g.operand_dtype = run.dtype();
+  g.allow_tf32 = run.problem.allow_tf32;
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
+}
+
+// The last columns of the vocabulary, no whole 16 bytes of a row of dz, whose products would be launches of
+// their own (gemm.cpp) over all of d_hidden: the kernel that stores it adds them. Only where it can read the
+// caller's rows.
+Window rest_of_vocabulary(const Runner& run) {
+  const Problem& p = run.problem;
+  const PlanDetail& d = run.detail;
+  if (size_of(run.dtype()) != 2 || d.copies_classifier) return {p.vocab, 0};
+  const bool all_kept = d.kept_columns == p.vocab;
+  const int64_t first = all_kept ? 0 : d.kept_columns;  // of the windows that end with them
+  const int64_t last = (p.vocab - first - 1) % (all_kept ? kept_window(p, d) : d.vocab_window) + 1;
+  const int64_t rest = p.vocab % 8 < last ? p.vocab % 8 : 0;
+  return {p.vocab - rest, rest};
+}
+
+// Where their dz is when d_hidden is stored.
+Terms left_terms(const Runner& run) {
+  const Window rest = rest_of_vocabulary(run);
+  const PlanDetail& d = run.detail;
+  if (rest.columns == 0) return {};
+  const int64_t kept = d.kept_columns;
+  const int64_t window =
+      kept == run.problem.vocab ? 0 : kept + (run.problem.vocab - kept - 1) / d.vocab_window * d.vocab_window;
+  const Buffers& b = run.buffers;
+  return {.count = rest.columns,
+          .dtype = run.dtype(),
+          .dz = at(run.arena.exps, run.dtype(), rest.first - window),
+          .dz_stride = exps_stride(run.problem, d),
+          .matrix = at(b.classifier, run.dtype(), rest.first * b.classifier_stride),
+          .matrix_stride = b.classifier_stride};
+}
+
+// d_hidden += dz [rows, columns] classifier [columns, D]
+void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+                  const Operand& classifier) {
+  Gemm g;
+  g.m = chunk.rows;
+  g.n = run.depth();
+  g.k = std::min(window.columns, rest_of_vocabulary(run).first - window.first);
+  g.a = dz.data;
+  g.a_stride = dz.stride;
+  g.b = classifier.data;
+  g.b_stride = classifier.stride;
+  g.c = run.arena.d_hidden;
+  g.c_stride = run.depth();
+  g.beta = window.is_first ? 0.0f : 1.0f;
+  product(run, g);
+}
+
+// d_classifier [columns, D] += factor dz^T hidden [rows, D]
+void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+                      const Operand& hidden, const float* factor) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  Gemm g;
+  g.m = window.columns;
+  g.n = run.depth();
+  g.k = chunk.rows;
+  g.a = dz.data;
+  g.a_stride = dz.stride;
+  g.transpose_a = true;
+  g.b = hidden.data;
+  g.b_stride = hidden.stride;
+  if (a.d_classifier != nullptr) {
+    g.c = a.d_classifier + window.first * run.depth();
+    g.c_stride = run.depth();
+    g.beta = chunk.is_first ? 0.0f : 1.0f;
+  } else if (a.staging != nullptr) {
+    g.c = a.staging;
+    g.c_dtype = staging_dtype(p);
+    g.c_stride = run.depth();
+  } else {
+    g.c = at(run.buffers.d_classifier, p.dtype.d_classifier, window.first * run.buffers.d_classifier_stride);
+    g.c_dtype = p.dtype.d_classifier;
+    g.c_stride = run.buffers.d_classifier_stride;
+    g.beta = !chunk.is_first || p.accumulate.d_classifier ? 1.0f : 0.0f;
+  }
+  if (factor != nullptr) {
+    g.alpha = factor;
+    g.zero_one = a.scalars->zero_one;
+  }
+  product(run, g);
+  if (a.staging == nullptr) return;
+  store_matrix(run, a.staging, staging_dtype(p), window, p.accumulate.d_classifier || !chunk.is_first);
+}
+
+// d_bias [columns] += sums over rows of row_factor dz, times factor
+void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+                const float* row_factor, const float* factor) {
+  const Problem& p = run.problem;
+  ColumnSums c{};
+  c.dz = dz.data;
+  c.dtype = run.dtype();
+  c.stride = dz.stride;
+  c.rows = chunk.rows;
+  c.columns = window.columns;
+  c.row_count = chunk.row_count;
+  c.row_factor = row_factor;
+  c.factor = factor;
+  c.sums = run.arena.d_bias + window.first;
+  c.adds = !chunk.is_first;
+  if (chunk.is_last) {
+    c.to = at(run.buffers.d_bias, p.dtype.d_bias, window.first);
+    c.to_dtype = p.dtype.d_bias;
+    c.to_factor = static_cast<float>(run.bias_gradient_scale());
+    c.accumulate = p.accumulate.d_bias;
+  }
+  launch_column_sums(c, run.queue);
+}
+
+}  // namespace
+
+void write_target_entries(const Runner& run, const Chunk& chunk, const Window& window, bool are_exps) {
+  TargetEntries e{};
+  e.first = chunk.first;
+  e.rows = chunk.rows;
+  e.row_count = chunk.row_count;
+  e.first_column = window.first;
+  e.columns = window.columns;
+  e.dz = run.arena.exps;
+  e.dtype = run.dtype();
+  e.stride = exps_stride(run.problem, run.detail);
+  e.are_exps = are_exps;
+  if (run.dtype() != DType::kF32) e.scale = &run.arena.scalars->dz_scale;
+  e.transform = run.transform;
+  launch_target_entries(run.rows, run.arena, e, run.queue);
+}
+
+void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  const int64_t columns = run.detail.kept_columns, stride = exps_stride(p, run.detail);
+  const Window all{0, columns};
+  const Operand dz{a.exps, stride};
+  if (p.has.d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
+  // Windows are those of the staging, or of a copied classifier, which only d_hidden reads: after a pass over
+  // the whole vocabulary the last one is still there.
+  // The staging may be where the window's classifier was, which is done with when its gradient comes.
+  const bool staged = p.has.d_classifier && a.staging != nullptr;
+  if (p.has.d_classifier && !staged && run.products) add_d_classifier(run, chunk, all, dz, hidden, nullptr);
+  if (!run.products || (!p.has.d_hidden && !staged)) return;
+  for_windows_backwards(columns, kept_window(p, run.detail), [&](const Window& window) {
+    const Operand part{at(a.exps, run.dtype(), window.first), stride};
+    if (p.has.d_hidden) {
+      const bool is_loaded = window.first + window.columns == p.vocab;
+      add_d_hidden(run, chunk, window, part,
+                   is_loaded ? loaded_classifier(run, window) : load_classifier(run, window));
+    }
+    if (staged) add_d_classifier(run, chunk, window, part, hidden, nullptr);
+  });
+}
+
+void rescale_for_lse(const Runner& run, const Chunk& chunk) {
+  if (run.problem.has.d_hidden && run.products) {
+    launch_scale_rows({.data = run.arena.d_hidden,
+                       .dtype = DType::kF32,
+                       .stride = run.depth(),
+                       .rows = chunk.rows,
+                       .columns = run.depth(),
+                       .row_count = chunk.row_count,
+                       .factor = run.arena.row_factor,
+                       .common = &run.arena.scalars->dz_scale},
+                      run.queue);
+  }
+  if (run.problem.has.d_classifier) reload_hidden(run, chunk);
+}
+
+void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  const int64_t kept = run.detail.kept_columns;
+  const int64_t stride = exps_stride(p, run.detail);
+  const float* factor = &a.scalars->dz_unscale;  // dz is stored times dz_scale
+  for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window);
+    const GradientArgs args{.lse = a.lse,
+                            .lse_low = a.lse_low,
+                            .a = a.a,
+                            .b = a.b,
+                            .c = a.c,
+                            .g = a.g,
+                            .class_weight = class_weight_of(run, window),
+                            .factor = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr,
+                            .dz = {.data = a.exps, .columns = window.columns, .stride = stride}};
+    launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args});
+    if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
+    const Operand dz{a.exps, stride};
+    if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
+    if (p.has.d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
+    if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
+  });
+}
+
+void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor) {
+  const Problem& p = run.problem;
+  if (!p.has.d_hidden || !run.products) return;
+  StoreHidden s{};
+  s.terms = left_terms(run);
+  s.from = run.arena.d_hidden;
+  s.from_stride = run.depth();
+  s.row_map = run.arena.row_map + chunk.first;
+  s.row_count = chunk.row_count;
+  s.factor = row_factor;
+  s.rows = chunk.rows;
+  s.columns = p.hidden;
+  s.to = run.buffers.d_hidden;
+  s.dtype = p.dtype.d_hidden;
+  s.to_stride = run.buffers.d_hidden_stride;
+  s.accumulate = p.accumulate.d_hidden;
+  // Not before the last chunk: there may be copies of rows.
+  s.zeroes_ignored = chunk.is_last && !p.accumulate.d_hidden;
+  launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,56 @@
+#include "cuda/run/exact/run.h"
+
+#include <algorithm>
+
+#include "cuda/run/top/run.h"
+
+namespace logitless::cuda {
+namespace {
+
+void run_chunk(const Runner& run, const Chunk& chunk) {
+  const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
+  const bool anchored = run.detail.anchored;
+  const Operand hidden =
+      load_rows(run, chunk, /*wants_target_logits=*/anchored && run.traits().anchors_first);
+  if (run.problem.needs_forward()) {
+    const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
+    if (kept || anchored) {
+      keep_exps(run, chunk, hidden, active);
+    } else {
+      (run.problem.top_k > 0 ? sum_rows_and_find_top : sum_rows)(run, chunk, hidden, active);
+    }
+  }
+  if (run.problem.targets_per_row > 0) make_target_logits(run, chunk);
+  finish_chunk(run, chunk, hidden, anchored);
+  if (run.problem.top_k > 0) write_top(run, chunk);
+  if (!run.problem.needs_backward()) return;
+  if (kept && run.problem.targets_per_row > 0) {
+    write_target_entries(run, chunk, {0, run.detail.kept_columns}, /*are_exps=*/true);
+  }
+  if (kept) gradients_of_exps(run, chunk, hidden);
+  if (kept && !all_kept) rescale_for_lse(run, chunk);
+  if (!all_kept) gradients_of_lse(run, chunk, hidden);
+  store_d_hidden(run, chunk, all_kept ? run.arena.row_factor : nullptr);
+}
+
+}  // namespace
+
+void run_exact(const Runner& run) {
+  const Problem& p = run.problem;
+  if (p.tokens > 0 && (run.buffers.kept_count != nullptr || run.buffers.draw_variance != nullptr)) {
+    launch_exact_draw_stats(run.rows, p.vocab, run.buffers, run.queue);
+  }
+  // The last chunk first: a computed row never comes from an earlier row of the caller's, so what is written
+  // to the rows of d_hidden lies past the copies that later chunks make there (HiddenSource::kOutput).
+  const int64_t chunk_rows = std::max<int64_t>(run.detail.token_chunk, 1);
+  for (int64_t i = run.chunks - 1; i >= 0; --i) {
+    const int64_t first = i * chunk_rows;
+    run_chunk(run, {.is_first = i + 1 == run.chunks,
+                    .is_last = i == 0,
+                    .first = first,
+                    .rows = std::min(chunk_rows, p.tokens - first),
+                    .row_count = run.arena.chunk_rows + i});
+  }
+}
+
+}  // namespace logitless::cuda

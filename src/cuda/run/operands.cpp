@@ -1,0 +1,202 @@
+#include <algorithm>
+
+#include "cuda/run/runner.h"
+
+namespace logitless::cuda {
+
+namespace {
+
+bool copies_hidden(const Runner& run) {
+  return run.detail.source != HiddenSource::kCaller;
+}
+
+Operand hidden_of(const Runner& run, const Chunk& chunk) {
+  const Buffers& b = run.buffers;
+  if (!copies_hidden(run)) {
+    return {at(b.hidden, run.problem.dtype.hidden, chunk.first * b.hidden_stride), b.hidden_stride};
+  }
+  const bool to_output = run.detail.source == HiddenSource::kOutput;
+  return {to_output ? b.d_hidden : run.arena.hidden,
+          to_output ? operand_stride_in_d_hidden(run.problem, b) : run.depth()};
+}
+
+// Of the rows and their copies.
+LoadRows rows_of(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  LoadRows l{};
+  l.rows = chunk.rows;
+  l.row_count = chunk.row_count;
+  l.from_dtype = p.dtype.hidden;
+  l.from_stride = b.hidden_stride;
+  l.columns = p.hidden;
+  l.row_map = run.arena.row_map + chunk.first;
+  l.classifier = b.classifier;
+  l.classifier_dtype = p.dtype.classifier;
+  l.classifier_stride = b.classifier_stride;
+  if (!copies_hidden(run)) return l;
+  const Operand hidden = hidden_of(run, chunk);
+  l.from = b.hidden;
+  l.to = const_cast<void*>(hidden.data);
+  l.to_dtype = run.dtype();
+  l.to_stride = hidden.stride;
+  l.padded = run.depth();
+  return l;
+}
+
+}  // namespace
+
+Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logits) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  const Arena& a = run.arena;
+  LoadRows l = rows_of(run, chunk);
+  if (wants_target_logits) {
+    l.from = b.hidden;
+    l.target_logit = a.target_logit;
+    l.anchor = a.anchor;
+    l.target = a.target + chunk.first;
+    l.transform = run.transform.from(chunk.first, 0);
+  }
+  if (p.has.bias) l.bias = b.bias;
+  l.bias_dtype = p.dtype.bias;
+  l.bias_scale = static_cast<float>(p.bias_scale);
+  l.vocab = p.vocab;
+  if (chunk.is_first) l.bias_copy = a.bias;
+  l.slots = a.slots;
+  if (p.needs_backward() && !run.detail.is_thinned()) {
+    l.tail = a.exps;
+    l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
+  }
+  const bool any = l.from != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
+  if (any) launch_load_rows(l, run.queue);
+  return hidden_of(run, chunk);
+}
+
+void reload_hidden(const Runner& run, const Chunk& chunk) {
+  if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), run.queue);
+}
+
+void make_target_logits(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  TargetLogits t{};
+  t.rows = chunk.rows;
+  t.columns = p.hidden;
+  t.row_count = chunk.row_count;
+  t.row_map = run.arena.row_map + chunk.first;
+  t.target = run.arena.target + chunk.first;
+  t.hidden = b.hidden;
+  t.hidden_dtype = p.dtype.hidden;
+  t.hidden_stride = b.hidden_stride;
+  t.classifier = b.classifier;
+  t.classifier_dtype = p.dtype.classifier;
+  t.classifier_stride = b.classifier_stride;
+  t.operand_dtype = run.dtype();
+  t.transform = run.transform.from(chunk.first, 0);
+  t.logits = run.arena.target_logits;
+  launch_target_logits(run.rows, t, run.queue);
+}
+
+int64_t widest_window(const Runner& run) {
+  return run.detail.copies_classifier ? run.detail.vocab_window : run.problem.vocab;
+}
+
+namespace {
+
+bool holds_whole_classifier(const Runner& run) {
+  return run.detail.copies_classifier && run.detail.vocab_window >= run.problem.vocab;
+}
+
+// step: of the window's columns, every step-th of the caller's.
+void copy_classifier(const Runner& run, const Window& window, const Condition& condition, int64_t step = 1) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  RowsCopy c{};
+  c.from = at(b.classifier, p.dtype.classifier, window.first * step * b.classifier_stride);
+  c.from_dtype = p.dtype.classifier;
+  c.from_stride = step * b.classifier_stride;
+  c.to = run.arena.window;
+  c.to_dtype = run.dtype();
+  c.to_stride = run.depth();
+  c.rows = window.columns;
+  c.columns = p.hidden;
+  c.padded = run.depth();
+  c.condition = condition;
+  launch_copy_rows(c, run.queue);
+}
+
+}  // namespace
+
+void load_whole_classifier(const Runner& run) {
+  if (holds_whole_classifier(run)) copy_classifier(run, {0, run.problem.vocab}, {});
+}
+
+Operand loaded_classifier(const Runner& run, const Window& window) {
+  const Buffers& b = run.buffers;
+  if (!run.detail.copies_classifier) {
+    return {at(b.classifier, run.problem.dtype.classifier, window.first * b.classifier_stride),
+            b.classifier_stride};
+  }
+  const int64_t first = holds_whole_classifier(run) ? window.first : 0;
+  return {at(run.arena.window, run.dtype(), first * run.depth()), run.depth()};
+}
+
+Operand load_classifier(const Runner& run, const Window& window, const Condition& condition) {
+  if (run.detail.copies_classifier && !holds_whole_classifier(run)) copy_classifier(run, window, condition);
+  return loaded_classifier(run, window);
+}
+
+Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition) {
+  if (run.detail.copies_classifier && !holds_whole_classifier(run)) {
+    copy_classifier(run, window, condition, step);
+    return loaded_classifier(run, window);
+  }
+  const Operand all = loaded_classifier(run, {window.first * step, window.columns});
+  return {all.data, step * all.stride};
+}
+
+const float* class_weight_of(const Runner& run, const Window& window) {
+  const float* weight = run.rows.class_weight;
+  return weight != nullptr ? weight + run.problem.vocab_start + window.first : nullptr;
+}
+
+RowSums row_sums(const Runner& run, const Window& window) {
+  return {.stats = run.arena.slots,
+          .class_weight = class_weight_of(run, window),
+          .target_logit = run.arena.target_logit};
+}
+
+LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
+                             const Window& window, const Operand& classifier) {
+  const Problem& p = run.problem;
+  LogitsProduct product;
+  product.dtype = run.dtype();
+  product.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;  // their logits are sums of their own, in fp32
+  product.batch_invariant = p.batch_invariant;
+  product.hidden = hidden.data;
+  product.hidden_stride = hidden.stride;
+  product.classifier = classifier.data;
+  product.classifier_stride = classifier.stride;
+  product.rows = chunk.rows;
+  product.columns = window.columns;
+  // Copied rows are padded with zeros to what the fastest loads want.
+  product.depth = hidden.stride == run.depth() && classifier.stride == run.depth() ? run.depth() : p.hidden;
+  if (run.detail.source != HiddenSource::kCaller) product.row_count = chunk.row_count;  // else all rows exist
+  product.transform = run.transform.from(chunk.first, window.first);
+  product.target = run.arena.target + chunk.first;
+  product.column_offset = window.first;
+  return product;
+}
+
+void launch_logits(const Runner& run, const LogitsArgs& args) {
+  LogitsScratch scratch;
+  scratch.logits = run.arena.logits;
+  scratch.rows = run.detail.scratch_rows;
+  scratch.columns = run.detail.scratch_columns;
+  scratch.gemm = run.arena.gemm;
+  scratch.gemm_bytes = static_cast<size_t>(run.detail.gemm_bytes);
+  run.detail.engine->launch(args, scratch, run.queue);
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,112 @@
+#include <cmath>
+
+#include "core/row_stats.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/rows/anchor.h"
+#include "cuda/run/runner.h"
+
+namespace logitless::cuda {
+
+void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.row_block_active = active;
+    launch_logits(run, {product, StatsArgs{row_sums(run, window)}});
+  });
+}
+
+bool tracks_max(const Runner& run) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  // Ranks tell each other sums relative to their maxima where they have these: always, if what is asked for
+  // may change no bits.
+  if (p.batch_invariant && p.group_size > 1) return true;
+  bool tracks = p.has.argmax || b.max != nullptr || b.max_logit != nullptr;
+#define LOGITLESS_TRACKS(name, part, kind, ...) \
+  tracks = tracks || (SumKind::kind != SumKind::kPlain && b.name != nullptr);
+  LOGITLESS_ROW_SUMS(LOGITLESS_TRACKS)
+#undef LOGITLESS_TRACKS
+  return tracks;
+}
+
+namespace {
+
+Coefficients coefficients_of(const Runner& run) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  Coefficients c{};
+  c.wanted = p.needs_backward();
+  if (!c.wanted) return c;
+  c.scale = static_cast<float>(run.gradient_scale());
+  if (!p.needs_forward()) {
+    c.known_lse = static_cast<const float*>(b.lse);
+    c.known_lse_low = static_cast<const float*>(b.lse_low);
+    if (p.has.grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
+#define LOGITLESS_POINTER(name) \
+  if (p.has.grad_##name) c.grad_##name = static_cast<const float*>(b.grad_##name);
+    LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
+#undef LOGITLESS_POINTER
+  }
+  c.grad_loss = static_cast<const float*>(b.grad_loss);
+  c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;
+  return c;
+}
+
+KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
+  const Problem& p = run.problem;
+  KeptExps k{};
+  if (run.detail.kept_columns == 0) return k;
+  k.exps = run.arena.exps;
+  k.dtype = run.dtype();
+  k.columns = run.detail.kept_columns;
+  k.stride = exps_stride(p, run.detail);
+  k.base_2 = run.traits().base_2;
+  k.transform = run.transform;
+  // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
+  if (p.has.d_classifier) k.hidden = const_cast<void*>(hidden.data);
+  k.hidden_stride = hidden.stride;
+  k.depth = run.depth();
+  return k;
+}
+
+// Every rank's statistics of the chunk, on all of them. The chunk that comes first tells whether the ranks
+// fit together.
+GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChunk& f) {
+  const Problem& p = run.problem;
+  const GroupStats all = group_stats(p, run.arena.gathered, chunk.rows);
+  const int64_t count = all.slots.stride;
+  const GroupStats mine = group_stats(p, run.arena.gathered + run.group->rank * count, chunk.rows);
+  launch_group_stats(run.rows, run.arena, f, mine, run.queue);
+  if (chunk.is_first) launch_group_cut(run.rows, mine, run.queue);
+  run.queue.call([group = run.group, gathered = run.arena.gathered, count](cudaStream_t stream) {
+    group->gather(gathered, count, DType::kF32, stream);
+  });
+  launch_check_cuts(run.rows, run.arena, all, chunk.is_first, chunk.rows, run.queue);
+  return all;
+}
+
+}  // namespace
+
+void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored) {
+  const Problem& p = run.problem;
+  FinishChunk f{};
+  f.first = chunk.first;
+  f.rows = chunk.rows;
+  f.row_count = chunk.row_count;
+  f.stats.wanted = p.needs_forward();
+  f.stats.anchored = anchored;
+  f.stats.has_max = tracks_max(run);
+  f.stats.base_2 = run.traits().base_2;
+  f.stats.writes_sum = run.detail.kept_columns > 0 || (run.detail.is_thinned() && anchored);
+  f.stats.sum_unit = run.detail.kept_columns > 0 && f.stats.base_2 ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
+  f.stats.is_shard = p.is_open_shard();
+  f.stats.writes_loss = p.needs_forward() && !p.is_open_shard() && chunk.is_last;
+  f.coefficients = coefficients_of(run);
+  f.kept = kept_exps_of(run, hidden);
+  const bool exchanges = run.exchanges() && chunk.rows > 0;
+  if (exchanges) f.stats.group = exchange_stats(run, chunk, f);
+  launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.queue);
+}
+
+}  // namespace logitless::cuda

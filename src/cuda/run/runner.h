@@ -1,0 +1,122 @@
+#pragma once
+// One run on a device, and its parts that exact and thinned plans have in common: operands.cpp, row_sums.cpp,
+// outputs.cpp. cuda_plan.cpp is the order of things, with exact/ or thinned/ in the middle.
+#include "core/buffers.h"
+#include "core/communicator.h"
+#include "core/problem.h"
+#include "cuda/engines/engine.h"
+#include "cuda/rows/rows.h"
+#include "cuda/run/arena.h"
+#include "cuda/runtime/queue.h"
+
+namespace logitless::cuda {
+
+// A matrix that a product reads.
+struct Operand {
+  const void* data = nullptr;
+  int64_t stride = 0;
+};
+
+// Rows [first, first + rows) of the computed ones, as far as they exist.
+struct Chunk {
+  bool is_first = true;  // of those that are worked on; sums over chunks begin with it
+  bool is_last = true;
+  int64_t first = 0, rows = 0;
+  const int32_t* row_count = nullptr;  // device
+};
+
+// Columns [first, first + columns) of the shard.
+struct Window {
+  int64_t first = 0, columns = 0;
+  bool is_first = true;  // of those that are worked on; sums over windows begin with it
+};
+
+struct Runner {
+  const Problem& problem;
+  const Buffers& buffers;
+  const PlanDetail& detail;
+  Arena arena;
+  RowInputs rows;
+  LogitTransform<float> transform;  // of all computed rows and of the shard's columns
+  const Queue& queue;
+  int64_t chunks;
+  bool products;              // whether logits depend on the matrices at all (scale != 0), and there are any
+  const Communicator* group;  // null: none
+
+  // Whether the sums of rows are those of all ranks, which tell each other.
+  bool exchanges() const { return problem.group_size > 1 && problem.needs_forward(); }
+  EngineTraits traits() const { return detail.engine->traits(); }
+  DType dtype() const { return operand_dtype(problem); }
+  int64_t depth() const { return padded_hidden(problem); }
+  // The factor between gradients of logits and of products, which the coefficients carry.
+  double gradient_scale() const { return products ? problem.scale : 1; }
+  // By which sums of these become gradients of the bias.
+  double bias_gradient_scale() const { return problem.bias_scale / gradient_scale(); }
+};
+
+inline const void* at(const void* data, DType dtype, int64_t index) {
+  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+inline void* at(void* data, DType dtype, int64_t index) {
+  return static_cast<char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+
+// Calls body(Window) for columns [first, end), `width` at a time.
+template <class F>
+void for_windows(int64_t first, int64_t end, int64_t width, F&& body) {
+  for (int64_t j = first; j < end; j += width) body(Window{j, end - j < width ? end - j : width, j == 0});
+}
+
+// The same for columns [0, end), the last ones first.
+template <class F>
+void for_windows_backwards(int64_t end, int64_t width, F&& body) {
+  for (int64_t j = (end - 1) / width * width; j >= 0; j -= width) {
+    body(Window{j, end - j < width ? end - j : width, end - j <= width});
+  }
+}
+
+// ---- operands.cpp
+// The first launch of a chunk: its rows, logits of its targets where they are wanted, and what its first
+// product or sum goes on from.
+Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logits);
+// Once more the rows alone, where they are copies.
+void reload_hidden(const Runner& run, const Chunk& chunk);
+// The whole classifier, once a run, where the plan has room for a copy of all of it.
+void load_whole_classifier(const Runner& run);
+// Rows of the classifier for a product. A window of it is copied where the condition holds.
+Operand load_classifier(const Runner& run, const Window& window, const Condition& condition = {});
+// The same of the window that was loaded last.
+Operand loaded_classifier(const Runner& run, const Window& window);
+// The same of a sample, every step-th row of the classifier: of these, those of the window.
+Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
+// Columns whose operands can be had at once.
+int64_t widest_window(const Runner& run);
+void launch_logits(const Runner& run, const LogitsArgs& args);
+LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
+                             const Window& window, const Operand& classifier);
+// Sums of a window's logits in the slots, and logits of targets.
+RowSums row_sums(const Runner& run, const Window& window);
+// Of a window's columns; null: ones.
+const float* class_weight_of(const Runner& run, const Window& window);
+
+// Logits of the rows' targets, where a row has several.
+void make_target_logits(const Runner& run, const Chunk& chunk);
+
+// ---- row_sums.cpp
+// Row statistics of a chunk, in the slots, which are clear; active: only in these blocks of rows.
+void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
+// Whether sums that are relative to an anchor come with maxima, which only their outputs need.
+bool tracks_max(const Runner& run);
+// From a chunk's statistics to outputs, coefficients, factors of kept exps and, after the last chunk, the
+// loss. anchored: the sums are relative to anchors.
+void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored);
+
+// ---- outputs.cpp
+// Rows of d_classifier from a matrix of padded ones.
+void store_matrix(const Runner& run, const void* from, DType from_dtype, const Window& window,
+                  bool accumulate);
+// What no product will write, before the run; what is still in the workspace, at its end.
+void clear_gradients(const Runner& run);
+void finish_gradients(const Runner& run);
+
+}  // namespace logitless::cuda

@@ -1,0 +1,96 @@
+#include "cuda/run/top/run.h"
+
+#include "cuda/plan/sizes.h"
+#include "cuda/run/top/kernels.h"
+#include "cuda/run/top/sizes.h"
+
+namespace logitless::cuda {
+namespace {
+
+// Thresholds of a chunk's rows, from a sample of the columns.
+void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active,
+                     const TopSizes& sizes) {
+  const TopArena& top = run.arena.top;
+  const EngineTraits traits = run.traits();
+  if (top.bias != nullptr)
+    launch_sample_bias(run.transform.bias, sizes.step, sizes.sampled, top.bias, run.queue);
+  int64_t group = 0;
+  for_windows(0, sizes.sampled, sizes.window, [&](const Window& window) {
+    const Operand classifier = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.transform.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
+    product.target = nullptr;
+    product.row_block_active = active;
+    TopArgs args;
+    args.top.k = run.problem.top_k;
+    args.top.group_max = top.group_max + group;
+    args.top.groups = sizes.groups;
+    launch_logits(run, {product, args});
+    group += ceil_div(window.columns, traits.top_tile) * traits.top_groups;
+  });
+  launch_thresholds(top, sizes, run.problem.top_k, chunk.rows, chunk.row_count, run.queue);
+}
+
+TopRows rows_of(const Runner& run, const Chunk& chunk) {
+  TopRows rows{};
+  rows.rows = chunk.rows;
+  rows.row_count = chunk.row_count;
+  rows.target = run.arena.target + chunk.first;
+  rows.k = static_cast<int>(run.problem.top_k);
+  return rows;
+}
+
+// The best of each list; rows whose lists had no room are computed again, by themselves.
+void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hidden, const TopSizes& sizes) {
+  const Problem& p = run.problem;
+  const TopRows rows = rows_of(run, chunk);
+  launch_choose_listed(run.arena.top, static_cast<int>(sizes.capacity), rows, run.queue);
+  RedoTop redo{};
+  redo.hidden = hidden.data;
+  redo.hidden_stride = hidden.stride;
+  redo.dtype = run.dtype();
+  redo.classifier = run.buffers.classifier;
+  redo.dtype.classifier = p.dtype.classifier;
+  redo.classifier_stride = run.buffers.classifier_stride;
+  redo.depth = p.hidden;
+  redo.columns = p.vocab;
+  redo.transform = run.transform.from(chunk.first, 0);
+  redo.stats = run.arena.slots;
+  launch_redo_top(run.arena.top, rows, redo, run.queue);
+}
+
+}  // namespace
+
+void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand& hidden,
+                           const uint8_t* active) {
+  const TopArena& top = run.arena.top;
+  if (run.problem.vocab == 0) return;  // a rank's
+  const bool lists = run.traits().top_groups > 0;
+  const TopSizes sizes = lists ? top_sizes(run.problem, run.detail) : TopSizes{};
+  if (lists) find_thresholds(run, chunk, hidden, active, sizes);
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.row_block_active = active;
+    TopArgs args{row_sums(run, window)};
+    args.top.k = run.problem.top_k;
+    args.top.best = top.best;
+    args.top.threshold = top.threshold;
+    args.top.count = top.count;
+    args.top.listed = top.listed;
+    args.top.capacity = static_cast<int32_t>(sizes.capacity);
+    launch_logits(run, {product, args});
+  });
+  if (lists) choose_from_lists(run, chunk, hidden, sizes);
+}
+
+void write_top(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  if (p.group_size > 1) {
+    return launch_write_group_top(run.arena, group_stats(p, run.arena.gathered, chunk.rows), chunk.first,
+                                  rows_of(run, chunk), run.buffers, run.queue);
+  }
+  launch_write_top(run.arena, chunk.first, rows_of(run, chunk), run.buffers, run.queue);
+}
+
+}  // namespace logitless::cuda

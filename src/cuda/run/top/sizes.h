@@ -1,0 +1,39 @@
+#pragma once
+#include <cstdint>
+
+#include "core/problem.h"
+#include "core/workspace.h"
+#include "cuda/engines/engine.h"
+#include "cuda/plan/plan_detail.h"
+
+namespace logitless::cuda {
+
+// How an engine with groups (EngineTraits::top_groups) finds the largest logits: thresholds from a sample of
+// the columns, then lists of what is not below them. The k-th largest maximum of the sample's groups is such
+// a threshold: k logits of the row, one of each group, are not below it.
+struct TopSizes {
+  int64_t step = 1;      // every step-th column is in the sample
+  int64_t sampled = 0;   // columns of it
+  int64_t window = 0;    // columns of it in a launch
+  int64_t groups = 0;    // of all launches
+  int64_t capacity = 0;  // of a row's list
+};
+TopSizes top_sizes(const Problem& problem, const PlanDetail& detail);
+
+// Empty, or why an engine leaves the problem to one that keeps the best.
+std::string why_not_listed(const Problem& problem, const EngineTraits& traits);
+
+struct TopArena {
+  TopEntry<float>* best = nullptr;  // [R, top_k] in order
+  // Only of lists:
+  float* bias = nullptr;              // [sampled]
+  float* group_max = nullptr;         // [R, groups]
+  float* threshold = nullptr;         // [R]
+  int32_t* count = nullptr;           // [R]
+  TopEntry<float>* listed = nullptr;  // [R, capacity]
+  int32_t* redo_count = nullptr;      // scalar: rows whose lists had no room
+  int32_t* redo_rows = nullptr;       // [R] these
+};
+TopArena lay_out_top(const Problem& problem, const PlanDetail& detail, int64_t rows, Workspace& workspace);
+
+}  // namespace logitless::cuda

@@ -1,0 +1,287 @@
+#include "cuda/runtime/gemm.h"
+
+#include <library_types.h>
+
+#include <bit>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "core/status.h"
+#include "cuda/runtime/check.h"
+#include "cuda/runtime/cublaslt.h"
+#include "cuda/runtime/queue.h"
+
+namespace logitless::cuda {
+namespace {
+
+void check_lt(int status, const char* what) {
+  if (status != 0)
+    throw Error(Status::kInternal, std::string("cuBLASLt: ") + what + ": status " + std::to_string(status));
+}
+
+int type_of(DType dtype) {  // cudaDataType_t
+  switch (dtype) {
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kF16:
+      return CUDA_R_16F;
+    default:
+      throw Error(Status::kInternal, std::string("no matrix product in ") + dtype_name(dtype));
+  }
+}
+
+int compute_of(const Gemm& g) {
+  return g.allow_tf32 && g.operand_dtype == DType::kF32 ? lt::kComputeF32FastTF32 : lt::kComputeF32;
+}
+
+// The largest power of two up to 256 that divides a pointer and the bytes of its rows.
+uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
+  const uint64_t bits =
+      reinterpret_cast<uint64_t>(pointer) | static_cast<uint64_t>(stride) * size_of(dtype) | 256u;
+  return 1u << std::countr_zero(bits);
+}
+
+// The part of an extent that is whole pieces of 16 bytes. Where an operand's contiguous extent is not,
+// whatever its stride, cuBLASLt takes kernels that are five times slower.
+int64_t whole_pieces(int64_t extent, DType dtype) {
+  const auto lanes = static_cast<int64_t>(16 / size_of(dtype));
+  return extent / lanes * lanes;
+}
+
+// A product as far as its algorithm goes.
+struct Form {
+  Gemm g;  // its pointers are not looked at
+  uint32_t align_a, align_b, align_c;
+  size_t scratch_bytes;
+};
+
+using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, int, bool, bool,
+                       bool, bool, uint32_t, uint32_t, uint32_t, size_t>;
+
+Key key_of(int device, const Form& form) {
+  const Gemm& g = form.g;
+  return {device,
+          g.m,
+          g.n,
+          g.k,
+          g.a_stride,
+          g.b_stride,
+          g.c_stride,
+          static_cast<int>(g.operand_dtype),
+          static_cast<int>(g.c_dtype),
+          compute_of(g),
+          g.transpose_a,
+          g.transpose_b,
+          g.beta != 0,
+          g.alpha != nullptr,
+          form.align_a,
+          form.align_b,
+          form.align_c,
+          form.scratch_bytes};
+}
+
+// A's rows in memory are tokens, whose number may be new at every call, and the search for an algorithm takes
+// the host longer than a small product the device: one is looked for where their number is the largest of a
+// class. There are eight classes from a power of two to the next.
+Form largest_of_class(Form form) {
+  int64_t& rows = form.g.transpose_a ? form.g.k : form.g.m;
+  const auto step = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)) / 16);
+  if (step > 0) rows = (rows + step - 1) / step * step;
+  return form;
+}
+
+// cuBLASLt is column-major: row-major C = op(A) op(B) is C^T = op(B)^T op(A)^T there, so its A is our B.
+class Operation {
+ public:
+  Operation(const CublasLt& functions, const Form& form) : f(functions) {
+    const Gemm& g = form.g;
+    const int type = type_of(g.operand_dtype);
+    check_lt(f.desc_create(&desc, compute_of(g), CUDA_R_32F), "MatmulDescCreate");
+    const int32_t trans_a = g.transpose_b ? lt::kOpT : lt::kOpN;
+    const int32_t trans_b = g.transpose_a ? lt::kOpT : lt::kOpN;
+    check_lt(f.desc_set(desc, lt::kTransA, &trans_a, sizeof trans_a), "MatmulDescSetAttribute");
+    check_lt(f.desc_set(desc, lt::kTransB, &trans_b, sizeof trans_b), "MatmulDescSetAttribute");
+    const int32_t mode = g.alpha != nullptr ? lt::kModeDevice : lt::kModeHost;
+    check_lt(f.desc_set(desc, lt::kPointerMode, &mode, sizeof mode), "MatmulDescSetAttribute");
+    const auto m = static_cast<uint64_t>(g.m), n = static_cast<uint64_t>(g.n), k = static_cast<uint64_t>(g.k);
+    check_lt(f.layout_create(&a, type, g.transpose_b ? k : n, g.transpose_b ? n : k, g.b_stride),
+             "LayoutCreate");
+    check_lt(f.layout_create(&b, type, g.transpose_a ? m : k, g.transpose_a ? k : m, g.a_stride),
+             "LayoutCreate");
+    check_lt(f.layout_create(&c, type_of(g.c_dtype), n, m, g.c_stride), "LayoutCreate");
+  }
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+  ~Operation() {
+    for (void* layout : {a, b, c}) {
+      if (layout != nullptr) f.layout_destroy(layout);
+    }
+    if (desc != nullptr) f.desc_destroy(desc);
+  }
+
+  lt::Algorithm find_algorithm(CublasLt::Handle handle, const Form& form) const {
+    void* preference = nullptr;
+    check_lt(f.preference_create(&preference), "PreferenceCreate");
+    const auto set = [&](int attribute, auto value) {
+      check_lt(f.preference_set(preference, attribute, &value, sizeof value), "PreferenceSetAttribute");
+    };
+    set(lt::kWorkspaceBytes, form.scratch_bytes);
+    set(lt::kReductionSchemes, uint32_t{lt::kReduceInWorkspace});
+    set(lt::kAlignA, form.align_b);
+    set(lt::kAlignB, form.align_a);
+    set(lt::kAlignC, form.align_c);
+    set(lt::kAlignD, form.align_c);
+    lt::Heuristic best;
+    int found = 0;
+    const int status = f.heuristic(handle, desc, a, b, c, c, preference, 1, &best, &found);
+    f.preference_destroy(preference);
+    check_lt(status, "no algorithm for this product");
+    if (found == 0) throw Error(Status::kInternal, "cuBLASLt: no algorithm for this product");
+    return best.algorithm;
+  }
+
+  bool takes(CublasLt::Handle handle, const Form& form, const lt::Algorithm& other) const {
+    lt::Heuristic result{};
+    return f.check(handle, desc, a, b, c, c, &other, &result) == 0 && result.state == 0 &&
+           result.workspace_bytes <= form.scratch_bytes;
+  }
+
+  const CublasLt& f;
+  void* desc = nullptr;
+  void* a = nullptr;
+  void* b = nullptr;
+  void* c = nullptr;
+  lt::Algorithm algorithm{};
+};
+
+// What is remembered of products; forgotten when it is too many.
+class Known {
+ public:
+  static Known& instance() {
+    static Known* const kept = new Known;  // outlives the driver's own teardown
+    return *kept;
+  }
+
+  CublasLt::Handle handle(const CublasLt& f, int device) {
+    const std::lock_guard lock(mutex_);
+    CublasLt::Handle& kept = handles_[device];
+    if (kept == nullptr) check_lt(f.create(&kept), "Create");
+    return kept;
+  }
+
+  std::shared_ptr<const Operation> operation(const CublasLt& f, CublasLt::Handle handle, int device,
+                                             const Form& form) {
+    const std::lock_guard lock(mutex_);
+    const Key key = key_of(device, form);
+    const auto at = operations_.find(key);
+    if (at != operations_.end()) return at->second;
+    auto made = std::make_shared<Operation>(f, form);
+    const Form largest = largest_of_class(form);
+    made->algorithm = algorithm(f, handle, device, largest);
+    if (key_of(device, largest) != key && !made->takes(handle, form, made->algorithm)) {
+      made->algorithm = made->find_algorithm(handle, form);
+    }
+    if (operations_.size() >= kMost) operations_.clear();
+    return operations_.emplace(key, std::move(made)).first->second;
+  }
+
+ private:
+  static constexpr size_t kMost = 4096;
+
+  const lt::Algorithm& algorithm(const CublasLt& f, CublasLt::Handle handle, int device, const Form& form) {
+    const Key key = key_of(device, form);
+    const auto at = algorithms_.find(key);
+    if (at != algorithms_.end()) return at->second;
+    if (algorithms_.size() >= kMost) algorithms_.clear();
+    return algorithms_.emplace(key, Operation(f, form).find_algorithm(handle, form)).first->second;
+  }
+
+  std::mutex mutex_;
+  std::map<int, CublasLt::Handle> handles_;  // by device, kept for the life of the process
+  std::map<Key, lt::Algorithm> algorithms_;
+  std::map<Key, std::shared_ptr<const Operation>> operations_;
+};
+
+void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
+  // cuBLASLt refuses scratch that is not aligned to 256 bytes.
+  constexpr size_t kScratchAlignment = 256;
+  if (scratch_bytes < 2 * kScratchAlignment) {
+    scratch = nullptr;
+    scratch_bytes = 0;
+  } else {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(scratch);
+    scratch =
+        static_cast<char*>(scratch) + (kScratchAlignment - address % kScratchAlignment) % kScratchAlignment;
+    scratch_bytes -= kScratchAlignment;
+  }
+  if (g.m == 0 || g.n == 0 || g.k == 0) throw Error(Status::kInternal, "matrix product without elements");
+  std::string why_not;
+  const CublasLt* f = cublaslt(&why_not);
+  if (f == nullptr) throw Error(Status::kBackendUnavailable, why_not);
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  Form form{g, alignment_of(g.a, g.a_stride, g.operand_dtype), alignment_of(g.b, g.b_stride, g.operand_dtype),
+            alignment_of(g.c, g.c_stride, g.c_dtype), scratch_bytes};
+  Known& known = Known::instance();
+  const CublasLt::Handle handle = known.handle(*f, device);
+  const std::shared_ptr<const Operation> op = known.operation(*f, handle, device, form);
+  const float one = 1;
+  const float* alpha = g.alpha != nullptr ? g.alpha : &one;
+  const float* beta = g.alpha != nullptr ? g.zero_one + (g.beta != 0 ? 1 : 0) : &g.beta;
+  check_lt(f->matmul(handle, op->desc, alpha, g.b, op->a, g.a, op->b, beta, g.c, op->c, g.c, op->c,
+                     &op->algorithm, scratch, scratch_bytes, stream),
+           "Matmul");
+}
+
+const void* element(const void* data, DType dtype, int64_t index) {
+  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+
+// Rows [first, first + rows) of a product with a transposed A.
+Gemm rows_of(const Gemm& g, int64_t first, int64_t rows) {
+  Gemm part = g;
+  part.m = rows;
+  part.a = element(g.a, g.operand_dtype, first);
+  part.c = const_cast<void*>(element(g.c, g.c_dtype, first * g.c_stride));
+  return part;
+}
+
+// Terms [first, first + terms) of a product's sums.
+Gemm terms_of(const Gemm& g, int64_t first, int64_t terms) {
+  Gemm part = g;
+  part.k = terms;
+  part.a = element(g.a, g.operand_dtype, first);
+  part.b = element(g.b, g.operand_dtype, g.transpose_b ? first : first * g.b_stride);
+  return part;
+}
+
+void multiply_in_parts(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
+  // What of A lies side by side in memory.
+  const int64_t extent = g.transpose_a ? g.m : g.k;
+  const int64_t whole = whole_pieces(extent, g.operand_dtype);
+  if (whole == extent || whole == 0) {
+    multiply(g, scratch, scratch_bytes, stream);
+  } else if (g.transpose_a) {
+    multiply(rows_of(g, 0, whole), scratch, scratch_bytes, stream);
+    multiply(rows_of(g, whole, extent - whole), scratch, scratch_bytes, stream);
+  } else {
+    // The few terms first: what they write is then read again by the other product, which reads least.
+    multiply(terms_of(g, whole, extent - whole), scratch, scratch_bytes, stream);
+    Gemm rest = terms_of(g, 0, whole);
+    rest.beta = 1;
+    multiply(rest, scratch, scratch_bytes, stream);
+  }
+}
+
+}  // namespace
+
+void gemm(const Gemm& g, void* scratch, size_t scratch_bytes, const Queue& queue) {
+  queue.call([=](cudaStream_t stream) { multiply_in_parts(g, scratch, scratch_bytes, stream); });
+}
+
+}  // namespace logitless::cuda

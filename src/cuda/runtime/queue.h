@@ -1,0 +1,53 @@
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/runtime/kernel_pointer.h"
+
+namespace logitless::cuda {
+
+class Recording;
+
+// Where the work of a run goes: on a stream, or into a recording of it that streams get later.
+class Queue {
+ public:
+  Queue(cudaStream_t stream) : stream_(stream) {}  // NOLINT(google-explicit-constructor)
+  explicit Queue(Recording* recording) : recording_(recording) {}
+
+  // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...); check_launch() finds what went wrong.
+  template <class... Parameters>
+  void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes,
+              const std::type_identity_t<Parameters>&... arguments) const {
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks;
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = shared_bytes;
+    void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+    launch(config, kernel_pointer(kernel), pointers);
+  }
+  // The same with attributes; config's stream is not looked at.
+  void launch(cudaLaunchConfig_t config, const void* kernel, void** arguments) const;
+
+  void clear(void* data, size_t bytes) const;
+
+  // body(stream), for what only streams take. It may be called often: all that it refers to is copied.
+  template <class F>
+  void call(F&& body) const {
+    if (recording_ == nullptr) {
+      body(stream_);
+    } else {
+      record(std::forward<F>(body));
+    }
+  }
+
+ private:
+  void record(std::function<void(cudaStream_t)> body) const;
+
+  cudaStream_t stream_ = nullptr;
+  Recording* recording_ = nullptr;
+};
+
+}  // namespace logitless::cuda

@@ -1,0 +1,91 @@
+#include "cuda/runtime/replay.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "cuda/runtime/check.h"
+
+namespace logitless::cuda {
+namespace {
+
+// What comes twice only is not worth a graph.
+constexpr int64_t kRunsBefore = 2;
+// Of all plans: recordings take device memory, which no budget counts.
+constexpr int kMostRecordings = 256;
+
+bool is_on() {
+  const char* graphs = std::getenv("LOGITLESS_CUDA_GRAPHS");
+  return graphs == nullptr || std::string_view(graphs) != "0";
+}
+
+// A caller's own graph gets the run itself.
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+  cudaGetLastError();
+  return true;
+}
+
+// Calls that a capture in another thread forbids may be made in this one for a scope, and do not break it.
+class BesideCaptures {
+ public:
+  BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+std::unique_ptr<const Recording> record(const std::function<void(const Queue&)>& work) {
+  const BesideCaptures beside_captures;
+  try {
+    auto made = std::make_unique<Recording>();
+    work(Queue(made.get()));
+    made->finish();
+    return made;
+  } catch (const Error&) {  // too long, or the run itself will say what is wrong
+    cudaGetLastError();
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+Replay::Replay() : records_(is_on()) {}
+
+Replay::Seen& Replay::seen(const RunPointers& pointers) {
+  auto at = std::ranges::find(seen_, pointers, &Seen::pointers);
+  if (at == seen_.end()) {
+    at = std::ranges::min_element(seen_, {}, &Seen::last);
+    *at = {pointers, 0, 0, nullptr};
+  }
+  at->last = ++runs_;
+  return *at;
+}
+
+const Recording* Replay::recording_of(const RunPointers& pointers,
+                                      const std::function<void(const Queue&)>& work) {
+  Seen& now = seen(pointers);
+  if (now.recording == nullptr && ++now.times > kRunsBefore && Recording::alive() < kMostRecordings) {
+    now.recording = record(work);
+    records_ = now.recording != nullptr;
+  }
+  return now.recording.get();
+}
+
+void Replay::run(const RunPointers& pointers, cudaStream_t stream,
+                 const std::function<void(const Queue&)>& work) {
+  // A thread that plays or records at the moment is not waited for.
+  if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && records_ && !is_capturing(stream)) {
+    if (const Recording* recording = recording_of(pointers, work); recording != nullptr) {
+      recording->play(stream);
+      return;
+    }
+  }
+  work(stream);
+}
+
+}  // namespace logitless::cuda
