@@ -50,7 +50,7 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hid
   redo.hidden_stride = hidden.stride;
   redo.dtype = run.dtype();
   redo.classifier = run.buffers.classifier;
-  redo.dtype.classifier = p.dtype.classifier;
+  redo.classifier_dtype = p.dtype.classifier;
   redo.classifier_stride = run.buffers.classifier_stride;
   redo.depth = p.hidden;
   redo.columns = p.vocab;
