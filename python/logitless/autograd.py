@@ -1,4 +1,4 @@
-"""What a prepared call does: one autograd function, which runs the library directly where nothing watches, and else
+"""Runs a prepared call: one autograd function, which runs the library directly where nothing watches, and else
 through one operator, which PyTorch's compilers, modes and transforms see.
 
 ``torch.ops.logitless.run`` is a pass over tensors that its text names; ``run_into`` is the same backward pass with the
@@ -42,7 +42,7 @@ Found = dict[str, Tensor]  # by the names of results()
 
 
 class Pass(NamedTuple):
-    """What a pass does, but for tensors and options."""
+    """A pass, but for tensors and options."""
 
     kind: int
     flags: Flags
@@ -168,7 +168,7 @@ def _run(
 
 def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Found:
     asked, inputs, _, options = _unpacked(tensors, numbers, integers, text)
-    # Of the draws, as the planner says: sizes that were symbols become constants of the graph.
+    # The planner says the size of draws: sizes that were symbols become constants of the graph.
     keeps = asked.flags.keeps_draws and asked.kind == _options.FORWARD
     size = draws_size(inputs, joined(options, None), asked.flags) if keeps else 0
     wanted = _results(asked, inputs, options, size)
@@ -179,7 +179,7 @@ def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequenc
 
 
 def _names(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> tuple[str, ...]:
-    """Of what the operator returns."""
+    """Names of what the operator returns."""
     asked, inputs, _, options = _unpacked(tensors, numbers, integers, text)
     return tuple(_results(asked, inputs, options, 0))
 
@@ -195,7 +195,7 @@ def _(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
     return list(_fake(tensors, *rest).values())
 
 
-# What PyTorch makes functional returns no list.
+# PyTorch makes no operator functional that returns a list.
 _INTO = tuple(name for name in GRADIENTS if name != "d_classifier")
 
 
@@ -274,7 +274,7 @@ run.register_vmap(one_by_one(run))
 
 
 def _for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
-    """Of a batch as autograd.grad(is_grads_batched=True) makes it, which no operator with lists of tensors may see."""
+    """Computes for each of a batch of autograd.grad(is_grads_batched=True), which no operator with lists may see."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     plain = {
@@ -316,7 +316,7 @@ _DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 
 
 def _first_pass(prepared: Prepared, learned: Learned) -> tuple[Inputs, dict[str, Any], Found]:
-    """What a backward pass reads, the options as it takes them, and what the first pass has found."""
+    """Returns what a backward pass reads, the options as it takes them, and what the first pass has found."""
     call, a, _, direct = prepared
     inputs = inputs_of(a, learned.wanted(call.trained))
     options: dict[str, Any] = call.options
@@ -351,7 +351,7 @@ def _constants(inputs: Inputs) -> Inputs:
 
 
 def _stats_of_draw(inputs: Inputs, options: dict[str, Any], direct: bool) -> Found:
-    """Of the gradient that is left out, where none is made in the forward pass: of a problem of its own."""
+    """Statistics of the gradient that is left out, where none is made in the forward pass: of a problem of its own."""
     constants = _constants(inputs._replace(scale=None, temperature=None))
     if options["reduction"] == "none":
         options = options | {"reduction": "sum"}
@@ -525,7 +525,7 @@ _graph_is_kept: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_
 
 
 def _product(gradient: Tensor, factor: Tensor) -> Tensor:
-    """What is 0 stays 0, of rows without a target where the factor is infinite or NaN."""
+    """Keeps 0 where it is, of rows without a target where the factor is infinite or NaN."""
     return torch.where(gradient == 0, gradient, gradient * factor)
 
 
@@ -564,7 +564,7 @@ def _scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) ->
 
 
 def perform(prepared: Prepared) -> Found:
-    """What a prepared call finds, by the names of results()."""
+    """Returns what a prepared call finds, by the names of results()."""
     call, a, learned, direct = prepared
     if not call.trains:
         if direct and call.reads_arguments:

@@ -44,7 +44,7 @@ DEFAULTS = _options.DEFAULTS
 # ---- whether PyTorch only computes: nothing traces, counts, replaces or transforms what is called
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-# What tensors in memory of a device have; others are sparse, nested, batched, functional, negated views, ...
+# Keys of tensors in memory of a device; others are sparse, nested, batched, functional, negated views, ...
 _PLAIN_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA", "ADInplaceOrView")
 
 
@@ -133,7 +133,7 @@ def check_plain(name: str, tensor: Tensor) -> None:
 
 
 def _how_to_gather(name: str, tensor: Tensor) -> str:
-    """Of a DTensor: its placements, and what to pass instead."""
+    """Names the placements of a DTensor, and what to pass instead."""
     placements = tuple(tensor.placements)  # type: ignore[attr-defined]
     if all(placement.is_replicate() for placement in placements):
         call, part = "to_local", "which is all of it"
@@ -549,12 +549,12 @@ class Ranks(NamedTuple):
     seed_given: bool  # in the place of one that each rank draws
 
     def tokens(self, inputs: Inputs) -> int:
-        """Of all ranks."""
+        """Tokens of all ranks."""
         return int(inputs.hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
 
 
 class PreparedCall:
-    """What calls of one kind do. Made with the first one's arguments, cast and checked.
+    """A kind of call: what it does. Made with the first one's arguments, cast and checked.
 
     rows: the shape of what is told of each row; own_rows: of what is given for each row.
     """
@@ -594,7 +594,7 @@ class PreparedCall:
         constant = (*_options.CONSTANT, "counts", *DRAW_STATS)
         self.outputs = (*told, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in asked))
         self.constant = tuple(name for name in self.outputs if name in constant or (self.together and name not in told))
-        # Of calls that nothing watches: kept by autograd.py.
+        # autograd.py keeps these, where nothing watches.
         self.run: Any = None
         self.read: tuple[str, ...] | None = None
         self.reads_arguments = False
@@ -694,7 +694,7 @@ def _made(
 
 
 def _prepare_watched(a: Arguments, function: str, k: int, ranks: Ranks | None, rows: Sequence[int] | None) -> Prepared:
-    """Of traceable code, which a compiled graph runs as it is."""
+    """Prepares by traceable code, which a compiled graph runs as it is."""
     if ranks is None:
         check_head(a)
     a = autocast(a)
@@ -753,7 +753,7 @@ def _tensors(a: Arguments) -> tuple[Tensor | None, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """What is like a number, and may change, as a number; else as it is."""
+    """Returns what is like a number, and may change, as a number; else as it is."""
     if type(value) in _SIMPLE:
         return value
     if hasattr(type(value), "__index__"):

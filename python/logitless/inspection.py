@@ -1,4 +1,4 @@
-"""What the library would do: its version, backends and plans. Needs neither PyTorch nor numpy."""
+"""Tells what the library would do: its version, backends and plans. Needs neither PyTorch nor numpy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def default_threads() -> int:
 
 
 class PlanOptions(_options.Budget, total=False):
-    """Of a problem that is planned."""
+    """Options of a problem that is planned."""
 
     dtype: Any
     weight_dtype: Any
@@ -91,7 +91,7 @@ _MORE: dict[str, Any] = {
 
 
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
-    """What native.plan_of and native.list_plans take."""
+    """Returns what native.plan_of and native.list_plans take."""
     _options.check_names(function, given, _options.names_of(PlanOptions))
     o = {**_options.DEFAULTS, **_MORE, **given}
     gradients = o["gradients"]

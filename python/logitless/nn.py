@@ -32,7 +32,7 @@ __all__ = ["FusedHead"]
 Head = TypeVar("Head", bound="FusedHead")
 _NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
 
-# Of PyTorch's module, in its order.
+# Keywords of PyTorch's module, in its order.
 _UPSTREAM = "out_features bias device dtype reduction weight ignore_index label_smoothing options".split()
 
 

@@ -1,4 +1,4 @@
-"""What a call may ask for: options, statistics, dtypes. Knows neither PyTorch nor numpy.
+"""The schema of a call: options, statistics, dtypes. Knows neither PyTorch nor numpy.
 
 Each option, statistic and dtype is described once, here: every interface goes through these tables. Most ranges are
 checked by the library, whose messages name argument, expected and got.
@@ -39,7 +39,7 @@ class Budget(TypedDict, total=False):
 
 
 class LogitOptions(Budget, total=False):
-    """Of logits."""
+    """Options of logits."""
 
     scale: Number
     softcap: Number | None
@@ -47,7 +47,7 @@ class LogitOptions(Budget, total=False):
 
 
 class LossOptions(LogitOptions, total=False):
-    """Of a loss, as modules keep them."""
+    """Options of a loss, as modules keep them."""
 
     reduction: str
     ignore_index: int | None
@@ -60,7 +60,7 @@ class LossOptions(LogitOptions, total=False):
 
 
 class HeadOptions(LossOptions, total=False):
-    """Of a call of a loss."""
+    """Options of a call of a loss."""
 
     linear_bias: Tensor | None
     weight: Tensor | None
@@ -338,7 +338,7 @@ def shape_text(shape: Any) -> str:
 
 
 def check_sizes(shape: Sequence[int], least_vocab: int = 1) -> None:
-    """Of linear_weight, [V, D]."""
+    """Checks the sizes of linear_weight, [V, D]."""
     vocab, columns = shape
     if vocab < least_vocab or columns < 1:
         raise InvalidArgumentError(
@@ -347,7 +347,7 @@ def check_sizes(shape: Sequence[int], least_vocab: int = 1) -> None:
 
 
 def _is_symbol(value: Any) -> bool:
-    """Of code that PyTorch compiles, which is to stay one."""
+    """Whether PyTorch compiles with it, so that it is to stay a symbol."""
     return type(value).__name__ in ("SymInt", "SymFloat", "FakeTensor", "FunctionalTensor")
 
 
@@ -485,7 +485,7 @@ def checked_seed(seed: Any) -> int:
 
 
 def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], several: bool) -> None:
-    """Of the targets of rows of this shape: one for each, or several."""
+    """Checks the targets of rows of this shape: one for each, or several."""
     if tuple(target[: len(rows)] if several else target) != tuple(rows) or len(target) != len(rows) + several:
         more = " with one more dimension of K targets" if several else ""
         hint = "; several targets a row want target_weight" if len(target) == len(rows) + 1 and not several else ""
@@ -509,7 +509,7 @@ def dense_message(dtype: Any) -> str:
 
 
 def check_several_targets(weight: object, gradient: str) -> None:
-    """What several targets a row exclude."""
+    """Refuses what several targets a row exclude."""
     if weight is not None:
         raise ValueError(
             "weight: expected None with several targets a row, got class weights; multiply target_weight by "

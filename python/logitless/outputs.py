@@ -1,4 +1,4 @@
-"""What the functions of the package return, made of what a call has found."""
+"""Results of the package's functions, made of what a call has found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from .options import check_targets_shape
 
 
 class LinearCrossEntropyOutput(NamedTuple):
-    """What ``return_stats`` asked for; the others are None. Per-token tensors have the shape ``input.shape[:-1]``.
+    """Statistics that ``return_stats`` asked for; the others are None.
+
+    Per-token tensors have the shape ``input.shape[:-1]``.
 
     Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``,
     ``entropy`` and ``target_logit`` are differentiable (see ``differentiable_stats``). The target's log-probability is
@@ -54,7 +56,7 @@ class LinearTopK(NamedTuple):
 
 
 def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | LinearCrossEntropyOutput:
-    """What linear_cross_entropy returns. rows: the shape of what is told of each row, where it is not the input's."""
+    """The result of linear_cross_entropy. rows: the shape of what is told of each row, where it is not the input's."""
     found, a = perform(prepared), prepared.a
     loss = found["loss"]
     if a.return_stats is False and a.reduction != "none":
@@ -68,7 +70,7 @@ def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | L
 
 
 def loss(a: Arguments, plain: bool | None = None) -> Tensor | LinearCrossEntropyOutput:
-    """Of a whole vocabulary, and no DTensors. plain: as in prepare()."""
+    """The loss of a whole vocabulary, without DTensors. plain: as in prepare()."""
     return loss_of(prepare(a, plain=plain))
 
 
@@ -90,7 +92,7 @@ def log_probs_of(prepared: Prepared, rows: Sequence[int]) -> Tensor:
 
 
 def log_probs(a: Arguments) -> Tensor:
-    """Of a whole vocabulary; the targets are the ids."""
+    """Log-probabilities of a whole vocabulary; the targets are the ids."""
     rows = getattr(a.input, "shape", ())[:-1]
     a = with_row_temperature(ids_of(a), rows)
     check_targets_shape("ids", a.target.shape, rows, True)
@@ -103,7 +105,7 @@ def top_k_of(prepared: Prepared, rows: Sequence[int], k: int) -> LinearTopK:
 
 
 def top_k(a: Arguments, k: int) -> LinearTopK:
-    """Of a whole vocabulary; there are no targets."""
+    """The largest logits of a whole vocabulary; there are no targets."""
     check_tensor("input", a.input)
     rows = a.input.shape[:-1]
     a = with_row_temperature(tokens_of(a, rows), rows)

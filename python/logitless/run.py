@@ -84,7 +84,7 @@ GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
 def results(
     pass_: int, inputs: Inputs, options: Mapping[str, Any], flags: Flags, function: str, draws_bytes: int = 0
 ) -> dict[str, Result]:
-    """What a pass returns. counts holds correct and valid rows, the former 0 without argmax.
+    """Tensors that a pass returns. counts holds correct and valid rows, the former 0 without argmax.
 
     The gradient of the weight is among them also where it is added to main_grad, which is not known here.
     """
@@ -278,7 +278,7 @@ def _asked() -> str | None:
 
 
 def place(hidden: Tensor, weight: Tensor) -> Any:
-    """What plans depend on beside devices and layouts: threads of the CPU; on CUDA the alignment of both, the
+    """Returns what plans depend on beside devices and layouts: threads of the CPU; on CUDA the alignment of both, the
     implementation asked for by name and whether TF32 is permitted."""
     if not hidden.is_cuda:
         return torch.get_num_threads()
@@ -354,7 +354,7 @@ def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
 
 
 def _raw_stream() -> Callable[[int], int]:
-    """Of PyTorch's functions for the current stream of a device, the one that makes no object."""
+    """The one of PyTorch's functions for the current stream of a device that makes no object."""
     found: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return found or (lambda device: torch.cuda.current_stream(device).cuda_stream)
 
@@ -367,7 +367,7 @@ _ROWS = ("lse", "lse_low", "entropy", "grad_loss", *_options.STAT_GRADIENTS)
 
 
 def _check_rows(tensors: Tensors) -> None:
-    """Of a backward pass what lies a number a row, which a hook of saved tensors may have changed."""
+    """Checks the tensors of a backward pass with a number a row; hooks of saved tensors may have altered them."""
     hidden = tensors["hidden"]
     tokens, stats = hidden.shape[0], stats_dtype(hidden)
     for name in _ROWS:
@@ -442,7 +442,7 @@ class Run:
         buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
         if adds:
             buffers.d_classifier_stride = row_stride(tensors["d_classifier"])
-        self._template = bytes(buffers)
+        self._template, self._copied = bytes(buffers), native.schema().Buffers.from_buffer_copy
 
     def _specified(self, spec: native.Spec) -> native.Spec:
         """The problem of the tensors, and what is known beside them."""
@@ -451,7 +451,7 @@ class Run:
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
         written: Tensors = {}
-        buffers = native.schema().Buffers.from_buffer_copy(self._template)
+        buffers = self._copied(self._template)
         for name, tensor in tensors.items():
             setattr(buffers, name, tensor.data_ptr())
         for name, allocate in self._writes:
@@ -546,7 +546,7 @@ def find_forward(
 def read_later(
     inputs: Inputs, saved: Mapping[str, Tensor | None], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
 ) -> Tensors:
-    """What a backward pass reads, in layouts that it can read; and main_grad, to which it adds."""
+    """Tensors that a backward pass reads, in layouts that it can read; and main_grad, to which it adds."""
     more = {name: contiguous(tensor) for name, tensor in read_by_backward(saved).items()}
     if main_grad is not None and flags.want_d_weight:
         more["d_classifier"] = main_grad

@@ -109,7 +109,7 @@ def test_no_circles_of_imports():
 
 
 def test_one_preparation():
-    """Of every function of PyTorch's: check_rest is called at one place."""
+    """The functions of PyTorch share it: check_rest is called at one place."""
     calls = [
         node
         for _, tree in modules().values()

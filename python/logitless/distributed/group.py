@@ -218,7 +218,7 @@ def checked_group(group: Any) -> Any:
 
 
 def is_whole_head(group: Any, shard: Tensor, vocab_start: int | None, vocab_total: int | None) -> bool:
-    """Of a group of one rank, whose call is that of the ordinary head."""
+    """Whether the group has one rank, whose call is that of the ordinary head."""
     return dist.get_world_size(group) == 1 and vocab_start in (None, 0) and vocab_total in (None, shard.shape[0])
 
 
