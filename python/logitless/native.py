@@ -447,7 +447,7 @@ class PlanInfo:
         draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
         kept_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
         vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
-        gathers: of a group of ranks: all-gathers in a run, of row statistics and of guesses of lse.
+        gathers: of a group of ranks: all-gathers in a run, of row statistics, guesses of lse and, on the host, cuts.
         gathered_bytes: that they bring to each rank.
         choice: why it was chosen among others, for people; empty in lists of plans.
     """
