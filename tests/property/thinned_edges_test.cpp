@@ -200,10 +200,9 @@ TEST_P(ThinnedEdges, Refusals) {
     for (const std::string& word : words) EXPECT_NE(got.find(word), std::string::npos) << got;
   };
   for (double threshold : {0.0, -0.5, 1.5, static_cast<double>(NAN)}) {
-    expect(refusal([&](auto& p) { p.threshold = threshold; }),
-           {"threshold: expected a number in (0, 1], got"});
+    expect(refusal([&](auto& p) { p.threshold = threshold; }), {"threshold: expected ", ", got"});
   }
-  expect(refusal([](auto& p) { p.has.draws = 1; }), {"keeps_draws: expected false", "got true"});
+  expect(refusal([](auto& p) { p.has.draws = 1; }), {"draws: expected none in a plan", "got one"});
   expect(refusal([](auto& p) { p.gradient = 3; }), {"gradient: expected", "got 3"});
   expect(refusal([](auto& p) {
            p.label_smoothing = 0.25;

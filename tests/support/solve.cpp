@@ -134,12 +134,13 @@ class Run {
               slice(c_.classifier, p_.vocab_start * d, p_.vocab * d), c_.classifier_layout);
     b_.classifier = classifier.data();
     b_.classifier_stride = classifier.stride();
-    b_.bias = vector_input("bias", as_dtype(p_.dtype.bias), slice(c_.bias, p_.vocab_start, p_.vocab));
+    if (p_.has.bias)
+      b_.bias = vector_input("bias", as_dtype(p_.dtype.bias), slice(c_.bias, p_.vocab_start, p_.vocab));
     b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
     b_.target_weight = vector_input("target_weight", stats_, c_.target_weight);
-    b_.class_weight = vector_input("class_weight", stats_, c_.class_weight);
-    b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
-    b_.temperature = vector_input("temperature", stats_, c_.temperature);
+    if (p_.has.class_weight) b_.class_weight = vector_input("class_weight", stats_, c_.class_weight);
+    if (p_.has.token_weight) b_.token_weight = vector_input("token_weight", stats_, c_.token_weight);
+    if (p_.has.temperature) b_.temperature = vector_input("temperature", stats_, c_.temperature);
     if (!c_.seed_in_memory.empty()) {
       b_.seed = input("seed", LOGITLESS_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
     }
