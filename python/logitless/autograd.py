@@ -275,8 +275,7 @@ run.register_vmap(one_by_one(run))
 
 def _for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
     """Computes for each of a batch of autograd.grad(is_grads_batched=True), which no operator with lists may see."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    level = 1  # that vmap nests in nothing; a device's backward thread does not share the caller's count of levels
     plain = {
         name: torch._remove_batch_dim(value, level, 1, 0) if is_batched(value) else value
         for name, value in upstream.items()
@@ -555,10 +554,8 @@ def scaled_by_loss(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tens
 def _scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> list[Tensor | None]:
     *gradients, d_scale, d_temperature = saved
     there = [gradient for gradient in gradients if gradient is not None]
-    found = scaled_by_loss(there, loss) if direct else [_product(gradient, loss) for gradient in there]
-    if found is not there:
-        left = iter(found)
-        gradients = [gradient if gradient is None else next(left) for gradient in gradients]
+    left = iter(scaled_by_loss(there, loss) if direct else [_product(gradient, loss) for gradient in there])
+    gradients = [gradient if gradient is None else next(left) for gradient in gradients]
     learned = [gradient if gradient is None else gradient * loss for gradient in (d_scale, d_temperature)]
     return [*gradients, *learned]
 

@@ -583,7 +583,8 @@ class PreparedCall:
         self.differentiable = a.differentiable_stats
         self._choose(a, learned)
         trained = self.trained
-        if trained.scale and not isinstance(options["scale"], Tensor):
+        if trained.scale and not isinstance(options["scale"], Tensor) and not torch.compiler.is_compiling():
+            # A compiled graph knows no number of a tensor; its run checks it.
             check_learned_scale(options["scale"])
         if trained.temperature and not isinstance(options["softcap"], Tensor):
             check_learned_temperature(options["softcap"])

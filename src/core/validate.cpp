@@ -39,6 +39,7 @@ void check_range(const char* argument, double value, double low, double high) {
   require(std::isfinite(value) && value >= low && value <= high, argument,
           !is_open          ? "a number in [" + text(low) + ", " + text(high) + "]"
           : std::isinf(low) ? "a finite number"
+          : low > 0         ? "a finite number > 0"
                             : "a finite number >= " + text(low),
           text(value));
 }
@@ -64,7 +65,6 @@ void check_float_factors(const Problem& p) {
 
 void check_temperature(const Problem& p) {
   const double t = p.temperature;
-  require(t > 0, "temperature", "a finite number > 0", text(t));
   require(t == 1 || !p.has.temperature, "temperature",
           "1 where the plan has the tensor, whose values take its place", text(t));
   const bool fp64 = p.dtype.hidden == DType::kF64;

@@ -107,7 +107,8 @@ TEST_P(ThinnedGroups, WhatIsRefused) {
   } catch (const logitless::Error& error) {
     EXPECT_STREQ(
         error.what(),
-        "kept_count, draw_variance: expected null in a group of ranks, of which each knows its own elements "
+        "kept_count: expected null without a pass that makes thinned gradients, and in a group of ranks, of "
+        "which each knows its own elements "
         "alone, got a pointer");
   }
 }

@@ -97,7 +97,7 @@ def test_plans_of_the_largest_logits_and_of_several_targets():
     assert several.workspace_bytes > logitless.plan(*size).workspace_bytes
     with pytest.raises(logitless.InvalidArgumentError, match="top_k: expected 0 in a pass with gradients"):
         logitless.plan(*size, top_k=8)
-    with pytest.raises(logitless.InvalidArgumentError, match="top_k: expected 0 .none. or a number in .1, 64."):
+    with pytest.raises(logitless.InvalidArgumentError, match="top_k: expected a number in .0, 64."):
         logitless.plan(*size, gradients=(), top_k=65)
     with pytest.raises(TypeError, match="top_k: expected an integer"):
         logitless.plan(*size, gradients=(), top_k=1.5)
