@@ -238,6 +238,7 @@ LOGITLESS_API logitless_status logitless_device_get_info(int32_t ordinal, logitl
 
 /* The defaults. */
 static inline void logitless_context_options_init(logitless_context_options* options) {
+  /* NOLINTNEXTLINE(modernize-use-nullptr): C has none */
   const logitless_context_options defaults = {0, 0, 0, 0, 0, LOGITLESS_HOST_MEMORY, 0};
   *options = defaults;
 }
