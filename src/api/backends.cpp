@@ -33,7 +33,7 @@ const Backend& backend_by_name(const std::string& name, const BackendOptions& op
     known += (known.empty() ? "" : ", ") + std::string(backend->name);
   }
   throw Error(Status::kBackendUnavailable,
-              {.argument = "backend", .expected = "one of " + known, .got = name});
+              ErrorInfo{.argument = "backend", .expected = "one of " + known, .got = name});
 }
 
 const Backend& choose_backend(const std::string& name, const Problem& problem,

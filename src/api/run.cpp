@@ -65,9 +65,10 @@ PlannedProblem make_plan(const Context& context, const Problem& problem) {
 
 void refuse_without_device(const BackendOptions& options) {
   if (options.device_model.empty()) return;
-  throw Error(Status::kUnsupported, {.argument = "device_model",
-                                     .expected = "none to run anything",
-                                     .got = options.device_model + "; make a context with a device"});
+  throw Error(Status::kUnsupported,
+              ErrorInfo{.argument = "device_model",
+                        .expected = "none to run anything",
+                        .got = options.device_model + "; make a context with a device"});
 }
 
 namespace {
@@ -116,10 +117,10 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   const Buffers valid = validated(planned.problem, buffers);
   if (workspace_bytes < planned.plan.workspace_bytes) {
     throw Error(Status::kInvalidArgument,
-                {.argument = "workspace_bytes",
-                 .expected = "at least " + std::to_string(planned.plan.workspace_bytes),
-                 .got = std::to_string(workspace_bytes),
-                 .required_bytes = planned.plan.workspace_bytes});
+                ErrorInfo{.argument = "workspace_bytes",
+                          .expected = "at least " + std::to_string(planned.plan.workspace_bytes),
+                          .got = std::to_string(workspace_bytes),
+                          .required_bytes = planned.plan.workspace_bytes});
   }
   if (planned.plan.workspace_bytes > 0 && workspace == nullptr)
     throw_invalid("workspace", "a pointer", "null");

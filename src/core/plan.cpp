@@ -53,11 +53,11 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
   }
   if (best != nullptr) return *best;
   throw Error(Status::kBudgetTooSmall,
-              {.argument = "max_workspace_bytes",
-               .expected = "at least " + bytes_text(smallest->workspace_bytes) + " for this problem (plan " +
-                           plan_kind_name(smallest->kind) + ")",
-               .got = bytes_text(max_workspace_bytes),
-               .required_bytes = smallest->workspace_bytes});
+              ErrorInfo{.argument = "max_workspace_bytes",
+                        .expected = "at least " + bytes_text(smallest->workspace_bytes) +
+                                    " for this problem (plan " + plan_kind_name(smallest->kind) + ")",
+                        .got = bytes_text(max_workspace_bytes),
+                        .required_bytes = smallest->workspace_bytes});
 }
 
 namespace {

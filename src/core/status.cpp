@@ -32,7 +32,7 @@ std::string message_of(const ErrorInfo& info) {
 }
 
 void throw_invalid(const std::string& argument, const std::string& expected, const std::string& got) {
-  throw Error(Status::kInvalidArgument, {.argument = argument, .expected = expected, .got = got});
+  throw Error(Status::kInvalidArgument, ErrorInfo{.argument = argument, .expected = expected, .got = got});
 }
 
 }  // namespace logitless

@@ -23,12 +23,12 @@ void check_targets(const Problem& problem, const void* targets) {
     const std::string column = problem.targets_per_row > 0 ? ", " + std::to_string(k) : "";
     const std::string place = std::to_string(row + problem.shift) + column;
     throw Error(Status::kInvalidTarget,
-                {.argument = "targets",
-                 .expected = "0 <= target < " + std::to_string(problem.vocab_total) + " or ignore_index " +
-                             std::to_string(problem.ignore_index),
-                 .got = std::to_string(target),
-                 .row = (row + problem.shift) * count + k,
-                 .place = place});
+                ErrorInfo{.argument = "targets",
+                          .expected = "0 <= target < " + std::to_string(problem.vocab_total) +
+                                      " or ignore_index " + std::to_string(problem.ignore_index),
+                          .got = std::to_string(target),
+                          .row = (row + problem.shift) * count + k,
+                          .place = place});
   }
 }
 

@@ -57,9 +57,9 @@ std::string why_unavailable(const BackendOptions& options) {
   const Device& device = device_of(options);
   if (!device.why_not.empty()) return device.why_not;
   if (!options.device_model.empty() && device.name.empty()) {
-    throw Error(Status::kBackendUnavailable, {.argument = "device_model",
-                                              .expected = "one of " + cuda::known_models(),
-                                              .got = options.device_model});
+    throw Error(Status::kBackendUnavailable, ErrorInfo{.argument = "device_model",
+                                                       .expected = "one of " + cuda::known_models(),
+                                                       .got = options.device_model});
   }
   const cuda::Engine* asked = cuda::engine_named(options.isa);
   if (!options.isa.empty() && asked == nullptr) {
