@@ -22,7 +22,7 @@ PARTS = ROOT / "build" / "site-parts"  # what scripts/site made before: planner/
 HEADERS = "reference/headers"  # Doxygen's pages
 MADE_OF = {
     path.relative_to(ROOT).as_posix(): f"{HEADERS}/{path.name.replace('.', '_8')}.html"
-    for path in (ROOT / "include" / "logitless").iterdir()
+    for path in (ROOT / "include" / "logitless").glob("*.h*")
 }
 NO_PLANNER = "<!doctype html><title>Planner</title><p>This copy of the site was built without the planner.</p>\n"
 

@@ -25,7 +25,7 @@ NOT_RUN = {
     "./scripts/": "a stage of ./scripts/test, or that script itself",
     "cmake": "stage cpp of ./scripts/test builds with a compiler alone; presets are compared with CMake below",
     "ctest": "runs in stage cpp of ./scripts/test",
-    "LOGITLESS_LIBRARY=": "runs in stage python of ./scripts/test",
+    ".venv/bin/python -m pytest": "runs in stage python of ./scripts/test",
     "python examples/": "runs in tests/python/test_example_clients.py",
     "python experiments/": "needs a GPU; experiments/convergence has tests of its own",
     "python bench/": "measures for minutes, or needs a GPU: its script and its options are checked below",
