@@ -36,7 +36,7 @@ void plan_anything(FuzzedDataProvider& input) {
        {&problem.scale, &problem.softcap, &problem.label_smoothing, &problem.z_loss, &problem.num_items}) {
     *field = input.ConsumeBool() ? input.ConsumeProbability<double>() : input.ConsumeFloatingPoint<double>();
   }
-  for (int32_t* field :
+  for (bool* field :
        {&problem.has.bias, &problem.has.class_weight, &problem.has.token_weight, &problem.has.entropy,
         &problem.has.argmax, &problem.has.d_hidden, &problem.has.d_classifier, &problem.has.d_bias,
         &problem.has.grad_nll, &problem.has.grad_lse, &problem.has.grad_entropy, &problem.accumulate.d_hidden,

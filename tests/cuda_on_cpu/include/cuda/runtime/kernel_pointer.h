@@ -1,6 +1,6 @@
 #pragma once
 // In the place of the library's header of this name: a kernel whose address is taken may be launched.
-#include "../../launches.h"
+#include "../../../launches.h"
 
 namespace logitless::cuda {
 
