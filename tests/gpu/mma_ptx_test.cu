@@ -12,7 +12,7 @@
 #include "cuda/engines/mma/config.h"
 #include "cuda/engines/mma/ptx/copy_async.cuh"
 #include "cuda/engines/mma/ptx/ldmatrix.cuh"
-#include "cuda/engines/mma/ptx/sync.cuh"
+#include "cuda/engines/mma/ptx/mma_sync.cuh"
 #include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::mma::test {

@@ -23,7 +23,7 @@
 #include "core/dtype.h"
 #include "cuda/engines/mma/config.h"
 #include "cuda/engines/mma/launch.h"
-#include "cuda/engines/mma/ptx/sync.cuh"
+#include "cuda/engines/mma/ptx/mma_sync.cuh"
 #include "cuda/rows/rows.h"
 #include "cuda/runtime/queue.h"
 

@@ -3,7 +3,7 @@
 
 #include "cuda/engines/fused/tile_view.cuh"
 #include "cuda/engines/mma/ptx/ldmatrix.cuh"
-#include "cuda/engines/mma/ptx/sync.cuh"
+#include "cuda/engines/mma/ptx/mma_sync.cuh"
 #include "cuda/engines/mma/ring.cuh"
 
 // Products of a warp: 64 rows, those of its pair, by 96 columns.
