@@ -98,7 +98,7 @@ class Run:
         self.thinned = bool(threshold)
 
     def seconds(self, d_hidden, d_weight) -> float:
-        buffers = self.c.make("logitless_buffers")
+        buffers = self.c.schema().buffers()
         buffers.hidden, buffers.classifier, buffers.targets = (each.data_ptr() for each in self.tensors)
         buffers.loss = self.loss.data_ptr()
         if self.backward:

@@ -14,7 +14,7 @@ struct GlobalOptions {
   std::string backend;  // empty: the best usable one
 };
 
-// What the user typed cannot be right: exit code 2. Every other exception is a failure: exit code 1.
+// Exit code 2: the words of the command cannot be right. Every other exception is a failure: exit code 1.
 class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };

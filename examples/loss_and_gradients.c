@@ -22,7 +22,7 @@ int main(void) {
   int64_t correct = 0;
   float d_classifier[VOCAB * HIDDEN];
 
-  /* What to compute. Mean over the tokens that have a target is the default. Only the head learns: the
+  /* The problem. Mean over the tokens that have a target is the default. Only the head learns: the
    * gradient of hidden is not computed. */
   const logitless_option options[] = {{LOGITLESS_OPTION_PASS, LOGITLESS_FORWARD_BACKWARD, 0},
                                       {LOGITLESS_OPTION_TOKENS, TOKENS, 0},

@@ -37,7 +37,7 @@ struct CheckData {
   std::vector<int64_t> targets;      // [N]
 };
 
-// What a computation of a case gives, as float64 numbers. Rows that are ignored hold 0, and -1 as argmax.
+// Results of a case as float64 numbers. Rows that are ignored hold 0, and -1 as argmax.
 struct CheckOutputs {
   std::vector<double> loss;      // [1]
   std::vector<double> row_loss;  // [N], before the reduction

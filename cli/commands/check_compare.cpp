@@ -23,7 +23,7 @@ double at(const std::vector<double>& values, int64_t i, double without) {
   return values.empty() ? without : values[static_cast<size_t>(i)];
 }
 
-// Of the difference of two vectors.
+// Euclidean norm of the difference of two vectors.
 double distance(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::quiet_NaN();
   double sum = 0;
@@ -41,7 +41,7 @@ double dot(const double* a, const double* b, int64_t count) {
   return sum;
 }
 
-// What the rows of a case may be off, one bound each, and what their errors make of the gradients.
+// Bounds of the errors of a case: one for each row, and those of the gradients, which follow from them.
 class Bounds {
  public:
   Bounds(const CheckCase& c, const CheckData& data, const CheckOutputs& truth, bool rounds_dz)
@@ -88,7 +88,7 @@ class Bounds {
     const double* row = &data_.hidden[static_cast<size_t>(i * p_.hidden)];
     return std::sqrt(dot(row, row, p_.hidden));
   }
-  // Of a row's logits, none is larger.
+  // A bound of the magnitude of a row's logits.
   double logit_size(int64_t i) const {
     return (std::fabs(p_.scale) * hidden_norm(i) * largest_classifier_ + largest_bias_) / temperature(i);
   }

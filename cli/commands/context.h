@@ -14,9 +14,9 @@ struct DeviceChoice {
   std::string model;  // of a CUDA device that need not be here, for plans; empty: the one above
 };
 
-// Of "cpu" or "cuda:N", or, where a model of device is enough, "h200". Throws UsageError for anything else,
-// and for a --backend that works elsewhere; std::runtime_error when there is no such device or it is not
-// usable.
+// Reads "cpu" or "cuda:N", or, where a model of device is enough, "h200". Throws UsageError for anything
+// else, and for a --backend that works elsewhere; std::runtime_error when there is no such device or it is
+// not usable.
 DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text, bool or_model = false);
 
 // The context that --backend NAME[:ISA] and --threads ask for, on host memory or a CUDA device's; `backend`

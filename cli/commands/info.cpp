@@ -47,7 +47,7 @@ int64_t bytes_in(const std::string& size) {
   return bytes * (unit == "K" || unit == "kB" ? 1024 : unit == "M" ? 1024 * 1024 : 1);
 }
 
-// What the operating system says about the machine; empty or 0 where it says nothing.
+// The machine as the operating system describes it; empty or 0 where it does not.
 ordered_json device_facts() {
   ordered_json flags = ordered_json::array();
   std::istringstream words(find_line("/proc/cpuinfo", {"flags", "Features"}));

@@ -25,7 +25,7 @@ inline constexpr size_t kStats = 7;
 inline constexpr size_t kIsTop1 = 6;
 extern const std::array<LossStat, kStats> kLossStats;
 
-// What the user asks for. Files are FILE[:TENSOR], empty where not given.
+// Files and options of the command. Files are FILE[:TENSOR], empty where not given.
 struct LossRequest {
   std::string hidden, classifier, targets, target_weight, bias, class_weight, token_weight, token_temperature;
   int64_t ignore_index = -100;
@@ -51,7 +51,7 @@ struct LossInputs {
   // [N], or [N, K] with targets_per_token; already shifted, ignore_index where a row has none.
   std::vector<int64_t> targets;
   int64_t targets_per_token = 0;  // K; 0: one, without a weight of its own
-  // Of stats_dtype; empty without.
+  // Elements of stats_dtype; empty where not given.
   std::vector<std::byte> target_weight;      // [N, K], shifted as targets
   std::vector<std::byte> class_weight;       // [V]
   std::vector<std::byte> token_weight;       // [N]

@@ -27,7 +27,7 @@ struct PlanOptions {
   LossOptions loss;
 };
 
-// What the options say of the head: a published model, or that of a config.json, or neither.
+// The head that the options name: a published model's, or that of a config.json, or neither.
 struct PlanModel {
   std::string name;              // for people; empty: neither
   std::string taken;             // what was taken in the place of options not given, for people; may be empty
@@ -41,7 +41,7 @@ PlanModel read_plan_model(PlanOptions& options, const CLI::App& command);
 // Prints the table of published models.
 void list_models(bool json);
 
-// What plans do not say of themselves, beside the others of a list, the fastest first, each an object of
+// Notes on a list of plans, the fastest first, each an object of
 // plan_json() with "fits" and "chosen" too.
 
 // Adds "slow", whether a plan takes more than ten times as long as the first, and "why_not": of one that fits

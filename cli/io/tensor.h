@@ -74,7 +74,7 @@ std::string shape_text(const std::vector<int64_t>& shape);
 // not fill bytes.
 std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, ElementType dtype);
 
-// The same tensor, copied into aligned memory if its data does not start at a multiple of the element size
+// Copies a tensor into aligned memory if its data does not start at a multiple of the element size
 // (files written before headers were padded). Every other tensor is returned as it is.
 TensorView aligned(TensorView tensor);
 

@@ -1,5 +1,5 @@
-"""What MkDocs does beside its pages: it makes those of the command line and the files of the repository's root, has
-Doxygen make those of the headers, puts the planner in, and shows links to files outside of docs/ as their names."""
+"""Hooks of MkDocs: they make the pages of the command line and of the files of the repository's root, have
+Doxygen make those of the headers, put the planner in, and show links to files outside of docs/ as their names."""
 
 from __future__ import annotations
 

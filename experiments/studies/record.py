@@ -1,4 +1,4 @@
-"""What a study found: one cell a key, written again after each, so that a run that is cut off goes on from there.
+"""Records of a study: one cell a key, written again after each, so that a run that is cut off goes on from there.
 
 A record is JSON, compressed where its name ends in .xz: ``xzcat`` shows it.
 """

@@ -52,7 +52,7 @@ extern "C" {
 #define LOGITLESS_VERSION_MINOR 1
 #define LOGITLESS_VERSION_PATCH 0
 
-/* Of structs, ids and functions; a program that is linked at run time compares it. */
+/* Version of structs, ids and functions. A program that loads the library at run time compares it. */
 #define LOGITLESS_ABI_VERSION 1
 
 typedef enum logitless_status {
@@ -145,7 +145,7 @@ typedef enum logitless_tensor_id {
   LOGITLESS_TENSOR_COUNT
 } logitless_tensor_id;
 
-/* What to compute. Options that are not given have their defaults. */
+/* An option of the problem. Options that are not given have their defaults. */
 typedef struct logitless_option {
   int32_t id;      /* logitless_option_id */
   int64_t integer; /* of integers, flags and choices; else 0 */
@@ -207,7 +207,7 @@ LOGITLESS_API int32_t logitless_abi_version(void);
 /* The calling thread's last failure; "" before any. Valid until its next failing call. */
 LOGITLESS_API const char* logitless_last_error(void);
 
-/* The same as data; the texts are valid as long. */
+/* The last failure as data; its texts are valid until the next one. */
 typedef struct logitless_error_info {
   int32_t status;       /* logitless_status */
   const char* argument; /* "" where the message is all that is known, as are the next two */

@@ -275,7 +275,9 @@ run.register_vmap(one_by_one(run))
 
 def _for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
     """Computes for each of a batch of autograd.grad(is_grads_batched=True), which no operator with lists may see."""
-    level = 1  # that vmap nests in nothing; a device's backward thread does not share the caller's count of levels
+    # A device's backward thread has a count of its own, of 0, where that vmap is the only one.
+    level = max(torch._C._vmapmode_increment_nesting() - 1, 1)
+    torch._C._vmapmode_decrement_nesting()
     plain = {
         name: torch._remove_batch_dim(value, level, 1, 0) if is_batched(value) else value
         for name, value in upstream.items()

@@ -160,7 +160,7 @@ def _library_name() -> str:
 
 
 def package_folders() -> Iterable[Path]:
-    """Of this package: an editable installation has the Python modules in one and the native library in another."""
+    """Folders of this package: an editable installation has its modules in one and the native library in another."""
     return [Path(folder).resolve() for folder in sys.modules[__package__ or ""].__path__]
 
 
@@ -278,9 +278,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def make(struct_name: str) -> ctypes.Structure:
-    """What a call takes, with its defaults: ``logitless_buffers``, or a struct of the ABI by its name."""
-    if struct_name == "logitless_buffers":
-        return schema().buffers()
+    """A struct of the ABI, by its name, with its defaults."""
     struct, defaults = _MADE[struct_name]
     return struct(**defaults)
 
@@ -354,8 +352,8 @@ HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA d
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a plan depends on: options by name (``pass_`` is ``pass``), and of tensors has_, want_, keeps_, accumulate_
-    and _dtype."""
+    """A plan depends on these: options by name (``pass_`` is ``pass``), and has_, want_, keeps_, accumulate_ and _dtype
+    of tensors."""
 
     pass_: int
     tokens: int
@@ -609,7 +607,7 @@ def run(plan: Plan, buffers: ctypes.Structure, workspace: int | None = None, str
 def run_group(
     plan: Plan, buffers: ctypes.Structure, workspace: int | None, stream: int | None, communicator: Communicator
 ) -> None:
-    """The same of a rank's shard, with the other ranks."""
+    """Runs the plan of a rank's shard, with the other ranks."""
     size = plan.info.workspace_bytes
     arguments = (
         plan.pointer,
@@ -624,7 +622,7 @@ def run_group(
 
 
 def run_on_host(plan: Plan, buffers: ctypes.Structure) -> None:
-    """The same in a workspace of its own."""
+    """Runs a plan in a workspace of its own."""
     workspace = Workspace(plan.info.workspace_bytes)
     run(plan, buffers, workspace.address)
 

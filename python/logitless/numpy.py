@@ -377,7 +377,7 @@ class _Run:
 
     def _run(self, pass_: int, arrays: dict[str, NDArray[Any]], fields: dict[str, Any] | None = None) -> None:
         plan = self._planned(pass_, fields or {})
-        buffers: Any = native.make("logitless_buffers")
+        buffers: Any = native.schema().buffers()
         for name, array in arrays.items():
             setattr(buffers, name, array.ctypes.data)
         for name in ("hidden", "classifier"):

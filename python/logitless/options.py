@@ -216,10 +216,10 @@ def check_float64(float64: Any, input: Any, linear_weight: Any, linear_bias: Any
 class Statistic(NamedTuple):
     """One of each row."""
 
-    name: str  # of return_stats, and the field of logitless_buffers
+    name: str  # of return_stats, and of the tensor in tensors.def
     dtype: str = ""  # of its array; "": that of the loss
-    want: str = ""  # the flag of logitless_problem that it needs; "": none
-    differentiable: bool = False  # then logitless_problem has has_grad_<name>, and logitless_buffers grad_<name>
+    want: str = ""  # the flag of native.Spec that it needs; "": none
+    differentiable: bool = False  # then there is a tensor grad_<name>
     is_default: bool = False  # whether return_stats=True asks for it
 
 
@@ -240,7 +240,7 @@ DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
 OF_ROWS = tuple(statistic.name for statistic in STATISTICS)
 DIFFERENTIABLE = tuple(statistic.name for statistic in STATISTICS if statistic.differentiable)
 CONSTANT = tuple(statistic.name for statistic in STATISTICS if not statistic.differentiable)
-STAT_GRADIENTS = tuple(f"grad_{name}" for name in DIFFERENTIABLE)  # fields of logitless_buffers
+STAT_GRADIENTS = tuple(f"grad_{name}" for name in DIFFERENTIABLE)  # tensors
 DEFAULT_STATS = (*(statistic.name for statistic in STATISTICS if statistic.is_default), *COUNTS)
 STAT_NAMES = (*DEFAULT_STATS, *(name for name in OF_ROWS if name not in DEFAULT_STATS), *DRAW_STATS)
 
@@ -252,7 +252,7 @@ def stats_of_rows(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def stat_flags(names: Iterable[str]) -> tuple[str, ...]:
-    """The flags of logitless_problem that statistics need."""
+    """The flags of native.Spec that statistics need."""
     asked = set(names)
     flags = {statistic.want for statistic in STATISTICS if statistic.name in asked}
     flags |= {want for name, want in COUNTS.items() if name in asked}
@@ -266,7 +266,7 @@ class Function(NamedTuple):
     """A public function over logits."""
 
     targets: str  # its name of the targets
-    tells: tuple[str, ...] = ()  # what it returns in the place of a loss: names of logitless_buffers
+    tells: tuple[str, ...] = ()  # what it returns in the place of a loss: names of tensors
 
 
 FUNCTIONS = {
@@ -311,7 +311,7 @@ class Flags(NamedTuple):
         return self.want_d_scale or self.want_d_temperature
 
 
-# ---- what a backward pass reads of a forward pass: fields of logitless_buffers
+# ---- what a backward pass reads of a forward pass: names of tensors
 
 LSE = ("lse", "lse_low")  # of all of them: a forward pass writes both or none
 SAVED = (*LSE, "entropy", "draws")

@@ -438,7 +438,7 @@ class Run:
         one_target = "target_weight" not in tensors
         self._has_correct_count = one_target and "want_argmax" in _options.stat_flags(flags.stats)
         self._learns_numbers = flags.learns_numbers()
-        buffers: Any = native.make("logitless_buffers")
+        buffers: Any = native.schema().buffers()
         buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
         if adds:
             buffers.d_classifier_stride = row_stride(tensors["d_classifier"])

@@ -93,7 +93,7 @@ constexpr int32_t count_of(std::string_view values) {
   return 1 + static_cast<int32_t>(std::count(values.begin(), values.end(), '|'));
 }
 
-// Of tensors whose dtype is not the caller's to choose.
+// Checks the descriptor of a tensor whose dtype is not the caller's to choose.
 void check_fixed(int32_t dtype, std::initializer_list<int32_t> own, const char* argument) {
   if (dtype == 0 || std::find(own.begin(), own.end(), dtype) != own.end()) return;
   throw_invalid(argument, "0, as the tensor has a dtype of its own", std::to_string(dtype));

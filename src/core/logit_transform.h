@@ -7,7 +7,7 @@
 
 namespace logitless {
 
-// What turns dot products into logits: z = t(scale * dot + bias) / T.
+// Turns dot products into logits: z = t(scale * dot + bias) / T.
 template <class T>
 struct LogitTransform {
   T scale = 1;
@@ -15,7 +15,7 @@ struct LogitTransform {
   const T* bias = nullptr;                 // [columns], null: none
   const T* inverse_temperature = nullptr;  // [rows] 1 / T, null: ones
 
-  // The same of rows and columns from these on.
+  // For the rows and columns from these on.
   LogitTransform from(int64_t row, int64_t column) const {
     LogitTransform rest = *this;
     if (bias != nullptr) rest.bias += column;

@@ -57,7 +57,7 @@ struct Plan {
   int64_t token_chunk = 0;     // rows whose exps are kept at once
   int64_t kept_columns = 0;    // the first ones, whose exps are kept for the gradients
   int64_t vocab_window = 0;    // columns made at once of those that are not kept; 0: no such cut
-  // Of a group: all-gathers of row statistics, guesses and cuts, and the bytes that they bring to each rank.
+  // In a group: all-gathers of row statistics, guesses and cuts, and the bytes that they bring to each rank.
   int64_t gathers = 0;
   uint64_t gathered_bytes = 0;
   std::shared_ptr<const BackendPlan> backend_plan;

@@ -25,7 +25,7 @@
   X(target_logit, target_logit, kPlain, q == 0 ? 0 : q * z) \
   LOGITLESS_OPTIONAL_SUMS(X)
 
-// What is told of a row of a whole vocabulary: X(name, formula).
+// Outputs of a row of a whole vocabulary: X(name, formula).
 //   name     of RowLoss, and of the tensor
 //   formula  from the statistics `stats`, log_sum = log sum_exp, the global id `target`, the sum q of the
 //            targets' weights (1 where a row has one), and max; max and log_sum are NaN where the maximum is

@@ -44,7 +44,7 @@ void check_range(const char* argument, double value, double low, double high) {
           text(value));
 }
 
-// Of each option what no other one has a part in.
+// Checks each option by itself.
 void check_ranges(const Problem& p) {
 #define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, lowest, highest, ...) \
   check_range(#name, static_cast<int64_t>(p.name), int64_t{lowest}, int64_t{highest});

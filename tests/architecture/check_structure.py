@@ -26,7 +26,7 @@ OPTION_FILES = {
     "compute_dtype": 25,
     "max_workspace_bytes": 62,
 }
-# Of scripts/measure_structure, which says where these are: --places.
+# Measures of scripts/measure_structure, which says where they are found: --places.
 MEASURES = {
     "declarations of max_workspace_bytes in Python": 8,
     "copies of the preparation chain": 1,

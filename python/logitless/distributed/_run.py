@@ -61,7 +61,7 @@ class _Exchange:
 
 
 class Local(NamedTuple):
-    """What a rank's run is made for; of the tensors the layouts alone count."""
+    """A rank's run is made for these; only the layouts of tensors count."""
 
     kind: int
     tensors: Tensors

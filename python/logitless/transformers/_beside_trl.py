@@ -11,7 +11,7 @@ import torch
 
 from .. import options as _options
 
-# What lies between a model's forward and who calls it; TRL's own part calls a trainer's function as one.
+# Packages between a model's forward and its caller. TRL's own part calls a trainer's function as one.
 _AROUND = tuple(
     f"{name}." for name in "logitless torch transformers accelerate peft deepspeed contextlib trl.models".split()
 )

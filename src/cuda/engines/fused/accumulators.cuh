@@ -60,7 +60,7 @@ __device__ __forceinline__ void for_each(Accumulators& acc, const Function& func
 // Elements that the compiler may work on at once where one needs several registers on the way.
 inline constexpr int kBlock = 16;
 
-// The same, kBlock at a time.
+// Visits all elements, kBlock at a time.
 template <class Function>
 __device__ __forceinline__ void for_each_in_blocks(Accumulators& acc, const Function& function) {
 #pragma unroll
@@ -73,13 +73,13 @@ __device__ __forceinline__ void for_each_in_blocks(Accumulators& acc, const Func
   }
 }
 
-// What the owner of row r has.
+// The value of the lane that owns row r.
 template <class T>
 __device__ __forceinline__ T from_owner(T value, int r) {
   return __shfl_sync(kWarp, value, (lane_index() & 28) | r);
 }
 
-// Of four values, one a row, the lane's own row's.
+// Picks the lane's own row's of four values, one a row.
 template <class T>
 __device__ __forceinline__ T own_of(const T (&values)[kQuadRows]) {
   const int lane = lane_index();
@@ -120,7 +120,7 @@ __device__ __forceinline__ int first_column_of_thread() {
   return 2 * (ptx::thread_index() & 3);
 }
 
-// Of a column past the thread's first one: whether it is one of the thread's.
+// Whether a column, counted from the thread's first one, is one of the thread's.
 __device__ __forceinline__ bool is_of_thread(int column) {
   return column >= 0 && (column & 7) < 2;
 }

@@ -74,7 +74,7 @@ __device__ __forceinline__ void stage_columns(const float* vector, const View& t
   tile.sync();
 }
 
-// Of the thread's elements i; base: vector_base().
+// For the thread's elements i; base: vector_base().
 __device__ __forceinline__ float load_column(uint32_t base, int i) {
   return ptx::load_shared_float(base + 4 * column_of(i));
 }
