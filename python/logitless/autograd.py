@@ -110,7 +110,7 @@ def _text(asked: Pass, options: Mapping[str, Any], names: Iterable[str]) -> str:
     if ranks is not None:
         fields += [f"group_size={ranks.group_size}", f"sequence_parallel={ranks.sequence_parallel}"]
         fields += [f"own_targets={ranks.own_targets}", f"seed_given={ranks.seed_given}", f"group={ranks.group}"]
-    return "\n".join(fields)
+    return "; ".join(fields)  # no line breaks: a PyTorch writes it into a comment of the code that it makes
 
 
 class _Parsed(NamedTuple):
@@ -121,7 +121,7 @@ class _Parsed(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str) -> _Parsed:
-    fields = dict(line.split("=", 1) for line in text.split("\n"))
+    fields = dict(line.split("=", 1) for line in text.split("; "))
     names = {name: tuple(filter(None, fields[name].split(","))) for name in ("wants", "stats", "tensors")}
     flags = Flags()._replace(**dict.fromkeys(names["wants"], True), stats=names["stats"])
     ranks = None

@@ -3,6 +3,8 @@
 import logitless
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 lce = logitless.linear_cross_entropy
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -132,3 +134,16 @@ def test_an_option_changes_no_schema():
         "logitless::run_into(Tensor[] tensors, Tensor(a!) main_grad, float[] numbers, SymInt[] integers, str text) -> "
         "(Tensor d_hidden, Tensor d_bias, Tensor d_scale, Tensor d_temperature)",
     ]
+
+
+def test_no_text_of_a_call_breaks_a_line():
+    """PyTorch 2.11 writes texts into a comment of the code that it makes."""
+    texts = []
+
+    def compiler(graph, _):
+        texts.extend(arg for node in graph.graph.nodes for arg in node.args if isinstance(arg, str))
+        return make_boxed_func(graph.forward)
+
+    input, weight, bias, target = tensors(6)
+    torch.compile(lce, backend=aot_autograd(fw_compiler=compiler))(input, weight, target, linear_bias=bias)
+    assert texts and not any("\n" in text for text in texts)
