@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import pathlib
+import re
 import time
 from collections.abc import Callable
 
@@ -67,6 +70,13 @@ class Clock:
         self.wait()
         return before.elapsed_time(after) / calls
 
+    def extra_bytes(self, call: Call) -> int:
+        """The most that a call takes beyond what is held now: of the allocator's memory, on the CPU of the resident
+        set."""
+        found = self.peak_bytes(call) if self.cuda else resident_peak_bytes(call)
+        assert found is not None
+        return found
+
     def release(self) -> None:
         """Gives cached memory back, so that one method's leftovers do not fail the next."""
         gc.collect()
@@ -85,3 +95,18 @@ class Clock:
         call()
         self.wait()
         return torch.cuda.max_memory_allocated() - before
+
+
+def resident_peak_bytes(call: Call) -> int:
+    """How far the process's resident set rises in a call."""
+
+    def peak() -> int:
+        found = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+        assert found is not None
+        return 1024 * int(found[1])
+
+    ctypes.CDLL(None).malloc_trim(0)  # what calls before this one gave back
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak()
+    call()
+    return peak() - before

@@ -38,20 +38,15 @@ NO_HEAD = "no head"
 
 def losses(model: Any, tokens: Any) -> dict[str, Any]:
     """What gives each head's loss."""
-    import logitless.transformers
+    from step_heads import MIB, THRESHOLD, logitless_patch, patched, stock
 
-    from step_heads import MIB, THRESHOLD, patched, stock
-
-    def ours(**options: Any) -> Any:
-        return patched(lambda model: logitless.transformers.patch(model, **options), model, tokens)
-
-    found = {
+    return {
         "stock": stock(model, tokens),
-        "logitless": ours(),
-        "logitless 256 MiB": ours(max_workspace_bytes=256 * MIB),
-        "logitless thinned": ours(gradient="always-thinned", threshold=THRESHOLD),
+        "logitless": patched(logitless_patch(), model, tokens),
+        "logitless 256 MiB": patched(logitless_patch(max_workspace_bytes=256 * MIB), model, tokens),
+        "logitless thinned": patched(logitless_patch(gradient="always-thinned", threshold=THRESHOLD), model, tokens),
+        NO_HEAD: lambda: model(input_ids=tokens, logits_to_keep=1).logits.float().mean(),
     }
-    return found | {NO_HEAD: lambda: model(input_ids=tokens, logits_to_keep=1).logits.float().mean()}
 
 
 def measure(asked: argparse.Namespace, device: str, rank: int, end: float) -> dict[str, Any]:

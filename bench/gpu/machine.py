@@ -1,4 +1,4 @@
-"""What a figure means nothing without: date, device, versions, command."""
+"""Where a figure is from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import shlex
 import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def program() -> str:
+    path = pathlib.Path(sys.argv[0]).resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
 
 def describe_machine(device: str) -> dict[str, str]:
     """Date, versions, driver, command: what a figure means nothing without."""
@@ -15,7 +22,7 @@ def describe_machine(device: str) -> dict[str, str]:
 
     found = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python", f"bench/gpu/{pathlib.Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]),
+        "command": " ".join(["python", program(), *map(shlex.quote, sys.argv[1:])]),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "device": "CPU",
     }

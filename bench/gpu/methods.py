@@ -52,41 +52,39 @@ def forced(implementation: str) -> Iterator[None]:
                 os.environ["LOGITLESS_CUDA_IMPLEMENTATION"] = before
 
 
+def our_loss(implementation: str = "", **options: Any) -> Loss:
+    import logitless
+
+    def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        found: Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
+        return found
+
+    def with_implementation(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        with forced(implementation):
+            return loss(hidden, weight, target)
+
+    return with_implementation if implementation else loss
+
+
 def our_methods(
     budgets: list[int | None], implementations: list[str], exponents: list[int] | None = None
 ) -> list[Method]:
     """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and thinned ones at
     thresholds 2^-exponent."""
-    import logitless
-
-    def method(implementation: str, budget_mib: int | None, passes: tuple[str, ...]) -> Method:
-        budget = budget_of(budget_mib)
-
-        def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            with forced(implementation):
-                loss: Tensor = logitless.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=budget)
-                return loss
-
-        what = "loss" if passes == ("loss",) else budget_name(budget_mib)
-        name = f"logitless{'/' + implementation if implementation else ''} {what}"
-        return Method(name, loss, True, budget_mib, None, implementation, passes)
-
-    def thinned(implementation: str, exponent: int) -> Method:
-        def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            with forced(implementation):
-                loss: Tensor = logitless.linear_cross_entropy(
-                    hidden, weight, target, gradient="thinned", threshold=2.0**-exponent, seed=0
-                )
-                return loss
-
-        name = f"logitless{'/' + implementation if implementation else ''} thinned 2^-{exponent}"
-        return Method(name, loss, True, None, 2.0**-exponent, implementation, ("gradients",))
-
     found = []
     for implementation in implementations:
-        found.append(method(implementation, None, ("loss",)))
-        found += [method(implementation, budget, ("gradients",)) for budget in budgets]
-        found += [thinned(implementation, exponent) for exponent in exponents or []]
+        name = f"logitless{'/' + implementation if implementation else ''}"
+        fastest = our_loss(implementation, max_workspace_bytes="fastest")
+        found.append(Method(f"{name} loss", fastest, True, None, None, implementation, ("loss",)))
+        for budget in budgets:
+            loss = our_loss(implementation, max_workspace_bytes=budget_of(budget))
+            found.append(
+                Method(f"{name} {budget_name(budget)}", loss, True, budget, None, implementation, ("gradients",))
+            )
+        for exponent in exponents or []:
+            loss = our_loss(implementation, gradient="thinned", threshold=2.0**-exponent, seed=0)
+            thinned = f"{name} thinned 2^-{exponent}"
+            found.append(Method(thinned, loss, True, None, 2.0**-exponent, implementation, ("gradients",)))
     return found
 
 
@@ -129,20 +127,16 @@ def _torch_fused() -> list[Method]:
     return found
 
 
-def _apple(*implementations: str) -> list[Method]:
+def _apple(*names: str) -> list[Method]:
+    """By the implementation's name. Unfiltered is cce without its filter, and nothing else changed: sums stay in 16
+    bits."""
     from cut_cross_entropy import linear_cross_entropy as cce
 
-    def make(impl: str) -> Loss:
-        return lambda e, c, y: cce(e, c, y, impl=impl)
+    def make(name: str) -> Loss:
+        options = {"filter_eps": None} if name == "cce unfiltered" else {"impl": name}
+        return lambda e, c, y: cce(e, c, y, **options)
 
-    return [Method(f"apple {impl}", make(impl), slow_to_prepare=True) for impl in implementations]
-
-
-def _apple_unfiltered() -> list[Method]:
-    """cce without its filter of gradients, and nothing else changed: sums stay in 16 bits."""
-    from cut_cross_entropy import linear_cross_entropy as cce
-
-    return [Method("apple cce unfiltered", lambda e, c, y: cce(e, c, y, filter_eps=None), slow_to_prepare=True)]
+    return [Method(f"apple {name}", make(name), slow_to_prepare=True) for name in names]
 
 
 def _liger() -> list[Method]:
@@ -192,8 +186,9 @@ PEERS: dict[str, Callable[[], list[Method]]] = {
 }
 # By name only.
 MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
+    "apple-exact": lambda: _apple("cce_exact"),
     "apple-kahan": lambda: _apple("cce_kahan_full_c"),
-    "apple-unfiltered": _apple_unfiltered,
+    "apple-unfiltered": lambda: _apple("cce unfiltered"),
 }
 
 
@@ -212,3 +207,16 @@ def peer_methods(which: str) -> tuple[list[Method], list[str]]:
         except Exception as error:  # not installed, or broken in whatever way its import is
             missing.append(f"peer {name} is not available: {type(error).__name__}: {str(error)[:200]}")
     return found, missing
+
+
+def loss_named(name: str) -> Loss:
+    """exact, thinned-2^-K, or the first method of a peer. Raises ImportError where its package is missing."""
+    if name == "exact":
+        return our_loss()
+    exponent = name.removeprefix("thinned-2^-")
+    if exponent != name and exponent.isdecimal():
+        return our_loss(gradient="thinned", threshold=2.0 ** -int(exponent))
+    known = PEERS | MORE_PEERS
+    if name not in known:
+        raise ValueError(f"--heads: expected exact, thinned-2^-K or names out of {', '.join(known)}; got {name!r}")
+    return known[name]()[0].loss

@@ -16,14 +16,14 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 MARKERS = ("s", "D", "^", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 
 
-def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
+def new_axes(title: str, x: str, y: str, size: tuple[float, float] = (9, 5)) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "logitless"})
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)

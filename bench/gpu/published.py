@@ -1,14 +1,15 @@
-"""The tables of the results' pages in docs/ whose figures are in bench/records, and their plots.
+"""The tables of the pages in docs/ whose figures are in bench/records, and their plots.
 
     python bench/gpu/published.py            writes tables and plots
     python bench/gpu/published.py --check    says whether the tables are those of the records
 
 A record is what run.py --json writes, or bench/steps.py --json where its name begins with steps; --show of the same
-program prints all of it. A table stands between two comments that name it.
+program prints all of it. Those of the studies are read in studies/. A table stands between two comments that name it.
 """
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 from plots import plot_time_against_budget, plot_time_against_memory
 from record import Record, Row, load
 from step_record import draw_steps, load_steps, published_steps
+from studies import fine_tuning, linear_rnn, papers
 from table import markdown, number
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,6 +26,8 @@ RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
 TRAINING = ROOT / "docs" / "results_training.md"
 README = ROOT / "README.md"
+STUDIES = ROOT / "docs" / "studies"
+PLOTS = ROOT / "docs" / "plots"
 PLOTTED = ("gemma-2-2b", "llama-3-8b")  # against memory
 
 
@@ -150,54 +154,59 @@ TABLES = (  # a kind and a date
 )
 
 
-PAGES = (README, RESULTS, TRAINING)
-
-
 def loaded(name: str) -> Any:
     path = str(RECORDS / f"{name}.json")
     return load_steps([path]) if name.startswith("steps") else load(path)
 
 
-def page_of(name: str) -> pathlib.Path:
-    return TRAINING if name.startswith("steps") else RESULTS
+def table_of(name: str) -> list[str]:
+    return KINDS[name.partition("-")[0]](loaded(name))
 
 
-def table_on(page: pathlib.Path, name: str) -> list[str]:
-    record = loaded(name)
-    return one_head(record, FIRST_PAGE) if page == README else KINDS[name.partition("-")[0]](record)
+# By page and name.
+PAGES: dict[pathlib.Path, dict[str, Callable[[], list[str]]]] = {
+    README: {TABLES[0]: lambda: one_head(loaded(TABLES[0]), FIRST_PAGE)},
+    RESULTS: {name: functools.partial(table_of, name) for name in TABLES if not name.startswith("steps")},
+    TRAINING: {name: functools.partial(table_of, name) for name in TABLES if name.startswith("steps")},
+    STUDIES / "papers.md": papers.TABLES,
+    STUDIES / "linear_rnn.md": linear_rnn.TABLES,
+    STUDIES / "accumulation.md": linear_rnn.ACCUMULATION,
+    STUDIES / "fine_tuning.md": fine_tuning.TABLES,
+}
 
 
 def with_tables(page: pathlib.Path, text: str) -> str:
-    for name in TABLES[:1] if page == README else [name for name in TABLES if page_of(name) == page]:
+    for name, table in PAGES[page].items():
         before, after = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
         head, _, rest = text.partition(before)
         _, found, tail = rest.partition(after)
         if not found:
             raise SystemExit(f"{page}: expected {before.strip()} and {after.strip()}")
-        text = head + before + "\n".join(table_on(page, name)) + after + tail
+        text = head + before + "\n".join(table()).strip() + after + tail
     return text
 
 
 def main() -> None:
+    check = "--check" in sys.argv[1:]
     for page in PAGES:
         text = page.read_text()
         made = with_tables(page, text)
-        if "--check" in sys.argv[1:]:
-            if made != text:
-                raise SystemExit(f"{page}: tables differ from bench/records")
-        else:
+        if check and made != text:
+            raise SystemExit(f"{page}: tables differ from bench/records")
+        if not check:
             page.write_text(made)
-    if "--check" in sys.argv[1:]:
+    if check:
         return
-    folder = ROOT / "docs" / "plots"
-    plot_time_against_budget(load(str(RECORDS / "budgets-2026-11-22.json")), folder, "svg")
-    record = load(str(RECORDS / "heads-2026-11-22.json"))
+    plot_time_against_budget(loaded("budgets-2026-11-22"), PLOTS, "svg")
+    record = loaded("heads-2026-11-22")
     for shape in record.shapes:
         if shape.name in PLOTTED:
-            plot_time_against_memory(record, shape, folder, "svg")
+            plot_time_against_memory(record, shape, PLOTS, "svg")
     for name in TABLES:
         if name.startswith("steps"):
-            draw_steps(loaded(name), str(folder), "svg")
+            draw_steps(loaded(name), str(PLOTS), "svg")
+    linear_rnn.draw(PLOTS)
+    fine_tuning.draw(PLOTS)
 
 
 if __name__ == "__main__":

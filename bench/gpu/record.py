@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import lzma
 import os
 import pathlib
 import threading
@@ -11,7 +12,20 @@ from typing import Any
 
 from shapes import Shape
 
-PASSES = ("loss", "gradients")
+
+def read_json(path: pathlib.Path) -> Any:
+    """Of a file that is compressed where its name ends in .xz."""
+    content = path.read_bytes()
+    return json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """As a whole or not at all. The bytes follow from the content alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = (json.dumps(content, indent=1) + "\n").encode()
+    partial = path.with_name(path.name + ".part")
+    partial.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else text)
+    os.replace(partial, path)
 
 
 @dataclasses.dataclass
@@ -99,15 +113,12 @@ class Record:
         if self.path is None:
             return
         with self._lock:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_name(self.path.name + ".part")
-            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-            os.replace(partial, self.path)
+            write_json(self.path, self.to_json())
 
 
 def load(path: str) -> Record:
     """A record as ``save`` wrote it."""
-    content = json.loads(pathlib.Path(path).read_text())
+    content = read_json(pathlib.Path(path))
     record = Record(None, content["meta"])
     record.shapes = [Shape(**shape) for shape in content["shapes"]]
     record.gemms = {item["shape"]: Gemms(**item) for item in content["gemms"]}

@@ -9,8 +9,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch.nn.functional as functional
 from torch import Tensor
 
+from methods import loss_named
 from step_models import last_hidden
 
 MIB = 1 << 20
@@ -19,6 +21,8 @@ THRESHOLD = 2.0**-9
 
 Loss = Callable[[], Tensor]
 Prepare = Callable[[Any, Tensor], Loss]  # of a model and tokens [B, L], which are labels too
+Patch = Callable[[Any], object]  # of a model
+Function = Callable[[Any, Tensor, Tensor], Tensor]  # of a model, tokens and labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Head:
     prepare: Prepare
     ours: bool = False
     fla: bool | None = None  # for models of flash-linear-attention only, for others only, or for all
+    by_name: bool = False  # left out of all
 
 
 @contextlib.contextmanager
@@ -85,30 +90,31 @@ def liger_patch(model: Any) -> None:
     apply(**options, model=model)
 
 
-def liger(model: Any, tokens: Tensor) -> Loss:
-    return patched(liger_patch, model, tokens)
+def by_patch(patch: Patch) -> Prepare:
+    return lambda model, tokens: patched(patch, model, tokens)
 
 
-def liger_function(model: Any, tokens: Tensor) -> Loss:
-    from liger_kernel.transformers.model.loss_utils import LigerForCausalLMLoss
+def by_function(peer: str) -> Function:
+    """A head that is given the last hidden states: a method of methods.py. Raises ImportError without its package."""
+    head = loss_named(peer)
 
-    def loss() -> Tensor:
-        hidden = last_hidden(model, tokens)
-        value: Tensor = LigerForCausalLMLoss(hidden, model.lm_head.weight, tokens, hidden.shape[-1])
-        return value
-
-    return loss
-
-
-def apple(model: Any, tokens: Tensor) -> Loss:
-    """By its function, as its own patches are for transformers 4.48."""
-    from cut_cross_entropy import linear_cross_entropy
-
-    def loss() -> Tensor:
-        value: Tensor = linear_cross_entropy(last_hidden(model, tokens), model.lm_head.weight, tokens, shift=True)
-        return value
+    def loss(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+        target = functional.pad(labels[:, 1:], (0, 1), value=-100).flatten()
+        return head(last_hidden(model, tokens).flatten(0, 1), model.lm_head.weight, target)
 
     return loss
+
+
+def of_function(peer: str) -> Prepare:
+    def prepare(model: Any, tokens: Tensor) -> Loss:
+        function = by_function(peer)
+        return lambda: function(model, tokens, tokens)
+
+    return prepare
+
+
+def no_head(model: Any, tokens: Tensor) -> Loss:
+    return lambda: last_hidden(model, tokens).float().mean()
 
 
 def trl(model: Any, tokens: Tensor) -> Loss:
@@ -127,13 +133,13 @@ def fla(model: Any, tokens: Tensor) -> Loss:
     return loss
 
 
-def logitless_transformers(**options: Any) -> Prepare:
-    def prepare(model: Any, tokens: Tensor) -> Loss:
+def logitless_patch(**options: Any) -> Patch:
+    def patch(model: Any) -> object:
         import logitless.transformers
 
-        return patched(lambda target: logitless.transformers.patch(target, **options), model, tokens)
+        return logitless.transformers.patch(model, **options)
 
-    return prepare
+    return patch
 
 
 def logitless_criterion(model: Any, tokens: Tensor) -> Loss:
@@ -154,7 +160,7 @@ def logitless_plain_criterion(**options: Any) -> Prepare:
     """The patch for transformers, of a model of flash-linear-attention that takes PyTorch's own cross entropy."""
 
     def prepare(model: Any, tokens: Tensor) -> Loss:
-        found = logitless_transformers(**options)(model, tokens)
+        found = patched(logitless_patch(**options), model, tokens)
 
         def loss() -> Tensor:
             with set_attributes(model.config, fuse_cross_entropy=False):
@@ -185,24 +191,29 @@ def import_libraries() -> None:
 BUDGET, THINNED = {"max_workspace_bytes": BUDGET_MIB * MIB}, {"gradient": "thinned", "threshold": THRESHOLD}
 HEADS = [
     Head("stock", stock),
-    Head("logitless", logitless_transformers(), ours=True, fla=False),
+    Head("logitless", by_patch(logitless_patch()), ours=True, fla=False),
     Head("logitless", logitless_criterion, ours=True, fla=True),
-    Head(f"logitless {BUDGET_MIB} MiB", logitless_transformers(**BUDGET), ours=True, fla=False),
+    Head(f"logitless {BUDGET_MIB} MiB", by_patch(logitless_patch(**BUDGET)), ours=True, fla=False),
     Head(f"logitless {BUDGET_MIB} MiB", logitless_plain_criterion(**BUDGET), ours=True, fla=True),
-    Head("logitless thinned 2^-9", logitless_transformers(**THINNED), ours=True, fla=False),
+    Head("logitless thinned 2^-9", by_patch(logitless_patch(**THINNED)), ours=True, fla=False),
     Head("logitless thinned 2^-9", logitless_plain_criterion(**THINNED), ours=True, fla=True),
-    Head("liger", liger, fla=False),
-    Head("liger", liger_function, fla=True),
-    Head("apple cce", apple),
+    Head("liger", by_patch(liger_patch), fla=False),
+    Head("liger", of_function("liger"), fla=True),  # its patch does not know these models
+    Head("apple cce", of_function("apple")),  # its patches are for transformers 4.48
     Head("trl", trl),
     Head("fla", fla, fla=True),
+    Head("torch.compile", of_function("torch-compile"), by_name=True),
+    Head("apple cce_kahan_full_c", of_function("apple-kahan"), by_name=True),
+    Head("no head", no_head, by_name=True),
 ]
 NAMES = tuple(dict.fromkeys(head.name for head in HEADS))
 
 
 def chosen_heads(text: str) -> list[Head]:
     """All, or those whose names are among these, separated by commas; ``stock`` is always there: ratios are to it."""
-    names = NAMES if text == "all" else tuple(word.strip() for word in text.split(","))
+    if text == "all":
+        return [head for head in HEADS if not head.by_name]
+    names = tuple(word.strip() for word in text.split(","))
     for name in names:
         if name not in NAMES:
             raise ValueError(f"--heads: expected all or names out of {', '.join(NAMES)}; got {name!r}")

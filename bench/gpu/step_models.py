@@ -25,8 +25,10 @@ class Spec:
     sequences: int = 4
     length: int = 4096
     fla: bool = False  # flash-linear-attention's: its kernels are tuned for a long time at their first call
+    by_name: bool = False  # left out of all
 
 
+WIDE = {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24}  # of models that are compared
 SPECS = [
     Spec(
         "llama-1b",
@@ -79,17 +81,28 @@ SPECS = [
     Spec(
         "gla-1.3b",
         "GLAConfig",
-        {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24, "num_heads": 4},
+        WIDE | {"num_heads": 4},
         TINY,
         fla=True,
     ),
+    Spec(
+        "transformer-1.3b",
+        "LlamaConfig",
+        WIDE
+        | {"intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128}
+        | {"tie_word_embeddings": False},
+        TINY | TINY_ATTENTION,
+        by_name=True,
+    ),
+    Spec("gdn-1.3b", "GatedDeltaNetConfig", WIDE | {"num_heads": 6, "head_dim": 256}, TINY, fla=True, by_name=True),
+    Spec("kda-1.3b", "KDAConfig", WIDE | {"num_heads": 16, "head_dim": 128}, TINY, fla=True, by_name=True),
 ]
 BY_NAME = {spec.name: spec for spec in SPECS}
 
 
 def chosen_specs(text: str) -> list[Spec]:
     """Names, separated by commas, or all; those of flash-linear-attention last."""
-    names = [spec.name for spec in SPECS] if text == "all" else text.split(",")
+    names = [spec.name for spec in SPECS if not spec.by_name] if text == "all" else text.split(",")
     for name in names:
         if name not in BY_NAME:
             raise ValueError(f"--models: expected all or names out of {', '.join(BY_NAME)}; got {name!r}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
 from plots import COLORS, MARKERS, new_axes, save_figure
-from record import Record
+from record import Record, read_json
 from table import markdown, number
 
 GIB = 1 << 30
@@ -75,7 +74,7 @@ def load_steps(paths: list[str]) -> StepRecord:
     """Records as ``save`` wrote them, one after the other; what they say of themselves stands side by side."""
     record = StepRecord(None, {})
     for path in paths:
-        content = json.loads(pathlib.Path(path).read_text())
+        content = read_json(pathlib.Path(path))
         for name, value in content["meta"].items():
             before = record.meta.setdefault(name, value)
             record.meta[name] = value if before == value else f"{before}; {value}"

@@ -11,8 +11,6 @@ import time
 import pytest
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
 import bars
 import host
 import mma

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 import signal
-import sys
 import time
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from limits import StepTimeout, step_limit
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pathlib
 import re
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
 import published
-from record import load
+from record import load, read_json, write_json
 
 
 def test_the_tables_of_the_results_are_those_of_the_records() -> None:
@@ -20,6 +17,21 @@ def test_the_tables_of_the_results_are_those_of_the_records() -> None:
         assert published.with_tables(page, text) == text
     with pytest.raises(SystemExit, match="expected <!-- head-2026-11-25 -->"):
         published.with_tables(published.RESULTS, "")
+
+
+def test_a_compressed_record_is_the_same_and_has_the_same_bytes(tmp_path: pathlib.Path) -> None:
+    content = {"cells": {"a": {"status": "ok", "ms": [1.5] * 1000}}}
+    paths = [tmp_path / name for name in ("a.json.xz", "b.json.xz", "c.json")]
+    for path in paths:
+        write_json(path, content)
+        assert read_json(path) == content
+    compressed, again, plain = (path.read_bytes() for path in paths)
+    assert compressed == again and len(compressed) < len(plain) / 10 and sorted(tmp_path.iterdir()) == paths
+
+
+def test_records_of_studies_can_be_read() -> None:
+    paths = list((published.RECORDS / "studies").iterdir())
+    assert paths and all(path.name.endswith(".json.xz") and read_json(path)["cells"] for path in paths)
 
 
 def test_every_record_is_published_and_says_what_it_is_of() -> None:

@@ -7,6 +7,9 @@ import pathlib
 import statistics
 from typing import Any
 
+from plots import new_axes, save_figure
+from table import markdown
+
 WARM = 40  # steps left out of the time of a step
 
 
@@ -34,32 +37,24 @@ def exact_of(run: Run, runs: list[Run]) -> Run | None:
 
 def table(runs: list[Run]) -> str:
     """Last validation loss, its difference from exact at the same step, time and memory."""
-    lines = [
-        "| model | head | steps | validation loss | minus exact | largest difference | ms a step | peak MiB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for run in runs:
-        if not run.validation:
-            continue
-        step = max(run.validation)
-        exact = exact_of(run, runs)
+    lines = []
+    for run in (run for run in runs if run.validation):
+        step, exact = max(run.validation), exact_of(run, runs)
         common = [] if exact is None else [s for s in run.validation if s in exact.validation]
         differences = [run.validation[s] - exact.validation[s] for s in common] if exact is not None else []
-        shown = f"{differences[-1]:+.4f} | {max(differences, key=abs):+.4f}" if differences else "- | -"
-        what = f"{run.model} | {run.head} | {step} | {run.validation[step]:.4f}"
-        lines.append(f"| {what} | {shown} | {statistics.median(run.milliseconds):.1f} | {run.peak_mib:.0f} |")
-    return "\n".join(lines)
+        shown = [f"{differences[-1]:+.4f}", f"{max(differences, key=abs):+.4f}"] if differences else ["-", "-"]
+        line = [run.model, run.head, str(step), f"{run.validation[step]:.4f}", *shown]
+        lines.append([*line, f"{statistics.median(run.milliseconds):.1f}", f"{run.peak_mib:.0f}"])
+    head = "model | head | steps | validation loss | minus exact | largest difference | ms a step | peak MiB"
+    return "\n".join(markdown(head.split(" | "), lines))
 
 
 def plot(runs: list[Run], path: pathlib.Path) -> None:
     """Validation curves above, differences from exact below, one column a model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     models = sorted({run.model for run in runs})
-    figure, axes = pyplot.subplots(2, len(models), figsize=(7 * len(models), 8), squeeze=False, layout="constrained")
+    figure, _ = new_axes("", "", "", size=(7 * len(models), 8))
+    figure.clear()
+    axes = figure.subplots(2, len(models), squeeze=False)
     for column, model in enumerate(models):
         top, bottom = axes[0][column], axes[1][column]
         for run in (run for run in runs if run.model == model):
@@ -77,5 +72,4 @@ def plot(runs: list[Run], path: pathlib.Path) -> None:
         for axis in (top, bottom):
             axis.grid(True, alpha=0.3)
             axis.legend()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    save_figure(figure, path.parent, path.stem, path.suffix[1:])

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(HERE.parents[1] / "python"))
+sys.path.insert(1, str(HERE.parents[1] / "bench" / "gpu"))  # of two run.py this folder's
+
+import harness  # noqa: E402, F401  # which finds this tree's package
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,8 +33,11 @@ def parser() -> argparse.ArgumentParser:
     prepare.add_argument("--vocab", type=int, default=131072)
     prepare.add_argument("--tokens", type=int, default=1250 * 16384 + 1, help="most training tokens to keep")
     prepare.add_argument("--validation-tokens", type=int, default=16 * 16384 + 1)
+    prepare.add_argument("--instructions", type=pathlib.Path, metavar="FILE",
+                         help="GSM8K for fine_tuning.py: lines of JSON, question and answer")  # fmt: skip
     train = commands.add_parser("train", help="one model with each of the heads")
-    train.add_argument("--heads", default="exact,thinned-2^-9,thinned-2^-11,cce,cce_kahan_full_c,canonical")
+    train.add_argument("--heads", default="exact,thinned-2^-9,thinned-2^-11,apple,apple-kahan,canonical",
+                       help="exact, thinned-2^-K, or peers of bench/gpu/methods.py")  # fmt: skip
     train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
     train.add_argument("--validate-every", type=int, default=100)
     report = commands.add_parser("report", help="table and plot of the logs")
@@ -48,6 +50,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--layers", type=int, default=8 if command is train else 4)
         command.add_argument("--attention-heads", type=int, default=16)
         command.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
+        command.add_argument("--tied", action="store_true", help="the head is the embedding")
+        command.add_argument("--expand", type=float, nargs=2, default=(0.5, 1.0), metavar=("K", "V"),
+                             help="widths of GLA's keys and values, in that of the model")  # fmt: skip
         command.add_argument("--batch", type=int, default=16, help="sequences a step")
         command.add_argument("--steps", type=int, default=1000)
         command.add_argument("--minutes", type=float, default=9.0 if command is train else 1.0)
@@ -70,6 +75,8 @@ def prepare(args: argparse.Namespace) -> None:
     documents = Documents(args.text, args.megabytes, seed=0)
     print(documents.summary(), flush=True)
     about = tokens.prepare(args.data, documents, args.vocab, args.tokens, args.validation_tokens)
+    if args.instructions:
+        about["instructions"] = tokens.prepare_instructions(args.data, args.instructions)
     print(json.dumps(about, indent=1))
 
 
@@ -77,7 +84,7 @@ def settings_of(args: argparse.Namespace, vocab: int) -> object:
     from models import Size
     from train import Settings
 
-    size = Size(vocab, args.dim, args.layers, args.attention_heads, args.length)
+    size = Size(vocab, args.dim, args.layers, args.attention_heads, args.length, args.tied, *args.expand)
     names = ("model", "steps", "batch", "rate", "warmup", "seed", "compile", "device")
     more = {"validate_every": args.validate_every} if args.command == "train" else {}
     return Settings(size=size, **{name: getattr(args, name) for name in names}, **more)
@@ -88,7 +95,7 @@ def train_head(args: argparse.Namespace, name: str, data: object, seconds: float
     import torch
 
     import train
-    from heads import make_head
+    from methods import loss_named
 
     log = args.output / f"{args.model}--{name}.jsonl"
     checkpoint = (args.checkpoints or args.output / "checkpoints") / f"{args.model}--{name}.pt"
@@ -96,7 +103,7 @@ def train_head(args: argparse.Namespace, name: str, data: object, seconds: float
         print(f"{name}: all {args.steps} steps are in {log}", flush=True)
         return
     try:
-        head = make_head(name)
+        head = loss_named(name)
     except ImportError as error:
         print(f"{name}: left out: {error}", flush=True)
         return
@@ -159,10 +166,10 @@ def hidden(args: argparse.Namespace) -> None:
 
     import tokens
     import train
-    from heads import make_head
+    from methods import loss_named
 
     data = tokens.load(args.data)
-    trainer = train.Trainer(settings_of(args, data.vocab), data, make_head("exact"))  # type: ignore[arg-type]
+    trainer = train.Trainer(settings_of(args, data.vocab), data, loss_named("exact"))  # type: ignore[arg-type]
     for record in train.run(trainer, 60 * args.minutes):
         if "validation" in record:
             print(f"step {record['step']}: validation {record['validation']:.4f}", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -14,14 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(HERE.parents[1] / "python"))
 
 import report  # noqa: E402
 import tokens  # noqa: E402
 import train  # noqa: E402
-from heads import canonical, make_head  # noqa: E402
+from methods import loss_named  # noqa: E402
 from models import LanguageModel, Size  # noqa: E402
 
 SMALL = ["--dim", "32", "--layers", "1", "--attention-heads", "2", "--length", "16", "--batch", "4"]
@@ -54,12 +50,18 @@ def test_prepare(tmp_path: pathlib.Path) -> None:
     for index in range(150):
         (text / f"{index}.py").write_text(f"def f_{index}(x):\n    return x + {index}\n")
         (text / f"copy_{index}.py").write_text(f"def f_{index}(x):\n    return x + {index}\n")
-    out = run("prepare", "--text", text, "--data", tmp_path / "data", "--vocab", 400, "--tokens", 1000)
+    lines = [json.dumps({"question": f"What is {i} + 1 ?", "answer": f"It is {i + 1}."}) for i in range(80)]
+    (tmp_path / "instructions.jsonl").write_text("\n".join(lines))
+    words = ["--vocab", 400, "--tokens", 1000, "--instructions", tmp_path / "instructions.jsonl"]
+    out = run("prepare", "--text", text, "--data", tmp_path / "data", *words)
     assert "documents to train on" in out
     data = tokens.load(tmp_path / "data")
     assert data.vocab == 400 and len(data.train) == 1000 and data.train.max() < 400 and (data.train == 0).any()
     tokenizer = __import__("tokenizers").Tokenizer.from_file(str(tmp_path / "data" / "tokenizer.json"))
     assert "return x + " in tokenizer.decode(data.train.tolist())
+    ids, answered = tokens.load_instructions(tmp_path / "data")
+    answers = tokenizer.decode([int(i) for i, chosen in zip(ids, answered) if chosen])
+    assert answers.startswith("It is 1.") and "What" not in answers and answers.count("It is") == 80
 
 
 def test_train_report_and_resume(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
@@ -86,16 +88,6 @@ def test_hidden(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
     assert found["hidden"].dtype == found["weight"].dtype == torch.bfloat16 and found["step"] == 3
 
 
-def test_canonical_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    g = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(n, 8, generator=g).requires_grad_() for n in (10, 20))
-    target = torch.randint(0, 20, (10,), generator=g)
-    expected = torch.autograd.grad(canonical(hidden, weight, target), (hidden, weight))
-    monkeypatch.setattr("heads.CHUNK_BYTES", 4 * 20 * 3)
-    for a, b in zip(torch.autograd.grad(canonical(hidden, weight, target), (hidden, weight)), expected):
-        torch.testing.assert_close(a, b)
-
-
 def test_models_see_the_past_only() -> None:
     torch.manual_seed(0)
     model = LanguageModel("transformer", Size(50, 32, 2, 2, 12))
@@ -112,8 +104,8 @@ def test_sequences_overlap_by_their_targets() -> None:
 
 
 def test_errors_name_what_was_expected() -> None:
-    with pytest.raises(ValueError, match="--heads: expected names out of exact"):
-        make_head("sparse")
+    with pytest.raises(ValueError, match="--heads: expected exact, thinned-2.-K or names out of canonical"):
+        loss_named("sparse")
     with pytest.raises(ValueError, match="--model: expected one of transformer, gla"):
         LanguageModel("rnn", Size(50, 32, 1, 2, 12))
     command = [sys.executable, str(HERE / "run.py"), "hidden", "--data", "d", "--file", "f", "--model", "rnn"]

@@ -105,3 +105,25 @@ def load(folder: pathlib.Path) -> Data:
     """What ``prepare`` wrote. ``vocab`` is the size asked for; a small text's tokenizer may have fewer entries."""
     train, validation = (load_tokens(folder / f"{name}.npy.xz") for name in ("train", "validation"))
     return Data(train, validation, json.loads((folder / "about.json").read_text())["vocab"])
+
+
+def prepare_instructions(folder: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
+    """Questions and answers, one after the other, id 0 behind each; ``answered`` is 1 where a token is to be
+    predicted."""
+    tokenizer = _tokenizers().Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids: list[int] = []
+    answered: list[int] = []
+    for line in path.read_text().splitlines():
+        item = json.loads(line)
+        question = tokenizer.encode(f"Question: {item['question']}\nAnswer: ").ids
+        answer = [*tokenizer.encode(item["answer"]).ids, 0]
+        ids += question + answer
+        answered += [0] * len(question) + [1] * len(answer)
+    save_tokens(folder / "instructions.npy.xz", np.asarray(ids, np.uint32))
+    save_tokens(folder / "answered.npy.xz", np.asarray(answered, np.uint32))
+    return {"tokens": len(ids), "of answers": round(sum(answered) / len(ids), 3)}
+
+
+def load_instructions(folder: pathlib.Path) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Ids, and which of them are of answers."""
+    return load_tokens(folder / "instructions.npy.xz"), load_tokens(folder / "answered.npy.xz")

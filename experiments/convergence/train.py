@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heads import Head, make_head
+from methods import Loss, loss_named
 from models import LanguageModel, Size
 from tokens import Data
 
@@ -62,7 +62,7 @@ def save_whole(state: object, path: pathlib.Path) -> None:
 class Trainer:
     """One run. ``step`` counts finished steps."""
 
-    def __init__(self, settings: Settings, data: Data, head: Head) -> None:
+    def __init__(self, settings: Settings, data: Data, head: Loss) -> None:
         self.settings, self.head = settings, head
         torch.manual_seed(settings.seed)
         self.model = LanguageModel(settings.model, settings.size).to(settings.device)
@@ -112,7 +112,7 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> float:
         """Exact mean loss of the first held-out sequences."""
-        exact = make_head("exact")
+        exact = loss_named("exact")
         found = []
         for rows in torch.arange(len(self.validation)).split(self.settings.batch)[: self.settings.validation_batches]:
             tokens, target = self.batch(self.validation, rows)

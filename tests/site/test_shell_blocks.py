@@ -109,22 +109,25 @@ def test_nothing_is_excused_that_is_not_there():
 
 
 def scripts():
-    """Scripts of bench/ and experiments/ that pages name, with all options that they are named with."""
+    """Scripts that pages name, some with a command of theirs, and all options that they are named with."""
     found = {}
     for where, command in FENCED + INDENTED:
-        words = [word for word in shlex.split(command) if "=" not in word or word.startswith("--")]
+        words = [word for word in shlex.split(command, comments=True) if "=" not in word or word.startswith("--")]
         if words[0] == "python" and words[1].endswith(".py"):
+            of = words[2:3] if words[1].endswith("convergence/run.py") else []
             options = {word.partition("=")[0] for word in words[2:] if word.startswith("--")}
-            found.setdefault(words[1], {}).setdefault(where, set()).update(options)
+            found.setdefault((words[1], *of), {}).setdefault(where, set()).update(options)
     return found
 
 
-@pytest.mark.parametrize("script", sorted(scripts()))
+@pytest.mark.parametrize("script", sorted(scripts()), ids=" ".join)
 def test_a_measurement_can_be_asked_for_so(script):
-    source = (blocks.ROOT / script).read_text()
+    environment = dict(os.environ, PYTHONPATH=str(blocks.ROOT / "python"))
+    asked = [sys.executable, *script, "--help"]
+    said = subprocess.run(asked, capture_output=True, text=True, cwd=blocks.ROOT, env=environment, check=True).stdout
     for where, options in scripts()[script].items():
-        missing = [option for option in options if f'"{option}"' not in source and "REMAINDER" not in source]
-        assert not missing, f"{where}: {script} has no {', '.join(missing)}"
+        missing = [option for option in options if not re.search(rf"{option}\b", said)]
+        assert not missing, f"{where}: {' '.join(script)} has no {', '.join(missing)}"
 
 
 def test_presets():

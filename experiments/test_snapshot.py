@@ -1,21 +1,20 @@
-"""Memory of a step by category, without a GPU: python -m pytest experiments/studies/test_snapshot.py"""
+"""Memory of a step by category, without a GPU: python -m pytest experiments/test_snapshot.py"""
 
 from __future__ import annotations
 
 import pathlib
-import sys
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+HERE = pathlib.Path(__file__).resolve().parent
 
-from studies import snapshot  # noqa: E402
+import snapshot  # noqa: E402
 
 
 def test_memory_of_a_step_by_category() -> None:
-    from studies.snapshot import CATEGORIES, Event, Marks, categorized, shortened
+    from snapshot import CATEGORIES, Event, Marks, categorized, shortened
 
     events = [
         Event(1, 10),  # an activation

@@ -3,25 +3,18 @@ docs/cost_model.md has the same tables."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "experiments"))
-
 from logitless.cost_model import Batch, Head, from_config, largest_batch, parameters, predict  # noqa: E402
 
-import studies  # noqa: E402  # which puts the folders of the next two on the path
 from step_models import BY_NAME  # noqa: E402
-from studies.record import read  # noqa: E402
-from studies.scale import SPECS  # noqa: E402
+from studies.records import ROOT, study  # noqa: E402
 
 GIB = 1 << 30
 TYPES = {"LlamaConfig": "llama", "GLAConfig": "gla"}
-SCALE, TUNING = (read(studies.RECORDS / f"{name}.json.xz")["cells"] for name in ("scale", "fine_tuning"))
+SCALE, TUNING = study("scale").cells, study("fine_tuning").cells
+SPECS = {name: BY_NAME[f"{name}-1.3b"] for name in ("gla", "transformer")}
 MODELS = ("gla", "transformer")
 BATCHES = (1, 4, 8, 16)
 HEADS = {

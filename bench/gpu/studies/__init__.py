@@ -1,0 +1,1 @@
+"""The pages of docs/studies: their tables and plots, made of the records in bench/records/studies."""

@@ -1,0 +1,9 @@
+"""Finds what the experiments share with the benchmark, and this tree's package where LOGITLESS_LIBRARY is set."""
+
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE / "convergence"), str(HERE.parent / "bench" / "gpu")]
+
+import harness  # noqa: E402, F401

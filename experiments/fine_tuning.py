@@ -1,0 +1,319 @@
+"""Fine-tuning with transformers' Trainer, the head put in by each library: loss curves, time of a step, memory by
+category.
+
+    python experiments/convergence/run.py prepare --data FOLDER --vocab 128000 --text PATH ... --instructions FILE
+    python experiments/fine_tuning.py --data FOLDER [--heads stock,logitless,thinned] [--seed 0] [--minutes 6]
+        [--json FILE]
+    python experiments/fine_tuning.py --data FOLDER --device cpu      tries it out, with a tiny model
+
+The model is Llama's of 1.2 billion parameters, built from its configuration and trained for a moment on the spot; all
+heads start from the same weights (FOLDER/start.pt) and see the same batches of instruction text. Heads that are in
+FILE are not trained again, as long as the weights that they started from are there. LOGITLESS_LIBRARY names
+liblogitless.so. --dump writes hidden states, head and targets at the start, for bench/gpu/run.py --trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+START = time.monotonic()
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "experiments" / "convergence"), str(ROOT / "bench" / "gpu")]
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+import train  # noqa: E402
+from clock import Clock  # noqa: E402
+from harness import parser, words  # noqa: E402
+from limits import Deadline, StepTimeout, reported_by, step_limit  # noqa: E402
+from machine import describe_machine, package_versions  # noqa: E402
+from methods import loss_named  # noqa: E402
+from record import read_json, write_json  # noqa: E402
+from snapshot import StepSnapshot  # noqa: E402
+from step_heads import Patch, by_function, liger_patch, logitless_patch  # noqa: E402
+from step_models import BY_NAME, build_model, last_hidden, sized  # noqa: E402
+from studies.fine_tuning import table  # noqa: E402
+from timing import describe  # noqa: E402
+from tokens import load, load_instructions  # noqa: E402
+
+GIB = 1 << 30
+PACKAGES = ("triton", "liger-kernel", "cut-cross-entropy", "transformers")
+START_RATE, RATE = 3e-4, 5e-5
+WARM, LOOKED_AT = 10, 6  # steps that are not timed; the step whose memory is recorded
+Row = dict[str, Tensor]
+Cell = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    length: int = 1024
+    batch: int = 8
+    start_steps: int = 60
+    steps: int = 100
+    held_out: int = 32  # sequences
+
+
+TINY = Sizes(length=24, batch=2, start_steps=3, steps=4, held_out=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a head gets into the Trainer: by a patch of the model, or by a loss of the Trainer's own."""
+
+    patch: Patch | None = None
+    peer: str | None = None  # of methods.py, by its function
+
+
+WAYS = {
+    "stock": Way(),
+    "logitless": Way(logitless_patch()),
+    "logitless 256 MiB": Way(logitless_patch(max_workspace_bytes="256MiB")),
+    "thinned": Way(logitless_patch(gradient="thinned", threshold=2.0**-9)),
+    "liger": Way(liger_patch),
+    "cce": Way(peer="apple"),
+    "cce unfiltered": Way(peer="apple-unfiltered"),
+    "cce_exact": Way(peer="apple-exact"),
+}
+
+
+def instruction_rows(folder: pathlib.Path, length: int) -> list[Row]:
+    """Instruction text, packed; questions have no labels."""
+    ids, answered = (torch.from_numpy(part.astype("int64")) for part in load_instructions(folder))
+    tokens, chosen = (part[: len(part) // length * length].view(-1, length) for part in (ids, answered))
+    return [{"input_ids": row, "labels": labels} for row, labels in zip(tokens, tokens.masked_fill(chosen == 0, -100))]
+
+
+class FineTuning:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.clock = args, Clock(args.device)
+        self.sizes = Sizes() if self.clock.cuda else TINY
+        rows = instruction_rows(args.data, self.sizes.length)
+        self.held_out, self.rows = rows[: self.sizes.held_out], rows[self.sizes.held_out :]
+        self.start = args.data / "start.pt"
+
+    def new_model(self) -> Any:
+        model = build_model(sized(BY_NAME["llama-1b"], not self.clock.cuda, None, None, None), self.args.device)
+        if self.start.is_file():
+            model.load_state_dict(torch.load(self.start, weights_only=True))
+        return model
+
+    def make_start(self) -> None:
+        """A moment of training on plain text, with the exact head."""
+        model, head, batch = self.new_model(), loss_named("exact"), self.sizes.batch
+        rows = train.sequences(load(self.args.data).train, self.sizes.length)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=START_RATE, fused=self.clock.cuda)
+        for step in range(self.sizes.start_steps):
+            some = rows[torch.arange(step * batch, (step + 1) * batch) % len(rows)].to(self.args.device)
+            hidden = last_hidden(model, some[:, :-1]).flatten(0, 1)
+            optimizer.zero_grad(set_to_none=True)
+            head(hidden, model.lm_head.weight, some[:, 1:].flatten()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        train.save_whole(model.state_dict(), self.start)
+
+    @torch.no_grad()
+    def states(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states, head and targets of the tokens with labels."""
+        tokens, labels = (torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels"))
+        hidden = last_hidden(model, tokens[:, :-1].to(self.args.device)).flatten(0, 1)
+        target = labels[:, 1:].flatten().to(self.args.device)
+        return hidden[target != -100], model.lm_head.weight.detach(), target[target != -100]
+
+    def held_out_loss(self, model: Any) -> float:
+        """Exact, of all heads."""
+        exact, total, count = loss_named("exact"), 0.0, 0
+        for row in self.held_out:
+            found = self.states(model, [row])
+            if len(found[2]):
+                total, count = total + len(found[2]) * float(exact(*found)), count + len(found[2])
+        return total / count
+
+    def run(self, name: str) -> Cell:
+        way, model = WAYS[name], self.new_model()
+        before = self.held_out_loss(model)
+        if way.patch is not None:
+            way.patch(model)
+        watch = make_watch(self.clock, model)
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = make_trainer(self, model, way, folder, watch)
+            try:
+                trainer.train()
+            finally:
+                watch.close()
+        losses = [round(item["loss"], 4) for item in trainer.state.log_history if "loss" in item]
+        found: Cell = {"losses": losses, "ms": statistics.median(watch.ms), "memory": watch.memory}
+        if self.clock.cuda:
+            found["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        found["held_out"] = [round(before, 4), round(self.held_out_loss(model), 4)]
+        return found | {"tokens": self.sizes.batch * self.sizes.length}
+
+
+def make_trainer(study: FineTuning, model: Any, way: Way, folder: str, callback: Any) -> Any:
+    import transformers
+
+    function = by_function(way.peer) if way.peer is not None else None
+
+    class StudyTrainer(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if function is not None:
+                return function(model, inputs["input_ids"], inputs["labels"])
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    cuda = study.clock.cuda
+    arguments = transformers.TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=study.sizes.batch,
+        max_steps=study.sizes.steps,
+        learning_rate=RATE,
+        warmup_steps=5,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        optim="adamw_torch_fused" if cuda else "adamw_torch",
+        use_cpu=not cuda,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_drop_last=True,
+        seed=study.args.seed,
+    )
+    collate = transformers.default_data_collator
+    found = StudyTrainer(model, arguments, train_dataset=study.rows, data_collator=collate, callbacks=[callback])
+    found.remove_callback(transformers.PrinterCallback)
+    return found
+
+
+def make_watch(clock: Clock, model: Any) -> Any:
+    import transformers
+
+    class Watch(transformers.TrainerCallback):
+        """Times steps, and looks at the memory of one."""
+
+        def __init__(self) -> None:
+            self.ms: list[float] = []
+            self.memory: dict[str, Any] = {}
+            self.snapshot: StepSnapshot | None = None
+
+        def guarded(self, action: Callable[[], Any]) -> Any:
+            """The allocator's record is no public interface: a run does not fail with it."""
+            try:
+                return action()
+            except Exception as error:
+                self.close()
+                self.memory = {"reason": describe(error)}
+                return None
+
+        def close(self) -> None:
+            """Ends a record under way, also of a run that failed."""
+            if self.snapshot is not None:
+                with contextlib.suppress(Exception):
+                    self.snapshot.close()
+            self.snapshot = None
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if clock.cuda and state.global_step == LOOKED_AT:
+                optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+                self.snapshot = self.guarded(lambda: StepSnapshot(model, model.base_model.norm, optimizer))
+            if clock.cuda and state.global_step == WARM:
+                torch.cuda.reset_peak_memory_stats()
+            clock.wait()
+            self.began = time.perf_counter()
+
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            if self.snapshot is not None:
+                self.guarded(self.snapshot.optimizer_begins)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            clock.wait()
+            if self.snapshot is not None:
+                self.memory = self.guarded(self.snapshot.finish) or self.memory
+                self.snapshot = None
+            elif state.global_step > WARM or not clock.cuda:
+                self.ms.append(1e3 * (time.perf_counter() - self.began))
+
+    return Watch()
+
+
+class Runs:
+    """The record: a cell a head, in the form of bench/records/studies."""
+
+    def __init__(self, path: pathlib.Path | None, seed: int, about: dict[str, str]) -> None:
+        self.path, self.seed = path, seed
+        fresh: dict[str, Any] = {"sessions": [], "cells": {}, "seed": seed}
+        content = read_json(path) if path is not None and path.is_file() else fresh
+        if content["seed"] != seed:
+            raise ValueError(f"--json: expected a record of seed {content['seed']}, got --seed {seed}: {path}")
+        self.sessions, self.cells = [*content["sessions"], about], content["cells"]
+
+    def put(self, name: str, cell: Cell) -> None:
+        self.cells[name] = cell | {"session": len(self.sessions) - 1}
+        if self.path is not None:
+            content = {"study": "fine_tuning", "seed": self.seed, "sessions": self.sessions, "cells": self.cells}
+            write_json(self.path, content)
+
+    def show(self) -> None:
+        print("\n".join(table({name: cell for name, cell in self.cells.items() if cell["status"] == "ok"})))
+        for name, cell in self.cells.items():
+            if cell["status"] != "ok":
+                print(f"- {name}: {cell['status']}: {cell['reason']}")
+
+
+def measured(study: FineTuning, name: str, seconds: float) -> Cell:
+    try:
+        with step_limit(seconds):
+            return {"status": "ok"} | study.run(name)
+    except ImportError as error:
+        return {"status": "not installed", "reason": describe(error)}
+    except (Exception, StepTimeout) as error:
+        traceback.print_exc()
+        return {"status": "failed", "reason": describe(error)}
+    finally:
+        study.clock.release()
+
+
+def main() -> int:
+    found = parser(__doc__, heads="stock,logitless,logitless 256 MiB,thinned,liger,cce", minutes=6.0, json=None)
+    found.add_argument("--data", type=pathlib.Path, required=True, help="what convergence/run.py prepare wrote")
+    found.add_argument("--seed", type=int, default=0, help="of the order of the data, and of what is drawn")
+    found.add_argument("--dump", type=pathlib.Path, metavar="FILE", help="train nothing: write the start's states")
+    args = found.parse_args()
+    unknown = [name for name in words(args.heads) if name not in WAYS]
+    if unknown:
+        found.error(f"--heads: expected names out of {', '.join(WAYS)}; got {unknown[0]!r}")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no CUDA device: nothing is measured (try --device cpu)", file=sys.stderr)
+        return 2
+    about = describe_machine(args.device) | {"packages": package_versions(PACKAGES)}
+    try:
+        runs = Runs(args.json, args.seed, about)
+    except ValueError as error:
+        found.error(str(error))
+    study = FineTuning(args)
+    if not study.start.is_file():
+        runs.cells.clear()  # runs from weights that are lost cannot stand beside those from others
+        study.make_start()
+    if args.dump:
+        states = study.states(study.new_model(), study.rows[: study.sizes.batch])
+        torch.save(dict(zip(("hidden", "weight", "target"), (part.cpu() for part in states))), args.dump)
+        return 0
+    deadline = Deadline(START, 60 * args.minutes * 0.95)
+    with reported_by(START, 60 * args.minutes, runs.show):
+        for name in words(args.heads):
+            if runs.cells.get(name, {}).get("status") != "ok" and deadline.left() > 0:
+                runs.put(name, measured(study, name, deadline.left()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
