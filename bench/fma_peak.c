@@ -1,5 +1,5 @@
 /* What this machine's multiply-add units deliver, in GFLOP/s: fp32 FMA, and the bf16 dot product where there
- * is one. Compiled by cpu_vs_torch.py for the machine it runs on (-march=native -fopenmp -shared). */
+ * is one. Compiled by gpu/cases.py for the machine it runs on (-march=native -fopenmp -shared). */
 #include <immintrin.h>
 #include <omp.h>
 #include <time.h>

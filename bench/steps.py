@@ -19,19 +19,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import pathlib
-import shlex
 import sys
 import time
 import traceback
 
-START = time.monotonic()
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "bench" / "gpu"))
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "gpu"))
 
+from harness import OPTIONS, START, has_device, parser, positive  # noqa: E402
 from limits import Deadline, reported_by  # noqa: E402
 from step_record import StepRecord, draw_steps, load_steps, render_steps  # noqa: E402
 
@@ -39,36 +34,22 @@ GRACE = 0.95  # of the minutes; the rest is for the step under way, the table an
 PACKAGES = ("transformers", "triton", "liger-kernel", "cut-cross-entropy", "trl", "fla-core", "flash-linear-attention")
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--show", nargs="+", metavar="FILE", help="measure nothing: show these records")
+def arguments() -> argparse.ArgumentParser:
+    found = parser(__doc__, heads="all", rounds=8, minutes=9.0, json=None)
+    found.add_argument("--show", nargs="+", **OPTIONS["show"])
     found.add_argument("--models", default="all", help="names, or all")
-    found.add_argument("--heads", default="all", help="names, or all; stock is always there")
-    found.add_argument("--layers", type=int, help="of every model, for less depth than it has")
-    found.add_argument("--sequences", type=int, help="of a step (default: 4; of qwen3-4b 2)")
-    found.add_argument("--length", type=int, help="of a sequence (default: 4096)")
-    found.add_argument("--rounds", type=int, default=8)
-    found.add_argument("--minutes", type=float, default=9.0)
+    found.add_argument("--layers", type=positive, help="of every model, for less depth than it has")
+    found.add_argument("--sequences", type=positive, help="of a step (default: 4; of qwen3-4b 2)")
+    found.add_argument("--length", type=positive, help="of a sequence (default: 4096)")
     found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time for a head's first steps")
     found.add_argument(
         "--tune",
-        type=int,
+        type=positive,
         metavar="MOST",
         help="configurations that Triton tries of each kernel of flash-linear-attention's layers (default: all)",
     )
-    found.add_argument("--device", default="cuda", help="cpu: a try-out without a GPU, of tiny models")
-    found.add_argument("--json", metavar="FILE")
     found.add_argument("--plots", metavar="FOLDER")
     found.add_argument("--plot-format", choices=["svg", "png"], default="svg")
-    return found
-
-
-def checked_arguments() -> argparse.Namespace:
-    found = parser().parse_args()
-    for name in ("layers", "sequences", "length", "rounds", "tune"):
-        value = getattr(found, name)
-        if value is not None and value < 1:
-            parser().error(f"--{name}: expected a number of at least 1, got {value}")
     return found
 
 
@@ -110,16 +91,13 @@ def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) ->
 
 
 def main() -> int:
-    args = checked_arguments()
+    args = arguments().parse_args()
     if args.show:
         record = load_steps(args.show)
-        if args.json:
-            record.path = pathlib.Path(args.json)
-            record.save()
+        record.path = args.json
+        record.save()
         show(record, args)
         return 0
-    import torch
-
     from machine import describe_machine, package_versions
     from step_heads import chosen_heads
     from step_models import chosen_specs
@@ -127,13 +105,10 @@ def main() -> int:
     try:
         chosen_specs(args.models), chosen_heads(args.heads)
     except ValueError as error:
-        parser().error(str(error))
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print("no CUDA device: nothing is measured (try --device cpu)", file=sys.stderr)
+        arguments().error(str(error))
+    if not has_device(args):
         return 2
-    command = " ".join(["python", "bench/steps.py", *map(shlex.quote, sys.argv[1:])])
-    packages = {"packages": package_versions(PACKAGES)}
-    record = StepRecord(args.json, describe_machine(args.device) | {"command": command} | packages)
+    record = StepRecord(args.json, describe_machine(args.device) | {"packages": package_versions(PACKAGES)})
 
     def last_words() -> None:
         record.save()

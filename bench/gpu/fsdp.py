@@ -16,22 +16,13 @@ LOGITLESS_LIBRARY names liblogitless.so.
 from __future__ import annotations
 
 import argparse
-import gc
-import json
-import os
-import pathlib
 import statistics
-import sys
-import time
+from collections.abc import Callable
 from typing import Any
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(HERE.parents[1] / "python"))
-
-from ranks import of_all, record_of  # noqa: E402
-from table import markdown, number  # noqa: E402
+from harness import positive
+from ranks import arguments, main, of_all, out_of_time
+from table import markdown, number
 
 NO_HEAD = "no head"
 
@@ -49,17 +40,24 @@ def losses(model: Any, tokens: Any) -> dict[str, Any]:
     }
 
 
-def measure(asked: argparse.Namespace, device: str, rank: int, end: float) -> dict[str, Any]:
+def import_all(asked: argparse.Namespace) -> None:
+    import logitless.transformers  # noqa: F401
+
+    from step_models import BY_NAME, import_model
+
+    import_model(BY_NAME[asked.model])
+
+
+def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save: Callable[[Any], None]) -> None:
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
     from clock import Clock
-    from step_models import SPECS, build_model, random_tokens, sized
+    from step_models import BY_NAME, build_model, random_tokens, sized
 
     tiny = asked.device == "cpu"
-    spec = next(spec for spec in SPECS if spec.name == asked.model)
-    spec = sized(spec, tiny, asked.layers, asked.sequences, asked.length)
+    spec = sized(BY_NAME[asked.model], tiny, asked.layers, asked.sequences, asked.length)
     model: Any = build_model(spec, device)
     for layer in model.model.layers:
         fully_shard(layer)
@@ -84,37 +82,13 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float) -> di
         found[name] = {"loss": loss, "peak_bytes": max(peaks) if peak is not None else None, "ms": []}
         steps[name] = step
     for _ in range(asked.rounds):
-        if max(of_all(time.time(), asked.ranks)) > end:
+        if out_of_time(end, asked.ranks):
             break
         for name, step in steps.items():
             dist.barrier()
             ms = statistics.median(clock.back_to_back_ms([step] * 2))
             found[name]["ms"].append(max(of_all(ms, asked.ranks)))
-    return found
-
-
-def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
-    # What imports DTensors comes before the group is made, as it would keep it alive.
-    import logitless.distributed
-    import logitless.transformers  # noqa: F401
-    import torch
-    import torch.distributed as dist
-    import torch.distributed.fsdp
-
-    from step_models import SPECS, import_model
-
-    import_model(next(spec for spec in SPECS if spec.name == asked.model))
-    device = asked.device
-    if device == "cuda":
-        device = f"cuda:{rank}"
-        torch.cuda.set_device(rank)
-    backend = "nccl" if asked.device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=store, rank=rank, world_size=asked.ranks)
-    found = measure(asked, device, rank, end)
-    if rank == 0:
-        asked.partial.write_text(json.dumps({"ranks": asked.ranks, "model": asked.model, "heads": found}))
-    gc.collect()  # models in cycles, which know their groups: gloo's threads must end before Python does
-    dist.destroy_process_group()
+    save({"ranks": asked.ranks, "model": asked.model, "heads": found})
 
 
 def show(record: dict[str, Any]) -> None:
@@ -137,32 +111,9 @@ def show(record: dict[str, Any]) -> None:
     print("\n".join(markdown(["head", "ms a step", "of stock", "peak GiB", "of the head, GiB", "loss"], rows)))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--sequences", type=int)
-    parser.add_argument("--length", type=int)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--show", type=pathlib.Path, metavar="FILE")
-    asked = parser.parse_args()
-    if asked.show:
-        show(json.loads(asked.show.read_text()))
-        return 0
-    import torch
-
-    if asked.ranks < 2 or asked.rounds < 1:
-        parser.error(f"expected --ranks of 2 or more and --rounds of 1 or more, got {asked.ranks} and {asked.rounds}")
-    if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
-        print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
-        return 2
-    show(record_of(work, asked, asked.ranks, asked.device, time.time() + 60 * asked.minutes))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    found = arguments(__doc__, minutes=3.0, rounds=8)
+    found.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
+    for name in ("layers", "sequences", "length"):
+        found.add_argument(f"--{name}", type=positive)
+    raise SystemExit(main(found, measure, show, import_all))

@@ -9,6 +9,7 @@ import pathlib
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from table import markdown, number
 if TYPE_CHECKING:  # a record is shown without PyTorch
     from clock import Call, Clock
 
+START = time.monotonic()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(ROOT / "python"))
@@ -72,6 +74,15 @@ def parser(doc: str | None, device: str = "cuda", **defaults: Any) -> argparse.A
     return found
 
 
+def has_device(args: argparse.Namespace) -> bool:
+    import torch
+
+    if not args.device.startswith("cuda") or torch.cuda.is_available():
+        return True
+    print("no CUDA device: nothing is measured (try --device cpu, with small shapes)", file=sys.stderr)
+    return False
+
+
 def interleaved(clock: Clock, calls: Mapping[Key, Call], rounds: int) -> dict[Key, list[float]]:
     """Milliseconds of each call in each round; a round runs all of them, shuffled, each after a short idle."""
     times: dict[Key, list[float]] = {key: [] for key in calls}
@@ -90,16 +101,16 @@ def ratio_of(times: list[float], base: list[float]) -> float | None:
 
 @dataclasses.dataclass
 class Case:
-    """A call to time, and the name of the one that its ratio is to."""
+    """A call to time, and the names of those that its ratios are to."""
 
     name: str
     call: Call
-    base: str
+    bases: tuple[str, ...] = ()
     gradient_bytes: int = 0  # of its memory
 
 
 def measured(clock: Clock, cases: Iterable[Case], rounds: int) -> list[str]:
-    """A row a case: median of its times, their range, the ratio to its base, and memory beyond gradients."""
+    """A row a case: median of its times, their range, ratios to its bases, and memory beyond gradients."""
     found = {case.name: case for case in cases}
     memory = {}
     for name, case in found.items():
@@ -110,6 +121,7 @@ def measured(clock: Clock, cases: Iterable[Case], rounds: int) -> list[str]:
     lines = []
     for name, case in found.items():
         own = times[name]
+        ratios = ", ".join(f"{number(ratio_of(own, times[base]), '.3f')} x {base}" for base in case.bases)
         line = [name, f"{statistics.median(own):.2f}", f"{min(own):.2f} to {max(own):.2f}"]
-        lines.append([*line, f"{number(ratio_of(own, times[case.base]), '.3f')} x {case.base}", f"{memory[name]:.0f}"])
+        lines.append([*line, ratios or "-", f"{memory[name]:.0f}"])
     return markdown(["case", "ms", "least to most", "of the same round's", "MiB beyond gradients"], lines)

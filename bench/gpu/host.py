@@ -13,33 +13,24 @@ come again played from recordings and without; and the planning of a new N.
 
 from __future__ import annotations
 
-import argparse
-import os
-import pathlib
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from typing import Any
 
-START = time.monotonic()
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(HERE.parents[1] / "python"))
+import torch
 
-import torch  # noqa: E402
-
-from clock import Clock  # noqa: E402
-from data import Inputs, make_inputs  # noqa: E402
-from host_parts import call_and_queue_us, planning_us, without_recordings  # noqa: E402
-from limits import Deadline, reported_by, step_limit  # noqa: E402
-from machine import describe_machine, package_versions  # noqa: E402
-from methods import MIB, Loss, Method, budget_of, peer_methods  # noqa: E402
-from record import Record, Row  # noqa: E402
-from shapes import Shape, parse_shapes  # noqa: E402
-from table import markdown, number  # noqa: E402
-from timing import describe, pass_call  # noqa: E402
+from clock import MIB, Call, Clock
+from data import Inputs, make_inputs
+from harness import START, has_device, parser
+from limits import Deadline, StepTimeout, reported_by, step_limit
+from machine import describe_machine, package_versions
+from methods import Loss, Method, budget_of, our_loss, peer_methods, without_recordings
+from record import Record, Row
+from shapes import Shape
+from table import markdown, number
+from timing import describe, pass_call
 
 SHAPES = "256x32768x1024,1024x32768x1024,2048x32000x768,4096x50304x768,1024x128256x2048,2048x128256x4096"
 HOST_CALLS = 8  # a block; its launches must fit into the device's queue
@@ -47,34 +38,25 @@ BLOCK_SECONDS = 0.05  # of a block back to back, at least
 BLOCKS = 7
 NEW_LENGTHS = 24
 NEW_BUDGETS = (None, 256)
+PARTS_CALLS, PARTS_BLOCKS, NEW_PLANS = 6, 9, 24  # of the parts of a call
 PREPARE_SECONDS = 30.0
 TOLERANCE = 1.02  # of bars: noise of a median
 
 
 def our_methods() -> list[Method]:
     """Logitless as a user calls it."""
-    import logitless
-
-    def method(name: str, **options: object) -> Method:
-        def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
-            return found
-
-        return Method(name, loss, ours=True)
-
-    found = [
-        method("logitless"),
-        method("logitless 160 MiB", max_workspace_bytes=160 * MIB),
-        method("logitless thinned 2^-9", gradient="thinned", threshold=2.0**-9),
+    thinned = our_loss(gradient="thinned", threshold=2.0**-9)
+    return [
+        Method("logitless", our_loss(), ours=True),
+        Method("logitless 160 MiB", our_loss(max_workspace_bytes=160 * MIB), ours=True, passes=("gradients",)),
+        Method("logitless thinned 2^-9", thinned, ours=True),
     ]
-    found[1].passes = ("gradients",)
-    return found
 
 
 class Cell:
     """A pass of a method at one shape."""
 
-    def __init__(self, row: Row, call: Callable[[], object]) -> None:
+    def __init__(self, row: Row, call: Call) -> None:
         self.row, self.call = row, call
         self.calls = HOST_CALLS
         self.host: list[float] = []
@@ -121,17 +103,10 @@ def new_lengths_us(clock: Clock, loss: Loss, inputs: Inputs, known: float) -> fl
 
 
 def measure_new_lengths(record: Record, clock: Clock, shape: Shape, inputs: Inputs) -> None:
-    import logitless
-
     for budget in NEW_BUDGETS:
         row = Row(shape.name, "logitless", "new N", True, budget)
         record.rows.append(row)
-        limit = budget_of(budget)
-
-        def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = logitless.linear_cross_entropy(hidden, weight, target, max_workspace_bytes=limit)
-            return found
-
+        loss = our_loss(max_workspace_bytes=budget_of(budget))
         try:
             cell = Cell(row, pass_call(Method("known", loss), inputs, "gradients"))
             cell.prepare(clock)
@@ -145,41 +120,80 @@ def measure_new_lengths(record: Record, clock: Clock, shape: Shape, inputs: Inpu
             row.status, row.reason = "failed", describe(error)
 
 
+def call_and_queue_us(clock: Clock, call: Call) -> tuple[float, float]:
+    """Medians over blocks: microseconds of a call, and of logitless_run in it (0 for a call without it)."""
+    from logitless import native
+
+    inside = 0.0
+    run: Any = native.run
+
+    def timed(*args: Any, **options: Any) -> None:
+        nonlocal inside
+        start = time.perf_counter()
+        run(*args, **options)
+        inside += time.perf_counter() - start
+
+    for _ in range(4):  # recordings are made
+        call()
+    calls, queues = [], []
+    native.run = timed
+    try:
+        for _ in range(PARTS_BLOCKS):
+            clock.wait()
+            inside, start = 0.0, time.perf_counter()
+            for _ in range(PARTS_CALLS):
+                call()
+            calls.append(1e6 * (time.perf_counter() - start) / PARTS_CALLS)
+            queues.append(1e6 * inside / PARTS_CALLS)
+    finally:
+        native.run = run
+        clock.wait()
+    return statistics.median(calls), statistics.median(queues)
+
+
+def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) -> float:
+    """Microseconds of planning forward and backward with a number of rows that was not planned before, the median."""
+    from logitless import native
+    from logitless import options as _options
+
+    bf16 = {f"{name}_dtype": _options.BF16 for name in ("hidden", "classifier", "d_hidden", "d_classifier")}
+    times = []
+    for tokens in range(rows, max(rows - NEW_PLANS, 0), -1):
+        spec = native.Spec(
+            _options.FORWARD_BACKWARD,
+            tokens,
+            vocab,
+            hidden,
+            want_d_hidden=True,
+            want_d_classifier=True,
+            max_workspace_bytes=budget,
+            **bf16,
+        )
+        start = time.perf_counter()
+        native.Plan(spec, 1, None, device)
+        times.append(1e6 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
 def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | None) -> None:
     """Into the record's meta: microseconds of a call, of logitless_run in it, and of planning."""
-    import logitless
-
     inputs = make_inputs(shape, "std1", clock.device)
-    passes = [
-        ("whole", "gradients", {}),
-        ("thinned 2^-9", "gradients", {"gradient": "thinned", "threshold": 2.0**-9}),
-        ("loss alone", "loss", {}),
-    ]
+    thinned = {"gradient": "thinned", "threshold": 2.0**-9}
+    passes = [("whole", "gradients", {}), ("thinned 2^-9", "gradients", thinned), ("loss alone", "loss", {})]
     for name, pass_, options in passes:
-        found = []
-        # A budget that is none: plans of their own.
-        for budget, recorded in ((None, True), (1 << 50, False)):
 
-            def loss(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-                made: torch.Tensor = logitless.linear_cross_entropy(
-                    hidden, weight, target, max_workspace_bytes=budget, **options
-                )
-                return made
+        def parts_of(budget: int | None) -> str:
+            loss = our_loss(max_workspace_bytes=budget, **options)
+            whole, queue = call_and_queue_us(clock, pass_call(Method(name, loss), inputs, pass_))
+            return f"{whole:.0f} ({queue:.0f})"
 
-            call = pass_call(Method(name, loss), inputs, pass_)
-            if recorded:
-                found.append(call_and_queue_us(clock, call))
-            else:
-                with without_recordings():
-                    found.append(call_and_queue_us(clock, call))
-        texts = [f"{whole:.0f} ({queue:.0f})" for whole, queue in found]
-        record.meta[f"us of a call (of logitless_run), {shape.name}, {name}"] = (
-            f"{texts[0]}, without recordings {texts[1]}"
-        )
+        text = parts_of(None)
+        with without_recordings():
+            text += f", without recordings {parts_of(1 << 50)}"  # a budget that is none: plans of their own
+        record.meta[f"us of a call (of logitless_run), {shape.name}, {name}"] = text
         if eager is not None:
-            record.meta[f"us of eager PyTorch's call, {name}"] = (
-                f"{call_and_queue_us(clock, pass_call(eager, inputs, pass_))[0]:.0f}"
-            )
+            of_eager = call_and_queue_us(clock, pass_call(eager, inputs, pass_))[0]
+            record.meta[f"us of eager PyTorch's call, {name}"] = f"{of_eager:.0f}"
     if clock.cuda:
         device = torch.cuda.current_device()
         for name, budget in (("default", 0), ("256 MiB", 256 * MIB)):
@@ -204,9 +218,7 @@ def measure_shape(record: Record, clock: Clock, shape: Shape, methods: list[Meth
                 with step_limit(left):
                     cell.prepare(clock)
                 cells.append(cell)
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
+            except (Exception, StepTimeout) as error:
                 row.status, row.reason = "failed", describe(error)
     order, deadline = random.Random(0), end.share(parts)
     for index in range(BLOCKS):
@@ -281,22 +293,11 @@ def render(record: Record) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=SHAPES, help="NxVxD")
-    parser.add_argument("--peers", default="canonical,torch-compile", help="auto, none or names")
-    parser.add_argument("--minutes", type=float, default=1.8)
-    parser.add_argument("--device", default="cuda", help="cpu: a try-out without a GPU, of small shapes")
-    parser.add_argument("--json", metavar="FILE")
-    args = parser.parse_args()
-    try:
-        shapes = parse_shapes(args.shapes)
-    except ValueError as error:
-        parser.error(str(error))
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print("no CUDA device: nothing is measured (try --device cpu --shapes 64x500x64)", file=sys.stderr)
+    args = parser(__doc__, shapes=SHAPES, peers="canonical,torch-compile", minutes=1.8, json=None).parse_args()
+    if not has_device(args):
         return 2
     record = Record(args.json, describe_machine(args.device) | {"packages": package_versions()})
-    record.shapes = shapes
+    record.shapes = shapes = args.shapes
     methods, missing = peer_methods(args.peers)
     for method in methods:
         if method.slow_to_prepare:

@@ -38,18 +38,21 @@ def budget_of(mib: int | None) -> int | str | None:
 
 
 @contextlib.contextmanager
-def forced(implementation: str) -> Iterator[None]:
-    """LOGITLESS_CUDA_IMPLEMENTATION inside the block; the package reads it at every call."""
-    before = os.environ.get("LOGITLESS_CUDA_IMPLEMENTATION")
-    if implementation:
-        os.environ["LOGITLESS_CUDA_IMPLEMENTATION"] = implementation
+def environment(name: str, value: str) -> Iterator[None]:
+    """Inside the block; the library reads such variables when it plans, the package at every call."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        if implementation:
-            os.environ.pop("LOGITLESS_CUDA_IMPLEMENTATION")
-            if before is not None:
-                os.environ["LOGITLESS_CUDA_IMPLEMENTATION"] = before
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def without_recordings() -> contextlib.AbstractContextManager[None]:
+    """Plans that are made inside do not play runs that come again from recordings."""
+    return environment("LOGITLESS_CUDA_GRAPHS", "0")
 
 
 def our_loss(implementation: str = "", **options: Any) -> Loss:
@@ -60,7 +63,7 @@ def our_loss(implementation: str = "", **options: Any) -> Loss:
         return found
 
     def with_implementation(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        with forced(implementation):
+        with environment("LOGITLESS_CUDA_IMPLEMENTATION", implementation):
             return loss(hidden, weight, target)
 
     return with_implementation if implementation else loss

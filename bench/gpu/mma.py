@@ -13,23 +13,21 @@ memory than those have; groups of rows are made for their L2.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
 import statistics
 import subprocess
-import sys
 import time
 from typing import Any
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from harness import ROOT, START, has_device, parser
+from machine import describe_machine
+from record import read_json, write_json
+from shapes import Shape
+from table import markdown
 
-from shapes import Shape, parse_shapes  # noqa: E402
-from table import markdown  # noqa: E402
-
-PROGRAM = HERE.parents[1] / "build" / "dev" / "tests" / "gpu" / "logitless_gpu_mma_times"
+PROGRAM = ROOT / "build" / "dev" / "tests" / "gpu" / "logitless_gpu_mma_times"
 SHAPES = "8192x128256x4096,8192x256000x2304,8192x151936x1024"
 LAUNCHES = 10  # of Triton's product in a round and way
 WAYS = {"burst_seconds": "burst", "seconds": "warm"}
@@ -92,36 +90,26 @@ def show(record: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", type=pathlib.Path, default=PROGRAM)
-    parser.add_argument("--shapes", default=SHAPES)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=6.0)
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--show", type=pathlib.Path, metavar="FILE")
-    asked = parser.parse_args()
+    found = parser(__doc__, shapes=SHAPES, rounds=4, minutes=6.0, json=None, show=None)
+    found.add_argument("--program", type=pathlib.Path, default=PROGRAM)
+    asked = found.parse_args()
     if asked.show:
-        show(json.loads(asked.show.read_text()))
+        show(read_json(asked.show))
         return 0
-    import torch
-
-    from run import describe_machine
-
-    if not torch.cuda.is_available():
-        raise SystemExit("needs a GPU")
-    shapes = parse_shapes(asked.shapes)
+    if not has_device(asked):
+        return 2
     record: dict[str, Any] = {**describe_machine("cuda"), "shapes": {}}
-    end = time.monotonic() + 60 * asked.minutes
-    seconds = max(1.0, 60 * asked.minutes / (4 * asked.rounds * len(shapes)))
+    end = START + 60 * asked.minutes
+    seconds = max(1.0, 60 * asked.minutes / (4 * asked.rounds * len(asked.shapes)))
     for _ in range(asked.rounds):
-        for shape in shapes:
+        for shape in asked.shapes:
             if time.monotonic() > end:
                 break
             round_ = measured(asked.program, shape, seconds)
             round_.append(triton_product(shape))
             record["shapes"].setdefault(shape.name, []).append(round_)
             if asked.json:
-                asked.json.write_text(json.dumps(record))
+                write_json(asked.json, record)
     show(record)
     return 0
 

@@ -16,24 +16,15 @@ inputs, the largest of the ranks'. LOGITLESS_LIBRARY names liblogitless.so.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import pathlib
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(HERE.parents[1] / "python"))
-
-from ranks import of_all, record_of  # noqa: E402
-from shapes import Shape, parse_shapes  # noqa: E402
-from table import markdown, number  # noqa: E402
+from ranks import arguments, main, of_all, out_of_time
+from shapes import Shape
+from table import markdown, number
 
 SHAPES = "8192x131072x4096,4096x256000x2304,16384x128000x2048"
 IDLE_SECONDS = 0.1
@@ -58,6 +49,8 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
     whole = make_inputs(shape, "std3", device)
     rows = [shape.vocab * i // ranks for i in range(ranks + 1)]
     shard = whole.weight[rows[rank] : rows[rank + 1]].clone()
+    if shape.tokens % ranks:
+        raise ValueError(f"--shapes: expected tokens that {ranks} ranks can share, got {shape.name}")
     tokens = shape.tokens // ranks
     part = whole.hidden[rank * tokens : (rank + 1) * tokens].clone()
 
@@ -157,7 +150,7 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
     for turn in range(rounds):
         steady = turn < STEADY_ROUNDS and device != "cpu"
         for name in shuffle.sample(list(calls), len(calls)):
-            if max(of_all(time.time(), ranks)) > end:
+            if out_of_time(end, ranks):
                 return found
             ms = max(of_all(burst_ms(calls[name], device, clock, name not in one_gpu), ranks))
             found[name]["ms"].append(ms)
@@ -166,28 +159,14 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
     return found
 
 
-def work(rank: int, asked: argparse.Namespace, store: str, end: float) -> None:
-    import logitless.distributed  # noqa: F401  # before the group is made: it imports DTensors, which would keep it alive
-    import torch
-    import torch.distributed as dist
-
-    device = asked.device
-    if device == "cuda":
-        device = f"cuda:{rank}"
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if asked.device == "cuda" else "gloo", init_method=store, rank=rank, world_size=asked.ranks
-    )
+def measure_all(asked: argparse.Namespace, device: str, rank: int, end: float, save: Callable[[Any], None]) -> None:
     record: dict[str, Any] = {"ranks": asked.ranks, "shapes": {}}
-    if rank == 0:
-        asked.partial.write_text(json.dumps(record))
-    for shape in parse_shapes(asked.shapes):
-        if max(of_all(time.time(), asked.ranks)) > end:
+    save(record)
+    for shape in asked.shapes:
+        if out_of_time(end, asked.ranks):
             break
         record["shapes"][shape.name] = measure(shape, device, rank, asked.ranks, asked.rounds, end)
-        if rank == 0:
-            asked.partial.write_text(json.dumps(record))
-    dist.destroy_process_group()
+        save(record)
 
 
 def in_turns(found: dict[str, Any], way: str, which: str) -> tuple[float | None, float | None]:
@@ -216,35 +195,5 @@ def show(record: dict[str, Any]) -> None:
         print("\n".join(markdown(titles, rows)))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--shapes", default=SHAPES)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--minutes", type=float, default=6.0)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--show", type=pathlib.Path, metavar="FILE")
-    asked = parser.parse_args()
-    if asked.show:
-        show(json.loads(asked.show.read_text()))
-        return 0
-    import torch
-
-    try:
-        shapes = parse_shapes(asked.shapes)
-    except ValueError as error:
-        parser.error(str(error))
-    if asked.ranks < 2 or asked.rounds < 1:
-        parser.error(f"expected --ranks of 2 or more and --rounds of 1 or more, got {asked.ranks} and {asked.rounds}")
-    if any(shape.tokens % asked.ranks for shape in shapes):
-        parser.error(f"--shapes: expected tokens that {asked.ranks} ranks can share, got {asked.shapes}")
-    if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
-        print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
-        return 2
-    show(record_of(work, asked, asked.ranks, asked.device, time.time() + 60 * asked.minutes))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(arguments(__doc__, minutes=6.0, shapes=SHAPES, rounds=7), measure_all, show))

@@ -1,4 +1,4 @@
-"""Plots of a record: time against budget, memory against vocabulary, share of the bare products' speed."""
+"""Plots of a record: time against budget and against memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from record import Record, Row
 from shapes import Shape
 
-LEAST_POINTS, LEAST_BUDGETS = 2, 5
+LEAST_BUDGETS = 5
 
 
 # Okabe and Ito's colours, which people with any colour vision tell apart: the first two are ours; others have markers.
@@ -91,55 +91,6 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path,
     return [save_figure(figure, folder, f"time-against-memory-{shape.name}", form)]
 
 
-def plot_memory_against_vocabulary(record: Record, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
-    """For each N and D with several V."""
-    groups: dict[tuple[int, int], list[Shape]] = {}
-    for shape in record.shapes:
-        groups.setdefault((shape.tokens, shape.hidden), []).append(shape)
-    found = []
-    for (tokens, hidden), shapes in groups.items():
-        lines: dict[str, list[tuple[int, float]]] = {}
-        for shape in sorted(shapes, key=lambda shape: shape.vocab):
-            for row in _gradients(record, shape):
-                if row.extra_mib is not None:
-                    point = (shape.vocab, max(row.extra_mib - row.gradient_mib, 1.0))
-                    lines.setdefault(row.method, []).append(point)
-        if len(shapes) < LEAST_POINTS or not lines:
-            continue
-        figure, axes = new_axes(
-            f"Forward and backward, N {tokens}, D {hidden}", "vocabulary", "MiB beyond inputs and gradients"
-        )
-        for method, points in lines.items():
-            style = "o-" if method.startswith("logitless") else "x--"
-            axes.plot([v for v, _ in points], [m for _, m in points], style, label=method)
-        axes.set_yscale("log")
-        axes.legend(fontsize="small")
-        found.append(save_figure(figure, folder, f"memory-against-vocabulary-n{tokens}-d{hidden}", form))
-    return found
-
-
-def plot_share_of_bare_products(record: Record, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
-    """100% is the speed of the bare products of the same round."""
-    found = []
-    for pass_, what in (("loss", "Loss alone"), ("gradients", "Forward and backward")):
-        rows = [r for r in record.rows if r.pass_ == pass_ and r.status == "ok" and r.burst_ratio]
-        methods = list(dict.fromkeys(row.method for row in rows))
-        shapes = [shape.name for shape in record.shapes if any(row.shape == shape.name for row in rows)]
-        if not rows:
-            continue
-        figure, axes = new_axes(what, "", "speed, % of the bare products'")
-        width = 0.8 / len(methods)
-        for index, method in enumerate(methods):
-            share = {row.shape: 100.0 / row.burst_ratio for row in rows if row.method == method and row.burst_ratio}
-            places = [i + index * width for i, name in enumerate(shapes) if name in share]
-            axes.bar(places, [share[name] for name in shapes if name in share], width, label=method)
-        axes.axhline(100, color="black", linestyle="--")
-        axes.set_xticks([i + 0.4 for i in range(len(shapes))], shapes, rotation=30, ha="right")
-        axes.legend(fontsize="small")
-        found.append(save_figure(figure, folder, f"share-of-bare-products-{pass_}", form))
-    return found
-
-
 def _workspace(row: Row) -> float | None:
     """MiB beyond gradients; of a record without them the budget."""
     return row.budget_mib if row.extra_mib is None else row.extra_mib - row.gradient_mib
@@ -170,14 +121,11 @@ def plot_time_against_budget(record: Record, folder: pathlib.Path, form: str) ->
     return [save_figure(figure, folder, "time-against-budget", form)]
 
 
-def draw_all(record: Record, folder: str, form: str = "svg", most: int = 8) -> list[pathlib.Path]:
-    """All plots that the record has points for, at most ``most`` files; returns them."""
+def draw_all(record: Record, folder: str, form: str = "svg") -> list[pathlib.Path]:
+    """All plots that the record has points for."""
     place = pathlib.Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    found = plot_share_of_bare_products(record, place, form)
-    found += plot_time_against_budget(record, place, form)
-    found += plot_memory_against_vocabulary(record, place, form)
+    found = plot_time_against_budget(record, place, form)
     for shape in record.shapes:
-        if len(found) < most:
-            found += plot_time_against_memory(record, shape, place, form)
-    return found[:most]
+        found += plot_time_against_memory(record, shape, place, form)
+    return found

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from plots import plot_time_against_budget, plot_time_against_memory
-from record import Record, Row, load
+from record import Record, Row, load, read_json
 from step_record import draw_steps, load_steps, published_steps
 from studies import fine_tuning, linear_rnn, papers
 from table import markdown, number
@@ -25,9 +26,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
 TRAINING = ROOT / "docs" / "results_training.md"
+PARALLEL = ROOT / "docs" / "parallel.md"
 README = ROOT / "README.md"
 STUDIES = ROOT / "docs" / "studies"
 PLOTS = ROOT / "docs" / "plots"
+OVERLAP = "overlap-2026-11-24"
 PLOTTED = ("gemma-2-2b", "llama-3-8b")  # against memory
 
 
@@ -117,6 +120,14 @@ def hosts(record: Record) -> list[str]:
     return markdown(["head", *head], lines)
 
 
+def overlap() -> list[str]:
+    """Does the sum of d_hidden over ranks hide behind d_classifier's product? Medians of each way at each head."""
+    shapes: dict[str, dict[str, list[float]]] = read_json(RECORDS / f"{OVERLAP}.json")["shapes"]
+    ways = list(next(iter(shapes.values())))
+    lines = [[way, *(number(statistics.median(of[way]), ".3f") for of in shapes.values())] for way in ways]
+    return markdown(["ms", *shapes], lines)
+
+
 NAMES = {"canonical": "eager PyTorch"}
 KINDS: dict[str, Callable[[Any], list[str]]] = {
     "head": one_head,
@@ -168,6 +179,7 @@ PAGES: dict[pathlib.Path, dict[str, Callable[[], list[str]]]] = {
     README: {TABLES[0]: lambda: one_head(loaded(TABLES[0]), FIRST_PAGE)},
     RESULTS: {name: functools.partial(table_of, name) for name in TABLES if not name.startswith("steps")},
     TRAINING: {name: functools.partial(table_of, name) for name in TABLES if name.startswith("steps")},
+    PARALLEL: {OVERLAP: overlap},
     STUDIES / "papers.md": papers.TABLES,
     STUDIES / "linear_rnn.md": linear_rnn.TABLES,
     STUDIES / "accumulation.md": linear_rnn.ACCUMULATION,

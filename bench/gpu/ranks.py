@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import pathlib
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
+from harness import parser
 from machine import describe_machine
+from record import read_json, write_json
+
+Measure = Callable[[argparse.Namespace, str, int, float, Callable[[Any], None]], None]
 
 
 def of_all(value: Any, ranks: int) -> list[Any]:
@@ -21,17 +27,67 @@ def of_all(value: Any, ranks: int) -> list[Any]:
     return found
 
 
-def record_of(
-    work: Callable[..., None], asked: argparse.Namespace, ranks: int, device: str, *more: Any
-) -> dict[str, Any]:
-    """Runs work(rank, asked, init_method, *more) in each of the processes. The record is what rank 0 has written to
-    asked.partial, behind the facts of the machine; it is written to asked.json where that is given."""
+def out_of_time(end: float, ranks: int) -> bool:
+    """Of any rank."""
+    return bool(max(of_all(time.time(), ranks)) > end)
+
+
+def work(
+    rank: int,
+    asked: argparse.Namespace,
+    measure: Measure,
+    imports: Callable[[argparse.Namespace], None] | None,
+    partial: pathlib.Path,
+    end: float,
+) -> None:
+    # What imports DTensors comes before the group is made, as it would keep it alive.
+    import logitless.distributed  # noqa: F401
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.fsdp
+
+    if imports is not None:
+        imports(asked)
+    device = asked.device
+    if device == "cuda":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+    backend = "nccl" if asked.device == "cuda" else "gloo"
+    store = f"file://{partial.parent}/store"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=asked.ranks)
+    measure(asked, device, rank, end, lambda found: write_json(partial, found) if rank == 0 else None)
+    gc.collect()  # models in cycles, which know their groups: gloo's threads must end before Python does
+    dist.destroy_process_group()
+
+
+def arguments(doc: str | None, minutes: float, **defaults: Any) -> argparse.ArgumentParser:
+    return parser(doc, ranks=2, minutes=minutes, json=None, show=None, **defaults)
+
+
+def main(
+    found: argparse.ArgumentParser,
+    measure: Measure,
+    show: Callable[[dict[str, Any]], None],
+    imports: Callable[[argparse.Namespace], None] | None = None,
+) -> int:
+    """Measures in as many processes as were asked for and shows the record: what measure's last call of ``save`` had,
+    behind the facts of the machine."""
     import torch
 
+    asked = found.parse_args()
+    if asked.show:
+        show(read_json(asked.show))
+        return 0
+    if asked.ranks < 2:
+        found.error(f"argument --ranks: expected 2 or more, got {asked.ranks}")
+    if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
+        print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as folder:
-        asked.partial = pathlib.Path(folder) / "record.json"
-        torch.multiprocessing.spawn(work, (asked, f"file://{folder}/store", *more), nprocs=ranks)
-        record = {**describe_machine(device), **json.loads(asked.partial.read_text())}
+        partial, end = pathlib.Path(folder) / "record.json", time.time() + 60 * asked.minutes
+        torch.multiprocessing.spawn(work, (asked, measure, imports, partial, end), nprocs=asked.ranks)
+        record = {**describe_machine(asked.device), **read_json(partial)}
     if asked.json:
-        asked.json.write_text(json.dumps(record, indent=1) + "\n")
-    return record
+        write_json(asked.json, record)
+    show(record)
+    return 0

@@ -84,7 +84,7 @@ class Accuracy:
 class Record:
     """Everything of one run. Methods may be called from the watchdog's thread too."""
 
-    def __init__(self, path: str | None, meta: dict[str, Any]) -> None:
+    def __init__(self, path: str | pathlib.Path | None, meta: dict[str, Any]) -> None:
         self.path = pathlib.Path(path) if path else None
         self.meta = meta
         self.shapes: list[Shape] = []
@@ -116,7 +116,7 @@ class Record:
             write_json(self.path, self.to_json())
 
 
-def load(path: str) -> Record:
+def load(path: str | pathlib.Path) -> Record:
     """A record as ``save`` wrote it."""
     content = read_json(pathlib.Path(path))
     record = Record(None, content["meta"])

@@ -19,42 +19,36 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
 import subprocess
 import sys
 import time
 import traceback
 
-START = time.monotonic()
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(HERE.parents[1] / "python"))
-
-from limits import Deadline, reported_by  # noqa: E402
-from machine import describe_machine, package_versions  # noqa: E402
-from record import Record, load  # noqa: E402
-from shapes import BUDGET_GRID_MIB, GRIDS, Shape, checked_share, parse_budgets, parse_shapes, random_shapes  # noqa: E402
-from table import render  # noqa: E402
+from harness import OPTIONS, ROOT, START, has_device, parsed, parser, words
+from limits import Deadline, reported_by
+from machine import describe_machine, package_versions
+from record import Record, load
+from shapes import BUDGET_GRID_MIB, GRIDS, Shape, checked_share, random_shapes
+from table import render
 
 GRACE = 0.92  # of the minutes; the rest is for what is under way, the table and the plots
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments() -> argparse.ArgumentParser:
+    found = parser(__doc__, budgets=None, peers="auto", rounds=10, minutes=9.0, json=None)
     which = found.add_mutually_exclusive_group()
-    which.add_argument("--shapes", help="names of heads or NxVxD (default: all heads)")
+    which.add_argument("--shapes", **OPTIONS["shapes"])
     which.add_argument("--grid", choices=list(GRIDS), help="a set of shapes, or memory alone (memory)")
     which.add_argument("--random", type=int, metavar="COUNT", help="shapes drawn at random, see --seed")
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
-    which.add_argument("--show", metavar="FILE", help="measure nothing: show this record")
+    which.add_argument("--show", **OPTIONS["show"])
     found.add_argument("--seed", type=int, default=0, help="of --random")
-    found.add_argument("--budgets", help="MiB, unlimited or default (default: unlimited,2560,160)")
-    found.add_argument("--peers", default="auto", help="auto, none or names")
     found.add_argument("--implementations", default="auto", help="auto (the library's choice), mma, portable, sm90")
     found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
     found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
-    found.add_argument("--ignored", type=float, default=0.0, help="share of tokens without a target, of the timing")
+    found.add_argument(
+        "--ignored", type=parsed(checked_share), default=0.0, help="share of tokens without a target, of the timing"
+    )
     found.add_argument("--thinned", default="8,9,11", help="thresholds 2^-K of thinned gradients; none to leave out")
     found.add_argument(
         "--train-on",
@@ -64,11 +58,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--train-minutes", type=float, default=1.0)
     found.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
-    found.add_argument("--rounds", type=int, default=10)
     found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
-    found.add_argument("--minutes", type=float, default=9.0)
-    found.add_argument("--device", default="cuda", help="cpu: a try-out without a GPU, of small shapes")
-    found.add_argument("--json", metavar="FILE")
     found.add_argument("--plots", metavar="FOLDER")
     found.add_argument("--plot-format", choices=["svg", "png"], default="svg")
     return found
@@ -87,12 +77,10 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
     from bench import Settings, ShapeBench
     from methods import our_methods, peer_methods
 
-    budgets = parse_budgets(args.budgets) if args.budgets else [None, 2560, 160]
-    if args.grid == "budget" and not args.budgets:
-        budgets = list(BUDGET_GRID_MIB)
+    budgets = args.budgets or (list(BUDGET_GRID_MIB) if args.grid == "budget" else [None, 2560, 160])
     implementations = ["" if name == "auto" else name for name in args.implementations.split(",")]
     try:
-        exponents = [] if args.thinned == "none" else [int(word) for word in args.thinned.split(",")]
+        exponents = [] if args.thinned == "none" else [int(word) for word in words(args.thinned)]
         ours = our_methods(budgets, implementations, exponents)
     except Exception as error:
         ours = []
@@ -131,7 +119,7 @@ def trained_shape(args: argparse.Namespace) -> Shape:
     if not os.path.exists(args.trained):
         if not args.train_on:
             raise ValueError(f"--trained: expected a file, or --train-on FOLDER with it, got {args.trained}")
-        script = HERE.parents[1] / "experiments" / "convergence" / "run.py"
+        script = ROOT / "experiments" / "convergence" / "run.py"
         words = ["hidden", "--data", args.train_on, "--file", args.trained, "--device", args.device]
         subprocess.run([sys.executable, script, *words, "--minutes", str(args.train_minutes)], check=True)
     args.data = args.timing_data = "trained"
@@ -139,28 +127,21 @@ def trained_shape(args: argparse.Namespace) -> Shape:
 
 
 def main() -> int:
-    args = parser().parse_args()
+    args = arguments().parse_args()
     if args.show:
         show(load(args.show), args)
         return 0
     try:
-        shapes = parse_shapes(args.shapes) if args.shapes else GRIDS[args.grid or "heads"]
+        shapes = args.shapes or GRIDS[args.grid or "heads"]
         if args.random is not None:
             shapes = random_shapes(args.random, args.seed)
         if args.trained:
             shapes = [trained_shape(args)]
-        if args.budgets:
-            parse_budgets(args.budgets)
-        checked_share(args.ignored)
     except ValueError as error:
-        parser().error(str(error))
-    import torch
-
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print("no CUDA device: nothing is measured (try --device cpu --shapes 64x500x64)", file=sys.stderr)
+        arguments().error(str(error))
+    if not has_device(args):
         return 2
-    meta = describe_machine(args.device) | {"packages": package_versions()}
-    record = Record(args.json, meta)
+    record = Record(args.json, describe_machine(args.device) | {"packages": package_versions()})
     record.shapes = list(shapes)
 
     def last_words() -> None:

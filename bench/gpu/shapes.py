@@ -85,10 +85,10 @@ def parse_shapes(text: str) -> list[Shape]:
             continue
         sizes = word.lower().split("x")
         if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
-            raise ValueError(f"--shapes: expected NxVxD or one of {', '.join(BY_NAME)}; got {word!r}")
+            raise ValueError(f"expected NxVxD or one of {', '.join(BY_NAME)}; got {word!r}")
         found.append(Shape(word.lower(), *(int(size) for size in sizes)))
     if not found:
-        raise ValueError("--shapes: expected at least one shape, got none")
+        raise ValueError("expected at least one shape, got none")
     return found
 
 
@@ -103,12 +103,13 @@ def parse_budgets(text: str) -> list[int | None]:
         elif word.isdigit() and int(word) > 0:
             budgets.append(int(word))
         else:
-            raise ValueError(f"--budgets: expected MiB (a positive integer), 'unlimited' or 'default', got {word!r}")
+            raise ValueError(f"expected MiB (a positive integer), 'unlimited' or 'default', got {word!r}")
     return budgets
 
 
-def checked_share(share: float) -> float:
+def checked_share(text: str | float) -> float:
     """Of tokens without a target."""
+    share = float(text)
     if not 0 <= share < 1:
-        raise ValueError(f"--ignored: expected a share of at least 0 and below 1, got {share}")
+        raise ValueError(f"expected a share of at least 0 and below 1, got {share}")
     return share

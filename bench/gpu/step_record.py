@@ -56,7 +56,7 @@ class StepRow:
 class StepRecord(Record):
     """``steps`` are the rows; the lists of heads alone stay empty and are not written."""
 
-    def __init__(self, path: str | None, meta: dict[str, Any]) -> None:
+    def __init__(self, path: str | pathlib.Path | None, meta: dict[str, Any]) -> None:
         super().__init__(path, meta)
         self.models: list[ModelRow] = []
         self.steps: list[StepRow] = []
@@ -70,7 +70,7 @@ class StepRecord(Record):
         }
 
 
-def load_steps(paths: list[str]) -> StepRecord:
+def load_steps(paths: list[str] | list[pathlib.Path]) -> StepRecord:
     """Records as ``save`` wrote them, one after the other; what they say of themselves stands side by side."""
     record = StepRecord(None, {})
     for path in paths:

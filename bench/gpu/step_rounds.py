@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clock import Clock
-from limits import Deadline, step_limit
+from limits import Deadline, StepTimeout, step_limit
 from step_heads import Head, Loss
 from step_models import Spec, Training, last_hidden
 from step_record import GIB, ModelRow, StepRecord, StepRow
@@ -106,9 +106,7 @@ class ModelBench:
                 last_hidden(self.training.model, self.training.tokens).float().mean().backward()
                 self.training.finish_step()
                 self.clock.wait()
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except (Exception, StepTimeout) as error:
             reason = f"the model itself: {describe(error)}"
         if reason:
             self.record.note(f"{self.spec.name}: {reason}")
@@ -125,9 +123,7 @@ class ModelBench:
                 self.cells.append(Cell(row, loss, 1e-3 * self._step_ms(loss)))
         except ImportError as error:
             row.status, row.reason = "skipped", describe(error)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except (Exception, StepTimeout) as error:
             row.status, row.reason = "failed", describe(error)
         if row.status != "ok":
             self.training.forget()

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import bars
+import cases
+import harness
 import host
 import mma
 import table
 from clock import Clock
 from data import DATA, make_inputs, use_trained, with_ignored
+from harness import Case
 from limits import Deadline, StepTimeout, step_limit
 from methods import Method, peer_methods
 from record import Accuracy, Gemms, Record, Row, load
@@ -63,13 +66,13 @@ def test_shapes_and_budgets_are_parsed() -> None:
     assert parse_budgets("unlimited,default,2560") == [None, 0, 2560]
     assert len(GRIDS["heads"]) == 10 and len(GRIDS["nvidia"]) == 24
     for text in ("gpt-9", "1x2", "0x5x5", ""):
-        with pytest.raises(ValueError, match="--shapes: expected"):
+        with pytest.raises(ValueError, match="expected"):
             parse_shapes(text)
-    with pytest.raises(ValueError, match="--budgets: expected"):
+    with pytest.raises(ValueError, match="expected MiB"):
         parse_budgets("-3")
     with pytest.raises(ValueError, match="--peers: expected"):
         peer_methods("nobody")
-    with pytest.raises(ValueError, match="--ignored: expected a share"):
+    with pytest.raises(ValueError, match="expected a share"):
         checked_share(1.0)
 
 
@@ -151,7 +154,7 @@ def test_record_and_table_and_plots_survive_a_round_trip(tmp_path: pathlib.Path)
     pytest.importorskip("matplotlib")
     from plots import draw_all
 
-    assert len(draw_all(again, str(tmp_path / "plots"))) == 5  # two shares, one memory, two times
+    assert len(draw_all(again, str(tmp_path / "plots"))) == 2  # time against memory of each shape
 
 
 def test_failing_and_skipped_methods_are_reported() -> None:
@@ -238,23 +241,29 @@ def test_bars_of_host_times() -> None:
     assert "| 0.50 (200) |" in host.render(record)
 
 
-def test_smoke_run_of_mixed_dtypes() -> None:
+@pytest.mark.parametrize("name", cases.SETS)
+def test_every_set_of_cases_runs(name: str) -> None:
     pytest.importorskip("logitless")
-    words = ["--device", "cpu", "--mixed", "24x200x16", "--autocast", "24x200x16", "--rounds", "2"]
-    done = subprocess.run([sys.executable, str(RUN.with_name("dtypes.py")), *words], capture_output=True, text=True)
+    if name == "trl":
+        pytest.importorskip("trl")
+    words = [name, "--device", "cpu", "--shapes", "24x200x16", "--rounds", "2"]
+    done = subprocess.run([sys.executable, str(RUN.with_name("cases.py")), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "| float32 hidden, bf16 weight, loss |" in done.stdout and "| autocast, 160 MiB |" in done.stdout
+    lines = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(lines) > 2 and all(len(line) == 5 for line in lines) and all(float(line[1]) >= 0 for line in lines[1:])
 
 
-def test_smoke_run_of_options() -> None:
-    pytest.importorskip("logitless")
-    words = ["--device", "cpu", "--shapes", "24x200x16", "--rounds", "2", "--only", "top"]
-    done = subprocess.run([sys.executable, str(RUN.with_name("options.py")), *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split("|")[1:3] for line in done.stdout.splitlines() if line.startswith("| ")]
-    found = [(name.strip(), step.strip()) for name, step in lines]
-    expected = [("plain", "loss"), ("is_top1", "loss"), ("top_k 1", "loss"), ("top_k 8", "loss"), ("top_k 64", "loss")]
-    assert found[1:] == [*expected, ("plain", "gradients"), ("F", "loss")]
+def test_chosen_cases_have_what_they_are_compared_with() -> None:
+    all_cases = [Case("F", int), Case("plain", int, ("F",)), Case("top_k 1", int, ("plain", "F")), Case("other", int)]
+    assert [case.name for case in cases.chosen(all_cases, "top")] == ["F", "plain", "top_k 1"]
+
+
+def test_ratios_are_of_the_same_round_and_memory_is_beyond_gradients() -> None:
+    held: list[torch.Tensor] = []
+    both = [Case("none", int), Case("some", lambda: held.append(torch.ones(1 << 22)), ("none",), 1 << 20)]
+    lines = harness.measured(Clock("cpu"), both, 3)
+    assert lines[3].startswith("| some |") and lines[3].endswith(" x none | 15 |"), lines
+    assert harness.ratio_of([2.0, 9.0, 4.0], [1.0, 1.0, 2.0]) == 2.0
 
 
 def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:

@@ -9,14 +9,13 @@ import subprocess
 import sys
 
 import pytest
-import torch
 import torch.distributed as dist
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def run(*arguments: str, program: str = "parallel.py") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(HERE / program), *arguments]
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(HERE / "parallel.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
@@ -48,19 +47,4 @@ def test_without_time_nothing_is_measured() -> None:
 @pytest.mark.parametrize("arguments", [("--ranks", "1"), ("--shapes", "65x100x32"), ("--shapes", "none")])
 def test_bad_arguments_are_named(arguments: tuple[str, ...]) -> None:
     done = run("--device", "cpu", *arguments)
-    assert done.returncode == 2 and arguments[0] in done.stderr and "expected" in done.stderr
-
-
-def test_what_an_overlap_was_is_shown() -> None:
-    record = HERE.parent / "records/overlap-2026-11-24.json"
-    done = run("--show", str(record), program="overlap.py")
-    assert "| one after the other | 5.735 | 3.126 | 5.616 |" in done.stdout, done.stderr
-    for line in (HERE.parents[1] / "docs/parallel.md").read_text().splitlines():
-        if line.startswith(("| the product |", "| the all-reduce |", "| one after")):
-            assert line in done.stdout
-
-
-@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="it would be measured")
-def test_overlap_needs_two_gpus() -> None:
-    done = run(program="overlap.py")
-    assert done.returncode == 2 and "needs 2 GPUs" in done.stderr
+    assert done.returncode != 0 and f"{arguments[0]}: expected" in done.stderr

@@ -36,7 +36,7 @@ def test_records_of_studies_can_be_read() -> None:
 
 def test_every_record_is_published_and_says_what_it_is_of() -> None:
     # docs/architecture_mma.md, docs/parallel.md and docs/parallel_clients.md say what these found.
-    of_others = {"mma-2026-11-25", "parallel-2026-11-24", "overlap-2026-11-24", "fsdp-2026-11-24"}
+    of_others = {"mma-2026-11-25", "parallel-2026-11-24", published.OVERLAP, "fsdp-2026-11-24"}
     assert {path.stem for path in published.RECORDS.glob("*.json")} == set(published.TABLES) | of_others
     for name in published.TABLES:
         record = published.loaded(name)

@@ -9,7 +9,7 @@ import torch
 
 from clock import MIB, Call, Clock
 from data import Inputs
-from limits import Deadline, step_limit
+from limits import Deadline, StepTimeout, step_limit
 from methods import Method, seen_plan
 from record import Gemms, Record, Row
 from shapes import Shape
@@ -106,9 +106,7 @@ class ShapeTiming:
             try:
                 with step_limit(limit_seconds):
                     self._prepare(method, row)
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
+            except (Exception, StepTimeout) as error:
                 row.status = "refused" if type(error).__name__ == "BudgetTooSmallError" else "failed"
                 row.reason = describe(error)
             if row.status != "ok":

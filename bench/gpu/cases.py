@@ -1,0 +1,370 @@
+"""What calls of the head and of its relatives cost, in sets whose calls take turns.
+
+    python bench/gpu/cases.py options [--shapes 8192x128256x4096] [--rounds 9] [--only top_k]
+    python bench/gpu/cases.py head --budgets unlimited,160 --kernels      with every kernel of a call
+    python bench/gpu/cases.py torch --device cpu --dtype float32 --budgets 256,32 --peak
+    python bench/gpu/cases.py thinned --device cpu --data peaked
+
+LOGITLESS_LIBRARY names liblogitless.so. Each round runs all cases of a shape, shuffled; times are medians of calls
+after a short idle, ratios medians of those to the calls of the same round. F is the bare product of input and weight.
+Memory is what a call takes beyond inputs and gradients at its peak: of PyTorch's allocator, on the CPU of the resident
+set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import ctypes
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.autograd import DeviceType
+
+from clock import Call, Clock
+from data import Inputs, make_inputs
+from harness import ROOT, Case, has_device, measured, parser
+from methods import Loss, Method, budget_name, budget_of, our_loss, without_recordings
+from shapes import Shape, parse_budgets, parse_shapes
+from table import markdown
+from timing import gemm_cells, pass_call
+
+F = "F"
+STATISTICS = ("entropy", "argmax", "target_logit", "mean_logit", "log_sum_sq_probs", "is_top1", "max_logit")
+PRODUCT_BYTES = 8 << 30  # of the logits that F makes at a time
+LONGEST = 60  # characters of a kernel's name
+TRL_COLUMNS = 32768  # of TRL's tiles
+
+
+class Bench:
+    """Inputs of one shape, and the cases that sets are made of."""
+
+    def __init__(self, args: argparse.Namespace, shape: Shape) -> None:
+        self.args, self.shape = args, shape
+        found = make_inputs(shape, args.data, args.device)
+        self.inputs = Inputs(*(part.to(getattr(torch, args.dtype)) for part in found[:2]), found.target)
+
+    def budgets(self) -> Iterator[tuple[str, Any]]:
+        return ((budget_name(budget), budget_of(budget)) for budget in self.args.budgets)
+
+    def loss(self, name: str, loss: Loss, *bases: str, inputs: Inputs | None = None) -> Case:
+        return Case(name, pass_call(Method(name, loss), inputs or self.inputs, "loss"), bases)
+
+    def both(self, name: str, loss: Loss, *bases: str, inputs: Inputs | None = None) -> Case:
+        """Forward and backward."""
+        inputs = inputs or self.inputs
+        return Case(name, pass_call(Method(name, loss), inputs, "gradients"), bases, _bytes(*inputs[:2]))
+
+    def product(self) -> Case:
+        columns = max(1, PRODUCT_BYTES // (self.inputs.weight.element_size() * max(1, self.shape.tokens)))
+        parts = self.inputs.weight.split(columns)
+
+        def call() -> None:
+            for part in parts:
+                torch.mm(self.inputs.hidden, part.T)
+
+        return Case(F, call)
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def head(bench: Bench) -> Iterator[Case]:
+    """The loss alone, and the gradients at every budget."""
+    yield bench.product()
+    yield bench.loss("loss", our_loss(), F)
+    for name, budget in bench.budgets():
+        yield bench.both(f"gradients, {name}", our_loss(max_workspace_bytes=budget), F)
+
+
+def torch_head(bench: Bench) -> Iterator[Case]:
+    """F.cross_entropy(F.linear(...)) beside ours."""
+
+    def plain(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(functional.linear(hidden, weight), target)
+
+    yield bench.product()
+    yield bench.both("torch", plain, F)
+    yield bench.loss("torch, loss", plain, F)
+    for name, budget in bench.budgets():
+        yield bench.both(f"logitless, {name}", our_loss(max_workspace_bytes=budget), "torch", F)
+    yield bench.loss("logitless, loss", our_loss(), "torch, loss", F)
+
+
+def thinned(bench: Bench) -> Iterator[Case]:
+    """Thinned gradients beside exact ones; run.py --data has their errors."""
+    yield bench.both("exact", our_loss(), "exact")
+    yield bench.loss("loss alone", our_loss(), "exact")
+    for exponent in (9, 10):
+        loss = our_loss(gradient="always-thinned", threshold=2.0**-exponent, seed=0)
+        yield bench.both(f"thinned 2^-{exponent}", loss, "exact", "loss alone")
+
+
+def options(bench: Bench) -> Iterator[Case]:
+    """Statistics of rows, top-k, temperatures of rows, batch_invariant."""
+    import logitless
+
+    hidden, weight, target = bench.inputs
+    given: dict[str, dict[str, Any]] = {name: {"return_stats": (name,)} for name in STATISTICS}
+    given["all statistics"] = {"return_stats": STATISTICS}
+    given["temperature of rows"] = {"temperature": torch.full(target.shape, 0.8, device=hidden.device)}
+    given["batch_invariant"] = {"batch_invariant": True}
+    yield bench.product()
+    yield bench.loss("plain", our_loss(), F)
+    for name, of_name in given.items():
+        yield bench.loss(name, our_loss(**of_name), "plain", F)
+    for k in (1, 8, 64):
+        yield Case(f"top_k {k}", functools.partial(logitless.linear_top_k, hidden, weight, k), ("plain", F))
+    yield bench.both("plain, gradients", our_loss(), F)
+    yield bench.both("batch_invariant, gradients", our_loss(batch_invariant=True), "plain, gradients", F)
+
+
+def _products(name: str, inputs: Inputs) -> list[Case]:
+    """All three, and the logits' alone."""
+    cells = gemm_cells(inputs)
+
+    def all_three() -> None:
+        for cell in cells:
+            cell.call()
+
+    return [Case(name, all_three), Case(f"{name}, one", cells[0].call)]
+
+
+def mixed(bench: Bench) -> Iterator[Case]:
+    """Float32 hidden states with a bf16 weight, float32 alone, and TF32."""
+    wide = Inputs(bench.inputs.hidden.float(), bench.inputs.weight.float(), bench.inputs.target)
+    bases = "products in float32", "products in float32, one"
+
+    def with_tf32(case: Case) -> Case:
+        def allowed() -> None:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            try:
+                case.call()
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = False
+
+        return dataclasses.replace(case, name=f"{case.name}, TF32", call=allowed)
+
+    yield from _products(bases[0], wide)
+    half = Inputs(wide.hidden, bench.inputs.weight.bfloat16(), wide.target)
+    for name, inputs in (("float32 hidden, bf16 weight", half), ("float32", wide)):
+        cases = [
+            bench.both(name, our_loss(), bases[0], inputs=inputs),
+            bench.loss(f"{name}, loss", our_loss(), bases[1], inputs=inputs),
+        ]
+        yield from cases
+        if inputs is wide:
+            yield from map(with_tf32, cases)
+
+
+def autocast(bench: Bench) -> Iterator[Case]:
+    """Float32 weights under autocast to bf16, beside bf16 weights."""
+    wide = Inputs(bench.inputs.hidden.float(), bench.inputs.weight.float(), bench.inputs.target)
+    device = bench.inputs.hidden.device.type
+
+    def under(loss: Loss) -> Loss:
+        def cast(*inputs: Tensor) -> Tensor:
+            with torch.autocast(device, dtype=torch.bfloat16):
+                return loss(*inputs)
+
+        return cast
+
+    yield from _products("products in bf16", bench.inputs)
+    for name, budget in bench.budgets():
+        loss = our_loss(max_workspace_bytes=budget)
+        yield bench.both(f"bf16, {name}", loss, "products in bf16")
+        yield bench.both(f"autocast, {name}", under(loss), "products in bf16", inputs=wide)
+    yield bench.loss("bf16, loss", our_loss(), "products in bf16, one")
+    yield bench.loss("autocast, loss", under(our_loss()), "products in bf16, one", inputs=wide)
+
+
+def _with_gradients(name: str, loss: Callable[[], Tensor], upstream: Tensor, leaves: Inputs, *bases: str) -> Case:
+    """A loss of each token with its upstream gradient, or a mean."""
+
+    def call() -> None:
+        leaves.hidden.grad = leaves.weight.grad = None
+        found = loss()
+        found.backward(upstream if found.dim() else None)
+        leaves.hidden.grad = leaves.weight.grad = None
+
+    return Case(name, call, bases, _bytes(*leaves[:2]))
+
+
+def _first_of(function: Callable[..., Any], *arguments: Any) -> Callable[[], Tensor]:
+    return lambda: function(*arguments)[0]
+
+
+def trl(bench: Bench) -> Iterator[Case]:
+    """TRL's log-probabilities and entropies as GRPO calls them (no gradients of entropies), by its own function and by
+    logitless.trl.patch()."""
+    import logitless.trl
+    import trl.trainer.utils
+
+    logitless.trl.patch(max_workspace_bytes=budget_of(bench.args.budgets[0]))
+    function, leaves = trl.trainer.utils._ChunkedLogProbFunction, bench.inputs.leaves()
+    upstream = torch.randn(bench.shape.tokens, device=leaves.hidden.device) / bench.shape.tokens
+    more = (None, leaves.target, 1.0, TRL_COLUMNS, None, 1.0, ("log_probs", "entropy"))
+    yield bench.product()
+    for name, apply, bases in (("TRL", function.original.apply, (F,)), ("logitless", function.apply, ("TRL", F))):
+        call = _first_of(apply, leaves.hidden, leaves.weight, *more)
+        yield _with_gradients(name, call, upstream, leaves, *bases)
+
+
+def divergence(bench: Bench) -> Iterator[Case]:
+    """Jensen-Shannon's of a student's and a teacher's head twice as wide: ours, TRL's function, and whole logits."""
+    import logitless
+
+    leaves, beta = bench.inputs.leaves(), 0.5
+    tokens, vocab, width = bench.shape[1:]
+    place = {"device": bench.args.device, "dtype": leaves.hidden.dtype}
+    teacher = torch.randn(tokens, 2 * width, **place)
+    teacher_weight = torch.empty(vocab, 2 * width, **place).normal_(0, (2 * width) ** -0.5)
+    heads = (leaves.hidden, leaves.weight, teacher, teacher_weight)
+    upstream = torch.randn(tokens, device=bench.args.device) / tokens
+
+    def whole() -> Tensor:
+        log_p, log_q = ((h @ w.T).float().log_softmax(-1) for h, w in (heads[:2], heads[2:]))
+        log_m = torch.logaddexp(log_p + math.log(1 - beta), log_q + math.log(beta))
+        return (beta * log_q.exp() * (log_q - log_m) + (1 - beta) * log_p.exp() * (log_p - log_m)).sum(-1)
+
+    def products() -> None:
+        """The four of the student and two of the teacher that the plan has, of 512 rows at a time."""
+        out = torch.empty(512, vocab, **place)
+        for rows, of_teacher in zip(bench.inputs.hidden.split(512), teacher.split(512)):
+            dz = out[: len(rows)]
+            for _ in range(2):
+                torch.mm(rows, bench.inputs.weight.T, out=dz)
+                torch.mm(of_teacher, teacher_weight.T, out=dz)
+            dz @ bench.inputs.weight
+        for columns in bench.inputs.weight.split(8192):
+            torch.empty(tokens, len(columns), **place).fill_(0.5).T @ bench.inputs.hidden
+
+    bare = "bare products, 4 + 2"
+    yield Case(bare, products)
+    for name, reduction in (("logitless, a gradient a token", "none"), ("logitless, a mean", "mean")):
+        given = {"beta": beta, "reduction": reduction, "max_workspace_bytes": budget_of(bench.args.budgets[0])}
+        call = functools.partial(logitless.linear_divergence, *heads, **given)
+        yield _with_gradients(name, call, upstream, leaves, bare)
+    yield _with_gradients("whole logits", whole, upstream, leaves, bare)
+    try:
+        from trl.kernels.chunked_divergence import ChunkedDivergenceFunction as Trl
+    except ImportError:
+        print("TRL's function is not installed")
+    else:
+        call = _first_of(Trl.apply, *heads[:2], None, *heads[2:], None, beta)
+        yield _with_gradients("TRL", call, upstream, leaves, bare)
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+    cases: Callable[[Bench], Iterator[Case]]
+    shapes: str
+    budgets: str = "unlimited"
+
+
+SETS = {
+    "head": Set(head, "5094x59508x2099"),
+    "torch": Set(torch_head, "2048x32768x256,1024x131072x1024,512x256000x2304", "256,32"),
+    "thinned": Set(thinned, "1024x131072x1024"),
+    "options": Set(options, "8192x128256x4096,8192x256000x2304,1024x128256x4096"),
+    "mixed": Set(mixed, "4096x128256x2048"),
+    "autocast": Set(autocast, "8192x128256x4096", "unlimited,2560,1280,160"),
+    "trl": Set(trl, "8192x151936x4096", "1024"),
+    "divergence": Set(divergence, "8192x151936x2048", "1024"),
+}
+
+
+def kernels_of(call: Call, calls: int = 10) -> list[tuple[str, float, float]]:
+    """Name, launches a call and microseconds a call, of each kernel, the longest first; by PyTorch's profiler (CUPTI).
+    Recordings of runs that come again are off, as a graph's kernels have no names of their own."""
+    with without_recordings():
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+    times: dict[str, list[float]] = collections.defaultdict(list)
+    for event in profile.events():
+        if event.device_type == DeviceType.CUDA:
+            times[event.name].append(event.device_time)
+
+    def short(name: str) -> str:
+        """Without the namespaces and arguments of a C++ function."""
+        return re.sub(r"^void |\(anonymous namespace\)::|logitless::cuda::|\(.*$", "", name)[:LONGEST]
+
+    found = [(short(name), len(each) / calls, sum(each) / calls) for name, each in times.items()]
+    return sorted(found, key=lambda row: -row[2])
+
+
+def show_kernels(case: Case) -> None:
+    rows = kernels_of(case.call)
+    print(f"{case.name}: {sum(us for _, _, us in rows):.0f} us of kernels\n")
+    table = [[name, f"{launches:g}", f"{us:.1f}"] for name, launches, us in rows]
+    print("\n".join(markdown(["kernel", "launches", "us"], table)) + "\n", flush=True)
+
+
+def show_peaks(flop: float) -> None:
+    """What this machine's multiply-add units give: the fp32 FMA, and the bf16 dot product where there is one."""
+    with tempfile.TemporaryDirectory() as folder:
+        probe = pathlib.Path(folder) / "fma_peak.so"
+        command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]
+        subprocess.run([*command, str(ROOT / "bench" / "fma_peak.c"), "-o", str(probe)], check=True)
+        library = ctypes.CDLL(str(probe))
+        for name, peak in (("fp32", library.fp32_peak), ("bf16", library.bf16_peak)):
+            peak.restype = ctypes.c_double
+            if gflops := peak(torch.get_num_threads()):
+                print(f"peak in {name}: {gflops:.0f} GFLOP/s, F in {flop / gflops * 1e-6:.2f} ms", flush=True)
+
+
+def chosen(cases: list[Case], only: str) -> list[Case]:
+    """Those whose names contain it, and what their ratios are to."""
+    wanted = {name for case in cases if only in case.name for name in (case.name, *case.bases)}
+    return [case for case in cases if case.name in wanted]
+
+
+def main() -> int:
+    found = parser(__doc__, shapes=None, budgets=None, rounds=5, dtype="bfloat16")
+    found.add_argument("set", choices=SETS, help="; ".join(f"{n}: {s.cases.__doc__}" for n, s in SETS.items()))
+    found.add_argument("--data", default="std1", help="std1, std3, peaked and so on")
+    found.add_argument("--only", default="", help="cases whose name contains this")
+    found.add_argument("--kernels", action="store_true", help="on a GPU: the time of every kernel of each case")
+    found.add_argument("--peak", action="store_true", help="on the CPU: its multiply-add peak, before and after")
+    args = found.parse_args()
+    of_set = SETS[args.set]
+    args.budgets = args.budgets or parse_budgets(of_set.budgets)
+    if not has_device(args):
+        return 2
+    clock = Clock(args.device)
+    for shape in args.shapes or parse_shapes(of_set.shapes):
+        bench = Bench(args, shape)
+        cases = chosen(list(of_set.cases(bench)), args.only)
+        print(f"### {args.set}, {shape.tokens} x {shape.vocab} x {shape.hidden}, {args.dtype}, {args.data}\n")
+        if args.peak:
+            show_peaks(shape.flop)
+        print("\n".join(measured(clock, cases, args.rounds)) + "\n", flush=True)
+        if args.peak:
+            show_peaks(shape.flop)
+        for case in cases if args.kernels else []:
+            show_kernels(case)
+        del bench, cases
+        clock.release()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
