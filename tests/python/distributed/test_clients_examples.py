@@ -1,4 +1,4 @@
-"""The examples of several ranks, each run as a script at its tiny size."""
+"""The example of several ranks, run as a script at its tiny size."""
 
 import contextlib
 import io
@@ -14,12 +14,11 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
-def run(mesh, name, *options):
-    sys.path.insert(0, str(EXAMPLES))
-    sys.argv = [name, *options, "--steps", "12"]
+def run(mesh, how, *options):
+    sys.argv = ["parallel_train.py", how, *options, "--steps", "12"]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        runpy.run_path(str(EXAMPLES / "parallel_train.py"), run_name="__main__")
     return printed.getvalue().strip()
 
 
@@ -28,15 +27,15 @@ def check(printed, nothing):
     assert last < first - 0.5 and not nothing
 
 
-NAMES = pytest.mark.parametrize("name", ["parallel_fsdp2.py", "parallel_tensor.py"])
+WAYS = pytest.mark.parametrize("how", ["fsdp2", "tensor"])
 
 
-@NAMES
-def test_the_loss_falls(two, name):
-    check(*two(run, name, "--tiny"))
+@WAYS
+def test_the_loss_falls(two, how):
+    check(*two(run, how, "--tiny"))
 
 
 @pytest.mark.gpu
-@NAMES
-def test_the_loss_falls_on_gpus(two_gpus, name):
-    check(*two_gpus(run, name))
+@WAYS
+def test_the_loss_falls_on_gpus(two_gpus, how):
+    check(*two_gpus(run, how))
