@@ -1,6 +1,7 @@
 // Gradient descent on a CUDA device in C++: one plan and one workspace for all steps, everything on the
-// caller's stream. The head's gradient comes in bf16; the update itself is left to cudaMemcpy and the host to
-// keep this short. Ends with 77 where there is no usable device.
+// caller's stream. In C it is the same: loss_and_gradients.c with a context of `options.device = 0`, memory
+// of the device and a stream. The head's gradient comes in bf16; the update itself is left to cudaMemcpy and
+// the host to keep this short. Ends with 77 where there is no usable device.
 #include <cuda_runtime_api.h>
 
 #include <bit>
@@ -79,6 +80,7 @@ int main() try {
   const auto d_classifier = device_memory<logitless::bf16>(kVocab * kHidden);
   const auto targets = device_memory<int64_t>(kTokens);
   const auto device_loss = device_memory<float>(1);
+  const auto device_invalid = device_memory<int64_t>(2);  // targets cannot be refused before a run
   copy<logitless::bf16>(hidden.get(), host_hidden, stream);
   copy<int64_t>(targets.get(), host_targets, stream);
 
@@ -98,9 +100,11 @@ int main() try {
   logitless::Buffers buffers =
       logitless::make_buffers(e, c, std::span<const int64_t>(targets.get(), static_cast<size_t>(kTokens)));
   buffers.loss = device_loss.get();
+  buffers.invalid_targets = device_invalid.get();
   buffers.d_classifier = d_classifier.get();
   std::vector<logitless::bf16> gradient(host_classifier.size());
   float first = 0, loss = 0;
+  int64_t invalid[2] = {};  // how many, and the first row with one
   for (int step = 0; step < kSteps; ++step) {
     copy<logitless::bf16>(classifier.get(), host_classifier, stream);
     plan.run(buffers, {workspace.get(), info.workspace_bytes}, stream);
@@ -112,8 +116,9 @@ int main() try {
       host_classifier[i] = narrow(widen(host_classifier[i]) - kLearningRate * widen(gradient[i]));
     }
   }
+  copy<int64_t>(invalid, {device_invalid.get(), 2}, stream);
   check_cuda(cudaStreamDestroy(stream));
-  return std::isfinite(loss) && loss < first ? 0 : 1;
+  return std::isfinite(loss) && loss < first && invalid[0] == 0 ? 0 : 1;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
