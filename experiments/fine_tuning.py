@@ -15,7 +15,6 @@ liblogitless.so. --dump writes hidden states, head and targets at the start, for
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import pathlib
 import statistics
@@ -23,7 +22,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 START = time.monotonic()
@@ -205,26 +203,15 @@ def make_watch(clock: Clock, model: Any) -> Any:
             self.memory: dict[str, Any] = {}
             self.snapshot: StepSnapshot | None = None
 
-        def guarded(self, action: Callable[[], Any]) -> Any:
-            """The allocator's record is no public interface: a run does not fail with it."""
-            try:
-                return action()
-            except Exception as error:
-                self.close()
-                self.memory = {"reason": describe(error)}
-                return None
-
         def close(self) -> None:
             """Ends a record under way, also of a run that failed."""
             if self.snapshot is not None:
-                with contextlib.suppress(Exception):
-                    self.snapshot.close()
-            self.snapshot = None
+                self.snapshot.close()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if clock.cuda and state.global_step == LOOKED_AT:
                 optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
-                self.snapshot = self.guarded(lambda: StepSnapshot(model, model.base_model.norm, optimizer))
+                self.snapshot = StepSnapshot(model, model.base_model.norm, optimizer)
             if clock.cuda and state.global_step == WARM:
                 torch.cuda.reset_peak_memory_stats()
             clock.wait()
@@ -232,13 +219,12 @@ def make_watch(clock: Clock, model: Any) -> Any:
 
         def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             if self.snapshot is not None:
-                self.guarded(self.snapshot.optimizer_begins)
+                self.snapshot.optimizer_begins()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             clock.wait()
             if self.snapshot is not None:
-                self.memory = self.guarded(self.snapshot.finish) or self.memory
-                self.snapshot = None
+                self.memory, self.snapshot = self.snapshot.finish(), None
             elif state.global_step > WARM or not clock.cuda:
                 self.ms.append(1e3 * (time.perf_counter() - self.began))
 

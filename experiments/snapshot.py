@@ -89,22 +89,20 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 class StepSnapshot:
-    """Records one step of a model whose head follows ``norm``, its last layer."""
+    """Records one step of a model whose head follows ``norm``, its last layer. The allocator's record is no public
+    interface: what fails with it is the result's reason, and the step goes on."""
 
     def __init__(self, model: nn.Module, norm: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model = model
         self.marks, self.gradients = Marks(), set[int]()
-        self.problem = ""  # of a hook: the step goes on without its record
+        self.problem = ""
         weights = bytes_of(model.parameters())
         states = bytes_of(t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
         everything = torch.cuda.memory_allocated()
         self.held = {"weights": weights, "optimizer": states, "other": max(0, everything - weights - states)}
         self.hooks: list[RemovableHandle] = [norm.register_forward_hook(self._head_begins)]
-        try:
+        with self._noting():
             torch.cuda.memory._record_memory_history("all", context=None, clear_history=True)
-        except BaseException:
-            self.close()
-            raise
 
     def _trace(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
@@ -112,7 +110,6 @@ class StepSnapshot:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """The allocator's record is no public interface: what fails with it is noted, and raised by finish alone."""
         try:
             yield
         except Exception as error:
@@ -137,16 +134,17 @@ class StepSnapshot:
         """The hooks are removed and nothing is recorded any more. May be called again."""
         while self.hooks:
             self.hooks.pop().remove()
-        torch.cuda.memory._record_memory_history(None)
+        with self._noting():
+            torch.cuda.memory._record_memory_history(None)
 
     def finish(self) -> dict[str, Any]:
-        """MiB of each category at the peak, and over the step. Raises RuntimeError where a hook failed."""
-        try:
-            if self.problem:
-                raise RuntimeError(f"the step's memory was not recorded: {self.problem}")
+        """MiB of each category at the peak, and over the step, or why there are none."""
+        items: list[dict[str, Any]] = []
+        with self._noting():
             items = self._trace()
-        finally:
-            self.close()
+        self.close()
+        if self.problem:
+            return {"reason": self.problem}
         signs = {"alloc": 1, "free_completed": -1}
         events = [Event(item["addr"], signs[item["action"]] * item["size"]) for item in items]
         timeline, peak = categorized(events, self.marks, self.held, self.gradients)

@@ -106,8 +106,7 @@ def test_a_record_that_fails_ends_without_the_step(record: Record) -> None:
     record.fails = True
     norm(torch.ones(2, 4)).sum().backward()  # the hooks do not raise
     found.optimizer_begins()
-    with pytest.raises(RuntimeError, match="the step's memory was not recorded: KeyError: 'device_traces'"):
-        found.finish()
+    assert found.finish() == {"reason": "KeyError: 'device_traces'"}
     assert not record.on and not norm._forward_hooks and norm.weight.grad is not None
 
 
@@ -116,8 +115,7 @@ def test_a_record_whose_end_fails_is_off(record: Record) -> None:
     assert record.on and norm._forward_hooks
     norm(torch.ones(2, 4)).sum().backward()
     record.fails = True
-    with pytest.raises(KeyError, match="device_traces"):
-        found.finish()
+    assert found.finish() == {"reason": "KeyError: 'device_traces'"}
     assert not record.on and not norm._forward_hooks
 
 
