@@ -21,13 +21,11 @@ import argparse
 import contextlib
 import pathlib
 import sys
-import time
-import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "gpu"))
 
-from harness import OPTIONS, START, has_device, parser, positive  # noqa: E402
-from limits import Deadline, reported_by  # noqa: E402
+from harness import OPTIONS, START, has_device, in_shares, parser, positive, reported  # noqa: E402
+from limits import Deadline  # noqa: E402
 from step_record import StepRecord, draw_steps, load_steps, render_steps  # noqa: E402
 
 GRACE = 0.95  # of the minutes; the rest is for the step under way, the table and the plots
@@ -62,7 +60,7 @@ def show(record: StepRecord, args: argparse.Namespace) -> None:
 
 def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) -> None:
     from step_heads import chosen_heads, import_libraries
-    from step_models import chosen_specs, import_model, sized
+    from step_models import Spec, chosen_specs, import_model, sized
     from step_rounds import ModelBench
 
     specs, heads = chosen_specs(args.models), chosen_heads(args.heads)
@@ -71,23 +69,14 @@ def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) ->
     for spec in specs:
         with contextlib.suppress(Exception):  # its rows say what is wrong
             import_model(spec)
-    for index, spec in enumerate(specs):
-        share = deadline.share(len(specs) - index)
-        if share.left() <= 0:
-            record.note(f"{spec.name}: left out: no time left")
-            continue
-        print(f"{spec.name}: {time.monotonic() - START:.0f} s so far, {share.left():.0f} s for it", flush=True)
+
+    def measure_model(spec: Spec, share: Deadline) -> None:
         spec = sized(spec, tiny, args.layers, args.sequences, args.length)
         bench = ModelBench(record, spec, args.device, args.prepare_seconds, args.tune)
-        try:
-            bench.run(heads, args.rounds, share)
-        except Exception as error:
-            traceback.print_exc()
-            record.note(f"{spec.name}: {type(error).__name__}: {str(error)[:300]}")
-        record.save()
-        clock = bench.clock
-        del bench  # the model with it
-        clock.release()
+        bench.clock.release()  # what the model before this one left
+        bench.run(heads, args.rounds, share)
+
+    in_shares(record, deadline, {spec.name: spec for spec in specs}, measure_model)
 
 
 def main() -> int:
@@ -109,12 +98,7 @@ def main() -> int:
     if not has_device(args):
         return 2
     record = StepRecord(args.json, describe_machine(args.device) | {"packages": package_versions(PACKAGES)})
-
-    def last_words() -> None:
-        record.save()
-        show(record, args)
-
-    with reported_by(START, 60 * args.minutes, last_words):
+    with reported(record, args.minutes, lambda: show(record, args)):
         measure(record, args, Deadline(START, 60 * args.minutes * GRACE))
     return 0
 

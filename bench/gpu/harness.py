@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -10,9 +11,12 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from limits import Deadline, reported_by
+from record import Record
 from shapes import parse_budgets, parse_shapes
 from table import markdown, number
 
@@ -25,6 +29,7 @@ if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(ROOT / "python"))
 
 Key = TypeVar("Key")
+Item = TypeVar("Item")
 MIB = 1 << 20
 
 
@@ -81,6 +86,34 @@ def has_device(args: argparse.Namespace) -> bool:
         return True
     print("no CUDA device: nothing is measured (try --device cpu, with small shapes)", file=sys.stderr)
     return False
+
+
+@contextlib.contextmanager
+def reported(record: Record, minutes: float, show: Callable[[], None]) -> Iterator[None]:
+    """The record is written and shown at the end of the block, or when the minutes are over."""
+
+    def last_words() -> None:
+        record.save()
+        show()
+
+    with reported_by(START, 60 * minutes, last_words):
+        yield
+
+
+def in_shares(record: Record, end: Deadline, items: Mapping[str, Item], run: Callable[[Item, Deadline], None]) -> None:
+    """Each item with an equal part of the time that is left. One that fails is noted, and the others go on."""
+    for index, (name, item) in enumerate(items.items()):
+        share = end.share(len(items) - index)
+        if share.left() <= 0:
+            record.note(f"{name}: left out: no time left")
+            continue
+        print(f"{name}: {time.monotonic() - START:.0f} s so far, {share.left():.0f} s for it", flush=True)
+        try:
+            run(item, share)
+        except Exception as error:
+            traceback.print_exc()
+            record.note(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+        record.save()
 
 
 def interleaved(clock: Clock, calls: Mapping[Key, Call], rounds: int) -> dict[Key, list[float]]:

@@ -23,13 +23,13 @@ import torch
 
 from clock import MIB, Call, Clock
 from data import Inputs, make_inputs
-from harness import START, has_device, parser
-from limits import Deadline, StepTimeout, reported_by, step_limit
+from harness import START, has_device, parser, reported
+from limits import Deadline, StepTimeout, step_limit
 from machine import describe_machine, package_versions
 from methods import Loss, Method, budget_of, our_loss, peer_methods, without_recordings
 from record import Record, Row
 from shapes import Shape
-from table import markdown, number
+from table import host_method, host_table
 from timing import describe, pass_call
 
 SHAPES = "256x32768x1024,1024x32768x1024,2048x32000x768,4096x50304x768,1024x128256x2048,2048x128256x4096"
@@ -233,30 +233,11 @@ def measure_shape(record: Record, clock: Clock, shape: Shape, methods: list[Meth
     record.save()
 
 
-def rows_of(record: Record, shape: Shape) -> dict[tuple[str, str], Row]:
-    """By method and pass; those of a new N by budget, too."""
-    found = {}
-    for row in record.rows:
-        if row.shape == shape.name:
-            name = f"{row.method} {row.budget_mib} MiB" if row.pass_ == "new N" and row.budget_mib else row.method
-            found[name, row.pass_] = row
-    return found
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
-    if row.status != "ok":
-        return row.status
-    host = number(row.host_us, ".0f")
-    return host if row.pass_ == "new N" else f"{number(row.back_to_back_ms)} ({host})"
-
-
 def missed_bars(record: Record) -> list[str]:
     """Host time at most eager's; back to back at most that of eager and of torch.compile; 0.3 ms for a new N."""
     lines = []
     for shape in record.shapes:
-        rows = rows_of(record, shape)
+        rows = {(host_method(row), row.pass_): row for row in record.rows if row.shape == shape.name}
         for (name, pass_), row in rows.items():
             if not row.ours or row.host_us is None:
                 continue
@@ -277,16 +258,9 @@ def missed_bars(record: Record) -> list[str]:
 
 
 def render(record: Record) -> str:
-    """One row a shape: milliseconds back to back, in brackets the host's microseconds."""
-    columns: dict[tuple[str, str], None] = {}
-    tables = [rows_of(record, shape) for shape in record.shapes]
-    for pass_ in ("gradients", "loss", "new N"):
-        columns |= {key: None for rows in tables for key in rows if key[1] == pass_}
-    names = {"gradients": "fwd + bwd", "loss": "loss", "new N": "new N, us"}
-    head = ["shape", *(f"{method}, {names[pass_]}" for method, pass_ in columns)]
-    body = [[shape.name, *(_cell(rows.get(key)) for key in columns)] for shape, rows in zip(record.shapes, tables)]
     lines = [f"{name}: {value}" for name, value in record.meta.items()]
-    lines += ["", "Milliseconds back to back, in brackets the host's microseconds.", "", *markdown(head, body)]
+    lines += ["", "Milliseconds back to back, in brackets the host's microseconds.", ""]
+    lines += host_table(record, ("gradients", "loss", "new N"))
     missed = missed_bars(record)
     lines += ["", f"Bars missed: {len(missed)}", *(f"- {line}" for line in missed)]
     return "\n".join([*lines, *(f"- {row.shape}, {row.method}: {row.reason}" for row in record.rows if row.reason)])
@@ -309,12 +283,8 @@ def main() -> int:
     for reason in missing:
         record.note(reason)
 
-    def last_words() -> None:
-        record.save()
-        print(render(record), flush=True)
-
     deadline, clock = Deadline(START, 60 * args.minutes * 0.9), Clock(args.device)
-    with reported_by(START, 60 * args.minutes, last_words):
+    with reported(record, args.minutes, lambda: print(render(record), flush=True)):
         for index, shape in enumerate(shapes):
             measure_shape(record, clock, shape, methods, deadline, len(shapes) - index)
             clock.release()

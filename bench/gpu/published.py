@@ -20,7 +20,7 @@ from plots import plot_time_against_budget, plot_time_against_memory
 from record import Record, Row, load, read_json
 from step_record import draw_steps, load_steps, published_steps
 from studies import fine_tuning, linear_rnn, papers
-from table import markdown, number
+from table import host_table, markdown, number
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "bench" / "records"
@@ -104,22 +104,6 @@ def ratios(record: Record) -> list[str]:
     return markdown(head, lines)
 
 
-def hosts(record: Record) -> list[str]:
-    """A row a head: milliseconds back to back, in brackets the host's microseconds, of each method and pass."""
-    columns = [
-        key for key in dict.fromkeys((row.method, row.pass_) for row in record.rows) if key[1] in ("gradients", "loss")
-    ]
-    columns.sort(key=lambda key: key[1])
-    found = {(row.shape, row.method, row.pass_): row for row in record.rows}
-
-    def cell(row: Row) -> str:
-        return f"{number(row.back_to_back_ms)} ({number(row.host_us, '.0f')})" if row.status == "ok" else row.status
-
-    head = [f"{NAMES.get(method, method)}{', loss' if pass_ == 'loss' else ''}" for method, pass_ in columns]
-    lines = [[shape.name, *(cell(found[(shape.name, *key)]) for key in columns)] for shape in record.shapes]
-    return markdown(["head", *head], lines)
-
-
 def overlap() -> list[str]:
     """Does the sum of d_hidden over ranks hide behind d_classifier's product? Medians of each way at each head."""
     shapes: dict[str, dict[str, list[float]]] = read_json(RECORDS / f"{OVERLAP}.json")["shapes"]
@@ -128,7 +112,6 @@ def overlap() -> list[str]:
     return markdown(["ms", *shapes], lines)
 
 
-NAMES = {"canonical": "eager PyTorch"}
 KINDS: dict[str, Callable[[Any], list[str]]] = {
     "head": one_head,
     "heads": heads,
@@ -136,7 +119,7 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
     "products": ratios,
     "odd": ratios,
     "random": ratios,
-    "host": hosts,
+    "host": host_table,
     "steps": published_steps,
 }
 # Rows of README's table, which is of the first of TABLES.

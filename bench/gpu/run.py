@@ -21,11 +21,9 @@ import argparse
 import os
 import subprocess
 import sys
-import time
-import traceback
 
-from harness import OPTIONS, ROOT, START, has_device, parsed, parser, words
-from limits import Deadline, reported_by
+from harness import OPTIONS, ROOT, START, has_device, in_shares, parsed, parser, reported, words
+from limits import Deadline
 from machine import describe_machine, package_versions
 from record import Record, load
 from shapes import BUDGET_GRID_MIB, GRIDS, Shape, checked_share, random_shapes
@@ -98,18 +96,12 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
         peer_errors=args.peer_errors,
         time=args.grid != "memory",
     )
-    for index, shape in enumerate(shapes):
-        share = deadline.share(len(shapes) - index)
-        if deadline.left() <= 0:
-            record.note(f"{shape.name}: left out: no time left")
-            continue
-        print(f"{shape.name}: {time.monotonic() - START:.0f} s so far, {share.left():.0f} s for it", flush=True)
-        try:
-            ShapeBench(record, settings, shape).run(ours, peers, share)
-        except Exception as error:
-            traceback.print_exc()
-            record.note(f"{shape.name}: {type(error).__name__}: {str(error)[:300]}")
-        record.save()
+    in_shares(
+        record,
+        deadline,
+        {shape.name: shape for shape in shapes},
+        lambda shape, share: ShapeBench(record, settings, shape).run(ours, peers, share),
+    )
 
 
 def trained_shape(args: argparse.Namespace) -> Shape:
@@ -143,12 +135,7 @@ def main() -> int:
         return 2
     record = Record(args.json, describe_machine(args.device) | {"packages": package_versions()})
     record.shapes = list(shapes)
-
-    def last_words() -> None:
-        record.save()
-        show(record, args)
-
-    with reported_by(START, 60 * args.minutes, last_words):
+    with reported(record, args.minutes, lambda: show(record, args)):
         measure(record, args, shapes, Deadline(START, 60 * args.minutes * GRACE))
     return 0
 

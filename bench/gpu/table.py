@@ -91,3 +91,26 @@ def render(record: Record) -> str:
     if record.notes:
         lines += ["", "### Left out", "", *(f"- {note}" for note in record.notes)]
     return "\n".join(lines)
+
+
+PASSES = {"gradients": "", "loss": ", loss", "new N": ", a new N, us"}  # of host.py, behind a method
+
+
+def host_method(row: Row) -> str:
+    return f"{row.method} {row.budget_mib} MiB" if row.pass_ == "new N" and row.budget_mib else row.method
+
+
+def host_table(record: Record, passes: tuple[str, ...] = ("gradients", "loss")) -> list[str]:
+    """A row a head: milliseconds back to back, in brackets the host's microseconds, of each method and pass."""
+    found = {(row.shape, host_method(row), row.pass_): row for row in record.rows if row.pass_ in passes}
+    columns = sorted(dict.fromkeys(key[1:] for key in found), key=lambda key: passes.index(key[1]))
+
+    def cell(row: Row | None) -> str:
+        if row is None or row.status != "ok":
+            return "" if row is None else row.status
+        host = number(row.host_us, ".0f")
+        return host if row.pass_ == "new N" else f"{number(row.back_to_back_ms)} ({host})"
+
+    head = [method.replace("canonical", "eager PyTorch") + PASSES[pass_] for method, pass_ in columns]
+    lines = [[shape.name, *(cell(found.get((shape.name, *key))) for key in columns)] for shape in record.shapes]
+    return markdown(["head", *head], lines)
