@@ -24,7 +24,7 @@ OPTION_FILES = {
     "batch_invariant": 31,
     "allow_tf32": 17,
     "compute_dtype": 25,
-    "max_workspace_bytes": 62,
+    "max_workspace_bytes": 57,
 }
 # Measures of scripts/measure_structure, which says where they are found: --places.
 MEASURES = {
