@@ -23,7 +23,6 @@ class Method:
     ours: bool = False
     budget_mib: int | None = None
     threshold: float | None = None  # of thinned gradients
-    implementation: str = ""
     passes: tuple[str, ...] = ("loss", "gradients")
     slow_to_prepare: bool = False  # compiles or tunes kernels for a long time at its first call
 
@@ -78,16 +77,14 @@ def our_methods(
     for implementation in implementations:
         name = f"logitless{'/' + implementation if implementation else ''}"
         fastest = our_loss(implementation, max_workspace_bytes="fastest")
-        found.append(Method(f"{name} loss", fastest, True, None, None, implementation, ("loss",)))
+        found.append(Method(f"{name} loss", fastest, ours=True, passes=("loss",)))
         for budget in budgets:
-            loss = our_loss(implementation, max_workspace_bytes=budget_of(budget))
-            found.append(
-                Method(f"{name} {budget_name(budget)}", loss, True, budget, None, implementation, ("gradients",))
-            )
+            loss, label = our_loss(implementation, max_workspace_bytes=budget_of(budget)), budget_name(budget)
+            found.append(Method(f"{name} {label}", loss, ours=True, budget_mib=budget, passes=("gradients",)))
         for exponent in exponents or []:
             loss = our_loss(implementation, gradient="thinned", threshold=2.0**-exponent, seed=0)
-            thinned = f"{name} thinned 2^-{exponent}"
-            found.append(Method(thinned, loss, True, None, 2.0**-exponent, implementation, ("gradients",)))
+            label, threshold = f"thinned 2^-{exponent}", 2.0**-exponent
+            found.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
     return found
 
 
