@@ -1,4 +1,4 @@
-"""What calls of the head and of its relatives cost, in sets whose calls take turns.
+"""Times and memory of calls of the head and of its relatives, in sets whose calls take turns.
 
     python bench/gpu/cases.py options [--shapes 8192x128256x4096] [--rounds 9] [--only top_k]
     python bench/gpu/cases.py head --budgets unlimited,160 --kernels      with every kernel of a call
@@ -319,7 +319,7 @@ def show_kernels(case: Case) -> None:
 
 
 def show_peaks(flop: float) -> None:
-    """What this machine's multiply-add units give: the fp32 FMA, and the bf16 dot product where there is one."""
+    """The rates of this machine's multiply-add units: the fp32 FMA, and the bf16 dot product where there is one."""
     with tempfile.TemporaryDirectory() as folder:
         probe = pathlib.Path(folder) / "fma_peak.so"
         command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]

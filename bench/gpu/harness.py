@@ -1,4 +1,4 @@
-"""What the benchmarks share: their arguments, and rounds in which all calls take turns."""
+"""Arguments that benchmarks share, shares of their time, and rounds in which all calls take turns."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def of_all(value: Any, ranks: int) -> list[Any]:
 
 
 def out_of_time(end: float, ranks: int) -> bool:
-    """Of any rank."""
+    """Is any rank's time over?"""
     return bool(max(of_all(time.time(), ranks)) > end)
 
 
@@ -40,7 +40,7 @@ def work(
     partial: pathlib.Path,
     end: float,
 ) -> None:
-    # What imports DTensors comes before the group is made, as it would keep it alive.
+    # Imports of DTensors come before the group is made, as they would keep it alive.
     import logitless.distributed  # noqa: F401
     import torch
     import torch.distributed as dist

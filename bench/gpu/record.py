@@ -14,7 +14,7 @@ from shapes import Shape
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """Of a file that is compressed where its name ends in .xz."""
+    """A file's content. It is compressed where its name ends in .xz."""
     content = path.read_bytes()
     return json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)
 

@@ -15,7 +15,7 @@ Cell = dict[str, Any]
 
 
 class Study:
-    """What was measured as a whole or in part. A cell's ``session`` is an index into the calls."""
+    """Cells that were measured, as a whole or in part. A cell's ``session`` is an index into the calls."""
 
     def __init__(self, path: pathlib.Path) -> None:
         content = read_json(path)
