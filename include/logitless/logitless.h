@@ -72,7 +72,7 @@ typedef enum logitless_dtype {
   LOGITLESS_BF16 = 1,
   LOGITLESS_F16 = 2,
   LOGITLESS_F64 = 3, /* then every tensor and statistic is float64: on CUDA (exact gradients), and on the host
-                       by the reference backend; correct and slow (gradients 1F more than below) */
+                       by the reference backend; correct and slow */
   LOGITLESS_I32 = 4,
   LOGITLESS_I64 = 5
 } logitless_dtype;

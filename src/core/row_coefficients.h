@@ -104,21 +104,17 @@ LOGITLESS_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_w
   return k.c == 0 ? d : d + k.c * class_weight;
 }
 
-// A number as its rounding to float and what that took off, for saved statistics: `low` may be passed on as
-// lse_low.
-struct FloatPair {
-  float high = 0, low = 0;
-};
-
 // What storing lse takes off it; 0 where that is no number.
 LOGITLESS_HD inline double rest_of(const LogSumExp<double>& lse, double stored) {
   const double rest = (lse.high - stored) + lse.low;
   return std::isfinite(rest) ? rest : 0;
 }
 
-LOGITLESS_HD inline FloatPair split_to_floats(const LogSumExp<double>& lse) {
-  const float high = static_cast<float>(lse.value());
-  return {high, static_cast<float>(rest_of(lse, static_cast<double>(high)))};
+// lse as its rounding to T and what that took off, for saved statistics: `low` may be passed on as lse_low.
+template <class T>
+LOGITLESS_HD inline LogSumExp<T> split_to(const LogSumExp<double>& lse) {
+  const T high = static_cast<T>(lse.value());
+  return {high, static_cast<T>(rest_of(lse, static_cast<double>(high)))};
 }
 
 // Upstream gradients of one row.

@@ -9,7 +9,6 @@
 #include "cuda/plan/plans.h"
 #include "cuda/run/arena.h"
 #include "cuda/run/bound_plan.h"
-#include "cuda/run/float64/plans.h"
 #include "cuda/run/thinned/sizes.h"
 #include "cuda/runtime/device.h"
 
@@ -115,13 +114,10 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
   const cuda::Engine* asked = cuda::engine_named(options.isa);
-  return asked == nullptr ? "" : asked->why_not_of(is_float64 ? DType::kF64 : cuda::operand_dtype(problem));
+  return asked == nullptr ? "" : asked->why_not_of(cuda::operand_dtype(problem));
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {
-  if (problem.dtype.hidden == DType::kF64) {
-    return cuda::float64::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
-  }
   return cuda::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
 }
 

@@ -2,7 +2,6 @@
 // devices, and nothing runs.
 #include "core/status.h"
 #include "cuda/run/bound_plan.h"
-#include "cuda/run/float64/run.h"
 #include "cuda/runtime/device.h"
 
 namespace logitless::cuda {
@@ -54,12 +53,5 @@ const Device& query_device(int /*ordinal*/) {
   }();
   return none;
 }
-
-namespace float64 {
-void Float64Plan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/,
-                      const Communicator* /*group*/) const {
-  refuse();
-}
-}  // namespace float64
 
 }  // namespace logitless::cuda

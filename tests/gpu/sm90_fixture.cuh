@@ -20,7 +20,7 @@ namespace logitless::cuda::sm90::test {
 
 // Makes the slots those of no column.
 inline void clear_slots(const StatSlots& slots) {
-  LoadRows load{};
+  LoadRows<float> load{};
   load.slots = slots;
   launch_load_rows(load, nullptr);
 }

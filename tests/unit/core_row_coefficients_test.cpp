@@ -165,13 +165,13 @@ TEST(RowCoefficients, LseInTwoFloats) {
   for (double max : {0.0, 1e3, -1e6, 16777216.0, 0x1p62}) {
     const LogSumExp<double> lse{max, 5.3};
     EXPECT_EQ(lse.log_p(max), -5.3);
-    const FloatPair pair = split_to_floats(lse);
+    const LogSumExp<float> pair = split_to<float>(lse);
     const LogSumExp<double> saved{pair.high, pair.low};
     EXPECT_NEAR(saved.log_p(max), -5.3, 1e-6) << max;
     EXPECT_EQ(pair.high, static_cast<float>(max + 5.3));
   }
   for (double special : std::vector<double>{NAN, INFINITY, -INFINITY}) {
-    EXPECT_EQ(split_to_floats(LogSumExp<double>{special, 0}).low, 0);
+    EXPECT_EQ(split_to<float>(LogSumExp<double>{special, 0}).low, 0);
   }
 }
 

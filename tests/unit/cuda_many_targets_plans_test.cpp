@@ -4,7 +4,6 @@
 #include "core/validate.h"
 #include "cuda/plan/plans.h"
 #include "cuda/run/bound_plan.h"
-#include "cuda/run/float64/plans.h"
 #include "plans_fixture.h"
 
 namespace logitless::cuda::many_targets_plans {
@@ -60,7 +59,7 @@ TEST(CudaManyTargetsPlans, KeepTheBudget) {
 
 TEST(CudaManyTargetsPlans, OfFloat64CountTheirLogits) {
   const auto bytes = [](int64_t count) {
-    return float64::make_plans(problem_of(count, DType::kF64), h200(), "", 0).front().workspace_bytes;
+    return plan_of(problem_of(count, DType::kF64, Pass::kForward)).workspace_bytes;
   };
   EXPECT_EQ(bytes(8) - bytes(0), size_t{8192} * (8 + 1 + 1) * sizeof(double));
 }

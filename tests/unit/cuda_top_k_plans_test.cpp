@@ -7,7 +7,6 @@
 #include "cuda/engines/engine.h"
 #include "cuda/plan/plans.h"
 #include "cuda/run/bound_plan.h"
-#include "cuda/run/float64/plans.h"
 #include "cuda/run/top/sizes.h"
 #include "plans_fixture.h"
 
@@ -93,9 +92,7 @@ TEST(CudaTopKPlans, SamplesHaveGroupsEnough) {
 }
 
 TEST(CudaTopKPlans, OfFloat64CountTheirEntries) {
-  const auto bytes = [](int64_t k) {
-    return float64::make_plans(problem_of(k, DType::kF64), h200(), "", 0).front().workspace_bytes;
-  };
+  const auto bytes = [](int64_t k) { return plan_of(problem_of(k, DType::kF64)).workspace_bytes; };
   EXPECT_EQ(bytes(8) - bytes(0), size_t{8192} * 8 * sizeof(TopEntry<double>));
 }
 

@@ -50,7 +50,7 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
       lse = log_sum_exp_parts(arena.stats[at]);
     }
     const RowCoefficients<double> k = coefficients_of_row(loss, row, lse.value(), entropy);
-    const FloatPair saved = split_to_floats(lse);
+    const LogSumExp<float> saved = split_to<float>(lse);
     arena.lse_high[at] = saved.high;
     arena.lse_low[at] = saved.low;
     arena.a[at] = static_cast<float>(fold * k.a);

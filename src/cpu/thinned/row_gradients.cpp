@@ -23,8 +23,8 @@ struct Row {
 // As two floats in every pass, so that a backward pass that is given lse has the same bits.
 LogSumExp<double> lse_of(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Row& row) {
   if (!run.problem.needs_forward()) return known_lse(loss, row.source);
-  const FloatPair saved =
-      split_to_floats(log_sum_exp_parts(run.arena.stats[static_cast<size_t>(row.at - chunk.first)]));
+  const LogSumExp<float> saved =
+      split_to<float>(log_sum_exp_parts(run.arena.stats[static_cast<size_t>(row.at - chunk.first)]));
   return {saved.high, saved.low};
 }
 

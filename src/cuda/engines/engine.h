@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/problem.h"
+#include "core/status.h"
 #include "cuda/engines/kernel_times.h"
 #include "cuda/engines/logits.h"
 #include "cuda/runtime/device.h"
@@ -33,9 +34,10 @@ struct EngineTiles {
   int64_t at_once = 0;  // on the device
 };
 
-// fp32 logits of a block of rows and columns, and what a plain product may use.
+// fp32 logits of a block of rows and columns (float64 ones of such operands), and what a plain product may
+// use.
 struct LogitsScratch {
-  float* logits = nullptr;  // [rows, columns]
+  void* logits = nullptr;  // [rows, columns]
   int64_t rows = 0, columns = 0;
   void* gemm = nullptr;
   size_t gemm_bytes = 0;
@@ -71,6 +73,11 @@ class Engine {
 
   // Queues it. Allocates nothing and waits for nothing.
   virtual void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) const = 0;
+  // As launch(), of float64 operands; for engines that take these.
+  virtual void launch_float64(const LogitsArgsOf<double>& /*args*/, const LogitsScratch& /*scratch*/,
+                              const Queue& /*queue*/) const {
+    throw Error(Status::kInternal, std::string("float64 operands of ") + name());
+  }
 
  protected:
   ~Engine() = default;

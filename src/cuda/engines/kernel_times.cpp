@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained on an H200,
 constexpr double kProcessors = 132, kFlops = 989.5e12, kMemory = 4.8e12;  // of which the vendor says this
-constexpr double kFloat32Share = 0.08;                                    // of that rate
+constexpr double kFloat32Share = 0.08;                                    // of that rate; float64's is alike
 constexpr double kTF32Share = 0.45;          // of fp32 operands that may be rounded
 constexpr double kDotProductsFlop = 1.7e11;  // of a processor, without tensor cores
 constexpr double kBytesPerSecond = 4e12;
@@ -21,8 +21,9 @@ constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 
                                                   {320, 128}, {128, 192}, {128, 128}};
 
 double share_of(const Problem& problem) {
-  if (operand_dtype(problem) != DType::kF32) return 1;
-  return problem.allow_tf32 ? kTF32Share : kFloat32Share;
+  const DType dtype = operand_dtype(problem);
+  if (size_of(dtype) == 2) return 1;
+  return problem.allow_tf32 && dtype == DType::kF32 ? kTF32Share : kFloat32Share;
 }
 
 // Of a processor beside an H200's: by the vendor's figures where they are known.

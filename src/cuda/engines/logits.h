@@ -27,13 +27,14 @@ inline constexpr int32_t kIgnoredRow = -kMostColumns;
 // Running row statistics, several partial ones a row: [slots][stride] each. Every (slot, row) has one writer,
 // so sums do not depend on the order of blocks; windows of the vocabulary (launches) add to the same slots,
 // unless the launch is batch_invariant.
-struct StatSlots {
+template <class Real>
+struct StatSlotsOf {
   int64_t slots = 0;
   int64_t stride = 0;
-  float* max = nullptr;
-  float* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
+  Real* max = nullptr;
+  Real* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
   // Relative to max, of kExps and kThin to the anchor; or null.
-#define LOGITLESS_MEMBER(name, part, ...) float* part = nullptr;
+#define LOGITLESS_MEMBER(name, part, ...) Real* part = nullptr;
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
@@ -46,8 +47,8 @@ struct StatSlots {
 #undef LOGITLESS_ANY
     return any;
   }
-  StatSlots without_options() const {
-    StatSlots without = *this;
+  StatSlotsOf without_options() const {
+    StatSlotsOf without = *this;
     without.argmax = nullptr;
 #define LOGITLESS_CLEAR(name, part, ...) without.part = nullptr;
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_CLEAR)
@@ -55,6 +56,7 @@ struct StatSlots {
     return without;
   }
 };
+using StatSlots = StatSlotsOf<float>;
 
 // An element that the first draw kept.
 struct alignas(8) Draw {       // one load or store
@@ -88,9 +90,10 @@ struct alignas(2 * sizeof(T)) TopEntry {  // one load or store
 // ascending order, of which the first begins. One with groups lists what is not below a threshold that k
 // logits of the row are not below (-inf is never listed); it finds thresholds as well: with group_max it
 // makes nothing but the maxima of groups of columns.
-struct TopLogits {
+template <class Real>
+struct TopLogitsOf {
   int64_t k = 0;
-  TopEntry<float>* best = nullptr;    // [rows, k] in order
+  TopEntry<Real>* best = nullptr;     // [rows, k] in order
   const float* threshold = nullptr;   // [rows] finite, or +inf
   int32_t* count = nullptr;           // [rows] listed so far; more than capacity where a list has no room
   TopEntry<float>* listed = nullptr;  // [rows, capacity], in any order
@@ -98,10 +101,12 @@ struct TopLogits {
   float* group_max = nullptr;  // [rows, groups] of the window's groups; -inf of a group without columns
   int64_t groups = 0;          // floats between rows
 };
+using TopLogits = TopLogitsOf<float>;
 
 // The product, what becomes of a dot product, and which rows there are: of all epilogues. Matrices are
 // row-major, strides in elements, pointers of the device.
-struct LogitsProduct {
+template <class Real>
+struct LogitsProductOf {
   DType dtype = DType::kBF16;  // of both operands
   bool allow_tf32 = false;     // fp32 operands may be rounded to it
   // Each EngineTraits::slot_columns columns of the shard have a slot of their own, and a logit's bits are
@@ -115,21 +120,26 @@ struct LogitsProduct {
   const int32_t* row_count = nullptr;  // scalar: rows at or past it do not exist; null: `rows` do
   // One for 128 rows, 0: they stay as they are; null: all are active.
   const uint8_t* row_block_active = nullptr;
-  LogitTransform<float> transform;
+  LogitTransform<Real> transform;
   // [rows] column of the shard, -1: in another one; or kIgnoredRow. Of kStats, kThin and kTop null: no row
   // has one.
   const int32_t* target = nullptr;
   int64_t column_offset = 0;  // of the window in the shard
 };
+using LogitsProduct = LogitsProductOf<float>;
 
 // What epilogues that sum rows have in common: all but kGradient.
-struct RowSums {
-  StatSlots stats;
-  const float* class_weight = nullptr;  // [columns], or null: ones
-  float* target_logit = nullptr;        // [rows], written where the target is in the window
+template <class Real>
+struct RowSumsOf {
+  StatSlotsOf<Real> stats;
+  const Real* class_weight = nullptr;  // [columns], or null: ones
+  Real* target_logit = nullptr;        // [rows], written where the target is in the window
 };
+using RowSums = RowSumsOf<float>;
 
-struct StatsArgs : RowSums {};
+template <class Real>
+struct StatsArgsOf : RowSumsOf<Real> {};
+using StatsArgs = StatsArgsOf<float>;
 
 // A matrix [rows, columns] of a launch's first columns. Columns up to the next multiple of 16 bytes may be
 // written as well: stores clip there.
@@ -151,14 +161,16 @@ struct ExpsArgs : RowSums {
 };
 
 // dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse - lse_low
-struct GradientArgs {
-  const float* lse = nullptr;      // [rows]
-  const float* lse_low = nullptr;  // [rows] what rounding took off lse; null: nothing
-  const float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
-  const float* class_weight = nullptr;                                 // [columns] w, or null: ones
-  const float* factor = nullptr;                                       // scalar, of dz; null: 1
-  StoredColumns dz = {};                                               // of the operands' dtype, all columns
+template <class Real>
+struct GradientArgsOf {
+  const Real* lse = nullptr;      // [rows]
+  const Real* lse_low = nullptr;  // [rows] what rounding took off lse; null: nothing
+  const Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
+  const Real* class_weight = nullptr;                                 // [columns] w, or null: ones
+  const float* factor = nullptr;                                      // scalar, of dz; null: 1
+  StoredColumns dz = {};                                              // of the operands' dtype, all columns
 };
+using GradientArgs = GradientArgsOf<float>;
 
 // Sums are relative to the anchor as those of kExps are, and may be null: not wanted.
 struct ThinArgs : RowSums {
@@ -166,12 +178,17 @@ struct ThinArgs : RowSums {
   Draws draws = {};
 };
 
-struct TopArgs : RowSums {
-  TopLogits top = {};
+template <class Real>
+struct TopArgsOf : RowSumsOf<Real> {
+  TopLogitsOf<Real> top = {};
 };
+using TopArgs = TopArgsOf<float>;
 
-// In the order of Epilogue.
-using EpilogueArgs = std::variant<StatsArgs, ExpsArgs, GradientArgs, ThinArgs, TopArgs>;
+// In the order of Epilogue. Exps of float64 are not kept, and its elements not drawn.
+template <class Real>
+using EpilogueArgsOf =
+    std::variant<StatsArgsOf<Real>, ExpsArgs, GradientArgsOf<Real>, ThinArgs, TopArgsOf<Real>>;
+using EpilogueArgs = EpilogueArgsOf<float>;
 template <Epilogue kEpilogue>
 using ArgsOf = std::variant_alternative_t<static_cast<size_t>(kEpilogue), EpilogueArgs>;
 static_assert(std::is_same_v<ArgsOf<Epilogue::kStats>, StatsArgs>);
@@ -181,11 +198,13 @@ static_assert(std::is_same_v<ArgsOf<Epilogue::kThin>, ThinArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kTop>, TopArgs>);
 
 // A launch.
-struct LogitsArgs : LogitsProduct {
-  EpilogueArgs of_epilogue = {};
+template <class Real>
+struct LogitsArgsOf : LogitsProductOf<Real> {
+  EpilogueArgsOf<Real> of_epilogue = {};
 
   Epilogue epilogue() const { return static_cast<Epilogue>(of_epilogue.index()); }
 };
+using LogitsArgs = LogitsArgsOf<float>;
 
 // Of a launch: its slots, null of kGradient.
 inline const StatSlots* stats_of(const LogitsArgs& args) {

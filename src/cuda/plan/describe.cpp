@@ -31,8 +31,10 @@ uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
   Workspace counter;
   if (detail.is_thinned()) {
     lay_out_thinned(problem, detail, counter, nullptr);
+  } else if (problem.stats_dtype() == DType::kF64) {
+    lay_out_exact<double>(problem, detail, counter);
   } else {
-    lay_out_exact(problem, detail, counter);
+    lay_out_exact<float>(problem, detail, counter);
   }
   return counter.used();
 }

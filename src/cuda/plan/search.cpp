@@ -124,7 +124,11 @@ class Search {
   }
 
   // Exps can become gradients by a factor for each row only: not with a term that is no multiple of p.
-  bool has_exps() const { return operand_dtype(p_) != DType::kF16 && p_.label_smoothing == 0; }
+  // Factors are fp32.
+  bool has_exps() const {
+    const DType dtype = operand_dtype(p_);
+    return dtype != DType::kF16 && dtype != DType::kF64 && p_.label_smoothing == 0;
+  }
   bool can_keep_exps() const { return p_.pass == Pass::kForwardBackward && has_exps(); }
 
   // Whether sums are made beside exps, relative to anchors. Not to depend on the pass, they are so in all, or
@@ -199,7 +203,7 @@ class Search {
   // Whether sums of d_classifier over chunks may be kept in its own dtype, rounded once more for each chunk.
   bool may_round(int64_t chunks) const {
     return chunks > 1 && p_.has.d_classifier && writes_d_classifier(p_) &&
-           p_.dtype.d_classifier != DType::kF32;
+           p_.dtype.d_classifier != p_.stats_dtype();
   }
 
   // All exps of a chunk are kept.

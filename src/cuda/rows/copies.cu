@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) copy_rows_kernel(RowsCopy c) {
         if constexpr (std::is_same_v<From, To>) {
           out.x[k] = elements.x[k];
         } else {
-          out.x[k] = from_float<To>(to_float(elements.x[k]));
+          out.x[k] = from_real<To>(to_real(elements.x[k]));
         }
       }
       if constexpr (kAligned) {
@@ -106,13 +106,11 @@ void launch_copy_rows(const RowsCopy& c, const Queue& queue) {
   const unsigned blocks = blocks_for(c.rows, kWarps);
   const bool aligned = c.columns == c.padded && is_aligned8(c.from, c.from_dtype, c.from_stride, c.columns) &&
                        is_aligned8(c.to, c.to_dtype, c.to_stride, c.columns);
-  for_dtype(c.from_dtype, [&](auto from) {
-    for_dtype(c.to_dtype, [&](auto to) {
-      using From = decltype(from);
-      using To = decltype(to);
-      const auto kernel = aligned ? copy_rows_kernel<From, To, true> : copy_rows_kernel<From, To, false>;
-      queue.launch(kernel, blocks, kThreads, 0, c);
-    });
+  for_any_dtypes(c.from_dtype, c.to_dtype, [&](auto from, auto to) {
+    using From = decltype(from);
+    using To = decltype(to);
+    const auto kernel = aligned ? copy_rows_kernel<From, To, true> : copy_rows_kernel<From, To, false>;
+    queue.launch(kernel, blocks, kThreads, 0, c);
   });
   check_launch("copy_rows");
 }

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
+#include <limits>
 #include <type_traits>
 
 #include "core/row_coefficients.h"
@@ -32,6 +33,26 @@ __device__ inline T from_float(float x) {
   }
 }
 
+// Numbers of such elements are computed in float, those of float64 in double.
+template <class T>
+using RealOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T>
+__device__ inline RealOf<T> to_real(T x) {
+  if constexpr (std::is_same_v<T, double>) {
+    return x;
+  } else {
+    return to_float(x);
+  }
+}
+template <class T>
+__device__ inline T from_real(RealOf<T> x) {
+  if constexpr (std::is_same_v<T, double>) {
+    return x;
+  } else {
+    return from_float<T>(x);
+  }
+}
+
 // An operand's element as products see it: fp32 is rounded to their dtype.
 template <class T>
 __device__ inline float to_operand(T x, DType dtype) {
@@ -42,40 +63,54 @@ __device__ inline float to_operand(T x, DType dtype) {
   return to_float(x);
 }
 
-// Calls f(T{}) for the element type of a dtype.
-template <class F>
+// Calls f(T{}) for the element type of a dtype, which is float64 where Real is double, and else is not.
+template <class Real = float, class F>
 void for_dtype(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kBF16:
-      return f(__nv_bfloat16{});
-    case DType::kF16:
-      return f(__half{});
-    default:
-      return f(float{});
+  if constexpr (std::is_same_v<Real, double>) {
+    f(double{});
+  } else if (dtype == DType::kBF16) {
+    f(__nv_bfloat16{});
+  } else if (dtype == DType::kF16) {
+    f(__half{});
+  } else {
+    f(float{});
   }
 }
 
-// The same of a dtype that only the running kernel knows.
-__device__ inline float load_as_float(const void* data, DType dtype, int64_t i) {
+// As for_dtype(), of any dtype, and of two that are float64 both or neither.
+template <class F>
+void for_any_dtype(DType dtype, F&& f) {
+  dtype == DType::kF64 ? for_dtype<double>(dtype, f) : for_dtype(dtype, f);
+}
+template <class F>
+void for_any_dtypes(DType first, DType second, F&& f) {
+  if (first == DType::kF64) return f(double{}, double{});
+  for_dtype(first, [&](auto x) { for_dtype(second, [&](auto y) { f(x, y); }); });
+}
+
+// An element of a dtype that only the running kernel knows; which it is as of for_dtype().
+template <class Real>
+__device__ inline Real load_as(const void* data, DType dtype, int64_t i) {
+  if constexpr (std::is_same_v<Real, double>) return static_cast<const double*>(data)[i];
   if (dtype == DType::kBF16) return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
   if (dtype == DType::kF16) return to_float(static_cast<const __half*>(data)[i]);
   return static_cast<const float*>(data)[i];
 }
 
 // T: the dtype of statistics.
-template <class T = float>
+template <class T>
 __device__ inline void put(void* data, int64_t row, double value) {
   if (data != nullptr) static_cast<T*>(data)[row] = static_cast<T>(value);
 }
 
 // 0 or 1; not a NaN either.
-template <class T = float>
+template <class T>
 __device__ inline void put(uint8_t* data, int64_t row, double value) {
   if (data != nullptr) data[row] = value > 0;
 }
 
 // A row's statistics, as far as the buffers have them.
-template <class T = float>
+template <class T>
 __device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
   put<T>(out.max, row, stats.max);
 #define LOGITLESS_PUT(name, part, kind, ...) \
@@ -86,7 +121,7 @@ __device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats
 }
 
 // The global target of a caller's row after the shift, or ignore_index.
-__device__ inline int64_t target_of(const RowInputs& in, int64_t row) {
+__device__ inline int64_t target_of(const RowTargets& in, int64_t row) {
   int64_t at = row;
   if (in.shift != 0) {
     const int64_t position = row % in.sequence_length + in.shift;
@@ -98,33 +133,34 @@ __device__ inline int64_t target_of(const RowInputs& in, int64_t row) {
 }
 
 // An element of `row_targets`.
-__device__ inline int64_t target_at(const RowInputs& in, int64_t at) {
+__device__ inline int64_t target_at(const RowTargets& in, int64_t at) {
   return in.wide_row_targets ? static_cast<const int64_t*>(in.row_targets)[at]
                              : int64_t{static_cast<const int32_t*>(in.row_targets)[at]};
 }
 
 // The k-th of several targets of a caller's row that is not ignored, or ignore_index; and its weight.
-__device__ inline int64_t target_of(const RowInputs& in, int64_t row, int64_t k) {
+__device__ inline int64_t target_of(const RowTargets& in, int64_t row, int64_t k) {
   return target_at(in, (row + in.shift) * in.targets_per_row + k);
 }
-template <class T>
-__device__ inline double target_weight_of(const RowInputs& in, const T* weight, int64_t row, int64_t k) {
+template <class Real>
+__device__ inline double target_weight_of(const RowInputsOf<Real>& in, int64_t row, int64_t k) {
+  const Real* weight = in.target_weight;
   return weight != nullptr ? double{weight[(row + in.shift) * in.targets_per_row + k]} : 1;
 }
 
-__device__ inline bool in_range(const RowInputs& in, int64_t target) {
+__device__ inline bool in_range(const RowTargets& in, int64_t target) {
   return target >= 0 && target < in.vocab_total;
 }
 
 // Whether a target is one of the shard's columns, and not ignore_index.
-__device__ inline bool is_here(const RowInputs& in, int64_t target) {
+__device__ inline bool is_here(const RowTargets& in, int64_t target) {
   const int64_t column = target - in.vocab_start;
   return target != in.ignore_index && column >= 0 && column < in.vocab;
 }
 
 // The outputs of a row that is not computed: 0, or NaN where the target is out of range.
 template <class T>
-__device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int64_t row, bool is_invalid) {
+__device__ inline void put_ignored(const RowTargets& in, const Buffers& out, int64_t row, bool is_invalid) {
   const double value = is_invalid ? CUDART_NAN : 0;
   RowStats<double> none;
   none.target_logit = value;
@@ -143,7 +179,8 @@ __device__ inline void put_ignored(const RowInputs& in, const Buffers& out, int6
   }
 }
 
-__device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row, int64_t target) {
+template <class Real>
+__device__ inline RowWeights<double> weights_of(const RowInputsOf<Real>& in, int64_t row, int64_t target) {
   RowWeights<double> w;
   if (in.token_weight != nullptr) w.token = in.token_weight[row];
   if (in.class_weight != nullptr) w.target = in.class_weight[target];
@@ -152,7 +189,7 @@ __device__ inline RowWeights<double> weights_of(const RowInputs& in, int64_t row
 }
 
 template <class Scalars>
-__device__ inline LossParams<double> known_loss(const RowInputs& in, const Scalars& scalars) {
+__device__ inline LossParams<double> known_loss(const RowTargets& in, const Scalars& scalars) {
   LossParams<double> loss = in.loss;
   loss.class_weight_sum = scalars.class_weight_sum;
   return loss;
@@ -163,7 +200,8 @@ __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
 }
 
 // `weighted` is of the logits themselves: no slot tells the class weights of its columns.
-__device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t s, int64_t r) {
+template <class Real>
+__device__ inline RowStats<double> stats_of_slot(const StatSlotsOf<Real>& slots, int64_t s, int64_t r) {
   const int64_t at = s * slots.stride + r;
   RowStats<double> one;
   one.max = slots.max[at];
@@ -177,24 +215,27 @@ __device__ inline RowStats<double> stats_of_slot(const StatSlots& slots, int64_t
 }
 
 // Writes all but the argmax to a slot.
-__device__ inline void put_slot(const StatSlots& slots, int64_t at, const RowStats<double>& stats) {
-  slots.max[at] = static_cast<float>(stats.max);
-  slots.sum[at] = static_cast<float>(stats.sum_exp);
+template <class Real>
+__device__ inline void put_slot(const StatSlotsOf<Real>& slots, int64_t at, const RowStats<double>& stats) {
+  slots.max[at] = static_cast<Real>(stats.max);
+  slots.sum[at] = static_cast<Real>(stats.sum_exp);
 #define LOGITLESS_PUT(name, part, ...) \
-  if (slots.part != nullptr) slots.part[at] = static_cast<float>(stats.part);
+  if (slots.part != nullptr) slots.part[at] = static_cast<Real>(stats.part);
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_PUT)
 #undef LOGITLESS_PUT
 }
 
 // Statistics of a row from its slots, in the order of the slots.
-__device__ inline RowStats<double> joined(const StatSlots& slots, int64_t r) {
+template <class Real>
+__device__ inline RowStats<double> joined(const StatSlotsOf<Real>& slots, int64_t r) {
   RowStats<double> all;
   for (int64_t s = 0; s < slots.slots; ++s) all = merge(all, stats_of_slot(slots, s, r));
   return all;
 }
 
 // A row's sum over the slots, in their order. Loads do not wait for one another.
-__device__ inline double sum_of_slots(const StatSlots& slots, const float* values, int64_t r) {
+template <class Real>
+__device__ inline double sum_of_slots(const StatSlotsOf<Real>& slots, const Real* values, int64_t r) {
   double sum = 0;
 #pragma unroll 8
   for (int64_t s = 0; s < slots.slots; ++s) sum += values[s * slots.stride + r];
@@ -217,8 +258,9 @@ LOGITLESS_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange rang
 }
 
 // Makes an element of the slots that of no column.
-__device__ inline void clear_slot(const StatSlots& slots, int64_t i) {
-  slots.max[i] = -CUDART_INF_F;
+template <class Real>
+__device__ inline void clear_slot(const StatSlotsOf<Real>& slots, int64_t i) {
+  slots.max[i] = -std::numeric_limits<Real>::infinity();
   slots.sum[i] = 0;
 #define LOGITLESS_CLEAR(name, part, ...) \
   if (slots.part != nullptr) slots.part[i] = 0;
@@ -229,7 +271,8 @@ __device__ inline void clear_slot(const StatSlots& slots, int64_t i) {
 }
 
 // All slots of a row.
-__device__ inline void clear_row(const StatSlots& slots, int64_t r) {
+template <class Real>
+__device__ inline void clear_row(const StatSlotsOf<Real>& slots, int64_t r) {
   for (int64_t s = 0; s < slots.slots; ++s) clear_slot(slots, s * slots.stride + r);
 }
 
@@ -239,7 +282,8 @@ inline unsigned blocks_for(int64_t count, int64_t per_block) {
 }
 
 // Sum over a warp, the same in all lanes.
-__device__ inline float warp_sum(float value) {
+template <class Real>
+__device__ inline Real warp_sum(Real value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;
 }

@@ -15,23 +15,24 @@ constexpr int kThreads = kSide * kSide, kOwn = kTile / kSide;
 
 // Rows [first, first + kTile) of the slab, 0 past the ends of the matrix.
 template <class T>
-__device__ void load_slab(float (&slab)[kSlab][kTile + 1], const T* data, int64_t stride, int64_t first,
+__device__ void load_slab(RealOf<T> (&slab)[kSlab][kTile + 1], const T* data, int64_t stride, int64_t first,
                           int64_t rows, int64_t start, int64_t k) {
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kSlab; i += kThreads) {
     const int row = i / kSlab, term = i % kSlab;
     const bool exists = first + row < rows && start + term < k;
-    slab[term][row] = exists ? to_float(data[(first + row) * stride + start + term]) : 0.0f;
+    slab[term][row] = exists ? to_real(data[(first + row) * stride + start + term]) : RealOf<T>(0);
   }
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) dot_products_kernel(Gemm g) {
-  __shared__ float a[kSlab][kTile + 1], b[kSlab][kTile + 1];
+  using Real = RealOf<T>;
+  __shared__ Real a[kSlab][kTile + 1], b[kSlab][kTile + 1];
   const int x = static_cast<int>(threadIdx.x) % kSide, y = static_cast<int>(threadIdx.x) / kSide;
   const int64_t first_column = int64_t{blockIdx.x} * kTile;
   for (int64_t first_row = int64_t{blockIdx.y} * kTile; first_row < g.m;
        first_row += int64_t{gridDim.y} * kTile) {
-    float sums[kOwn][kOwn] = {};
+    Real sums[kOwn][kOwn] = {};
     for (int64_t start = 0; start < g.k; start += kSlab) {
       load_slab(a, static_cast<const T*>(g.a), g.a_stride, first_row, g.m, start, g.k);
       load_slab(b, static_cast<const T*>(g.b), g.b_stride, first_column, g.n, start, g.k);
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) dot_products_kernel(Gemm g) {
         for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
           for (int j = 0; j < kOwn; ++j) {
-            sums[i][j] = fmaf(a[term][y + i * kSide], b[term][x + j * kSide], sums[i][j]);
+            sums[i][j] = std::fma(a[term][y + i * kSide], b[term][x + j * kSide], sums[i][j]);
           }
         }
       }
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) dot_products_kernel(Gemm g) {
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
         const int64_t row = first_row + y + i * kSide, column = first_column + x + j * kSide;
-        if (row < g.m && column < g.n) static_cast<float*>(g.c)[row * g.c_stride + column] = sums[i][j];
+        if (row < g.m && column < g.n) static_cast<Real*>(g.c)[row * g.c_stride + column] = sums[i][j];
       }
     }
   }
@@ -65,8 +66,9 @@ void launch_dot_products(const Gemm& g, const Queue& queue) {
   constexpr int64_t kMostInY = 65535;
   const dim3 blocks(static_cast<unsigned>((g.n + kTile - 1) / kTile),
                     static_cast<unsigned>(std::min((g.m + kTile - 1) / kTile, kMostInY)));
-  for_dtype(g.operand_dtype,
-            [&](auto type) { queue.launch(dot_products_kernel<decltype(type)>, blocks, kThreads, 0, g); });
+  for_any_dtype(g.operand_dtype, [&](auto type) {
+    queue.launch(dot_products_kernel<decltype(type)>, blocks, kThreads, 0, g);
+  });
   check_launch("dot_products");
 }
 

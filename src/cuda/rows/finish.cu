@@ -17,7 +17,8 @@ __device__ void set_dz_scale(Scalars* scalars) {
 }
 
 // By one block, when the losses of all rows are there.
-__device__ void reduce_loss(const RowInputs& in, const Arena& arena, const Buffers& out) {
+template <class Real>
+__device__ void reduce_loss(const RowTargets& in, const ArenaOf<Real>& arena, const Buffers& out) {
   const Scalars& s = *arena.scalars;
   const int64_t rows = s.row_count;
   double sum = 0;
@@ -25,7 +26,7 @@ __device__ void reduce_loss(const RowInputs& in, const Arena& arena, const Buffe
   for (int64_t r = threadIdx.x; r < rows; r += kThreads) sum += __ldcg(arena.row_loss + r);
   sum = block_sum<kThreads>(sum);
   if (threadIdx.x != 0) return;
-  if (!in.is_none) put(out.loss, 0, s.invalid_count > 0 ? CUDART_NAN : sum / s.divisor);
+  if (!in.is_none) put<Real>(out.loss, 0, s.invalid_count > 0 ? CUDART_NAN : sum / s.divisor);
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(__ldcg(&s.correct_count));
 }
 
@@ -49,10 +50,10 @@ __device__ void scale_row(const KeptExps& k, int64_t r, float factor, int lane) 
   }
 }
 
-// One warp a row. T: of the operands, where exps are kept.
-template <class T>
+// One warp a row. T: of the operands, where exps are kept, and double of float64 ones.
+template <class T, class Real = RealOf<T>>
 __global__ void __launch_bounds__(kThreads)
-    finish_chunk_kernel(RowInputs in, Arena arena, Buffers out, FinishChunk f) {
+    finish_chunk_kernel(RowInputsOf<Real> in, ArenaOf<Real> arena, Buffers out, FinishChunkOf<Real> f) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r < existing(f.row_count, f.rows)) {
@@ -61,11 +62,11 @@ __global__ void __launch_bounds__(kThreads)
       put_target_log_probs(in, arena, out, r, f.first + r, lane);
     }
     float factor = 0;
-    if (lane == 0) {
-      if (f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);
-      if (f.kept.exps != nullptr) factor = correct_target<T>(in, arena, f.kept, r, f.first + r);
+    if (lane == 0 && f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (lane == 0 && f.kept.exps != nullptr) factor = correct_target<T>(in, arena, f.kept, r, f.first + r);
+      if (f.kept.hidden != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
     }
-    if (f.kept.hidden != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
   }
   if (!f.stats.writes_loss && !f.coefficients.scale_dz) return;
   if (!is_last_block(&arena.scalars->passed)) return;
@@ -75,12 +76,19 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
-                         const Queue& queue) {
-  const auto kernel =
-      f.kept.dtype == DType::kF32 ? finish_chunk_kernel<float> : finish_chunk_kernel<__nv_bfloat16>;
+template <class Real>
+void launch_finish_chunk(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, const Buffers& out,
+                         const FinishChunkOf<Real>& f, const Queue& queue) {
+  auto kernel = finish_chunk_kernel<Real>;
+  if constexpr (std::is_same_v<Real, float>) {
+    if (f.kept.dtype != DType::kF32) kernel = finish_chunk_kernel<__nv_bfloat16>;
+  }
   queue.launch(kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, out, f);
   check_launch("finish_chunk");
 }
+template void launch_finish_chunk(const RowInputs&, const Arena&, const Buffers&, const FinishChunk&,
+                                  const Queue&);
+template void launch_finish_chunk(const RowInputsOf<double>&, const ArenaOf<double>&, const Buffers&,
+                                  const FinishChunkOf<double>&, const Queue&);
 
 }  // namespace logitless::cuda

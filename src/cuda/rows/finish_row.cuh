@@ -24,7 +24,9 @@ __device__ RowStats<double> warp_merged(int64_t slots, int lane, const Load& loa
 }
 
 // A row's sum over the slots, in one order; by a warp.
-__device__ inline double warp_sum_of_slots(const StatSlots& slots, const float* values, int64_t r, int lane) {
+template <class Real>
+__device__ inline double warp_sum_of_slots(const StatSlotsOf<Real>& slots, const Real* values, int64_t r,
+                                           int lane) {
   double sum = 0;
   for (int64_t s = lane; s < slots.slots; s += 32) sum += values[s * slots.stride + r];
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -33,7 +35,8 @@ __device__ inline double warp_sum_of_slots(const StatSlots& slots, const float* 
 
 // Statistics from sums relative to the row's anchor, which becomes the max of the result. largest: the
 // maximum itself, if the slots have it. By a warp, whose lane 0 has the result.
-__device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int64_t r, double anchor,
+template <class Real>
+__device__ inline RowStats<double> joined_to_anchor(const StatSlotsOf<Real>& slots, int64_t r, double anchor,
                                                     bool has_max, double* largest, int lane) {
   RowStats<double> best;  // of maxima and their columns alone
   if (has_max) {
@@ -58,9 +61,11 @@ __device__ inline RowStats<double> joined_to_anchor(const StatSlots& slots, int6
 
 // What the slots of row r know, `local` being its target's column; largest: the maximum, of anchored sums
 // with one. By a warp, whose lane 0 has the result.
-__device__ inline RowStats<double> stats_of_row(const RowInputs& in, const Arena& arena, const FinishRows& f,
-                                                int64_t r, int32_t local, double* largest, int lane) {
-  const StatSlots& slots = arena.slots;
+template <class Real>
+__device__ inline RowStats<double> stats_of_row(const RowTargets& in, const ArenaOf<Real>& arena,
+                                                const FinishRows& f, int64_t r, int32_t local,
+                                                double* largest, int lane) {
+  const StatSlotsOf<Real>& slots = arena.slots;
   RowStats<double> stats;
   if (f.anchored) {
     const float anchor = arena.anchor[r];
@@ -95,12 +100,13 @@ __device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>&
 
 // sum_k q_k z_k over the row's targets in this shard, where it has several; by a warp. A weight of 0 takes no
 // part.
-__device__ inline double sum_of_targets(const RowInputs& in, const Arena& arena, int64_t r, int64_t row,
-                                        int lane) {
+template <class Real>
+__device__ inline double sum_of_targets(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, int64_t r,
+                                        int64_t row, int lane) {
   if (in.targets_per_row == 0) return 0;
   double sum = 0;
   for (int64_t k = lane; k < in.targets_per_row; k += 32) {
-    const double q = target_weight_of(in, in.target_weight, row, k);
+    const double q = target_weight_of(in, row, k);
     if (q != 0 && is_here(in, target_of(in, row, k))) {
       sum += q * double{arena.target_logits[r * in.targets_per_row + k]};
     }
@@ -111,31 +117,34 @@ __device__ inline double sum_of_targets(const RowInputs& in, const Arena& arena,
 
 // The log-probabilities of the row's targets, where it has several, and 0 of those in other shards; by a
 // warp, after finish_row().
-__device__ inline void put_target_log_probs(const RowInputs& in, const Arena& arena, const Buffers& out,
-                                            int64_t r, int64_t computed, int lane) {
+template <class Real>
+__device__ inline void put_target_log_probs(const RowTargets& in, const ArenaOf<Real>& arena,
+                                            const Buffers& out, int64_t r, int64_t computed, int lane) {
   if (in.targets_per_row == 0 || arena.target[computed] == kIgnoredRow) return;
   __syncwarp();
   const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
   const int64_t row = arena.row_map[computed];
   for (int64_t k = lane; k < in.targets_per_row; k += 32) {
     const bool is_told = is_here(in, target_of(in, row, k));
-    put(out.target_log_probs, row * in.targets_per_row + k,
-        is_told ? lse.log_p(arena.target_logits[r * in.targets_per_row + k]) : 0);
+    put<Real>(out.target_log_probs, row * in.targets_per_row + k,
+              is_told ? lse.log_p(arena.target_logits[r * in.targets_per_row + k]) : 0);
   }
 }
 
 // sum_k |q_k|: no entry of dz is larger than g times it.
-__device__ inline float largest_target_weight(const RowInputs& in, int64_t row) {
+template <class Real>
+__device__ inline float largest_target_weight(const RowInputsOf<Real>& in, int64_t row) {
   if (in.targets_per_row == 0) return 1;
   double sum = 0;
   for (int64_t k = 0; k < in.targets_per_row; ++k) {
-    if (target_of(in, row, k) != in.ignore_index) sum += fabs(target_weight_of(in, in.target_weight, row, k));
+    if (target_of(in, row, k) != in.ignore_index) sum += fabs(target_weight_of(in, row, k));
   }
   return static_cast<float>(sum);
 }
 
 // Row r of the chunk, computed row `computed` of all; by a warp, whose lane 0 writes.
-__device__ inline void finish_row(const RowInputs& in, const Arena& arena, const Buffers& out,
+template <class Real>
+__device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, const Buffers& out,
                                   const FinishRows& f, int64_t r, int64_t computed, int lane) {
   const int32_t local = arena.target[computed];
   if (local == kIgnoredRow) {
@@ -153,8 +162,8 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
   if (in.targets_per_row > 0 && !in_group) stats.target_logit = target_logits;
   RowStats<double> shown = stats;
   if (!in_group && f.anchored && f.has_max) shown = rebase(stats, largest);
-  put_stats(out, row, shown);
-  const FloatPair lse = split_to_floats(log_sum_exp_parts(stats));
+  put_stats<Real>(out, row, shown);
+  const LogSumExp<Real> lse = split_to<Real>(log_sum_exp_parts(stats));
   arena.lse[r] = lse.high;  // of a shard, too, whose draws need it
   arena.lse_low[r] = lse.low;
   if (f.is_shard) return;
@@ -163,23 +172,25 @@ __device__ inline void finish_row(const RowInputs& in, const Arena& arena, const
                                   with_weighted_offset(stats, params.class_weight_sum), target);
   loss.max_logit = shown.max;
   if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.anchor[r]);
-  arena.row_loss[computed] = static_cast<float>(loss.loss);
-#define LOGITLESS_PUT(name, ...) put(out.name, row, loss.name);
+  arena.row_loss[computed] = static_cast<Real>(loss.loss);
+#define LOGITLESS_PUT(name, ...) put<Real>(out.name, row, loss.name);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
 #undef LOGITLESS_PUT
-  put(out.lse, row, lse.high);  // which lse_low completes
-  put(out.lse_low, row, lse.low);
-  if (in.is_none) put(out.loss, row, loss.loss);
+  put<Real>(out.lse, row, lse.high);  // which lse_low completes
+  put<Real>(out.lse_low, row, lse.low);
+  if (in.is_none) put<Real>(out.loss, row, loss.loss);
   if (out.correct_count != nullptr && loss.is_top1 > 0) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
 
-__device__ inline float at_or(const float* data, int64_t index, float otherwise) {
+template <class Real>
+__device__ inline Real at_or(const Real* data, int64_t index, std::type_identity_t<Real> otherwise) {
   return data != nullptr ? data[index] : otherwise;
 }
 
 // By one thread, after finish_row() where that was to be done.
-__device__ inline void load_coefficients(const RowInputs& in, const Arena& arena, const Coefficients& k,
-                                         int64_t r, int64_t computed) {
+template <class Real>
+__device__ inline void load_coefficients(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
+                                         const Coefficients<Real>& k, int64_t r, int64_t computed) {
   if (arena.target[computed] == kIgnoredRow) {
     arena.lse[r] = arena.lse_low[r] = arena.a[r] = arena.g[r] = 0;
     if (arena.b != nullptr) arena.b[r] = 0;
@@ -201,13 +212,14 @@ __device__ inline void load_coefficients(const RowInputs& in, const Arena& arena
       row_coefficients(known_loss(in, *arena.scalars), weights_of(in, row, target), upstream,
                        double{arena.lse[r]} + double{arena.lse_low[r]}, double{at_or(k.entropy, row, 0)}),
       double{k.scale} * double{at_or(arena.inverse_temperature, computed, 1)});
-  arena.a[r] = static_cast<float>(c.a);
-  arena.g[r] = static_cast<float>(c.g);
-  if (arena.b != nullptr) arena.b[r] = static_cast<float>(c.b);
-  if (arena.c != nullptr) arena.c[r] = static_cast<float>(c.c);
+  arena.a[r] = static_cast<Real>(c.a);
+  arena.g[r] = static_cast<Real>(c.g);
+  if (arena.b != nullptr) arena.b[r] = static_cast<Real>(c.b);
+  if (arena.c != nullptr) arena.c[r] = static_cast<Real>(c.c);
   if (k.scale_dz) {
-    const float of_targets = fabsf(arena.g[r]) * largest_target_weight(in, row);
-    const float largest = fmaxf(fmaxf(fabsf(arena.a[r]), of_targets), static_cast<float>(fabs(c.b)));
+    const float of_targets = fabsf(static_cast<float>(arena.g[r])) * largest_target_weight(in, row);
+    const float largest =
+        fmaxf(fmaxf(fabsf(static_cast<float>(arena.a[r])), of_targets), static_cast<float>(fabs(c.b)));
     if (largest < CUDART_INF_F) atomicMax(&arena.scalars->dz_max, __float_as_uint(largest));
   }
 }

@@ -60,7 +60,7 @@ __device__ uint64_t wide_at(const uint32_t* at) {
   return at[0] | uint64_t{at[1]} << 32;
 }
 
-__global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowInputs in, uint32_t* cut) {
+__global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowTargets in, uint32_t* cut) {
   const int64_t targets = in.tokens * (in.targets_per_row > 0 ? in.targets_per_row : 1);
   unsigned long long sum = 0;
   for (int64_t i = threadIdx.x; i < targets; i += kCutThreads) sum += mixed_target(target_at(in, i), i);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowInputs in, ui
   put_wide(cut + 2, mixed(sum + ignored) + static_cast<uint64_t>(in.vocab_total));
 }
 
-__device__ bool make_a_vocabulary(const RowInputs& in, const GroupStats& all) {
+__device__ bool make_a_vocabulary(const RowTargets& in, const GroupStats& all) {
   uint64_t columns = 0;
   bool is_same = true;
   for (int64_t s = 0; s < all.slots.slots; ++s) {
@@ -85,7 +85,7 @@ __device__ bool make_a_vocabulary(const RowInputs& in, const GroupStats& all) {
 }
 
 __global__ void __launch_bounds__(kCutThreads)
-    check_cuts_kernel(RowInputs in, Arena arena, GroupStats all, bool is_first, int64_t rows) {
+    check_cuts_kernel(RowTargets in, Arena arena, GroupStats all, bool is_first, int64_t rows) {
   const bool is_right = is_first ? make_a_vocabulary(in, all) : !isnan(arena.scalars->divisor);
   if (is_right) return;
   for (int64_t r = threadIdx.x; r < rows; r += kCutThreads) {
@@ -96,12 +96,12 @@ __global__ void __launch_bounds__(kCutThreads)
 
 }  // namespace
 
-void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& queue) {
+void launch_group_cut(const RowTargets& in, const GroupStats& mine, const Queue& queue) {
   queue.launch(group_cut_kernel, 1, kCutThreads, 0, in, mine.cut);
   check_launch("group_cut");
 }
 
-void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, bool is_first,
+void launch_check_cuts(const RowTargets& in, const Arena& arena, const GroupStats& all, bool is_first,
                        int64_t rows, const Queue& queue) {
   queue.launch(check_cuts_kernel, 1, kCutThreads, 0, in, arena, all, is_first, rows);
   check_launch("check_cuts");

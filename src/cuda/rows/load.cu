@@ -19,7 +19,7 @@ __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, c
     if constexpr (std::is_same_v<H, To>) {
       copy.x[k] = from.x[k];
     } else {
-      copy.x[k] = from_float<To>(to_float(from.x[k]));
+      copy.x[k] = from_real<To>(to_real(from.x[k]));
     }
   }
   if constexpr (kAligned) {
@@ -34,18 +34,18 @@ __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, c
 
 // One warp a row: copies it, and multiplies it with its target's row of the classifier on the way. The sum
 // has one order, aligned or not, and is of numbers that are not rounded.
-template <class H, class C, class To, bool kAligned>
-__device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
+template <class H, class C, class To, bool kAligned, class Real>
+__device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int lane) {
   To* to = l.to != nullptr ? static_cast<To*>(l.to) + r * l.to_stride : nullptr;
   if (!exists) {
-    for (int64_t i = lane; to != nullptr && i < l.padded; i += 32) to[i] = from_float<To>(0);
+    for (int64_t i = lane; to != nullptr && i < l.padded; i += 32) to[i] = from_real<To>(0);
     return;
   }
   const int32_t y = l.target_logit != nullptr ? l.target[r] : -1;
   const H* from = static_cast<const H*>(l.from) + int64_t{l.row_map[r]} * l.from_stride;
   const C* classifier = static_cast<const C*>(l.classifier) + int64_t{max(y, 0)} * l.classifier_stride;
   const int64_t end = to != nullptr ? l.padded : y >= 0 ? l.columns : 0;
-  float sum = 0;
+  Real sum = 0;
   for (int64_t first = 8 * lane; first < end; first += kInFlight * 8 * 32) {
     Loading8<kAligned, H> hidden_of[kInFlight];
     Loading8<kAligned, C> other_of[kInFlight];
@@ -64,7 +64,7 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
       if (y >= 0) {
         const Vector8<C> other = end_load8(other_of[p], left);
 #pragma unroll
-        for (int k = 0; k < 8; ++k) sum = fmaf(to_float(hidden.x[k]), to_float(other.x[k]), sum);
+        for (int k = 0; k < 8; ++k) sum = std::fma(to_real(hidden.x[k]), to_real(other.x[k]), sum);
       }
       if (to != nullptr) store_operands<To, kAligned>(to, first + p * 8 * 32, l.padded, hidden);
     }
@@ -72,17 +72,17 @@ __device__ void load_row(const LoadRows& l, int64_t r, bool exists, int lane) {
   if (l.target_logit == nullptr) return;
   sum = warp_sum(sum);
   if (lane != 0) return;
-  float z = 0;
+  Real z = 0;
   if (y >= 0) {
-    const float bias = l.bias != nullptr ? l.bias_scale * load_as_float(l.bias, l.bias_dtype, y) : 0.0f;
+    const Real bias = l.bias != nullptr ? l.bias_scale * load_as<Real>(l.bias, l.bias_dtype, y) : Real(0);
     z = l.transform.logit(sum, bias, l.transform.inverse_temperature_of(r));
   }
   l.target_logit[r] = z;
-  if (l.anchor != nullptr) l.anchor[r] = z;
+  if (l.anchor != nullptr) l.anchor[r] = static_cast<float>(z);
 }
 
-template <class H, class C, class To, bool kAligned>
-__global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
+template <class H, class C, class To, bool kAligned, class Real = RealOf<H>>
+__global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows<Real> l) {
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t count = existing(l.row_count, l.rows);
   if (l.from != nullptr && r < l.rows) {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
   }
   if (l.bias_copy != nullptr) {
     for (int64_t j = thread; j < l.vocab; j += threads) {
-      l.bias_copy[j] = l.bias_scale * load_as_float(l.bias, l.bias_dtype, j);
+      l.bias_copy[j] = l.bias_scale * load_as<Real>(l.bias, l.bias_dtype, j);
     }
   }
   if (l.tail != nullptr) {
@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows l) {
   }
 }
 
-bool is_aligned(const LoadRows& l) {
+template <class Real>
+bool is_aligned(const LoadRows<Real>& l) {
   return is_aligned8(l.from, l.from_dtype, l.from_stride, l.columns) &&
          (l.target_logit == nullptr ||
           is_aligned8(l.classifier, l.classifier_dtype, l.classifier_stride, l.columns)) &&
@@ -116,12 +117,13 @@ bool is_aligned(const LoadRows& l) {
 
 }  // namespace
 
-void launch_load_rows(const LoadRows& l, const Queue& queue) {
+template <class Real>
+void launch_load_rows(const LoadRows<Real>& l, const Queue& queue) {
   const unsigned blocks = std::max(blocks_for(l.rows, kWarps), kLeastBlocks);
   const bool aligned = is_aligned(l);
-  for_dtype(l.from_dtype, [&](auto h) {
-    for_dtype(l.classifier_dtype, [&](auto c) {
-      for_dtype(l.to_dtype, [&](auto to) {
+  for_dtype<Real>(l.from_dtype, [&](auto h) {
+    for_dtype<Real>(l.classifier_dtype, [&](auto c) {
+      for_dtype<Real>(l.to_dtype, [&](auto to) {
         using H = decltype(h);
         using C = decltype(c);
         using To = decltype(to);
@@ -132,5 +134,7 @@ void launch_load_rows(const LoadRows& l, const Queue& queue) {
     });
   });
 }
+template void launch_load_rows(const LoadRows<float>&, const Queue&);
+template void launch_load_rows(const LoadRows<double>&, const Queue&);
 
 }  // namespace logitless::cuda

@@ -9,9 +9,10 @@ constexpr int kThreads = 1024;
 
 // One block walks all rows in order: the list of computed rows is ascending and the divisor's sum has one
 // order.
+template <class Real>
 __global__ void __launch_bounds__(kThreads)
-    prepare_rows_kernel(RowInputs in, Arena arena, int64_t chunk, int64_t chunks, bool compact, bool fills,
-                        Buffers out) {
+    prepare_rows_kernel(RowInputsOf<Real> in, ArenaOf<Real> arena, int64_t chunk, int64_t chunks,
+                        bool compact, bool fills, Buffers out) {
   __shared__ int warp_counts[kThreads / 32];
   __shared__ unsigned long long first_invalid;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
       ++invalid;
       atomicMin(&first_invalid, static_cast<unsigned long long>(row));
     }
-    if (fills && !valid && row < in.tokens) put_ignored<float>(in, out, row, given);
+    if (fills && !valid && row < in.tokens) put_ignored<Real>(in, out, row, given);
     if (valid && in.is_mean && in.num_items == 0) {
       const RowWeights<double> w = weights_of(in, row, target);
       weight_sum += w.token * w.target;
@@ -106,7 +107,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Of a gradient that every column has a part in.
-__global__ void exact_draw_stats_kernel(RowInputs in, int32_t columns, int32_t* kept_count, float* variance) {
+__global__ void exact_draw_stats_kernel(RowTargets in, int32_t columns, int32_t* kept_count,
+                                        float* variance) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= in.tokens) return;
   const int64_t target = target_of(in, row);
@@ -117,10 +119,15 @@ __global__ void exact_draw_stats_kernel(RowInputs in, int32_t columns, int32_t* 
 
 }  // namespace
 
-RowInputs row_inputs(const Problem& p, const Buffers& b) {
-  RowInputs in{};
-  in.targets = b.targets;
-  in.wide_targets = p.dtype.targets == DType::kI64;
+template <class Real>
+RowInputsOf<Real> row_inputs(const Problem& p, const Buffers& b, const JoinedTargets& joined) {
+  RowInputsOf<Real> in{};
+  in.row_targets = b.targets;
+  in.wide_row_targets = p.dtype.targets == DType::kI64;
+  in.targets_per_row = p.targets_per_row;
+  in.targets = p.targets_per_row > 0 ? joined.target : b.targets;
+  in.wide_targets = p.targets_per_row > 0 || in.wide_row_targets;
+  in.target_weight_sum = joined.weight_sum;
   in.tokens = p.tokens;
   in.shift = p.shift;
   in.sequence_length = p.sequence_length;
@@ -129,29 +136,33 @@ RowInputs row_inputs(const Problem& p, const Buffers& b) {
   in.vocab = p.vocab;
   in.vocab_total = p.vocab_total;
   in.top_k = p.top_k;
-  in.class_weight = p.has.class_weight ? static_cast<const float*>(b.class_weight) : nullptr;
-  in.token_weight = p.has.token_weight ? static_cast<const float*>(b.token_weight) : nullptr;
-  in.temperature = p.has.temperature ? static_cast<const float*>(b.temperature) : nullptr;
+  in.class_weight = p.has.class_weight ? static_cast<const Real*>(b.class_weight) : nullptr;
+  in.token_weight = p.has.token_weight ? static_cast<const Real*>(b.token_weight) : nullptr;
+  in.temperature = p.has.temperature ? static_cast<const Real*>(b.temperature) : nullptr;
   in.loss = loss_params(p);
   in.num_items = p.num_items;
-  in.num_items_at = static_cast<const float*>(b.num_items);
+  in.num_items_at = static_cast<const Real*>(b.num_items);
   in.is_mean = p.reduction == Reduction::kMean;
   in.is_none = p.reduction == Reduction::kNone;
-  in.targets_per_row = p.targets_per_row;
-  in.row_targets = b.targets;
-  in.wide_row_targets = in.wide_targets;
-  in.target_weight = static_cast<const float*>(b.target_weight);
+  in.target_weight = static_cast<const Real*>(b.target_weight);
   return in;
 }
+template RowInputs row_inputs(const Problem&, const Buffers&, const JoinedTargets&);
+template RowInputsOf<double> row_inputs(const Problem&, const Buffers&, const JoinedTargets&);
 
-void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
-                         const Buffers& out, const Queue& queue) {
+template <class Real>
+void launch_prepare_rows(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, int64_t chunk, bool compact,
+                         bool fills, const Buffers& out, const Queue& queue) {
   const int64_t chunks = in.tokens == 0 ? 1 : (in.tokens + chunk - 1) / chunk;
-  queue.launch(prepare_rows_kernel, 1, kThreads, 0, in, arena, chunk, chunks, compact, fills, out);
+  queue.launch(prepare_rows_kernel<Real>, 1, kThreads, 0, in, arena, chunk, chunks, compact, fills, out);
   check_launch("prepare_rows");
 }
+template void launch_prepare_rows(const RowInputs&, const Arena&, int64_t, bool, bool, const Buffers&,
+                                  const Queue&);
+template void launch_prepare_rows(const RowInputsOf<double>&, const ArenaOf<double>&, int64_t, bool, bool,
+                                  const Buffers&, const Queue&);
 
-void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, const Queue& queue) {
+void launch_exact_draw_stats(const RowTargets& in, int64_t columns, const Buffers& out, const Queue& queue) {
   constexpr int kRows = 256;
   queue.launch(exact_draw_stats_kernel, blocks_for(in.tokens, kRows), kRows, 0, in,
                static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance));

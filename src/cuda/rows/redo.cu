@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRowBlock)
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   if (r >= rows || arena.active[blockIdx.x] == 0) return;
   if (r < existing(row_count, rows) && (!again || isnan(arena.anchor[r]))) {
-    const FloatPair lse = split_to_floats(log_sum_exp_parts(joined(arena.slots, r)));
+    const LogSumExp<float> lse = split_to<float>(log_sum_exp_parts(joined(arena.slots, r)));
     arena.anchor[r] = in_group && lse.high == -CUDART_INF_F ? 0 : lse.high;
     arena.lse_low[r] = lse.low;
   }

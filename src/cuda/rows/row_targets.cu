@@ -6,8 +6,8 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-template <class T>
-__global__ void join_targets_kernel(RowInputs in, const T* weight, JoinedTargets to) {
+template <class Real>
+__global__ void join_targets_kernel(RowInputsOf<Real> in, JoinedTargets to) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= in.tokens) return;
   int64_t joined = in.ignore_index;
@@ -20,20 +20,23 @@ __global__ void join_targets_kernel(RowInputs in, const T* weight, JoinedTargets
       break;
     }
     if (joined == in.ignore_index) joined = target;
-    sum += weight != nullptr ? double{weight[at]} : 1;
+    sum += in.target_weight != nullptr ? double{in.target_weight[at]} : 1;
   }
   to.target[row] = joined;
   to.weight_sum[row] = sum;
 }
 
+__device__ double rounded_to(double x, DType /*dtype*/) {
+  return x;
+}
 __device__ float rounded_to(float x, DType dtype) {
   if (dtype == DType::kBF16) return to_float(from_float<__nv_bfloat16>(x));
   return dtype == DType::kF16 ? to_float(from_float<__half>(x)) : x;
 }
 
 // One warp a target. The sum has one order, aligned or not.
-template <class H, class C, bool kAligned>
-__global__ void __launch_bounds__(kThreads) target_logits_kernel(RowInputs in, TargetLogits t) {
+template <class H, class C, bool kAligned, class Real = RealOf<H>>
+__global__ void __launch_bounds__(kThreads) target_logits_kernel(RowTargets in, TargetLogits<Real> t) {
   const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t r = item / in.targets_per_row;
   if (r >= existing(t.row_count, t.rows) || t.target[r] == kIgnoredRow) return;
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowInputs in, T
   const int64_t column = target - in.vocab_start;
   const H* hidden = static_cast<const H*>(t.hidden) + int64_t{t.row_map[r]} * t.hidden_stride;
   const C* classifier = static_cast<const C*>(t.classifier) + column * t.classifier_stride;
-  float sum = 0;
+  Real sum = 0;
 #pragma unroll 2
   for (int64_t i = 8 * lane; i < t.columns; i += 8 * 32) {
     const int left = static_cast<int>(min(t.columns - i, int64_t{8}));
@@ -54,20 +57,20 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowInputs in, T
     const Vector8<C> b = load8<kAligned>(classifier + i, left);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      sum = fmaf(rounded_to(to_float(a.x[j]), t.operand_dtype), rounded_to(to_float(b.x[j]), t.operand_dtype),
-                 sum);
+      sum = std::fma(rounded_to(to_real(a.x[j]), t.operand_dtype),
+                     rounded_to(to_real(b.x[j]), t.operand_dtype), sum);
     }
   }
   sum = warp_sum(sum);
   if (lane != 0) return;
-  const LogitTransform<float>& to_logit = t.transform;
+  const LogitTransform<Real>& to_logit = t.transform;
   t.logits[item] = to_logit.logit(sum, to_logit.bias_of(column), to_logit.inverse_temperature_of(r));
 }
 
 // One thread a target. Of those that are the same one, the first writes.
-template <class T>
+template <class T, class Real = RealOf<T>>
 __global__ void __launch_bounds__(kThreads)
-    target_entries_kernel(RowInputs in, Arena arena, TargetEntries e) {
+    target_entries_kernel(RowInputsOf<Real> in, ArenaOf<Real> arena, TargetEntries<Real> e) {
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t r = item / in.targets_per_row, k = item % in.targets_per_row, computed = e.first + r;
   if (r >= existing(e.row_count, e.rows) || arena.target[computed] == kIgnoredRow) return;
@@ -78,55 +81,43 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t other = 0; other < in.targets_per_row; ++other) {
     if (target_of(in, row, other) != target) continue;
     if (other < k) return;
-    q += target_weight_of(in, in.target_weight, row, other);
+    q += target_weight_of(in, row, other);
   }
   RowCoefficients<double> c{arena.a[r], 0, 0, arena.g[r]};
   if (arena.b != nullptr) c.b = arena.b[r];
   if (arena.c != nullptr) c.c = arena.c[r];
-  const float z = arena.target_logits[item];
+  const double z = arena.target_logits[item];
   const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
   double d = dz_element<double>(c, lse.log_p(z), 1.0, q) *
-             e.transform.slope(double{z}, e.transform.inverse_temperature_of(computed));
+             e.transform.slope(z, e.transform.inverse_temperature_of(computed));
   if (e.are_exps) {
     const double factor = arena.row_factor[r];
     d = factor == 0 ? 0 : d / factor;
   } else if (e.scale != nullptr) {
     d *= double{*e.scale};
   }
-  static_cast<T*>(e.dz)[r * e.stride + column] = from_float<T>(static_cast<float>(d));
+  static_cast<T*>(e.dz)[r * e.stride + column] = from_real<T>(static_cast<Real>(d));
 }
 
-bool is_aligned(const TargetLogits& t) {
+template <class Real>
+bool is_aligned(const TargetLogits<Real>& t) {
   return is_aligned8(t.hidden, t.hidden_dtype, t.hidden_stride, t.columns) &&
          is_aligned8(t.classifier, t.classifier_dtype, t.classifier_stride, t.columns);
 }
 
 }  // namespace
 
-RowInputs with_joined(RowInputs in, const JoinedTargets& joined) {
-  if (in.targets_per_row == 0) return in;
-  in.targets = joined.target;
-  in.wide_targets = true;
-  in.target_weight_sum = joined.weight_sum;
-  return in;
-}
-
-void launch_join_targets(const RowInputs& in, const void* weight, DType weight_dtype, const JoinedTargets& to,
-                         const Queue& queue) {
-  const unsigned blocks = blocks_for(in.tokens, kThreads);
-  if (weight_dtype == DType::kF64) {
-    queue.launch(join_targets_kernel<double>, blocks, kThreads, 0, in, static_cast<const double*>(weight),
-                 to);
-  } else {
-    queue.launch(join_targets_kernel<float>, blocks, kThreads, 0, in, static_cast<const float*>(weight), to);
-  }
+template <class Real>
+void launch_join_targets(const RowInputsOf<Real>& in, const JoinedTargets& to, const Queue& queue) {
+  queue.launch(join_targets_kernel<Real>, blocks_for(in.tokens, kThreads), kThreads, 0, in, to);
   check_launch("join_targets");
 }
 
-void launch_target_logits(const RowInputs& in, const TargetLogits& t, const Queue& queue) {
+template <class Real>
+void launch_target_logits(const RowTargets& in, const TargetLogits<Real>& t, const Queue& queue) {
   const bool aligned = is_aligned(t);
-  for_dtype(t.hidden_dtype, [&](auto h) {
-    for_dtype(t.classifier_dtype, [&](auto c) {
+  for_dtype<Real>(t.hidden_dtype, [&](auto h) {
+    for_dtype<Real>(t.classifier_dtype, [&](auto c) {
       using H = decltype(h);
       using C = decltype(c);
       const auto kernel = aligned ? target_logits_kernel<H, C, true> : target_logits_kernel<H, C, false>;
@@ -136,13 +127,23 @@ void launch_target_logits(const RowInputs& in, const TargetLogits& t, const Queu
   check_launch("target_logits");
 }
 
-void launch_target_entries(const RowInputs& in, const Arena& arena, const TargetEntries& e,
-                           const Queue& queue) {
-  for_dtype(e.dtype, [&](auto element) {
+template <class Real>
+void launch_target_entries(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
+                           const TargetEntries<Real>& e, const Queue& queue) {
+  for_dtype<Real>(e.dtype, [&](auto element) {
     queue.launch(target_entries_kernel<decltype(element)>, blocks_for(e.rows * in.targets_per_row, kThreads),
                  kThreads, 0, in, arena, e);
   });
   check_launch("target_entries");
 }
+
+#define LOGITLESS_INSTANTIATE(Real)                                                                \
+  template void launch_join_targets(const RowInputsOf<Real>&, const JoinedTargets&, const Queue&); \
+  template void launch_target_logits(const RowTargets&, const TargetLogits<Real>&, const Queue&);  \
+  template void launch_target_entries(const RowInputsOf<Real>&, const ArenaOf<Real>&,              \
+                                      const TargetEntries<Real>&, const Queue&);
+LOGITLESS_INSTANTIATE(float)
+LOGITLESS_INSTANTIATE(double)
+#undef LOGITLESS_INSTANTIATE
 
 }  // namespace logitless::cuda

@@ -17,43 +17,50 @@ namespace logitless::cuda {
 
 class Queue;
 
-// What a kernel needs to know of targets, weights and the loss.
-struct RowInputs {
+// What a kernel needs to know of targets and the loss.
+struct RowTargets {
   const void* targets;
   bool wide_targets;  // int64
   int64_t tokens, shift, sequence_length, ignore_index;
   int64_t vocab_start, vocab, vocab_total;
   int64_t top_k;
-  const float* class_weight;  // [vocab_total] or null
-  const float* token_weight;  // [tokens] or null
-  const float* temperature;   // [tokens] or null
-  LossParams<double> loss;    // without class_weight_sum, which only the device knows: known_loss()
+  LossParams<double> loss;  // without class_weight_sum, which only the device knows: known_loss()
   double num_items;
-  const float* num_items_at;  // in place of num_items, or null
   bool is_mean;
   bool is_none;
   // Several targets a row; `targets` are then those that rows count by (JoinedTargets).
   int64_t targets_per_row;          // 0: one
   const void* row_targets;          // [tokens, targets_per_row]
   bool wide_row_targets;            // int64
-  const float* target_weight;       // [tokens, targets_per_row] or null: ones
   const double* target_weight_sum;  // [tokens], of the weights of a row of targets
 };
-RowInputs row_inputs(const Problem& problem, const Buffers& buffers);
+// It needs to know the weights, too. Real: as of ArenaOf.
+template <class Real>
+struct RowInputsOf : RowTargets {
+  const Real* class_weight;   // [vocab_total] or null
+  const Real* token_weight;   // [tokens] or null
+  const Real* temperature;    // [tokens] or null
+  const Real* num_items_at;   // in place of num_items, or null
+  const Real* target_weight;  // [tokens, targets_per_row] or null: ones
+};
+using RowInputs = RowInputsOf<float>;
+template <class Real>
+RowInputsOf<Real> row_inputs(const Problem& problem, const Buffers& buffers, const JoinedTargets& joined);
 
 // ---- prepare.cu
 // row_map, target, inverse_temperature, scalars and chunk_rows. compact: ignored rows are left out; else all
 // rows stay in place and ignored ones get kIgnoredRow. fills: per-token outputs of the rows that are not
 // computed become 0, or NaN where the target is out of range.
-void launch_prepare_rows(const RowInputs& in, const Arena& arena, int64_t chunk, bool compact, bool fills,
-                         const Buffers& out, const Queue& queue);
+template <class Real>
+void launch_prepare_rows(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, int64_t chunk, bool compact,
+                         bool fills, const Buffers& out, const Queue& queue);
 
 // ---- row_targets.cu: several targets a row
-RowInputs with_joined(RowInputs in, const JoinedTargets& joined);
-void launch_join_targets(const RowInputs& in, const void* weight, DType weight_dtype, const JoinedTargets& to,
-                         const Queue& queue);
+template <class Real>
+void launch_join_targets(const RowInputsOf<Real>& in, const JoinedTargets& to, const Queue& queue);
 // Logits of the targets of a chunk's rows, of operands as the products see them; 0 of ignore_index, and of
 // those in other shards.
+template <class Real>
 struct TargetLogits {
   int64_t rows, columns;
   const int32_t *row_count, *row_map, *target;  // of the chunk
@@ -64,11 +71,13 @@ struct TargetLogits {
   DType classifier_dtype;
   int64_t classifier_stride;
   DType operand_dtype;  // what numbers are rounded to
-  LogitTransform<float> transform;
-  float* logits;  // [rows, targets_per_row]
+  LogitTransform<Real> transform;
+  Real* logits;  // [rows, targets_per_row]
 };
-void launch_target_logits(const RowInputs& in, const TargetLogits& t, const Queue& queue);
+template <class Real>
+void launch_target_logits(const RowTargets& in, const TargetLogits<Real>& t, const Queue& queue);
 // Writes dz at the targets of a chunk's rows that are in a window.
+template <class Real>
 struct TargetEntries {
   int64_t first, rows;  // of the chunk
   const int32_t* row_count;
@@ -76,17 +85,19 @@ struct TargetEntries {
   void* dz;                       // [rows, stride], from the window's first column
   DType dtype;
   int64_t stride;
-  bool are_exps;                    // what is stored, times row_factor, is dz
-  const float* scale;               // else what is stored is dz times it; null: 1
-  LogitTransform<float> transform;  // of the computed rows
+  bool are_exps;                   // what is stored, times row_factor, is dz
+  const float* scale;              // else what is stored is dz times it; null: 1
+  LogitTransform<Real> transform;  // of the computed rows
 };
-void launch_target_entries(const RowInputs& in, const Arena& arena, const TargetEntries& e,
-                           const Queue& queue);
+template <class Real>
+void launch_target_entries(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
+                           const TargetEntries<Real>& e, const Queue& queue);
 
 // Buffers::kept_count and draw_variance where the plan of a thinned problem is exact.
-void launch_exact_draw_stats(const RowInputs& in, int64_t columns, const Buffers& out, const Queue& queue);
+void launch_exact_draw_stats(const RowTargets& in, int64_t columns, const Buffers& out, const Queue& queue);
 
 // ---- load.cu: all that a chunk's first product waits for
+template <class Real>
 struct LoadRows {
   int64_t rows;
   const int32_t* row_count;  // rows at or past it become 0; null: all exist
@@ -99,23 +110,25 @@ struct LoadRows {
   int64_t from_stride, columns;
   const int32_t* row_map;  // [rows] which row of `from` each is
   // z at the targets (0 where that is in another shard), and the same as the anchors; null: not wanted
-  float *target_logit, *anchor;  // [rows]
-  const int32_t* target;         // [rows]
-  const void* classifier;        // the caller's
+  Real* target_logit;      // [rows]
+  float* anchor;           // [rows]
+  const int32_t* target;   // [rows]
+  const void* classifier;  // the caller's
   DType classifier_dtype;
   int64_t classifier_stride;
-  LogitTransform<float> transform;  // whose bias is not read: it may be the copy
-  const void* bias;                 // [vocab] or null
+  LogitTransform<Real> transform;  // whose bias is not read: it may be the copy
+  const void* bias;                // [vocab] or null
   DType bias_dtype;
-  float bias_scale;
-  float* bias_copy;  // [vocab] in fp32 times bias_scale, or null
+  Real bias_scale;
+  Real* bias_copy;  // [vocab] times bias_scale, or null
   int64_t vocab;
-  StatSlots slots;  // become those of no column; sum null: not wanted
+  StatSlotsOf<Real> slots;  // become those of no column; sum null: not wanted
   // Rows of a matrix that do not exist, which products read: [rows, tail_pieces] pieces of 16 bytes; or null
   void* tail;
   int64_t tail_pieces;
 };
-void launch_load_rows(const LoadRows& l, const Queue& queue);
+template <class Real>
+void launch_load_rows(const LoadRows<Real>& l, const Queue& queue);
 
 // Of a row's sum of exps relative to an anchor.
 struct SumRange {
@@ -149,14 +162,15 @@ struct FinishRows {
   GroupStats group;  // of all ranks, in place of the slots
   bool writes_loss;  // the last chunk: loss (reduced) and correct_count from row_loss of all
 };
+template <class Real>
 struct Coefficients {
   bool wanted;
-  float scale;                 // of the gradients: the factor between logits and products
-  const float* known_lse;      // [N] of the caller's rows, or null: arena.lse
-  const float* known_lse_low;  // [N] or null: 0
-  const float* entropy;        // [N] or null
-  const float* grad_loss;      // scalar or [N]; null: 1
-#define LOGITLESS_MEMBER(name) const float* grad_##name;  // [N] or null
+  Real scale;                 // of the gradients: the factor between logits and products
+  const Real* known_lse;      // [N] of the caller's rows, or null: arena.lse
+  const Real* known_lse_low;  // [N] or null: 0
+  const Real* entropy;        // [N] or null
+  const Real* grad_loss;      // scalar or [N]; null: 1
+#define LOGITLESS_MEMBER(name) const Real* grad_##name;  // [N] or null
   LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
@@ -174,24 +188,27 @@ struct KeptExps {
   void* hidden;  // [rows, depth]
   int64_t hidden_stride, depth;
 };
-struct FinishChunk {
+template <class Real>
+struct FinishChunkOf {
   int64_t first, rows;  // rows of them may exist
   const int32_t* row_count;
   FinishRows stats;
-  Coefficients coefficients;
-  KeptExps kept;
+  Coefficients<Real> coefficients;
+  KeptExps kept;  // none of float64
 };
+using FinishChunk = FinishChunkOf<float>;
 // Of a group: this rank's part of what ranks tell each other, from the slots of a chunk.
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
                         const Queue& queue);
 // And of itself: where its columns lie, and a digest of the targets and of vocab_total.
-void launch_group_cut(const RowInputs& in, const GroupStats& mine, const Queue& queue);
+void launch_group_cut(const RowTargets& in, const GroupStats& mine, const Queue& queue);
 // Where those of the chunk that comes first are no cut of one vocabulary, or of other targets, the divisor of
 // all losses and gradients becomes NaN, and so do the statistics of the rows of this chunk and of later ones.
-void launch_check_cuts(const RowInputs& in, const Arena& arena, const GroupStats& all, bool is_first,
+void launch_check_cuts(const RowTargets& in, const Arena& arena, const GroupStats& all, bool is_first,
                        int64_t rows, const Queue& queue);
-void launch_finish_chunk(const RowInputs& in, const Arena& arena, const Buffers& out, const FinishChunk& f,
-                         const Queue& queue);
+template <class Real>
+void launch_finish_chunk(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, const Buffers& out,
+                         const FinishChunkOf<Real>& f, const Queue& queue);
 
 // ---- copies.cu
 // Something that only the device knows: whether one of these bytes is not 0. Null: it holds.
@@ -252,10 +269,11 @@ struct Terms {
   const void* matrix = nullptr;
   int64_t matrix_stride = 0;
 };
-// d_hidden of the caller's rows from fp32 sums of computed ones, times factor[row] (null: 1) and dz_unscale.
+// d_hidden of the caller's rows from fp32 sums of computed ones (float64 sums where it is that), times
+// factor[row] (null: 1) and dz_unscale.
 struct StoreHidden {
   Terms terms;
-  const float* from;
+  const void* from;
   int64_t from_stride;
   const int32_t* row_map;
   const int32_t* row_count;
@@ -267,7 +285,7 @@ struct StoreHidden {
   bool accumulate;
   bool zeroes_ignored;  // all of the caller's rows that are not computed become 0
 };
-void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
+void launch_store_d_hidden(const StoreHidden& s, const RowTargets& in, const Scalars* scalars,
                            const Queue& queue);
 // Rows at any distance: cudaMemset2D takes none of 2^31 bytes.
 void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
@@ -279,17 +297,17 @@ struct ColumnSums {
   int64_t stride, rows, columns;
   const int32_t* row_count;
   const float *row_factor, *factor;  // either null: 1
-  float* sums;
+  void* sums;                        // of fp32, or float64 as dz
   bool adds;
   // In place of sums, if given: to[j] = (accumulate ? to[j] : 0) + that sum * to_factor
   void* to;
   DType to_dtype;
-  float to_factor;
+  double to_factor;
   bool accumulate;
 };
 void launch_column_sums(const ColumnSums& c, const Queue& queue);
-// to[j] = (accumulate ? to : 0) + from[j] * factor
-void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
+// to[j] = (accumulate ? to : 0) + from[j] * factor; from: as StoreHidden's
+void launch_store_vector(const void* from, int64_t count, double factor, void* to, DType dtype,
                          bool accumulate, const Queue& queue);
 
 // As Backend::scale; reads and writes nothing but the factor when that is 1.

@@ -7,18 +7,18 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T>
-__device__ void store(T* to, float value, bool accumulate) {
-  *to = from_float<T>(accumulate ? to_float(*to) + value : value);
+__device__ void store(T* to, RealOf<T> value, bool accumulate) {
+  *to = from_real<T>(accumulate ? to_real(*to) + value : value);
 }
 
 // One warp a row of the caller's.
 template <class T>
-__device__ void zero_if_ignored(const StoreHidden& s, const RowInputs& in, int64_t row) {
+__device__ void zero_if_ignored(const StoreHidden& s, const RowTargets& in, int64_t row) {
   if (row >= in.tokens) return;
   const int64_t target = target_of(in, row);
   if (target != in.ignore_index && in_range(in, target)) return;
   T* to = static_cast<T*>(s.to) + row * s.to_stride;
-  for (int64_t i = threadIdx.x % 32; i < s.columns; i += 32) to[i] = from_float<T>(0);
+  for (int64_t i = threadIdx.x % 32; i < s.columns; i += 32) to[i] = from_real<T>(0);
 }
 
 // The terms of one row.
@@ -49,23 +49,25 @@ struct RowTerms {
 template <>
 struct RowTerms<void> {
   __device__ RowTerms(const Terms&, int64_t) {}
-  __device__ void add_to(Vector8<float>*, int64_t) const {}
+  template <class Real>
+  __device__ void add_to(Vector8<Real>*, int64_t) const {}
 };
 
 // One block a row; those behind them are for the ignored rows. kAligned: rows of both are pieces of 16 bytes,
 // as terms want it, too. Operand: of the terms, void without any.
 template <class T, bool kAligned, class Operand>
-__global__ void store_d_hidden_kernel(StoreHidden s, RowInputs in, const Scalars* scalars) {
+__global__ void store_d_hidden_kernel(StoreHidden s, RowTargets in, const Scalars* scalars) {
   const int64_t r = blockIdx.x;
   if (r >= s.rows) return zero_if_ignored<T>(s, in, (r - s.rows) * (kThreads / 32) + threadIdx.x / 32);
   if (r >= existing(s.row_count, s.rows)) return;
+  using Real = RealOf<T>;
   const float factor = scalars->dz_unscale * (s.factor != nullptr ? s.factor[r] : 1.0f);
-  const float* from = s.from + r * s.from_stride;
+  const Real* from = static_cast<const Real*>(s.from) + r * s.from_stride;
   T* to = static_cast<T*>(s.to) + int64_t{s.row_map[r]} * s.to_stride;
   if constexpr (kAligned) {
     const RowTerms<Operand> terms(s.terms, r);
     for (int64_t i = 8 * threadIdx.x; i < s.columns; i += 8 * kThreads) {
-      Vector8<float> sums = *reinterpret_cast<const Vector8<float>*>(from + i);
+      Vector8<Real> sums = *reinterpret_cast<const Vector8<Real>*>(from + i);
       terms.add_to(&sums, i);
       auto& piece = *reinterpret_cast<Vector8<T>*>(to + i);
       Vector8<T> stored = s.accumulate ? piece : Vector8<T>{};
@@ -81,20 +83,21 @@ __global__ void store_d_hidden_kernel(StoreHidden s, RowInputs in, const Scalars
 template <class T>
 __global__ void zero_rows_kernel(T* data, int64_t stride, int64_t columns) {
   const int64_t row = blockIdx.x;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) data[row * stride + i] = from_float<T>(0);
+  for (int64_t i = threadIdx.x; i < columns; i += kThreads) data[row * stride + i] = from_real<T>(0);
 }
 
 // A block sums 32 columns over all rows, 32 rows at a time; always in the same order.
 template <class T>
 __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
-  __shared__ float parts[32][33];
+  using Real = RealOf<T>;
+  __shared__ Real parts[32][33];
   const int lane = threadIdx.x % 32, step = threadIdx.x / 32;
   const int64_t j = int64_t{blockIdx.x} * 32 + lane;
   const int64_t end = existing(c.row_count, c.rows);
-  float sum = 0;
+  Real sum = 0;
   if (j < c.columns) {
     for (int64_t r = step; r < end; r += 32) {
-      const float dz = to_float(static_cast<const T*>(c.dz)[r * c.stride + j]);
+      const Real dz = to_real(static_cast<const T*>(c.dz)[r * c.stride + j]);
       sum += dz * (c.row_factor != nullptr ? c.row_factor[r] : 1.0f);
     }
   }
@@ -103,39 +106,47 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   if (step != 0 || j >= c.columns) return;
   for (int i = 1; i < 32; ++i) sum += parts[i][lane];
   if (c.factor != nullptr) sum *= *c.factor;
-  if (c.adds) sum += c.sums[j];
+  Real* sums = static_cast<Real*>(c.sums) + j;
+  if (c.adds) sum += *sums;
+  const Real stored = sum * static_cast<Real>(c.to_factor);
   if (c.to == nullptr) {
-    c.sums[j] = sum;
+    *sums = sum;
+  } else if constexpr (std::is_same_v<T, double>) {
+    store(static_cast<double*>(c.to) + j, stored, c.accumulate);
   } else if (c.to_dtype == DType::kF32) {
-    store(static_cast<float*>(c.to) + j, sum * c.to_factor, c.accumulate);
+    store(static_cast<float*>(c.to) + j, stored, c.accumulate);
   } else if (c.to_dtype == DType::kBF16) {
-    store(static_cast<__nv_bfloat16*>(c.to) + j, sum * c.to_factor, c.accumulate);
+    store(static_cast<__nv_bfloat16*>(c.to) + j, stored, c.accumulate);
   } else {
-    store(static_cast<__half*>(c.to) + j, sum * c.to_factor, c.accumulate);
+    store(static_cast<__half*>(c.to) + j, stored, c.accumulate);
   }
 }
 
 template <class T>
-__global__ void store_vector_kernel(const float* from, int64_t count, float factor, T* to, bool accumulate) {
+__global__ void store_vector_kernel(const RealOf<T>* from, int64_t count, RealOf<T> factor, T* to,
+                                    bool accumulate) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < count) store(to + i, from[i] * factor, accumulate);
 }
 
 }  // namespace
 
-void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scalars* scalars,
+void launch_store_d_hidden(const StoreHidden& s, const RowTargets& in, const Scalars* scalars,
                            const Queue& queue) {
   const auto rows = static_cast<unsigned>(s.rows);
-  const bool aligned = is_aligned8(s.from, DType::kF32, s.from_stride, s.columns) &&
+  const DType sums = s.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const bool aligned = is_aligned8(s.from, sums, s.from_stride, s.columns) &&
                        is_aligned8(s.to, s.dtype, s.to_stride, s.columns);
   const unsigned others = s.zeroes_ignored ? blocks_for(in.tokens, kThreads / 32) : 0;
-  for_dtype(s.dtype, [&](auto type) {
+  for_any_dtype(s.dtype, [&](auto type) {
     using T = decltype(type);
     auto kernel = aligned ? store_d_hidden_kernel<T, true, void> : store_d_hidden_kernel<T, false, void>;
     if (s.terms.count > 0) {
       if (!aligned) throw Error(Status::kInternal, "d_hidden: terms that are left need aligned rows");
-      kernel = s.terms.dtype == DType::kBF16 ? store_d_hidden_kernel<T, true, __nv_bfloat16>
-                                             : store_d_hidden_kernel<T, true, __half>;
+      if constexpr (!std::is_same_v<T, double>) {
+        kernel = s.terms.dtype == DType::kBF16 ? store_d_hidden_kernel<T, true, __nv_bfloat16>
+                                               : store_d_hidden_kernel<T, true, __half>;
+      }
     }
     queue.launch(kernel, rows + others, kThreads, 0, s, in, scalars);
   });
@@ -145,7 +156,7 @@ void launch_store_d_hidden(const StoreHidden& s, const RowInputs& in, const Scal
 void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
                       const Queue& queue) {
   if (rows == 0) return;
-  for_dtype(dtype, [&](auto type) {
+  for_any_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     queue.launch(zero_rows_kernel<T>, static_cast<unsigned>(rows), kThreads, 0, static_cast<T*>(data), stride,
                  columns);
@@ -154,17 +165,18 @@ void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int
 }
 
 void launch_column_sums(const ColumnSums& c, const Queue& queue) {
-  for_dtype(c.dtype, [&](auto type) {
+  for_any_dtype(c.dtype, [&](auto type) {
     queue.launch(column_sums_kernel<decltype(type)>, blocks_for(c.columns, 32), 1024, 0, c);
   });
   check_launch("column_sums");
 }
 
-void launch_store_vector(const float* from, int64_t count, float factor, void* to, DType dtype,
+void launch_store_vector(const void* from, int64_t count, double factor, void* to, DType dtype,
                          bool accumulate, const Queue& queue) {
-  for_dtype(dtype, [&](auto type) {
+  for_any_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    queue.launch(store_vector_kernel<T>, blocks_for(count, kThreads), kThreads, 0, from, count, factor,
+    queue.launch(store_vector_kernel<T>, blocks_for(count, kThreads), kThreads, 0,
+                 static_cast<const RealOf<T>*>(from), count, static_cast<RealOf<T>>(factor),
                  static_cast<T*>(to), accumulate);
   });
   check_launch("store_vector");

@@ -12,7 +12,7 @@ template <class T>
 __device__ __forceinline__ Vector8<T> load_part(const T* row, int64_t i, int64_t columns) {
   Vector8<T> v;
 #pragma unroll
-  for (int k = 0; k < 8; ++k) v.x[k] = i + k >= 0 && i + k < columns ? row[i + k] : from_float<T>(0);
+  for (int k = 0; k < 8; ++k) v.x[k] = i + k >= 0 && i + k < columns ? row[i + k] : from_real<T>(0);
   return v;
 }
 
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kThreads) store_matrix_kernel(StoreMatrix s) {
       Vector8<To> out;
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const float value = to_float(sums.x[k]);
-        out.x[k] = from_float<To>(s.accumulate ? to_float(old[p].x[k]) + value : value);
+        const RealOf<To> value = to_real(sums.x[k]);
+        out.x[k] = from_real<To>(s.accumulate ? to_real(old[p].x[k]) + value : value);
       }
       if (whole(i)) {
         *reinterpret_cast<Vector8<To>*>(to + i) = out;
@@ -62,11 +62,9 @@ __global__ void __launch_bounds__(kThreads) store_matrix_kernel(StoreMatrix s) {
 
 void launch_store_matrix(const StoreMatrix& s, const Queue& queue) {
   if (s.rows == 0) return;
-  for_dtype(s.from_dtype, [&](auto from) {
-    for_dtype(s.dtype, [&](auto to) {
-      queue.launch(store_matrix_kernel<decltype(from), decltype(to)>, blocks_for(s.rows, kWarps), kThreads, 0,
-                   s);
-    });
+  for_any_dtypes(s.from_dtype, s.dtype, [&](auto from, auto to) {
+    queue.launch(store_matrix_kernel<decltype(from), decltype(to)>, blocks_for(s.rows, kWarps), kThreads, 0,
+                 s);
   });
   check_launch("store_matrix");
 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ Vector8<T> load8(const T* from, int left) {
   } else {
     Vector8<T> v;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v.x[i] = i < left ? from[i] : from_float<T>(0);
+    for (int i = 0; i < 8; ++i) v.x[i] = i < left ? from[i] : from_real<T>(0);
     return v;
   }
 }
@@ -102,7 +102,7 @@ __device__ __forceinline__ Vector8<T> elements8(const Pieces8<T>& loaded, int le
     out.bits[i] = sizeof(T) == 2 ? __funnelshift_r(words[i], words[i + 1], 8 * (offset & 2)) : words[i];
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) out.v.x[i] = i < left ? out.v.x[i] : from_float<T>(0);
+  for (int i = 0; i < 8; ++i) out.v.x[i] = i < left ? out.v.x[i] : from_real<T>(0);
   return out.v;
 }
 

@@ -36,11 +36,11 @@ int64_t padded_columns(const Problem& p, int64_t columns) {
 
 bool writes_d_classifier(const Problem& p) {
   if (p.hidden != padded_hidden(p)) return false;
-  return p.dtype.d_classifier == operand_dtype(p) || p.dtype.d_classifier == DType::kF32;
+  return p.dtype.d_classifier == operand_dtype(p) || p.dtype.d_classifier == p.stats_dtype();
 }
 
 DType staging_dtype(const Problem& p) {
-  return stages_apart(p) ? DType::kF32 : operand_dtype(p);
+  return stages_apart(p) ? p.stats_dtype() : operand_dtype(p);
 }
 
 bool stages_apart(const Problem& p) {
@@ -93,33 +93,34 @@ GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
 }
 
 // What every plan has: rows, their statistics, and what they become.
-Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
+template <class Real>
+ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
-  Arena a;
+  ArenaOf<Real> a;
   a.scalars = take<Scalars>(w, 1);
   a.chunk_rows = take<int32_t>(w, chunks);
   a.row_map = take<int32_t>(w, p.tokens);
   a.target = take<int32_t>(w, p.tokens);
-  if (p.has.bias && (p.dtype.bias != DType::kF32 || p.bias_scale != 1)) a.bias = take<float>(w, p.vocab);
-  if (p.has.temperature) a.inverse_temperature = take<float>(w, p.tokens);
+  if (p.has.bias && (p.dtype.bias != p.stats_dtype() || p.bias_scale != 1)) a.bias = take<Real>(w, p.vocab);
+  if (p.has.temperature) a.inverse_temperature = take<Real>(w, p.tokens);
   if (p.targets_per_row > 0) {
     a.joined.target = take<int64_t>(w, p.tokens);
     a.joined.weight_sum = take<double>(w, p.tokens);
-    a.target_logits = take<float>(w, rows * p.targets_per_row);
+    a.target_logits = take<Real>(w, rows * p.targets_per_row);
   }
-  a.lse = take<float>(w, rows);
-  a.lse_low = take<float>(w, rows);
+  a.lse = take<Real>(w, rows);
+  a.lse_low = take<Real>(w, rows);
   if (p.needs_forward()) {
-    a.row_loss = take<float>(w, p.tokens);
-    if (!d.is_thinned()) a.target_logit = take<float>(w, rows);
+    a.row_loss = take<Real>(w, p.tokens);
+    if (!d.is_thinned()) a.target_logit = take<Real>(w, rows);
     a.slots.slots = d.slots;
     a.slots.stride = rows;
-    a.slots.max = take<float>(w, d.slots * rows);
-    a.slots.sum = take<float>(w, d.slots * rows);
+    a.slots.max = take<Real>(w, d.slots * rows);
+    a.slots.sum = take<Real>(w, d.slots * rows);
     const WantedSums sums = wanted_sums(p);
 #define LOGITLESS_TAKE(name, part, ...) \
-  if (sums.name) a.slots.part = take<float>(w, d.slots * rows);
+  if (sums.name) a.slots.part = take<Real>(w, d.slots * rows);
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
 #undef LOGITLESS_TAKE
     if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
@@ -128,5 +129,7 @@ Arena lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   }
   return a;
 }
+template Arena lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
+template ArenaOf<double> lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 
 }  // namespace logitless::cuda

@@ -71,38 +71,42 @@ struct GroupStats {
 GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
 
 // What a run needs beyond inputs and outputs. N tokens, R rows of a chunk of them, W columns of a window.
-struct Arena {
+// Real: the type of sums and of rows' numbers; double where operands are float64, else float.
+template <class Real>
+struct ArenaOf {
   Scalars* scalars = nullptr;
   int32_t* chunk_rows = nullptr;  // [chunks] how many rows of each chunk exist
   int32_t* row_map = nullptr;     // [N] the caller's row of each computed row, ascending
   int32_t* target = nullptr;  // [N] of the computed rows: column of the shard, -1 elsewhere, or kIgnoredRow
-  float* row_loss = nullptr;  // [N] of the computed rows
-  float* target_logit = nullptr;         // [R]
-  JoinedTargets joined;                  // with several targets a row, as the next
-  float* target_logits = nullptr;        // [R, targets_per_row]
-  float* bias = nullptr;                 // [V] in fp32 times bias_scale, where the caller's is not that
-  float* inverse_temperature = nullptr;  // [N] of the computed rows; null: ones
-  StatSlots slots;
-  float* gathered = nullptr;                                     // [ranks, numbers of R rows] GroupStats
-  float* anchor = nullptr;                                       // [R]
-  uint8_t* active = nullptr;                                     // one for 128 of the R rows
-  float *lse = nullptr, *lse_low = nullptr;                      // [R] together lse
-  float *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
-  float* row_factor = nullptr;                                   // [R] by which kept exps become gradients
-  void* hidden = nullptr;                                        // [R, padded]
-  void* window = nullptr;                                        // [W, padded] of the classifier
-  void* exps = nullptr;           // [R, padded] kept exps, and then dz of a window
-  float* d_hidden = nullptr;      // [R, padded]
-  float* d_classifier = nullptr;  // [V, padded] the sum over chunks
-  void* staging = nullptr;        // [W, padded] of d_classifier, where no product writes its rows
-  float* d_bias = nullptr;        // [V]
-  TopArena top;
-  float* logits = nullptr;  // [scratch_rows, scratch_columns]
+  Real* row_loss = nullptr;   // [N] of the computed rows
+  Real* target_logit = nullptr;         // [R]
+  JoinedTargets joined;                 // with several targets a row, as the next
+  Real* target_logits = nullptr;        // [R, targets_per_row]
+  Real* bias = nullptr;                 // [V] times bias_scale, where the caller's is not that
+  Real* inverse_temperature = nullptr;  // [N] of the computed rows; null: ones
+  StatSlotsOf<Real> slots;
+  float* gathered = nullptr;                                    // [ranks, numbers of R rows] GroupStats
+  float* anchor = nullptr;                                      // [R]
+  uint8_t* active = nullptr;                                    // one for 128 of the R rows
+  Real *lse = nullptr, *lse_low = nullptr;                      // [R] together lse
+  Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
+  float* row_factor = nullptr;                                  // [R] by which kept exps become gradients
+  void* hidden = nullptr;                                       // [R, padded]
+  void* window = nullptr;                                       // [W, padded] of the classifier
+  void* exps = nullptr;          // [R, padded] kept exps, and then dz of a window
+  Real* d_hidden = nullptr;      // [R, padded]
+  Real* d_classifier = nullptr;  // [V, padded] the sum over chunks
+  void* staging = nullptr;       // [W, padded] of d_classifier, where no product writes its rows
+  Real* d_bias = nullptr;        // [V]
+  TopArenaOf<Real> top;
+  Real* logits = nullptr;  // [scratch_rows, scratch_columns]
   void* gemm = nullptr;
 };
+using Arena = ArenaOf<float>;
 
 // The part that all plans have.
-Arena lay_out_rows(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
+template <class Real>
+ArenaOf<Real> lay_out_rows(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 
 // Pieces of a workspace.
 template <class T>

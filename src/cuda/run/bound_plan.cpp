@@ -32,43 +32,59 @@ void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream,
   replay_->run({buffers, workspace.base()}, queue_stream, std::cref(work));
 }
 
-void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& queue,
-                   const Communicator* group) const {
-  const Problem& problem = problem_;
-  const int64_t chunk_rows = std::max<int64_t>(detail_.token_chunk, 1);
-  const bool thinned = detail_.is_thinned();
-  const ThinArena thin = thinned ? lay_out_thinned(problem, detail_, workspace, buffers.draws) : ThinArena{};
-  const Arena arena = thinned ? thin.base : lay_out_exact(problem, detail_, workspace);
-  const Runner run{
+namespace {
+
+template <class Real>
+RunnerOf<Real> runner_of(const Problem& problem, const Buffers& buffers, const PlanDetail& detail,
+                         const ArenaOf<Real>& arena, const Queue& queue, const Communicator* group) {
+  const int64_t chunk_rows = std::max<int64_t>(detail.token_chunk, 1);
+  const auto* bias = arena.bias != nullptr ? arena.bias : static_cast<const Real*>(buffers.bias);
+  return {
       .problem = problem,
       .buffers = buffers,
-      .detail = detail_,
+      .detail = detail,
       .arena = arena,
-      .rows = with_joined(row_inputs(problem, buffers), arena.joined),
-      .transform = logit_transform<float>(
-          problem, arena.bias != nullptr ? arena.bias : static_cast<const float*>(buffers.bias),
-          arena.inverse_temperature),
+      .rows = row_inputs<Real>(problem, buffers, arena.joined),
+      .transform = logit_transform<Real>(problem, bias, arena.inverse_temperature),
       .queue = queue,
       .chunks = (problem.tokens + chunk_rows - 1) / chunk_rows,
-      .products = std::abs(problem.scale) >= double{std::numeric_limits<float>::min()} && problem.vocab > 0,
+      .products = std::abs(problem.scale) >= double{std::numeric_limits<Real>::min()} && problem.vocab > 0,
       .group = group,
   };
-  const bool compact = run.detail.source != HiddenSource::kCaller && !thinned;
+}
+
+// Around what exact and thinned plans do.
+template <class Real, class Middle>
+void run_around(const RunnerOf<Real>& run, const Middle& middle) {
+  const Problem& problem = run.problem;
+  const bool compact = run.detail.source != HiddenSource::kCaller && !run.detail.is_thinned();
   if (problem.needs_backward()) clear_gradients(run);
-  if (problem.targets_per_row > 0) {
-    launch_join_targets(run.rows, buffers.target_weight, DType::kF32, arena.joined, run.queue);
-  }
-  launch_prepare_rows(run.rows, run.arena, chunk_rows, compact, problem.needs_forward(), buffers, run.queue);
+  if (problem.targets_per_row > 0) launch_join_targets(run.rows, run.arena.joined, run.queue);
+  launch_prepare_rows(run.rows, run.arena, std::max<int64_t>(run.detail.token_chunk, 1), compact,
+                      problem.needs_forward(), run.buffers, run.queue);
   if (problem.tokens > 0 && problem.vocab > 0) load_whole_classifier(run);
-  if (thinned) {
-    run_thinned(run, thin);
-  } else {
-    run_exact(run);
-  }
+  middle(run);
   if (problem.tokens == 0 && problem.needs_forward()) {  // the loss of no rows
     finish_chunk(run, {.row_count = run.arena.chunk_rows}, {}, false);
   }
   if (problem.needs_backward()) finish_gradients(run);
+}
+
+}  // namespace
+
+void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& queue,
+                   const Communicator* group) const {
+  const auto runner = [&](const auto& arena) {
+    return runner_of(problem_, buffers, detail_, arena, queue, group);
+  };
+  if (detail_.is_thinned()) {
+    const ThinArena thin = lay_out_thinned(problem_, detail_, workspace, buffers.draws);
+    run_around(runner(thin.base), [&](const Runner& run) { run_thinned(run, thin); });
+  } else if (problem_.stats_dtype() == DType::kF64) {
+    run_around(runner(lay_out_exact<double>(problem_, detail_, workspace)), run_exact<double>);
+  } else {
+    run_around(runner(lay_out_exact<float>(problem_, detail_, workspace)), run_exact<float>);
+  }
 }
 
 void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,

@@ -10,7 +10,7 @@ namespace logitless::cuda {
 class Queue;
 class Replay;
 
-// A problem of fp32 or 16-bit operands and how a device is to run it.
+// A problem and how a device is to run it.
 class CudaPlan final : public BackendPlan {
  public:
   CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device);

@@ -6,11 +6,13 @@ namespace logitless::cuda {
 
 namespace {
 
-bool copies_hidden(const Runner& run) {
+template <class Real>
+bool copies_hidden(const RunnerOf<Real>& run) {
   return run.detail.source != HiddenSource::kCaller;
 }
 
-Operand hidden_of(const Runner& run, const Chunk& chunk) {
+template <class Real>
+Operand hidden_of(const RunnerOf<Real>& run, const Chunk& chunk) {
   const Buffers& b = run.buffers;
   if (!copies_hidden(run)) {
     return {at(b.hidden, run.problem.dtype.hidden, chunk.first * b.hidden_stride), b.hidden_stride};
@@ -21,10 +23,11 @@ Operand hidden_of(const Runner& run, const Chunk& chunk) {
 }
 
 // Of the rows and their copies.
-LoadRows rows_of(const Runner& run, const Chunk& chunk) {
+template <class Real>
+LoadRows<Real> rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  LoadRows l{};
+  LoadRows<Real> l{};
   l.rows = chunk.rows;
   l.row_count = chunk.row_count;
   l.from_dtype = p.dtype.hidden;
@@ -46,11 +49,12 @@ LoadRows rows_of(const Runner& run, const Chunk& chunk) {
 
 }  // namespace
 
-Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logits) {
+template <class Real>
+Operand load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  const Arena& a = run.arena;
-  LoadRows l = rows_of(run, chunk);
+  const ArenaOf<Real>& a = run.arena;
+  LoadRows<Real> l = rows_of(run, chunk);
   if (wants_target_logits) {
     l.from = b.hidden;
     l.target_logit = a.target_logit;
@@ -60,7 +64,7 @@ Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logit
   }
   if (p.has.bias) l.bias = b.bias;
   l.bias_dtype = p.dtype.bias;
-  l.bias_scale = static_cast<float>(p.bias_scale);
+  l.bias_scale = static_cast<Real>(p.bias_scale);
   l.vocab = p.vocab;
   if (chunk.is_first) l.bias_copy = a.bias;
   l.slots = a.slots;
@@ -77,10 +81,11 @@ void reload_hidden(const Runner& run, const Chunk& chunk) {
   if (copies_hidden(run)) launch_load_rows(rows_of(run, chunk), run.queue);
 }
 
-void make_target_logits(const Runner& run, const Chunk& chunk) {
+template <class Real>
+void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  TargetLogits t{};
+  TargetLogits<Real> t{};
   t.rows = chunk.rows;
   t.columns = p.hidden;
   t.row_count = chunk.row_count;
@@ -98,18 +103,22 @@ void make_target_logits(const Runner& run, const Chunk& chunk) {
   launch_target_logits(run.rows, t, run.queue);
 }
 
-int64_t widest_window(const Runner& run) {
+template <class Real>
+int64_t widest_window(const RunnerOf<Real>& run) {
   return run.detail.copies_classifier ? run.detail.vocab_window : run.problem.vocab;
 }
 
 namespace {
 
-bool holds_whole_classifier(const Runner& run) {
+template <class Real>
+bool holds_whole_classifier(const RunnerOf<Real>& run) {
   return run.detail.copies_classifier && run.detail.vocab_window >= run.problem.vocab;
 }
 
 // step: of the window's columns, every step-th of the caller's.
-void copy_classifier(const Runner& run, const Window& window, const Condition& condition, int64_t step = 1) {
+template <class Real>
+void copy_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition,
+                     int64_t step = 1) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   RowsCopy c{};
@@ -128,11 +137,13 @@ void copy_classifier(const Runner& run, const Window& window, const Condition& c
 
 }  // namespace
 
-void load_whole_classifier(const Runner& run) {
+template <class Real>
+void load_whole_classifier(const RunnerOf<Real>& run) {
   if (holds_whole_classifier(run)) copy_classifier(run, {0, run.problem.vocab}, {});
 }
 
-Operand loaded_classifier(const Runner& run, const Window& window) {
+template <class Real>
+Operand loaded_classifier(const RunnerOf<Real>& run, const Window& window) {
   const Buffers& b = run.buffers;
   if (!run.detail.copies_classifier) {
     return {at(b.classifier, run.problem.dtype.classifier, window.first * b.classifier_stride),
@@ -142,7 +153,8 @@ Operand loaded_classifier(const Runner& run, const Window& window) {
   return {at(run.arena.window, run.dtype(), first * run.depth()), run.depth()};
 }
 
-Operand load_classifier(const Runner& run, const Window& window, const Condition& condition) {
+template <class Real>
+Operand load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition) {
   if (run.detail.copies_classifier && !holds_whole_classifier(run)) copy_classifier(run, window, condition);
   return loaded_classifier(run, window);
 }
@@ -156,21 +168,24 @@ Operand load_sample(const Runner& run, const Window& window, int64_t step, const
   return {all.data, step * all.stride};
 }
 
-const float* class_weight_of(const Runner& run, const Window& window) {
-  const float* weight = run.rows.class_weight;
+template <class Real>
+const Real* class_weight_of(const RunnerOf<Real>& run, const Window& window) {
+  const Real* weight = run.rows.class_weight;
   return weight != nullptr ? weight + run.problem.vocab_start + window.first : nullptr;
 }
 
-RowSums row_sums(const Runner& run, const Window& window) {
+template <class Real>
+RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window) {
   return {.stats = run.arena.slots,
           .class_weight = class_weight_of(run, window),
           .target_logit = run.arena.target_logit};
 }
 
-LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
-                             const Window& window, const Operand& classifier) {
+template <class Real>
+LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden,
+                                     const Window& window, const Operand& classifier) {
   const Problem& p = run.problem;
-  LogitsProduct product;
+  LogitsProductOf<Real> product;
   product.dtype = run.dtype();
   product.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;  // their logits are sums of their own, in fp32
   product.batch_invariant = p.batch_invariant;
@@ -189,14 +204,35 @@ LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operan
   return product;
 }
 
-void launch_logits(const Runner& run, const LogitsArgs& args) {
+template <class Real>
+void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args) {
   LogitsScratch scratch;
   scratch.logits = run.arena.logits;
   scratch.rows = run.detail.scratch_rows;
   scratch.columns = run.detail.scratch_columns;
   scratch.gemm = run.arena.gemm;
   scratch.gemm_bytes = static_cast<size_t>(run.detail.gemm_bytes);
-  run.detail.engine->launch(args, scratch, run.queue);
+  if constexpr (std::is_same_v<Real, double>) {
+    run.detail.engine->launch_float64(args, scratch, run.queue);
+  } else {
+    run.detail.engine->launch(args, scratch, run.queue);
+  }
 }
+
+#define LOGITLESS_INSTANTIATE(Real)                                                                  \
+  template Operand load_rows(const RunnerOf<Real>&, const Chunk&, bool);                             \
+  template void make_target_logits(const RunnerOf<Real>&, const Chunk&);                             \
+  template int64_t widest_window(const RunnerOf<Real>&);                                             \
+  template void load_whole_classifier(const RunnerOf<Real>&);                                        \
+  template Operand load_classifier(const RunnerOf<Real>&, const Window&, const Condition&);          \
+  template const Real* class_weight_of(const RunnerOf<Real>&, const Window&);                        \
+  template RowSumsOf<Real> row_sums(const RunnerOf<Real>&, const Window&);                           \
+  template LogitsProductOf<Real> logits_product(const RunnerOf<Real>&, const Chunk&, const Operand&, \
+                                                const Window&, const Operand&);                      \
+  template void launch_logits(const RunnerOf<Real>&, const LogitsArgsOf<Real>&);
+LOGITLESS_INSTANTIATE(float)
+LOGITLESS_INSTANTIATE(double)
+#undef LOGITLESS_INSTANTIATE
+template Operand loaded_classifier(const Runner&, const Window&);
 
 }  // namespace logitless::cuda

@@ -7,16 +7,18 @@
 
 namespace logitless::cuda {
 
-void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
+template <class Real>
+void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, classifier);
     product.row_block_active = active;
-    launch_logits(run, {product, StatsArgs{row_sums(run, window)}});
+    launch_logits(run, {product, StatsArgsOf<Real>{row_sums(run, window)}});
   });
 }
 
-bool tracks_max(const Runner& run) {
+template <class Real>
+bool tracks_max(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   // Ranks tell each other sums relative to their maxima where they have these: always, if what is asked for
@@ -32,24 +34,25 @@ bool tracks_max(const Runner& run) {
 
 namespace {
 
-Coefficients coefficients_of(const Runner& run) {
+template <class Real>
+Coefficients<Real> coefficients_of(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  Coefficients c{};
+  Coefficients<Real> c{};
   c.wanted = p.needs_backward();
   if (!c.wanted) return c;
-  c.scale = static_cast<float>(run.gradient_scale());
+  c.scale = static_cast<Real>(run.gradient_scale());
   if (!p.needs_forward()) {
-    c.known_lse = static_cast<const float*>(b.lse);
-    c.known_lse_low = static_cast<const float*>(b.lse_low);
-    if (p.has.grad_entropy) c.entropy = static_cast<const float*>(b.entropy);
+    c.known_lse = static_cast<const Real*>(b.lse);
+    c.known_lse_low = static_cast<const Real*>(b.lse_low);
+    if (p.has.grad_entropy) c.entropy = static_cast<const Real*>(b.entropy);
 #define LOGITLESS_POINTER(name) \
-  if (p.has.grad_##name) c.grad_##name = static_cast<const float*>(b.grad_##name);
+  if (p.has.grad_##name) c.grad_##name = static_cast<const Real*>(b.grad_##name);
     LOGITLESS_ROW_UPSTREAM(LOGITLESS_POINTER)
 #undef LOGITLESS_POINTER
   }
-  c.grad_loss = static_cast<const float*>(b.grad_loss);
-  c.scale_dz = run.detail.kept_columns < p.vocab && run.dtype() != DType::kF32;
+  c.grad_loss = static_cast<const Real*>(b.grad_loss);
+  c.scale_dz = run.detail.kept_columns < p.vocab && size_of(run.dtype()) == 2;
   return c;
 }
 
@@ -88,9 +91,10 @@ GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChu
 
 }  // namespace
 
-void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored) {
+template <class Real>
+void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, bool anchored) {
   const Problem& p = run.problem;
-  FinishChunk f{};
+  FinishChunkOf<Real> f{};
   f.first = chunk.first;
   f.rows = chunk.rows;
   f.row_count = chunk.row_count;
@@ -103,10 +107,19 @@ void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, 
   f.stats.is_shard = p.is_open_shard();
   f.stats.writes_loss = p.needs_forward() && !p.is_open_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);
-  f.kept = kept_exps_of(run, hidden);
-  const bool exchanges = run.exchanges() && chunk.rows > 0;
-  if (exchanges) f.stats.group = exchange_stats(run, chunk, f);
+  if constexpr (std::is_same_v<Real, float>) {
+    f.kept = kept_exps_of(run, hidden);
+    if (run.exchanges() && chunk.rows > 0) f.stats.group = exchange_stats(run, chunk, f);
+  }
   launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.queue);
 }
+
+#define LOGITLESS_INSTANTIATE(Real)                                                            \
+  template void sum_rows(const RunnerOf<Real>&, const Chunk&, const Operand&, const uint8_t*); \
+  template void finish_chunk(const RunnerOf<Real>&, const Chunk&, const Operand&, bool);
+LOGITLESS_INSTANTIATE(float)
+LOGITLESS_INSTANTIATE(double)
+#undef LOGITLESS_INSTANTIATE
+template bool tracks_max(const Runner&);
 
 }  // namespace logitless::cuda

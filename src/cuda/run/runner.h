@@ -31,13 +31,15 @@ struct Window {
   bool is_first = true;  // of those that are worked on; sums over windows begin with it
 };
 
-struct Runner {
+// Real: as of ArenaOf.
+template <class Real>
+struct RunnerOf {
   const Problem& problem;
   const Buffers& buffers;
   const PlanDetail& detail;
-  Arena arena;
-  RowInputs rows;
-  LogitTransform<float> transform;  // of all computed rows and of the shard's columns
+  ArenaOf<Real> arena;
+  RowInputsOf<Real> rows;
+  LogitTransform<Real> transform;  // of all computed rows and of the shard's columns
   const Queue& queue;
   int64_t chunks;
   bool products;              // whether logits depend on the matrices at all (scale != 0), and there are any
@@ -53,6 +55,7 @@ struct Runner {
   // By which sums of these become gradients of the bias.
   double bias_gradient_scale() const { return problem.bias_scale / gradient_scale(); }
 };
+using Runner = RunnerOf<float>;
 
 inline const void* at(const void* data, DType dtype, int64_t index) {
   return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
@@ -78,45 +81,61 @@ void for_windows_backwards(int64_t end, int64_t width, F&& body) {
 // ---- operands.cpp
 // The first launch of a chunk: its rows, logits of its targets where they are wanted, and what its first
 // product or sum goes on from.
-Operand load_rows(const Runner& run, const Chunk& chunk, bool wants_target_logits);
+template <class Real>
+Operand load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits);
 // Once more the rows alone, where they are copies.
 void reload_hidden(const Runner& run, const Chunk& chunk);
 // The whole classifier, once a run, where the plan has room for a copy of all of it.
-void load_whole_classifier(const Runner& run);
+template <class Real>
+void load_whole_classifier(const RunnerOf<Real>& run);
 // Rows of the classifier for a product. A window of it is copied where the condition holds.
-Operand load_classifier(const Runner& run, const Window& window, const Condition& condition = {});
+template <class Real>
+Operand load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition = {});
 // The same of the window that was loaded last.
-Operand loaded_classifier(const Runner& run, const Window& window);
+template <class Real>
+Operand loaded_classifier(const RunnerOf<Real>& run, const Window& window);
 // The same of a sample, every step-th row of the classifier: of these, those of the window.
 Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
 // Columns whose operands can be had at once.
-int64_t widest_window(const Runner& run);
-void launch_logits(const Runner& run, const LogitsArgs& args);
-LogitsProduct logits_product(const Runner& run, const Chunk& chunk, const Operand& hidden,
-                             const Window& window, const Operand& classifier);
+template <class Real>
+int64_t widest_window(const RunnerOf<Real>& run);
+template <class Real>
+void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args);
+template <class Real>
+LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden,
+                                     const Window& window, const Operand& classifier);
 // Sums of a window's logits in the slots, and logits of targets.
-RowSums row_sums(const Runner& run, const Window& window);
+template <class Real>
+RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window);
 // Of a window's columns; null: ones.
-const float* class_weight_of(const Runner& run, const Window& window);
+template <class Real>
+const Real* class_weight_of(const RunnerOf<Real>& run, const Window& window);
 
 // Logits of the rows' targets, where a row has several.
-void make_target_logits(const Runner& run, const Chunk& chunk);
+template <class Real>
+void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk);
 
 // ---- row_sums.cpp
 // Row statistics of a chunk, in the slots, which are clear; active: only in these blocks of rows.
-void sum_rows(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
+template <class Real>
+void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
 // Whether sums that are relative to an anchor come with maxima, which only their outputs need.
-bool tracks_max(const Runner& run);
+template <class Real>
+bool tracks_max(const RunnerOf<Real>& run);
 // From a chunk's statistics to outputs, coefficients, factors of kept exps and, after the last chunk, the
 // loss. anchored: the sums are relative to anchors.
-void finish_chunk(const Runner& run, const Chunk& chunk, const Operand& hidden, bool anchored);
+template <class Real>
+void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, bool anchored);
 
 // ---- outputs.cpp
 // Rows of d_classifier from a matrix of padded ones.
-void store_matrix(const Runner& run, const void* from, DType from_dtype, const Window& window,
+template <class Real>
+void store_matrix(const RunnerOf<Real>& run, const void* from, DType from_dtype, const Window& window,
                   bool accumulate);
 // What no product will write, before the run; what is still in the workspace, at its end.
-void clear_gradients(const Runner& run);
-void finish_gradients(const Runner& run);
+template <class Real>
+void clear_gradients(const RunnerOf<Real>& run);
+template <class Real>
+void finish_gradients(const RunnerOf<Real>& run);
 
 }  // namespace logitless::cuda

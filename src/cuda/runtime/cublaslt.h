@@ -11,13 +11,13 @@
 namespace logitless::cuda {
 
 namespace lt {
-enum : int { kComputeF32 = 68, kComputeF32FastTF32 = 77 };  // cublasComputeType_t
-enum : int { kOpN = 0, kOpT = 1 };                          // cublasOperation_t
+enum : int { kComputeF32 = 68, kComputeF64 = 70, kComputeF32FastTF32 = 77 };  // cublasComputeType_t
+enum : int { kOpN = 0, kOpT = 1 };                                            // cublasOperation_t
 enum : int { kPointerMode = 2, kTransA = 3, kTransB = 4 };  // cublasLtMatmulDescAttributes_t
 enum : int { kWorkspaceBytes = 1, kReductionSchemes = 3, kAlignA = 5, kAlignB = 6, kAlignC = 7, kAlignD = 8 };
 enum : int { kModeHost = 0, kModeDevice = 1 };  // cublasLtPointerMode_t
-// Split-K partial sums go through the workspace in fp32 and in a fixed order; never in place, never in the
-// output's dtype.
+// Split-K partial sums go through the workspace in the type of sums and in a fixed order; never in place,
+// never in the output's dtype.
 enum : uint32_t { kReduceInWorkspace = 2 };  // cublasLtReductionScheme_t
 
 struct Algorithm {  // cublasLtMatmulAlgo_t

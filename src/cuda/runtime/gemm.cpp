@@ -30,12 +30,15 @@ int type_of(DType dtype) {  // cudaDataType_t
       return CUDA_R_16BF;
     case DType::kF16:
       return CUDA_R_16F;
+    case DType::kF64:
+      return CUDA_R_64F;
     default:
       throw Error(Status::kInternal, std::string("no matrix product in ") + dtype_name(dtype));
   }
 }
 
 int compute_of(const Gemm& g) {
+  if (g.operand_dtype == DType::kF64) return lt::kComputeF64;
   return g.allow_tf32 && g.operand_dtype == DType::kF32 ? lt::kComputeF32FastTF32 : lt::kComputeF32;
 }
 
@@ -101,7 +104,7 @@ class Operation {
   Operation(const CublasLt& functions, const Form& form) : f(functions) {
     const Gemm& g = form.g;
     const int type = type_of(g.operand_dtype);
-    check_lt(f.desc_create(&desc, compute_of(g), CUDA_R_32F), "MatmulDescCreate");
+    check_lt(f.desc_create(&desc, compute_of(g), type == CUDA_R_64F ? type : CUDA_R_32F), "MatmulDescCreate");
     const int32_t trans_a = g.transpose_b ? lt::kOpT : lt::kOpN;
     const int32_t trans_b = g.transpose_a ? lt::kOpT : lt::kOpN;
     check_lt(f.desc_set(desc, lt::kTransA, &trans_a, sizeof trans_a), "MatmulDescSetAttribute");
@@ -231,8 +234,13 @@ void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t s
   const CublasLt::Handle handle = known.handle(*f, device);
   const std::shared_ptr<const Operation> op = known.operation(*f, handle, device, form);
   const float one = 1;
-  const float* alpha = g.alpha != nullptr ? g.alpha : &one;
-  const float* beta = g.alpha != nullptr ? g.zero_one + (g.beta != 0 ? 1 : 0) : &g.beta;
+  const double wide_one = 1, wide_beta = g.beta;
+  const void* alpha = g.alpha != nullptr ? g.alpha : &one;
+  const void* beta = g.alpha != nullptr ? g.zero_one + (g.beta != 0 ? 1 : 0) : &g.beta;
+  if (g.operand_dtype == DType::kF64) {
+    alpha = &wide_one;
+    beta = &wide_beta;
+  }
   check_lt(f->matmul(handle, op->desc, alpha, g.b, op->a, g.a, op->b, beta, g.c, op->c, g.c, op->c,
                      &op->algorithm, scratch, scratch_bytes, stream),
            "Matmul");

@@ -8,7 +8,8 @@ namespace logitless::cuda {
 
 class Queue;
 
-// C [m, n] = alpha op(A) op(B) + beta C, all row-major, op(A) [m, k], op(B) [k, n], sums in fp32.
+// C [m, n] = alpha op(A) op(B) + beta C, all row-major, op(A) [m, k], op(B) [k, n], sums in fp32, of
+// float64 operands in float64.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;  // [m, k], or [k, m] when transposed
@@ -17,14 +18,14 @@ struct Gemm {
   const void* b = nullptr;  // [k, n], or [n, k] when transposed
   int64_t b_stride = 0;
   bool transpose_b = false;
-  DType operand_dtype = DType::kBF16;  // of A and B: bf16, fp16 or fp32
+  DType operand_dtype = DType::kBF16;  // of A and B
   bool allow_tf32 = false;             // fp32 operands may be rounded to it
   void* c = nullptr;
   int64_t c_stride = 0;
-  DType c_dtype = DType::kF32;  // fp32 or that of the operands
+  DType c_dtype = DType::kF32;  // fp32 or that of the operands; float64 of float64 operands
   float beta = 0;               // 0 or 1
   // Device scalars: alpha (null: 1), and then also where a 0 and a 1 lie, as cuBLASLt wants beta beside
-  // alpha.
+  // alpha. Not with float64 operands.
   const float* alpha = nullptr;
   const float* zero_one = nullptr;
 };

@@ -39,6 +39,10 @@ class Portable final : public Engine {
   void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) const override {
     launch_logits(args, scratch, queue);
   }
+  void launch_float64(const LogitsArgsOf<double>& args, const LogitsScratch& scratch,
+                      const Queue& queue) const override {
+    launch_logits(args, scratch, queue);
+  }
 };
 
 }  // namespace

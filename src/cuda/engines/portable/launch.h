@@ -8,13 +8,15 @@ inline constexpr int64_t kStripColumns = 1536;
 
 // Whether logits are to have the same bits for any number of rows, which cuBLASLt's products have not: those
 // of batch_invariant, but for gradients, which make no such promise.
-inline bool multiplies_by_dot_products(const LogitsArgs& args) {
+template <class Real>
+bool multiplies_by_dot_products(const LogitsArgsOf<Real>& args) {
   return args.batch_invariant && args.epilogue() != Epilogue::kGradient;
 }
 
-// LogitsArgs on any device of compute capability 8.0 and more: fp32 logits of a block of rows and columns at
-// a time, never rounded. Operands are bf16, fp16 or fp32. One slot a row, but with batch_invariant. kExps:
-// all columns of the shard at once, and scratch has as many.
-void launch_logits(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue);
+// LogitsArgs on any device of compute capability 8.0 and more: logits of a block of rows and columns at a
+// time, never rounded: fp32 ones, or float64 of such operands. One slot a row, but with batch_invariant.
+// kExps: all columns of the shard at once, and scratch has as many.
+template <class Real>
+void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch, const Queue& queue);
 
 }  // namespace logitless::cuda::portable

@@ -10,14 +10,15 @@ inline constexpr int kRowThreads = 256;
 
 // What a kernel knows of a launch, in one parameter: of two, nvcc 13 makes each kernel's loops anew for each
 // transform, and stats_kernel takes 60 registers in place of 42.
-template <class Args>
+template <class Args, class Real = float>
 struct RowParams {
-  LogitsProduct product;
+  LogitsProductOf<Real> product;
   Args args;
 };
 
+template <class Real>
 struct Tile {
-  float* z;  // [rows, stride] dot products
+  Real* z;  // [rows, stride] dot products
   int64_t stride;
   int64_t row, column;  // of its first element in the arguments' matrices
   int64_t rows, columns;
@@ -28,17 +29,19 @@ struct Tile {
 };
 
 // inverse_temperature: of the row.
-__device__ inline float transformed(const LogitsProduct& product, float dot, int64_t column,
-                                    float inverse_temperature) {
+template <class Real>
+__device__ inline Real transformed(const LogitsProductOf<Real>& product, Real dot, int64_t column,
+                                   Real inverse_temperature) {
   return product.transform.logit(dot, product.transform.bias_of(column), inverse_temperature);
 }
 
 // Largest value of the block and its first index, a NaN being the largest of all; known to all threads.
-__device__ inline void block_max(float& value, int32_t& index) {
-  __shared__ float values[kRowThreads / 32];
+template <class Real>
+__device__ inline void block_max(Real& value, int32_t& index) {
+  __shared__ Real values[kRowThreads / 32];
   __shared__ int32_t indices[kRowThreads / 32];
   for (int step = 16; step > 0; step /= 2) {
-    const float v = __shfl_xor_sync(~0u, value, step);
+    const Real v = __shfl_xor_sync(~0u, value, step);
     const int32_t i = __shfl_xor_sync(~0u, index, step);
     if (is_better(v, i, value, index)) value = v, index = i;
   }
@@ -50,8 +53,15 @@ __device__ inline void block_max(float& value, int32_t& index) {
   __syncthreads();
 }
 
+// exp(z - anchor), NaN where both are infinite.
+template <class Real>
+__device__ inline Real exp_from(Real z, Real anchor) {
+  return z == -std::numeric_limits<Real>::infinity() ? Real(0) : std::exp(z - anchor);
+}
+
 // Whether the row of this block is to be computed.
-__device__ inline bool row_exists(const LogitsProduct& product, int64_t row) {
+template <class Real>
+__device__ inline bool row_exists(const LogitsProductOf<Real>& product, int64_t row) {
   if (row >= existing(product.row_count, product.rows)) return false;
   return product.row_block_active == nullptr || product.row_block_active[row / kRowBlock] != 0;
 }
@@ -63,7 +73,8 @@ struct Parts {
 #undef LOGITLESS_MEMBER
 
   // The logit of a column of the arguments' matrices, and its exp relative to the anchor.
-  __device__ void add(const RowSums& args, int64_t column, double z, double anchor, double e) {
+  template <class Real>
+  __device__ void add(const RowSumsOf<Real>& args, int64_t column, double z, double anchor, double e) {
     [[maybe_unused]] const double w = args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
     // `weighted` is of the logits themselves: no slot tells the class weights of its columns.
 #define LOGITLESS_SUM(name, part, kind, term)                                             \
@@ -91,20 +102,22 @@ struct Parts {
 };
 
 // One block of threads for each row and strip.
-__global__ void __launch_bounds__(kRowThreads) stats_kernel(RowParams<RowSums> params, Tile tile) {
-  const LogitsProduct& product = params.product;
-  const RowSums& args = params.args;
+template <class Real>
+__global__ void __launch_bounds__(kRowThreads)
+    stats_kernel(RowParams<RowSumsOf<Real>, Real> params, Tile<Real> tile) {
+  const LogitsProductOf<Real>& product = params.product;
+  const RowSumsOf<Real>& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(product, row)) return;
-  float* z = tile.z + blockIdx.x * tile.stride + blockIdx.y * tile.strip;
+  Real* z = tile.z + blockIdx.x * tile.stride + blockIdx.y * tile.strip;
   const int64_t slot = (tile.first_slot + blockIdx.y) * args.stats.stride + row;
   tile.column += blockIdx.y * tile.strip;
   tile.columns = min(tile.strip, tile.columns - blockIdx.y * tile.strip);
-  const float inverse_temperature = product.transform.inverse_temperature_of(row);
-  const StatSlots& slots = args.stats;
+  const Real inverse_temperature = product.transform.inverse_temperature_of(row);
+  const StatSlotsOf<Real>& slots = args.stats;
   const int64_t target =
       product.target == nullptr ? -1 : product.target[row] - product.column_offset - tile.column;
-  float largest = -CUDART_INF_F;
+  Real largest = -std::numeric_limits<Real>::infinity();
   int32_t at = INT32_MAX;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
     z[j] = transformed(product, z[j], tile.column + j, inverse_temperature);
@@ -115,7 +128,7 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(RowParams<RowSums> p
   double sum = 0;
   Parts parts;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
+    const Real e = exp_from(z[j], largest);
     sum += e;
     parts.add(args, tile.column + j, z[j], largest, e);
   }
@@ -132,7 +145,8 @@ __global__ void __launch_bounds__(kRowThreads) stats_kernel(RowParams<RowSums> p
 // After stats_kernel, whose logits are in z and whose maxima in the slots: the exps of whole rows, relative
 // to their maximum.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(RowParams<ExpsArgs> params, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads)
+    keep_exps_kernel(RowParams<ExpsArgs> params, Tile<float> tile) {
   const LogitsProduct& product = params.product;
   const ExpsArgs& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
@@ -147,7 +161,7 @@ __global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(RowParams<ExpsAr
   }
   T* out = static_cast<T*>(args.exps.data) + row * args.exps.stride;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
+    const float e = exp_from(z[j], largest);
     out[j] = from_float<T>(e == 0 ? 0.0f : e * product.transform.slope(z[j], inverse_temperature));
   }
   if (threadIdx.x == 0) args.found_anchor[row] = largest;
@@ -155,7 +169,7 @@ __global__ void __launch_bounds__(kRowThreads) keep_exps_kernel(RowParams<ExpsAr
 
 // Of whole rows: the maximum is known before anything is stored, and is the anchor.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> params, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> params, Tile<float> tile) {
   const LogitsProduct& product = params.product;
   const ExpsArgs& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
@@ -175,7 +189,7 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> p
   double sum = 0;
   Parts parts;
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float e = z[j] == -CUDART_INF_F ? 0.0f : expf(z[j] - largest);  // NaN of +inf
+    const float e = exp_from(z[j], largest);
     sum += e;
     parts.add(args, j, z[j], largest, e);
     out[j] = from_float<T>(e == 0 ? 0.0f : e * product.transform.slope(z[j], inverse_temperature));
@@ -194,27 +208,28 @@ __global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> p
   if (slots.argmax != nullptr) slots.argmax[row] = at;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kRowThreads) gradient_kernel(RowParams<GradientArgs> params, Tile tile) {
-  const LogitsProduct& product = params.product;
-  const GradientArgs& args = params.args;
+template <class T, class Real = RealOf<T>>
+__global__ void __launch_bounds__(kRowThreads)
+    gradient_kernel(RowParams<GradientArgsOf<Real>, Real> params, Tile<Real> tile) {
+  const LogitsProductOf<Real>& product = params.product;
+  const GradientArgsOf<Real>& args = params.args;
   const int64_t row = tile.row + blockIdx.x;
   if (!row_exists(product, row)) return;
-  const float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = product.transform.inverse_temperature_of(row);
+  const Real* z = tile.z + blockIdx.x * tile.stride;
+  const Real inverse_temperature = product.transform.inverse_temperature_of(row);
   T* out = static_cast<T*>(args.dz.data) + row * args.dz.stride + tile.column;
   const int32_t y = product.target[row];
   const int64_t target = y - product.column_offset - tile.column;
   const float factor = args.factor != nullptr ? *args.factor : 1.0f;
-  const float lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0.0f;
-  const RowCoefficients<float> k = {args.a[row], args.b != nullptr ? args.b[row] : 0.0f,
-                                    args.c != nullptr ? args.c[row] : 0.0f, args.g[row]};
+  const Real lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0;
+  const RowCoefficients<Real> k = {args.a[row], args.b != nullptr ? args.b[row] : 0,
+                                   args.c != nullptr ? args.c[row] : 0, args.g[row]};
   for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float x = transformed(product, z[j], tile.column + j, inverse_temperature);
-    const float weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1.0f;
-    const float v = dz_element(k, (x - lse) - low, weight, j == target ? 1 : 0);
+    const Real x = transformed(product, z[j], tile.column + j, inverse_temperature);
+    const Real weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1;
+    const Real v = dz_element(k, (x - lse) - low, weight, j == target ? 1 : 0);
     out[j] =
-        from_float<T>(y == kIgnoredRow ? 0.0f : v * product.transform.slope(x, inverse_temperature) * factor);
+        from_real<T>(y == kIgnoredRow ? 0 : v * product.transform.slope(x, inverse_temperature) * factor);
   }
 }
 

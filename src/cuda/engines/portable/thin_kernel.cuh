@@ -7,7 +7,7 @@
 namespace logitless::cuda::portable {
 
 // A thread draws over its elements of the tile, every kRowThreads-th.
-__global__ void __launch_bounds__(kRowThreads) thin_kernel(RowParams<ThinArgs> params, Tile tile) {
+__global__ void __launch_bounds__(kRowThreads) thin_kernel(RowParams<ThinArgs> params, Tile<float> tile) {
   const LogitsProduct& product = params.product;
   const ThinArgs& args = params.args;
   const int64_t row = tile.row + blockIdx.x;

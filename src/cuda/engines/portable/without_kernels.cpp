@@ -4,8 +4,12 @@
 
 namespace logitless::cuda::portable {
 
-void launch_logits(const LogitsArgs& /*args*/, const LogitsScratch& /*scratch*/, const Queue& /*queue*/) {
+template <class Real>
+void launch_logits(const LogitsArgsOf<Real>& /*args*/, const LogitsScratch& /*scratch*/,
+                   const Queue& /*queue*/) {
   throw Error(Status::kUnsupported, "this build has no CUDA kernels");
 }
+template void launch_logits(const LogitsArgs&, const LogitsScratch&, const Queue&);
+template void launch_logits(const LogitsArgsOf<double>&, const LogitsScratch&, const Queue&);
 
 }  // namespace logitless::cuda::portable

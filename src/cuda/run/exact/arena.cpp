@@ -6,42 +6,45 @@
 
 namespace logitless::cuda {
 
-Arena lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
+template <class Real>
+ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
   const DType dtype = operand_dtype(p);
   const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
   const int64_t depth = padded_hidden(p);
   const bool kept = d.kept_columns > 0;
-  Arena a = lay_out_rows(p, d, w);
+  ArenaOf<Real> a = lay_out_rows<Real>(p, d, w);
   // Blocks to do again, or with rows in place those that are not all ignored.
   if (kept || d.anchored || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
   if (kept || d.anchored) a.anchor = take<float>(w, rows);
   if (kept) a.row_factor = take<float>(w, rows);
   if (p.needs_backward()) {
-    for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
-    if (p.has.grad_entropy) a.b = take<float>(w, rows);
-    if (p.label_smoothing > 0) a.c = take<float>(w, rows);
+    for (Real** vector : {&a.a, &a.g}) *vector = take<Real>(w, rows);
+    if (p.has.grad_entropy) a.b = take<Real>(w, rows);
+    if (p.label_smoothing > 0) a.c = take<Real>(w, rows);
     a.exps = take_elements(w, dtype, rows * exps_stride(p, d));
-    if (p.has.d_hidden) a.d_hidden = take<float>(w, rows * depth);
+    if (p.has.d_hidden) a.d_hidden = take<Real>(w, rows * depth);
     if (p.has.d_classifier) {
       const bool native = writes_d_classifier(p);
-      const bool in_place = native && (p.dtype.d_classifier == DType::kF32 || d.rounds_between_chunks);
+      const bool in_place = native && (p.dtype.d_classifier == p.stats_dtype() || d.rounds_between_chunks);
       if (chunks > 1 && !in_place) {
-        a.d_classifier = take<float>(w, p.vocab * depth);
+        a.d_classifier = take<Real>(w, p.vocab * depth);
       } else if (stages_apart(p)) {
-        a.staging = take<float>(w, d.vocab_window * depth);
+        a.staging = take<Real>(w, d.vocab_window * depth);
       }
     }
-    if (p.has.d_bias) a.d_bias = take<float>(w, p.vocab);
+    if (p.has.d_bias) a.d_bias = take<Real>(w, p.vocab);
   }
-  a.top = lay_out_top(p, d, rows, w);
+  a.top = lay_out_top<Real>(p, d, rows, w);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
   if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
   const bool stages = p.needs_backward() && p.has.d_classifier && !writes_d_classifier(p);
   if (stages && a.d_classifier == nullptr && !stages_apart(p)) a.staging = a.window;
-  a.logits = take<float>(w, d.scratch_rows * d.scratch_columns);
+  a.logits = take<Real>(w, d.scratch_rows * d.scratch_columns);
   a.gemm = take<std::byte>(w, d.gemm_bytes);
   return a;
 }
+template Arena lay_out_exact(const Problem&, const PlanDetail&, Workspace&);
+template ArenaOf<double> lay_out_exact(const Problem&, const PlanDetail&, Workspace&);
 
 }  // namespace logitless::cuda

@@ -5,6 +5,7 @@ namespace logitless::cuda {
 
 // What an exact run needs beyond inputs and outputs. With a Workspace that only counts: how many bytes it is
 // (workspace.used()).
-Arena lay_out_exact(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
+template <class Real>
+ArenaOf<Real> lay_out_exact(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 
 }  // namespace logitless::cuda

@@ -6,7 +6,8 @@
 namespace logitless::cuda {
 namespace {
 
-void product(const Runner& run, Gemm g) {
+template <class Real>
+void product(const RunnerOf<Real>& run, Gemm g) {
   g.operand_dtype = run.dtype();
   g.allow_tf32 = run.problem.allow_tf32;
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
@@ -15,7 +16,8 @@ void product(const Runner& run, Gemm g) {
 // The last columns of the vocabulary, no whole 16 bytes of a row of dz, whose products would be launches of
 // their own (gemm.cpp) over all of d_hidden: the kernel that stores it adds them. Only where it can read the
 // caller's rows.
-Window rest_of_vocabulary(const Runner& run) {
+template <class Real>
+Window rest_of_vocabulary(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   const PlanDetail& d = run.detail;
   if (size_of(run.dtype()) != 2 || d.copies_classifier) return {p.vocab, 0};
@@ -27,7 +29,8 @@ Window rest_of_vocabulary(const Runner& run) {
 }
 
 // Where their dz is when d_hidden is stored.
-Terms left_terms(const Runner& run) {
+template <class Real>
+Terms left_terms(const RunnerOf<Real>& run) {
   const Window rest = rest_of_vocabulary(run);
   const PlanDetail& d = run.detail;
   if (rest.columns == 0) return {};
@@ -44,7 +47,8 @@ Terms left_terms(const Runner& run) {
 }
 
 // d_hidden += dz [rows, columns] classifier [columns, D]
-void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+template <class Real>
+void add_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Operand& dz,
                   const Operand& classifier) {
   Gemm g;
   g.m = chunk.rows;
@@ -55,16 +59,18 @@ void add_d_hidden(const Runner& run, const Chunk& chunk, const Window& window, c
   g.b = classifier.data;
   g.b_stride = classifier.stride;
   g.c = run.arena.d_hidden;
+  g.c_dtype = run.problem.stats_dtype();
   g.c_stride = run.depth();
   g.beta = window.is_first ? 0.0f : 1.0f;
   product(run, g);
 }
 
 // d_classifier [columns, D] += factor dz^T hidden [rows, D]
-void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+template <class Real>
+void add_d_classifier(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Operand& dz,
                       const Operand& hidden, const float* factor) {
   const Problem& p = run.problem;
-  const Arena& a = run.arena;
+  const ArenaOf<Real>& a = run.arena;
   Gemm g;
   g.m = window.columns;
   g.n = run.depth();
@@ -76,6 +82,7 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
   g.b_stride = hidden.stride;
   if (a.d_classifier != nullptr) {
     g.c = a.d_classifier + window.first * run.depth();
+    g.c_dtype = p.stats_dtype();
     g.c_stride = run.depth();
     g.beta = chunk.is_first ? 0.0f : 1.0f;
   } else if (a.staging != nullptr) {
@@ -98,7 +105,8 @@ void add_d_classifier(const Runner& run, const Chunk& chunk, const Window& windo
 }
 
 // d_bias [columns] += sums over rows of row_factor dz, times factor
-void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, const Operand& dz,
+template <class Real>
+void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Operand& dz,
                 const float* row_factor, const float* factor) {
   const Problem& p = run.problem;
   ColumnSums c{};
@@ -115,7 +123,7 @@ void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, con
   if (chunk.is_last) {
     c.to = at(run.buffers.d_bias, p.dtype.d_bias, window.first);
     c.to_dtype = p.dtype.d_bias;
-    c.to_factor = static_cast<float>(run.bias_gradient_scale());
+    c.to_factor = run.bias_gradient_scale();
     c.accumulate = p.accumulate.d_bias;
   }
   launch_column_sums(c, run.queue);
@@ -123,8 +131,10 @@ void add_d_bias(const Runner& run, const Chunk& chunk, const Window& window, con
 
 }  // namespace
 
-void write_target_entries(const Runner& run, const Chunk& chunk, const Window& window, bool are_exps) {
-  TargetEntries e{};
+template <class Real>
+void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window,
+                          bool are_exps) {
+  TargetEntries<Real> e{};
   e.first = chunk.first;
   e.rows = chunk.rows;
   e.row_count = chunk.row_count;
@@ -134,7 +144,7 @@ void write_target_entries(const Runner& run, const Chunk& chunk, const Window& w
   e.dtype = run.dtype();
   e.stride = exps_stride(run.problem, run.detail);
   e.are_exps = are_exps;
-  if (run.dtype() != DType::kF32) e.scale = &run.arena.scalars->dz_scale;
+  if (size_of(run.dtype()) == 2) e.scale = &run.arena.scalars->dz_scale;
   e.transform = run.transform;
   launch_target_entries(run.rows, run.arena, e, run.queue);
 }
@@ -178,23 +188,25 @@ void rescale_for_lse(const Runner& run, const Chunk& chunk) {
   if (run.problem.has.d_classifier) reload_hidden(run, chunk);
 }
 
-void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+template <class Real>
+void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden) {
   const Problem& p = run.problem;
-  const Arena& a = run.arena;
+  const ArenaOf<Real>& a = run.arena;
   const int64_t kept = run.detail.kept_columns;
   const int64_t stride = exps_stride(p, run.detail);
-  const float* factor = &a.scalars->dz_unscale;  // dz is stored times dz_scale
+  // dz of 16 bits is stored times dz_scale, which is 1 of the others.
+  const float* factor = run.dtype() != DType::kF64 ? &a.scalars->dz_unscale : nullptr;
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const Operand classifier = load_classifier(run, window);
-    const GradientArgs args{.lse = a.lse,
-                            .lse_low = a.lse_low,
-                            .a = a.a,
-                            .b = a.b,
-                            .c = a.c,
-                            .g = a.g,
-                            .class_weight = class_weight_of(run, window),
-                            .factor = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr,
-                            .dz = {.data = a.exps, .columns = window.columns, .stride = stride}};
+    const GradientArgsOf<Real> args{.lse = a.lse,
+                                    .lse_low = a.lse_low,
+                                    .a = a.a,
+                                    .b = a.b,
+                                    .c = a.c,
+                                    .g = a.g,
+                                    .class_weight = class_weight_of(run, window),
+                                    .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
+                                    .dz = {.data = a.exps, .columns = window.columns, .stride = stride}};
     launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args});
     if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
     const Operand dz{a.exps, stride};
@@ -204,7 +216,8 @@ void gradients_of_lse(const Runner& run, const Chunk& chunk, const Operand& hidd
   });
 }
 
-void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_factor) {
+template <class Real>
+void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* row_factor) {
   const Problem& p = run.problem;
   if (!p.has.d_hidden || !run.products) return;
   StoreHidden s{};
@@ -224,5 +237,13 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const float* row_fact
   s.zeroes_ignored = chunk.is_last && !p.accumulate.d_hidden;
   launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);
 }
+
+#define LOGITLESS_INSTANTIATE(Real)                                                             \
+  template void write_target_entries(const RunnerOf<Real>&, const Chunk&, const Window&, bool); \
+  template void gradients_of_lse(const RunnerOf<Real>&, const Chunk&, const Operand&);          \
+  template void store_d_hidden(const RunnerOf<Real>&, const Chunk&, const float*);
+LOGITLESS_INSTANTIATE(float)
+LOGITLESS_INSTANTIATE(double)
+#undef LOGITLESS_INSTANTIATE
 
 }  // namespace logitless::cuda

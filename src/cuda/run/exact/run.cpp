@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "core/status.h"
 #include "cuda/run/top/run.h"
 
 namespace logitless::cuda {
 namespace {
 
-void run_chunk(const Runner& run, const Chunk& chunk) {
+template <class Real>
+void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
+  constexpr bool kMayKeep = std::is_same_v<Real, float>;
   const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
   const bool anchored = run.detail.anchored;
   const Operand hidden =
@@ -15,27 +18,36 @@ void run_chunk(const Runner& run, const Chunk& chunk) {
   if (run.problem.needs_forward()) {
     const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
     if (kept || anchored) {
-      keep_exps(run, chunk, hidden, active);
+      if constexpr (kMayKeep) {
+        keep_exps(run, chunk, hidden, active);
+      } else {
+        throw Error(Status::kInternal, "exps of float64 are kept");
+      }
+    } else if (run.problem.top_k > 0) {
+      sum_rows_and_find_top(run, chunk, hidden, active);
     } else {
-      (run.problem.top_k > 0 ? sum_rows_and_find_top : sum_rows)(run, chunk, hidden, active);
+      sum_rows(run, chunk, hidden, active);
     }
   }
   if (run.problem.targets_per_row > 0) make_target_logits(run, chunk);
   finish_chunk(run, chunk, hidden, anchored);
   if (run.problem.top_k > 0) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
-  if (kept && run.problem.targets_per_row > 0) {
-    write_target_entries(run, chunk, {0, run.detail.kept_columns}, /*are_exps=*/true);
+  if constexpr (kMayKeep) {
+    if (kept && run.problem.targets_per_row > 0) {
+      write_target_entries(run, chunk, {0, run.detail.kept_columns}, /*are_exps=*/true);
+    }
+    if (kept) gradients_of_exps(run, chunk, hidden);
+    if (kept && !all_kept) rescale_for_lse(run, chunk);
   }
-  if (kept) gradients_of_exps(run, chunk, hidden);
-  if (kept && !all_kept) rescale_for_lse(run, chunk);
   if (!all_kept) gradients_of_lse(run, chunk, hidden);
   store_d_hidden(run, chunk, all_kept ? run.arena.row_factor : nullptr);
 }
 
 }  // namespace
 
-void run_exact(const Runner& run) {
+template <class Real>
+void run_exact(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   if (p.tokens > 0 && (run.buffers.kept_count != nullptr || run.buffers.draw_variance != nullptr)) {
     launch_exact_draw_stats(run.rows, p.vocab, run.buffers, run.queue);
@@ -52,5 +64,7 @@ void run_exact(const Runner& run) {
                     .row_count = run.arena.chunk_rows + i});
   }
 }
+template void run_exact(const Runner&);
+template void run_exact(const RunnerOf<double>&);
 
 }  // namespace logitless::cuda

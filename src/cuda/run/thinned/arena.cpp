@@ -85,7 +85,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   const int64_t rows = std::max<int64_t>(p.tokens, 1), depth = padded_hidden(p);
   ThinArena t;
   t.sizes = s;
-  t.base = lay_out_rows(p, d, w);
+  t.base = lay_out_rows<float>(p, d, w);
   Arena& a = t.base;
   const bool lists_columns = p.needs_backward() && (p.has.d_classifier || p.has.d_bias);
   t.lists = p.has.draws ? draw_lists(p, draws) : lay_out_lists(p, w);

@@ -48,7 +48,7 @@ __global__ void anchor_redraws_kernel(StatSlots slots, bool base_2, const uint8_
                                       const int32_t* target, int64_t rows, float* anchor) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= rows || out_of_range[row / kRowBlock] == 0 || target[row] == kIgnoredRow) return;
-  const float lse = split_to_floats(log_sum_exp_parts(joined(slots, row))).high;
+  const float lse = split_to<float>(log_sum_exp_parts(joined(slots, row))).high;
   anchor[row] = lse == -CUDART_INF_F ? 0 : lse;  // of masked columns alone: their sums stay 0
   const double effective = base_2 ? effective_anchor(anchor[row]) : double{anchor[row]};
   for (int64_t s = 0; s < slots.slots; ++s) {

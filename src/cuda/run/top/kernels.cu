@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) choose_listed_kernel(TopArena top, i
 }
 
 __device__ float as_operand(const void* data, DType from, DType to, int64_t i) {
-  const float x = load_as_float(data, from, i);
+  const float x = load_as<float>(data, from, i);
   if (from == to) return x;
   return to_operand(x, to);
 }
@@ -79,7 +79,7 @@ __device__ float logit_of(const RedoTop& r, int64_t row, int64_t column) {
   float dot = 0;
 #pragma unroll 4
   for (int64_t d = lane; d < r.depth; d += 32) {
-    dot = fmaf(load_as_float(r.hidden, r.dtype, row * r.hidden_stride + d),
+    dot = fmaf(load_as<float>(r.hidden, r.dtype, row * r.hidden_stride + d),
                as_operand(r.classifier, r.classifier_dtype, r.dtype, column * r.classifier_stride + d), dot);
   }
   return r.transform.logit(warp_sum(dot), r.transform.bias_of(column),
@@ -131,14 +131,15 @@ __global__ void __launch_bounds__(kThreads) redo_kernel(TopArena top, TopRows ro
   }
 }
 
+template <class Real>
 __global__ void __launch_bounds__(kThreads)
-    write_top_kernel(Arena arena, int64_t first, TopRows rows, Buffers out) {
+    write_top_kernel(ArenaOf<Real> arena, int64_t first, TopRows rows, Buffers out) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, r = i / rows.k;
   if (r >= existing(rows.row_count, rows.rows) || rows.target[r] == kIgnoredRow) return;
-  const TopEntry<float> entry = arena.top.best[i];
+  const TopEntry<Real> entry = arena.top.best[i];
   const int64_t at = int64_t{arena.row_map[first + r]} * rows.k + i % rows.k;
   if (out.top_ids != nullptr) out.top_ids[at] = entry.column;
-  put(out.top_log_probs, at, (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_low[r]});
+  put<Real>(out.top_log_probs, at, (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_low[r]});
 }
 
 // A logit and its global id; -1: none, which all others come before.
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kThreads)
     last = best;
     if (lane != 0) continue;
     if (out.top_ids != nullptr) out.top_ids[at + i] = best.id;
-    put(out.top_log_probs, at + i, lse.log_p(best.z));
+    put<float>(out.top_log_probs, at + i, lse.log_p(best.z));
   }
 }
 
@@ -221,12 +222,15 @@ void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& re
   check_launch("redo_top");
 }
 
-void launch_write_top(const Arena& arena, int64_t first, const TopRows& rows, const Buffers& out,
+template <class Real>
+void launch_write_top(const ArenaOf<Real>& arena, int64_t first, const TopRows& rows, const Buffers& out,
                       const Queue& queue) {
-  queue.launch(write_top_kernel, blocks_for(rows.rows * rows.k, kThreads), kThreads, 0, arena, first, rows,
-               out);
+  queue.launch(write_top_kernel<Real>, blocks_for(rows.rows * rows.k, kThreads), kThreads, 0, arena, first,
+               rows, out);
   check_launch("write_top");
 }
+template void launch_write_top(const Arena&, int64_t, const TopRows&, const Buffers&, const Queue&);
+template void launch_write_top(const ArenaOf<double>&, int64_t, const TopRows&, const Buffers&, const Queue&);
 
 void launch_write_group_top(const Arena& arena, const GroupStats& group, int64_t first, const TopRows& rows,
                             const Buffers& out, const Queue& queue) {

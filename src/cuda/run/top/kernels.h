@@ -43,7 +43,8 @@ struct RedoTop {
 void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& redo, const Queue& queue);
 
 // first: of the chunk's rows among the computed ones.
-void launch_write_top(const Arena& arena, int64_t first, const TopRows& rows, const Buffers& out,
+template <class Real>
+void launch_write_top(const ArenaOf<Real>& arena, int64_t first, const TopRows& rows, const Buffers& out,
                       const Queue& queue);
 
 // The same of a group, from what all ranks have told.

@@ -31,7 +31,8 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidde
   launch_thresholds(top, sizes, run.problem.top_k, chunk.rows, chunk.row_count, run.queue);
 }
 
-TopRows rows_of(const Runner& run, const Chunk& chunk) {
+template <class Real>
+TopRows rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
   TopRows rows{};
   rows.rows = chunk.rows;
   rows.row_count = chunk.row_count;
@@ -61,18 +62,22 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hid
 
 }  // namespace
 
-void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand& hidden,
+template <class Real>
+void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden,
                            const uint8_t* active) {
-  const TopArena& top = run.arena.top;
+  const TopArenaOf<Real>& top = run.arena.top;
   if (run.problem.vocab == 0) return;  // a rank's
-  const bool lists = run.traits().top_groups > 0;
+  constexpr bool kMayList = std::is_same_v<Real, float>;
+  const bool lists = kMayList && run.traits().top_groups > 0;
   const TopSizes sizes = lists ? top_sizes(run.problem, run.detail) : TopSizes{};
-  if (lists) find_thresholds(run, chunk, hidden, active, sizes);
+  if constexpr (kMayList) {
+    if (lists) find_thresholds(run, chunk, hidden, active, sizes);
+  }
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, classifier);
     product.row_block_active = active;
-    TopArgs args{row_sums(run, window)};
+    TopArgsOf<Real> args{row_sums(run, window)};
     args.top.k = run.problem.top_k;
     args.top.best = top.best;
     args.top.threshold = top.threshold;
@@ -81,16 +86,28 @@ void sum_rows_and_find_top(const Runner& run, const Chunk& chunk, const Operand&
     args.top.capacity = static_cast<int32_t>(sizes.capacity);
     launch_logits(run, {product, args});
   });
-  if (lists) choose_from_lists(run, chunk, hidden, sizes);
+  if constexpr (kMayList) {
+    if (lists) choose_from_lists(run, chunk, hidden, sizes);
+  }
 }
 
-void write_top(const Runner& run, const Chunk& chunk) {
+template <class Real>
+void write_top(const RunnerOf<Real>& run, const Chunk& chunk) {
   const Problem& p = run.problem;
-  if (p.group_size > 1) {
-    return launch_write_group_top(run.arena, group_stats(p, run.arena.gathered, chunk.rows), chunk.first,
-                                  rows_of(run, chunk), run.buffers, run.queue);
+  if constexpr (std::is_same_v<Real, float>) {
+    if (p.group_size > 1) {
+      return launch_write_group_top(run.arena, group_stats(p, run.arena.gathered, chunk.rows), chunk.first,
+                                    rows_of(run, chunk), run.buffers, run.queue);
+    }
   }
   launch_write_top(run.arena, chunk.first, rows_of(run, chunk), run.buffers, run.queue);
 }
+
+#define LOGITLESS_INSTANTIATE(Real)                                                                         \
+  template void sum_rows_and_find_top(const RunnerOf<Real>&, const Chunk&, const Operand&, const uint8_t*); \
+  template void write_top(const RunnerOf<Real>&, const Chunk&);
+LOGITLESS_INSTANTIATE(float)
+LOGITLESS_INSTANTIATE(double)
+#undef LOGITLESS_INSTANTIATE
 
 }  // namespace logitless::cuda

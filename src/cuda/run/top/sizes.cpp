@@ -62,8 +62,9 @@ std::string why_not_listed(const Problem& p, const EngineTraits& traits) {
   return "top_k " + std::to_string(p.top_k) + " by lists needs a vocab of " + std::to_string(least);
 }
 
-TopArena lay_out_top(const Problem& p, const PlanDetail& d, int64_t rows, Workspace& w) {
-  TopArena a;
+template <class Real>
+TopArenaOf<Real> lay_out_top(const Problem& p, const PlanDetail& d, int64_t rows, Workspace& w) {
+  TopArenaOf<Real> a;
   if (p.top_k == 0) return a;
   const auto take = [&]<class T>(T*& data, int64_t count) { data = w.take<T>(count).data(); };
   take(a.best, rows * p.top_k);
@@ -78,5 +79,7 @@ TopArena lay_out_top(const Problem& p, const PlanDetail& d, int64_t rows, Worksp
   take(a.redo_rows, rows);
   return a;
 }
+template TopArena lay_out_top(const Problem&, const PlanDetail&, int64_t, Workspace&);
+template TopArenaOf<double> lay_out_top(const Problem&, const PlanDetail&, int64_t, Workspace&);
 
 }  // namespace logitless::cuda

@@ -23,8 +23,9 @@ TopSizes top_sizes(const Problem& problem, const PlanDetail& detail);
 // Empty, or why an engine leaves the problem to one that keeps the best.
 std::string why_not_listed(const Problem& problem, const EngineTraits& traits);
 
-struct TopArena {
-  TopEntry<float>* best = nullptr;  // [R, top_k] in order
+template <class Real>
+struct TopArenaOf {
+  TopEntry<Real>* best = nullptr;  // [R, top_k] in order
   // Only of lists:
   float* bias = nullptr;              // [sampled]
   float* group_max = nullptr;         // [R, groups]
@@ -34,6 +35,9 @@ struct TopArena {
   int32_t* redo_count = nullptr;      // scalar: rows whose lists had no room
   int32_t* redo_rows = nullptr;       // [R] these
 };
-TopArena lay_out_top(const Problem& problem, const PlanDetail& detail, int64_t rows, Workspace& workspace);
+using TopArena = TopArenaOf<float>;
+template <class Real>
+TopArenaOf<Real> lay_out_top(const Problem& problem, const PlanDetail& detail, int64_t rows,
+                             Workspace& workspace);
 
 }  // namespace logitless::cuda
