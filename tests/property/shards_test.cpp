@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <functional>
+#include <limits>
 
 #include "compare.h"
 #include "row_fields.h"
@@ -11,7 +13,7 @@
 namespace logitless_test {
 namespace {
 
-enum class Join { kForwards, kBackwards, kPairs, kRebaseAndSum };
+enum class Join { kForwards, kBackwards, kPairs, kIntoTheLast, kRebaseAndSum };
 
 // Row statistics and losses in caller's memory, for the functions that work on them.
 class RowStats {
@@ -90,6 +92,10 @@ void join(const logitless::Problem& p, const logitless::Plan& plan,
       for (size_t step = 1; step < s.size(); step *= 2) {
         for (size_t i = 0; i + step < s.size(); i += 2 * step) merge(i + step, i);
       }
+      return;
+    case Join::kIntoTheLast:
+      for (size_t i = 0; i + 1 < s.size(); ++i) merge(i, i + 1);
+      std::swap(s.front(), s.back());
       return;
     case Join::kRebaseAndSum: {
       // What an all-reduce of maxima, and one of the ids that reach them, would give.
@@ -229,7 +235,8 @@ class Shards : public testing::TestWithParam<Engine> {
   logitless::Context context_ = make_context(GetParam());
 };
 
-constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kRebaseAndSum};
+constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kIntoTheLast,
+                           Join::kRebaseAndSum};
 
 TEST_P(Shards, EveryCutOfSmallVocabularies) {
   for (uint64_t seed = 0; seed < (GetParam().is_device() ? 12 : seeds(60)); ++seed) {
@@ -252,6 +259,44 @@ TEST_P(Shards, RandomCutsOfLargerVocabularies) {
       left -= sizes.back();
     }
     for (Join how : kJoins) expect_shards_agree(c, expected, sizes, how);
+  }
+}
+
+// Equal logits, of which the first is the argmax; a NaN, which no merge loses; masked columns, which have no
+// part in what the others are relative to. All as in one run over the whole vocabulary.
+TEST_P(Shards, OfEqualMaskedAndNoNumbers) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::nan("");
+  const std::vector<double> all_logits[] = {{2, 1, 2, 2, 0, -1},
+                                            {1, kNaN, 5, kNaN, 0, 7},
+                                            {-kInfinity, -kInfinity, 3, 1, -kInfinity, 3},
+                                            std::vector<double>(6, -kInfinity),
+                                            {1, kInfinity, 2, 3, kInfinity, 0},
+                                            {kNaN, kInfinity, -kInfinity, 0, 1, 2}};
+  for (const std::vector<double>& logits : all_logits) {
+    Case c = plain_case(1, {3, 6, 2}, GetParam().plain_dtype());
+    c.mode = Mode::kForward;
+    c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
+    c.problem.has.argmax = c.problem.has.entropy = c.problem.has.mean_logit = 1;
+    c.problem.reduction = LOGITLESS_REDUCTION_NONE;
+    c.targets = {0, 3, 5};
+    std::fill(c.hidden.begin(), c.hidden.end(), 0);
+    c.bias = logits;
+    const Outputs whole = solve(context_, c);
+    for (const Join how : {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kIntoTheLast}) {
+      for_every_cut(6, [&](const std::vector<int64_t>& sizes) {
+        SCOPED_TRACE(testing::Message()
+                     << testing::PrintToString(logits) << " cut into " << testing::PrintToString(sizes)
+                     << ", joined by " << static_cast<int>(how));
+        const Outputs got = solve_in_shards(context_, c, sizes, how);
+        EXPECT_EQ(got.argmax, whole.argmax);
+        EXPECT_EQ(got.is_top1, whole.is_top1);
+        EXPECT_EQ(got.correct_count, whole.correct_count);
+        for (const auto member : {&Outputs::max_logit, &Outputs::mean_logit, &Outputs::lse, &Outputs::nll,
+                                  &Outputs::entropy, &Outputs::loss}) {
+          EXPECT_TRUE(close("a statistic", got.*member, whole.*member, 0x1p-20, LOGITLESS_F32));
+        }
+      });
+    }
   }
 }
 

@@ -137,6 +137,7 @@ TEST_P(TopK, OfEqualLogitsTheSmallerIds) {
   std::vector<double> levels(30'000);
   for (size_t j = 0; j < levels.size(); ++j) levels[j] = static_cast<double>((j * 7919) % 37);
   expect_ids(levels, 3, 64);
+  expect_ids({-1, 0.0, -0.0, 0.0, -0.0, -2}, 2, 6);
 }
 
 TEST_P(TopK, OfSortedLogits) {

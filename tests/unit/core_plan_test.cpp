@@ -29,52 +29,65 @@ TEST(Plan, TheFastestWithinTheBudget) {
 
 constexpr uint64_t kExtra = uint64_t{64} << 20;
 
-// A head whose default has 100 bytes beside the constant part; all have these more.
-Plan by_default(std::vector<Plan> plans, std::vector<Plan> within = {}) {
-  Problem problem;
-  problem.tokens = 10;
-  problem.vocab = 10;
-  for (std::vector<Plan>* list : {&plans, &within}) {
-    for (Plan& p : *list) p.workspace_bytes += kExtra;
-  }
-  const auto source = [&](uint64_t budget) {
-    if (budget == 0) return plans;
-    EXPECT_EQ(budget, default_bytes(problem));
-    return within.empty() ? plans : within;
-  };
-  Plan chosen = chosen_plan(problem, source, 0);
-  chosen.workspace_bytes -= kExtra;
-  return chosen;
+Plan whole(size_t bytes, double seconds) {
+  return plan(PlanKind::kWhole, bytes, seconds);
 }
 
+// A rounding must gain its time by default, too, and little scratch is for tight budgets, unless nothing else
+// keeps to the default's bytes.
+Plan rounds(size_t bytes, double seconds) {
+  Plan p = whole(bytes, seconds);
+  p.handicap = 1.04;
+  return p;
+}
+Plan little_scratch(size_t bytes, double seconds) {
+  Plan p = whole(bytes, seconds);
+  p.default_handicap = kFastEnough;
+  return p;
+}
+
+constexpr const char* kNear = "the smallest within 3% of the fastest";
+constexpr const char* kWithin =
+    "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest";
+
+// What is chosen of a head whose default has 100 bytes beside the constant part, which all have more.
 TEST(Plan, ByDefaultTheSmallestNearTheFastest) {
-  const auto p = [](size_t bytes, double seconds) { return plan(PlanKind::kWhole, bytes, seconds); };
-  const Plan chosen = by_default({p(90, 1), p(50, 1.02), p(40, 1.029), p(30, 1.031), p(10, 2)});
-  EXPECT_EQ(chosen.workspace_bytes, 40u);
-  EXPECT_EQ(chosen.choice, "the smallest within 3% of the fastest");
-  EXPECT_EQ(by_default({p(90, 1)}).workspace_bytes, 90u);
-}
-
-// A rounding must gain its time by default, too, unless nothing else keeps to the default's bytes.
-TEST(Plan, ByDefaultFewRoundings) {
-  Plan rounds = plan(PlanKind::kTokenChunks, 40, 1.01);
-  rounds.handicap = 1.04;
-  EXPECT_EQ(by_default({plan(PlanKind::kWhole, 90, 1), rounds}).workspace_bytes, 90u);
-  EXPECT_EQ(by_default({plan(PlanKind::kWhole, 190, 1), rounds}).workspace_bytes, 40u);
-  Plan little_scratch = plan(PlanKind::kTokenChunks, 40, 1.01);
-  little_scratch.default_handicap = kFastEnough;
-  EXPECT_EQ(by_default({plan(PlanKind::kWhole, 90, 1), little_scratch}).workspace_bytes, 90u);
-  EXPECT_EQ(by_default({plan(PlanKind::kWhole, 190, 1), little_scratch}).workspace_bytes, 40u);
-  EXPECT_EQ(by_default({plan(PlanKind::kWhole, 190, 1), little_scratch, rounds}).choice,
-            "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest");
-}
-
-TEST(Plan, ByDefaultNoMoreThanAQuarterOfTheLogitsWhileThatCostsLittle) {
-  const auto p = [](size_t bytes, double seconds) { return plan(PlanKind::kWhole, bytes, seconds); };
-  EXPECT_EQ(by_default({p(200, 1), p(100, 1.059), p(60, 1.0595)}).workspace_bytes, 100u);
-  EXPECT_EQ(by_default({p(200, 1), p(101, 1.02), p(60, 1.05)}).workspace_bytes, 60u);
-  EXPECT_EQ(by_default({p(200, 1), p(101, 1.02), p(60, 1.061)}).workspace_bytes, 101u);
-  EXPECT_EQ(by_default({p(200, 1), p(60, 1.061)}, {p(70, 1.05), p(60, 1.061)}).workspace_bytes, 70u);
+  struct Default {
+    std::vector<Plan> plans;
+    size_t bytes;
+    const char* choice = nullptr;
+    std::vector<Plan> within = {};  // the default's bytes, where others are listed then
+  };
+  const Default defaults[] = {
+      {{whole(90, 1)}, 90},
+      {{whole(90, 1), whole(50, 1.02), whole(40, 1.029), whole(30, 1.031), whole(10, 2)}, 40, kNear},
+      {{whole(90, 1), rounds(40, 1.01)}, 90},
+      {{whole(190, 1), rounds(40, 1.01)}, 40},
+      {{whole(90, 1), little_scratch(40, 1.01)}, 90},
+      {{whole(190, 1), little_scratch(40, 1.01)}, 40},
+      {{whole(190, 1), little_scratch(40, 1.01), rounds(40, 1.01)}, 40, kWithin},
+      {{whole(200, 1), whole(100, 1.059), whole(60, 1.0595)}, 100},
+      {{whole(200, 1), whole(101, 1.02), whole(60, 1.05)}, 60},
+      {{whole(200, 1), whole(101, 1.02), whole(60, 1.061)}, 101},
+      {{whole(200, 1), whole(60, 1.061)}, 70, kWithin, {whole(70, 1.05), whole(60, 1.061)}}};
+  for (const Default& each : defaults) {
+    SCOPED_TRACE(&each - defaults);
+    Problem problem;
+    problem.tokens = problem.vocab = 10;
+    const Plan chosen = chosen_plan(
+        problem,
+        [&](uint64_t budget) {
+          EXPECT_TRUE(budget == 0 || budget == default_bytes(problem));
+          std::vector<Plan> plans = budget == 0 || each.within.empty() ? each.plans : each.within;
+          for (Plan& p : plans) p.workspace_bytes += kExtra;
+          return plans;
+        },
+        0);
+    EXPECT_EQ(chosen.workspace_bytes, each.bytes + kExtra);
+    if (each.choice != nullptr) {
+      EXPECT_EQ(chosen.choice, each.choice);
+    }
+  }
 }
 
 TEST(Plan, TheFastestWhenAskedFor) {
@@ -108,29 +121,22 @@ TEST(Plan, TheSmallerOfEquallyFast) {
       choose_plan({plan(PlanKind::kWhole, 9, 1), plan(PlanKind::kTokenChunks, 8, 1)}, 0).workspace_bytes, 8u);
 }
 
-TEST(Plan, ARefusalNamesTheSmallestBudget) {
-  try {
-    choose_plan(kPlans, 99);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), Status::kBudgetTooSmall);
-    EXPECT_STREQ(
-        error.what(),
-        "max_workspace_bytes: expected at least 100 bytes for this problem (plan vocab_chunks), got 99 "
-        "bytes");
-  }
-}
-
-TEST(Plan, BytesOfARefusalAreRoundedUp) {
-  try {
-    choose_plan({plan(PlanKind::kWhole, 27050240, 1)}, 1 << 10);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "max_workspace_bytes: expected at least 27050240 bytes (25.8 MiB) for this problem (plan whole), "
-        "got 1024 bytes (1.0 KiB)");
-  }
+TEST(Plan, ARefusalNamesTheSmallestBudgetRoundedUp) {
+  const auto refusal = [](const std::vector<Plan>& plans, size_t budget) -> std::string {
+    try {
+      choose_plan(plans, budget);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kBudgetTooSmall);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(kPlans, 99),
+            "max_workspace_bytes: expected at least 100 bytes for this problem (plan vocab_chunks), got 99 "
+            "bytes");
+  EXPECT_EQ(refusal({whole(27050240, 1)}, 1 << 10),
+            "max_workspace_bytes: expected at least 27050240 bytes (25.8 MiB) for this problem (plan whole), "
+            "got 1024 bytes (1.0 KiB)");
 }
 
 TEST(Plan, NoPlanAtAllIsABug) {

@@ -1,4 +1,4 @@
-// The random numbers of thinned gradients, their weights, and the room of a row's list.
+// The random numbers of thinned gradients, and the room of a row's list.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -67,55 +67,6 @@ TEST(Thinning, NeighborsAreIndependent) {
   for (const auto& counts : {seeds, rows, columns, draws}) EXPECT_LT(std::fabs(deviation_of(counts)), 5);
 }
 
-// Both draws together: p below the threshold is kept with p / threshold at the threshold, whatever the guess.
-TEST(Thinning, BothDrawsTogether) {
-  constexpr float kThreshold = 0x1p-6f;
-  constexpr int kDraws = 200'000;
-  for (float p : {0.3f * kThreshold, 0.9f * kThreshold, 1.5f * kThreshold, 40 * kThreshold}) {
-    for (float p_over_q : {0.05f, 0.5f, 1.0f, 1.7f}) {  // the last: a guess above lse
-      const float first = std::min(1.0f, p / p_over_q / kThreshold);
-      double sum = 0;
-      double square = 0;
-      for (uint32_t i = 0; i < kDraws; ++i) {
-        if (uniform(3, i, kFirstDrawStream) >= first) continue;
-        const double weight = thinned_weight(p, p_over_q, kThreshold, uniform(3, i, 17));
-        sum += weight / kDraws;
-        square += weight * weight / kDraws;
-        if (p >= kThreshold && p_over_q <= 1) {
-          EXPECT_EQ(static_cast<float>(weight), p);
-        }
-        if (p < kThreshold && p_over_q <= 1) {
-          EXPECT_TRUE(weight == 0 || weight == static_cast<double>(kThreshold));
-        }
-      }
-      const double error = std::sqrt(std::max(square - sum * sum, 0.0) / kDraws);
-      EXPECT_NEAR(sum, p, 5 * error + 1e-6 * p) << p << " " << p_over_q;
-    }
-  }
-}
-
-// What a bound of lse leaves out, lse leaves out as well.
-TEST(Thinning, EarlyDrawsKeepWhatLateOnesKeep) {
-  constexpr float kThreshold = 0x1p-8f;
-  for (uint32_t i = 0; i < 20'000; ++i) {
-    const float z = -8 + 6 * uniform(1, i, 1);
-    const float guess = 2 * uniform(1, i, 2) - 2;
-    const float bound = guess + uniform(1, i, 3);
-    const float lse = bound + uniform(1, i, 4);
-    const float u = uniform(1, i, 5);
-    const auto weight = [&](float at) {
-      return thinned_weight(std::exp(z - at), std::exp(guess - at), kThreshold, u);
-    };
-    if (weight(lse) != 0) {
-      EXPECT_NE(weight(bound), 0);
-    }
-  }
-}
-
-TEST(Thinning, NanIsKept) {
-  EXPECT_TRUE(std::isnan(thinned_weight(NAN, NAN, 0.1f, 0.5f)));
-}
-
 TEST(Thinning, RowCapacity) {
   EXPECT_EQ(thinned_row_capacity(1e-30, 1000), 1000);
   EXPECT_EQ(thinned_row_capacity(1.0, 7), 7);
@@ -126,16 +77,6 @@ TEST(Thinning, RowCapacity) {
     const double t = static_cast<double>(thinned_row_capacity(threshold, INT64_MAX)) - mean;
     EXPECT_GE(t * t / (2 * (mean + t / 3)), 64 - 1 / t - 0.5) << threshold;
   }
-}
-
-TEST(Thinning, VarianceOfOneElement) {
-  // Kept with p / threshold: the expectation of the estimates.
-  const double p = 0.25, threshold = 0.5, factor = 3;
-  DrawVariance<double> v;
-  v.add_drawn(p, factor, threshold);
-  EXPECT_DOUBLE_EQ(v.variance * p / threshold, p * (threshold - p) * factor * factor);
-  EXPECT_DOUBLE_EQ(v.square * p / threshold, p * p * factor * factor);
-  EXPECT_EQ(DrawVariance<double>{}.relative(), 0);
 }
 
 }  // namespace

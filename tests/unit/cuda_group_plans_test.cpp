@@ -7,11 +7,8 @@
 #include <vector>
 
 #include "core/group_stats.h"
-#include "core/plan.h"
-#include "core/validate.h"
-#include "cuda/plan/plans.h"
 #include "cuda/run/bound_plan.h"
-#include "plans_fixture.h"
+#include "head_plans.h"
 
 namespace logitless::cuda {
 namespace {
@@ -24,15 +21,10 @@ struct Shard {
 constexpr Shard kShards[] = {{0, kLargest}, {kLargest, 50000}, {114000, 13999}, {127999, 1}, {128000, 0}};
 
 Problem rank_problem(const Shard& shard, Pass pass, DType dtype, int64_t hidden) {
-  Problem p;
-  p.pass = pass;
-  p.tokens = 8192;
+  Problem p = head_problem({8192, kLargest, hidden}, pass, dtype);
   p.vocab = shard.rows;
   p.vocab_start = shard.start;
   p.vocab_total = kTotal;
-  p.hidden = hidden;
-  p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = dtype;
-  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   p.group_size = 5;
   p.group_vocab = kLargest;
   return validated(p);
@@ -82,7 +74,7 @@ TEST(CudaGroupPlans, RanksPlanAlike) {
 
 TEST(CudaGroupPlans, ExchangesThreeNumbersARow) {
   const Problem p = rank_problem(kShards[0], Pass::kForwardBackward, DType::kBF16, 2048);
-  const Plan plan = choose_plan(make_plans(p, h200(), "", 0), 0);
+  const Plan plan = best(p);
   EXPECT_EQ(plan.gathers, (8192 + plan.token_chunk - 1) / plan.token_chunk);
   EXPECT_EQ(plan.gathered_bytes, static_cast<size_t>(5 * 4 * (3 * 8192 + 4 * plan.gathers)));
 }

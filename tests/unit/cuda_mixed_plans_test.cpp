@@ -3,32 +3,17 @@
 
 #include <utility>
 
-#include "core/plan.h"
-#include "core/validate.h"
 #include "cuda/plan/device_models.h"
-#include "cuda/plan/plans.h"
 #include "cuda/run/bound_plan.h"
-#include "plans_fixture.h"
+#include "head_plans.h"
 
 namespace logitless::cuda::mixed_plans {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
-
 Problem mixed(Pass pass, DType hidden, DType classifier) {
-  Problem p;
-  p.pass = pass;
-  p.tokens = 4096;
-  p.vocab = 128256;
-  p.hidden = 2048;
-  p.dtype.hidden = p.dtype.d_hidden = hidden;
+  Problem p = head_problem({4096, 128256, 2048}, pass, hidden);
   p.dtype.classifier = p.dtype.d_classifier = classifier;
-  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   return validated(p);
-}
-
-Plan best(const Problem& problem, size_t budget = 0) {
-  return choose_plan(make_plans(problem, *device_model("h200"), "", budget), budget);
 }
 
 // The same head with both operands in float32, which nothing is copied of.
@@ -124,17 +109,6 @@ TEST(CudaMixedPlans, TF32IsCounted) {
   const double without = best(bf16).predicted_seconds;
   bf16.allow_tf32 = true;
   EXPECT_EQ(best(bf16).predicted_seconds, without) << "there is no fp32 to be rounded";
-}
-
-TEST(CudaMixedPlans, BytesAreThoseOfTheLayout) {
-  for (const Pass pass : {Pass::kForward, Pass::kForwardBackward, Pass::kBackward}) {
-    for (const size_t budget : {size_t{0}, 2560 * kMiB, 512 * kMiB}) {
-      const Problem problem = computed_in(DType::kBF16, pass, 4096);
-      for (const Plan& plan : make_plans(problem, *device_model("h200"), "", budget)) {
-        EXPECT_EQ(workspace_bytes(problem, detail_of(plan)), plan.workspace_bytes) << plan.config;
-      }
-    }
-  }
 }
 
 }  // namespace

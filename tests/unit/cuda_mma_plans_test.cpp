@@ -2,12 +2,11 @@
 // rows.
 #include <gtest/gtest.h>
 
-#include "core/plan.h"
 #include "cuda/engines/engine.h"
 #include "cuda/engines/fused/tile_schedule.h"
 #include "cuda/engines/mma/launch.h"
 #include "cuda/plan/device_models.h"
-#include "cuda/plan/plans.h"
+#include "head_plans.h"
 
 namespace logitless::cuda::mma {
 namespace {
@@ -17,25 +16,16 @@ Device ampere() {
   device.name = "a device";
   device.capability = 80;
   device.processors = 108;
-  device.memory_bytes = uint64_t{80} << 30;
+  device.memory_bytes = size_t{80} << 30;
   device.shared_bytes = 163 << 10;
   device.l2_bytes = 40 << 20;
   return device;
 }
 
-logitless::Problem problem_of(DType dtype) {
-  logitless::Problem p;
-  p.pass = Pass::kForwardBackward;
-  p.tokens = 8192;
-  p.vocab = 128256;
-  p.hidden = 4096;
-  p.dtype.hidden = p.dtype.classifier = dtype;
-  p.has.d_hidden = p.has.d_classifier = true;
-  return p;
-}
+constexpr Head kHead{8192, 128256, 4096};
 
 TEST(MmaPlans, ChosenOnlyWhenAskedFor) {
-  const logitless::Problem p = problem_of(DType::kBF16);
+  const logitless::Problem p = head_problem(kHead);
   const Choice unasked = choose_engine(p, ampere(), "");
   EXPECT_STREQ(unasked.engine->name(), "portable");
   EXPECT_NE(unasked.reason.find("mma only when asked for: it is slower than asked for"), std::string::npos)
@@ -88,7 +78,7 @@ TEST(MmaPlans, GroupsFollowL2) {
 // Of all devices whose facts are known: plans by this engine and by the other, all of whose times follow the
 // vendor's rates.
 TEST(MmaPlans, EveryModelOfDeviceHasPlans) {
-  const logitless::Problem p = problem_of(DType::kBF16);
+  const logitless::Problem p = head_problem(kHead);
   const double flop = 3 * 2.0 * 8192 * 128256 * 4096;
   for (const char* name : {"a100", "a10", "l40s", "rtx-4090", "rtx-5090", "h100", "h200", "b200"}) {
     const Device* device = device_model(name);

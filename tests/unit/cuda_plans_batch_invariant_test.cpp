@@ -6,40 +6,27 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/plan.h"
 #include "core/status.h"
-#include "core/validate.h"
 #include "cuda/engines/engine.h"
-#include "cuda/plan/plans.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/run/bound_plan.h"
-#include "plans_fixture.h"
+#include "head_plans.h"
 
 namespace logitless::cuda::batch_invariant {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
 constexpr int64_t kVocabs[] = {1, 100, 3011, 8000, 20371, 128256, 262144};
 
 Device device_of(int processors) {
-  Device device;
-  device.name = "a device";
-  device.capability = 90;
+  Device device = h200();
   device.processors = processors;
-  device.memory_bytes = size_t{139} << 30;
   return device;
 }
 
 Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType classifier,
                    int64_t depth = 1024) {
-  Problem p;
-  p.pass = pass;
-  p.tokens = tokens;
-  p.vocab = vocab;
-  p.hidden = depth;
-  p.dtype.hidden = p.dtype.d_hidden = hidden;
+  Problem p = head_problem({tokens, vocab, depth}, pass, hidden);
   p.dtype.classifier = p.dtype.d_classifier = classifier;
-  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
   p.batch_invariant = true;
   return validated(p);
 }

@@ -3,66 +3,55 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "core/plan.h"
 #include "core/status.h"
-#include "core/validate.h"
 #include "cuda/engines/engine.h"
-#include "cuda/plan/plans.h"
 #include "cuda/run/bound_plan.h"
 #include "cuda/run/thinned/sizes.h"
-#include "plans_fixture.h"
+#include "head_plans.h"
 
 namespace logitless::cuda {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
-
-struct Head {
-  const char* name;
-  int64_t tokens, vocab, hidden;
-};
-
 constexpr Head kHeads[] = {
-    {"gemma-2-2b", 8192, 256000, 2304},       {"llama-3-8b", 8192, 128256, 4096},
-    {"linear-rnn-1.3b", 16384, 128000, 2048}, {"gemma-e2b", 8192, 262144, 1536},
-    {"mistral-nemo", 8192, 131072, 5120},     {"llama, 4096 tokens", 4096, 128256, 4096},
-    {"few tokens", 1024, 262144, 4096},       {"small vocabulary", 32768, 32768, 4096},
-    {"largest", 32768, 262144, 4096},         {"narrow", 16384, 151936, 1024}};
+    {8192, 256000, 2304, "gemma-2-2b"},       {8192, 128256, 4096, "llama-3-8b"},
+    {16384, 128000, 2048, "linear-rnn-1.3b"}, {8192, 262144, 1536, "gemma-e2b"},
+    {8192, 131072, 5120, "mistral-nemo"},     {4096, 128256, 4096, "llama, 4096 tokens"},
+    {1024, 262144, 4096, "few tokens"},       {32768, 32768, 4096, "small vocabulary"},
+    {32768, 262144, 4096, "largest"},         {16384, 151936, 1024, "narrow"}};
 
-Problem problem_of(const Head& head, Pass pass, DType dtype = DType::kBF16) {
-  Problem p;
-  p.pass = pass;
-  p.tokens = head.tokens;
-  p.vocab = head.vocab;
-  p.hidden = head.hidden;
-  p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = dtype;
-  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
+Problem thinned_problem(const Head& head, double threshold) {
+  Problem p = head_problem(head);
+  p.gradient = GradientMethod::kThinned;
+  p.threshold = threshold;
   return validated(p);
 }
 
-Plan best(const Problem& problem, size_t budget, const char* asked = "") {
-  return choose_plan(make_plans(problem, h200(), asked, budget), budget);
-}
-
-TEST(CudaPlans, LossAloneNeedsEightMiBAndSixtyFourBytesAToken) {
+// A loss alone takes little, gradients keep all exps where there is room, and thinned ones need little room.
+TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
   for (const Head& head : kHeads) {
-    const Plan plan = best(problem_of(head, Pass::kForward), 0);
-    EXPECT_LE(plan.workspace_bytes, 8 * kMiB + 64 * static_cast<size_t>(head.tokens)) << head.name;
-    EXPECT_DOUBLE_EQ(plan.cost_f, 1) << head.name;
-  }
-}
-
-TEST(CudaPlans, UnlimitedGradientsKeepAllExps) {
-  for (const Head& head : kHeads) {
-    const Plan plan = best(problem_of(head, Pass::kForwardBackward), 0);
-    EXPECT_EQ(plan.kind, PlanKind::kWhole) << head.name;
-    EXPECT_DOUBLE_EQ(plan.cost_f, 3) << head.name;
+    SCOPED_TRACE(head.name);
+    const Plan loss = best(head_problem(head, Pass::kForward));
+    EXPECT_LE(loss.workspace_bytes, 8 * kMiB + 64 * static_cast<size_t>(head.tokens));
+    EXPECT_DOUBLE_EQ(loss.cost_f, 1);
+    const Plan fastest = best(head_problem(head));
+    EXPECT_EQ(fastest.kind, PlanKind::kWhole);
+    EXPECT_DOUBLE_EQ(fastest.cost_f, 3);
+    if (head.tokens <= 16384) {
+      EXPECT_DOUBLE_EQ(best(head_problem(head), 2560 * kMiB).cost_f, 3);
+    }
+    if (head.tokens != 8192) continue;
+    const Plan thinned = best(thinned_problem(head, 0x1p-9));
+    EXPECT_EQ(thinned.kind, PlanKind::kThinned);
+    EXPECT_LE(thinned.workspace_bytes, 128 * kMiB);
+    EXPECT_LT(thinned.cost_f, 1.05);
+    EXPECT_LT(thinned.predicted_seconds, fastest.predicted_seconds);
   }
 }
 
@@ -73,8 +62,7 @@ TEST(CudaPlans, TheDefaultKeepsToAQuarterOfTheLogits) {
     for (const int64_t less : {0, 1, 500, 777}) {
       for (const Pass pass : {Pass::kForwardBackward, Pass::kBackward, Pass::kForward}) {
         for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-          const Problem problem =
-              problem_of({head.name, head.tokens - less, head.vocab, head.hidden}, pass, dtype);
+          const Problem problem = head_problem({head.tokens - less, head.vocab, head.hidden}, pass, dtype);
           const auto within = [&](uint64_t budget) { return make_plans(problem, h200(), "", budget); };
           const Plan chosen = chosen_plan(problem, within, 0);
           const Plan fastest = chosen_plan(problem, within, kFastest);
@@ -94,47 +82,63 @@ TEST(CudaPlans, TheDefaultKeepsToAQuarterOfTheLogits) {
       }
     }
   }
-  const Problem gemma = problem_of(kHeads[0], Pass::kForwardBackward);
+  const Problem gemma = head_problem(kHeads[0]);
   const auto within = [&](uint64_t budget) { return make_plans(gemma, h200(), "", budget); };
   EXPECT_LE(chosen_plan(gemma, within, 0).workspace_bytes, 2150 * kMiB);
 }
 
-TEST(CudaPlans, BudgetsAreKept) {
-  for (const Head& head : kHeads) {
-    if (head.tokens > 16384) continue;
-    const Plan plan = best(problem_of(head, Pass::kForwardBackward), 2560 * kMiB);
-    EXPECT_LE(plan.workspace_bytes, 2560 * kMiB) << head.name;
-    EXPECT_DOUBLE_EQ(plan.cost_f, 3) << head.name;
-  }
-}
-
-TEST(CudaPlans, TheWorkspaceIsWhatTheLayoutTakes) {
-  for (const Head& head : kHeads) {
-    for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kForwardBackward}) {
-      for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-        const Problem problem = problem_of(head, pass, dtype);
-        for (const Plan& plan : make_plans(problem, h200(), "", size_t{1} << 30)) {
-          EXPECT_EQ(workspace_bytes(problem, detail_of(plan)), plan.workspace_bytes)
-              << head.name << ", " << plan.config;
-        }
-      }
+// Every plan's bytes are those that its layout takes, whatever the options; a budget is kept, or the refusal
+// names one that works.
+void expect_exact_bytes(const Problem& problem, const std::string& what) {
+  for (const size_t budget : {size_t{0}, 2560 * kMiB, 1024 * kMiB, 512 * kMiB, 64 * kMiB, kMiB}) {
+    const std::vector<Plan> plans = make_plans(problem, h200(), "", budget);
+    size_t smallest = SIZE_MAX;
+    for (const Plan& plan : plans) {
+      EXPECT_EQ(workspace_bytes(problem, detail_of(plan)), plan.workspace_bytes)
+          << what << ", " << plan.config;
+      smallest = std::min(smallest, plan.workspace_bytes);
+    }
+    if (budget == 0 || smallest <= budget) {
+      EXPECT_LE(choose_plan(plans, budget).workspace_bytes, budget == 0 ? SIZE_MAX : budget) << what;
+    } else {
+      EXPECT_THROW(choose_plan(plans, budget), Error) << what;
+      EXPECT_LE(best(problem, smallest).workspace_bytes, smallest) << what;
     }
   }
 }
 
-TEST(CudaPlans, TheRefusalNamesABudgetThatWorks) {
-  const Problem problem = problem_of(kHeads[0], Pass::kForwardBackward);
-  const std::vector<Plan> plans = make_plans(problem, h200(), "", kMiB);
-  size_t smallest = plans.front().workspace_bytes;
-  for (const Plan& plan : plans) smallest = std::min(smallest, plan.workspace_bytes);
-  EXPECT_THROW(choose_plan(plans, kMiB), Error);
-  EXPECT_LE(best(problem, smallest).workspace_bytes, smallest);
+TEST(CudaPlans, TheWorkspaceIsWhatTheLayoutTakes) {
+  const std::pair<const char*, std::function<void(Problem&)>> options[] = {
+      {"plain", [](Problem&) {}},
+      {"float32 hidden", [](Problem& p) { p.dtype.hidden = p.dtype.d_hidden = DType::kF32; }},
+      {"computed in bf16",
+       [](Problem& p) {
+         p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = DType::kF32;
+         p.compute_dtype = DType::kBF16;
+       }},
+      {"64 targets a row", [](Problem& p) { p.targets_per_row = 64; }},
+      {"top 64", [](Problem& p) { p.top_k = p.pass == Pass::kForward ? 64 : 0; }},
+      {"batch invariant", [](Problem& p) { p.batch_invariant = true; }},
+      {"entropy, label smoothing",
+       [](Problem& p) { p.has.entropy = true, p.label_smoothing = p.needs_forward() ? 0.1 : 0; }},
+      {"copied rows", [](Problem& p) { p.hidden -= 5; }},
+  };
+  for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kForwardBackward}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      for (const Head& head : kHeads) expect_exact_bytes(head_problem(head, pass, dtype), head.name);
+    }
+    for (const auto& [what, change] : options) {
+      Problem problem = head_problem({4096, 128256, 4096}, pass);
+      change(problem);
+      expect_exact_bytes(validated(problem), what);
+    }
+  }
 }
 
 // Between the budgets of keeping all exps and of making them again there are some for a chunk of tokens.
 TEST(CudaPlans, EveryKindIsChosenByABudget) {
   for (const auto& [dtype, asked] : {std::pair{DType::kBF16, "sm90"}, std::pair{DType::kF32, "portable"}}) {
-    const Problem problem = problem_of({"small", 2000, 555, 72}, Pass::kForwardBackward, dtype);
+    const Problem problem = head_problem({2000, 555, 72, "small"}, Pass::kForwardBackward, dtype);
     std::set<PlanKind> kinds;
     size_t before = SIZE_MAX;
     try {
@@ -154,8 +158,8 @@ TEST(CudaPlans, EveryKindIsChosenByABudget) {
 TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
   Device ampere = h200();
   ampere.capability = 80;
-  const Problem bf16 = problem_of(kHeads[0], Pass::kForwardBackward);
-  const Problem f32 = problem_of(kHeads[0], Pass::kForwardBackward, DType::kF32);
+  const Problem bf16 = head_problem(kHeads[0]);
+  const Problem f32 = head_problem(kHeads[0], Pass::kForwardBackward, DType::kF32);
   const auto told = [](const Problem& problem, const Device& device, const char* asked) {
     std::set<std::string> texts;
     for (const Plan& plan : make_plans(problem, device, asked, 0)) {
@@ -171,35 +175,6 @@ TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
   EXPECT_EQ(told(bf16, ampere, ""), "portable: sm90 needs compute capability 9.0, not 8.0");
 }
 
-TEST(CudaPlans, TheEngineFollowsDeviceDtypeAndWish) {
-  const Problem bf16 = problem_of(kHeads[0], Pass::kForward);
-  EXPECT_STREQ(choose_engine(bf16, h200(), "").engine->name(), "sm90");
-  EXPECT_STREQ(choose_engine(bf16, h200(), "portable").engine->name(), "portable");
-  const Problem f32 = problem_of(kHeads[0], Pass::kForward, DType::kF32);
-  EXPECT_STREQ(choose_engine(f32, h200(), "").engine->name(), "portable");
-  Device ampere = h200();
-  ampere.capability = 80;
-  EXPECT_STREQ(choose_engine(bf16, ampere, "").engine->name(), "portable");
-}
-
-Problem thinned_problem(const Head& head, double threshold) {
-  Problem p = problem_of(head, Pass::kForwardBackward);
-  p.gradient = GradientMethod::kThinned;
-  p.threshold = threshold;
-  return validated(p);
-}
-
-TEST(CudaPlans, ThinnedGradientsNeedLittleMemory) {
-  for (const Head& head : kHeads) {
-    if (head.tokens != 8192) continue;
-    const Plan plan = best(thinned_problem(head, 0x1p-9), 0);
-    EXPECT_EQ(plan.kind, PlanKind::kThinned) << head.name;
-    EXPECT_LE(plan.workspace_bytes, 128 * kMiB) << head.name;
-    EXPECT_LT(plan.cost_f, 1.05) << head.name;
-    EXPECT_LT(plan.predicted_seconds, best(problem_of(head, Pass::kForwardBackward), 0).predicted_seconds);
-  }
-}
-
 // A flat softmax keeps so much of a small vocabulary that thinning would be slower; then the plan is exact,
 // unless a budget makes that one slow or the caller knows better.
 TEST(CudaPlans, ThinningThatWouldBeSlowerIsExact) {
@@ -209,14 +184,14 @@ TEST(CudaPlans, ThinningThatWouldBeSlowerIsExact) {
     size_t budget;
     bool thinned;
   };
-  const Case cases[] = {{{"32k-32k", 32768, 32768, 4096}, 0x1p-9, 0, false},
-                        {{"gpt2-xl", 8192, 50257, 1600}, 0x1p-9, 0, false},
-                        {{"gpt2-xl", 8192, 50257, 1600}, 0x1p-8, 0, true},
-                        {{"gpt2-xl", 8192, 50257, 1600}, 0x1p-9, 128 * kMiB, true},
-                        {{"llama-2+1", 4096, 32001, 4096}, 0x1p-9, 0, false},
-                        {{"9014", 9014, 20109, 1728}, 0x1p-9, 0, false},
-                        {{"rows of 1754 bytes", 794, 61043, 877}, 0x1p-9, 0, false},
-                        {{"odd", 5003, 100277, 2560}, 0x1p-9, 0, true}};
+  const Case cases[] = {{{32768, 32768, 4096, "32k-32k"}, 0x1p-9, 0, false},
+                        {{8192, 50257, 1600, "gpt2-xl"}, 0x1p-9, 0, false},
+                        {{8192, 50257, 1600, "gpt2-xl"}, 0x1p-8, 0, true},
+                        {{8192, 50257, 1600, "gpt2-xl"}, 0x1p-9, 128 * kMiB, true},
+                        {{4096, 32001, 4096, "llama-2+1"}, 0x1p-9, 0, false},
+                        {{9014, 20109, 1728, "9014"}, 0x1p-9, 0, false},
+                        {{794, 61043, 877, "rows of 1754 bytes"}, 0x1p-9, 0, false},
+                        {{5003, 100277, 2560, "odd"}, 0x1p-9, 0, true}};
   for (const Case& c : cases) {
     const Plan plan = best(thinned_problem(c.head, c.threshold), c.budget);
     EXPECT_EQ(plan.kind == PlanKind::kThinned, c.thinned) << c.head.name << ", " << plan.config;
@@ -239,7 +214,7 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
       std::set<bool> found;
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
         for (const size_t budget : {size_t{0}, 900 * kMiB}) {
-          Problem p = problem_of({"", 3000, vocab, hidden}, pass);
+          Problem p = head_problem({3000, vocab, hidden}, pass);
           p.gradient = GradientMethod::kThinned;
           p.has.draws = true;
           if (pass == Pass::kBackward) p.has.d_classifier = budget == 0;
@@ -266,7 +241,7 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
     std::set<size_t> found;
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       for (const bool allow : {false, true}) {
-        Problem p = problem_of({"", tokens, vocab, hidden}, pass, DType::kF32);
+        Problem p = head_problem({tokens, vocab, hidden}, pass, DType::kF32);
         p.gradient = GradientMethod::kThinned;
         p.has.draws = true;
         p.threshold = threshold;
@@ -283,7 +258,7 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
 TEST(CudaPlans, TimeFallsWithEveryBudget) {
   for (const Head& head : kHeads) {
     for (const Pass pass : {Pass::kForwardBackward, Pass::kBackward}) {
-      const Problem problem = problem_of(head, pass);
+      const Problem problem = head_problem(head, pass);
       double before = 1e9;
       for (double mib = 12; mib <= 20480; mib *= 1.1) {
         const auto budget = static_cast<size_t>(mib * static_cast<double>(kMiB));
@@ -298,7 +273,7 @@ TEST(CudaPlans, TimeFallsWithEveryBudget) {
       }
     }
   }
-  const Problem gemma = problem_of(kHeads[0], Pass::kForwardBackward);
+  const Problem gemma = head_problem(kHeads[0]);
   EXPECT_LT(best(gemma, 1280 * kMiB).cost_f, 3.3);
   EXPECT_LT(best(gemma, 160 * kMiB).cost_f, 4);
 }
@@ -307,7 +282,7 @@ TEST(CudaPlans, TimeFallsWithEveryBudget) {
 TEST(CudaPlans, RoundingsAreFewWhereThereIsRoom) {
   for (const Head& head : kHeads) {
     for (const size_t mib : {320, 512, 1024, 2560}) {
-      const Plan plan = best(problem_of(head, Pass::kForwardBackward), mib * kMiB);
+      const Plan plan = best(head_problem(head), mib * kMiB);
       if (!detail_of(plan).rounds_between_chunks) continue;
       EXPECT_GE(3 * plan.token_chunk, head.tokens) << head.name << ", " << mib << " MiB: " << plan.config;
     }
@@ -318,7 +293,7 @@ TEST(CudaPlans, RoundingsAreFewWhereThereIsRoom) {
 TEST(CudaPlans, ThinnedListsHaveRoom) {
   for (double threshold : {1.0, 0.5, 0x1p-4, 0x1p-9, 0x1p-13, 1e-30}) {
     for (int64_t vocab : {int64_t{1}, int64_t{2}, int64_t{9}, int64_t{50}, int64_t{1000}, int64_t{262144}}) {
-      const ThinSizes s = thin_sizes(thinned_problem({"", 64, vocab, 64}, threshold));
+      const ThinSizes s = thin_sizes(thinned_problem({64, vocab, 64}, threshold));
       const int64_t drawn = vocab - s.dense;
       EXPECT_GE(s.dense, 1);
       EXPECT_LE(s.dense + s.sampled, vocab);
@@ -334,7 +309,7 @@ TEST(CudaPlans, ThinnedListsHaveRoom) {
 
 // All ranks' guesses become one, and the dense columns of all are those of the vocabulary.
 TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
-  Problem problem = thinned_problem({"", 64, 128000, 64}, 0x1p-9);
+  Problem problem = thinned_problem({64, 128000, 64}, 0x1p-9);
   const ThinSizes one = thin_sizes(problem);
   problem.vocab_total = problem.vocab;
   problem.group_size = 4;
@@ -358,9 +333,9 @@ TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
 }
 
 TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
-  Problem problem = problem_of({"odd", 1000, 5000, 99}, Pass::kForward);
+  Problem problem = head_problem({1000, 5000, 99, "odd"}, Pass::kForward);
   EXPECT_TRUE(detail_of(best(problem, 0)).copies_classifier);
-  problem = problem_of({"even", 1000, 5000, 96}, Pass::kForward);
+  problem = head_problem({1000, 5000, 96, "even"}, Pass::kForward);
   EXPECT_FALSE(detail_of(best(problem, 0)).copies_classifier);
   problem.unaligned_rows = true;
   EXPECT_TRUE(detail_of(best(problem, 0)).copies_classifier);
@@ -369,8 +344,8 @@ TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
 // d_classifier is staged where the copy was, in its own dtype: no bytes beside exps, copies and sums of
 // d_hidden.
 TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
-  for (const Head& head : {Head{"small", 794, 61043, 877}, Head{"large", 8192, 128256, 4095}}) {
-    const Problem problem = problem_of(head, Pass::kForwardBackward);
+  for (const Head& head : {Head{794, 61043, 877, "small"}, Head{8192, 128256, 4095, "large"}}) {
+    const Problem problem = head_problem(head);
     const Plan plan = best(problem, 0);
     const PlanDetail detail = detail_of(plan);
     EXPECT_EQ(plan.kind, PlanKind::kWhole);
@@ -380,10 +355,10 @@ TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
     const int64_t bytes =
         2 * (head.tokens * exps_stride(problem, detail) + head.vocab * depth) + 6 * head.tokens * depth;
     EXPECT_LT(plan.workspace_bytes, static_cast<size_t>(bytes) + 36 * kMiB) << plan.config;
-    Problem padded = problem_of({"", head.tokens, head.vocab, depth}, Pass::kForwardBackward);
+    Problem padded = head_problem({head.tokens, head.vocab, depth}, Pass::kForwardBackward);
     EXPECT_LT(plan.predicted_seconds, 1.2 * best(padded, 0).predicted_seconds) << plan.config;
   }
-  Problem fp32 = problem_of({"fp32 gradient", 794, 61043, 877}, Pass::kForwardBackward);
+  Problem fp32 = head_problem({794, 61043, 877, "fp32 gradient"}, Pass::kForwardBackward);
   fp32.dtype.d_classifier = DType::kF32;
   EXPECT_EQ(staging_dtype(fp32), DType::kF32) << "nothing is rounded on the way";
 }

@@ -3,33 +3,23 @@
 
 #include <algorithm>
 
-#include "core/validate.h"
 #include "cuda/engines/engine.h"
-#include "cuda/plan/plans.h"
 #include "cuda/run/bound_plan.h"
 #include "cuda/run/top/sizes.h"
-#include "plans_fixture.h"
+#include "head_plans.h"
 
 namespace logitless::cuda::top_k_plans {
 namespace {
 
 Problem problem_of(int64_t k, DType dtype = DType::kBF16, int64_t vocab = 128256) {
-  Problem p;
-  p.tokens = 8192;
-  p.vocab = vocab;
-  p.hidden = 4096;
-  p.dtype.hidden = p.dtype.classifier = p.dtype.bias = dtype;
+  Problem p = head_problem({8192, vocab, 4096}, Pass::kForward, dtype);
   p.top_k = k;
   return validated(p);
 }
 
-Plan plan_of(const Problem& p, size_t budget = 0) {
-  return choose_plan(make_plans(p, h200(), "", budget), budget);
-}
-
 TEST(CudaTopKPlans, CostLittleMoreThanTheLoss) {
-  const double loss = plan_of(problem_of(0)).predicted_seconds;
-  const Plan few = plan_of(problem_of(8)), many = plan_of(problem_of(64));
+  const double loss = best(problem_of(0)).predicted_seconds;
+  const Plan few = best(problem_of(8)), many = best(problem_of(64));
   for (const Plan* plan : {&few, &many}) {
     EXPECT_EQ(plan->implementation, "sm90");
     EXPECT_EQ(plan->kind, PlanKind::kForward);
@@ -46,10 +36,10 @@ TEST(CudaTopKPlans, CostLittleMoreThanTheLoss) {
 
 TEST(CudaTopKPlans, KeepTheBudget) {
   const Problem p = problem_of(64);
-  const size_t most = plan_of(p).workspace_bytes;
+  const size_t most = best(p).workspace_bytes;
   int64_t rows = p.tokens + 1;
   for (const size_t budget : {most, most - 1, most / 2, most / 8, most / 16}) {
-    const Plan plan = plan_of(p, budget);
+    const Plan plan = best(p, budget);
     EXPECT_LE(plan.workspace_bytes, budget);
     EXPECT_EQ(plan.workspace_bytes, workspace_bytes(p, detail_of(plan)));
     EXPECT_LE(plan.token_chunk, rows);
@@ -59,13 +49,12 @@ TEST(CudaTopKPlans, KeepTheBudget) {
 }
 
 TEST(CudaTopKPlans, AreOfThePortableEngineWhereListsDoNotPay) {
-  for (const Plan& plan :
-       {plan_of(problem_of(64, DType::kBF16, 20'000)), plan_of(problem_of(8, DType::kF32))}) {
+  for (const Plan& plan : {best(problem_of(64, DType::kBF16, 20'000)), best(problem_of(8, DType::kF32))}) {
     EXPECT_EQ(plan.implementation, "portable");
     EXPECT_EQ(plan.config.find("lists"), std::string::npos) << plan.config;
   }
-  EXPECT_NE(plan_of(problem_of(64, DType::kBF16, 20'000)).reason.find("needs a vocab of"), std::string::npos);
-  EXPECT_EQ(plan_of(problem_of(8, DType::kBF16, 20'000)).implementation, "sm90");
+  EXPECT_NE(best(problem_of(64, DType::kBF16, 20'000)).reason.find("needs a vocab of"), std::string::npos);
+  EXPECT_EQ(best(problem_of(8, DType::kBF16, 20'000)).implementation, "sm90");
 }
 
 TEST(CudaTopKPlans, SamplesHaveGroupsEnough) {

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
+#include <functional>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "logitless/distributed.h"
 
@@ -38,10 +40,6 @@ class Group : public testing::Test {
     plan_ = nullptr;
     return logitless_plan_create(context_, &p, &plan_);
   }
-  void expect_refused(const logitless::Problem& p, const std::string& message) {
-    EXPECT_EQ(plan(p), LOGITLESS_INVALID_ARGUMENT);
-    EXPECT_EQ(std::string(logitless_last_error()).substr(0, message.size()), message);
-  }
   logitless_plan_info info() const {
     logitless_plan_info info;
     EXPECT_EQ(logitless_plan_get_info(plan_, &info), LOGITLESS_OK);
@@ -53,37 +51,33 @@ class Group : public testing::Test {
 };
 
 TEST_F(Group, RefusesWhatRanksCannotDo) {
-  logitless::Problem p = group_problem();
-  p.group_size = -1;
-  p.pass = LOGITLESS_BACKWARD;
-  expect_refused(p, "group_size: expected a number in [0, ");
-  p = group_problem();
-  p.group_vocab = 9;
-  expect_refused(p, "group_vocab: expected a number in [10, 40], got 9");
-  p = group_problem();
-  p.group_size = p.group_d_hidden = 0;
-  p.pass = LOGITLESS_BACKWARD;
-  expect_refused(p, "group_vocab: expected 0 without group_size, got 25");
-  p = group_problem();
-  p.accumulate.d_hidden = 1;
-  expect_refused(p, "d_hidden.accumulate: expected 0 where d_hidden is added up over a group, got 1");
-  p = group_problem();
-  p.has.d_hidden = 0;
-  expect_refused(p, "group_d_hidden: expected 0 (LOGITLESS_D_HIDDEN_PART) without d_hidden, got 1");
-  p = group_problem();
-  p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM_OF_OWN;
-  expect_refused(
-      p, "tokens: expected a multiple of group_size = 3, as every rank gets its part of d_hidden, got 8");
-  p = group_problem();
-  p.pass = LOGITLESS_FORWARD;
-  p.has.d_hidden = p.has.d_classifier = false;
-  p.group_d_hidden = 0;
-  p.top_k = 41;
-  expect_refused(
-      p, "top_k: expected 0 (none) or a number in [1, 40], the smaller one of 64 and vocab_total, got 41");
-  p.top_k = 2;
-  p.group_size = p.group_vocab = 0;
-  expect_refused(p, "top_k: expected 0 for a shard of the vocabulary without group_size, got 2");
+  using P = logitless::Problem;
+  const auto alone = [](P& p) { p.group_size = p.group_d_hidden = 0, p.pass = LOGITLESS_BACKWARD; };
+  const auto forward = [](P& p) {
+    p.pass = LOGITLESS_FORWARD;
+    p.has.d_hidden = p.has.d_classifier = false;
+    p.group_d_hidden = 0;
+  };
+  const std::pair<const char*, std::function<void(P&)>> refused[] = {
+      {"group_size: expected a number in [0, ", [](P& p) { p.group_size = -1, p.pass = LOGITLESS_BACKWARD; }},
+      {"group_vocab: expected a number in [10, 40], got 9", [](P& p) { p.group_vocab = 9; }},
+      {"group_vocab: expected 0 without group_size, got 25", alone},
+      {"d_hidden.accumulate: expected 0 where d_hidden is added up over a group, got 1",
+       [](P& p) { p.accumulate.d_hidden = 1; }},
+      {"group_d_hidden: expected 0 (LOGITLESS_D_HIDDEN_PART) without d_hidden, got 1",
+       [](P& p) { p.has.d_hidden = 0; }},
+      {"tokens: expected a multiple of group_size = 3, as every rank gets its part of d_hidden, got 8",
+       [](P& p) { p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM_OF_OWN; }},
+      {"top_k: expected 0 (none) or a number in [1, 40], the smaller one of 64 and vocab_total, got 41",
+       [&](P& p) { forward(p), p.top_k = 41; }},
+      {"top_k: expected 0 for a shard of the vocabulary without group_size, got 2",
+       [&](P& p) { forward(p), p.top_k = 2, p.group_size = p.group_vocab = 0; }}};
+  for (const auto& [message, spoil] : refused) {
+    P p = group_problem();
+    spoil(p);
+    EXPECT_EQ(plan(p), LOGITLESS_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(logitless_last_error()).substr(0, std::strlen(message)), message);
+  }
 }
 
 TEST_F(Group, PlansTellWhatIsExchanged) {
@@ -106,34 +100,31 @@ TEST_F(Group, PlansTellWhatIsExchanged) {
 
 TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   ASSERT_EQ(plan(group_problem()), LOGITLESS_OK) << logitless_last_error();
-  logitless::Buffers buffers;
+  const logitless::Buffers buffers;
+  logitless_communicator communicator;
+  logitless_communicator_init(&communicator);
+  const auto expect_refused = [&](const char* message) {
+    EXPECT_EQ(logitless_run_group(plan_, &buffers, nullptr, 0, nullptr, &communicator),
+              LOGITLESS_INVALID_ARGUMENT);
+    EXPECT_STREQ(logitless_last_error(), message);
+  };
   EXPECT_EQ(logitless_run(plan_, &buffers, nullptr, 0, nullptr), LOGITLESS_INVALID_ARGUMENT);
   EXPECT_STREQ(logitless_last_error(),
                "plan: expected one without group_size, or a run of its group, got a group's");
-  logitless_communicator communicator;
-  logitless_communicator_init(&communicator);
-  const auto run = [&] { return logitless_run_group(plan_, &buffers, nullptr, 0, nullptr, &communicator); };
-  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_STREQ(logitless_last_error(), "communicator.size: expected 3, the plan's group_size, got 1");
+  expect_refused("communicator.size: expected 3, the plan's group_size, got 1");
   communicator.size = 3;
-  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_STREQ(logitless_last_error(), "communicator.all_gather: expected a function, got null");
+  expect_refused("communicator.all_gather: expected a function, got null");
   communicator.all_gather = [](const void*, void*, int64_t, int32_t, void*, void*) -> int32_t { return 0; };
-  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_STREQ(logitless_last_error(),
-               "communicator.all_reduce: expected a function, as d_hidden is added up, got null");
+  expect_refused("communicator.all_reduce: expected a function, as d_hidden is added up, got null");
   communicator.rank = 3;
-  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_STREQ(logitless_last_error(), "communicator.rank: expected 0 to 2, got 3");
+  expect_refused("communicator.rank: expected 0 to 2, got 3");
   logitless::Problem alone = group_problem();
   alone.group_size = alone.group_d_hidden = 0;
   alone.group_vocab = 0;
   alone.pass = LOGITLESS_BACKWARD;
   ASSERT_EQ(plan(alone), LOGITLESS_OK) << logitless_last_error();
   communicator.rank = 0;
-  EXPECT_EQ(run(), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_STREQ(logitless_last_error(),
-               "plan: expected one with group_size for a run of a group, got one without");
+  expect_refused("plan: expected one with group_size for a run of a group, got one without");
 }
 
 TEST_F(Group, SaysWhereThereIsNoNccl) {

@@ -1,11 +1,10 @@
 // What a run refuses: missing buffers, bad strides, targets out of range. Nothing is written then.
 #include <gtest/gtest.h>
-#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "c_calls.h"
+#include <logitless/logitless.hpp>
 
 namespace {
 
@@ -47,25 +46,21 @@ struct Fixture {
     buffers.d_bias = d_bias.data();
   }
 
-  logitless_status run(const char* backend, void* stream = nullptr) {
-    logitless_context_options options;
-    logitless_context_options_init(&options);
+  // What a run on the backend is refused for; empty: it was not.
+  std::string refusal(const char* backend, void* stream = nullptr) {
+    logitless::ContextOptions options;
     options.backend = backend;
     options.threads = 1;
-    logitless_context* context = nullptr;
-    logitless_plan* plan = nullptr;
-    logitless_status status = logitless_context_create(&options, &context);
-    if (status == LOGITLESS_OK) status = logitless_plan_create(context, &problem, &plan);
-    if (status == LOGITLESS_OK) {
-      logitless_plan_info info;
-      logitless_plan_get_info(plan, &info);
-      std::vector<char> memory(info.workspace_bytes + 64);
-      char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
-      status = logitless_run(plan, &buffers, aligned, info.workspace_bytes, stream);
+    status = LOGITLESS_OK;
+    try {
+      const logitless::Plan plan(logitless::Context(options), problem);
+      const logitless::Workspace workspace(plan.info().workspace_bytes);
+      plan.run(buffers, workspace.bytes(), stream);
+    } catch (const logitless::Error& error) {
+      status = error.status();
+      return error.what();
     }
-    logitless_plan_destroy(plan);
-    logitless_context_destroy(context);
-    return status;
+    return "";
   }
 
   bool nothing_written() const {
@@ -81,8 +76,39 @@ struct Fixture {
     return true;
   }
 
+  // A backward pass, as a further one.
+  void go_backward() {
+    problem.pass = LOGITLESS_BACKWARD;
+    problem.has.grad_entropy = 1;
+    buffers.lse = buffers.entropy = more.data();
+    buffers.grad_entropy = more.data();
+  }
+  // The forward pass of a shard of columns [2, 8) of 10.
+  void cut() {
+    problem.pass = LOGITLESS_FORWARD;
+    problem.has.d_hidden = problem.has.d_classifier = problem.has.d_bias = 0;
+    problem.vocab_start = 2;
+    problem.vocab_total = kVocab + 4;
+    buffers.class_weight = more.data();
+    buffers.d_hidden = buffers.d_classifier = buffers.d_bias = nullptr;
+    buffers.loss = buffers.nll = buffers.lse = buffers.entropy = nullptr;
+    buffers.correct_count = nullptr;
+  }
+  void give_two_targets() {
+    problem.targets_per_row = 2;
+    problem.has.class_weight = 0;
+    buffers.class_weight = nullptr;
+    buffers.correct_count = nullptr;
+    buffers.targets = two_targets.data();
+    buffers.target_weight = more.data();
+  }
+
   logitless::Problem problem;
   logitless::Buffers buffers;
+  logitless_status status = LOGITLESS_OK;
+  std::vector<float> more = std::vector<float>(kVocab + 4, 1);
+  std::vector<int64_t> two_targets = {0, 1, -100, -100, -100, 3, 4, 5};
+  std::vector<int32_t> narrow_targets = {0, 1, 2, INT32_MIN};
   std::vector<float> hidden = std::vector<float>(kTokens * kHidden, 0.5f);
   std::vector<float> classifier = std::vector<float>(kVocab * kHidden, 0.25f);
   std::vector<float> bias = std::vector<float>(kVocab, 1), class_weight = std::vector<float>(kVocab, 1);
@@ -96,179 +122,133 @@ struct Fixture {
   std::vector<float> d_bias = std::vector<float>(kVocab, -777);
 };
 
-class RunArguments : public testing::TestWithParam<const char*> {
- protected:
-  void expect_refusal(Fixture& f, logitless_status status, const std::string& message) {
-    EXPECT_EQ(f.run(GetParam()), status) << message;
-    EXPECT_EQ(std::string(logitless_last_error()).substr(0, message.size()), message);
-    EXPECT_TRUE(f.nothing_written()) << message;
-  }
+struct BadRun {
+  const char* message;  // the refusal begins with it
+  std::function<void(Fixture&)> spoil;
+  logitless_status status = LOGITLESS_INVALID_ARGUMENT;
 };
+
+std::vector<BadRun> bad_runs() {
+  using F = Fixture;
+  std::vector<BadRun> runs = {
+      {"hidden: expected ", [](F& f) { f.buffers.hidden = nullptr; }},
+      {"classifier: expected ", [](F& f) { f.buffers.classifier = nullptr; }},
+      {"bias: expected ", [](F& f) { f.buffers.bias = nullptr; }},
+      {"targets: expected ", [](F& f) { f.buffers.targets = nullptr; }},
+      {"class_weight: expected ", [](F& f) { f.buffers.class_weight = nullptr; }},
+      {"token_weight: expected ", [](F& f) { f.buffers.token_weight = nullptr; }},
+      {"temperature: expected ", [](F& f) { f.buffers.temperature = nullptr; }},
+      {"d_hidden: expected ", [](F& f) { f.buffers.d_hidden = nullptr; }},
+      {"d_classifier: expected ", [](F& f) { f.buffers.d_classifier = nullptr; }},
+      {"d_bias: expected ", [](F& f) { f.buffers.d_bias = nullptr; }},
+      {"hidden.stride: expected ", [](F& f) { f.buffers.hidden_stride = kHidden - 1; }},
+      {"hidden.stride: expected ", [](F& f) { f.buffers.hidden_stride = -kHidden; }},
+      {"classifier.stride: expected ", [](F& f) { f.buffers.classifier_stride = 1; }},
+      {"classifier.stride: expected ", [](F& f) { f.buffers.classifier_stride = INT64_MAX / 2; }},
+      {"d_hidden.stride: expected ", [](F& f) { f.buffers.d_hidden_stride = 2; }},
+      {"d_classifier.stride: expected ", [](F& f) { f.buffers.d_classifier_stride = INT64_MIN; }},
+      // What the plan does not have.
+      {"sum_exp_logit: expected null unless the plan has entropy", [](F& f) { f.problem.has.entropy = 0; }},
+      {"entropy: expected null unless the plan has it",
+       [](F& f) { f.problem.has.entropy = 0, f.buffers.sum_exp_logit = nullptr; }},
+      {"weighted_logit_sum: expected null without label_smoothing",
+       [](F& f) { f.problem.label_smoothing = 0; }},
+      {"top_log_probs: expected null without top_k", [](F& f) { f.buffers.top_log_probs = f.rows.data(); }},
+      {"argmax: expected null unless the plan has argmax", [](F& f) { f.problem.has.argmax = 0; }},
+      {"correct_count: expected null unless the plan has argmax",
+       [](F& f) { f.problem.has.argmax = 0, f.buffers.argmax = nullptr; }},
+      {"is_top1: expected null unless the plan has argmax",
+       [](F& f) {
+         f.problem.has.argmax = 0;
+         f.buffers.argmax = f.buffers.correct_count = nullptr;
+         f.buffers.is_top1 = reinterpret_cast<uint8_t*>(f.more.data());
+       }},
+      {"mean_logit: expected null unless the plan has it",
+       [](F& f) { f.buffers.mean_logit = f.rows.data(); }},
+      {"logit_sum: expected null unless the plan has mean_logit",
+       [](F& f) { f.buffers.logit_sum = f.rows.data(); }},
+      {"log_sum_sq_probs: expected null unless the plan has it",
+       [](F& f) { f.buffers.log_sum_sq_probs = f.rows.data(); }},
+      {"sum_sq_exp: expected null unless the plan has log_sum_sq_probs",
+       [](F& f) { f.buffers.sum_sq_exp = f.rows.data(); }},
+      // Several targets a row.
+      {"target_weight: expected null without targets_per_row",
+       [](F& f) { f.buffers.target_weight = f.more.data(); }},
+      {"target_log_probs: expected null unless targets_per_row",
+       [](F& f) { f.buffers.target_log_probs = f.rows.data(); }},
+      {"class_weight: expected none with targets_per_row", [](F& f) { f.problem.targets_per_row = 2; }},
+      {"class_weight: expected null unless the plan has it",
+       [](F& f) { f.give_two_targets(), f.buffers.class_weight = f.more.data(); }},
+      {"correct_count: expected null unless the plan has argmax, and with targets_per_row",
+       [](F& f) { f.give_two_targets(), f.buffers.correct_count = f.counts.data(); }},
+      {"targets: expected 0 <= target < 6 or ignore_index -100, got 6 at targets[3, 1]",
+       [](F& f) { f.give_two_targets(), f.two_targets.back() = kVocab; }, LOGITLESS_INVALID_TARGET},
+      // A backward pass.
+      {"lse: expected a pointer", [](F& f) { f.go_backward(), f.buffers.lse = nullptr; }},
+      {"grad_entropy: expected a pointer", [](F& f) { f.go_backward(), f.buffers.grad_entropy = nullptr; }},
+      {"entropy: expected a pointer", [](F& f) { f.go_backward(), f.buffers.entropy = nullptr; }},
+      {"grad_entropy: expected null unless the plan has it",
+       [](F& f) { f.go_backward(), f.problem.has.grad_entropy = 0; }},
+      {"grad_loss: expected a pointer",
+       [](F& f) { f.go_backward(), f.problem.reduction = LOGITLESS_REDUCTION_NONE; }},
+      // A shard.
+      {"loss: expected null for a shard", [](F& f) { f.cut(), f.buffers.loss = f.rows.data(); }},
+      {"max: expected a pointer", [](F& f) { f.cut(), f.buffers.max = nullptr; }},
+      {"sum_exp: expected a pointer", [](F& f) { f.cut(), f.buffers.sum_exp = nullptr; }},
+      {"target_logit: expected a pointer", [](F& f) { f.cut(), f.buffers.target_logit = nullptr; }},
+      {"sum_exp_logit: expected a pointer", [](F& f) { f.cut(), f.buffers.sum_exp_logit = nullptr; }},
+      {"weighted_logit_sum: expected a pointer",
+       [](F& f) { f.cut(), f.buffers.weighted_logit_sum = nullptr; }},
+      // Targets out of range. The place is the target's own, not that of the row that predicts it.
+      {"targets: expected 0 <= target < 6 or ignore_index -100, got -2147483648 at targets[3]",
+       [](F& f) {
+         f.problem.dtype.targets = LOGITLESS_I32;
+         f.buffers.targets = f.narrow_targets.data();
+       },
+       LOGITLESS_INVALID_TARGET},
+      {"targets: expected 0 <= target < 6 or ignore_index -100, got 77 at targets[3]",
+       [](F& f) {
+         f.problem.shift = 1, f.problem.sequence_length = 2, f.targets = {0, 1, 2, 77};
+       },
+       LOGITLESS_INVALID_TARGET},
+  };
+  for (const int64_t bad : {kVocab, int64_t{-1}, INT64_MAX, INT64_MIN, int64_t{1} << 32}) {
+    runs.push_back({"targets: expected 0 <= target < 6 or ignore_index -100, got ",
+                    [bad](F& f) { f.targets[3] = bad; }, LOGITLESS_INVALID_TARGET});
+  }
+  return runs;
+}
+
+class RunArguments : public testing::TestWithParam<const char*> {};
+
+TEST_P(RunArguments, WhatIsWrongIsNamedAndNothingWritten) {
+  for (const BadRun& bad : bad_runs()) {
+    Fixture f;
+    bad.spoil(f);
+    const std::string refusal = f.refusal(GetParam());
+    EXPECT_TRUE(refusal.starts_with(bad.message)) << refusal << "\nin place of " << bad.message;
+    EXPECT_EQ(f.status, bad.status) << bad.message;
+    EXPECT_TRUE(f.nothing_written()) << bad.message;
+  }
+}
 
 TEST_P(RunArguments, StreamsBelongToDevices) {
   Fixture f;
-  EXPECT_EQ(f.run(GetParam(), &f), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_STREQ(logitless_last_error(), "stream: expected null for buffers in host memory, got a pointer");
+  EXPECT_EQ(f.refusal(GetParam(), &f), "stream: expected null for buffers in host memory, got a pointer");
   EXPECT_TRUE(f.nothing_written());
 }
 
-TEST_P(RunArguments, TheFixtureIsValid) {
-  Fixture f;
-  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
-  for (float d : f.d_classifier) EXPECT_NE(d, -777);
-}
-
-TEST_P(RunArguments, TargetsOutOfRange) {
-  for (int64_t bad : {kVocab, int64_t{-1}, INT64_MAX, INT64_MIN, int64_t{1} << 32}) {
+TEST_P(RunArguments, WhatTheSpoiltRunsBeganFromIsValid) {
+  for (const auto& change : std::initializer_list<std::function<void(Fixture&)>>{
+           [](Fixture&) {}, [](Fixture& f) { f.give_two_targets(); }, [](Fixture& f) { f.go_backward(); },
+           [](Fixture& f) { f.cut(); },
+           // A target that no row predicts is never looked at.
+           [](Fixture& f) { f.problem.shift = 1, f.targets[0] = 1'000'000; }}) {
     Fixture f;
-    f.targets[3] = bad;
-    expect_refusal(f, LOGITLESS_INVALID_TARGET,
-                   "targets: expected 0 <= target < 6 or ignore_index -100, got " + std::to_string(bad) +
-                       " at targets[3]");
+    change(f);
+    EXPECT_EQ(f.refusal(GetParam()), "");
+    EXPECT_FALSE(f.nothing_written());
   }
-  Fixture f;
-  const std::vector<int32_t> narrow = {0, 1, 2, INT32_MIN};
-  f.problem.dtype.targets = LOGITLESS_I32;
-  f.buffers.targets = narrow.data();
-  expect_refusal(f, LOGITLESS_INVALID_TARGET, "targets: expected 0 <= target < 6");
-}
-
-TEST_P(RunArguments, MissingBuffers) {
-  using B = logitless::Buffers;
-  const std::pair<const char*, std::function<void(B&)>> missing[] = {
-      {"hidden", [](B& b) { b.hidden = nullptr; }},
-      {"classifier", [](B& b) { b.classifier = nullptr; }},
-      {"bias", [](B& b) { b.bias = nullptr; }},
-      {"targets", [](B& b) { b.targets = nullptr; }},
-      {"class_weight", [](B& b) { b.class_weight = nullptr; }},
-      {"token_weight", [](B& b) { b.token_weight = nullptr; }},
-      {"temperature", [](B& b) { b.temperature = nullptr; }},
-      {"d_hidden", [](B& b) { b.d_hidden = nullptr; }},
-      {"d_classifier", [](B& b) { b.d_classifier = nullptr; }},
-      {"d_bias", [](B& b) { b.d_bias = nullptr; }},
-      {"hidden.stride", [](B& b) { b.hidden_stride = kHidden - 1; }},
-      {"hidden.stride", [](B& b) { b.hidden_stride = -kHidden; }},
-      {"classifier.stride", [](B& b) { b.classifier_stride = 1; }},
-      {"classifier.stride", [](B& b) { b.classifier_stride = INT64_MAX / 2; }},
-      {"d_hidden.stride", [](B& b) { b.d_hidden_stride = 2; }},
-      {"d_classifier.stride", [](B& b) { b.d_classifier_stride = INT64_MIN; }}};
-  for (const auto& [argument, spoil] : missing) {
-    Fixture f;
-    spoil(f.buffers);
-    expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, std::string(argument) + ": expected ");
-  }
-}
-
-TEST_P(RunArguments, OutputsThatTheProblemDoesNotHave) {
-  Fixture f;
-  f.problem.has.entropy = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "sum_exp_logit: expected null unless the plan has entropy");
-  f.buffers.sum_exp_logit = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "entropy: expected null unless the plan has it");
-  f.buffers.entropy = nullptr;
-  f.problem.label_smoothing = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "weighted_logit_sum: expected null without label_smoothing");
-  f.buffers.weighted_logit_sum = nullptr;
-  f.buffers.top_log_probs = f.rows.data();
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "top_log_probs: expected null without top_k");
-  f.buffers.top_log_probs = nullptr;
-  f.problem.has.argmax = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "argmax: expected null unless the plan has argmax");
-  f.buffers.argmax = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "correct_count: expected null unless the plan has argmax");
-  f.buffers.correct_count = nullptr;
-  const std::pair<const char*, void * logitless::Buffers::*> unwanted[] = {
-      {"mean_logit: expected null unless the plan has it", &logitless::Buffers::mean_logit},
-      {"logit_sum: expected null unless the plan has mean_logit", &logitless::Buffers::logit_sum},
-      {"log_sum_sq_probs: expected null unless the plan has it", &logitless::Buffers::log_sum_sq_probs},
-      {"sum_sq_exp: expected null unless the plan has log_sum_sq_probs", &logitless::Buffers::sum_sq_exp}};
-  for (const auto& [message, member] : unwanted) {
-    f.buffers.*member = f.rows.data();
-    expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, message);
-    f.buffers.*member = nullptr;
-  }
-  uint8_t is_top1[kTokens];
-  f.buffers.is_top1 = is_top1;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "is_top1: expected null unless the plan has argmax");
-  f.buffers.is_top1 = nullptr;
-  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
-}
-
-TEST_P(RunArguments, SeveralTargetsARow) {
-  Fixture f;
-  std::vector<float> pairs(2 * kTokens, 0.5f), log_probs(2 * kTokens, -777);
-  f.buffers.target_weight = pairs.data();
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "target_weight: expected null without targets_per_row");
-  f.buffers.target_weight = nullptr;
-  f.buffers.target_log_probs = log_probs.data();
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "target_log_probs: expected null unless targets_per_row");
-  f.buffers.target_weight = pairs.data();
-  f.problem.targets_per_row = 2;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "class_weight: expected none with targets_per_row");
-  f.problem.has.class_weight = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "class_weight: expected null unless the plan has it");
-  f.buffers.class_weight = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT,
-                 "correct_count: expected null unless the plan has argmax, and with targets_per_row");
-  f.buffers.correct_count = nullptr;
-  std::vector<int64_t> targets = {0, 1, -100, -100, -100, 3, 4, kVocab};
-  f.buffers.targets = targets.data();
-  expect_refusal(f, LOGITLESS_INVALID_TARGET,
-                 "targets: expected 0 <= target < 6 or ignore_index -100, got 6 at targets[3, 1]");
-  EXPECT_EQ(log_probs, std::vector<float>(2 * kTokens, -777));
-  targets.back() = 5;
-  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
-  // All logits are alike, of six columns.
-  const float log_p = -std::log(6.0f);
-  for (const size_t i : {0, 1, 5, 6, 7}) EXPECT_NEAR(log_probs[i], log_p, 1e-6) << i;
-  for (const size_t i : {2, 3, 4}) EXPECT_EQ(log_probs[i], 0) << i;
-}
-
-TEST_P(RunArguments, WhatABackwardPassNeeds) {
-  Fixture f;
-  f.problem.pass = LOGITLESS_BACKWARD;
-  f.buffers.lse = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "lse: expected a pointer");
-  std::vector<float> lse(kTokens, 2);
-  f.buffers.lse = lse.data();
-  f.problem.has.grad_entropy = 1;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_entropy: expected a pointer");
-  f.buffers.grad_entropy = lse.data();
-  f.buffers.entropy = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "entropy: expected a pointer");
-  f.problem.has.grad_entropy = 0;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_entropy: expected null unless the plan has it");
-  f.buffers.grad_entropy = nullptr;
-  f.problem.reduction = LOGITLESS_REDUCTION_NONE;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "grad_loss: expected a pointer");
-}
-
-TEST_P(RunArguments, WhatAShardNeeds) {
-  Fixture f;
-  logitless::Problem& p = f.problem;
-  p.pass = LOGITLESS_FORWARD;
-  p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
-  p.vocab_start = 2;
-  p.vocab_total = kVocab + 4;
-  std::vector<float> class_weight(kVocab + 4, 1);
-  f.buffers.class_weight = class_weight.data();
-  f.buffers.d_hidden = f.buffers.d_classifier = f.buffers.d_bias = nullptr;
-  expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, "loss: expected null for a shard");
-  f.buffers.loss = f.buffers.nll = f.buffers.lse = f.buffers.entropy = nullptr;
-  f.buffers.correct_count = nullptr;
-  const std::pair<const char*, void * logitless::Buffers::*> needed[] = {
-      {"max", &logitless::Buffers::max},
-      {"sum_exp", &logitless::Buffers::sum_exp},
-      {"target_logit", &logitless::Buffers::target_logit},
-      {"sum_exp_logit", &logitless::Buffers::sum_exp_logit},
-      {"weighted_logit_sum", &logitless::Buffers::weighted_logit_sum}};
-  for (const auto& [argument, member] : needed) {
-    void* const kept = f.buffers.*member;
-    f.buffers.*member = nullptr;
-    expect_refusal(f, LOGITLESS_INVALID_ARGUMENT, std::string(argument) + ": expected a pointer");
-    f.buffers.*member = kept;
-  }
-  EXPECT_EQ(f.run(GetParam()), LOGITLESS_OK) << logitless_last_error();
 }
 
 std::vector<const char*> usable_backends() {

@@ -1,0 +1,36 @@
+#pragma once
+// Plans of one head on a made-up H200: no driver is called.
+#include "core/plan.h"
+#include "core/validate.h"
+#include "cuda/plan/plans.h"
+#include "plans_fixture.h"
+
+namespace logitless::cuda {
+
+inline constexpr size_t kMiB = size_t{1} << 20;
+
+struct Head {
+  int64_t tokens, vocab, hidden;
+  const char* name = "";
+};
+
+// A loss with the gradients of both matrices, all of one dtype.
+inline Problem head_problem(const Head& head, Pass pass = Pass::kForwardBackward,
+                            DType dtype = DType::kBF16) {
+  Problem p;
+  p.pass = pass;
+  p.tokens = head.tokens;
+  p.vocab = head.vocab;
+  p.hidden = head.hidden;
+  p.dtype.hidden = p.dtype.classifier = p.dtype.bias = dtype;
+  p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = dtype;
+  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
+  return validated(p);
+}
+
+// The fastest plan within the budget; asked: for an engine.
+inline Plan best(const Problem& problem, size_t budget = 0, const char* asked = "") {
+  return choose_plan(make_plans(problem, h200(), asked, budget), budget);
+}
+
+}  // namespace logitless::cuda
